@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,38 +10,29 @@ from torch.utils.data import DataLoader
 
 from lit_data.errors import ConfigError
 from lit_data.modules import ClassificationModule, ConvClassifier
-from lit_data.testing import QUIET
+from tests.modules.runs import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 
 
 def _samples(count: int = 24) -> list[dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
+    images = torch.rand(count, 3, 16, 16, generator=generator) / 4
     return [
-        {
-            "image": torch.rand(3, 16, 16, generator=generator) / 4 + 0.3 * (n % 3),
-            "label": torch.tensor(n % 3),
-        }
-        for n in range(count)
+        {"image": image + 0.3 * (n % 3), "label": torch.tensor(n % 3)}
+        for n, image in enumerate(images)
     ]
-
-
-def _trainer(folder: Path, **options: Any) -> L.Trainer:
-    return L.Trainer(default_root_dir=folder, **QUIET, **options)
 
 
 def test_it_learns_and_logs_what_it_says(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = ClassificationModule(
-        ConvClassifier(["a", "b", "c"], width=8, depth=2), classes=["a", "b", "c"]
-    )
+    names = ["a", "b", "c"]
+    model = ClassificationModule(ConvClassifier(names, width=8, depth=2), classes=names)
     loader = DataLoader(_samples(), batch_size=6)  # type: ignore[arg-type]
-    trainer = _trainer(tmp_path, max_epochs=12)
+    trainer = make_trainer(tmp_path, max_epochs=12)
     trainer.fit(model, loader, loader)
-    assert set(trainer.callback_metrics) == {
-        "train/loss",
-        *(f"val/{name}" for name in ("accuracy", "f1", "recall", "f1_a", "f1_b", "f1_c")),
-    }
+    scores = {f"val/{name}" for name in ("accuracy", "f1", "recall", "f1_a", "f1_b", "f1_c")}
+    assert set(trainer.callback_metrics) == {"train/loss"} | scores
     assert trainer.callback_metrics["val/accuracy"] > 0.9
     predicted: Any = trainer.predict(model, loader)
     torch.testing.assert_close(predicted[0].sum(1), torch.ones(6))
@@ -62,7 +52,7 @@ def test_scores_are_those_of_the_counts(tmp_path: Path) -> None:
         for label, s in zip(labels, said, strict=True)
     ]
     model = ClassificationModule(_Says(), classes=["a", "b", "c"])
-    found = _trainer(tmp_path).test(model, DataLoader(samples, batch_size=4), verbose=False)[0]  # type: ignore[arg-type]
+    found = make_trainer(tmp_path).test(model, DataLoader(samples, batch_size=4), verbose=False)[0]  # type: ignore[arg-type]
     assert found["test/accuracy"] == pytest.approx(4 / 6)
     assert found["test/f1_a"] == pytest.approx(6 / 8)
     assert found["test/f1_b"] == pytest.approx(2 / 4)
@@ -88,13 +78,12 @@ def test_a_batch_is_the_mean_of_its_micro_batches_with_weights_too() -> None:
 
 def test_other_classes_are_refused(tmp_path: Path) -> None:
     loader = DataLoader(_samples(), batch_size=6)  # type: ignore[arg-type]
-    with pytest.raises(
-        ConfigError, match=r"the net gives \[6, 3\] for 2 classes \(a, b\): set model.net.classes"
+    for classes, match in (
+        (["a", "b"], r"the net gives \[6, 3\] for 2 classes \(a, b\): set model.net.classes"),
+        (None, "classes none and the model none: set data.classes"),
     ):
-        _trainer(tmp_path).test(
-            ClassificationModule(_Says(), classes=["a", "b"]), loader, verbose=False
-        )
-    with pytest.raises(ConfigError, match=r"classes none and the model none: set data.classes"):
-        _trainer(tmp_path).test(ClassificationModule(_Says()), loader, verbose=False)
-    with pytest.raises(ConfigError, match="classes=0 is not usable"):
+        model = ClassificationModule(_Says(), classes=classes)
+        with pytest.raises(ConfigError, match=match):
+            make_trainer(tmp_path).test(model, loader, verbose=False)
+    with pytest.raises(ConfigError, match="need at least 1 of each"):
         ConvClassifier(0)

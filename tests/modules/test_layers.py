@@ -69,6 +69,14 @@ def test_weights_lie_channels_last_and_take_a_state_of_any_layout(
     assert torch.equal(give_logits(net, images), before)
 
 
+def test_in_evaluation_a_sample_does_not_depend_on_its_batch(
+    net_and_images: tuple[nn.Module, Tensor],
+) -> None:
+    net, images = net_and_images
+    alone = give_logits(net, images[2:3])
+    torch.testing.assert_close(give_logits(net, images)[2:3], alone, rtol=1e-5, atol=1e-5)
+
+
 def test_weights_in_bfloat16_need_no_autocast(net_and_images: tuple[nn.Module, Tensor]) -> None:
     net, images = net_and_images
     if isinstance(net, CompareNet):
@@ -120,12 +128,8 @@ def test_a_unet_has_the_gradient_of_its_definition(dtype: torch.dtype) -> None:
 
 
 def test_only_shapes_need_no_autocast() -> None:
-    assert UNet(width=2, depth=1).to("meta")(torch.empty(2, 3, 8, 8, device="meta")).shape == (
-        2,
-        1,
-        8,
-        8,
-    )
+    net, images = UNet(width=2, depth=1).to("meta"), torch.empty(2, 3, 8, 8, device="meta")
+    assert net(images).shape == (2, 1, 8, 8)
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
@@ -152,7 +156,7 @@ def test_a_checkpoint_of_contiguous_weights_goes_on_as_one_of_channels_last(
         Tensor, lambda value: value.clone().contiguous(), saved
     )
     torch.save(contiguous, tmp_path / "old.ckpt")
-    ends = [
+    new, old = (
         train(2, tmp_path / name).lightning_module.state_dict() for name in ("new.ckpt", "old.ckpt")
-    ]
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    )
+    assert all(torch.equal(new[name], old[name]) for name in new)

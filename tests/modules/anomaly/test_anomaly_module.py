@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch.utils.data import DataLoader
 from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.modules import AnomalyModule, TextureEncoder
 from lit_data.modules.anomaly.module import Candidates, choose_coreset, find_distances
-from lit_data.testing import QUIET
+from tests.modules.runs import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 
@@ -25,16 +24,13 @@ def _draw(
     rng, samples = np.random.default_rng(seed), []
     for number in range(count):
         x = np.arange(64) + rng.uniform(0, 8)
-        image = np.tile(0.5 + 0.2 * np.sin(x), (channels, 64, 1)) + rng.normal(
-            0, 0.02, (channels, 64, 64)
-        )
+        image = np.tile(0.5 + 0.2 * np.sin(x), (channels, 64, 1))
+        image += rng.normal(0, 0.02, image.shape)
         mask = np.zeros((1, 64, 64), np.float32)
         if defects and number % 2:
             image[:, 20:40, 16:36], mask[:, 20:40, 16:36] = 0.5, 1
-        numbers = {"image_index": torch.tensor(number)}
-        samples.append(
-            {"image": torch.from_numpy(image).float(), "mask": torch.from_numpy(mask), **numbers}
-        )
+        sample = {"image": torch.from_numpy(image).float(), "mask": torch.from_numpy(mask)}
+        samples.append(sample | {"image_index": torch.tensor(number)})
     return samples
 
 
@@ -46,17 +42,18 @@ def _fit(
     tmp_path: Path, net: nn.Module | None = None, channels: int = 3, **options: Any
 ) -> AnomalyModule:
     model = AnomalyModule(net, **{"bank_size": 60, "candidates": 400, **options})
-    trainer = L.Trainer(
-        **{**QUIET, "max_epochs": 1, "num_sanity_val_steps": 0, "default_root_dir": str(tmp_path)}
-    )
-    trainer.fit(
-        model, _load(_draw(8, channels=channels)), _load(_draw(4, seed=1, channels=channels))
-    )
+    train, val = _draw(8, channels=channels), _draw(4, seed=1, channels=channels)
+    make_trainer(tmp_path, num_sanity_val_steps=0).fit(model, _load(train), _load(val))
     return model
 
 
-def test_what_good_images_do_not_show_is_above_one_half(tmp_path: Path) -> None:
-    model = _fit(tmp_path)
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> AnomalyModule:
+    """A module that was trained once; the tests change nothing of it."""
+    return _fit(tmp_path_factory.mktemp("anomaly"), margin=0.1)
+
+
+def test_what_good_images_do_not_show_is_above_one_half(model: AnomalyModule) -> None:
     assert model.bank.shape == (60, 96)
     assert not any(weight.requires_grad for weight in model.net.parameters())
     images = torch.stack([sample["image"] for sample in _draw(4, seed=2, defects=True)])
@@ -71,8 +68,9 @@ def test_what_good_images_do_not_show_is_above_one_half(tmp_path: Path) -> None:
     assert 10 <= x < 42
 
 
-def test_the_highest_score_of_good_validation_images_is_just_below_one_half(tmp_path: Path) -> None:
-    model = _fit(tmp_path, margin=0.1)
+def test_the_highest_score_of_good_validation_images_is_just_below_one_half(
+    model: AnomalyModule,
+) -> None:
     images = torch.stack([sample["image"] for sample in _draw(4, seed=1)])
     with torch.no_grad():
         distance = model(images).max()
@@ -81,9 +79,8 @@ def test_the_highest_score_of_good_validation_images_is_just_below_one_half(tmp_
     assert float(probability) == pytest.approx(1 / (1 + 1.1**4), rel=1e-3)
 
 
-def test_scores_are_those_of_images_and_pixels(tmp_path: Path) -> None:
-    model = _fit(tmp_path)
-    trainer = L.Trainer(**{**QUIET, "default_root_dir": str(tmp_path)})
+def test_scores_are_those_of_images_and_pixels(model: AnomalyModule, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
     (found,) = trainer.test(model, _load(_draw(8, seed=2, defects=True)), verbose=False)
     assert found["test/image_auroc"] == 1
     assert found["test/misses"] == 0
@@ -95,8 +92,7 @@ def test_scores_are_those_of_images_and_pixels(tmp_path: Path) -> None:
     assert found.keys() == {"test/false_alarms"}
 
 
-def test_a_tile_is_scored_as_the_whole_image(tmp_path: Path) -> None:
-    model = _fit(tmp_path)
+def test_a_tile_is_scored_as_the_whole_image(model: AnomalyModule) -> None:
     generator = torch.Generator().manual_seed(0)
     image = torch.rand(1, 3, 413, 390, generator=generator)
     with torch.no_grad():
@@ -111,7 +107,7 @@ def test_a_tile_is_scored_as_the_whole_image(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_holds_all_and_nothing_but_data(tmp_path: Path) -> None:
-    model, path = _fit(tmp_path), tmp_path / "model.ckpt"
+    model, path = _fit(tmp_path / "run"), tmp_path / "model.ckpt"
     model.trainer.save_checkpoint(path)
     found = torch.load(path, weights_only=True)
     assert "candidates" not in found
@@ -123,21 +119,20 @@ def test_a_checkpoint_holds_all_and_nothing_but_data(tmp_path: Path) -> None:
     assert path.stat().st_size < 2**20
 
 
-@pytest.mark.parametrize("sides", [(1, 1), (3, 50), (17, 9)])
-def test_images_of_any_size_are_scored(sides: tuple[int, int], tmp_path: Path) -> None:
-    model = _fit(tmp_path, channels=1)
-    with torch.no_grad():
-        found = model(torch.rand(2, 1, *sides))
-    assert found.shape == (2, 1, *sides)
-    assert found.isfinite().all()
+def test_images_of_any_size_are_scored(tmp_path: Path) -> None:
+    grey = _fit(tmp_path, channels=1)
+    for sides in ((1, 1), (3, 50), (17, 9)):
+        with torch.no_grad():
+            found = grey(torch.rand(2, 1, *sides))
+        assert found.shape == (2, 1, *sides)
+        assert found.isfinite().all()
 
 
 def test_defects_do_not_train(tmp_path: Path) -> None:
-    trainer = L.Trainer(**{**QUIET, "max_epochs": 1, "default_root_dir": str(tmp_path)})
     with pytest.raises(ConfigError, match=r"data\.train_on=good"):
-        AnomalyModule().training_step(_draw(2, defects=True)[1] | {}, 0)
+        AnomalyModule().training_step(_draw(2, defects=True)[1], 0)
     with pytest.raises(ConfigError, match="no memory bank yet"):
-        trainer.test(AnomalyModule(), _load(_draw(2)), verbose=False)
+        make_trainer(tmp_path).test(AnomalyModule(), _load(_draw(2)), verbose=False)
 
 
 @pytest.mark.parametrize(
@@ -231,10 +226,7 @@ def test_the_coreset_covers_what_a_sample_misses() -> None:
         find_distances(rows, rows[chosen]).max() < 0.9 * find_distances(dense, rows[sampled]).max()
     )
     assert choose_coreset(rows[:40], 50).tolist() == list(range(40))
-
-
-def test_equal_rows_are_chosen_once_each() -> None:
-    assert len(set(choose_coreset(torch.ones(6, 3), 4).tolist())) == 4
+    assert len(set(choose_coreset(torch.ones(6, 3), 4).tolist())) == 4  # equal rows once each
 
 
 @pytest.mark.parametrize("chunk_bytes", [4, 4 * 70 * 3, 2**26])

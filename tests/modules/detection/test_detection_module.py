@@ -7,12 +7,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_data.commands.checkpoints import load_weights
 from lit_data.errors import ConfigError
 from lit_data.modules import DetectionModule, DetectorNet
 from lit_data.modules.detection.module import find_objects
-from lit_data.testing import QUIET
 from lit_data.types import Batch
+from tests.modules.runs import (
+    assert_plain_checkpoint,
+    assert_trains_accumulated,
+    count_weights,
+    load_batches,
+    make_trainer,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
@@ -31,13 +36,8 @@ def _draw(row: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         left = int(torch.randint(2, WIDTH_PX - 40, (1,), generator=generator))
         kind = int(torch.randint(0, 2, (1,), generator=generator))
         image[:, top : top + height, left : left + width] += 0.4 if kind == 0 else -0.4
-        place = [
-            (left + width / 2) / WIDTH_PX,
-            (top + height / 2) / HEIGHT_PX,
-            width / WIDTH_PX,
-            height / HEIGHT_PX,
-        ]
-        boxes[number] = torch.tensor([row, kind, *place])
+        centre = (left + width / 2) / WIDTH_PX, (top + height / 2) / HEIGHT_PX
+        boxes[number] = torch.tensor([row, kind, *centre, width / WIDTH_PX, height / HEIGHT_PX])
     return image, boxes
 
 
@@ -50,22 +50,14 @@ def _batch(images: int = 4) -> Batch:
     }
 
 
-def _loader(*batches: Batch) -> DataLoader[Any]:
-    return DataLoader(list(batches), batch_size=None)  # type: ignore[arg-type]
-
-
-def _trainer(folder: Path, **options: Any) -> L.Trainer:
-    return L.Trainer(**{**QUIET, "max_epochs": 1, "default_root_dir": folder, **options})
-
-
 def _module(**options: Any) -> DetectionModule:
     torch.manual_seed(0)
     return DetectionModule(DetectorNet(2, width=8), **options)
 
 
 def test_it_learns_four_images_by_heart(tmp_path: Path) -> None:
-    model, loader = _module(), _loader(_batch())
-    trainer = _trainer(tmp_path, max_epochs=100, check_val_every_n_epoch=100)
+    model, loader = _module(), load_batches(_batch())
+    trainer = make_trainer(tmp_path, max_epochs=100, check_val_every_n_epoch=100)
     trainer.fit(model, loader, loader)
     assert trainer.callback_metrics["val/map50"] > 0.9
     tested = trainer.test(model, loader, verbose=False)[0]
@@ -80,43 +72,32 @@ def test_it_learns_four_images_by_heart(tmp_path: Path) -> None:
 def test_it_trains_in_any_precision_and_with_accumulated_gradients(
     precision: Any, tmp_path: Path
 ) -> None:
-    model = _module(schedule="none")
-    before = {name: weight.clone() for name, weight in model.named_parameters()}
-    trainer = _trainer(tmp_path, precision=precision, accumulate_grad_batches=2)
-    trainer.fit(model, _loader(_batch(2), _batch(1)), _loader(_batch(2)))
-    assert trainer.global_step == 1
+    model, batches = _module(schedule="none"), (_batch(2), _batch(1))
+    trainer = assert_trains_accumulated(model, batches, tmp_path, precision=precision)
     assert set(trainer.callback_metrics) == {"train/loss", "val/map50", "val/map"}
-    assert trainer.callback_metrics["train/loss"].dtype == torch.float32
-    assert torch.isfinite(trainer.callback_metrics["train/loss"])
-    assert all(not torch.equal(before[name], weight) for name, weight in model.named_parameters())
 
 
 def test_images_may_all_be_empty(tmp_path: Path) -> None:
     empty = {"image": torch.rand(2, 3, 40, 72), "boxes": torch.zeros(0, 6)}
-    trainer = _trainer(tmp_path)
-    trainer.fit(_module(), _loader(empty), _loader(empty))
+    trainer = make_trainer(tmp_path)
+    trainer.fit(_module(), load_batches(empty), load_batches(empty))
     assert trainer.callback_metrics["val/map50"] == 0
     assert torch.isfinite(trainer.callback_metrics["train/loss"])
 
 
 def test_a_piece_of_a_batch_keeps_its_boxes(tmp_path: Path) -> None:
     model, whole = _module().eval(), _batch(3)
-    model.trainer = _trainer(tmp_path)
+    model.trainer = make_trainer(tmp_path)
     model.log = lambda *_, **__: None  # type: ignore[assignment,method-assign]
-    expected = model.training_step(
-        {"image": whole["image"][1:], "boxes": whole["boxes"][2:] - torch.eye(6)[0]}, 0
-    )
-    piece = {
-        "image": whole["image"][1:],
-        "boxes": whole["boxes"][2:],
-        "boxes_count": torch.tensor([2, 2]),
-    }
-    assert float(model.training_step(piece, 0).detach()) == float(expected.detach())
+    alone = {"image": whole["image"][1:], "boxes": whole["boxes"][2:] - torch.eye(6)[0]}
+    piece = alone | {"boxes": whole["boxes"][2:], "boxes_count": torch.tensor([2, 2])}
+    losses = [float(model.training_step(part, 0).detach()) for part in (alone, piece)]
+    assert losses[0] == losses[1]
 
 
 def test_predictions_lie_in_the_image_and_above_the_threshold(tmp_path: Path) -> None:
     model = _module(score_threshold=0.008, iou_threshold=0.9)
-    found: Any = _trainer(tmp_path).predict(model, _loader(_batch(2)))
+    found: Any = make_trainer(tmp_path).predict(model, load_batches(_batch(2)))
     assert [set(image) for image in found[0]] == [{"boxes", "scores", "classes"}] * 2
     for image in found[0]:
         assert 0 < len(image["boxes"]) == len(image["scores"]) == len(image["classes"]) <= 100
@@ -126,63 +107,33 @@ def test_predictions_lie_in_the_image_and_above_the_threshold(tmp_path: Path) ->
         assert torch.equal(image["scores"], image["scores"].sort(descending=True).values)
 
 
-def test_objects_of_one_image() -> None:
+def test_objects_of_one_image_are_sorted_and_limited_in_number() -> None:
     boxes = torch.tensor([[0.0, 0.0, 8.0, 8.0], [0.0, 0.0, 8.0, 7.0], [20.0, 20.0, 28.0, 28.0]])
     logits = torch.tensor([[2.0, -1.5], [3.0, -9.0], [-9.0, 0.5]])
     found = find_objects(logits, boxes, score_threshold=0.1, iou_threshold=0.5)
     assert found["boxes"].tolist() == boxes[[1, 2, 0]].tolist()
     assert found["classes"].tolist() == [0, 1, 1]
-    assert found["scores"].tolist() == pytest.approx(
-        torch.tensor([3.0, 0.5, -1.5]).sigmoid().tolist()
-    )
-
-
-def test_objects_are_limited_in_number() -> None:
-    places = torch.arange(300.0)[:, None] * 10
-    boxes = torch.cat((places, places, places + 5, places + 5), dim=1)
-    found = find_objects(
-        torch.linspace(-1, 1, 300)[:, None], boxes, score_threshold=0.1, iou_threshold=0.5
-    )
-    assert torch.equal(found["boxes"], boxes.flip(0)[:100])
+    assert torch.equal(found["scores"], torch.tensor([3.0, 0.5, -1.5]).sigmoid())
+    corners = torch.arange(300.0)[:, None] * 10 + torch.tensor([0, 0, 5, 5])
+    many = torch.linspace(-1, 1, 300)[:, None]
+    found = find_objects(many, corners, score_threshold=0.1, iou_threshold=0.5)
+    assert torch.equal(found["boxes"], corners.flip(0)[:100])
 
 
 def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
     plain = {"schedule": "cosine", "box_weight": 1.5, "score_threshold": 0.3, "iou_threshold": 0.5}
-    model, loader = _module(**plain), _loader(_batch(2))
-    trainer = _trainer(tmp_path)
-    trainer.fit(model, loader, loader)
-    path = tmp_path / "a.ckpt"
-    trainer.save_checkpoint(path)
-    other = DetectionModule(DetectorNet(2, width=8))
-    load_weights(other, path)
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one, two)
-    checkpoint = torch.load(path, weights_only=True)
-    assert checkpoint["hyper_parameters"] == {
-        **plain,
-        "num_parameters": sum(weight.numel() for weight in model.net.parameters()),
-    }
-    loaded = DetectionModule.load_from_checkpoint(
-        path, net=DetectorNet(2, width=8), weights_only=True
-    )
+    model, trainer, path = _module(**plain), make_trainer(tmp_path), tmp_path / "a.ckpt"
+    trainer.fit(model, load_batches(_batch(2)), load_batches(_batch(2)))
+    net, weights = DetectorNet(2, width=8), count_weights(model.net)
+    expected = plain | {"num_parameters": weights}
+    assert_plain_checkpoint(model, DetectionModule(net), trainer, path, expected)
+    loaded = DetectionModule.load_from_checkpoint(path, net=net, weights_only=True)
     assert (loaded.schedule, loaded.box_weight, loaded.score_threshold) == ("cosine", 1.5, 0.3)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"score_threshold": 1.0},
-            "score_threshold=1.0, iou_threshold=0.6: need 0 <= score_threshold < 1 and 0 < iou",
-        ),
-        (
-            {"iou_threshold": 0.0},
-            "score_threshold=0.25, iou_threshold=0.0: need 0 <= score_threshold < 1 and 0 < iou",
-        ),
-    ],
-)
-def test_impossible_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize("options", [{"score_threshold": 1.0}, {"iou_threshold": 0.0}])
+def test_impossible_options(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="need 0 <= score_threshold < 1 and 0 < iou"):
         _module(**options)
 
 
@@ -194,13 +145,13 @@ class Named(L.LightningDataModule):
         self.classes = classes
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        return _loader(_batch(1))
+        return load_batches(_batch(1))
 
 
-@pytest.mark.parametrize("classes", [("a", "b"), ("a",), 3, None])
-def test_a_set_must_not_have_more_classes_than_the_net(classes: Any, tmp_path: Path) -> None:
-    trainer, module = _trainer(tmp_path), _module()
-    assert trainer.predict(module, datamodule=Named(classes))
+def test_a_set_must_not_have_more_classes_than_the_net(tmp_path: Path) -> None:
+    trainer, module = make_trainer(tmp_path), _module()
+    for classes in (("a", "b"), ("a",), 3, None):
+        assert trainer.predict(module, datamodule=Named(classes))
     with pytest.raises(
         ConfigError, match=r"the dataset has 3 classes, the net 2: set model\.net\.classes=3"
     ):

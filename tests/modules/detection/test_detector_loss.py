@@ -98,17 +98,10 @@ def _gradient(net: DetectorNet, images: Tensor, boxes: Tensor) -> Tensor:
 def test_pieces_weighted_by_their_images_give_the_gradient_of_the_batch() -> None:
     net, images = _net().eval(), torch.rand(5, 3, SIDE_PX, SIDE_PX)
     generator = torch.Generator().manual_seed(0)
-    rows = torch.tensor(
-        [0, 0, 0, 0, 2, 2, 4]
-    )  # images of four, two and one object, and two without
-    boxes = torch.cat(
-        (
-            rows[:, None],
-            torch.randint(0, 2, (7, 1)),
-            0.2 + 0.5 * torch.rand(7, 4, generator=generator),
-        ),
-        1,
-    )
+    # Images of four, two and one object, and two without.
+    rows = torch.tensor([0, 0, 0, 0, 2, 2, 4])
+    places = 0.2 + 0.5 * torch.rand(7, 4, generator=generator)
+    boxes = torch.cat((rows[:, None], torch.randint(0, 2, (7, 1)), places), 1)
     whole, pieces = _gradient(net, images, boxes), torch.zeros(())
     for start, stop in ((0, 2), (2, 3), (3, 5)):
         part = boxes[(rows >= start) & (rows < stop)] - torch.tensor([start, 0, 0, 0, 0, 0])

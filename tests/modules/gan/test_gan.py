@@ -8,17 +8,17 @@ import lightning as L
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from benchmarks.gan_variants import step_carefully, step_originally
 from lit_data.callbacks import AMP, GradientCheckpointing
 from lit_data.callbacks.wrapping import wrap
-from lit_data.commands.checkpoints import load_weights
 from lit_data.errors import ConfigError
 from lit_data.inference.batch_size_table import measure_peak_bytes
 from lit_data.modules import ConvDiscriminator, ConvGenerator, GANModule, RayGenerator, RayPatches
+from lit_data.modules.schedule import learning_rate_factor
 from lit_data.testing import QUIET
 from lit_data.types import Batch
+from tests.modules.runs import assert_plain_checkpoint, load_batches
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
@@ -36,22 +36,15 @@ def _batches(count: int, *, size: int = BATCH, side: int = SIDE) -> list[Batch]:
     index = torch.arange(count * size)
     poses = torch.stack((index / 9, index / 20), dim=1)
     whole = {"image": images, "index": index, "label": index % 3, "pose": poses}
-    return [
-        {key: value[n * size : (n + 1) * size] for key, value in whole.items()}
-        for n in range(count)
-    ]
-
-
-def _loader(batches: list[Batch]) -> DataLoader[Any]:
-    return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+    parts = [slice(n * size, (n + 1) * size) for n in range(count)]
+    return [{key: value[part] for key, value in whole.items()} for part in parts]
 
 
 def _module(**options: Any) -> GANModule:
     torch.manual_seed(0)
     sizes = {"image_px": SIDE, "num_labels": 3, "posed": True, "width": 4}
-    generator = options.pop("generator", None) or ConvGenerator(
-        **sizes, latent_size=6, style_size=8
-    )  # type: ignore[arg-type]
+    generator = options.pop("generator", None)
+    generator = generator or ConvGenerator(**sizes, latent_size=6, style_size=8)  # type: ignore[arg-type]
     defaults = {"image_px": SIDE, "latent_size": 6, "num_labels": 3, "r1_every": 2}
     return GANModule(generator, ConvDiscriminator(**sizes), **(defaults | options))  # type: ignore[arg-type]
 
@@ -70,7 +63,7 @@ def _fit(
     module: L.LightningModule, batches: list[Batch], *callbacks: L.Callback, **options: Any
 ) -> L.Trainer:
     trainer = L.Trainer(**{**QUIET, "max_epochs": 1, "callbacks": list(callbacks), **options})
-    trainer.fit(module, _loader(batches))
+    trainer.fit(module, load_batches(*batches))
     return trainer
 
 
@@ -92,32 +85,27 @@ class KeepGradients(L.Callback):
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
     ) -> None:
-        self.found.append(
-            {
-                name: None if p.grad is None else p.grad.clone()
-                for name, p in pl_module.named_parameters()
-            }
-        )
+        gradients = {name: p.grad for name, p in pl_module.named_parameters()}
+        self.found.append({name: g if g is None else g.clone() for name, g in gradients.items()})
 
 
-@pytest.mark.parametrize("make", [_module, _rays])
-@pytest.mark.parametrize("loss", ["non_saturating", "hinge"])
+@pytest.mark.parametrize(("make", "loss"), [(_module, "non_saturating"), (_rays, "hinge")])
 def test_parts_of_a_batch_give_its_step(make: Any, loss: str) -> None:
     whole, parts = make(loss=loss), make(loss=loss, micro_batch_size=3, r1_micro_batch_size=1)
     logged = [
         _fit(module, _batches(3), precision="64-true").callback_metrics for module in (whole, parts)
     ]
     _assert_close(whole, parts, 1e-9)
-    assert set(logged[0]) == {
-        f"train/{name}"
-        for name in ("generator_loss", "discriminator_loss", "r1", "real_score", "fake_score")
-    }
+    names = ("generator_loss", "discriminator_loss", "r1", "real_score", "fake_score")
+    assert set(logged[0]) == {f"train/{name}" for name in names}
     for name, value in logged[0].items():
         torch.testing.assert_close(value, logged[1][name], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("step", [step_originally, step_carefully])
-@pytest.mark.parametrize("make", [_module, _rays])
+@pytest.mark.parametrize(
+    ("make", "step"),
+    [(_module, step_originally), (_module, step_carefully), (_rays, step_carefully)],
+)
 def test_a_step_is_that_of_others(make: Any, step: Any) -> None:
     ours, theirs = make(), make()
     wrap(theirs, "training_step", lambda _, batch, batch_idx: step(theirs, batch))
@@ -128,13 +116,9 @@ def test_a_step_is_that_of_others(make: Any, step: Any) -> None:
 
 
 def test_each_half_leaves_the_other_net_alone() -> None:
-    keep, calls = KeepGradients(), []
+    keep, calls = KeepGradients(), list[bool]()
     module = _module(r1_weight=0.0)
-    wrap(
-        module.generator,
-        "forward",
-        lambda call, *args: (calls.append(torch.is_grad_enabled()), call(*args))[1],
-    )
+    module.generator.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
     _fit(module, _batches(1), keep)
     assert calls == [False, True], "one batch of fakes without a graph, one with"
     for found, own in zip(keep.found, ("discriminator.", "generator."), strict=True):
@@ -149,16 +133,13 @@ def test_the_penalty_is_that_of_the_paper() -> None:
     plain = KeepGradients()
     _fit(_module(r1_weight=0.0), [batch], plain, precision="64-true")
     trainer = _fit(module, [batch], keep, precision="64-true")
-    net, images = (
-        _module().discriminator.double(),
-        (2 * batch["image"].double() - 1).requires_grad_(),
-    )
+    net, images = _module().discriminator.double(), (2 * batch["image"].double() - 1)
+    images.requires_grad_()
     (part,) = module.draws.cut({**batch, "image": images.detach()}, None, epoch=0, use=0)  # type: ignore[arg-type]
     (inner,) = torch.autograd.grad(net(images, part.conditions).sum(), images, create_graph=True)
     penalty = inner.square().sum((1, 2, 3)).mean()
-    torch.testing.assert_close(
-        trainer.callback_metrics["train/r1"], penalty.detach(), check_dtype=False
-    )
+    logged = trainer.callback_metrics["train/r1"]
+    torch.testing.assert_close(logged, penalty.detach(), check_dtype=False)
     (0.5 * 3.0 * 4 * penalty).backward()
     for name, parameter in net.named_parameters():
         with_penalty, without = (found.found[0][f"discriminator.{name}"] for found in (keep, plain))
@@ -168,43 +149,39 @@ def test_the_penalty_is_that_of_the_paper() -> None:
         torch.testing.assert_close(with_penalty - without, wanted, rtol=1e-5, atol=1e-9)
 
 
+def _sgd(lr: float) -> dict[str, Any]:
+    make = partial(torch.optim.SGD, lr=lr)
+    return {"generator_optimizer": make, "discriminator_optimizer": make}
+
+
+def _flatten(gradients: dict[str, Tensor | None], net: str) -> Tensor:
+    parts = [g.flatten() for name, g in gradients.items() if name.startswith(net) and g is not None]
+    return torch.cat(parts)
+
+
 @pytest.mark.parametrize(
-    ("options", "callbacks"),
+    ("make", "options", "callbacks"),
     [
-        ({"precision": "bf16-mixed"}, []),
-        ({}, [partial(AMP, "bf16")]),
-        ({}, [partial(AMP, "fp16", init_scale=1024.0)]),
+        (_module, {"precision": "bf16-mixed"}, []),
+        (_rays, {}, [partial(AMP, "bf16")]),
+        (_module, {}, [partial(AMP, "fp16", init_scale=1024.0)]),
+        (_rays, {}, [partial(AMP, "fp16", init_scale=1024.0)]),
     ],
-    ids=["trainer-bf16", "amp-bf16", "amp-fp16"],
+    ids=["trainer-bf16", "amp-bf16", "amp-fp16", "rays-fp16"],
 )
-@pytest.mark.parametrize("make", [_module, _rays])
 def test_mixed_precision_finds_the_gradients_of_float32(
     make: Any, options: Any, callbacks: Any
 ) -> None:
     exact, mixed = KeepGradients(), KeepGradients()
-    sgd = {
-        f"{net}_optimizer": partial(torch.optim.SGD, lr=1e-4)
-        for net in ("generator", "discriminator")
-    }
-    penalty = _fit(make(**sgd), _batches(1), exact).callback_metrics["train/r1"]
-    trainer = _fit(
-        make(**sgd), _batches(1), mixed, *(callback() for callback in callbacks), **options
-    )
+    penalty = _fit(make(**_sgd(1e-4)), _batches(1), exact).callback_metrics["train/r1"]
+    made = [callback() for callback in callbacks]
+    trainer = _fit(make(**_sgd(1e-4)), _batches(1), mixed, *made, **options)
     assert trainer.callback_metrics["train/r1"] == penalty, "it is float32 under autocast too"
     assert trainer.callback_metrics["train/generator_loss"].dtype == torch.float32
     for one, two, net in zip(
         exact.found, mixed.found, ("discriminator.", "generator."), strict=True
     ):
-        wanted, found = (
-            torch.cat(
-                [
-                    grad.flatten()
-                    for name, grad in some.items()
-                    if name.startswith(net) and grad is not None
-                ]
-            )
-            for some in (one, two)
-        )
+        wanted, found = _flatten(one, net), _flatten(two, net)
         # The gradients of an untrained field nearly cancel out, which leaves few of bfloat16's 8
         # bits.
         assert float((found - wanted).norm() / wanted.norm()) < (0.5 if make is _rays else 0.05)
@@ -212,18 +189,12 @@ def test_mixed_precision_finds_the_gradients_of_float32(
 
 @pytest.mark.parametrize("callbacks", [[], [partial(AMP, "fp16", init_scale=1024.0)]])
 def test_gradients_are_clipped_without_the_loss_scale(callbacks: Any) -> None:
-    module = _module(
-        gradient_clip_norm=1e-3,
-        generator_optimizer=partial(torch.optim.SGD, lr=1.0),
-        discriminator_optimizer=partial(torch.optim.SGD, lr=1.0),
-    )
-    before = [parameter.detach().clone() for parameter in module.discriminator.parameters()]
+    module = _module(gradient_clip_norm=1e-3, **_sgd(1.0))
+    before = [weight.detach().clone() for weight in module.discriminator.parameters()]
     _fit(module, _batches(1), *(callback() for callback in callbacks))
-    moved = [
-        (one - two).flatten()
-        for one, two in zip(before, module.discriminator.parameters(), strict=True)
-    ]
-    assert float(torch.cat(moved).detach().norm()) == pytest.approx(1e-3, rel=1e-2)
+    pairs = zip(before, module.discriminator.parameters(), strict=True)
+    moved = torch.cat([(one - two).detach().flatten() for one, two in pairs])
+    assert float(moved.norm()) == pytest.approx(1e-3, rel=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -304,63 +275,36 @@ def test_both_learning_rates_follow_the_schedule(limit: dict[str, int]) -> None:
         )
     )
     _fit(_module(schedule="cosine", micro_batch_size=4), _batches(4), note, **limit)
-    wanted = [
-        0.5 + 0.5 * torch.cos(torch.tensor(torch.pi * (step + 0.5) / 8)).item() for step in range(8)
-    ]
-    assert [first for first, _ in rates] == pytest.approx(
-        [1e-3 * factor for factor in wanted], rel=1e-5
-    )
+    wanted = [1e-3 * learning_rate_factor("cosine", (step + 0.5) / 8) for step in range(8)]
+    assert [first for first, _ in rates] == pytest.approx(wanted, rel=1e-5)
     assert [first for first, _ in rates] == [second for _, second in rates]
 
 
-def test_scores_of_images_held_out_are_logged() -> None:
-    module, loader = _module(), _loader(_batches(2))
-    trainer = L.Trainer(**QUIET)
-    assert trainer.validate(module, loader, verbose=False)[0].keys() == {"val/real_score"}
-    assert trainer.test(module, loader, verbose=False)[0].keys() == {"test/real_score"}
-
-
 def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
-    plain = {
-        **{
-            "image_px": SIDE,
-            "channels": 3,
-            "latent_size": 6,
-            "num_labels": 3,
-            "seed": 4,
-            "loss": "hinge",
-        },
-        **{"r1_weight": 2.0, "r1_every": 3, "micro_batch_size": 5, "r1_micro_batch_size": 2},
-        **{"ema_decay": 0.9, "schedule": "cosine", "gradient_clip_norm": 2.0},
-    }
-    module = _module(**plain)
-    _fit(module, _batches(1)).save_checkpoint(tmp_path / "a.ckpt")
-    other = _module()
-    load_weights(other, tmp_path / "a.ckpt")
-    _assert_close(module, other, 0.0)
-    assert torch.load(tmp_path / "a.ckpt", weights_only=True)["hyper_parameters"] == plain
+    plain: dict[str, Any] = {"image_px": SIDE, "channels": 3, "latent_size": 6, "num_labels": 3}
+    plain |= {"seed": 4, "loss": "hinge", "r1_weight": 2.0, "r1_every": 3, "ema_decay": 0.9}
+    plain |= {"micro_batch_size": 5, "r1_micro_batch_size": 2}
+    plain |= {"schedule": "cosine", "gradient_clip_norm": 2.0}
+    module, other, path = _module(**plain), _module(), tmp_path / "a.ckpt"
+    trainer = _fit(module, _batches(1))
+    assert_plain_checkpoint(module, other, trainer, path, plain)
     nets = {"generator": other.generator, "discriminator": other.discriminator}
-    loaded = GANModule.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=True, **nets)
-    assert torch.equal(
-        loaded.sample_images(2, poses=torch.zeros(2, 2)),
-        module.sample_images(2, poses=torch.zeros(2, 2)),
-    )
+    loaded = GANModule.load_from_checkpoint(path, weights_only=True, **nets)
+    poses = torch.zeros(2, 2)
+    assert torch.equal(loaded.sample_images(2, poses=poses), module.sample_images(2, poses=poses))
+    loader = load_batches(*_batches(2))
+    assert trainer.validate(other, loader, verbose=False)[0].keys() == {"val/real_score"}
+    assert trainer.test(other, loader, verbose=False)[0].keys() == {"test/real_score"}
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"loss": "wasserstein"},
-            "loss='wasserstein' is unknown: choose one of non_saturating, hinge",
-        ),
+        ({"loss": "wasserstein"}, "'wasserstein' is unknown: choose one of non_saturating, hinge"),
         ({"schedule": "linear"}, "schedule='linear' is unknown"),
         ({"r1_every": 0}, "r1_weight=1.0, r1_every=0: need 0 or more, and 1 or more"),
         ({"gradient_clip_norm": 0.0}, "gradient_clip_norm=0.0: need a number above 0, or none"),
-        (
-            {"micro_batch_size": 0},
-            "micro_batch_size=0, r1_micro_batch_size=None: need 1 or more each, or none",
-        ),
+        ({"micro_batch_size": 0}, "micro_batch_size=0, r1_micro_batch_size=None: need 1 or more"),
         ({"ema_decay": 1.0}, "ema_decay=1.0: need 0 or more, below 1"),
         ({"seed": -1}, "seed=-1 is not usable"),
         ({"latent_size": 5}, "latent_size=6 of ConvGenerator: the module has 5 - set it to that"),
@@ -394,16 +338,13 @@ class Data(L.LightningDataModule):
             setattr(self, name, value)
 
     def train_dataloader(self) -> Any:
-        return _loader(_batches(1))
+        return load_batches(*_batches(1))
 
 
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        (
-            {"image_px": (8, 16)},
-            r"image_px=\(8, 8\) of ConvGenerator: the data have \(8, 16\) - set it to that",
-        ),
+        ({"image_px": (8, 16)}, r"image_px=\(8, 8\) of ConvGenerator: the data have \(8, 16\)"),
         ({"channels": 1}, "channels=3 of ConvGenerator: the data have 1 - set it to that"),
         ({"num_labels": 5}, "num_labels=3: the data have 5 - set model.num_labels to it, or to 0"),
     ],
@@ -418,10 +359,10 @@ def test_it_learns_two_colours() -> None:
     """Red squares in the upper half, blue ones in the lower half."""
     labels = torch.arange(64) % 2
     images = torch.full((64, 3, SIDE, SIDE), 0.9)
-    for number, label in enumerate(labels.tolist()):
-        images[number, :, 4 * label : 4 * label + 4, 2:6] = torch.tensor(
-            [0.8, 0.1, 0.1] if label == 0 else [0.1, 0.1, 0.8]
-        )[:, None, None]
+    red, blue = (
+        torch.tensor(colour)[:, None, None] for colour in ([0.8, 0.1, 0.1], [0.1, 0.1, 0.8])
+    )
+    images[0::2, :, :4, 2:6], images[1::2, :, 4:, 2:6] = red, blue
     whole = {"image": images, "index": torch.arange(64), "label": labels}
     batches = [{key: value[n::4] for key, value in whole.items()} for n in range(4)]
     torch.manual_seed(0)

@@ -34,12 +34,8 @@ def _conditions(count: int, *, labels: int = 1) -> Conditions:
 
 def _ray_generator(**options: Any) -> RayGenerator:
     torch.manual_seed(0)
-    return RayGenerator(
-        **(
-            {**SMALL, "image_px": 8, "plane_px": 8, "features": 4, "hidden": 8, "points": 6}
-            | options
-        )
-    )
+    sizes = {**SMALL, "image_px": 8, "plane_px": 8, "features": 4, "hidden": 8, "points": 6}
+    return RayGenerator(**(sizes | options))
 
 
 @pytest.mark.parametrize(("image_px", "scales"), [(4, 1), (16, 3), ((24, 40), 3), (64, 5)])
@@ -57,10 +53,7 @@ def test_images_of_many_sizes(image_px: Any, scales: int) -> None:
     ("image_px", "message"),
     [
         (3, "image_px=3: need a height and a width of at least 4 px"),
-        (
-            36,
-            r"image_px=36: halving must lead to .* in whole numbers - the nearest size is \[32, 32\]",
-        ),
+        (36, r"image_px=36: halving must lead to .* - the nearest size is \[32, 32\]"),
         ((16, 18), r"image_px=\(16, 18\): .* the nearest size is \[16, 16\]"),
         ((8, 8, 8), r"image_px=\(8, 8, 8\) is not usable"),
     ],
@@ -109,13 +102,9 @@ def test_every_condition_matters(change: dict[str, Tensor]) -> None:
     score = ConvDiscriminator(image_px=8, num_labels=2, posed=True, placed=True, width=4)
     before = Conditions(torch.zeros(2, dtype=torch.int64), torch.zeros(2, 2))
     after = before._replace(**change)
-    for net, given in (
-        (conv, torch.randn(2, 6)),
-        (_ray_generator(num_labels=2), torch.randn(2, 6)),
-    ):
+    latents, images = torch.randn(2, 6), torch.randn(2, 3, 8, 8)
+    for net, given in ((conv, latents), (_ray_generator(num_labels=2), latents), (score, images)):
         assert (net(given, before) - net(given, after)).abs().max() > 1e-4
-    images = torch.randn(2, 3, 8, 8)
-    assert (score(images, before) - score(images, after)).abs().max() > 1e-4
 
 
 def test_the_camera_is_that_of_the_drawn_objects() -> None:
@@ -148,10 +137,8 @@ def test_light_is_summed_up_front_to_back() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 def test_whole_images_are_made_of_the_same_rays(chunk: int) -> None:
-    whole, chunked = (
-        _ray_generator(image_px=(8, 12)),
-        _ray_generator(image_px=(8, 12), ray_chunk=chunk),
-    )
+    whole = _ray_generator(image_px=(8, 12))
+    chunked = _ray_generator(image_px=(8, 12), ray_chunk=chunk)
     latents, conditions = torch.randn(2, 6), _conditions(2)
     with torch.no_grad():
         images = chunked(latents, conditions)
@@ -186,13 +173,8 @@ def test_latents_are_normal_and_a_sample_has_its_own() -> None:
     assert float(whole.std()) == pytest.approx(1, abs=0.03)
     assert abs(float((whole[:, 0] * whole[:, 4]).mean())) < 0.06, "of one pair"
     assert torch.equal(draw_latents(index[5:9], 7, seed=3, epoch=2, use=Use.GENERATOR), whole[5:9])
-    others = [
-        (3, 2, Use.DISCRIMINATOR),
-        (3, 2, Use.SAMPLES),
-        (3, 1, Use.GENERATOR),
-        (4, 2, Use.GENERATOR),
-    ]
-    for seed, epoch, use in others:
+    others = [(3, 2, Use.DISCRIMINATOR), (3, 2, Use.SAMPLES)]
+    for seed, epoch, use in [*others, (3, 1, Use.GENERATOR), (4, 2, Use.GENERATOR)]:
         other = draw_latents(index, 7, seed=seed, epoch=epoch, use=use)
         assert abs(float((whole * other).mean())) < 0.03
 
@@ -217,10 +199,7 @@ def test_reading_at_all_places_gives_the_image() -> None:
 
 @pytest.mark.parametrize(("size", "scale"), [(0, 0.5), (4, 0.0), (4, 1.5)])
 def test_impossible_patches(size: int, scale: float) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=f"size_px={size}, min_scale={scale}: need 1 or more, and 0 < min_scale <= 1",
-    ):
+    with pytest.raises(ConfigError, match=f"size_px={size}, min_scale={scale}: need 1 or more"):
         RayPatches(size, scale)
 
 
@@ -263,14 +242,8 @@ def test_views_of_one_object_have_its_latent_and_label() -> None:
     ("options", "message"),
     [
         ({}, r"pictures depend on the pose, and no datamodule gives any: give poses, \[count, 2\]"),
-        (
-            {"poses": torch.zeros(3, 2)},
-            r"labels \[4\] and poses \[3, 2\]: need \[4\] and \[4, 2\] for 4 samples",
-        ),
-        (
-            {"poses": torch.zeros(4, 2), "labels": [0, 1]},
-            r"labels \[2\] and poses \[4, 2\]: need \[4\]",
-        ),
+        ({"poses": torch.zeros(3, 2)}, r"labels \[4\] and poses \[3, 2\]: need \[4\] and \[4, 2\]"),
+        ({"poses": torch.zeros(4, 2), "labels": [0, 1]}, r"labels \[2\] and .*: need \[4\]"),
         ({"poses": torch.zeros(4, 2), "labels": [0, 1, 3, 3]}, r"labels=\[0, 1, 3\]: need 0 to 2"),
     ],
 )

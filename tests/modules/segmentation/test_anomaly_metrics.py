@@ -19,13 +19,8 @@ def _make() -> tuple[Tensor, Tensor]:
     """Ten patches of five images, three of which show defects of several sizes; scores that are right at times."""
     generator = torch.Generator().manual_seed(0)
     masks = torch.zeros(10, 1, 48, 48)
-    for patch, y, x, size in (
-        (0, 4, 4, 3),
-        (0, 20, 20, 12),
-        (3, 1, 40, 6),
-        (3, 30, 5, 5),
-        (6, 10, 10, 20),
-    ):
+    defects = ((0, 4, 4, 3), (0, 20, 20, 12), (3, 1, 40, 6), (3, 30, 5, 5), (6, 10, 10, 20))
+    for patch, y, x, size in defects:
         masks[patch, 0, y : y + size, x : x + size] = 1
     strengths = 1 + 2 * torch.rand(10, 1, 1, 1, generator=generator)
     logits = torch.randn(masks.shape, generator=generator) * 1.5 - 3 + masks * strengths
@@ -101,9 +96,8 @@ def test_the_threshold_is_the_middle_of_a_gap_and_leaves_a_single_peak() -> None
     background[:100], defects[:60] = 0.5005, 0.502
     found = _score(torch.cat((defects, background)).view(1, 1, 30, 50), masks, None)
     assert found["f1_max"] == 1
-    assert found["f1_max_threshold"] == pytest.approx(
-        0.565, abs=0.01
-    )  # a quarter of a logit above the peak
+    # A quarter of a logit above the peak.
+    assert found["f1_max_threshold"] == pytest.approx(0.565, abs=0.01)
 
 
 def test_an_image_scores_as_its_highest_pixel() -> None:
@@ -141,16 +135,11 @@ def test_each_kind_of_defect_is_ranked_among_the_good_images() -> None:
     found = metric.compute()
     for kind, rows in {"hole": [0, 2, 3, 4], "scratch": [1, 2, 4]}.items():
         truth = torch.tensor([int(row not in (2, 4)) for row in rows])
-        assert float(found[f"image_auroc_{kind}"]) == pytest.approx(
-            float(binary_auroc(highest[rows], truth))
-        )
-
-
-def test_one_kind_alone_says_nothing_more() -> None:
-    scores, masks = _make()
-    metric = AnomalyMetrics(kinds=["bad", "bad", "good", "bad", "good"])
-    metric.update(scores, masks, IMAGES)
-    assert set(metric.compute()) == set(_score(scores, masks))
+        expected = float(binary_auroc(highest[rows], truth))
+        assert float(found[f"image_auroc_{kind}"]) == pytest.approx(expected)
+    alone = AnomalyMetrics(kinds=["bad", "bad", "good", "bad", "good"])
+    alone.update(scores, masks, IMAGES)
+    assert set(alone.compute()) == set(_score(scores, masks))  # one kind says nothing more
 
 
 def test_one_image_whose_patches_come_apart_is_one_image() -> None:
@@ -172,16 +161,14 @@ def test_images_of_one_class_have_no_ranking(chosen: list[int]) -> None:
     assert set(found) == {"average_precision", "dice", *ANOMALY_METRICS} - of_images
 
 
-def test_without_defects_scores_are_zero() -> None:
+def test_perfect_scores_are_one_and_without_defects_they_are_zero() -> None:
     scores, masks = _make()
-    found = _score(scores, torch.zeros_like(masks), None)
-    assert {value for name, value in found.items() if "threshold" not in name} == {0.0}
-
-
-def test_perfect_scores_are_one() -> None:
-    _, masks = _make()
-    found = _score(masks, masks)
-    assert {round(value, 4) for name, value in found.items() if "threshold" not in name} == {1.0}
+    for found, expected in (
+        (_score(masks, masks), 1.0),
+        (_score(scores, torch.zeros_like(masks), None), 0.0),
+    ):
+        values = {round(value, 4) for name, value in found.items() if "threshold" not in name}
+        assert values == {expected}
 
 
 def test_it_says_of_pixels_what_the_plain_scores_say() -> None:

@@ -49,29 +49,21 @@ def _cut(maps: list[Tensor], image: int, y: int, x: int) -> Tensor:
     return maps[image][rows[y : y + 4]][:, columns[x : x + 6]][None, None]
 
 
-PLACES = [
-    (0, 0, 0),
-    (1, 2, 0),
-    (0, 0, 4),
-    (1, 0, 0),
-]  # they overlap; those of image 1 are wider than it is
+# They overlap; those of image 1 are wider than it is.
+PLACES = [(0, 0, 0), (1, 2, 0), (0, 0, 4), (1, 0, 0)]
 
 
 def _update(metric: AnomalyMetrics, maps: list[Tensor], masks: list[Tensor] | None = None) -> None:
     """See each patch in a batch of its own."""
     masks = masks or [torch.zeros_like(pixels) for pixels in maps]
     for image, y, x in PLACES:
-        metric.update(
-            _cut(maps, image, y, x),
-            _cut(masks, image, y, x),
-            torch.tensor([image]),
-            torch.tensor([[y, x]]),
-        )
+        patches = (_cut(part, image, y, x) for part in (maps, masks))
+        metric.update(*patches, torch.tensor([image]), torch.tensor([[y, x]]))
 
 
-@pytest.mark.parametrize("merge_after", [2**20, 3], ids=["at the end", "after each batch"])
 @pytest.mark.parametrize(
-    ("fraction", "counts"), [(0, (1, 1)), (0.1, (4, 2)), (0.5, (20, 12)), (1, (40, 24))]
+    ("fraction", "counts", "merge_after"),
+    [(0, (1, 1), 3), (0.1, (4, 2), 2**20), (0.5, (20, 12), 3), (1, (40, 24), 2**20)],
 )
 def test_each_pixel_of_an_image_counts_once(
     fraction: float, counts: tuple[int, int], merge_after: int, monkeypatch: pytest.MonkeyPatch
@@ -112,12 +104,9 @@ def test_pixels_that_are_ignored_do_not_count() -> None:
 
 
 def test_an_image_of_ignored_pixels_alone_scores_0() -> None:
-    metric = AnomalyMetrics()
-    metric.update(
-        torch.ones(2, 1, 3, 3),
-        torch.tensor([255.0, 0]).view(2, 1, 1, 1).expand(2, 1, 3, 3),
-        torch.arange(2),
-    )
+    metric, masks = AnomalyMetrics(), torch.zeros(2, 1, 3, 3)
+    masks[0] = 255
+    metric.update(torch.ones(2, 1, 3, 3), masks, torch.arange(2))
     assert metric.score_images()[1].tolist() == [0, 1]
 
 

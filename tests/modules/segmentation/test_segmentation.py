@@ -1,4 +1,3 @@
-import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from lit_data.errors import ConfigError, StoreError
 from lit_data.modules import CompareNet, SegmentationModule
 from lit_data.modules.schedule import learning_rate_factor
 from lit_data.modules.segmentation.module import plain_difference
-from lit_data.testing import QUIET
+from tests.modules.runs import assert_plain_checkpoint, make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 
@@ -35,10 +34,6 @@ def _samples(count: int = 8, *, empty: bool = False) -> list[dict[str, torch.Ten
     return samples
 
 
-def _trainer(folder: Path, **options: Any) -> L.Trainer:
-    return L.Trainer(**{**QUIET, "max_epochs": 1, "default_root_dir": folder, **options})
-
-
 @pytest.mark.parametrize(
     ("schedule", "precision"),
     [("one_cycle", "32-true"), ("cosine", "bf16-mixed"), ("none", "32-true")],
@@ -47,13 +42,10 @@ def test_it_learns_and_logs_what_it_says(schedule: Any, precision: Any, tmp_path
     torch.manual_seed(0)
     model = SegmentationModule(schedule=schedule)
     loader = DataLoader(_samples(32), batch_size=4)  # type: ignore[arg-type]
-    trainer = _trainer(tmp_path, max_epochs=6, precision=precision)
+    trainer = make_trainer(tmp_path, max_epochs=6, precision=precision)
     trainer.fit(model, loader, loader)
-    names = [
-        f"{name}{suffix}"
-        for name in ("average_precision", "dice", "defect_recall")
-        for suffix in ("", "_baseline")
-    ]
+    names = ["average_precision", "dice", "defect_recall"]
+    names += [f"{name}_baseline" for name in names]
     assert set(trainer.callback_metrics) == {"train/loss", *(f"val/{name}" for name in names)}
     assert trainer.callback_metrics["val/average_precision"] > 0.9
     tested = trainer.test(model, loader, verbose=False)[0]
@@ -63,7 +55,7 @@ def test_it_learns_and_logs_what_it_says(schedule: Any, precision: Any, tmp_path
 
 def test_masks_may_all_be_empty(tmp_path: Path) -> None:
     loader = DataLoader(_samples(4, empty=True), batch_size=2)  # type: ignore[arg-type]
-    trainer = _trainer(tmp_path)
+    trainer = make_trainer(tmp_path)
     trainer.fit(SegmentationModule(), loader, loader)
     assert trainer.callback_metrics["val/average_precision"] == 0
     assert torch.isfinite(trainer.callback_metrics["train/loss"])
@@ -71,18 +63,22 @@ def test_masks_may_all_be_empty(tmp_path: Path) -> None:
 
 def test_scores_that_do_not_apply_are_left_out(tmp_path: Path) -> None:
     loader = DataLoader(_samples(4), batch_size=4)  # type: ignore[arg-type]
-    trainer = _trainer(tmp_path)
+    trainer = make_trainer(tmp_path)
     trainer.fit(
         SegmentationModule(loss="mean", false_alarms_per_patch=None, baseline=False), loader, loader
     )
     assert set(trainer.callback_metrics) == {"train/loss", "val/average_precision", "val/dice"}
     with pytest.raises(ConfigError, match="loss='median' is unknown: choose one of rare, mean"):
         SegmentationModule(loss="median")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"image_score_fraction=1.5 must be from 0"):
+        SegmentationModule(image_score_fraction=1.5)
+    images = torch.tensor([0.9, 0.2, 0.4]).view(1, 3, 1, 1)
+    assert float(plain_difference(images)) == pytest.approx(0.6)  # the baseline
 
 
 def test_predictions_carry_their_place(tmp_path: Path) -> None:
     loader = DataLoader(_samples(4), batch_size=4)  # type: ignore[arg-type]
-    predicted: Any = _trainer(tmp_path).predict(SegmentationModule(), loader)
+    predicted: Any = make_trainer(tmp_path).predict(SegmentationModule(), loader)
     assert set(predicted[0]) == {"probability", "index", "image_index", "position"}
     assert predicted[0]["probability"].shape == (4, 1, 32, 32)
     assert predicted[0]["probability"].min() >= 0
@@ -92,25 +88,13 @@ def test_predictions_carry_their_place(tmp_path: Path) -> None:
 def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
     loader = DataLoader(_samples(4), batch_size=4)  # type: ignore[arg-type]
     model = SegmentationModule(schedule="cosine", dice_weight=0.5, false_alarms_per_patch=0.2)
-    trainer = _trainer(tmp_path)
+    trainer, path = make_trainer(tmp_path), tmp_path / "a.ckpt"
     trainer.fit(model, loader, loader)
-    path = tmp_path / "a.ckpt"
-    trainer.save_checkpoint(path)
-    other = SegmentationModule()
-    load_weights(other, path)
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one, two)
-    checkpoint = torch.load(path, weights_only=True)
-    plain = {
-        "schedule": "cosine",
-        "loss": "rare",
-        "dice_weight": 0.5,
-        "false_alarms_per_patch": 0.2,
-        "baseline": True,
-    }
-    newer = {"focal_gamma": 0.0, "tversky": (0.5, 0.5), "class_weights": None, "classes": None}
-    newer |= {"anomaly_metrics": False, "image_score_fraction": 0.0005}
-    assert checkpoint["hyper_parameters"] == {**plain, **newer, "num_parameters": 5393}
+    plain: dict[str, Any] = {"schedule": "cosine", "loss": "rare", "dice_weight": 0.5}
+    plain |= {"false_alarms_per_patch": 0.2, "baseline": True, "focal_gamma": 0.0}
+    plain |= {"tversky": (0.5, 0.5), "class_weights": None, "classes": None}
+    plain |= {"anomaly_metrics": False, "image_score_fraction": 0.0005, "num_parameters": 5393}
+    assert_plain_checkpoint(model, SegmentationModule(), trainer, path, plain)
     loaded = SegmentationModule.load_from_checkpoint(path, weights_only=True, strict=True)
     assert torch.equal(next(loaded.parameters()), next(model.parameters()))
     assert (loaded.schedule, loaded.loss.dice_weight) == ("cosine", 0.5)
@@ -120,25 +104,23 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
 def test_checkpoints_hold_the_thresholds_that_validation_chose(
     tmp_path: Path, averaged: bool
 ) -> None:
-    samples = [
-        sample | {"image_index": torch.tensor(number)} for number, sample in enumerate(_samples(8))
-    ]
-    samples[0] = samples[0] | {"mask": torch.zeros_like(samples[0]["mask"])}
+    samples = _samples(8)
+    for number, sample in enumerate(samples):
+        sample["image_index"] = torch.tensor(number)
+    samples[0]["mask"] = torch.zeros_like(samples[0]["mask"])
     loader = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
     callbacks: list[L.Callback] = [ModelCheckpoint(tmp_path, filename="last")]
     if averaged:  # buffers are averaged too
         callbacks.append(EMAWeightAveraging(decay=0.9))
-    trainer = _trainer(tmp_path, callbacks=callbacks, enable_checkpointing=True)
+    trainer = make_trainer(tmp_path, callbacks=callbacks, enable_checkpointing=True)
     model = SegmentationModule(anomaly_metrics=True, image_score_fraction=0.01)
     trainer.fit(model, loader, loader)
-    chosen = [
-        float(trainer.callback_metrics[f"val/{name}f1_max_threshold"]) for name in ("", "image_")
-    ]
+    names = ("f1_max_threshold", "image_f1_max_threshold")
+    chosen = [float(trainer.callback_metrics[f"val/{name}"]) for name in names]
     assert chosen[0] != 0.5
     assert 0 < chosen[1] < 1
-    loaded = SegmentationModule.load_from_checkpoint(
-        tmp_path / "last.ckpt", weights_only=True, strict=True
-    )
+    path = tmp_path / "last.ckpt"
+    loaded = SegmentationModule.load_from_checkpoint(path, weights_only=True, strict=True)
     assert sum(map(sum, model.confusion["val"].counts)) == len(samples)
     assert [float(loaded.predict_threshold), float(loaded.image_threshold)] == chosen
     assert float(loaded.image_threshold_fraction) == pytest.approx(0.01)
@@ -150,14 +132,9 @@ def test_images_of_one_kind_give_no_threshold(tmp_path: Path) -> None:
     samples = [sample | {"image_index": torch.tensor(0)} for sample in _samples(4)]
     loader = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
     model = SegmentationModule(anomaly_metrics=True)
-    _trainer(tmp_path).fit(model, loader, loader)
+    make_trainer(tmp_path).fit(model, loader, loader)
     assert (float(model.image_threshold), float(model.image_threshold_fraction)) == (-1, -1)
     assert 0 < float(model.predict_threshold) != 0.5
-
-
-def test_a_fraction_of_pixels_is_at_most_all() -> None:
-    with pytest.raises(ConfigError, match=r"image_score_fraction=1.5 must be from 0"):
-        SegmentationModule(image_score_fraction=1.5)
 
 
 class _Painter(torch.nn.Module):
@@ -185,13 +162,13 @@ def test_classes_have_scores_of_their_own(tmp_path: Path) -> None:
     model = SegmentationModule(
         _Painter(), classes=["dent", "spot"], baseline=False, false_alarms_per_patch=None
     )
-    found = _trainer(tmp_path).test(model, loader, verbose=False)[0]
+    found = make_trainer(tmp_path).test(model, loader, verbose=False)[0]
     assert found["test/iou_dent"] == pytest.approx(12 / 16)
     assert found["test/iou_spot"] == pytest.approx(56 / 60)
     assert found["test/dice_spot"] == pytest.approx(2 * 56 / (56 + 60))
     assert found["test/mean_iou"] == pytest.approx((12 / 16 + 56 / 60) / 2)
     assert found["test/dice"] == 1  # a defect is a defect
-    predicted: Any = _trainer(tmp_path).predict(model, loader)
+    predicted: Any = make_trainer(tmp_path).predict(model, loader)
     assert predicted[0]["classes"].shape == (1, 2, 16, 16)
     total = predicted[0]["classes"].sum(1, keepdim=True)
     torch.testing.assert_close(total, predicted[0]["probability"], atol=1e-6, rtol=0)
@@ -199,14 +176,6 @@ def test_classes_have_scores_of_their_own(tmp_path: Path) -> None:
 
 def test_a_net_or_datamodule_with_other_classes_is_refused(tmp_path: Path) -> None:
     loader = DataLoader(_class_samples(), batch_size=1)  # type: ignore[arg-type]
-    with pytest.raises(
-        ConfigError, match=r"4 logits .*background and a, b, c: set model.net.classes=4"
-    ):
-        _trainer(tmp_path).test(
-            SegmentationModule(_Painter(), classes=["a", "b", "c"]), loader, verbose=False
-        )
-    with pytest.raises(ConfigError, match=r"1 logits for each pixel are wanted"):
-        _trainer(tmp_path).test(SegmentationModule(_Painter()), loader, verbose=False)
 
     class Data(L.LightningDataModule):
         classes = ("x",)
@@ -214,10 +183,14 @@ def test_a_net_or_datamodule_with_other_classes_is_refused(tmp_path: Path) -> No
         def test_dataloader(self) -> Any:
             return loader
 
-    with pytest.raises(
-        ConfigError, match=r"tells \['x'\] apart and the model none: set model.classes"
+    three, one = SegmentationModule(_Painter(), classes=["a", "b", "c"]), SegmentationModule()
+    for model, data, match in (
+        (three, loader, r"4 logits .*background and a, b, c: set model.net.classes=4"),
+        (SegmentationModule(_Painter()), loader, "1 logits for each pixel are wanted"),
+        (one, Data(), r"tells \['x'\] apart and the model none: set model.classes"),
     ):
-        _trainer(tmp_path).test(SegmentationModule(), Data(), verbose=False)
+        with pytest.raises(ConfigError, match=match):
+            make_trainer(tmp_path).test(model, data, verbose=False)
 
 
 def test_a_loss_of_another_library_gets_what_it_takes(tmp_path: Path) -> None:
@@ -226,7 +199,7 @@ def test_a_loss_of_another_library_gets_what_it_takes(tmp_path: Path) -> None:
     model = SegmentationModule(
         _Painter(), classes=["dent", "spot"], loss=loss, schedule="none", baseline=False
     )
-    trainer = _trainer(tmp_path)
+    trainer = make_trainer(tmp_path)
     trainer.fit(model, loader, loader)
     sample = _class_samples()[0]
     expected = loss(_Painter()(sample["image"][None]), sample["mask"].long()).detach()
@@ -251,14 +224,10 @@ def test_balanced_weights_come_from_the_counts_of_the_datamodule(tmp_path: Path)
     model = SegmentationModule(
         _Painter(), classes=["dent", "spot"], class_weights="balanced", schedule="none"
     )
-    _trainer(tmp_path, max_steps=1).fit(model, Data())
+    make_trainer(tmp_path, max_steps=1).fit(model, Data())
     assert model.loss.class_weights.tolist() == pytest.approx([120 / 3 / 90, 120 / 3 / 30, 120 / 3])  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="class_weights=balanced needs a datamodule that counts"):
-        _trainer(tmp_path).fit(
-            SegmentationModule(_Painter(), classes=["dent", "spot"], class_weights="balanced"),
-            loader,
-            loader,
-        )
+        make_trainer(tmp_path).fit(model, loader, loader)
 
 
 def test_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:
@@ -266,17 +235,13 @@ def test_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:
     torch.save({"weights": 1}, tmp_path / "other.ckpt")
     wide = SegmentationModule(CompareNet(width=8))
     torch.save({"state_dict": wide.state_dict()}, tmp_path / "wide.ckpt")
-    texts = {"text": "is no checkpoint that can be read: it is damaged, or holds more than data"}
-    for name in ("text", "other", "wide"):
-        with pytest.raises(
-            StoreError, match=f"{name}.ckpt {texts.get(name, 'does not hold weights of Seg')}"
-        ):
+    for name, reason in (
+        ("text", "is no checkpoint that can be read: it is damaged, or holds more than data"),
+        ("other", "does not hold weights of Seg"),
+        ("wide", "does not hold weights of Seg"),
+    ):
+        with pytest.raises(StoreError, match=f"{name}.ckpt {reason}"):
             load_weights(SegmentationModule(), tmp_path / f"{name}.ckpt")
-
-
-def test_the_baseline_is_the_plain_difference() -> None:
-    images = torch.tensor([0.9, 0.2, 0.4]).view(1, 3, 1, 1)
-    assert float(plain_difference(images)) == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize(
@@ -323,29 +288,22 @@ class _Stream(IterableDataset[dict[str, torch.Tensor]]):
 
 
 @pytest.mark.parametrize(
-    ("limits", "rates"),
+    ("limits", "progress"),
     [
-        # 2 epochs of 2 steps: the rate changes with the epoch
-        (
-            {"max_epochs": 2},
-            [0.5 + 0.5 * math.cos(math.pi * place) for place in (0.25, 0.25, 0.75, 0.75)],
-        ),
-        (
-            {"max_steps": 4},
-            [0.5 + 0.5 * math.cos(math.pi * place) for place in (0.125, 0.375, 0.625, 0.875)],
-        ),
+        ({"max_epochs": 2}, [0.25, 0.25, 0.75, 0.75]),  # the rate changes with the epoch
+        ({"max_steps": 4}, [0.125, 0.375, 0.625, 0.875]),
     ],
 )
 def test_loaders_without_a_length(
-    limits: dict[str, int], rates: list[float], tmp_path: Path
+    limits: dict[str, int], progress: list[float], tmp_path: Path
 ) -> None:
     watch = Rates()
     torch.manual_seed(0)  # with such a rate some weights diverge, whatever ran before
     model = SegmentationModule(schedule="cosine", optimizer=partial(torch.optim.SGD, lr=1.0))
-    trainer = _trainer(tmp_path, callbacks=[watch], **({"max_epochs": 9} | limits))
+    trainer = make_trainer(tmp_path, callbacks=[watch], **({"max_epochs": 9} | limits))
     loader = DataLoader(_Stream(), batch_size=2)
     trainer.fit(model, loader, loader)
-    assert watch.seen == pytest.approx(rates)
+    assert watch.seen == pytest.approx([learning_rate_factor("cosine", part) for part in progress])
 
 
 class _StepClock(Timer):
@@ -365,12 +323,10 @@ class _StepClock(Timer):
     ("max_epochs", "progress"),
     [
         # The rate of a step is set before the clock counts the step ahead of it.
-        (
-            100,
-            [0.5 / 200, 1.5 / 200, 1 / 8, 2 / 8, 3 / 8, 4 / 8, 5 / 8, 6 / 8],
-        ),  # the clock ends it
-        (-1, [0, 0, 1 / 8, 2 / 8, 3 / 8, 4 / 8, 5 / 8, 6 / 8]),  # nothing else would
-        (2, [1 / 8, 3 / 8, 5 / 8, 7 / 8]),  # its steps end first
+        # The clock ends it; nothing else would; its steps end first.
+        (100, [0.5 / 200, 1.5 / 200, 1 / 8, 2 / 8, 3 / 8, 4 / 8, 5 / 8, 6 / 8]),
+        (-1, [0, 0, 1 / 8, 2 / 8, 3 / 8, 4 / 8, 5 / 8, 6 / 8]),
+        (2, [1 / 8, 3 / 8, 5 / 8, 7 / 8]),
     ],
 )
 def test_the_rate_follows_the_clock_where_that_ends_the_run(
@@ -380,7 +336,7 @@ def test_the_rate_follows_the_clock_where_that_ends_the_run(
     model = SegmentationModule(schedule="cosine", optimizer=partial(torch.optim.SGD, lr=1e-3))
     clock = _StepClock({"seconds": 8})
     loader = DataLoader(_samples(4), batch_size=2)  # type: ignore[arg-type]
-    trainer = _trainer(tmp_path, callbacks=[watch, clock], max_epochs=max_epochs)
+    trainer = make_trainer(tmp_path, callbacks=[watch, clock], max_epochs=max_epochs)
     trainer.fit(model, loader, loader)
     assert watch.seen == pytest.approx(
         [1e-3 * learning_rate_factor("cosine", part) for part in progress]
@@ -391,11 +347,8 @@ def test_the_rate_falls_where_the_metric_of_the_best_checkpoint_stays(tmp_path: 
     watch = Rates()
     model = SegmentationModule(schedule="plateau", optimizer=partial(torch.optim.SGD, lr=1e-4))
     best = ModelCheckpoint(tmp_path, monitor="val/average_precision", mode="max")
-    samples = [
-        sample | {"mask": torch.zeros_like(sample["mask"])} for sample in _samples(4)
-    ]  # it stays at 0
-    loader = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
-    _trainer(tmp_path, max_epochs=9, callbacks=[best, watch], enable_checkpointing=True).fit(
+    loader = DataLoader(_samples(4, empty=True), batch_size=4)  # type: ignore[arg-type]
+    make_trainer(tmp_path, max_epochs=9, callbacks=[best, watch], enable_checkpointing=True).fit(
         model, loader, loader
     )
     assert watch.seen == pytest.approx([1e-4] * 7 + [1e-5] * 2)
@@ -414,6 +367,6 @@ def test_schedules_that_know_too_little_are_refused(
 ) -> None:
     loader = DataLoader(_Stream(), batch_size=2)
     with pytest.raises(ConfigError, match=message):
-        _trainer(tmp_path, max_epochs=epochs).fit(
+        make_trainer(tmp_path, max_epochs=epochs).fit(
             SegmentationModule(schedule=schedule), loader, loader
         )

@@ -35,12 +35,6 @@ def test_a_pixel_sees_far_at_coarse_scales() -> None:
     assert (seen.max() - 48).item() > 24
 
 
-def test_in_evaluation_a_sample_does_not_depend_on_its_batch() -> None:
-    net, images = UNet(width=4).eval(), torch.rand(5, 3, 40, 40)
-    with torch.no_grad():
-        torch.testing.assert_close(net(images)[2:3], net(images[2:3]), rtol=1e-5, atol=1e-5)
-
-
 def test_the_untrained_net_expects_few_pixels() -> None:
     torch.manual_seed(0)
     assert UNet(prior=0.02)(torch.rand(2, 3, 32, 32)).sigmoid().mean().item() < 0.1

@@ -49,6 +49,11 @@ def test_gradients_pass_straight_and_the_misses_pull() -> None:
 
 
 def test_codes_follow_the_latents_and_unused_ones_start_again() -> None:
+    lost = _trained(restart_share=0.0)
+    lost.codebook[2] = lost.sums[2] = 1e6
+    lost(_clusters())
+    lost.update()
+    assert lost.codebook[2].max() > 1e3  # without restarts
     quantiser = _trained(16)
     found = quantiser.eval()(_clusters())
     assert len(found.codes.unique()) > 8
@@ -59,14 +64,6 @@ def test_codes_follow_the_latents_and_unused_ones_start_again() -> None:
         quantiser(_clusters())
         quantiser.update()
     assert quantiser.codebook.abs().max() < 5
-
-
-def test_without_restarts_a_lost_code_stays_lost() -> None:
-    quantiser = _trained(restart_share=0.0)
-    quantiser.codebook[2] = quantiser.sums[2] = 1e6
-    quantiser(_clusters())
-    quantiser.update()
-    assert quantiser.codebook[2].max() > 1e3
 
 
 def test_pieces_count_like_the_whole_batch() -> None:
@@ -110,12 +107,9 @@ def test_ranks_sum_what_they_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     counted, calls = ranked.seen_sizes.clone(), []
     alone.update()
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(
-        dist, "all_reduce", lambda tensor: calls.append("all_reduce") or tensor.mul_(2)
-    )
-    monkeypatch.setattr(
-        dist, "broadcast", lambda tensor, source: calls.append(f"broadcast {source}")
-    )
+    reduce = lambda tensor: calls.append("all_reduce") or tensor.mul_(2)  # noqa: E731
+    monkeypatch.setattr(dist, "all_reduce", reduce)
+    monkeypatch.setattr(dist, "broadcast", lambda _, source: calls.append(f"broadcast {source}"))
     ranked.update()
     assert calls == ["all_reduce", "all_reduce", "broadcast 0"]
     torch.testing.assert_close(ranked.sizes, alone.sizes + 0.03 * counted)
@@ -123,12 +117,9 @@ def test_ranks_sum_what_they_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"codes": 1}, {"width": 0}, {"decay": 1.0}, {"restart_share": 1.0}],
-    ids=lambda options: str(options),
+    "options", [{"codes": 1}, {"width": 0}, {"decay": 1.0}, {"restart_share": 1.0}], ids=str
 )
 def test_impossible_options(options: dict[str, float]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"need codes >= 2, width >= 1, 0 <= decay < 1 and 0 <= restart_share < 1"
-    ):
+    message = r"need codes >= 2, width >= 1, 0 <= decay < 1 and 0 <= restart_share < 1"
+    with pytest.raises(ConfigError, match=message):
         VectorQuantiser(**options)  # type: ignore[arg-type]

@@ -55,20 +55,14 @@ def test_the_order_of_the_points_does_not_matter() -> None:
     net, batch = _net().eval(), _batch()
     order = torch.cat([40 * row + torch.randperm(40) for row in range(3)])
     mixed = batch | {"coords": batch["coords"][order], "feats": batch["feats"][order]}
-    for one, two in zip(
-        _ask_all(net, read_points(batch)), _ask_all(net, read_points(mixed)), strict=True
-    ):
-        assert torch.equal(one, two)
+    answers = (_ask_all(net, read_points(part)) for part in (batch, mixed))
+    assert all(torch.equal(one, two) for one, two in zip(*answers, strict=True))
 
 
 def test_no_volume_sees_another() -> None:
     net, batch = _net(quantiser=VectorQuantiser(16, 4)).eval(), _batch()
     other = _batch(seed=1)
-    changed = {
-        key: torch.cat((value[:80], other[key][80:]))
-        for key, value in batch.items()
-        if key != "shape"
-    }
+    changed = {key: torch.cat((batch[key][:80], other[key][80:])) for key in ("coords", "feats")}
     one, two = (_ask_all(net, read_points(part | {"shape": SHAPES})) for part in (batch, changed))
     for before, after in zip(one[:2], two[:2], strict=True):
         assert torch.equal(before[:80], after[:80])
@@ -83,41 +77,26 @@ def test_points_may_come_in_chunks(chunk: int) -> None:
         net = _net(point_chunk=size)
         answers = _ask_all(net, read_points(_batch()))
         sum(part.square().sum() for part in answers).backward()  # type: ignore[union-attr]
-        gradients.append(
-            torch.cat(
-                [weight.grad.flatten() for weight in net.parameters() if weight.grad is not None]
-            )
-        )
-        assert len(gradients[-1]) == sum(weight.numel() for weight in net.parameters())
+        gradients.append([weight.grad for weight in net.parameters()])
+        assert all(gradient is not None for gradient in gradients[-1])
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)
 
 
 def test_reading_between_cells_is_linear() -> None:
     grid, shape = 4, torch.tensor([16, 8, 4])
-    centres = torch.cartesian_prod(
-        *[(torch.arange(grid) + 0.5) * side / grid for side in shape.tolist()]
-    )
-    features = torch.cat(
-        (torch.zeros(grid**3, 3), centres)
-    )  # of two volumes; features are places in mm
+    sides = [(torch.arange(grid) + 0.5) * side / grid for side in shape.tolist()]
+    centres = torch.cartesian_prod(*sides)
+    # Of two volumes; features are places in mm.
+    features = torch.cat((torch.zeros(grid**3, 3), centres))
     places = torch.tensor([[2, 1, 1], [9, 5, 2], [13, 6, 3], [0, 0, 0], [15, 7, 3]])
-    found = read_between(
-        features, torch.ones(5, dtype=torch.int64), places, shape.expand(5, 3), grid
-    )
+    rows = torch.ones(5, dtype=torch.int64)
+    found = read_between(features, rows, places, shape.expand(5, 3), grid)
     low, high = centres.amin(0), centres.amax(0)
     torch.testing.assert_close(found, (places + 0.5).maximum(low).minimum(high))
 
 
 def _field(cells: Tensor) -> Field:
     return Field(torch.zeros(3 * 8**3, 8), cells, SHAPES, None, torch.zeros(3))
-
-
-def test_all_voxels_are_listed_once() -> None:
-    voxels = CellVoxels(_field(torch.zeros(3, 8, 8, 8)), grid=8, cell_threshold=0.1)
-    rows, places = voxels.find(torch.arange(len(voxels)))
-    assert len(rows) == int(SHAPES.prod(1).sum())
-    assert len(torch.unique(torch.cat((rows[:, None], places), dim=1), dim=0)) == len(rows)
-    assert (places < SHAPES[rows]).all()
 
 
 def test_only_cells_that_can_hold_something_are_looked_into() -> None:
@@ -127,6 +106,11 @@ def test_only_cells_that_can_hold_something_are_looked_into() -> None:
     rows, places = voxels.find(torch.arange(len(voxels)))
     assert rows.tolist() == [1, 1]
     assert places.tolist() == [[1, 6, 4], [1, 7, 4]]
+    everywhere = CellVoxels(_field(torch.zeros(3, 8, 8, 8)), grid=8, cell_threshold=0.1)
+    rows, places = everywhere.find(torch.arange(len(everywhere)))
+    assert len(rows) == int(SHAPES.prod(1).sum())
+    assert len(torch.unique(torch.cat((rows[:, None], places), dim=1), dim=0)) == len(rows)
+    assert (places < SHAPES[rows]).all()
 
 
 @torch.no_grad()
@@ -136,7 +120,8 @@ def test_reconstructions_are_what_is_asked_one_by_one(chunk: int) -> None:
     field = net(points)
     threshold = float(net.ask(field, points.rows, points.places)[0].sigmoid().median())
     cell_threshold = float(field.cells.sigmoid().quantile(0.3))
-    found = reconstruct(net, field, Decoding(threshold, cell_threshold, chunk))
+    decoding = Decoding(threshold, cell_threshold, chunk)
+    found = reconstruct(net, field, decoding)
     for row, (shape, volume) in enumerate(zip(SHAPES.tolist(), found, strict=True)):
         places = torch.cartesian_prod(*map(torch.arange, shape))
         logits, values = net.ask(field, torch.full((len(places),), row), places)
@@ -146,9 +131,7 @@ def test_reconstructions_are_what_is_asked_one_by_one(chunk: int) -> None:
         assert torch.equal(volume["coords"], places[sure].int())
         torch.testing.assert_close(volume["values"], values[sure].clamp(0, 1))
         assert volume["scores"].min() > threshold
-    both, true, predicted, errors = compare(
-        net, field, points, Decoding(threshold, cell_threshold, chunk)
-    )
+    both, true, predicted, errors = compare(net, field, points, decoding)
     sets = [{tuple(place) for place in volume["coords"].tolist()} for volume in found]
     hits = [
         sum(tuple(place) in own for place in points.places[points.rows == row].tolist())
@@ -157,16 +140,14 @@ def test_reconstructions_are_what_is_asked_one_by_one(chunk: int) -> None:
     assert both.tolist() == hits
     assert true.tolist() == [40] * 3
     subset = points._replace(totals=points.totals * 4)
-    scaled = compare(net, field, subset, Decoding(threshold, cell_threshold, chunk))
+    scaled = compare(net, field, subset, decoding)
     assert (scaled[0] == 4 * both).all()
     assert (scaled[1] == 160).all()
     assert predicted.tolist() == [len(own) for own in sets]
     values = net.ask(field, points.rows, points.places)[1].clamp(0, 1)
-    expected = (values - points.feats[:, 0]).double()
-    torch.testing.assert_close(
-        errors,
-        torch.stack((expected.abs().sum(), expected.square().sum(), torch.tensor(120.0).double())),
-    )
+    misses = (values - points.feats[:, 0]).double()
+    sums = misses.abs().sum(), misses.square().sum(), torch.tensor(120.0).double()
+    torch.testing.assert_close(errors, torch.stack(sums))
 
 
 @torch.no_grad()
@@ -195,26 +176,19 @@ def test_nothing_in_nothing_out() -> None:
         ({"grid": 7}, "grid=7, .*a grid that is a multiple of 2"),
         ({"width": 6}, "width=6, .*a width that is one of 4"),
         ({"channels": 0}, "channels=0"),
+        ({"channels": 2}, "the points have 1 features: set model.net.channels to that, not 2"),
         ({"quantiser": VectorQuantiser(4, 3)}, "quantiser.width=3: it must be latent=4"),
     ],
 )
 def test_impossible_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        _net(**options)
-
-
-def test_other_features_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"the points have 1 features: set model.net.channels to that, not 2"
-    ):
-        _net(channels=2)(read_points(_batch()))
+        _net(**options)(read_points(_batch()))
 
 
 @pytest.mark.parametrize(
     "options", [{"threshold": 1.0}, {"cell_threshold": -0.1}, {"query_chunk": 0}]
 )
 def test_impossible_decodings(options: dict[str, float]) -> None:
-    with pytest.raises(
-        ConfigError, match="need 0 < threshold < 1, 0 <= cell_threshold < 1 and the rest >= 1"
-    ):
+    message = "need 0 < threshold < 1, 0 <= cell_threshold < 1 and the rest >= 1"
+    with pytest.raises(ConfigError, match=message):
         Decoding(**options)  # type: ignore[arg-type]

@@ -15,11 +15,8 @@ COUNTS = QueryCounts(points=64, near=256, anywhere=128)
 def _slab(volumes: int = 2, *, every: int = 1, high: int = 6) -> Batch:
     """Volumes whose slices 3 to `high` are occupied; of their voxels every n-th is a point."""
     places = torch.cartesian_prod(torch.arange(3, high), torch.arange(SIDE), torch.arange(SIDE))
-    kept = places[
-        torch.randperm(len(places), generator=torch.Generator().manual_seed(1))[
-            : len(places) // every
-        ]
-    ]
+    order = torch.randperm(len(places), generator=torch.Generator().manual_seed(1))
+    kept = places[order[: len(places) // every]]
     rows = torch.arange(volumes).repeat_interleave(len(kept))[:, None]
     coords = torch.cat((rows, kept.repeat(volumes, 1)), dim=1)
     return {
@@ -53,11 +50,8 @@ def test_places_depend_on_seed_sample_and_epoch_alone() -> None:
     points = read_points(_slab())
     first = _draw(points, [4, 9]).places
     assert torch.equal(_draw(points, [9, 4]).places, first.flip(0))
-    for other in (
-        _draw(points, [4, 9], epoch=1),
-        _draw(points, [4, 9], seed=1),
-        _draw(points, [5, 8]),
-    ):
+    later, seeded = _draw(points, [4, 9], epoch=1), _draw(points, [4, 9], seed=1)
+    for other in (later, seeded, _draw(points, [5, 8])):
         assert (other.places != first).any(-1).float().mean() > 0.9
 
 
@@ -85,7 +79,5 @@ def test_a_volume_without_points_has_only_free_places() -> None:
 
 
 def test_there_must_be_places() -> None:
-    with pytest.raises(
-        ConfigError, match="points=0, near=2048, anywhere=1024: need 1 or more each"
-    ):
+    with pytest.raises(ConfigError, match="points=0, near=2048, anywhere=1024: need 1 or more"):
         QueryCounts(points=0)

@@ -19,9 +19,18 @@ from tests.inference.nets import make_images, make_net
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
+IDENTITY = TiledPredictor(nn.Identity(), tile_px=8, overlap_px=0)
 
-@pytest.mark.parametrize("blend", ["constant", "gaussian"])
-@pytest.mark.parametrize("size", [(70, 90), (16, 100), (100, 16), (10, 10), (33, 17)])
+
+@pytest.mark.parametrize(
+    ("blend", "size"),
+    [
+        ("constant", (70, 90)),
+        ("gaussian", (33, 17)),
+        ("constant", (10, 10)),
+        ("gaussian", (16, 100)),
+    ],
+)
 def test_a_file_holds_what_memory_would(
     tmp_path: Path, blend: Blend, size: tuple[int, int]
 ) -> None:
@@ -46,12 +55,12 @@ class Rows:
         return self.pixels[part]
 
 
-def test_each_row_of_tiles_is_read_once(tmp_path: Path) -> None:
-    image = Rows(make_images((40, 100))[0])
-    TiledPredictor(nn.Identity(), tile_px=16, overlap_px=4).predict_to_file(
-        image, tmp_path / "map.npy"
-    )
+def test_each_row_of_tiles_is_read_once_and_its_tiles_are_counted(tmp_path: Path) -> None:
+    image, tiles = Rows(make_images((40, 40))[0]), list[int]()
+    predictor = TiledPredictor(nn.Identity(), tile_px=16, overlap_px=4, batch_size=7)
+    predictor.predict_to_file(image, tmp_path / "map.npy", on_tiles=tiles.append)
     assert image.read == [(0, 16), (12, 28), (24, 40)]
+    assert tiles == [7, 2]
     assert np.array_equal(np.load(tmp_path / "map.npy"), image.pixels)
 
 
@@ -66,9 +75,7 @@ def test_each_row_of_tiles_is_read_once(tmp_path: Path) -> None:
 )
 def test_dtypes_of_files(tmp_path: Path, dtype: FileDtype, expected: list[float]) -> None:
     image = torch.tensor([[[-0.5, 0, 0.2, 1, 7, torch.nan]]])
-    found = TiledPredictor(nn.Identity(), tile_px=8, overlap_px=0).predict_to_file(
-        image, tmp_path / "map.npy", dtype=dtype
-    )
+    found = IDENTITY.predict_to_file(image, tmp_path / "map.npy", dtype=dtype)
     assert found.dtype == dtype
     np.testing.assert_allclose(found[0, 0], np.array(expected, dtype), equal_nan=True)
     assert image[0, 0, 4] == 7  # what is encoded is a copy
@@ -88,10 +95,9 @@ def test_a_prediction_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
                 raise ValueError("no answer")
             return images
 
+    predictor = TiledPredictor(Failing(), tile_px=8, overlap_px=0, batch_size=1)
     with pytest.raises(ValueError, match="no answer"):
-        TiledPredictor(Failing(), tile_px=8, overlap_px=0, batch_size=1).predict_to_file(
-            np.zeros((1, 32, 8)), path
-        )
+        predictor.predict_to_file(np.zeros((1, 32, 8)), path)
     assert np.array_equal(np.load(path), np.arange(3))
     assert list(tmp_path.iterdir()) == [path]
 
@@ -102,28 +108,13 @@ def test_a_full_disk_is_told_before_the_work(
     def refuse(fd: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    predictor = TiledPredictor(nn.Identity(), tile_px=8, overlap_px=0)
-    with pytest.raises(
-        StoreSpaceError,
-        match=r"map\.npy: no room for the prediction .No space left on device.: free",
-    ):
-        predictor.predict_to_file(np.zeros((1, 8, 8), np.uint8), tmp_path / "map.npy")
-    assert not list(tmp_path.iterdir())
-
-
-def test_other_errors_of_the_disk_come_through(tmp_path: Path) -> None:
-    predictor = TiledPredictor(nn.Identity(), tile_px=8, overlap_px=0)
     with pytest.raises(FileNotFoundError):
-        predictor.predict_to_file(np.zeros((1, 8, 8), np.uint8), tmp_path / "none" / "map.npy")
-
-
-def test_tiles_of_one_image_are_counted(tmp_path: Path) -> None:
-    tiles: list[int] = []
-    predictor = TiledPredictor(nn.Identity(), tile_px=8, overlap_px=0, batch_size=3)
-    image = np.zeros((1, 16, 16), np.uint8)
-    predictor.predict_to_file(image, tmp_path / "map.npy", on_tiles=tiles.append)
-    assert tiles == [3, 1]
+        IDENTITY.predict_to_file(np.zeros((1, 8, 8), np.uint8), tmp_path / "none" / "map.npy")
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    full = r"map\.npy: no room for the prediction .No space left on device.: free"
+    with pytest.raises(StoreSpaceError, match=full):
+        IDENTITY.predict_to_file(np.zeros((1, 8, 8), np.uint8), tmp_path / "map.npy")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -135,9 +126,7 @@ def test_tiles_of_one_image_are_counted(tmp_path: Path) -> None:
 )
 def test_wrong_files_are_refused(tmp_path: Path, name: str, dtype: FileDtype, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TiledPredictor(nn.Identity(), tile_px=8, overlap_px=0).predict_to_file(
-            np.zeros((1, 8, 8)), tmp_path / name, dtype=dtype
-        )
+        IDENTITY.predict_to_file(np.zeros((1, 8, 8)), tmp_path / name, dtype=dtype)
 
 
 _LARGE = """
@@ -170,17 +159,11 @@ def test_an_image_of_20000_by_20000_px_takes_less_than_2_gb(tmp_path: Path) -> N
     found = np.load(tmp_path / "map.npy", mmap_mode="r")
     assert found.shape == (1, side, side)
     rng = np.random.default_rng(0)
-    for top, left in [
-        (0, 0),
-        (side - 64, side - 64),
-        (1000, 990),
-        *rng.integers(1, side - 64, (50, 2)).tolist(),
-    ]:
+    places = [[0, 0], [side - 64, side - 64], [1000, 990]]
+    for top, left in places + rng.integers(1, side - 64, (50, 2)).tolist():
         before = int(top > 0), int(left > 0)
         window = image[0, top - before[0] : top + 65, left - before[1] : left + 65] / 255.0
-        wanted = nn.AvgPool2d(3, 1, 1)(torch.from_numpy(window)[None])[0, before[0] :, before[1] :][
-            :64, :64
-        ]
-        np.testing.assert_allclose(
-            found[0, top : top + 64, left : left + 64], wanted.numpy(), rtol=0, atol=1e-3
-        )
+        means = nn.AvgPool2d(3, 1, 1)(torch.from_numpy(window)[None])[0]
+        wanted = means[before[0] :, before[1] :][:64, :64].numpy()
+        written = found[0, top : top + 64, left : left + 64]
+        np.testing.assert_allclose(written, wanted, rtol=0, atol=1e-3)

@@ -1,6 +1,5 @@
 """Batches that do not fit: injected errors, limits, and the sizes that follow."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ def _assert_same(found: Found) -> None:
     assert_same(found, _predict(make_net()))
 
 
-@pytest.mark.parametrize("call", range(5))
+@pytest.mark.parametrize("call", [0, 1, 4])
 def test_running_out_of_memory_once_changes_nothing(call: int) -> None:
     net = Limited(lambda number, tiles: number != call)
     _assert_same(_predict(net))
@@ -68,27 +67,13 @@ def test_the_size_that_works_is_kept(fitting: int) -> None:
     assert failed == {1: [6, 3, 2], 2: [6, 3], 3: [6, 4], 5: [6]}[fitting]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError(
-            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."
-        ),
-        MemoryError(),
-    ],
-)
-def test_other_words_for_it(error: Exception) -> None:
-    _assert_same(_predict(Limited(lambda number, tiles: tiles < 2, error)))
-
-
-def test_any_other_error_comes_through() -> None:
+def test_other_words_for_it_are_known_and_other_errors_come_through() -> None:
+    text = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8"
+    for error in (RuntimeError(text), MemoryError()):
+        _assert_same(_predict(Limited(lambda number, tiles: tiles < 2, error)))
+    broken = RuntimeError("CUDA error: an illegal memory access was encountered")
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        _predict(
-            Limited(
-                lambda *_: False,
-                RuntimeError("CUDA error: an illegal memory access was encountered"),
-            )
-        )
+        _predict(Limited(lambda *_: False, broken))
 
 
 @pytest.mark.parametrize(
@@ -98,10 +83,8 @@ def test_the_smallest_batch_that_does_not_fit_ends_the_prediction(
     smallest: int, calls: list[int]
 ) -> None:
     net = Limited(lambda *_: False)
-    with pytest.raises(
-        BatchMemoryError,
-        match=rf"a batch of {calls[-1]} tiles of 1x16x16 float32 does not fit .*CUDA",
-    ):
+    refused = rf"a batch of {calls[-1]} tiles of 1x16x16 float32 does not fit .*CUDA"
+    with pytest.raises(BatchMemoryError, match=refused):
         _predict(net, min_batch_size=smallest)
     assert net.calls == calls
 
@@ -143,13 +126,10 @@ def test_a_size_grows_while_batches_go_well_and_never_reaches_what_failed() -> N
     assert tried.count(16) == 1
     assert tried[-1] == 12
     assert tried[:GROW_AFTER] == [2] * GROW_AFTER
-
-
-def test_short_batches_do_not_count_as_full_ones() -> None:
-    size = BatchSize(4, 1, 8)
+    short = BatchSize(4, 1, 8)
     for _ in range(5 * GROW_AFTER):
-        size.count_batch(3)
-    assert size.size == 4
+        short.count_batch(3)
+    assert short.size == 4  # short batches do not count as full ones
 
 
 def test_what_fitted_before_may_fail_later() -> None:
@@ -167,23 +147,19 @@ def test_what_fitted_before_may_fail_later() -> None:
     ("start", "smallest", "largest"), [(0, 1, None), (2, 3, None), (4, 1, 3), (1, 0, None)]
 )
 def test_sizes_out_of_order_are_refused(start: int, smallest: int, largest: int | None) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=f"min_batch_size={smallest}, batch_size={start}, max_batch_size={largest}",
-    ):
+    refused = f"min_batch_size={smallest}, batch_size={start}, max_batch_size={largest}"
+    with pytest.raises(ConfigError, match=refused):
         _predict(make_net(), start, min_batch_size=smallest, max_batch_size=largest)
 
 
 def test_the_peak_of_a_call_is_what_lives_at_one_time() -> None:
     image = torch.zeros(1, 1, 16, 16)
     plane_bytes = 16 * 16 * 4
-    net = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1), nn.ReLU()
-    )
+    first, second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 1, 3, padding=1)
+    net = nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
     with torch.inference_mode():
-        assert (
-            measure_peak_bytes(lambda: net(image)) == 8 * plane_bytes
-        )  # of 10 made, and not the image itself
+        # Of 10 made, and not the image itself.
+        assert measure_peak_bytes(lambda: net(image)) == 8 * plane_bytes
         assert measure_peak_bytes(lambda: image[:, :, 1:]) == 0  # a view
     assert count_weight_bytes(net) == 4 * (4 * 9 + 4 + 4 * 9 + 1)
 
@@ -198,16 +174,14 @@ def test_a_memory_limit_bounds_the_batch(tiles: int) -> None:
 
 
 def test_a_limit_that_holds_no_tile_is_refused() -> None:
-    message = re.escape(
-        "memory_limit_bytes=100 (100 bytes) does not hold 1 tiles of 1x16x16 float32"
-    )
+    message = r"memory_limit_bytes=100 .100 bytes. does not hold 1 tiles of 1x16x16 float32"
     with pytest.raises(BatchMemoryError, match=message):
         _predict(make_net(), memory_limit_bytes=100)
     with pytest.raises(BatchMemoryError, match="a single tile of 1x16x16 float32 does not fit"):
         _predict(Limited(lambda *_: False), memory_limit_bytes=10**9)
 
 
-@pytest.mark.parametrize("call", range(7))
+@pytest.mark.parametrize("call", [0, 1, 6])
 def test_nor_do_the_margins_change(call: int) -> None:
     """The first call measures how far the net sees."""
     images = make_images((40, 30), (16, 33))
@@ -221,8 +195,7 @@ def test_nor_do_the_margins_change(call: int) -> None:
 def test_memory_runs_out_in_a_large_image_too(tmp_path: Path) -> None:
     image = make_images((50, 70))[0]
     net = Limited(lambda number, tiles: tiles <= 2 and number != 4)
-    found = TiledPredictor(net, tile_px=16, overlap_px=4, batch_size=5).predict_to_file(
-        image, tmp_path / "a.npy"
-    )
+    predictor = TiledPredictor(net, tile_px=16, overlap_px=4, batch_size=5)
+    found = predictor.predict_to_file(image, tmp_path / "a.npy")
     expected = next(TiledPredictor(make_net(), tile_px=16, overlap_px=4).predict([image]))[1]
     np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-6)

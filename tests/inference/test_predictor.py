@@ -30,14 +30,13 @@ SIZES = [(70, 50), (24, 90), (24, 24), (33, 31), (1, 7), (97, 25)]
 
 
 @pytest.mark.parametrize(
-    ("blend", "overlap", "margin"),
+    ("blend", "overlap", "margin", "batch_size"),
     [
-        ("constant", FIELD_PX, None),
-        ("gaussian", FIELD_PX, None),
-        ("gaussian", 2 * FIELD_PX, REACH_PX),
+        ("constant", FIELD_PX, None, 1),
+        ("gaussian", FIELD_PX, None, 5),
+        ("gaussian", 2 * FIELD_PX, REACH_PX, 5),
     ],
 )
-@pytest.mark.parametrize("batch_size", [1, 5])
 def test_a_net_whose_field_the_overlap_holds_gives_what_it_gives_for_the_whole_image(
     blend: Blend, overlap: int, margin: int | None, batch_size: int
 ) -> None:
@@ -53,14 +52,12 @@ def test_a_net_whose_field_the_overlap_holds_gives_what_it_gives_for_the_whole_i
 )
 def test_a_smaller_overlap_does_not(blend: Blend, overlap: int, margin: int | None) -> None:
     net, images = make_net(), make_images((104, 104))  # 3 * 24 + 32
-    ((_, values),) = predict(
-        net, images, tile_px=32, overlap_px=overlap, blend=blend, margin_px=margin
-    )
+    tiles = {"tile_px": 32, "overlap_px": overlap, "margin_px": margin}
+    ((_, values),) = predict(net, images, blend=blend, **tiles)
     assert float((values - predict_whole(net, images[0])).abs().max()) > 1e-4
 
 
-@pytest.mark.parametrize("blend", ["constant", "gaussian"])
-@pytest.mark.parametrize("multiple", [1, 2])
+@pytest.mark.parametrize(("blend", "multiple"), [("constant", 1), ("constant", 2), ("gaussian", 2)])
 def test_a_net_with_a_stride_needs_tiles_at_its_multiples(blend: Blend, multiple: int) -> None:
     net, images = HalvingNet(), make_images((58, 94))
     tiles = {"tile_px": 24, "overlap_px": 8, "margin_px": 4, "multiple_px": multiple}
@@ -137,27 +134,19 @@ def test_kinds_of_images(image: object, value: float) -> None:
     torch.testing.assert_close(values, torch.full((1, 4, 4), value), rtol=0, atol=1e-6)
 
 
-def test_a_bank() -> None:
+def test_a_bank_of_several_kinds_of_images() -> None:
     class Bank:
         def __len__(self) -> int:
             return 3
 
         def __getitem__(self, index: int) -> np.ndarray:
-            return np.full((1, 4, 5), 51 * index, np.uint8)
+            pixels = np.full((1 + index // 2, 4, 5), 51, np.uint8)
+            return pixels / np.float32(255) if index == 1 else pixels
 
-    expected = [(number, torch.full((1, 4, 5), 0.2 * number)) for number in range(3)]
+    expected = [(number, torch.full((1 + number // 2, 4, 5), 0.2)) for number in range(3)]
     assert_same(predict(Counting(), Bank()), expected)
-
-
-def test_images_of_several_kinds_in_one_call() -> None:
-    images = [
-        np.full((1, 4, 4), 51, np.uint8),
-        np.full((1, 4, 4), 0.2, np.float32),
-        np.full((2, 4, 4), 51, np.uint8),
-    ]
-    found = predict(Counting(), images)
-    assert [tuple(values.shape) for _, values in found] == [(1, 4, 4), (1, 4, 4), (2, 4, 4)]
-    assert all(float((values - 0.2).abs().max()) < 1e-6 for _, values in found)
+    with pytest.raises(ConfigError, match="readers=0 must be at least 1"):
+        predict(Counting(), [], readers=0)
 
 
 def test_a_range_of_values() -> None:
@@ -202,9 +191,8 @@ def test_what_loading_raises_comes_through() -> None:
 def test_the_model_is_as_before_between_the_images() -> None:
     net = nn.Sequential(Counting(), nn.Dropout(), nn.BatchNorm2d(1))
     net[2].eval()
-    found = TiledPredictor(net, tile_px=8, overlap_px=0, batch_size=1).predict(
-        make_images((4, 4), (4, 4))
-    )
+    predictor = TiledPredictor(net, tile_px=8, overlap_px=0, batch_size=1)
+    found = predictor.predict(make_images((4, 4), (4, 4)))
     next(found)
     assert [part.training for part in net.modules()] == [True, True, True, False]
     assert net[0].modes == [False]
@@ -226,10 +214,7 @@ class Refusing(nn.Module):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (
-            torch.zeros(1, 2),
-            r"Refusing gives a tensor \[1, 2\] for images \[1, 1, 8, 8\]: it must give \[1, K, 8, 8\]",
-        ),
+        (torch.zeros(1, 2), r"a tensor \[1, 2\] for images .*: it must give \[1, K, 8, 8\]"),
         (torch.zeros(1, 1, 4, 4), r"a tensor \[1, 1, 4, 4\]"),
         ({"logits": 1}, "Refusing gives a dict"),
     ],
@@ -263,8 +248,3 @@ def test_images_may_come_from_a_generator_that_is_left_early() -> None:
     found.close()  # type: ignore[attr-defined]
     source.close()
     assert closed == [True]
-
-
-def test_readers_are_at_least_one() -> None:
-    with pytest.raises(ConfigError, match="readers=0 must be at least 1"):
-        predict(Counting(), [], readers=0)

@@ -17,6 +17,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.tasks import Predicted, find_task
 from lit_data.tasks.boxes import find_true
 from lit_data.types import Batch
+from tests.reading import opened
 from tests.tasks.running import predict
 
 Answer = Any
@@ -32,16 +33,13 @@ class Oracle(L.LightningModule):
     def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
         if self.says is not None:
             return self.says
-        return [_answer(batch, row) for row in range(len(batch["image"]))]
+        true = [find_true(batch, row) for row in range(len(batch["image"]))]
+        return [answer(each.corners, each.classes) for each in true]
 
 
-def _answer(batch: Batch, row: int) -> dict[str, torch.Tensor]:
-    true = find_true(batch, row)
-    return {
-        "boxes": true.corners,
-        "classes": true.classes,
-        "scores": 0.9 - 0.1 * torch.arange(len(true.classes)),
-    }
+def answer(corners: torch.Tensor, classes: torch.Tensor) -> dict[str, torch.Tensor]:
+    scores = 0.9 - 0.1 * torch.arange(len(classes))
+    return {"boxes": corners, "classes": classes, "scores": scores}
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +50,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DetectionDataModule:
         size_px=(96, 96),
         loader=LoaderOptions(batch_size=4, worker_kind="inline"),
     )
-    data.prepare_data()
-    data.setup("predict")
-    return data
+    return opened(data, "predict")
 
 
 def _predict(
@@ -64,46 +60,46 @@ def _predict(
     return predict(data, model or Oracle(), folder, **(limits | options))
 
 
-def test_what_is_found_is_written_in_the_coordinates_of_the_files(
-    data: DetectionDataModule, tmp_path: Path
-) -> None:
-    summary = _predict(data, tmp_path).metrics
+@pytest.fixture(scope="module")
+def unbroken(data: DetectionDataModule, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a prediction that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("unbroken")
     labels, counts = data.files.labels, np.diff(data.files.labels.ends, prepend=0)
-    assert summary == {
+    assert _predict(data, folder).metrics == {
         "predict/images": 14,
         "predict/images_with_objects": int((counts > 0).sum()),
         "predict/objects": len(labels.boxes),
         "predict/images_kept": 0,
         "predict/images_bad": 0,
     }
-    table = json.loads((tmp_path / "detections.json").read_text())
+    return folder
+
+
+def test_what_is_found_is_written_in_the_coordinates_of_the_files(
+    data: DetectionDataModule, unbroken: Path
+) -> None:
+    labels = data.files.labels
+    table = json.loads((unbroken / "detections.json").read_text())
     assert [kind["name"] for kind in table["categories"]] == list(data.classes)
     for number, path in enumerate(data.files.images):
         name = Path(path).relative_to(data.source.folder)
-        text = (tmp_path / "labels" / name.with_suffix(".txt")).read_text()
+        text = (unbroken / "labels" / name.with_suffix(".txt")).read_text()
         rows = np.array([line.split() for line in text.splitlines()], float).reshape(-1, 6)
         np.testing.assert_allclose(rows[:, :5], labels.of(number), atol=2e-6)
         np.testing.assert_allclose(rows[:, 5], 0.9 - 0.1 * np.arange(len(rows)), atol=1e-6)
         image = table["images"][number]
-        assert (image["file_name"], [image["height"], image["width"]]) == (
-            name.as_posix(),
-            list(cv2.imread(path).shape[:2]),
-        )
+        size = cv2.imread(path).shape[:2]
+        assert (image["file_name"], image["height"], image["width"]) == (name.as_posix(), *size)
         mine = [row for row in table["annotations"] if row["image_id"] == image["id"]]
         assert [row["category_id"] - 1 for row in mine] == rows[:, 0].tolist()
         _, cx, cy, w, h = labels.of(number).T.astype(np.float64)
-        boxes = np.stack((cx - w / 2, cy - h / 2, w, h), axis=1) * np.tile(
-            (image["width"], image["height"]), 2
-        )
-        np.testing.assert_allclose(
-            np.reshape([row["bbox"] for row in mine], (-1, 4)), boxes, atol=2e-3
-        )
-        assert cv2.imread(str(tmp_path / "pictures" / name)).shape == (
-            *data.bank[number].shape[1:],
-            3,
-        )
+        boxes = np.stack((cx - w / 2, cy - h / 2, w, h), axis=1) * np.tile(size[::-1], 2)
+        written = np.reshape([row["bbox"] for row in mine], (-1, 4))
+        np.testing.assert_allclose(written, boxes, atol=2e-3)
+        picture = cv2.imread(str(unbroken / "pictures" / name))
+        assert picture.shape == (*data.bank[number].shape[1:], 3)
     assert len({row["id"] for row in table["annotations"]}) == len(labels.boxes)
-    assert cv2.imread(str(tmp_path / "predictions.png")) is not None
+    assert cv2.imread(str(unbroken / "predictions.png")) is not None
 
 
 def test_unsure_and_small_objects_are_left_out(data: DetectionDataModule, tmp_path: Path) -> None:
@@ -117,23 +113,13 @@ def test_unsure_and_small_objects_are_left_out(data: DetectionDataModule, tmp_pa
 def test_the_rectangle_of_a_picture_lies_at_the_edge_of_its_box(
     data: DetectionDataModule, tmp_path: Path
 ) -> None:
-    found = {
-        "boxes": torch.tensor([[10.0, 40.0, 50.0, 60.0]]),
-        "classes": torch.tensor([1]),
-        "scores": torch.ones(1),
-    }
-    nothing = {
-        "boxes": torch.zeros(0, 4),
-        "classes": torch.zeros(0, dtype=torch.int64),
-        "scores": torch.zeros(0),
-    }
+    found = answer(torch.tensor([[10.0, 40.0, 50.0, 60.0]]), torch.tensor([1]))
+    nothing = {name: value[:0] for name, value in found.items()}
 
     class First(Oracle):
         def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
-            return [
-                found if batch_idx == 0 and row == 0 else nothing
-                for row in range(len(batch["image"]))
-            ]
+            answers = [nothing] * len(batch["image"])
+            return [found, *answers[1:]] if batch_idx == 0 else answers
 
     _predict(data, tmp_path, First())
     height, width = data.bank[0].shape[1:]
@@ -153,8 +139,12 @@ def test_the_rectangle_of_a_picture_lies_at_the_edge_of_its_box(
         ({"probability": 1}, "must return a list with a dict for each image: boxes"),
         ([{"boxes": 1}], "must return a list"),
         (
-            [{"boxes": torch.ones(1, 4), "classes": torch.tensor([3]), "scores": torch.ones(1)}],
+            [answer(torch.ones(1, 4), torch.tensor([3]))],
             r"finds class 3, and the dataset has 3, from 0: set model\.net\.classes",
+        ),
+        (
+            [answer(torch.ones(1, 4), torch.tensor([1]))] * 3,
+            "predict_step of Oracle returned 3 answers for 4 samples",
         ),
     ],
 )
@@ -163,27 +153,20 @@ def test_answers_of_another_kind_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=match):
         _predict(data, tmp_path, Oracle(says))
+    with pytest.raises(ConfigError, match="tile_px=64 means nothing for images with boxes"):
+        _predict(data, tmp_path, tile_px=64)
 
 
 def test_pictures_need_objects(data: DetectionDataModule, tmp_path: Path) -> None:
     batch = data.transform(data.make_loader("predict").read(np.arange(5), 0), "predict")
-    path = tmp_path / "found.png"
-    assert not find_task(data).draw_predictions(
-        Oracle([{"no": "boxes"}]), batch, path, "title", count=3
-    )
+    path, draw = tmp_path / "found.png", find_task(data).draw_predictions
+    assert not draw(Oracle([{"no": "boxes"}]), batch, path, "title", count=3)
     assert not path.exists()
-    assert find_task(data).draw_predictions(Oracle(), batch, path, "title", count=3)
+    assert draw(Oracle(), batch, path, "title", count=3)
     assert cv2.imread(str(path)).shape[1] > 1000
-
-
-def test_a_class_that_the_set_does_not_know_is_named_by_its_number(
-    data: DetectionDataModule, tmp_path: Path
-) -> None:
-    batch = data.transform(data.make_loader("predict").read(np.arange(1), 0), "predict")
-    strange = [{"boxes": torch.ones(1, 4), "classes": torch.tensor([9]), "scores": torch.ones(1)}]
-    assert find_task(data).draw_predictions(
-        Oracle(strange), batch, tmp_path / "found.png", "title", count=1
-    )
+    unknown = [answer(torch.ones(1, 4), torch.tensor([9]))]  # its class is named by its number
+    one = data.transform(data.make_loader("predict").read(np.arange(1), 0), "predict")
+    assert draw(Oracle(unknown), one, path, "title", count=1)
 
 
 class Fails(Oracle):
@@ -213,32 +196,23 @@ def _read(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_run_that_was_interrupted_goes_on(data: DetectionDataModule, tmp_path: Path) -> None:
-    _predict(data, tmp_path / "whole")
+def test_a_run_that_was_interrupted_goes_on_also_in_smaller_batches(
+    data: DetectionDataModule, unbroken: Path, tmp_path: Path
+) -> None:
     with pytest.raises(RuntimeError, match="the machine stops"):
-        _predict(data, tmp_path / "parts", Fails(9))
-    second = Fails()
-    summary = _predict(data, tmp_path / "parts", second, resume=True).metrics
+        _predict(data, tmp_path, Fails(9))
+    second, third = Fails(), Fails()
+    summary = _predict(data, tmp_path, second, resume=True).metrics
     assert summary["predict/images_kept"] == 8
-    assert sum(second.sizes) == 14 - 8
-    assert _read(tmp_path / "parts") == _read(tmp_path / "whole")
-    third = Fails()
-    assert (
-        _predict(data, tmp_path / "parts", third, resume=True).metrics["predict/images_kept"] == 14
-    )
-    assert third.sizes == []
+    assert (sum(second.sizes), max(second.sizes)) == (14 - 8, 2)
+    assert _read(tmp_path) == _read(unbroken)
+    summary = _predict(data, tmp_path, third, resume=True).metrics
+    assert (summary["predict/images_kept"], third.sizes) == (14, [])
 
 
-def test_a_batch_that_does_not_fit_is_cut(data: DetectionDataModule, tmp_path: Path) -> None:
-    _predict(data, tmp_path / "whole")
-    model = Fails()
-    _predict(data, tmp_path / "cut", model)
-    assert max(model.sizes) == 2
-    assert _read(tmp_path / "cut") == _read(tmp_path / "whole")
-
-
-def test_batches_are_predicted_in_threads(data: DetectionDataModule, tmp_path: Path) -> None:
-    _predict(data, tmp_path / "whole")
+def test_batches_are_predicted_in_threads(
+    data: DetectionDataModule, unbroken: Path, tmp_path: Path
+) -> None:
     threads, both = set[str](), threading.Barrier(2)
 
     class Watched(Oracle):
@@ -249,27 +223,7 @@ def test_batches_are_predicted_in_threads(data: DetectionDataModule, tmp_path: P
                 both.wait(60)  # else one thread may be done before the other begins
             return super().predict_step(batch, batch_idx)
 
-    _predict(data, tmp_path / "threads", Watched(), threads=2, batch_size=6)
+    _predict(data, tmp_path, Watched(), threads=2, batch_size=6)
     assert len(threads) == 2
     assert all(name.startswith("lit_data_inference") for name in threads)
-    assert _read(tmp_path / "threads") == _read(tmp_path / "whole")
-
-
-def test_options_of_tiles_mean_nothing_for_boxes(data: DetectionDataModule, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"predict.tile_px=64 means nothing for images with boxes: leave it out"
-    ):
-        _predict(data, tmp_path, tile_px=64)
-
-
-def test_answers_for_other_than_the_samples_are_refused(
-    data: DetectionDataModule, tmp_path: Path
-) -> None:
-    class Short(Oracle):
-        def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
-            return super().predict_step(batch, batch_idx)[1:]
-
-    with pytest.raises(
-        ConfigError, match=r"predict_step of Short returned 3 answers for 4 samples"
-    ):
-        _predict(data, tmp_path, Short())
+    assert _read(tmp_path) == _read(unbroken)

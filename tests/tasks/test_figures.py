@@ -37,19 +37,11 @@ def make_defect(y: float, x: float, score: float) -> Defect:
         ((100, 3000), [make_defect(50, 1000, 0.5), make_defect(50, 2990, 0.9)], (0, 100), (2800, 3000)),
         ((100, 3000), [make_defect(50, 1000, 0.5)], (0, 100), (900, 1100)),
         ((3000, 100), [], (1400, 1600), (0, 100)),
-        (
-            (100, 3000),
-            [make_defect(50, 100, 0.9), make_defect(50, 1000, 0.5), make_defect(50, 1090, 0.4)],
-            (0, 100),
-            (900, 1100),
-        ),
+        ((100, 3000), [make_defect(50, x, 0.5) for x in (100, 1000, 1090)], (0, 100), (900, 1100)),
     ],
 )  # fmt: skip
 def test_a_long_strip_is_cropped_around_its_defects(
-    shape: tuple[int, int],
-    defects: list[Defect],
-    rows: tuple[int, int],
-    columns: tuple[int, int],
+    shape: tuple[int, int], defects: list[Defect], rows: tuple[int, int], columns: tuple[int, int]
 ) -> None:
     part = crop_strip(shape, defects)
     assert (part[0].start, part[0].stop) == rows

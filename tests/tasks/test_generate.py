@@ -20,6 +20,7 @@ from lit_data.modules import ConvGenerator, GANModule
 from lit_data.tasks import Predicted, PredictOptions, find_task
 from lit_data.tasks.generate import sweep_objects, tile_views
 from lit_data.types import Batch
+from tests.reading import opened
 from tests.tasks.running import make_run
 
 SIDES = 4
@@ -37,9 +38,12 @@ def _open(cache: Path, **options: Any) -> GANDataModule:
         loader=LoaderOptions(worker_kind="inline"),
         **(defaults | {"image_px": 16} | options),
     )
-    data.prepare_data()
-    data.setup("fit")
-    return data
+    return opened(data)
+
+
+@pytest.fixture(scope="module")
+def data(cache: Path) -> GANDataModule:
+    return _open(cache)
 
 
 def _open_labelled(cache: Path, **options: Any) -> GANDataModule:
@@ -51,9 +55,8 @@ def _open_labelled(cache: Path, **options: Any) -> GANDataModule:
 def _build(*, posed: bool = True, channels: int = 3) -> GANModule:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"image_px": 16, "channels": channels, "latent_size": 4}
-    return GANModule(
-        ConvGenerator(**sizes, posed=posed, width=4, max_width=8, style_size=8), **sizes
-    )
+    generator = ConvGenerator(**sizes, posed=posed, width=4, max_width=8, style_size=8)
+    return GANModule(generator, **sizes)
 
 
 def _generate(
@@ -64,17 +67,14 @@ def _generate(
 
 
 def _read(folder: Path) -> dict[str, np.ndarray]:
-    found = sorted(folder.rglob("*.png"))
-    return {
-        path.relative_to(folder).as_posix(): cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
-        for path in found
-    }
+    paths = {path.relative_to(folder).as_posix(): str(path) for path in folder.rglob("*.png")}
+    return {name: cv2.imread(path, cv2.IMREAD_UNCHANGED) for name, path in paths.items()}
 
 
 def test_predict_writes_images_a_grid_and_objects_from_all_sides(
-    cache: Path, tmp_path: Path
+    data: GANDataModule, tmp_path: Path
 ) -> None:
-    metrics, bad = _generate(_open(cache), _build(), tmp_path, count=5, batch_size=2)
+    metrics, bad = _generate(data, _build(), tmp_path, count=5, batch_size=2)
     assert metrics == {"predict/images": 5, "predict/objects": 5}
     assert not bad
     files = _read(tmp_path)
@@ -85,63 +85,55 @@ def test_predict_writes_images_a_grid_and_objects_from_all_sides(
     assert {files[name].shape for name in sheets} == {(32, 32, 3)}
     assert files["views.png"].shape == (5 * 66 + 2, SIDES * 66 + 2, 3)
     assert np.array_equal(files["predictions.png"][2:66:4, 2:66:4], files[images[0]])
-
-
-def test_the_same_seed_gives_the_same_images(cache: Path, tmp_path: Path) -> None:
-    data, model = _open(cache), _build()
-    for name, seed in (("first", 3), ("again", 3), ("other", 4)):
-        _generate(data, model, tmp_path / name, seed, count=2)
-    first, again, other = (
-        _read(tmp_path / name)["images/000000.png"] for name in ("first", "again", "other")
+    sheets_as_data = GANDataModule(
+        tmp_path / "views", views="sheet", tiles=2, image_px=16, cache="none", splits={"train": 1.0}
     )
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, other)
+    assert opened(sheets_as_data).describe()["objects"] == 5
+    assert sheets_as_data.poses is not None
 
 
-def test_sheets_can_be_learned_from(cache: Path, tmp_path: Path) -> None:
-    _generate(_open(cache), _build(), tmp_path, count=4)
-    data = GANDataModule(
-        str(tmp_path / "views"),
-        views="sheet",
-        tiles=2,
-        image_px=16,
-        cache="none",
-        splits={"train": 0.5, "val": 0.5},
-    )
-    data.prepare_data()
-    assert data.describe()["objects"] == 4
-    assert data.poses is not None
-
-
-def test_a_model_without_sides_writes_images_alone(cache: Path, tmp_path: Path) -> None:
-    metrics, _ = _generate(_open(cache), _build(posed=False), tmp_path, count=3)
+def test_images_depend_on_the_seed_and_the_model_alone(data: GANDataModule, tmp_path: Path) -> None:
+    grey, flat = _build(channels=1), _build(posed=False)
+    for name, model, seed in (("once", grey, 3), ("again", grey, 3), ("other", grey, 4)):
+        _generate(data, model, tmp_path / name, seed, count=1)
+    once, again, other = (_read(tmp_path / name) for name in ("once", "again", "other"))
+    images = [files["images/000000.png"] for files in (once, again, other)]
+    assert np.array_equal(images[0], images[1])
+    assert not np.array_equal(images[0], images[2])
+    assert (images[0].shape, once["views/000000.png"].shape) == ((16, 16), (32, 32))
+    metrics, _ = _generate(data, flat, tmp_path / "flat", count=3)
     assert metrics == {"predict/images": 3, "predict/objects": 0}
-    assert not (tmp_path / "views.png").exists()
-
-
-def test_grey_images_stay_grey(cache: Path, tmp_path: Path) -> None:
-    _generate(_open(cache), _build(channels=1), tmp_path, count=1)
-    files = _read(tmp_path)
-    assert files["images/000000.png"].shape == (16, 16)
-    assert files["views/000000.png"].shape == (32, 32)
-
-
-def test_a_model_that_generates_nothing_is_refused(cache: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="predict: BoringModel has no method sample_images"):
-        _generate(_open(cache), BoringModel(), tmp_path)
+    assert not (tmp_path / "flat/views.png").exists()
 
 
 @pytest.mark.parametrize(
     "option", [{"clean": True}, {"resume": True}, {"quantise": "bf16"}, {"onnx": "a.onnx"}]
 )
-def test_what_means_nothing_is_refused(option: dict[str, Any], cache: Path, tmp_path: Path) -> None:
+def test_what_means_nothing_is_refused(
+    option: dict[str, Any], data: GANDataModule, tmp_path: Path
+) -> None:
     name = next(iter(option))
     with pytest.raises(ConfigError, match=rf"predict.{name}=.* means nothing for generated images"):
-        _generate(_open(cache), _build(), tmp_path, **option)
+        _generate(data, _build(), tmp_path, **option)
 
 
-def test_real_and_generated_images_stand_side_by_side(cache: Path, tmp_path: Path) -> None:
-    data, model = _open(cache), _build()
+def test_a_model_that_generates_nothing_is_told_so(
+    data: GANDataModule, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConfigError, match="predict: BoringModel has no method sample_images"):
+        _generate(data, BoringModel(), tmp_path)
+    with pytest.raises(ConfigError, match=r"predict.count=0 must be at least 1"):
+        PredictOptions(count=0)
+    caplog.set_level("INFO")
+    draw_predictions(data, BoringModel(), tmp_path / "predictions.png")
+    assert "no predictions.png: BoringModel has no sample_images" in caplog.text
+    assert not (tmp_path / "predictions.png").exists()
+
+
+def test_real_and_generated_images_stand_side_by_side(
+    cache: Path, data: GANDataModule, tmp_path: Path
+) -> None:
+    model = _build()
     model.poses = data.poses
     draw_predictions(data, model, tmp_path / "predictions.png", count=3)
     with_sides = cv2.imread(str(tmp_path / "predictions.png"))
@@ -149,22 +141,9 @@ def test_real_and_generated_images_stand_side_by_side(cache: Path, tmp_path: Pat
     flat = cv2.imread(str(tmp_path / "flat.png"))
     assert with_sides.shape[0] > flat.shape[0] > 300
     assert with_sides.shape[1] == flat.shape[1]
-
-
-def test_sets_without_held_out_images_are_drawn_too(cache: Path, tmp_path: Path) -> None:
-    draw_predictions(
-        _open(cache, splits={"train": 1.0}), _build(posed=False), tmp_path / "predictions.png"
-    )
-    assert (tmp_path / "predictions.png").is_file()
-
-
-def test_nothing_is_drawn_of_a_model_that_generates_nothing(
-    cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("INFO"):
-        draw_predictions(_open(cache), BoringModel(), tmp_path / "predictions.png")
-    assert "no predictions.png: BoringModel has no sample_images" in caplog.text
-    assert not (tmp_path / "predictions.png").exists()
+    held_out_nothing = _open(cache, splits={"train": 1.0})
+    draw_predictions(held_out_nothing, _build(posed=False), tmp_path / "train.png")
+    assert (tmp_path / "train.png").is_file()
 
 
 def test_objects_are_swept_where_data_and_model_know_sides() -> None:
@@ -175,11 +154,6 @@ def test_objects_are_swept_where_data_and_model_know_sides() -> None:
     assert sweep_objects(_build(posed=False), poses, 3, seed=1) is None
     assert sweep_objects(_build(), None, 3, seed=1) is None
     assert sweep_objects(BoringModel(), poses, 3, seed=1) is None
-
-
-def test_a_count_must_be_a_number_of_images() -> None:
-    with pytest.raises(ConfigError, match=r"predict.count=0 must be at least 1"):
-        PredictOptions(count=0)
 
 
 def _planned(data: GANDataModule, stage: Any = "train") -> Batch:
@@ -193,14 +167,10 @@ def _draw(data: GANDataModule, batch: Batch, path: Path, count: int) -> list[int
     )
 
 
-def test_views_become_the_sheet_they_came_from(cache: Path) -> None:
+def test_samples_are_drawn_with_all_views_of_their_object(cache: Path, tmp_path: Path) -> None:
     data = _open_labelled(cache)
     sheet = tile_views(data.inspect("train").views_of(0))
     assert torch.equal(sheet, torch.from_numpy(data.bank[0] / np.float32(255)))
-
-
-def test_samples_are_drawn_with_all_views_of_their_object(cache: Path, tmp_path: Path) -> None:
-    data = _open_labelled(cache)
     batch = data.finish_batch(_planned(data), "train")
     assert _draw(data, batch, tmp_path / "views.png", 3) == [0, 1, 3]
     assert _draw(data, batch, tmp_path / "all.png", 9) == [0, 1, 2, 3]

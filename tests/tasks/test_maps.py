@@ -19,29 +19,11 @@ from lit_data.loading import LoaderOptions
 from lit_data.tasks import Predicted
 from lit_data.tasks import maps as patch_predict
 from lit_data.types import Array, Batch
+from tests.reading import opened
 from tests.tasks.running import Marker, predict, read_rows
 
 SIZE = (48, 80)
 """Of an image and, for the old way, of its one patch."""
-
-
-ANSWERS: dict[str, Callable[[Tensor], Any]] = {
-    "vector": lambda images: images[:, 0, 0],
-    "nothing": lambda images: None,
-    "other": lambda images: {"probability": images, "mask": 1},
-    "logits": lambda images: {"probability": 9 * images[:, :1] - 3},
-}
-
-
-class Forgetful(Marker):
-    """Answers with something else than what is asked for."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-
-    def predict_step(self, batch: Batch, batch_idx: int) -> Any:
-        return ANSWERS[self.kind](batch["image"])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,9 +64,7 @@ def _open(root: Path, **options: Any) -> StripeDataModule:
         loader=LoaderOptions(batch_size=2, worker_kind="inline"),
         **options,
     )
-    data.prepare_data()
-    data.setup("predict")
-    return data
+    return opened(data, "predict")
 
 
 def _read_map(folder: Path, name: str) -> Array:
@@ -120,17 +100,15 @@ def test_tiles_of_whole_images_say_what_patches_said(
         before = model.predict_step(batch, 0)["probability"][:, 0].numpy()
     assert before.std() > 0.01
     for number, name in enumerate(data.source.names(data.bank)):
-        np.testing.assert_allclose(
-            _read_map(tmp_path / "run", name), before[number], rtol=0, atol=2e-5
-        )
+        written = _read_map(tmp_path / "run", name)
+        np.testing.assert_allclose(written, before[number], rtol=0, atol=2e-5)
 
 
 def test_the_table_holds_what_the_maps_show(tmp_path: Path) -> None:
     data = _open(_write_images(tmp_path / "set"))
     _predict(data, Marker(), tmp_path / "run")
-    maps = {
-        name: _read_map(tmp_path / "run", name).astype(np.float32) for name in ("0.tif", "1.tif")
-    }
+    names = ("0.tif", "1.tif")
+    maps = {name: _read_map(tmp_path / "run", name).astype(np.float32) for name in names}
     level = np.floor(np.quantile(np.stack(list(maps.values())), 0.9) * 65535)
     threshold = float((level + 0.5) / 65535)  # between two levels of a map, which is rounded
     metrics, _ = _predict(data, Marker(), tmp_path / "run", threshold=threshold, min_area_px=2)
@@ -141,35 +119,41 @@ def test_the_table_holds_what_the_maps_show(tmp_path: Path) -> None:
         for name, found in maps.items()
         for defect in find_defects(found, threshold=threshold, min_area_px=2)
     ]
-    assert sorted(
-        (row["image"], f"{float(row['y']):.2f}", int(row["height_px"])) for row in rows
-    ) == sorted(shown)
+    written = [(row["image"], f"{float(row['y']):.2f}", int(row["height_px"])) for row in rows]
+    assert sorted(written) == sorted(shown)
     assert metrics["predict/defects"] == len(rows) > 2
     assert metrics["predict/images_with_defects"] == 2
     assert cv2.imread(str(tmp_path / "run" / "predictions.png")) is not None
 
 
 @pytest.mark.parametrize(
-    ("kind", "match"),
+    ("answer", "match"),
     [
         (
-            "vector",
-            r"predict_step of Forgetful must return probabilities \[B, 1, H, W\].*returned \[",
+            lambda images: images[:, 0, 0],
+            r"of Forgetful must return .* \[B, 1, H, W\].*returned \[",
         ),
-        ("nothing", r"must return probabilities.*returned a NoneType"),
+        (lambda images: None, r"must return probabilities.*returned a NoneType"),
         (
-            "other",
+            lambda images: {"probability": images, "mask": 1},
             r"must return probabilities.*a dict with probability \[.*, 3, 32, 32\], mask a int",
         ),
-        ("logits", r"probability goes from -\d.* to \d.*: predict_step must return values in 0..1"),
+        (
+            lambda images: {"probability": 9 * images[:, :1] - 3},
+            r"probability goes from -\d.* to \d.*: predict_step must return values in 0..1",
+        ),
     ],
 )
 def test_modules_that_answer_something_else_are_told_what_to_answer(
-    kind: str, match: str, tmp_path: Path
+    answer: Callable[[Tensor], Any], match: str, tmp_path: Path
 ) -> None:
+    class Forgetful(Marker):
+        def predict_step(self, batch: Batch, batch_idx: int) -> Any:
+            return answer(batch["image"])
+
     data = _open(_write_images(tmp_path / "set"))
     with pytest.raises(ConfigError, match=match):
-        _predict(data, Forgetful(kind), tmp_path / "run")
+        _predict(data, Forgetful(), tmp_path / "run")
 
 
 def test_modules_get_the_format_they_were_written_for(tmp_path: Path) -> None:
@@ -181,9 +165,8 @@ def test_modules_get_the_format_they_were_written_for(tmp_path: Path) -> None:
     _predict(_open(root), Marker(), tmp_path / "plain")
     data = _open(root, batch_format=["ref1", "ref2", "target", "mask"])
     _predict(data, Tuple(), tmp_path / "tuple")
-    np.testing.assert_array_equal(
-        _read_map(tmp_path / "plain", "0.tif"), _read_map(tmp_path / "tuple", "0.tif")
-    )
+    plain, other = (_read_map(tmp_path / name, "0.tif") for name in ("plain", "tuple"))
+    np.testing.assert_array_equal(plain, other)
 
 
 def test_options_and_augmentations_that_maps_cannot_have_are_refused(tmp_path: Path) -> None:

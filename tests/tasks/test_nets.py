@@ -53,9 +53,8 @@ class Blur(L.LightningModule):
         self.sizes.append(tuple(batch["image"].shape))
         if self.reach_px is None:
             return {"probability": grey + 0 * grey.mean((2, 3), keepdim=True)}
-        return {
-            "probability": nn.functional.avg_pool2d(grey, 2 * self.reach_px + 1, 1, self.reach_px)
-        }
+        side = 2 * self.reach_px + 1
+        return {"probability": nn.functional.avg_pool2d(grey, side, 1, self.reach_px)}
 
 
 def _images(*sizes: tuple[int, int]) -> WholeImages:
@@ -64,10 +63,9 @@ def _images(*sizes: tuple[int, int]) -> WholeImages:
 
 
 def _choose(reach_px: int | None, size: tuple[int, int], **options: Any) -> int:
+    chosen = PredictOptions(tile_px=64, multiple_px=2, **options)
     net = ProbabilityNet(Blur(reach_px), (0, 1, 2))
-    return choose_overlap_px(
-        net, _images(size), PredictOptions(tile_px=64, multiple_px=2, **options), CPU
-    )
+    return choose_overlap_px(net, _images(size), chosen, CPU)
 
 
 def test_tiles_overlap_as_far_as_the_net_sees(caplog: pytest.LogCaptureFixture) -> None:
@@ -87,11 +85,7 @@ def test_tiles_overlap_as_far_as_the_net_sees(caplog: pytest.LogCaptureFixture) 
         # The net is asked with 65 px whether it takes any size.
         ([(40, 52)], {"multiple_px": 16}, {(1, 3, 65, 65), (1, 3, 40, 52)}),
         ([(40, 52)], {"multiple_px": 16, "round_px": 16}, {(1, 3, 48, 64)}),
-        (
-            [(40, n) for n in range(48, 51)],
-            {"multiple_px": 1},
-            {(1, 3, 40, n) for n in range(48, 51)},
-        ),
+        ([(40, 48), (40, 49)], {"multiple_px": 1}, {(1, 3, 40, 48), (1, 3, 40, 49)}),
         ([(64, 64)] * 7, {"threads": 2}, {(1, 3, 64, 64)}),
         ([(64, 64)] * 7, {"batch_size": 3}, {(3, 3, 64, 64), (1, 3, 64, 64)}),
         ([(64, 64)] * 7, {"max_batch_size": 2}, {(2, 3, 64, 64), (1, 3, 64, 64)}),
@@ -100,17 +94,21 @@ def test_tiles_overlap_as_far_as_the_net_sees(caplog: pytest.LogCaptureFixture) 
     ],
 )
 def test_batches_are_as_large_as_asked_for(
-    sizes: list[tuple[int, int]],
-    options: dict[str, Any],
-    tiles: set[tuple[int, ...]],
-    tmp_path: Path,
+    sizes: list[tuple[int, int]], options: dict[str, Any], tiles: set[Any], tmp_path: Path
 ) -> None:
     given = dict(options)
     limit = given.pop("limit", 1.0)
-    run = make_run(tmp_path, limit_predict_batches=limit)
-    model, images, chosen = Blur(1), _images(*sizes), PredictOptions(tile_px=64, **given)
-    predict_images(WatermarkDataModule(), model, MarkWriter(images, tmp_path, chosen), run, chosen)
-    assert set(model.sizes) == tiles
+    assert _predict(Blur(1), sizes, tmp_path, limit, **given) == tiles
+
+
+def _predict(
+    model: Blur, sizes: list[tuple[int, int]], folder: Path, limit: float = 1.0, **options: Any
+) -> set[tuple[int, ...]]:
+    """Sizes of the batches that a model is given."""
+    run = make_run(folder, limit_predict_batches=limit)
+    images, chosen = _images(*sizes), PredictOptions(tile_px=64, **options)
+    predict_images(WatermarkDataModule(), model, MarkWriter(images, folder, chosen), run, chosen)
+    return set(model.sizes)
 
 
 def test_a_net_that_refuses_odd_sizes_gets_sides_filled_up_by_their_edge(tmp_path: Path) -> None:
@@ -120,7 +118,4 @@ def test_a_net_that_refuses_odd_sizes_gets_sides_filled_up_by_their_edge(tmp_pat
                 raise ValueError("my sides must be multiples of 16")
             return super().predict_step(batch, batch_idx)
 
-    run = make_run(tmp_path)
-    model, images, chosen = Halving(1), _images((40, 52)), PredictOptions(tile_px=64)
-    predict_images(WatermarkDataModule(), model, MarkWriter(images, tmp_path, chosen), run, chosen)
-    assert set(model.sizes) == {(1, 3, 48, 64)}
+    assert _predict(Halving(1), [(40, 52)], tmp_path) == {(1, 3, 48, 64)}

@@ -2,7 +2,6 @@ from pathlib import Path
 
 import cv2
 import lightning as L
-import numpy as np
 import pytest
 
 from lit_data.augment import segmentation_augment
@@ -12,6 +11,7 @@ from lit_data.modules import SegmentationModule
 from lit_data.synthesis.watermarks import WatermarkSpec
 from lit_data.tasks import find_task
 from lit_data.types import Batch
+from tests.reading import opened, plan
 
 
 @pytest.fixture(scope="module")
@@ -25,19 +25,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> WatermarkDataModule:
         clean=True,
         loader=LoaderOptions(worker_kind="inline"),
     )
-    data.prepare_data()
-    data.setup("fit")
-    return data
-
-
-def _planned(data: WatermarkDataModule) -> Batch:
-    return data.plan_batch(data.make_loader("train").read(np.arange(10), 0), "train")
+    return opened(data)
 
 
 def test_samples_are_drawn_those_with_the_largest_mark_first(
     data: WatermarkDataModule, tmp_path: Path
 ) -> None:
-    planned = _planned(data)
+    planned = plan(data, 10)
     batch = data.finish_batch(planned, "train")
 
     def draw(batch: Batch, name: str, count: int) -> list[int]:
@@ -55,7 +49,7 @@ def test_samples_are_drawn_those_with_the_largest_mark_first(
 
 
 def test_predictions_are_drawn_if_there_are_any(data: WatermarkDataModule, tmp_path: Path) -> None:
-    batch = data.finish_batch(_planned(data), "train")
+    batch = data.finish_batch(plan(data, 10), "train")
     path, task = tmp_path / "predictions.png", find_task(data)
     assert task.draw_predictions(SegmentationModule(), batch, path, "predictions", count=4)
     assert cv2.imread(str(path)).shape[1] > 500
@@ -72,8 +66,7 @@ def test_augmentation_is_drawn_where_there_is_any(
     data: WatermarkDataModule, tmp_path: Path
 ) -> None:
     path, task = tmp_path / "augment.png", find_task(data)
-    task.draw_augmented(_planned(data), [0, 3], path, stage="train")
+    task.draw_augmented(plan(data, 10), [0, 3], path, stage="train")
     assert cv2.imread(str(path)).shape[1] > 500
-    planned = data.plan_batch(data.make_loader("val").read(np.arange(2), 0), "val")
-    task.draw_augmented(planned, [0], tmp_path / "none.png", stage="val")
+    task.draw_augmented(plan(data, 2, "val"), [0], tmp_path / "none.png", stage="val")
     assert not (tmp_path / "none.png").exists()

@@ -17,17 +17,11 @@ from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.tasks import Predicted
 from lit_data.tasks import watermarks as watermark_predict
-from lit_data.types import Array
+from tests.reading import opened
 from tests.tasks.running import Marker, predict, read_rows
 
-SIZES = {
-    "a/page.png": (40, 50),
-    "b/page.png": (64, 64),
-    "b/scan.bmp": (40, 50),
-    "c.png": (1, 30),
-    "d.png": (30, 1),
-}
-SIZES |= {"e.png": (130, 90), "f.png": (40, 50)}
+SIZES = {"a/page.png": (40, 50), "b/page.png": (64, 64), "b/scan.bmp": (40, 50)}
+SIZES |= {"c.png": (1, 30), "d.png": (30, 1), "e.png": (130, 90), "f.png": (40, 50)}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,9 +63,7 @@ def _open(root: Path, **options: Any) -> WatermarkDataModule:
         loader=LoaderOptions(worker_kind="inline"),
         **options,
     )
-    data.prepare_data()
-    data.setup("predict")
-    return data
+    return opened(data, "predict")
 
 
 def _predict(
@@ -90,10 +82,6 @@ def _read_table(folder: Path) -> list[dict[str, str]]:
     return [{key: text for key, text in row.items() if key != "seconds"} for row in rows]
 
 
-def _read_rgb(path: Path) -> Array:
-    return cv2.imread(str(path), cv2.IMREAD_UNCHANGED)[..., ::-1]
-
-
 def test_each_image_has_its_files_of_its_size(root: Path, whole: Path) -> None:
     rows = {row["image"]: row for row in _read_table(whole)}
     assert sorted(rows) == sorted(SIZES)
@@ -101,11 +89,10 @@ def test_each_image_has_its_files_of_its_size(root: Path, whole: Path) -> None:
         mask = cv2.imread(str(whole / "masks" / f"{name}.png"), cv2.IMREAD_UNCHANGED)
         assert (mask.shape, mask.dtype) == (size, np.uint8)
         assert (int(rows[name]["height_px"]), int(rows[name]["width_px"])) == size
-        assert float(rows[name]["marked_share"]) == pytest.approx(
-            (mask >= 128).mean(), abs=2 / mask.size
-        )
+        share = float(rows[name]["marked_share"])
+        assert share == pytest.approx((mask >= 128).mean(), abs=2 / mask.size)
         paths = (root / name, whole / "overlays" / f"{name}.png", whole / "cleaned" / f"{name}.png")
-        image, overlay, cleaned = map(_read_rgb, paths)
+        image, overlay, cleaned = (cv2.imread(str(path), cv2.IMREAD_UNCHANGED) for path in paths)
         assert overlay.shape == cleaned.shape == image.shape
         assert ((overlay != image).any(2) <= (mask >= 127)).all()
         touched = cv2.dilate((mask >= 127).astype(np.uint8), np.ones((5, 5)))
@@ -130,28 +117,29 @@ def test_an_interrupted_run_ends_like_one_that_was_not(
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.png")}
     assert len(kept) < 3 * len(SIZES)
     metrics, _ = _predict(data, Marker(), tmp_path, resume=True)
-    assert (metrics["predict/images_kept"], metrics["predict/images"]) == (
-        len(kept) // 3,
-        len(SIZES),
-    )
+    assert metrics["predict/images_kept"] == len(kept) // 3
+    assert metrics["predict/images"] == len(SIZES)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert _read(tmp_path) == _read(whole)
     assert _read_table(tmp_path) == _read_table(whole)
 
 
-def test_only_a_run_of_the_same_options_goes_on(data: WatermarkDataModule, tmp_path: Path) -> None:
-    _predict(data, Marker(), tmp_path, clean=False)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
-        "masks",
-        "overlays",
-    ]
-    with pytest.raises(
-        ConfigError, match=r"holds predictions of another run.*\n  predict.threshold: 0.5, now 0.25"
-    ):
-        _predict(data, Marker(), tmp_path, clean=False, resume=True, threshold=0.25)
-    metrics, _ = _predict(data, Marker(), tmp_path, clean=False, resume=True, batch_size=5)
+def test_only_a_run_of_the_same_options_and_images_goes_on(root: Path, tmp_path: Path) -> None:
+    copy, run = shutil.copytree(root, tmp_path / "set"), tmp_path / "run"
+    data = _open(copy)
+    _predict(data, Marker(), run, clean=False)
+    assert {path.name for path in run.iterdir() if path.is_dir()} == {"masks", "overlays"}
+    refused = r"holds predictions of another run.*\n  predict.threshold: 0.5, now 0.25"
+    with pytest.raises(ConfigError, match=refused):
+        _predict(data, Marker(), run, clean=False, resume=True, threshold=0.25)
+    metrics, _ = _predict(data, Marker(), run, clean=False, resume=True, batch_size=5)
     assert metrics["predict/images_kept"] == len(SIZES)
-    assert _predict(data, Marker(), tmp_path).metrics["predict/images_kept"] == 0
+    shutil.copy(copy / "e.png", copy / "f.png")
+    metrics, _ = _predict(_open(copy), Marker(), run, clean=False, resume=True)
+    assert metrics["predict/images_kept"] == len(SIZES) - 1
+    done = _read(run)
+    assert done["masks/f.png.png"] == done["masks/e.png.png"]
+    assert _predict(_open(copy), Marker(), run).metrics["predict/images_kept"] == 0
 
 
 @pytest.mark.parametrize("cache", ["store", "none"])
@@ -189,26 +177,12 @@ def test_huge_images_go_through_a_file_and_come_out_the_same(
     data: WatermarkDataModule, whole: Path, tmp_path: Path
 ) -> None:
     _predict(data, Marker(), tmp_path, large_px=3000)  # b/page.png and e.png are huge now
-    small, large = _read(whole), _read(tmp_path)
-    assert small.keys() == large.keys()
-    for name in (name for name in small if name.startswith("masks")):
-        pixels = (
-            cv2.imdecode(np.frombuffer(kind[name], np.uint8), cv2.IMREAD_UNCHANGED)
-            for kind in (small, large)
-        )
-        one, other = (picture.astype(int) for picture in pixels)
+    assert _read(whole).keys() == _read(tmp_path).keys()
+    for name in SIZES:
+        paths = (folder / "masks" / f"{name}.png" for folder in (whole, tmp_path))
+        one, other = (cv2.imread(str(path), cv2.IMREAD_UNCHANGED).astype(int) for path in paths)
         assert abs(one - other).max() <= 1
     assert not (tmp_path / ".large.npy").exists()
-
-
-def test_a_changed_image_is_predicted_again(root: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(root, tmp_path / "set")
-    _predict(_open(copy), Marker(), tmp_path / "run")
-    shutil.copy(copy / "e.png", copy / "f.png")
-    metrics, _ = _predict(_open(copy), Marker(), tmp_path / "run", resume=True)
-    assert metrics["predict/images_kept"] == len(SIZES) - 1
-    done = _read(tmp_path / "run")
-    assert done["masks/f.png.png"] == done["masks/e.png.png"]
 
 
 def test_painting_over_takes_what_is_around() -> None:
@@ -216,7 +190,5 @@ def test_painting_over_takes_what_is_around() -> None:
     pixels[:, 18:22, 10:30] = 20
     marked = np.zeros((40, 40), np.float32)
     marked[19:21, 11:29] = 1  # less than the whole of it: its soft edge is not found
-    parts = list(
-        watermark_predict.paint_over(pixels, watermark_predict.ProbabilityMap(marked), 0.5)
-    )
-    assert np.concatenate(parts).min() > 180
+    found = watermark_predict.ProbabilityMap(marked)
+    assert np.concatenate(list(watermark_predict.paint_over(pixels, found, 0.5))).min() > 180

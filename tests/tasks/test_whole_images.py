@@ -14,9 +14,17 @@ from lit_data.tasks.maps import ProbabilityMap, slabs
 from lit_data.types import Array
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-@pytest.mark.parametrize("shape", [(7, 5), (7, 5, 3), (1, 1), (9, 1)])
-@pytest.mark.parametrize("step", [1, 4, 100])
+@pytest.mark.parametrize(
+    ("dtype", "shape", "step"),
+    [
+        (np.uint8, (7, 5), 1),
+        (np.uint16, (7, 5), 4),
+        (np.uint8, (7, 5, 3), 4),
+        (np.uint16, (7, 5, 3), 100),
+        (np.uint8, (1, 1), 100),
+        (np.uint16, (9, 1), 1),
+    ],
+)
 def test_a_png_of_parts_holds_the_whole(
     dtype: type, shape: tuple[int, ...], step: int, tmp_path: Path
 ) -> None:
@@ -32,9 +40,7 @@ def test_a_file_that_could_not_be_finished_is_not_there(tmp_path: Path) -> None:
         yield np.zeros((1, 4), np.uint8)
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(
-        StoreError, match=r"cannot write .*image\.png: No space left on device. Free the folder"
-    ):
+    with pytest.raises(StoreError, match=r"image\.png: No space left on device. Free the folder"):
         write_png_parts(tmp_path / "image.png", (2, 4), parts())
     assert not list(tmp_path.iterdir())
 
@@ -50,22 +56,12 @@ def test_a_map_from_a_file_has_the_values_of_one_in_memory() -> None:
     stored = ProbabilityMap(np.rint(values * 65535).astype(np.uint16))
     np.testing.assert_allclose(stored.rows(slice(None)), values, atol=1 / 65535)
     for dtype in (np.uint8, np.uint16):
-        np.testing.assert_array_equal(
-            stored.encode(slice(0, 2), dtype), ProbabilityMap(values).encode(slice(0, 2), dtype)
-        )
+        expected = ProbabilityMap(values).encode(slice(0, 2), dtype)
+        np.testing.assert_array_equal(stored.encode(slice(0, 2), dtype), expected)
 
 
-@pytest.mark.parametrize(
-    ("value", "cell"),
-    [
-        ("=1+1", "'=1+1"),
-        ("@x", "'@x"),
-        ("-a.png", "'-a.png"),
-        ("+", "'+"),
-        (-3.5, -3.5),
-        ("a=b", "a=b"),
-        (None, None),
-    ],
-)
-def test_no_text_is_a_formula(value: object, cell: object) -> None:
-    assert plain_cell(value) == cell
+def test_no_text_is_a_formula() -> None:
+    for formula in ("=1+1", "@x", "-a.png", "+"):
+        assert plain_cell(formula) == f"'{formula}"
+    for value in (-3.5, "a=b", None):
+        assert plain_cell(value) == value

@@ -13,15 +13,8 @@ IDENTITY: dict[str, Any] = {"checkpoint_sha256": "ab", "predict": {"tile_px": 51
 
 def _add(journal: Journal, folder: Path, name: str) -> None:
     (folder / name).write_bytes(b"pixels")
-    journal.add(
-        Entry(
-            image=name,
-            stamp=[6, 1],
-            files=journal.measure([folder / name]),
-            rows=[{"y": 1.5}],
-            score=0.5,
-        )
-    )
+    files = journal.measure([folder / name])
+    journal.add(Entry(image=name, stamp=[6, 1], files=files, rows=[{"y": 1.5}], score=0.5))
 
 
 @pytest.fixture
@@ -37,12 +30,9 @@ def test_what_is_done_is_known_again(folder: Path) -> None:
     assert journal.holds("a.png", [6, 1])
     assert not journal.holds("a.png", [6, 2])  # its source changed
     assert not journal.holds("c.png", [6, 1])
-    assert [
-        (entry.image, entry.rows) for entry in journal.entries(["b.png", "c.png", "a.png"])
-    ] == [
-        ("b.png", [{"y": 1.5}]),
-        ("a.png", [{"y": 1.5}]),
-    ]
+    entries = list(journal.entries(["b.png", "c.png", "a.png"]))
+    assert [entry.image for entry in entries] == ["b.png", "a.png"]
+    assert [entry.rows for entry in entries] == [[{"y": 1.5}]] * 2
 
 
 @pytest.mark.parametrize("cut", [1, 10])
@@ -65,9 +55,8 @@ def test_an_image_whose_file_is_not_whole_is_not_done(folder: Path, damage: str)
 
 def test_another_run_is_named_by_what_differs(folder: Path) -> None:
     other = {"checkpoint_sha256": "cd", "predict": {"tile_px": [512, 256]}}
-    with pytest.raises(
-        ConfigError, match=r"(?s)choose another predict.folder.*checkpoint_sha256: 'ab', now 'cd'"
-    ):
+    refused = r"(?s)choose another predict.folder.*checkpoint_sha256: 'ab', now 'cd'"
+    with pytest.raises(ConfigError, match=refused):
         Journal(folder, other, resume=True)
     assert not Journal(folder, other, resume=False).holds("a.png", [6, 1])
     assert not Journal(folder, other, resume=True).holds("a.png", [6, 1])
@@ -76,11 +65,8 @@ def test_another_run_is_named_by_what_differs(folder: Path) -> None:
 def test_leftovers_of_a_killed_run_go(folder: Path) -> None:
     (folder / "masks").mkdir()
     left_over = folder / "masks" / ".lit_data-0123456789abcdef.part"
-    theirs = [
-        folder / "masks" / ".download.part",
-        folder / ".thesis.part",
-        folder / ".lit_data-mine.part",
-    ]
+    names = ("masks/.download.part", ".thesis.part", ".lit_data-mine.part")
+    theirs = [folder / name for name in names]
     for path in (left_over, *theirs):
         path.touch()
     Journal(folder, IDENTITY, resume=True)

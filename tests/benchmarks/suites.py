@@ -1,5 +1,7 @@
 """Composing and running a suite of `benchmarks`, and reading what a loader gives, for tests."""
 
+import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +40,8 @@ def read_epoch(method: str, candidate: Candidate | str) -> Batch:
     """One epoch of a row, finished and sorted by sample."""
     assert isinstance(candidate, Candidate)
     has_micro_batches = method in MICRO_BATCHED or candidate.has_micro_batches
-    row = Row(
-        method,
-        batch_size=5,
-        num_workers=0 if method in ("inline", "device") else 2,
-        micro_batch_size=2 if has_micro_batches else 5,
-    )
+    workers = 0 if method in ("inline", "device") else 2
+    row = Row(method, 5, workers, 2 if has_micro_batches else 5)
     batches = []
     with open_feed(row, candidate, seed=3) as feed:
         for batch in feed:
@@ -52,3 +50,16 @@ def read_epoch(method: str, candidate: Candidate | str) -> Batch:
     joined = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
     order = joined["index"].argsort()
     return {key: value[order] for key, value in joined.items()}
+
+
+def read_table(folder: Path) -> list[dict[str, str]]:
+    """Rows of the table that a suite wrote into its run folder."""
+    with (folder / "benchmark.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_summary(runs: Path) -> tuple[dict[str, Any], Path]:
+    """Metrics of the one run below a folder, without ``benchmark/``, and its folder."""
+    (path,) = runs.rglob("summary.json")
+    metrics = json.loads(path.read_text())
+    return {name.removeprefix("benchmark/"): value for name, value in metrics.items()}, path.parent

@@ -1,6 +1,4 @@
-import csv
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +6,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from benchmarks.ct import COLUMNS, Cloud, check_equal
 from lit_data.errors import ConfigError, DataError
-from tests.benchmarks.suites import build_suite, compose_suite, run_suite
+from tests.benchmarks.suites import build_suite, compose_suite, read_table, run_suite
 
 WAYS = ["argwhere", "nonzero", "memory_map", "sparse_file", "store", "subset", "cached"]
 
@@ -29,15 +27,10 @@ def cfg(composed: DictConfig, tmp_path: Path) -> DictConfig:
     return cfg
 
 
-def _run(cfg: DictConfig) -> dict[str, Any]:
-    return run_suite(cfg)
-
-
 def test_all_ways_find_the_voxels_of_made_volumes(cfg: DictConfig, tmp_path: Path) -> None:
-    found = _run(cfg)
+    found = run_suite(cfg)
     assert (found["benchmark/volumes"], found["benchmark/points"]) == (2, 800)
-    with (tmp_path / "benchmark.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_table(tmp_path)
     assert [row["method"] for row in rows] == WAYS
     for row in rows:
         assert tuple(row) == COLUMNS
@@ -45,16 +38,14 @@ def test_all_ways_find_the_voxels_of_made_volumes(cfg: DictConfig, tmp_path: Pat
         assert int(row["samples"]) == 2
         assert bool(row["prepare_ms"]) == (row["method"] in ("sparse_file", "store"))
         for name in ("first_epoch_ms", "load_ms_mean", "memory_mib", "ratio_to_argwhere"):
-            assert found[f"benchmark/{row['method']}_{name}"] == pytest.approx(
-                float(row[name]), rel=1e-4
-            )
-            assert float(row[name]) > 0
+            metric = found[f"benchmark/{row['method']}_{name}"]
+            assert 0 < metric == pytest.approx(float(row[name]), rel=1e-4)
     assert [path.name for path in tmp_path.iterdir()] == ["benchmark.csv"]
 
 
 def test_the_volumes_of_an_experiment_are_measured(cfg: DictConfig) -> None:
     cfg.suite.volumes, cfg.data.occupied_hu = None, [-200, 100]
-    found = _run(cfg)
+    found = run_suite(cfg)
     volumes = [np.load(path) for path in Path(cfg.paths.cache).rglob("ct_000?.npy")]
     assert found["benchmark/volumes"] == len(volumes) == 3
     assert found["benchmark/points"] == sum(int(((v > -200) & (v <= 100)).sum()) for v in volumes)
@@ -63,18 +54,10 @@ def test_the_volumes_of_an_experiment_are_measured(cfg: DictConfig) -> None:
 def test_data_without_volumes_is_refused(cfg: DictConfig) -> None:
     cfg.suite.volumes = None
     cfg.data = {"_target_": "lit_data.datamodules.StripeDataModule"}
-    with pytest.raises(
-        ConfigError, match=r"volumes=null measures the experiment's volumes: add \+experiment=ct"
-    ):
+    with pytest.raises(ConfigError, match=r"the experiment's volumes: add \+experiment=ct"):
         run_suite(cfg)
-
-
-@pytest.mark.parametrize("share", [0, 1.5])
-def test_a_share_is_above_zero_and_at_most_one(cfg: DictConfig, share: float) -> None:
-    cfg.suite.occupied_share = share
-    with pytest.raises(
-        ConfigError, match=r"suite.occupied_share=.* is a share: give a number above 0 and up to 1"
-    ):
+    cfg.suite.occupied_share = 1.5
+    with pytest.raises(ConfigError, match=r"suite.occupied_share=1.5 is a share"):
         build_suite(cfg)
 
 

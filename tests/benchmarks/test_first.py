@@ -1,20 +1,20 @@
 """`python -m benchmarks first`: each kind of worker makes the samples; a table is written."""
 
-import csv
 from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import run as measure
 from benchmarks.first import COLUMNS, FreshSamples
+from tests.benchmarks.suites import read_table
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_runs_are_fast")
 def test_every_kind_of_worker_is_measured(tmp_path: Path) -> None:
     toy = ["suite.batches=[1,2]", "suite.batch_size=4", "suite.shape=[3,8,8]", "suite.repeats=1"]
     assert measure(["first", *toy, f"paths.run={tmp_path}"]) == 0
-    with (tmp_path / "benchmark.csv").open(newline="") as file:
-        rows = {row["way"]: row for row in csv.DictReader(file)}
+    rows = {row["way"]: row for row in read_table(tmp_path)}
     assert list(rows) == [
         f"{way}_{n}" for n in (1, 2) for way in ("dataloader", "process", "thread", "inline")
     ]

@@ -1,10 +1,7 @@
 """`python -m benchmarks gan`: what is measured, and that the ways differ in memory only."""
 
-import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +11,7 @@ from benchmarks.gan import COLUMNS, Bench, find_largest
 from benchmarks.gan_variants import NAMES, list_ways
 from lit_data.modules import ConvDiscriminator, ConvGenerator, GANModule
 from lit_data.types import Batch
+from tests.benchmarks.suites import read_summary, read_table
 
 pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),
@@ -26,36 +24,25 @@ pytestmark = [
 
 TOY = [
     *("trainer=cpu", "data.image_px=8", "data.samples={count: 6, size_px: [16, 16], tiles: 2}"),
-    *(
-        "data.loader.batch_size=4",
-        "data.loader.num_workers=0",
-        "model.generator.width=4",
-        "model.discriminator.width=4",
-    ),
+    *("data.loader.batch_size=4", "data.loader.num_workers=0"),
+    *("model.generator.width=4", "model.discriminator.width=4"),
     *("suite.batch_size=4", "suite.part_size=1", "suite.repeats=1", "suite.steps=1"),
 ]
 
 
 @pytest.mark.slow
 def test_the_table_and_the_summary(tmp_path: Path) -> None:
-    assert (
-        measure(["gan", *TOY, f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]) == 0
-    )
-    (path,) = (tmp_path / "runs").rglob("summary.json")
-    summary: dict[str, Any] = json.loads(path.read_text())
-    with path.with_name("benchmark.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
+    words = [f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]
+    assert measure(["gan", *TOY, *words]) == 0
+    metrics, folder = read_summary(tmp_path / "runs")
+    lines = read_table(folder)
     assert [line["way"] for line in lines] == list(NAMES)
     assert tuple(lines[0]) == COLUMNS
-    assert (summary["benchmark/batch_size"], summary["benchmark/part_size"]) == (4, 1)
-    assert (
-        summary["benchmark/original_peak_to_original"]
-        == summary["benchmark/original_largest_to_original"]
-        == 1
-    )
+    assert (metrics["batch_size"], metrics["part_size"]) == (4, 1)
+    assert metrics["original_peak_to_original"] == metrics["original_largest_to_original"] == 1
     for way in NAMES:
-        assert summary[f"benchmark/{way}_gradient_difference"] < 1e-4
-        assert summary[f"benchmark/{way}_step_ms"] > 0
+        assert metrics[f"{way}_gradient_difference"] < 1e-4
+        assert metrics[f"{way}_step_ms"] > 0
 
 
 def _bench(device: str) -> tuple[Bench, Callable[[int], Batch]]:
@@ -104,8 +91,7 @@ def test_so_it_is_on_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "largest"),
-    [(7, 7), (8, 8), (9, 9), (15, 15), (16, 16), (17, 17), (40, 40), (63, 63), (1000, 64), (0, 0)],
+    ("limit", "largest"), [(0, 0), (7, 7), (8, 8), (9, 9), (17, 17), (63, 63), (1000, 64)]
 )
 def test_the_largest_batch_that_fits_is_found(limit: int, largest: int) -> None:
     tried: list[int] = []
@@ -117,7 +103,4 @@ def test_the_largest_batch_that_fits_is_found(limit: int, largest: int) -> None:
     assert find_largest(fits, 8, 8) == largest
     assert len(tried) <= 9
     assert max(tried) <= 64
-
-
-def test_larger_batches_are_found_in_eighths() -> None:
-    assert find_largest(lambda count: count <= 75, 32, 8) == 72
+    assert find_largest(lambda count: count <= 75, 32, 8) == 72  # large ones in eighths

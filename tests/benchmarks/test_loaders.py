@@ -1,6 +1,5 @@
 """Suites `loaders` and `collate`: other ways to load give the same samples, and are measured."""
 
-import csv
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,15 @@ from lit_data.commands.benchmarks.table import Row
 from lit_data.commands.configuration.targets import read_options
 from lit_data.errors import ConfigError
 from lit_data.types import Batch
-from tests.benchmarks.suites import compose_suite, read_epoch, run_suite
+from tests.benchmarks.suites import compose_suite, read_epoch, read_table, run_suite
 
 TOY = [
-    "data.samples={count: 6, height_px: 128, width_px: 128}",
-    "data.patch_px=64",
-    "data.stride_px=64",
-    "data.loader.batch_size=4",
-    "data.synthesis.probability=1.0",
+    *("data.samples={count: 6, height_px: 128, width_px: 128}", "data.patch_px=64"),
+    *("data.stride_px=64", "data.loader.batch_size=4", "data.synthesis.probability=1.0"),
 ]
 SHORT = [
-    "benchmark.repeats=1",
-    "benchmark.seconds_per_row=60",
-    "benchmark.samples_per_row=8",
-    "benchmark.warmup_batches=1",
-    "benchmark.workers=[1]",
-    "benchmark.micro_batch_sizes=[2]",
+    *("benchmark.repeats=1", "benchmark.seconds_per_row=60", "benchmark.samples_per_row=8"),
+    *("benchmark.warmup_batches=1", "benchmark.workers=[1]", "benchmark.micro_batch_sizes=[2]"),
 ]
 OTHERS = ["original", "improved", "textbook"]
 
@@ -77,8 +69,7 @@ def test_without_defects_other_ways_give_the_stored_samples(cfg: DictConfig) -> 
 def test_they_are_rows_beside_ours(cfg: DictConfig, tmp_path: Path) -> None:
     cfg.benchmark.methods = ["dataloader", "inline"]
     metrics = run_suite(cfg)
-    with (tmp_path / "benchmark.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
+    lines = read_table(tmp_path)
     assert [line["method"] for line in lines] == [*OTHERS, "dataloader", "inline"] * 2
     assert all(line["note"] == "" for line in lines)
     assert [line["micro_batch_size"] for line in lines[:5]] == ["4", "4", "2", "4", "2"]
@@ -102,8 +93,7 @@ def test_collate_measures_samples_in_memory(tmp_path: Path) -> None:
     words = ["suite.sample_shape=[3,8,8]", "suite.samples_in_memory=12", f"paths.run={tmp_path}"]
     sizes = ["benchmark.batch_sizes=[6]", "benchmark.micro_batch_sizes=[3]"]
     metrics: dict[str, Any] = run_suite(compose_suite("collate", *SHORT, *words, *sizes))
-    with (tmp_path / "benchmark.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
+    lines = read_table(tmp_path)
     methods = ["dataloader", "inline", "thread", "process", "textbook"]
     assert [line["method"] for line in lines] == methods
     assert all(line["note"] == "" and line["samples"] == "12" for line in lines)

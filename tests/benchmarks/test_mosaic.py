@@ -1,7 +1,5 @@
 """`python -m benchmarks mosaic`: the ways make batches of one kind; a table is written."""
 
-import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -15,20 +13,13 @@ from benchmarks.__main__ import run as measure
 from benchmarks.mosaic import COLUMNS, LABELS, list_ways, open_feeds
 from lit_data.errors import ConfigError
 from lit_data.mosaic import MosaicSpec
-from tests.benchmarks.suites import build_suite, compose_suite, run_suite
+from tests.benchmarks.suites import build_suite, compose_suite, read_summary, read_table, run_suite
 
 TOY = [
-    "trainer=cpu",
-    "data.samples={count: 8, size_px: [64, 80]}",
-    "data.size_px=64",
-    "data.mosaic.close_epochs=0",
-    "model.net.width=8",
-    "suite.batch_size=6",
-    "suite.micro_batch_size=4",
-    "suite.repeats=1",
-    "suite.steps=2",
-    "suite.warmup_batches=1",
-    "suite.device=cpu",
+    *("trainer=cpu", "data.samples={count: 8, size_px: [64, 80]}", "data.size_px=64"),
+    *("data.mosaic.close_epochs=0", "model.net.width=8", "suite.device=cpu"),
+    *("suite.batch_size=6", "suite.micro_batch_size=4"),
+    *("suite.repeats=1", "suite.steps=2", "suite.warmup_batches=1"),
 ]
 CPU = torch.device("cpu")
 
@@ -53,36 +44,28 @@ def composed(cache: Path) -> DictConfig:
 @pytest.fixture
 def toy(tmp_path: Path, composed: DictConfig) -> Toy:
     def call(*words: str) -> DictConfig:
-        return cast(
-            DictConfig,
-            OmegaConf.merge(composed, OmegaConf.from_dotlist([*words, f"paths.run={tmp_path}"])),
-        )
+        changes = OmegaConf.from_dotlist([*words, f"paths.run={tmp_path}"])
+        return cast(DictConfig, OmegaConf.merge(composed, changes))
 
     return call
 
 
 def test_each_way_is_measured_and_written(tmp_path: Path, cache: Path) -> None:
     assert measure(["mosaic", *TOY, f"paths.runs={tmp_path}/runs", f"paths.cache={cache}"]) == 0
-    (path,) = (tmp_path / "runs").rglob("summary.json")
-    metrics = {
-        key.removeprefix("benchmark/"): value for key, value in json.loads(path.read_text()).items()
-    }
-    assert cv2.imread(str(path.with_name("benchmark.png"))).shape[1] > 500
-    with path.with_name("benchmark.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
+    metrics, folder = read_summary(tmp_path / "runs")
+    assert cv2.imread(str(folder / "benchmark.png")).shape[1] > 500
+    lines = read_table(folder)
     assert tuple(lines[0]) == COLUMNS
     assert [line["way"] for line in lines] == [*LABELS]
     for line in lines:
         way, us = line["way"], float(line["us"])
         assert float(line["images_per_s"]) == pytest.approx(1e6 / us, rel=1e-4)
         assert metrics[f"{way}_us"] == pytest.approx(us, rel=1e-5)
-        assert metrics[f"{way}_ratio_to_original"] == pytest.approx(
-            metrics["original_us"] / us, rel=1e-4
-        )
+        ratio = metrics["original_us"] / us
+        assert metrics[f"{way}_ratio_to_original"] == pytest.approx(ratio, rel=1e-4)
     assert metrics["batch_size"] == 6
-    assert not [key for key in metrics if key.startswith(("train_", "finish"))], (
-        "these are for CUDA devices"
-    )
+    for_cuda = ("train_", "finish")
+    assert not [key for key in metrics if key.startswith(for_cuda)]
 
 
 def test_training_tells_what_waits(toy: Toy) -> None:
@@ -102,36 +85,23 @@ def test_all_ways_make_whole_batches_of_mosaics_although_the_set_is_small(toy: T
     for way, batch in batches.items():
         assert batch["image"].shape == (4 if way == "worker_finished" else 20, 3, 64, 64)
         assert batch["image"].dtype == (torch.float32 if way == "worker_finished" else torch.uint8)
+    # Mosaics are drawn when the batch is finished.
     drawn = feeds["device"].finish(batches["device"])["image"]
     assert drawn.dtype == torch.float32
-    assert (drawn * 255 - batches["device"]["image"]).abs().mean() > 5, (
-        "mosaics are drawn when the batch is finished"
-    )
+    assert (drawn * 255 - batches["device"]["image"]).abs().mean() > 5
 
 
 @pytest.mark.parametrize(
-    ("words", "match"),
+    ("word", "match"),
     [
-        (["data.mosaic=null"], r"^suite=mosaic needs images with boxes and data\.mosaic"),
-        (
-            ["data.mosaic.tiles=9"],
-            r"^data\.mosaic makes mosaics of 9 with probability 1\.0: the original way",
-        ),
-        (
-            ["data.mosaic.probability=0.5"],
-            r"with probability 0\.5: the original way makes them of 4",
-        ),
-        (
-            ["data.splits={train: 0, val: 0.5, test: 0.5}"],
-            r"^the train split holds no images to draw: check data\.splits$",
-        ),
-        (
-            ["suite.train=maybe"],
-            r"^suite.train='maybe' is unknown: choose one of true, false, auto$",
-        ),
+        ("data.mosaic=null", r"^suite=mosaic needs images with boxes and data\.mosaic"),
+        ("data.mosaic.tiles=9", r"makes mosaics of 9 with probability 1\.0: the original way"),
+        ("data.mosaic.probability=0.5", r"probability 0\.5: the original way makes them of 4"),
+        ("data.splits={train: 0, val: 0.5, test: 0.5}", "^the train split holds no images to draw"),
+        ("suite.train=maybe", "train='maybe' is unknown: choose one of true, false, auto$"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(words: list[str], match: str, toy: Toy) -> None:
-    cfg = toy(*words)
+def test_what_cannot_be_compared_is_refused(word: str, match: str, toy: Toy) -> None:
+    cfg = toy(word)
     with pytest.raises(ConfigError, match=match):
         run_suite(cfg)

@@ -34,25 +34,15 @@ class Bank:
         self.images, boxes = [], []
         for number in range(IMAGES):
             height, width = ((60, 50), (40, 80), (60, 80))[number % 3]
-            y, x = (
-                np.sort(rng.choice(height // 4, 2, replace=False)) * 4,
-                np.sort(rng.choice(width // 4, 2, False)) * 4,
-            )
+            y = np.sort(rng.choice(height // 4, 2, replace=False)) * 4
+            x = np.sort(rng.choice(width // 4, 2, replace=False)) * 4
             image = np.full((3, height, width), number, np.uint8)
             image[:, y[0] : y[1], x[0] : x[1]] = 255
             self.images.append(image)
-            boxes.append(
-                (
-                    number,
-                    x.sum() / 2 / width,
-                    y.sum() / 2 / height,
-                    np.ptp(x) / width,
-                    np.ptp(y) / height,
-                )
-            )
-        self.labels = LabelTable(
-            tuple(map(str, range(IMAGES))), np.array(boxes, np.float32), np.arange(1, IMAGES + 1)
-        )
+            centre = x.mean() / width, y.mean() / height
+            boxes.append((number, *centre, np.ptp(x) / width, np.ptp(y) / height))
+        names, ends = tuple(map(str, range(IMAGES))), np.arange(1, IMAGES + 1)
+        self.labels = LabelTable(names, np.array(boxes, np.float32), ends)
 
     def __getitem__(self, index: int) -> Array:
         return self.images[index]
@@ -67,7 +57,7 @@ def _mosaics(bank: Bank, spec: MosaicSpec = LOOSE, **options: Any) -> OriginalMo
 @pytest.mark.parametrize("flip", [0.0, 1.0])
 def test_boxes_lie_around_the_pixels_of_their_objects(flip: float) -> None:
     looked_at = 0
-    for sample in map(_mosaics(Bank(), flip=flip).__getitem__, list(range(IMAGES)) * 3):
+    for sample in map(_mosaics(Bank(), flip=flip).__getitem__, list(range(IMAGES)) * 2):
         image, boxes = sample["image"].numpy(), sample["boxes"].numpy().astype(np.float64)
         assert image.shape == (3, *SIZE_PX)
         white = (image > 180).all(0)
@@ -80,7 +70,7 @@ def test_boxes_lie_around_the_pixels_of_their_objects(flip: float) -> None:
             white[rows, columns] = False
             looked_at += 1
         assert white.sum() <= 2 * sum(SIZE_PX), "an object without a box"
-    assert looked_at > 200
+    assert looked_at > 130
 
 
 def test_four_images_are_shown_on_grey_and_the_first_one_is_that_of_the_index() -> None:

@@ -1,6 +1,5 @@
 """`python -m benchmarks patches`: installed ways read patches; a table is written."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,10 @@ from benchmarks.__main__ import run as measure
 from benchmarks.patches import COLUMNS, RegionPatches
 from lit_data.grid import PatchGrid
 from lit_data.io.images.writing import write_png
+from tests.benchmarks.suites import read_table
 
-TOY = [
-    "suite.images=2",
-    "suite.side_px=1100",
-    "suite.batches=2",
-    "suite.repeats=1",
-    "suite.worker_kind=thread",
-]
+TOY = ["suite.images=2", "suite.side_px=1100", "suite.worker_kind=thread"]
+TOY += ["suite.batches=2", "suite.repeats=1"]
 
 
 @pytest.mark.usefixtures("small_runs_are_fast")
@@ -28,20 +23,9 @@ def test_the_store_is_measured_in_bands_and_whole(
     folder, photos = tmp_path / "run", tmp_path / "photos"
     write_png(photos / "0.png", np.add.outer(np.arange(90), np.arange(120)).astype(np.uint8))
     folder.mkdir()
-    assert (
-        measure(
-            [
-                "patches",
-                *TOY,
-                f"suite.photos={photos}",
-                f"paths.cache={tmp_path}",
-                f"paths.run={folder}",
-            ]
-        )
-        == 0
-    )
-    with (folder / "benchmark.csv").open(newline="") as file:
-        rows = {row["way"]: row for row in csv.DictReader(file)}
+    places = [f"suite.photos={photos}", f"paths.cache={tmp_path}", f"paths.run={folder}"]
+    assert measure(["patches", *TOY, *places]) == 0
+    rows = {row["way"]: row for row in read_table(folder)}
     assert list(rows) == ["bands", "whole", "tiff", "zarr", "hdf5"]
     assert tuple(rows["bands"]) == COLUMNS
     for name in ("bands", "whole"):

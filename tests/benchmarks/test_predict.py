@@ -1,7 +1,5 @@
 """`python -m benchmarks predict`: the ways give the same values; a table is written."""
 
-import csv
-import json
 import math
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,23 +14,13 @@ from benchmarks.predict_variants import NAMES, write_images
 from lit_data.commands.build import build_datamodule
 from lit_data.errors import ConfigError
 from lit_data.io.images.readers import read_image
-from tests.benchmarks.suites import build_suite, compose_suite
+from tests.benchmarks.suites import build_suite, compose_suite, read_summary, read_table
 
 TOY = [
-    "trainer=cpu",
-    "data.samples={count: 6, size_px: [96, 96]}",
-    "data.patch_px=48",
-    "data.progressive=[[0,32]]",
-    "data.loader.batch_size=2",
-    "data.loader.num_workers=0",
-    "model.net.width=2",
-    "model.net.depth=1",
-    "suite.images=5",
-    "suite.tile_px=48",
-    "suite.batch_sizes=[2,3]",
-    "suite.repeats=1",
-    "suite.steps=2",
-    "suite.device=cpu",
+    *("trainer=cpu", "data.samples={count: 6, size_px: [96, 96]}", "data.patch_px=48"),
+    *("data.progressive=[[0,32]]", "data.loader.batch_size=2", "data.loader.num_workers=0"),
+    *("model.net.width=2", "model.net.depth=1", "suite.images=5", "suite.tile_px=48"),
+    *("suite.batch_sizes=[2,3]", "suite.repeats=1", "suite.steps=2", "suite.device=cpu"),
 ]
 ORIGINAL = ("original", "original_bf16")
 EAGER = ("batched", "threads", "bf16")
@@ -51,17 +39,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(tmp_path: Path, cache: Path, *words: str) -> tuple[list[dict[str, str]], dict[str, float]]:
-    assert (
-        measure(["predict", *TOY, *words, f"paths.runs={tmp_path}/runs", f"paths.cache={cache}"])
-        == 0
-    )
-    (path,) = (tmp_path / "runs").rglob("summary.json")
-    with path.with_name("benchmark.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    assert not list(path.parent.glob("images-*")), "they are removed"
-    return lines, {
-        key.removeprefix("benchmark/"): value for key, value in json.loads(path.read_text()).items()
-    }
+    places = [f"paths.runs={tmp_path}/runs", f"paths.cache={cache}"]
+    assert measure(["predict", *TOY, *words, *places]) == 0
+    metrics, folder = read_summary(tmp_path / "runs")
+    assert not list(folder.glob("images-*")), "they are removed"
+    return read_table(folder), metrics
 
 
 def test_each_way_is_measured_and_written(
@@ -74,24 +56,19 @@ def test_each_way_is_measured_and_written(
     lines, metrics = run(tmp_path, cache, "suite.compile=true")
     assert tuple(lines[0]) == COLUMNS
     rows = [(line["way"], line["batch_size"]) for line in lines]
-    assert rows[:8] == [
-        *((way, "1") for way in ORIGINAL),
-        *((way, size) for way in EAGER for size in ("2", "3")),
-    ]
+    assert rows[:2] == [(way, "1") for way in ORIGINAL]
+    assert rows[2:8] == [(way, size) for way in EAGER for size in ("2", "3")]
     assert [way for way, _ in rows[8:]] == ["compiled", "compiled_bf16", "static", "static_bf16"]
-    assert all(
-        line["note"] == "there is no compiler" and not line["images_per_s"] for line in lines[8:]
-    )
+    notes = [(line["note"], line["images_per_s"]) for line in lines[8:]]
+    assert notes == [("there is no compiler", "")] * 4
     assert "static_images_per_s" not in metrics
     assert f"{NAMES['static']}: there is no compiler" in capsys.readouterr().out
     for line in lines[1:8]:
-        most = (
-            0.03 if line["way"].endswith("bf16") else 0.01
-        )  # short sides are mirrored, so borders differ
-        assert 0 <= float(line["mean_difference"]) <= float(line["max_difference"]) < most * 5
-        assert float(line["ratio_to_original"]) == pytest.approx(
-            float(line["images_per_s"]) / float(lines[0]["images_per_s"]), rel=1e-4
-        )
+        # Short sides are mirrored, so borders differ.
+        most = 0.15 if line["way"].endswith("bf16") else 0.05
+        assert 0 <= float(line["mean_difference"]) <= float(line["max_difference"]) < most
+        ratio = float(line["images_per_s"]) / float(lines[0]["images_per_s"])
+        assert float(line["ratio_to_original"]) == pytest.approx(ratio, rel=1e-4)
         assert float(line["peak_mib"]) > 0
     assert (metrics["images"], metrics["original_max_difference"]) == (5, 0)
     best = max(EAGER, key=lambda way: metrics[f"{way}_images_per_s"])
@@ -115,9 +92,8 @@ def test_images_are_cut_to_mixed_sizes_and_the_same_each_time(tmp_path: Path, ca
     datamodule = build_datamodule(cfg)
     datamodule.setup("fit")
     (tmp_path / "again").mkdir()
-    first, again = (
-        write_images(datamodule, folder, 7) for folder in (tmp_path, tmp_path / "again")
-    )
+    folders = (tmp_path, tmp_path / "again")
+    first, again = (write_images(datamodule, folder, 7) for folder in folders)
     shapes = [read_image(path).shape for path in first]
     assert len(set(shapes)) > 3
     assert all(channels == 3 and min(size) >= 14 and max(size) <= 48 for channels, *size in shapes)
@@ -126,21 +102,13 @@ def test_images_are_cut_to_mixed_sizes_and_the_same_each_time(tmp_path: Path, ca
 
 def test_the_fastest_line_of_each_way_is_summarised() -> None:
     blank = dict.fromkeys(COLUMNS, math.nan) | {"note": ""}
-    speeds = [
-        ("original", 1, 10.0),
-        ("bf16", 2, 25.0),
-        ("bf16", 8, 20.0),
-        ("batched", 8, 12.0),
-        ("original_bf16", 1, 30.0),
-    ]
-    lines = [
-        blank
-        | {"way": way, "batch_size": size, "images_per_s": speed, "ratio_to_original": speed / 10}
-        for way, size, speed in speeds
-    ]
-    metrics = collect_metrics(
-        [*lines, blank | {"way": "static", "batch_size": 2, "note": "no compiler"}]
-    )
+    speeds = [("original", 1, 10.0), ("bf16", 2, 25.0), ("bf16", 8, 20.0), ("batched", 8, 12.0)]
+    lines = []
+    for way, size, speed in [*speeds, ("original_bf16", 1, 30.0)]:
+        measured = {"images_per_s": speed, "ratio_to_original": speed / 10}
+        lines.append(blank | {"way": way, "batch_size": size} | measured)
+    lines.append(blank | {"way": "static", "batch_size": 2, "note": "no compiler"})
+    metrics = collect_metrics(lines)
     assert metrics["benchmark/bf16_batch_size"] == 2
     assert (metrics["benchmark/best_way"], metrics["benchmark/batch_size"]) == ("bf16", 2)
     assert metrics["benchmark/ratio_to_original"] == 2.5
@@ -152,8 +120,6 @@ def test_the_fastest_line_of_each_way_is_summarised() -> None:
 def test_wrong_counts_are_refused(word: str, tmp_path: Path) -> None:
     name, _, value = word.partition("=")
     cfg = compose_suite("predict", *TOY, f"paths.run={tmp_path}", word)
-    with pytest.raises(
-        ConfigError,
-        match=rf"^{name}='?{value}'? is not usable: choose a whole number of at least 1$",
-    ):
+    refused = rf"^{name}='?{value}'? is not usable: choose a whole number of at least 1$"
+    with pytest.raises(ConfigError, match=refused):
         build_suite(cfg)

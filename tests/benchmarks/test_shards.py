@@ -1,6 +1,5 @@
 """`python -m benchmarks shards`: a slow server gives the samples; a table is written."""
 
-import csv
 import time
 import urllib.request
 from pathlib import Path
@@ -9,16 +8,13 @@ import pytest
 
 from benchmarks.__main__ import run as measure
 from benchmarks.shards import COLUMNS, ShardsSuite, serve
+from tests.benchmarks.suites import read_table
 
-TOY = [
-    "suite.images=10",
-    "suite.side_px=256",
-    "suite.shard_bytes=100000",
-    "suite.cache_share=0.6",
-    "suite.repeats=1",
-]
+TOY = ["suite.images=10", "suite.side_px=256", "suite.shard_bytes=100000"]
+TOY += ["suite.cache_share=0.6", "suite.repeats=1"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("small_runs_are_fast")
 def test_shards_are_read_beside_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,8 +23,7 @@ def test_shards_are_read_beside_a_mirror(tmp_path: Path, monkeypatch: pytest.Mon
     folder = tmp_path / "run"
     folder.mkdir()
     assert measure(["shards", *TOY, f"paths.cache={tmp_path}", f"paths.run={folder}"]) == 0
-    with (folder / "benchmark.csv").open(newline="") as file:
-        rows = {row["way"]: row for row in csv.DictReader(file)}
+    rows = {row["way"]: row for row in read_table(folder)}
     assert list(rows) == ["shards", "mirror", "litdata"]
     assert tuple(rows["shards"]) == COLUMNS
     assert float(rows["shards"]["fetched_share"]) > 0

@@ -22,11 +22,8 @@ from lit_data.cli import main
 
 EXAMPLES: Final = Path(__file__).resolve().parents[1] / "docs" / "examples"
 QUICK: Final = (
-    "trainer.max_epochs=1",
-    "trainer.log_every_n_steps=1",
-    "trainer.enable_progress_bar=false",
-    "+trainer.enable_model_summary=false",
-    "data.loader.batch_size=4",
+    *("trainer.max_epochs=1", "trainer.log_every_n_steps=1", "trainer.enable_progress_bar=false"),
+    *("+trainer.enable_model_summary=false", "data.loader.batch_size=4"),
     "data.loader.num_workers=0",
 )
 STRIPES: Final = (

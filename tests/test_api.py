@@ -11,13 +11,8 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.modules import SegmentationModule
 
 QUICK = (
-    *(
-        "debug=fast",
-        "data.samples.count=4",
-        "data.loader.num_workers=0",
-        "trainer.enable_progress_bar=false",
-    ),
-    *("model.net.width=4", "callbacks.checkpoint.monitor=null"),
+    *("debug=fast", "data.samples.count=4", "data.loader.num_workers=0", "model.net.width=4"),
+    *("trainer.enable_progress_bar=false", "callbacks.checkpoint.monitor=null"),
 )
 
 
@@ -37,10 +32,8 @@ def test_a_run_is_trained_opened_scored_and_predicts(place: Path) -> None:
     model = api.open_run(run.folder).load_model()
     assert isinstance(model, SegmentationModule)
     assert not model.training
-    tested = run.test()
-    assert tested.metrics["test/average_precision"] == pytest.approx(
-        run.metrics["test/average_precision"]
-    )
+    score = run.test().metrics["test/average_precision"]
+    assert score == pytest.approx(run.metrics["test/average_precision"])
     found = run.predict("predict.threshold=0.4")
     assert found.metrics["predict/images"] == 2  # no other folder is named: those of the test split
     assert (found.folder / "defects.csv").is_file()
@@ -90,8 +83,7 @@ def test_further_ranks_of_a_script_run_the_command(place: Path) -> None:
     words = ", ".join(map(repr, ("trainer=ddp_cpu", *QUICK)))
     code = f"from lit_data import api\nprint('END', api.fit('stripe', {words}).folder)\n"
     (place / "script.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, "script.py"], capture_output=True, text=True, timeout=200, check=True
-    )
+    words = [sys.executable, "script.py"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=True)
     assert done.stdout.count("END") == 1
     assert len(list((place / "runs/fit/stripe").iterdir())) == 1

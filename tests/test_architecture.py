@@ -7,9 +7,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).resolve().parents[1] / "lit_data"
-FILES = sorted(p for p in PACKAGE.rglob("*.py")) + sorted((PACKAGE / "callbacks").rglob("*.py"))
-FILES = sorted(set(FILES))
+FILES = sorted({*PACKAGE.rglob("*.py"), *(PACKAGE / "callbacks").rglob("*.py")})
 
 LAYERS = {
     "__init__": 1, "errors": 0, "checks": 0, "files": 0, "child_process": 0,
@@ -22,24 +23,10 @@ LAYERS = {
     "tasks": 6, "testing": 6,
     "commands": 7, "cli": 7, "api": 7, "__main__": 7,
 }  # fmt: skip
+DECODERS = {"cv2", "tifffile", "PIL", "imagecodecs", "simplejpeg", "nibabel", "pydicom", "edt"}
 OUTSIDE = [
     {"numpy"},
-    {
-        "cv2",
-        "tifffile",
-        "PIL",
-        "imagecodecs",
-        "simplejpeg",
-        "nibabel",
-        "pydicom",
-        "edt",
-        "filelock",
-        "psutil",
-        "rich",
-        "yaml",
-        "fsspec",
-        "aiohttp",
-    },
+    DECODERS | {"filelock", "psutil", "rich", "yaml", "fsspec", "aiohttp"},
     {"torch", "torchao", "onnxruntime"},
     {"kornia"},
     {"lightning", "packaging"},
@@ -59,28 +46,10 @@ ONLY_HERE = {
     "kornia": ["augment"],
     "hydra": ["commands"],
     "omegaconf": ["commands"],
-    "matplotlib": [
-        "tasks",
-        "commands",
-        "callbacks",
-    ],  # their timelines are drawn in plain scripts too
+    "matplotlib": ["tasks", "commands", "callbacks"],  # timelines are drawn in plain scripts too
 }
-INSIDE_FUNCTIONS_ONLY = {
-    "cv2",
-    "tifffile",
-    "PIL",
-    "imagecodecs",
-    "simplejpeg",
-    "nibabel",
-    "pydicom",
-    "edt",
-    "torchao",
-    "onnxruntime",
-    "fsspec",
-    "aiohttp",
-    "anomalib",
-    "safetensors",
-}
+INSIDE_FUNCTIONS_ONLY = DECODERS | {"torchao", "onnxruntime", "fsspec", "aiohttp"}
+INSIDE_FUNCTIONS_ONLY |= {"anomalib", "safetensors"}
 NO_LAYER = {"lit_data"}  # lit_data/__init__.py: only the version
 
 
@@ -92,9 +61,7 @@ def test_files_import_from_below_and_from_their_own_folder() -> None:
 def _check_imports(path: Path) -> None:
     room = _room(path)
     layer = LAYERS[room]
-    allowed = (
-        set().union(*OUTSIDE[: layer + 1]) | set(sys.stdlib_module_names) | {"typing_extensions"}
-    )
+    allowed = set().union(*OUTSIDE[: layer + 1]) | sys.stdlib_module_names | {"typing_extensions"}
     for name, in_function, for_types in _imports(path):
         top, *rest = name.split(".")
         if top == "lit_data":
@@ -105,12 +72,9 @@ def _check_imports(path: Path) -> None:
         else:
             drawing = room == "callbacks" and top == "matplotlib" and in_function
             assert top in allowed or drawing, f"{path} must not import {name}"
-            assert room in ONLY_HERE.get(top, [room]), (
-                f"{path}: {name} belongs into {ONLY_HERE[top]} only"
-            )
-            assert in_function or top not in INSIDE_FUNCTIONS_ONLY, (
-                f"{path}: import {name} inside a function"
-            )
+            assert room in ONLY_HERE.get(top, [room]), f"{path}: {name} belongs elsewhere"
+            is_light = top not in INSIDE_FUNCTIONS_ONLY
+            assert in_function or is_light, f"{path}: import {name} inside a function"
 
 
 def test_nothing_outside_of_io_asks_where_a_bank_lies() -> None:
@@ -123,44 +87,32 @@ def test_nothing_outside_of_io_asks_where_a_bank_lies() -> None:
                 assert name not in {"ShardedBank", "ShardedStore", "ShardedVolumes"}, path
 
 
-def test_importing_a_dataset_loads_no_heavy_library() -> None:
-    code = (
-        "import sys, lit_data.datasets.patches, lit_data.datasets.detection.dataset, lit_data.loading;"
-        "print([name for name in ('lightning', 'kornia', 'hydra', 'matplotlib', 'cv2') if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.strip() == "[]"
+def _run(code: str) -> str:
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.strip()
 
 
-def test_callbacks_alone_load_no_commands_and_no_decoders() -> None:
-    names = (
-        "hydra",
-        "omegaconf",
-        "tensorboard",
-        "imagecodecs",
-        "cv2",
-        "tifffile",
-        "kornia",
-        "wandb",
-        "mlflow",
-    )
-    code = (
-        f"import sys, lit_data.callbacks; print([name for name in {names} if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.strip() == "[]"
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        (
+            "lit_data.datasets.patches, lit_data.datasets.detection.dataset, lit_data.loading",
+            {"lightning", "kornia", "hydra", "matplotlib", "cv2"},
+        ),
+        (
+            "lit_data.callbacks",
+            {"hydra", "omegaconf", "tensorboard", "kornia", "wandb", "mlflow", "cv2", "tifffile"},
+        ),
+    ],
+)
+def test_importing_loads_no_heavy_library(modules: str, heavy: set[str]) -> None:
+    assert _run(f"import sys, {modules}; print({heavy} & sys.modules.keys())") == "set()"
 
 
 def test_windows_is_refused_in_one_line() -> None:
-    code = "import sys; sys.platform = 'win32'\ntry: import lit_data\nexcept ImportError as error: print(error)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert "within WSL 2" in done.stdout
+    code = "import sys; sys.platform = 'win32'\ntry: import lit_data\n"
+    assert "within WSL 2" in _run(f"{code}except ImportError as error: print(error)")
 
 
 def test_files_and_functions_stay_short() -> None:
@@ -169,9 +121,8 @@ def test_files_and_functions_stay_short() -> None:
         assert len(text.splitlines()) <= 500, path
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
-                first = (
-                    node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
-                )
+                has_text = bool(ast.get_docstring(node)) and len(node.body) > 1
+                first = node.body[1 if has_text else 0]
                 length = (node.end_lineno or 0) - first.lineno + 1
                 assert length <= 40, f"{path}: {node.name} has {length} lines"
 
@@ -232,9 +183,8 @@ def test_tests_name_no_private_parts_of_the_package() -> None:
     found = set()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        reached = re.findall(
-            r"(?<!self)(?<!cls)\.(_[a-zA-Z]\w+)|setattr\(\s*\w+, \"(_[a-zA-Z]\w+)\"", text
-        )
+        private = r"(?<!self)(?<!cls)\.(_[a-zA-Z]\w+)|setattr\(\s*\w+, \"(_[a-zA-Z]\w+)\""
+        reached = re.findall(private, text)
         names = {name for pair in reached for name in pair} & ours - set(defined.findall(text))
         found |= {f"{path.name}: {name}" for name in names}
     assert found == PRIVATE_USES

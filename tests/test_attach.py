@@ -75,6 +75,15 @@ MODULES = """
         def validation_step(self, batch, batch_idx):
             self.log("val/loss", self.training_step(batch, batch_idx))
 
+    class Grey(Net):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Conv2d(1, 1, 1)
+
+        def training_step(self, batch, batch_idx):
+            assert set(batch) == {{'image', 'index'}} and 0 <= batch['image'].max() <= 1
+            return self.net(batch['image']).mean()
+
     class Wrong(Net):
         def predict_step(self, batch, batch_idx):
             raise KeyError("a key that is not ours")
@@ -101,9 +110,8 @@ def project(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (here / name / "models.py").write_text(textwrap.dedent(MODULES.format(package=package)))
     monkeypatch.syspath_prepend(here)
     yield
-    for name in [
-        name for name in sys.modules if name.partition(".")[0] in ("my_project", "their_project")
-    ]:
+    ours = ("my_project", "their_project")
+    for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
         del sys.modules[name]
 
 
@@ -128,12 +136,14 @@ def _summary(here: Path) -> dict[str, Any]:
     return json.loads(newest.read_text()) | {"folder": newest.parent}
 
 
+def _fit_model(name: str, *words: str) -> int:
+    target = f"model._target_=my_project.models.{name}"
+    return main(["fit", target, "--package", "my_project", *TOY, *words])
+
+
 @pytest.mark.usefixtures("project")
 def test_a_target_is_enough(here: Path) -> None:
-    assert (
-        main(["fit", "model._target_=my_project.models.Scored", "--package", "my_project", *TOY])
-        == 0
-    )
+    assert _fit_model("Scored") == 0
     summary = _summary(here)
     assert summary["val/loss"] > 0
     assert (summary["folder"] / "checkpoints/best.ckpt").is_file()
@@ -148,37 +158,24 @@ def test_a_target_is_enough(here: Path) -> None:
 def test_typed_keys_reach_the_module_and_wrong_ones_are_errors(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["fit", "model._target_=my_project.models.Scored", "--package", "my_project", *TOY]
     monitor = ["callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min"]
-    assert main([*words, "+model.width=3", *monitor]) == 0
+    assert _fit_model("Scored", "+model.width=3", *monitor) == 0
     best = torch.load(_summary(here)["folder"] / "checkpoints/best.ckpt", weights_only=True)
     assert best["state_dict"]["net.0.weight"].shape[0] == 3
-    assert main([*words, "+model.widht=3"]) == 2
-    assert (
-        "'model.widht': Scored has no such argument. Did you mean 'model.width'"
-        in capsys.readouterr().err
-    )
-    assert main([*words, "callbacks.checkpoint.monitor=val/nothing"]) == 2
-    assert (
-        "Lightning refuses this: `ModelCheckpoint(monitor='val/nothing')`"
-        in capsys.readouterr().err
-    )
+    assert _fit_model("Scored", "+model.widht=3") == 2
+    typo = "'model.widht': Scored has no such argument. Did you mean 'model.width'"
+    assert typo in capsys.readouterr().err
+    assert _fit_model("Scored", "callbacks.checkpoint.monitor=val/nothing") == 2
+    refused = "Lightning refuses this: `ModelCheckpoint(monitor='val/nothing')`"
+    assert refused in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("project")
-def test_a_module_without_validation_keeps_its_last_checkpoint(here: Path) -> None:
-    assert (
-        main(["fit", "model._target_=my_project.models.Net", "--package", "my_project", *TOY]) == 0
-    )
+def test_without_validation_and_with_a_picture_that_fails_the_last_checkpoint_stays(
+    here: Path,
+) -> None:
+    assert _fit_model("Wrong") == 0
     assert (_summary(here)["folder"] / "checkpoints/best.ckpt").is_file()
-
-
-@pytest.mark.usefixtures("project")
-def test_a_picture_that_fails_costs_no_training(here: Path) -> None:
-    assert (
-        main(["fit", "model._target_=my_project.models.Wrong", "--package", "my_project", *TOY])
-        == 0
-    )
     log = (_summary(here)["folder"] / "fit.log").read_text()
     assert "predictions.png could not be drawn" in log
     assert "a key that is not ours" in log
@@ -189,10 +186,7 @@ def test_a_picture_that_fails_costs_no_training(here: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        (
-            "their_project.models.Net",
-            "derives from pytorch_lightning.LightningModule.*import lightning.pytorch as pl",
-        ),
+        ("their_project.models.Net", "pytorch_lightning.Lightning.*import lightning.pytorch as pl"),
         ("torch.nn.Identity", "must derive from lightning.LightningModule"),
     ],
 )
@@ -243,9 +237,8 @@ def test_own_dataset_with_the_loader() -> None:
 
 
 def test_samples_of_several_sizes_come_as_lists() -> None:
-    samples = [
-        (torch.rand(3, 8 + number, 8), {"boxes": torch.zeros(number, 4)}) for number in range(10)
-    ]
+    images = [torch.rand(3, 8 + number, 8) for number in range(10)]
+    samples = [(image, {"boxes": torch.zeros(n, 4)}) for n, image in enumerate(images)]
     names: dict[str, Any] = {"your_boxes": samples}
     exec(COLLATE, names)
     assert [image.shape[1] for image in names["images"]] == list(range(8, 16))
@@ -257,35 +250,12 @@ def test_own_datamodule_trains_in_the_command(
     here: Path, monkeypatch: pytest.MonkeyPatch, project: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "my_project/digits.py").write_text(DATASET)
-    names = {"train": 12, "val": 4, "test": 0, "predict": 4}
-    for stage, count in names.items():
-        np.save(
-            f"{stage}.npy",
-            np.random.default_rng(count).integers(0, 256, (count, 1, 32, 32), dtype=np.uint8),
-        )
-    model = (
-        "import lightning as L\nimport torch\nclass Net(L.LightningModule):\n"
-        "    def __init__(self):\n        super().__init__()\n        self.layer = torch.nn.Linear(32, 1)\n"
-        "    def training_step(self, batch, batch_idx):\n"
-        "        assert set(batch) == {'image', 'index'} and 0 <= batch['image'].max() <= 1\n"
-        "        return self.layer(batch['image']).mean()\n"
-        "    def configure_optimizers(self):\n        return torch.optim.SGD(self.parameters(), lr=0.1)\n"
-    )
-    (here / "my_project/net.py").write_text(model)
-    targets = ["data._target_=my_project.digits.Digits", "model._target_=my_project.net.Net"]
-    assert (
-        main(
-            [
-                "fit",
-                *targets,
-                "--package",
-                "my_project",
-                "trainer.max_epochs=1",
-                "data.loader.batch_size=4",
-            ]
-        )
-        == 0
-    )
+    rng = np.random.default_rng(0)
+    for stage, count in {"train": 12, "val": 4, "test": 0, "predict": 4}.items():
+        np.save(f"{stage}.npy", rng.integers(0, 256, (count, 1, 32, 32), dtype=np.uint8))
+    targets = ["data._target_=my_project.digits.Digits", "model._target_=my_project.models.Grey"]
+    words = ["--package", "my_project", "trainer.max_epochs=1", "data.loader.batch_size=4"]
+    assert main(["fit", *targets, *words]) == 0
     summary = _summary(here)
     assert summary["train/samples_hashed"] == 12
     assert (summary["folder"] / "samples.png").is_file()
@@ -308,13 +278,8 @@ def test_own_kornia_pipeline() -> None:
 @pytest.mark.usefixtures("here")
 def test_lightning_cli(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # by lightning 2.6.6
-    words = [
-        "--data.root=images",
-        "--data.synthesis.probability=0.5",
-        "--data.patch_px=64",
-        "--data.loader.batch_size=4",
-        "--trainer.max_epochs=1",
-    ]
+    words = ["--data.root=images", "--data.synthesis.probability=0.5", "--data.patch_px=64"]
+    words += ["--data.loader.batch_size=4", "--trainer.max_epochs=1"]
     quiet = [f"--trainer.{name}={str(value).lower()}" for name, value in QUIET.items()]
     monkeypatch.setattr(sys, "argv", ["train.py", "fit", *words, *quiet])
     names: dict[str, Any] = {"YourModule": _make_net()}
@@ -378,13 +343,9 @@ def _run_out_above(most: int) -> Callable[..., None]:
 
 
 def test_a_trainer_of_the_other_package_says_how_to_join(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"class Data\(StripeDataModule, pl.LightningDataModule\)"
-    ):
-        pl.Trainer(max_epochs=1, **QUIET).fit(
-            _make_net(pl)(), datamodule=_toy_data(StripeDataModule, tmp_path)
-        )
+    net, data = _make_net(pl)(), _toy_data(StripeDataModule, tmp_path)
+    with pytest.raises(ConfigError, match=r"class Data\(StripeDataModule, pl.LightningDataModule"):
+        pl.Trainer(max_epochs=1, **QUIET).fit(net, datamodule=data)
+    trainer, data = pl.Trainer(callbacks=[AMP("bf16")], **QUIET), _toy_data(BothData, tmp_path)
     with pytest.raises(ConfigError, match=r"AMP: this Trainer is that of pytorch_lightning"):
-        pl.Trainer(max_epochs=1, callbacks=[AMP("bf16")], **QUIET).fit(
-            _make_net(pl)(), datamodule=_toy_data(BothData, tmp_path)
-        )
+        trainer.fit(net, datamodule=data)

@@ -82,27 +82,24 @@ def _flatten(batch: Any) -> list[Any]:
         return [found for part in batch.values() for found in _flatten(part)]
     if isinstance(batch, list | tuple) and batch and isinstance(batch[0], Path):
         return [batch]
-    return (
-        [found for part in batch for found in _flatten(part)]
-        if isinstance(batch, list | tuple)
-        else []
-    )
+    if isinstance(batch, list | tuple):
+        return [found for part in batch for found in _flatten(part)]
+    return []
 
 
 @pytest.mark.parametrize("name", BATCHES)
-@pytest.mark.parametrize("size", range(1, 7))
-def test_pieces_hold_every_sample_once_and_in_order(name: str, size: int) -> None:
+def test_pieces_hold_every_sample_once_and_in_order(name: str) -> None:
     batch = BATCHES[name]()
-    pieces = [slice_batch(batch, start, stop, 5) for start, stop in cut_evenly(5, size)]
-    assert {type(piece) for piece in pieces} == {type(batch)}
-    columns = zip(*map(_flatten, pieces), strict=True)
-    assert [[item for part in column for item in part] for column in columns] == _flatten(batch)
-
-
-def test_the_number_of_samples_is_that_of_the_pieces() -> None:
-    for name in BATCHES:
-        assert count_samples(BATCHES[name]()) == 5, name
-        assert count_samples(slice_batch(BATCHES[name](), 1, 3, 5)) == 2, name
+    assert count_samples(batch) == 5
+    assert count_plain(batch) in (0, 5)
+    for size in (1, 2, 3, 5, 6):
+        places = cut_evenly(5, size)
+        pieces = [slice_batch(batch, start, stop, 5) for start, stop in places]
+        assert {type(piece) for piece in pieces} == {type(batch)}
+        lengths = [stop - start for start, stop in places]
+        assert [count_samples(piece) for piece in pieces] == lengths
+        columns = zip(*map(_flatten, pieces), strict=True)
+        assert [[item for part in column for item in part] for column in columns] == _flatten(batch)
 
 
 def test_pieces_are_views_and_a_batch_stays_as_it_is() -> None:
@@ -114,28 +111,11 @@ def test_pieces_are_views_and_a_batch_stays_as_it_is() -> None:
     assert (len(batch["image"]), len(batch["path"])) == (4, 4)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        3,
-        0.5,
-        "text",
-        b"bytes",
-        None,
-        True,
-        Path("a"),
-        torch.tensor(2.0),
-        np.float32(1),
-        np.array(3),
-        [],
-        {},
-        (),
-    ],
-    ids=repr,
-)
-def test_what_belongs_to_the_whole_batch_goes_into_every_piece(value: Any) -> None:
-    piece = slice_batch({"image": _counting(4), "value": value}, 1, 2, 4)
-    assert piece["value"] is value or piece["value"] == value
+def test_what_belongs_to_the_whole_batch_goes_into_every_piece() -> None:
+    numbers = [3, 0.5, True, torch.tensor(2.0), np.float32(1), np.array(3)]
+    for value in [*numbers, "text", b"bytes", None, Path("a"), [], {}, ()]:
+        piece = slice_batch({"image": _counting(4), "value": value}, 1, 2, 4)
+        assert piece["value"] is value or piece["value"] == value
 
 
 @pytest.mark.parametrize(
@@ -165,16 +145,12 @@ def test_two_parts_of_two_samples_are_parts_where_the_loader_stacks(make: Any) -
 @pytest.mark.parametrize(
     "counts", [[2, 0, 3, 1], [0, 0, 6, 0], [0, 0, 0, 0], [1, 1, 1, 1], [6, 0, 0, 0]]
 )
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_ragged_fields_keep_their_items(counts: list[int], size: int, array: Any) -> None:
+def test_ragged_fields_keep_their_items(counts: list[int], array: Any) -> None:
     owner = np.repeat(np.arange(4), counts)
-    batch = {
-        "boxes": array(owner.reshape(-1, 1) * [1, 1]),
-        "boxes_count": array(counts),
-        "image": _counting(4),
-    }
+    boxes = {"boxes": array(owner.reshape(-1, 1) * [1, 1]), "boxes_count": array(counts)}
+    batch = boxes | {"image": _counting(4)}
     assert count_samples(batch) == 4
-    for start, stop in cut_evenly(4, size):
+    for start, stop in [*cut_evenly(4, 1), *cut_evenly(4, 3), (0, 4)]:
         piece = slice_batch(batch, start, stop, 4)
         assert piece["boxes_count"].tolist() == counts[start:stop]
         assert piece["boxes"].tolist() == [[row, row] for row in owner if start <= row < stop]
@@ -200,16 +176,9 @@ def test_a_number_of_cells_beside_images_of_cells_is_not_ragged() -> None:
     ids=str,
 )
 def test_a_part_of_another_length_is_refused(batch: Any) -> None:
-    message = (
-        r"a batch of 4 samples cannot be split: a part has length [23757]: give the LightningModule or its datamodule "
-        r"a method slice_batch\(batch, start, stop\)"
-    )
+    message = r"a batch of 4 samples cannot be split: a part has length [2357]: .* slice_batch"
     with pytest.raises(ConfigError, match=message):
         slice_batch(batch, 0, 2, 4)
-
-
-def test_a_mapping_that_cannot_change_becomes_a_dict() -> None:
-    assert slice_batch(MappingProxyType({"a": [1, 2, 3]}), 0, 2, 3) == {"a": [1, 2]}
 
 
 def test_a_mapping_keeps_its_attributes() -> None:
@@ -219,12 +188,9 @@ def test_a_mapping_keeps_its_attributes() -> None:
     batch = Batch(image=_counting(3))
     batch.source = "camera"
     piece = slice_batch(batch, 0, 2, 3)
-    assert (type(piece), piece.source, len(piece["image"]), len(batch["image"])) == (
-        Batch,
-        "camera",
-        2,
-        3,
-    )
+    assert (type(piece), piece.source) == (Batch, "camera")
+    assert (len(piece["image"]), len(batch["image"])) == (2, 3)
+    assert slice_batch(MappingProxyType({"a": [1, 2, 3]}), 0, 2, 3) == {"a": [1, 2]}
 
 
 def _image(value: int, *shape: int) -> Tensor:
@@ -260,34 +226,27 @@ def test_lists_of_samples_are_cut_by_their_outer_list(name: str) -> None:
     for start, stop in cut_evenly(samples, 2):
         piece = slice_batch(make(), start, stop, samples)
         assert [_first_value(sample) for sample in piece] == list(range(start, stop))
-        assert [tensor.shape for tensor in batch_tensors(piece)] == [
-            tensor.shape for tensor in batch_tensors(make()[start:stop])
-        ]
+        shapes = [tensor.shape for tensor in batch_tensors(make()[start:stop])]
+        assert [tensor.shape for tensor in batch_tensors(piece)] == shapes
 
 
-@pytest.mark.parametrize("boxes", [[1, 2, 4, 3], [0, 1, 0, 1], [4, 4, 4, 4], [1, 1, 1, 1]])
-@pytest.mark.parametrize("samples", [2, 3, 4])
-def test_images_and_targets_as_torchvision_takes_them(boxes: list[int], samples: int) -> None:
-    images = tuple(_image(n, 3, 4, 4 + n) for n in range(samples))
-    targets = tuple(
-        {"boxes": torch.zeros(boxes[n], 4), "labels": torch.full((boxes[n],), n)}
-        for n in range(samples)
+@pytest.mark.parametrize("boxes", [[1, 2, 4, 3], [0, 1], [4, 4, 4], [1, 1, 1], [1, 1]])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_images_and_targets_as_torchvision_takes_them(boxes: list[int], kind: type) -> None:
+    samples = len(boxes)
+    images = kind(_image(n, 3, 4, 4 + n % 3) for n in range(samples))
+    targets = kind(
+        {"boxes": torch.zeros(count, 4), "labels": torch.full((count,), n)}
+        for n, count in enumerate(boxes)
     )
     assert count_samples((images, targets), {samples}) == samples
-    part_images, part_targets = slice_batch((list(images), list(targets)), 1, samples, samples)
+    part_images, part_targets = slice_batch((images, targets), 1, samples, samples)
     assert [image[0, 0, 0].item() for image in part_images] == list(range(1, samples))
-    assert [len(target["labels"]) for target in part_targets] == boxes[1:samples]
-
-
-def test_a_tuple_of_images_beside_a_list_of_targets_is_cut_likewise() -> None:
-    images = tuple(_image(n, 3, 4, 4) for n in range(3))  # as many as channels
-    targets = tuple({"boxes": torch.zeros(n, 4)} for n in range(3))
-    assert [len(part) for part in slice_batch((images, targets), 1, 3, 3)] == [2, 2]
+    assert [len(target["labels"]) for target in part_targets] == boxes[1:]
 
 
 @pytest.mark.parametrize("owners", [[0, 0, 1, 2, 2], [0, 2, 2, 2], [1, 1, 2], [0, 1, 2], []])
-@pytest.mark.parametrize("size", [1, 2])
-def test_objects_that_name_their_image_follow_it(owners: list[int], size: int) -> None:
+def test_objects_that_name_their_image_follow_it(owners: list[int]) -> None:
     batch = {
         "img": _counting(3, 3, 4, 4),
         "im_file": ["a", "b", "c"],
@@ -297,29 +256,22 @@ def test_objects_that_name_their_image_follow_it(owners: list[int], size: int) -
         "batch_idx": torch.tensor(owners, dtype=torch.float32),
     }
     assert count_samples(batch) == 3
-    for start, stop in cut_evenly(3, size):
+    for start, stop in [*cut_evenly(3, 1), *cut_evenly(3, 2)]:
         piece = slice_batch(batch, start, stop, 3)
         expected = [owner for owner in owners if start <= owner < stop]
         assert piece["img"][:, 0, 0, 0].tolist() == list(range(start, stop))
         assert piece["cls"].flatten().tolist() == expected
         assert len(piece["bboxes"]) == len(expected)
         assert piece["batch_idx"].tolist() == [owner - start for owner in expected]
-        assert (piece["im_file"], len(piece["ori_shape"])) == (
-            ["a", "b", "c"][start:stop],
-            stop - start,
-        )
+        assert piece["im_file"] == ["a", "b", "c"][start:stop]
+        assert len(piece["ori_shape"]) == stop - start
 
 
 def test_masks_of_as_many_objects_as_images_are_refused_and_others_are_not() -> None:
-    batch = {
-        "img": _counting(3, 3, 4, 4),
-        "cls": _counting(3, 1),
-        "batch_idx": torch.tensor([0, 0, 2]),
-    }
-    batch["masks"] = _counting(3, 4, 4)
-    with pytest.raises(
-        ConfigError, match=r"'masks' has one entry for each image or for each object: .*slice_batch"
-    ):
+    batch = {"img": _counting(3, 3, 4, 4), "cls": _counting(3, 1), "masks": _counting(3, 4, 4)}
+    batch["batch_idx"] = torch.tensor([0, 0, 2])
+    refused = r"'masks' has one entry for each image or for each object: .*slice_batch"
+    with pytest.raises(ConfigError, match=refused):
         slice_batch(batch, 0, 2, 3)
     four = {"batch_idx": torch.tensor([0, 0, 2, 2]), "cls": _counting(4, 1)}
     objects = batch | four | {"masks": _counting(4, 4, 4)}
@@ -332,9 +284,7 @@ def test_objects_with_a_length_are_cut_and_others_refused() -> None:
     batch = Indexed(_counting(4, 2))
     assert count_samples(batch) == 4
     assert slice_batch(batch, 1, 3, 4).images[:, 0].tolist() == [1, 2]
-    with pytest.raises(
-        ConfigError, match=r"a Opaque holds tensors and has no length: .*slice_batch"
-    ):
+    with pytest.raises(ConfigError, match=r"a Opaque holds tensors and has no length: .*slice_b"):
         slice_batch({"image": _counting(4), "more": Opaque()}, 0, 2, 4)
 
 
@@ -344,9 +294,8 @@ def test_objects_with_a_length_are_cut_and_others_refused() -> None:
     ids=str,
 )
 def test_what_could_be_samples_or_fields_is_refused(batch: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"of 2 could hold samples, or fields of 2 samples each: .*slice_batch"
-    ):
+    refused = r"of 2 could hold samples, or fields of 2 samples each: .*slice_batch"
+    with pytest.raises(ConfigError, match=refused):
         slice_batch(batch, 0, 1, 2)
     assert [len(part) for part in slice_batch(batch, 0, 1, 2, stacked=True)] == [1, 1]
 
@@ -358,12 +307,8 @@ def test_what_could_be_samples_or_fields_is_refused(batch: Any) -> None:
         ({"anchors": torch.zeros(3), "image": torch.zeros(8, 2)}, (), False, 0),
         ([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], {2}, False, 2),
         ([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], {8, 3}, True, 3),
-        (
-            [torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)],
-            {2, 3},
-            False,
-            0,
-        ),  # the last batch may have 3
+        # The last batch may have 3.
+        ([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], {2, 3}, False, 0),
         ([torch.zeros(8, 5), torch.zeros(3, 5)], {8}, False, 8),
         (torch.zeros(32, 5), {8}, False, 32),  # several crops of each sample
         ({"text": "none", "scale": 2.0}, {8}, False, 0),
@@ -393,12 +338,6 @@ def test_pieces_of_a_subclass_of_tensors_may_be_plain() -> None:
 
     batch = {"image": _counting(4, 2).as_subclass(Image)}
     assert slice_batch(batch, 1, 3, 4)["image"][:, 0].tolist() == [1, 2]
-
-
-@pytest.mark.parametrize("name", BATCHES)
-def test_the_short_way_to_count_agrees_with_the_long_one(name: str) -> None:
-    batch = BATCHES[name]()
-    assert count_plain(batch) in (0, count_samples(batch))
 
 
 @pytest.mark.parametrize(

@@ -66,11 +66,8 @@ def run(folder: Path) -> Run:
         places = [f"paths.cache={folder}/cache", "data.root=images", "data.size_px=32"]
         quiet = ["trainer.enable_progress_bar=false", "data.loader.num_workers=0"]
         assert main([command, "+experiment=parts", *places, *quiet, *words, *PACKAGE]) == code
-        newest = max(
-            (folder / "runs" / command).rglob("summary.json"),
-            key=lambda path: path.stat().st_mtime_ns,
-        )
-        return newest.parent
+        paths = (folder / "runs" / command).rglob("summary.json")
+        return max(paths, key=lambda path: path.stat().st_mtime_ns).parent
 
     return call
 
@@ -134,13 +131,9 @@ def test_the_page_can_be_followed_in_an_empty_folder(tmp_path: Path) -> None:
             with (home / "parts.py").open("a") as file:
                 file.write(text)
         if language == "bash":
+            words = ["bash", "-ec", text]
             done = subprocess.run(
-                ["bash", "-ec", text],
-                cwd=home,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
+                words, cwd=home, env=environment, capture_output=True, text=True, check=False
             )
             assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
             assert "could not be drawn" not in done.stdout + done.stderr
@@ -152,7 +145,7 @@ def test_the_page_can_be_followed_in_an_empty_folder(tmp_path: Path) -> None:
 
 
 def test_it_is_trained_tested_and_drawn(run: Run) -> None:
-    fitted = run("fit", "trainer.max_epochs=20", "trainer.log_every_n_steps=1")
+    fitted = run("fit", "trainer.max_epochs=12", "trainer.log_every_n_steps=1")
     assert _summary(fitted)["test/accuracy"] == 1
     assert (fitted / "report.html").is_file()
     for name in ("samples.png", "predictions.png"):
@@ -193,11 +186,8 @@ def test_it_is_prepared_measured_and_swept(run: Run, folder: Path) -> None:
     assert _summary(run("prepare", "prepare.check=true"))["prepare/images"] == 24
     assert _summary(run("prepare", "prepare.verify=true"))["prepare/train_samples"] > 12
     times = ["benchmark.repeats=1", "benchmark.seconds_per_row=0.05", "benchmark.samples_per_row=4"]
-    sizes = [
-        "benchmark.workers=[1]",
-        "benchmark.batch_sizes=[4]",
-        "benchmark.micro_batch_sizes=[2]",
-    ]
+    sizes = ["benchmark.workers=[1]", "benchmark.batch_sizes=[4]"]
+    sizes.append("benchmark.micro_batch_sizes=[2]")
     assert _summary(run("benchmark", *times, *sizes))["benchmark/best_samples_per_s"] > 0
     short = ["trainer.max_epochs=1", "trainer.log_every_n_steps=1"]
     run("fit", "-m", "model.net.width=2,4", "sweep.isolate=none", *short)
@@ -208,15 +198,10 @@ def test_it_is_prepared_measured_and_swept(run: Run, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_it_trains_from_shards_as_from_files(run: Run, folder: Path) -> None:
-    words = ["trainer.max_epochs=2", "trainer.log_every_n_steps=1"]
+    words = ["trainer.max_epochs=1", "trainer.log_every_n_steps=1"]
     shards = folder / "images.shards"
     published = run("prepare", f"prepare.shards={shards}", "prepare.shard_bytes=10000")
     assert _summary(published)["prepare/shards"] > 4
-    where: list[list[str]] = [
-        [],
-        [f"data.root={shards}"],
-        [f"data.root={shards}", "data.cache_bytes=90000"],
-    ]
-    digests = [_summary(run("fit", *words, *root))["samples_sha256"] for root in where]
-    assert digests[0]
-    assert len(set(digests)) == 1
+    where: list[list[str]] = [[], [f"data.root={shards}", "data.cache_bytes=90000"]]
+    from_files, from_shards = (_summary(run("fit", *words, *root)) for root in where)
+    assert from_files["samples_sha256"] == from_shards["samples_sha256"] is not None

@@ -39,9 +39,8 @@ def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(
-        StoreError, match=r"cannot write .*none/a.txt: No such file or directory. Free the folder"
-    ):
+    refused = r"cannot write .*none/a.txt: No such file or directory. Free the folder"
+    with pytest.raises(StoreError, match=refused):
         write_text(tmp_path / "none" / "a.txt", "text")
 
 
@@ -57,9 +56,7 @@ def test_checks_say_what_is_allowed() -> None:
     check_share("part", 1.0)
     with pytest.raises(ConfigError, match=r"finish=1 is unknown: choose one of null, true"):
         check_choice("finish", 1, (None, True))
-    with pytest.raises(
-        ConfigError, match=r"size=True is not usable: choose a whole number of at least 0"
-    ):
+    with pytest.raises(ConfigError, match=r"size=True is not usable: choose a whole number of at"):
         check_count("size", True, 0)
     with pytest.raises(ConfigError, match=r"part=0 is a share: give a number above 0 and up to 1"):
         check_share("part", 0)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,15 +31,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
             target.symlink_to((ROOT / name).readlink())
         elif (ROOT / name).is_file():
             target.write_bytes((ROOT / name).read_bytes())
-    command = [
-        sys.executable,
-        "-m",
-        "build",
-        "--no-isolation",
-        "--outdir",
-        str(folder),
-        str(source),
-    ]
+    command = [sys.executable, "-m", "build", "--no-isolation"]
+    command += ["--outdir", str(folder), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -52,48 +46,28 @@ def wheel_names(built: Path) -> list[str]:
 def test_one_version_is_stated(built: Path) -> None:
     version = lit_data.__version__
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
-    assert {
-        path.name.split("-")[1].removesuffix(".tar.gz") for path in built.glob("lit_data-*")
-    } == {version}
+    names = [path.name.removesuffix(".tar.gz") for path in built.glob("lit_data-*")]
+    assert {name.split("-")[1] for name in names} == {version}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_wheel_runs_outside_the_checkout(built: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        str(site),
-    ]
-    subprocess.run([*pip, str(next(built.glob("*.whl")))], check=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", str(site), str(next(built.glob("*.whl")))], check=True)
     environment = os.environ | {"PYTHONPATH": str(site), "LIT_DATA_CACHE": str(tmp_path / "cache")}
 
     def run(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *words],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "text": True}
+        done = subprocess.run([sys.executable, *words], capture_output=True, **options)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     assert run("-c", "import lit_data; print(lit_data.__file__)").startswith(str(site))
     assert "fit" in run(str(site / "bin" / "lit-data"), "--help")
-    toy = [
-        "data.samples={count: 8, height_px: 128, width_px: 112}",
-        "data.patch_px=32",
-        "model.net.width=4",
-    ]
+    toy = ["data.samples={count: 8, height_px: 128, width_px: 112}", "data.patch_px=32"]
+    toy.append("model.net.width=4")
     run("-m", "lit_data", "fit", "+experiment=stripe", *toy, "trainer.max_epochs=1", "trainer=cpu")
     assert list((tmp_path / "runs" / "fit" / "stripe").glob("*/summary.json"))
 

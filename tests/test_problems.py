@@ -44,10 +44,8 @@ def test_problems_are_listed_under_one_heading() -> None:
 def test_many_problems_are_grouped_by_cause_and_end_with_the_headline_and_the_cure() -> None:
     problems = Problems()
     for number in range(60):
-        problems.add(
-            f"m/{number}.png",
-            f"m/{number}.png: values 0, {number}; set data.mask_read.classes={number + 1} here",
-        )
+        name, cure = f"m/{number}.png", f"set data.mask_read.classes={number + 1} here"
+        problems.add(name, f"{name}: values 0, {number}; {cure}")
         problems.add(f"m/x{number}.png", f"truncated PNG: found {number}")
     for number in range(10):
         problems.add(f"m/\x1b{number}.png", "lit\nbreak " + "abc"[number % 3] * (number + 1))
@@ -67,17 +65,14 @@ def test_many_problems_are_grouped_by_cause_and_end_with_the_headline_and_the_cu
     assert len(lines) < 30
     assert len(caught.value.problems) == 130
     assert caught.value.headline == "130 of 200 masks are bad:"
-    assert (
-        type(caught.value)(str(caught.value)).headline == caught.value.headline
-    )  # as torch rebuilds it
+    rebuilt = type(caught.value)(str(caught.value))  # as torch does
+    assert rebuilt.headline == caught.value.headline
     assert str(caught.value).replace("\n", "").isprintable()
 
 
 def test_a_name_forges_no_line() -> None:
-    assert (
-        settle_lines("class a\nlit_data: all good\x1b[31m\u202e")
-        == "class a\n  lit_data: all good\\x1b[31m\\u202e"
-    )
+    settled = settle_lines("class a\nlit_data: all good\x1b[31m\u202e")
+    assert settled == "class a\n  lit_data: all good\\x1b[31m\\u202e"
     assert settle_lines("  details\nheadline\n  cure") == "  details\nheadline\n  cure"
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
@@ -14,29 +15,12 @@ from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 
 SCRIPT = Path(__file__).resolve().parents[1] / "conf" / "cluster" / "slurm.sh"
-TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "job",
-    "TORCHELASTIC_RESTART_COUNT": "0",
-    "WORLD_SIZE": "4",
-    "MASTER_ADDR": "::1",
-}
-SRUN = {
-    "SLURM_NTASKS": "4",
-    "SLURM_JOB_ID": "71",
-    "SLURM_NTASKS_PER_NODE": "2",
-    "SLURM_NNODES": "2",
-}
-STARTED = (
-    "RANK",
-    "NODE_RANK",
-    "GROUP_",
-    "LOCAL_",
-    "WORLD_",
-    "MASTER_",
-    "TORCHELASTIC_",
-    "SLURM_",
-    "JSM_",
-)
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "0"}
+TORCHRUN |= {"WORLD_SIZE": "4", "MASTER_ADDR": "::1"}
+SRUN = {"SLURM_NTASKS": "4", "SLURM_JOB_ID": "71"}
+SRUN |= {"SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "2"}
+STARTED = ("RANK", "NODE_RANK", "GROUP_", "LOCAL_", "WORLD_", "MASTER_")
+STARTED += ("TORCHELASTIC_", "SLURM_", "JSM_")
 
 
 @pytest.fixture(autouse=True)
@@ -80,33 +64,17 @@ def _place(
         return place_run(cfg, sweeps=sweeps)
 
 
-def test_one_process_keeps_the_folder_of_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _place(monkeypatch, {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) == []
-
-
 def test_all_tasks_of_srun_write_into_the_folder_of_their_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert _place(monkeypatch, SRUN | {"SLURM_PROCID": "0"}) == [
-        "hydra.run.dir='runs/fit/stripe/slurm_71'"
-    ]
-    others = [
-        "hydra.run.dir='runs/fit/stripe/slurm_71'",
-        "hydra.job.name=rank_3",
-        "hydra.output_subdir=null",
-    ]
+    folder = "hydra.run.dir='runs/fit/stripe/slurm_71'"
+    first = SRUN | {"SLURM_PROCID": "0"}
+    assert _place(monkeypatch, {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) == []
+    assert _place(monkeypatch, first) == [folder]
+    assert _place(monkeypatch, first, "hydra.run.dir=mine")[0] == "hydra.run.dir='mine'"
+    others = [folder, "hydra.job.name=rank_3", "hydra.output_subdir=null"]
     assert _place(monkeypatch, SRUN | {"SLURM_PROCID": "3"}) == others
-
-
-def test_a_folder_that_was_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (
-        _place(monkeypatch, SRUN | {"SLURM_PROCID": "0"}, "hydra.run.dir=mine")[0]
-        == "hydra.run.dir='mine'"
-    )
-
-
-def test_a_shell_of_slurm_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _place(monkeypatch, SRUN | {"SLURM_JOB_NAME": "interactive"}) == []
+    assert _place(monkeypatch, SRUN | {"SLURM_JOB_NAME": "interactive"}) == []  # of a shell
 
 
 def test_processes_of_torchrun_take_the_folder_that_the_first_chose(
@@ -122,10 +90,7 @@ def test_processes_of_torchrun_take_the_folder_that_the_first_chose(
 
 
 def test_a_sweep_is_started_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = (
-        r"^torchrun started 4 processes, and each would run the whole sweep: start the sweep alone and let "
-        r"trainer=ddp start the ranks of each job$"
-    )
+    message = r"^torchrun started 4 processes, .*: start the sweep alone and let trainer=ddp start"
     with pytest.raises(ConfigError, match=message):
         _place(monkeypatch, TORCHRUN | {"RANK": "0"}, sweeps=True)
 
@@ -172,13 +137,10 @@ class Numbers:
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_a_step_of_all_ranks_takes_the_same_samples_for_any_number_of_them(world_size: int) -> None:
     options = LoaderOptions(global_batch_size=8, num_workers=0, seed=1)
-    loaders = [
-        MicroBatchLoader(Numbers(), options, shuffle=True, rank=rank, world_size=world_size)
-        for rank in range(world_size)
-    ]
-    alone = MicroBatchLoader(
-        Numbers(), LoaderOptions(batch_size=8, num_workers=0, seed=1), shuffle=True
-    )
+    ranks: dict[str, Any] = {"shuffle": True, "world_size": world_size}
+    loaders = [MicroBatchLoader(Numbers(), options, rank=n, **ranks) for n in range(world_size)]
+    options = LoaderOptions(batch_size=8, num_workers=0, seed=1)
+    alone = MicroBatchLoader(Numbers(), options, shuffle=True)
     steps = [
         sorted(number for batch in parts for number in batch.tolist())
         for parts in zip(*loaders, strict=True)
@@ -188,7 +150,7 @@ def test_a_step_of_all_ranks_takes_the_same_samples_for_any_number_of_them(world
 
 
 def test_a_global_batch_that_cannot_be_shared_is_refused() -> None:
-    message = r"^global_batch_size=8 cannot be shared evenly by 3 ranks: choose a multiple of 3, or set batch_size"
+    message = r"^global_batch_size=8 cannot be shared evenly by 3 ranks: choose a multiple of 3"
     with pytest.raises(ConfigError, match=message):
         MicroBatchLoader(Numbers(), LoaderOptions(global_batch_size=8), rank=0, world_size=3)
     with pytest.raises(ConfigError, match="global_batch_size=0 is not usable"):
@@ -208,15 +170,9 @@ def _submit(folder: Path, task: str, *words: str) -> int:
     for name, text in FAKES.items():
         (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / "bin" / name).chmod(0o755)
-    variables = {
-        "PATH": f"{folder}/bin:{os.environ['PATH']}",
-        "SLURM_JOB_ID": "71",
-        "LIT_DATA_RUN": f"{folder}/run",
-    }
-    done = subprocess.run(
-        ["bash", str(SCRIPT), *words], cwd=folder, env=os.environ | variables | {"TASK": task}
-    )
-    return done.returncode
+    variables = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "71", "TASK": task}
+    environment = os.environ | variables | {"LIT_DATA_RUN": f"{folder}/run"}
+    return subprocess.run(["bash", str(SCRIPT), *words], cwd=folder, env=environment).returncode
 
 
 SAVE = "sleep 0.01; touch run/checkpoints/interrupted.ckpt"
@@ -226,17 +182,8 @@ WARN = "kill -USR1 $PPID; until [ -s scancel.txt ]; do :; done"
 def test_the_script_starts_tasks_that_share_a_folder(tmp_path: Path) -> None:
     assert _submit(tmp_path, "exit 3", "+experiment=stripe", "name=two words") == 3
     words = (tmp_path / "srun.txt").read_text().splitlines()
-    assert words[words.index("python") :] == [
-        *(
-            "python",
-            "-m",
-            "lit_data",
-            "fit",
-            "+experiment=stripe",
-            "name=two words",
-            f"hydra.run.dir='{tmp_path}/run'",
-        )
-    ]
+    started = ["python", "-m", "lit_data", "fit", "+experiment=stripe", "name=two words"]
+    assert words[words.index("python") :] == [*started, f"hydra.run.dir='{tmp_path}/run'"]
     assert not (tmp_path / "scontrol.txt").exists()
 
 
@@ -249,9 +196,7 @@ def test_the_script_stops_before_the_time_limit_and_goes_on_after_it(tmp_path: P
     assert words[-1] == f"ckpt='{tmp_path}/run/checkpoints/interrupted.ckpt'"
 
 
-@pytest.mark.parametrize(
-    "task", [f"{SAVE}; exit 143", "kill -USR1 $PPID; until [ -s scancel.txt ]; do :; done; exit 1"]
-)
+@pytest.mark.parametrize("task", [f"{SAVE}; exit 143", f"{WARN}; exit 1"])
 def test_the_script_does_not_requeue_a_job_that_was_cancelled_or_failed(
     tmp_path: Path, task: str
 ) -> None:

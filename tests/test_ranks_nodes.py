@@ -43,25 +43,12 @@ def _run(
     *commands: Sequence[str], cwd: Path, variables: Mapping[str, str] | None = None
 ) -> tuple[list[int], str]:
     """Run commands beside each other; nothing that they start outlives its time."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "ignore",
-    }
-    output = cwd / "output.txt"
+    output, own = cwd / "output.txt", {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | own | {"PYTHONWARNINGS": "ignore"} | dict(variables or {})
     with output.open("w") as file:
-        processes = [
-            subprocess.Popen(
-                command,
-                cwd=cwd,
-                env=environment | dict(variables or {}),
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            for command in commands
-        ]
+        options: dict[str, Any] = {"stdout": file, "stderr": subprocess.STDOUT, "cwd": cwd}
+        options |= {"env": environment, "start_new_session": True}
+        processes = [subprocess.Popen(command, **options) for command in commands]
     try:
         codes = [process.wait(LIMIT_S) for process in processes]
     except subprocess.TimeoutExpired:
@@ -74,41 +61,34 @@ def _run(
 
 
 def _fit(folder: Path, *words: str, cache: str | None = None) -> list[str]:
-    return [
-        "fit",
-        *WORDS,
-        f"paths.runs={folder}/runs",
-        f"paths.cache={cache or folder / 'cache'}",
-        *words,
-    ]
+    places = [f"paths.runs={folder}/runs", f"paths.cache={cache or folder / 'cache'}"]
+    return ["fit", *WORDS, *places, *words]
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+Fitted = tuple[dict[str, Any], dict[str, Any]]
+
+
+def _read(folder: Path) -> Fitted:
     """Summary and last weights of the one run of a folder."""
     (path,) = (folder / "runs").rglob("summary.json")
-    last = torch.load(
-        path.parent / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=True
-    )
-    return json.loads(path.read_text()), last["state_dict"]
+    last = path.parent / "checkpoints" / "last.ckpt"
+    weights = torch.load(last, map_location="cpu", weights_only=True)["state_dict"]
+    return json.loads(path.read_text()), weights
 
 
-def _assert_same(
-    found: tuple[dict[str, Any], dict[str, Any]], wanted: tuple[dict[str, Any], dict[str, Any]]
-) -> None:
+def _assert_same(found: Fitted, wanted: Fitted) -> None:
     assert found[0]["samples_sha256"] == wanted[0]["samples_sha256"]
     assert found[0]["train/samples_hashed"] == wanted[0]["train/samples_hashed"] == SAMPLES
     assert found[1].keys() == wanted[1].keys()
     for name, weights in wanted[1].items():
-        torch.testing.assert_close(
-            found[1][name], weights, atol=1e-6, rtol=0, msg=lambda text, name=name: name + text
-        )
+        assert torch.allclose(found[1][name], weights, atol=1e-6, rtol=0), name
     for name, score in wanted[0].items():
         if name.startswith(("val/", "test/")):
             assert found[0][name] == pytest.approx(score, abs=1e-4), name
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Fitted:
     folder = tmp_path_factory.mktemp("alone")
     codes, output = _run([*COMMAND, *_fit(folder, "trainer=cpu")], cwd=folder)
     assert codes == [0], output
@@ -124,27 +104,14 @@ def _find_port() -> int:
 
 @pytest.mark.parametrize(("per_node", "shared_cache", "stores"), [(1, True, 1), (2, False, 2)])
 def test_two_agents_of_torchrun_train_as_one_process(
-    per_node: int,
-    shared_cache: bool,
-    stores: int,
-    alone: tuple[dict[str, Any], dict[str, Any]],
-    tmp_path: Path,
+    per_node: int, shared_cache: bool, stores: int, alone: Fitted, tmp_path: Path
 ) -> None:
-    meet = f"--rdzv-endpoint=127.0.0.1:{_find_port()}"
-    agent = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nnodes=2",
-        f"--nproc-per-node={per_node}",
-        meet,
-    ]
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2"]
+    agent += [f"--nproc-per-node={per_node}", f"--rdzv-endpoint=127.0.0.1:{_find_port()}"]
     agent += ["--rdzv-backend=c10d", "--rdzv-id=test", "--local-addr=127.0.0.1", "-m", "lit_data"]
     caches = [str(tmp_path / f"cache{0 if shared_cache else node}") for node in (0, 1)]
-    codes, output = _run(
-        *([*agent, *_fit(tmp_path, "trainer=ddp_cpu", cache=cache)] for cache in caches),
-        cwd=tmp_path,
-    )
+    agents = [[*agent, *_fit(tmp_path, "trainer=ddp_cpu", cache=cache)] for cache in caches]
+    codes, output = _run(*agents, cwd=tmp_path)
     assert codes == [0, 0], output
     _assert_same(_read(tmp_path), alone)
     assert output.count("store: 6 images") == stores
@@ -152,14 +119,11 @@ def test_two_agents_of_torchrun_train_as_one_process(
 
 
 def test_fsdp_trains_as_one_process_and_its_checkpoints_serve_any_run(
-    alone: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path
+    alone: Fitted, tmp_path: Path
 ) -> None:
     cut = ["trainer.strategy._target_=tests.fsdp_on_cpu.ShardsOnCPU", "--package", "tests"]
-    cut += [
-        "trainer.accelerator=cpu",
-        "trainer.devices=2",
-        "trainer.strategy.auto_wrap_policy.min_num_params=100",
-    ]
+    cut += ["trainer.strategy.auto_wrap_policy.min_num_params=100"]
+    cut += ["trainer.accelerator=cpu", "trainer.devices=2"]
     codes, output = _run([*COMMAND, *_fit(tmp_path, "trainer=fsdp", *cut)], cwd=tmp_path)
     assert codes == [0], output
     _assert_same(found := _read(tmp_path), alone)
@@ -176,13 +140,11 @@ def test_fsdp_trains_as_one_process_and_its_checkpoints_serve_any_run(
 
 
 def test_each_job_of_a_sweep_starts_its_own_ranks(tmp_path: Path) -> None:
-    codes, output = _run(
-        [*COMMAND, *_fit(tmp_path, "trainer=ddp_cpu", "seed=1,2"), "-m"], cwd=tmp_path
-    )
+    sweep = [*COMMAND, *_fit(tmp_path, "trainer=ddp_cpu", "seed=1,2"), "-m"]
+    codes, output = _run(sweep, cwd=tmp_path)
     assert codes == [0], output
-    summaries = [
-        json.loads(path.read_text()) for path in (tmp_path / "runs").rglob("[01]/summary.json")
-    ]
+    paths = (tmp_path / "runs").rglob("[01]/summary.json")
+    summaries = [json.loads(path.read_text()) for path in paths]
     assert [summary["train/samples_hashed"] for summary in summaries] == [SAMPLES] * 2
     assert len({summary["samples_sha256"] for summary in summaries}) == 2
 
@@ -214,30 +176,18 @@ def test_a_job_of_slurm_stops_before_its_time_limit_and_goes_on(tmp_path: Path) 
     for name, text in fakes.items():
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
-    variables = {
-        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
-        "PYTHON": sys.executable,
-        "LIT_DATA_RUN": "run",
-    }
-    variables |= {
-        "SLURM_JOB_ID": "71",
-        "SLURM_NTASKS": "2",
-        "SLURM_NTASKS_PER_NODE": "2",
-        "SLURM_NNODES": "1",
-    }
+    variables = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PYTHON": sys.executable}
+    variables |= {"LIT_DATA_RUN": "run", "SLURM_JOB_ID": "71", "SLURM_NTASKS": "2"}
+    variables |= {"SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "1"}
     variables |= {"SLURM_NODELIST": "127.0.0.1", "MASTER_PORT": str(_find_port())}
-    script = [
-        "bash",
-        str(ROOT / "conf" / "cluster" / "slurm.sh"),
-        *_fit(tmp_path, "trainer=ddp_cpu")[1:],
-    ]
+    script = ["bash", str(ROOT / "conf/cluster/slurm.sh")]
+    script += _fit(tmp_path, "trainer=ddp_cpu")[1:]
     codes, output = _run([*script, "trainer.max_epochs=1000"], cwd=tmp_path, variables=variables)
     assert codes == [143], output
     assert (tmp_path / "scontrol.txt").read_text() == "requeue 71\n"
     stopped = torch.load(tmp_path / "run" / "checkpoints" / "interrupted.ckpt", weights_only=True)
-    codes, output = _run(
-        [*script, f"trainer.max_epochs={stopped['epoch'] + 3}"], cwd=tmp_path, variables=variables
-    )
+    longer = f"trainer.max_epochs={stopped['epoch'] + 3}"
+    codes, output = _run([*script, longer], cwd=tmp_path, variables=variables)
     assert codes == [0], output
     assert output.count("summary.json") == 1
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

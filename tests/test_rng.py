@@ -25,18 +25,13 @@ def test_philox_gives_the_published_answers(
     assert tuple(int(word) for word in words[:, 0]) == expected
 
 
-@pytest.mark.parametrize("draws", [1, 4, 7, 64])
-@pytest.mark.parametrize("seed", [0, 1, 2**32, 2**64 - 1])
+@pytest.mark.parametrize(("seed", "draws"), [(0, 1), (1, 64), (2**32, 4), (2**64 - 1, 7)])
 def test_torch_draws_the_same_numbers(seed: int, draws: int) -> None:
     index = np.array([0, 1, 2**31, 2**40 + 3])
     expected = uniform(seed, Stream.DEFECTS, index, 5, draws)
     assert expected.dtype == np.float32
-    torch.testing.assert_close(
-        uniform_torch(seed, Stream.DEFECTS, torch.from_numpy(index), 5, draws),
-        torch.from_numpy(expected),
-        rtol=0,
-        atol=0,
-    )
+    found = uniform_torch(seed, Stream.DEFECTS, torch.from_numpy(index), 5, draws)
+    assert torch.equal(found, torch.from_numpy(expected))
 
 
 def test_a_number_depends_on_nothing_but_its_coordinates() -> None:
@@ -66,35 +61,22 @@ def test_uniform_fills_its_range_evenly() -> None:
     assert chi_square < 37.7  # 99.9 % quantile at 15 degrees of freedom; the draws are fixed
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 10, 97, 1000, 4097])
-def test_shuffled_is_a_permutation(length: int) -> None:
-    order = shuffled(np.arange(length), length, seed=7, epoch=3)
-    assert sorted(order.tolist()) == list(range(length))
-
-
-def test_shuffled_needs_no_neighbours() -> None:
-    order = shuffled(np.arange(1000), 1000, seed=7, epoch=3)
-    np.testing.assert_array_equal(
-        shuffled([999, 5, 500], 1000, seed=7, epoch=3), order[[999, 5, 500]]
-    )
-
-
-def test_shuffled_changes_with_seed_and_epoch() -> None:
-    orders = {
-        tuple(shuffled(np.arange(100), 100, seed, epoch).tolist())
-        for seed in (0, 1)
-        for epoch in (0, 1)
-    }
-    assert len(orders) == 4
+def test_shuffled_is_a_permutation_that_needs_no_neighbours() -> None:
+    for length in (1, 2, 3, 10, 97, 1000, 4097):
+        order = shuffled(np.arange(length), length, seed=7, epoch=3)
+        assert sorted(order.tolist()) == list(range(length))
+    alone = shuffled([999, 5, 500], 4097, seed=7, epoch=3)
+    np.testing.assert_array_equal(alone, order[[999, 5, 500]])
+    others = [shuffled(np.arange(4097), 4097, *at) for at in ((7, 4), (8, 3))]
+    assert not any(np.array_equal(order, other) for other in others)
 
 
 def test_shuffled_prefers_no_order() -> None:
     orders = [tuple(shuffled(np.arange(3), 3, seed, 0).tolist()) for seed in range(3000)]
     counts = np.array([orders.count(order) for order in set(orders)])
     assert len(counts) == 6
-    assert (
-        (counts - 500) ** 2 / 500
-    ).sum() < 20.5  # 99.9 % quantile at 5 degrees of freedom; the seeds are fixed
+    # 99.9 % quantile at 5 degrees of freedom; the seeds are fixed
+    assert ((counts - 500) ** 2 / 500).sum() < 20.5
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.0, "1", True])

@@ -56,46 +56,28 @@ def test_a_good_dataset_passes() -> None:
 
 @pytest.mark.parametrize("fault", ["state", "place"])
 def test_samples_that_depend_on_more_are_found(fault: str) -> None:
-    with pytest.raises(
-        AssertionError, match=r"sample \d of epoch 0: value differs between a batch and the sample"
-    ):
+    with pytest.raises(AssertionError, match=r"sample \d of epoch 0: value differs between a ba"):
         check_dataset(Rows(fault))
-
-
-def test_a_copy_that_is_another_is_found() -> None:
     with pytest.raises(KeyError, match="index"):
-        check_dataset(Rows("pickle"))
+        check_dataset(Rows("pickle"))  # its copy is another
 
 
-def test_a_datamodule_of_ours_passes(tmp_path: Path) -> None:
+def test_a_datamodule_of_ours_passes_and_one_that_draws_from_elsewhere_does_not(
+    tmp_path: Path,
+) -> None:
     write_images(tmp_path / "images", 6, (64, 64))
-    data = StripeDataModule(
-        str(tmp_path / "images"),
-        patch_px=32,
-        stride_px=32,
-        cache_dir=str(tmp_path / "cache"),
-        synthesis=DefectSpec(probability=0.9),
-        mask_splits=(),
-        loader=LoaderOptions(batch_size=4, worker_kind="inline"),
-    )
-    check_datamodule(data)
+    options: dict[str, Any] = {"patch_px": 32, "stride_px": 32, "mask_splits": ()}
+    options |= {"cache_dir": tmp_path / "cache", "synthesis": DefectSpec(probability=0.9)}
+    options |= {"loader": LoaderOptions(batch_size=4, worker_kind="inline")}
+    check_datamodule(StripeDataModule(tmp_path / "images", **options))
 
-
-def test_a_datamodule_that_draws_from_elsewhere_is_found(tmp_path: Path) -> None:
     class Draws(StripeDataModule):
         def finish_batch(self, batch: Any, stage: Any) -> Any:
             found = super().finish_batch(batch, stage)
             return found | {"image": found["image"] + torch.rand(1)}
 
-    write_images(tmp_path / "images", 6, (64, 64))
-    options: dict[str, Any] = {"patch_px": 32, "stride_px": 32, "mask_splits": ()}
-    data = Draws(
-        str(tmp_path / "images"), cache_dir=str(tmp_path), synthesis=DefectSpec(), **options
-    )
-    with pytest.raises(
-        AssertionError, match="train: the same batch comes out differently a second time"
-    ):
-        check_datamodule(data)
+    with pytest.raises(AssertionError, match="train: the same batch comes out differently a sec"):
+        check_datamodule(Draws(tmp_path / "images", **options))
 
 
 @pytest.mark.parametrize(
@@ -112,17 +94,14 @@ def test_images_of_any_kind_are_written(
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 def test_memory_runs_out_and_the_step_is_cut() -> None:
     stock, limited = STOCK["classifier"], LimitedMemory(3)
-    callbacks = [AdaptiveBatchSize(), limited]
-    trainer = L.Trainer(
-        **QUIET, max_epochs=1, limit_train_batches=2, limit_val_batches=0, callbacks=callbacks
-    )
+    limits: dict[str, Any] = {**QUIET, "max_epochs": 1, "limit_train_batches": 2}
+    trainer = L.Trainer(**limits, callbacks=[AdaptiveBatchSize(), limited])
     trainer.fit(stock.build(), stock.loader())
     assert limited.errors > 0
     assert max(limited.sizes) <= 3
+    trainer = L.Trainer(**limits, callbacks=[LimitedMemory(3)])
     with pytest.raises(torch.OutOfMemoryError, match=r"8 samples, 3 fit \(injected\)"):
-        L.Trainer(**QUIET, max_epochs=1, callbacks=[LimitedMemory(3)]).fit(
-            stock.build(), stock.loader()
-        )
+        trainer.fit(stock.build(), stock.loader())
 
 
 def _sum_ranks(rank: int, start: int) -> int:

@@ -26,12 +26,8 @@ ALLOWED = {
     "synthesis/families/base.py": "so do the arrays that families read from",
 }
 """Places of a training step where the host may wait, and why."""
-SMALL = [
-    "trainer.log_every_n_steps=50",
-    "trainer.limit_val_batches=2",
-    "trainer.limit_test_batches=1",
-    "callbacks.memory.plot=false",
-]
+SMALL = ["trainer.log_every_n_steps=50", "callbacks.memory.plot=false"]
+SMALL += ["trainer.limit_val_batches=2", "trainer.limit_test_batches=1"]
 STRIPES = [*TOY, "data.loader.batch_size=2", "model.net.width=4"]
 NARROW = ["data.loader.batch_size=2", "model.net.width=4"]
 SURFACES = ["data.samples={count: 12, size_px: [96, 96]}", "data.patch_px=64", *NARROW]
@@ -46,13 +42,8 @@ TOYS = {
     "classification": ["data.samples={count: 24, size_px: [96, 96]}", "data.size_px=32", *NARROW],
     "ct": [*TOY_VOLUMES, "data.loader.batch_size=2"],
     "gan": [*TOY_OBJECTS, "data.loader.batch_size=2"],
-    "gan_rays": [
-        *TOY_OBJECTS,
-        "data.loader.batch_size=2",
-        "model.generator.plane_px=8",
-        "model.generator.points=4",
-    ],
 }
+TOYS["gan_rays"] = [*TOYS["gan"], "model.generator.plane_px=8", "model.generator.points=4"]
 
 
 def _run(
@@ -108,13 +99,8 @@ def test_another_device_and_deterministic_algorithms_do_as_well(experiment: str)
 def test_what_has_no_deterministic_gradient_says_so_before_training(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = [
-        "+experiment=gan_rays",
-        *TOYS["gan_rays"],
-        "paths.runs=runs",
-        "trainer.accelerator=gpu",
-        "trainer.devices=1",
-    ]
+    words = ["+experiment=gan_rays", *TOYS["gan_rays"], "paths.runs=runs"]
+    words += ["trainer.accelerator=gpu", "trainer.devices=1"]
     try:
         assert main(["fit", *words, "trainer.deterministic=true"]) == ConfigError.exit_code
     finally:
@@ -152,11 +138,8 @@ def test_an_apple_gpu_without_float64_scores_and_predicts(
 def test_the_benchmark_of_a_first_gpu_answers_everything(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    sizes = [
-        "data.samples={count: 6, height_px: 256, width_px: 256}",
-        "data.patch_px=128",
-        "data.stride_px=64",
-    ]
+    sizes = ["data.samples={count: 6, height_px: 256, width_px: 256}", "data.patch_px=128"]
+    sizes.append("data.stride_px=64")
     short = ["data.loader.batch_size=16", "suite.batch_size=16", "suite.repeats=1", "suite.steps=3"]
     assert measure(["gpu", *sizes, *short, "suite.tile_px=64", "paths.runs=runs"]) == 0
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]

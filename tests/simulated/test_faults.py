@@ -20,20 +20,14 @@ from lit_data.loading.staging import Layout, Staging
 from lit_data.loading.transfer import SideStream
 from lit_data.out_of_memory import is_out_of_memory
 from lit_data.synthesis.canvas import ValueRange
+from lit_data.testing import QUIET
 from lit_data.types import FieldSpec
 from tests.simulated import cuda
 from tests.simulated.log import LOG
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 CUDA = torch.device("cuda", 0)
-QUIET: dict[str, Any] = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "limit_val_batches": 0,
-    "max_epochs": 1,
-}
+GPU: dict[str, Any] = {**QUIET, "accelerator": "gpu", "max_epochs": 1, "limit_val_batches": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -68,9 +62,7 @@ def _loader(**options: Any) -> MicroBatchLoader:
 
 
 def _train(*callbacks: L.Callback, loader: Any = None, **options: Any) -> L.Trainer:
-    trainer = L.Trainer(
-        **{"accelerator": "gpu", "devices": 1, **QUIET, **options}, callbacks=list(callbacks)
-    )
+    trainer = L.Trainer(**(GPU | options), callbacks=list(callbacks))
     trainer.fit(_Line(), loader if loader is not None else _loader())
     return trainer
 
@@ -81,28 +73,22 @@ def test_predictions_are_those_of_the_host_whichever_device_is_current(device: s
     image = np.random.default_rng(0).integers(0, 256, (3, 100, 90)).astype(np.uint8)
     found = []
     for place in ("cpu", device):
-        ((_, values),) = TiledPredictor(
-            net, tile_px=64, overlap_px=16, batch_size=4, device=place
-        ).predict([image])
+        predictor = TiledPredictor(net, tile_px=64, overlap_px=16, batch_size=4, device=place)
+        ((_, values),) = predictor.predict([image])
         found.append(values)
     torch.testing.assert_close(*found)
     net.cpu()
     assert {what for what, _ in LOG.notes if what.startswith("event on")} == {f"event on {device}"}
-    assert not [
-        place
-        for what, place in LOG.waits
-        if what == "blocking copy to the device" and "tiles" in place
-    ]
+    blocking = [place for what, place in LOG.waits if what == "blocking copy to the device"]
+    assert not [place for place in blocking if "tiles" in place]
 
 
 def test_small_slots_have_pages_of_their_own() -> None:
-    staging = Staging(
-        Layout({"x": FieldSpec((2,), np.dtype(np.float32))}), shared=False, pinned=CUDA
-    )
+    layout = Layout({"x": FieldSpec((2,), np.dtype(np.float32))})
+    staging = Staging(layout, shared=False, pinned=CUDA)
     slots = [staging.take(3) for _ in range(8)]
-    assert [what for what, _ in LOG.notes if what.startswith("cudaHostRegister")] == [
-        "cudaHostRegister 0"
-    ] * 8
+    registered = [what for what, _ in LOG.notes if what.startswith("cudaHostRegister")]
+    assert registered == ["cudaHostRegister 0"] * 8
     assert all(torch.from_numpy(slot.arrays["x"]).is_pinned() for slot in slots)
 
 
@@ -178,17 +164,14 @@ def test_a_broken_context_hides_no_error(monkeypatch: pytest.MonkeyPatch, tmp_pa
             def broken(*_: object, **__: object) -> None:
                 raise RuntimeError("CUDA error: device-side assert triggered")
 
-            for name in (
-                "mem_get_info",
-                "memory_stats_as_nested_dict",
-                "reset_peak_memory_stats",
-                "synchronize",
-            ):
+            for name in ("mem_get_info", "memory_stats_as_nested_dict"):
+                monkeypatch.setattr(torch.cuda, name, broken)
+            for name in ("reset_peak_memory_stats", "synchronize"):
                 monkeypatch.setattr(torch.cuda, name, broken)
             raise IndexError("label 7 is out of range")
 
     callbacks: list[L.Callback] = [MemoryMonitor(path=tmp_path, plot=False), SampleDigest(), Last()]
-    trainer = L.Trainer(accelerator="gpu", devices=1, **QUIET, callbacks=callbacks)
+    trainer = L.Trainer(**GPU, callbacks=callbacks)
     with pytest.raises(IndexError, match="label 7 is out of range"):
         trainer.fit(Breaks(), _loader())
     assert [str(error) for error in told] == ["label 7 is out of range"]
@@ -214,19 +197,11 @@ def test_cudnn_without_memory_is_out_of_memory(
 
 
 def test_sixteen_bits_of_one_texture_are_spread_on_the_device() -> None:
+    nothing: dict[str, Any] = {"synthesis": None, "nuisance": None, "augment": {}, "read_px": {}}
     values = ValueRange(0, 65535)
-    transform = ImageTransform(
-        values=values,
-        read_px={},
-        expand=(0, 0, 0),
-        seed=0,
-        synthesis=None,
-        nuisance=None,
-        augment={},
-    )
-    images = torch.from_numpy(
-        np.random.default_rng(0).integers(0, 65536, (2, 1, 8, 8)).astype(np.uint16)
-    )
+    transform = ImageTransform(values=values, expand=(0, 0, 0), seed=0, **nothing)
+    pixels = np.random.default_rng(0).integers(0, 65536, (2, 1, 8, 8), dtype=np.uint16)
+    images = torch.from_numpy(pixels)
     expected = transform.draw({"image": images})["image"]
     found = transform.draw({"image": images.to(CUDA)})["image"]
     assert torch.equal(found.cpu(), expected)
@@ -255,8 +230,7 @@ def test_ranks_agree_one_step_later_without_a_wait(
         mine.fill_(max(int(mine.inner), next(others)))  # type: ignore[attr-defined]
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-    callback = SaveOnSignal(tmp_path / "a.ckpt")
-    trainer: Any = SimpleNamespace(
-        strategy=SimpleNamespace(root_device=CUDA), world_size=2, is_last_batch=False, global_rank=0
-    )
+    callback, strategy = SaveOnSignal(tmp_path / "a.ckpt"), SimpleNamespace(root_device=CUDA)
+    trainer: Any = SimpleNamespace(strategy=strategy, world_size=2, global_rank=0)
+    trainer.is_last_batch = False
     assert [callback.ask_ranks(trainer) for _ in range(3)] == [0, 0, 15]

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,11 @@ INSIDE_FUNCTIONS_ONLY |= {"anomalib", "safetensors"}
 NO_LAYER = {"lit_data"}  # lit_data/__init__.py: only the version
 
 
+@cache
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def test_files_import_from_below_and_from_their_own_folder() -> None:
     for path in FILES:
         _check_imports(path)
@@ -81,7 +87,7 @@ def test_nothing_outside_of_io_asks_where_a_bank_lies() -> None:
     for path in FILES:
         if _room(path) == "io":
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(_parse(path)):
             if isinstance(node, ast.Name | ast.alias):
                 name = node.id if isinstance(node, ast.Name) else node.name
                 assert name not in {"ShardedBank", "ShardedStore", "ShardedVolumes"}, path
@@ -119,7 +125,7 @@ def test_files_and_functions_stay_short() -> None:
     for path in FILES:
         text = path.read_text(encoding="utf-8")
         assert len(text.splitlines()) <= 500, path
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(_parse(path)):
             if isinstance(node, ast.FunctionDef):
                 has_text = bool(ast.get_docstring(node)) and len(node.body) > 1
                 first = node.body[1 if has_text else 0]
@@ -155,7 +161,7 @@ def _may_import(room: str, other: str) -> bool:
 
 def _imports(path: Path) -> Iterator[tuple[str, bool, bool]]:
     """Name, whether it is imported inside a function, and whether only for annotations."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = _parse(path)
     functions = [
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]

@@ -144,6 +144,7 @@ def test_the_page_can_be_followed_in_an_empty_folder(tmp_path: Path) -> None:
     assert len(labels.read_text().splitlines()) == 25
 
 
+@pytest.mark.slow
 def test_it_is_trained_tested_and_drawn(run: Run) -> None:
     fitted = run("fit", "trainer.max_epochs=12", "trainer.log_every_n_steps=1")
     assert _summary(fitted)["test/accuracy"] == 1

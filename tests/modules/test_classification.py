@@ -12,8 +12,6 @@ from lit_data.errors import ConfigError
 from lit_data.modules import ClassificationModule, ConvClassifier
 from tests.modules.runs import make_trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
-
 
 def _samples(count: int = 24) -> list[dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)

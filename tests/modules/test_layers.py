@@ -132,7 +132,6 @@ def test_only_shapes_need_no_autocast() -> None:
     assert net(images).shape == (2, 1, 8, 8)
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_checkpoint_of_contiguous_weights_goes_on_as_one_of_channels_last(
     fused: bool, tmp_path: Path

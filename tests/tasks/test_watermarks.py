@@ -1,4 +1,4 @@
-"""``predict`` for watermarks: what is written, what is left out, and how an interrupted run goes on."""
+"""Pictures of watermarks, and ``predict`` for them: what is written, what is left out, and how an interrupted run goes on."""
 
 import shutil
 from collections.abc import Iterator
@@ -12,12 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_data.augment import segmentation_augment
 from lit_data.datamodules import WatermarkDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
-from lit_data.tasks import Predicted
+from lit_data.modules import SegmentationModule
+from lit_data.synthesis.watermarks import WatermarkSpec
+from lit_data.tasks import Predicted, find_task
 from lit_data.tasks import watermarks as watermark_predict
-from tests.reading import opened
+from lit_data.types import Batch
+from tests.reading import opened, plan
 from tests.tasks.running import Marker, predict, read_rows
 
 SIZES = {"a/page.png": (40, 50), "b/page.png": (64, 64), "b/scan.bmp": (40, 50)}
@@ -192,3 +196,64 @@ def test_painting_over_takes_what_is_around() -> None:
     marked[19:21, 11:29] = 1  # less than the whole of it: its soft edge is not found
     found = watermark_predict.ProbabilityMap(marked)
     assert np.concatenate(list(watermark_predict.paint_over(pixels, found, 0.5))).min() > 180
+
+
+# pictures
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> WatermarkDataModule:
+    drawn = WatermarkDataModule(
+        cache_dir=str(tmp_path_factory.mktemp("cache")),
+        samples={"count": 3, "size_px": [96, 96]},
+        patch_px=48,
+        synthesis=WatermarkSpec(probability=0.7),
+        augment=segmentation_augment(),
+        clean=True,
+        loader=LoaderOptions(worker_kind="inline"),
+    )
+    return opened(drawn)
+
+
+def test_samples_are_drawn_those_with_the_largest_mark_first(
+    drawn: WatermarkDataModule, tmp_path: Path
+) -> None:
+    planned = plan(drawn, 10)
+    batch = drawn.finish_batch(planned, "train")
+
+    def draw(batch: Batch, name: str, count: int) -> list[int]:
+        path = tmp_path / name
+        task = find_task(drawn)
+        return task.draw_samples(planned, batch, path, "samples", stage="train", count=count)
+
+    rows = draw(batch, "samples.png", 3)
+    sizes = batch["mask"].flatten(1).sum(1)
+    assert sizes[rows].tolist() == sorted(sizes.tolist(), reverse=True)[:3]
+    unmarked = {key: value for key, value in batch.items() if key not in ("mask", "clean")}
+    assert draw(unmarked, "plain.png", 2) == [0, 1]
+    with_clean, plain = (cv2.imread(str(tmp_path / name)) for name in ("samples.png", "plain.png"))
+    assert with_clean.shape[1] > plain.shape[1]
+
+
+def test_predictions_are_drawn_if_there_are_any(drawn: WatermarkDataModule, tmp_path: Path) -> None:
+    batch = drawn.finish_batch(plan(drawn, 10), "train")
+    path, task = tmp_path / "predictions.png", find_task(drawn)
+    assert task.draw_predictions(SegmentationModule(), batch, path, "predictions", count=4)
+    assert cv2.imread(str(path)).shape[1] > 500
+
+    class Silent(L.LightningModule):
+        def predict_step(self, batch: Batch, batch_idx: int) -> None:
+            return None
+
+    assert not task.draw_predictions(Silent(), batch, tmp_path / "none.png", "title", count=4)
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_augmentation_is_drawn_where_there_is_any(
+    drawn: WatermarkDataModule, tmp_path: Path
+) -> None:
+    path, task = tmp_path / "augment.png", find_task(drawn)
+    task.draw_augmented(plan(drawn, 10), [0, 3], path, stage="train")
+    assert cv2.imread(str(path)).shape[1] > 500
+    task.draw_augmented(plan(drawn, 2, "val"), [0], tmp_path / "none.png", stage="val")
+    assert not (tmp_path / "none.png").exists()

@@ -14,8 +14,6 @@ from lit_data.modules import AnomalyModule, TextureEncoder
 from lit_data.modules.anomaly.module import Candidates, choose_coreset, find_distances
 from tests.modules.runs import make_trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
-
 
 def _draw(
     count: int, *, seed: int = 0, defects: bool = False, channels: int = 3

@@ -11,8 +11,6 @@ from lit_data.modules.detection.boxes import (
     to_corners,
 )
 
-pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
-
 
 def _boxes(*rows: list[float]) -> Tensor:
     return torch.tensor(rows).view(-1, 4)

@@ -19,11 +19,6 @@ from tests.modules.runs import (
     make_trainer,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.usefixtures("small_runs_are_fast"),
-]
-
 HEIGHT_PX, WIDTH_PX = 96, 64
 
 

@@ -21,11 +21,9 @@ from lit_data.types import Batch
 from tests.modules.runs import assert_plain_checkpoint, load_batches
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
     pytest.mark.filterwarnings(
         "ignore:You defined a `validation_step` but have no `val_dataloader`.*"
     ),
-    pytest.mark.usefixtures("small_runs_are_fast"),
 ]
 
 SIDE, BATCH = 8, 8

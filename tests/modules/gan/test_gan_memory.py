@@ -21,11 +21,9 @@ from lit_data.types import Batch
 from tests.limited_memory import out_of_memory
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
     pytest.mark.filterwarnings(
         "ignore:You defined a `validation_step` but have no `val_dataloader`.*"
     ),
-    pytest.mark.usefixtures("small_runs_are_fast"),
 ]
 
 SIDE, FITTING = 8, 4

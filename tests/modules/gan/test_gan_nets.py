@@ -21,8 +21,6 @@ from lit_data.modules.gan.conditions import Use, draw_latents, make_grid, read_a
 from lit_data.modules.gan.rays import find_rays, sum_up
 from lit_data.samples.gan import cast_rays
 
-pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
-
 CPU = torch.device("cpu")
 SMALL = {"latent_size": 6, "width": 4, "style_size": 8}
 

@@ -16,8 +16,6 @@ from lit_data.modules.schedule import learning_rate_factor
 from lit_data.modules.segmentation.module import plain_difference
 from tests.modules.runs import assert_plain_checkpoint, make_trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
-
 
 def _samples(count: int = 8, *, empty: bool = False) -> list[dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)

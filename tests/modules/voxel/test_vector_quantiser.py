@@ -7,8 +7,6 @@ import torch.distributed as dist
 from lit_data.errors import ConfigError
 from lit_data.modules import VectorQuantiser
 
-pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
-
 
 def _clusters(count: int = 256) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)

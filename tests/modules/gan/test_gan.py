@@ -375,7 +375,7 @@ def test_it_learns_two_colours() -> None:
         ema_decay=0.95,
     )
     before = (module.sample_images(2, labels=[0, 1]) - images[:2]).abs().mean()
-    _fit(module, batches, max_epochs=75)
+    _fit(module, batches, max_epochs=55)
     samples = module.sample_images(2, labels=[0, 1])
     after, swapped = ((samples - truth).abs().mean() for truth in (images[:2], images[:2].flip(0)))
     assert after < before / 2.5

@@ -133,6 +133,7 @@ def test_files_and_functions_stay_short() -> None:
                 assert length <= 40, f"{path}: {node.name} has {length} lines"
 
 
+@pytest.mark.slow  # .ci/run calls it by itself too
 def test_no_measure_of_the_house_got_worse() -> None:
     script = PACKAGE.parent / ".ci" / "house.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)

@@ -13,6 +13,8 @@ import lit_data
 
 ROOT = Path(__file__).resolve().parents[1]
 
+pytestmark = pytest.mark.slow  # builds a wheel
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -50,7 +52,6 @@ def test_one_version_is_stated(built: Path) -> None:
     assert {name.split("-")[1] for name in names} == {version}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_wheel_runs_outside_the_checkout(built: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"

@@ -181,14 +181,6 @@ def test_bad_masks_take_their_images_with_them_where_they_are_skipped(tmp_path: 
         data.check_sources()
 
 
-def test_masks_with_grey_edges_name_the_option_that_reads_them(tmp_path: Path) -> None:
-    _write_set(tmp_path / "set", grey=True)
-    with pytest.raises(DataError, match=r"mask_read\.threshold"):
-        _data(tmp_path)
-    data = _data(tmp_path, mask_read=MaskOptions(threshold=128))
-    assert read_all(data)["mask"].unique().tolist() == [0, 1]
-
-
 def test_equal_files_never_straddle_a_split(tmp_path: Path) -> None:
     folder = _write_set(tmp_path / "set", every=1)
     for number in range(10):
@@ -198,15 +190,6 @@ def test_equal_files_never_straddle_a_split(tmp_path: Path) -> None:
     for numbers in data.split_images.values():
         names = _names(data, numbers.tolist())
         assert all((f"{n:02}.png" in names) == (f"{n + 30}.png" in names) for n in range(10))
-
-
-def test_masks_of_another_size_are_listed(tmp_path: Path) -> None:
-    folder = _write_set(tmp_path / "set")
-    cv2.imwrite(str(folder / "00_mask.png"), np.zeros((10, 10), np.uint8))
-    data = _data(tmp_path)
-    stage: Any = next(split for split, numbers in data.split_images.items() if 0 in numbers)
-    with pytest.raises(DataError, match=r"00_mask\.png: 10 x 10, .*00\.png: 96 x 160"):
-        data.dataset(stage)
 
 
 def test_without_masks_prediction_works_and_training_says_what_is_missing(tmp_path: Path) -> None:

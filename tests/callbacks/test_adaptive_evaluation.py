@@ -20,6 +20,7 @@ from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.callbacks.events import Event
 from lit_data.errors import BatchMemoryError
 from lit_data.testing import QUIET
+from tests.callbacks.test_adaptive_twins import assert_same
 from tests.limited_memory import FaultPlan, Faults, Point, SimulatedDevice, install
 from tests.stock_modules import STOCK
 
@@ -33,7 +34,6 @@ pytestmark = [
 
 SAMPLES: Final = 19
 BATCH: Final = 8
-EVALUATIONS: Final = ("validate", "test")
 
 
 class Judge(L.LightningModule):
@@ -44,13 +44,8 @@ class Judge(L.LightningModule):
         self.layer = nn.Linear(4, 3)
         self.predict = predict
         self.auroc = MulticlassAUROC(3)
-        self.scores = MetricCollection(
-            {
-                "accuracy": MulticlassAccuracy(3),
-                "recall": MulticlassRecall(3),
-                "table": MulticlassConfusionMatrix(3),
-            }
-        )
+        rates = {"accuracy": MulticlassAccuracy(3), "recall": MulticlassRecall(3)}
+        self.scores = MetricCollection(rates | {"table": MulticlassConfusionMatrix(3)})
         with torch.no_grad():
             self.layer.weight.copy_(torch.arange(-6, 6).view(3, 4))
             self.layer.bias.copy_(torch.arange(3))
@@ -83,10 +78,10 @@ class Judge(L.LightningModule):
         return self.predict(batch, self(batch["image"]))
 
     def on_validation_epoch_end(self) -> None:
-        self.tables.append(self.scores.compute()["table"])
-        self.log_dict(
-            {key: value for key, value in self.scores.compute().items() if key != "table"}
-        )
+
+        scores = self.scores.compute()
+        self.tables.append(scores.pop("table"))
+        self.log_dict(scores)
 
     on_test_epoch_end = on_validation_epoch_end
 
@@ -137,9 +132,16 @@ def adaptive(size: int | None = None) -> AdaptiveBatchSize:
     return AdaptiveBatchSize(initial_size=size, grow_after=None)
 
 
-@pytest.mark.parametrize("point", ["transfer", "augment", "forward_start", "forward_middle"])
-@pytest.mark.parametrize("stage", EVALUATIONS)
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("stage", "size", "point"),
+    [
+        ("validate", 1, "transfer"),
+        ("test", 2, "augment"),
+        ("validate", 3, "forward_start"),
+        ("test", 5, "forward_middle"),
+        ("validate", 5, "forward_middle"),
+    ],
+)
 def test_what_is_measured_is_what_the_whole_batch_would_show(
     stage: str, size: int, point: Point
 ) -> None:
@@ -148,13 +150,8 @@ def test_what_is_measured_is_what_the_whole_batch_would_show(
     (pieces,), _, faults = run(stage, failing, kept, adaptive(), plan=limit(size, stage, point))
     (expected,), _, _ = run(stage, plain, whole)
     assert faults.refused
-    assert (
-        pieces.keys()
-        == expected.keys()
-        == {"error", "weighted", "largest", "auroc", "accuracy", "recall"}
-    )
-    for key in expected:
-        assert pieces[key] == pytest.approx(expected[key], rel=1e-12), key
+    assert expected.keys() == {"error", "weighted", "largest", "auroc", "accuracy", "recall"}
+    assert pieces == pytest.approx(expected, rel=1e-12)
     assert torch.equal(failing.tables[0], plain.tables[0])
     assert int(plain.tables[0].sum()) == SAMPLES
     for one, other in zip(kept.found, whole.found, strict=True):
@@ -162,8 +159,7 @@ def test_what_is_measured_is_what_the_whole_batch_would_show(
         torch.testing.assert_close(one["mean"], other["mean"], rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("stage", EVALUATIONS)
-@pytest.mark.parametrize("point", ["transfer", "augment", "forward_start", "forward_middle"])
+@pytest.mark.parametrize(("stage", "point"), [("validate", "transfer"), ("test", "forward_middle")])
 def test_an_evaluation_that_failed_is_that_which_never_did(stage: str, point: Point) -> None:
     module, twin = Judge(), Judge()
     failed, _, faults = run(stage, module, adaptive(), plan=limit(2, stage, point))
@@ -193,8 +189,10 @@ def _as_nothing(batch: dict[str, Tensor], logits: Tensor) -> None:
     return None
 
 
-@pytest.mark.parametrize("predict", [_as_tensor, _as_dict, _as_tuple, _as_names, _as_nothing])
-@pytest.mark.parametrize("size", [1, 3, 5])
+@pytest.mark.parametrize(
+    ("predict", "size"),
+    [(_as_tensor, 1), (_as_dict, 3), (_as_tuple, 5), (_as_names, 3), (_as_nothing, 5)],
+)
 def test_predictions_come_in_order(predict: Callable[..., Any], size: int) -> None:
     found, _, faults = run("predict", Judge(predict), adaptive(), plan=limit(size, "predict"))
     expected, _, _ = run("predict", Judge(predict))
@@ -203,36 +201,14 @@ def test_predictions_come_in_order(predict: Callable[..., Any], size: int) -> No
     assert_same(found, expected)
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    assert type(found) is type(expected)
-    if isinstance(found, Tensor):
-        assert torch.equal(found, expected)
-    elif isinstance(found, dict):
-        assert found.keys() == expected.keys()
-        assert_same(list(found.values()), list(expected.values()))
-    elif isinstance(found, list | tuple):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_same(one, other)
-    else:
-        assert found == expected
-
-
 class Writer(BasePredictionWriter):
     def __init__(self, folder: Path) -> None:
         super().__init__("batch_and_epoch")
         self.folder = folder
         self.all: Any = None
 
-    def write_on_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        prediction: Any,
-        batch_indices: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int,
+    def write_on_batch_end(  # type: ignore[override]
+        self, trainer: Any, pl_module: Any, prediction: Any, batch_indices: Any, batch: Any, *_: Any
     ) -> None:
         assert len(prediction) == len(batch_indices) == len(batch["image"])
         for index, row in zip(batch_indices, prediction, strict=True):
@@ -258,18 +234,14 @@ def test_several_loaders() -> None:
     class Twice(Judge):
         def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
             logits = self(batch["image"])
-            self.log(
-                "error",
-                (logits.argmax(1) != batch["label"]).double().mean(),
-                batch_size=len(logits),
-            )
+            wrong = (logits.argmax(1) != batch["label"]).double()
+            self.log("error", wrong.mean(), batch_size=len(logits))
 
         on_validation_epoch_end = L.LightningModule.on_validation_epoch_end
 
     def measure(module: L.LightningModule, *callbacks: L.Callback) -> Any:
-        return L.Trainer(**QUIET, callbacks=list(callbacks)).validate(
-            module, [make_loader(), make_loader(5)]
-        )
+        trainer = L.Trainer(**QUIET, callbacks=list(callbacks))
+        return trainer.validate(module, [make_loader(), make_loader(5)])
 
     failing = Twice()
     install(failing, limit(3, "validate"))
@@ -290,18 +262,13 @@ def test_one_sample_that_does_not_fit(stage: str) -> None:
 def test_each_stage_has_a_size_of_its_own() -> None:
     stock, callback = STOCK["classifier"], adaptive()
     module = stock.build()
-    faults = install(
-        module, FaultPlan("forward_start", lambda n, step, micro: n > 4, stages=("validate",))
-    )
-    L.Trainer(**(QUIET | {"max_epochs": 2}), callbacks=[callback]).fit(
-        module, stock.loader(), stock.loader(12)
-    )
+    faults = install(module, limit(4, "validate", "forward_start"))
+    trainer = L.Trainer(**(QUIET | {"max_epochs": 2}), callbacks=[callback])
+    trainer.fit(module, stock.loader(), stock.loader(12))
     assert faults.refused == [8]
     assert faults.entered == [8, 4, 4, 4, 4, 4, 4]
-    sizes = {
-        key.split(":")[0]: search["fails"]
-        for key, search in callback.state_dict()["searches"].items()
-    }
+    searches = callback.state_dict()["searches"].items()
+    sizes = {key.split(":")[0]: search["fails"] for key, search in searches}
     assert sizes == {"sanity_check": None, "train": None, "validate": 8}
 
 
@@ -310,27 +277,20 @@ def test_validation_within_training_changes_nothing_in_it() -> None:
         torch.manual_seed(0)
         stock = STOCK["classifier"]
         module = stock.build()
-        install(
-            module,
-            FaultPlan("forward_middle", lambda n, step, micro: n > size, stages=("validate",)),
-        )
-        trainer = L.Trainer(
-            **(QUIET | {"max_epochs": 2}), callbacks=list(callbacks), val_check_interval=1
-        )
+        plan = FaultPlan("forward_middle", lambda n, step, micro: n > size, stages=("validate",))
+        install(module, plan)
+        options = QUIET | {"max_epochs": 2, "val_check_interval": 1}
+        trainer = L.Trainer(**options, callbacks=list(callbacks))
         trainer.fit(module, stock.loader(), stock.loader(12))
         return module, trainer
 
     first, trainer = train(adaptive(), size=3)
     second, twin = train()
-    for one, other in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
-        assert torch.equal(one, other)
+    assert_same(first.state_dict(), second.state_dict())
+    shown, expected = trainer.callback_metrics, twin.callback_metrics
     for key in ("val/loss", "val/accuracy"):
-        torch.testing.assert_close(
-            trainer.callback_metrics[key], twin.callback_metrics[key], rtol=1e-6, atol=0
-        )
-    assert torch.equal(
-        trainer.callback_metrics["train/loss_epoch"], twin.callback_metrics["train/loss_epoch"]
-    )
+        torch.testing.assert_close(shown[key], expected[key], rtol=1e-6, atol=0)
+    assert torch.equal(shown["train/loss_epoch"], expected["train/loss_epoch"])
 
 
 def test_sizes_grow_in_evaluation_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,6 @@ def _build(name: str) -> tuple[L.LightningModule, DataLoader[Any]]:
 
 
 MODULES = [*STOCK, "boring", "manual", "demo", "transformer"]
-AUTOMATIC = [name for name in MODULES if name not in ("gan", "manual")]
 
 
 def _make_callbacks(path: Path, precision: Any, **options: Any) -> list[L.Callback]:
@@ -86,59 +85,35 @@ def _run(
     trainer.fit(module, loader, loader if is_overridden("validation_step", module) else None)
     if is_overridden("test_step", module):
         trainer.test(module, loader, verbose=False)
-    can_predict = is_overridden("predict_step", module) or not isinstance(
-        module, LightningTransformer
-    )
+    can_predict = not isinstance(module, LightningTransformer)
     predictions = trainer.predict(module, loader) if can_predict else []
     return Ran(module, trainer, predictions or [])
 
 
-def _assert_same(one: L.LightningModule, two: L.LightningModule, tolerance: float = 0.0) -> None:
-    first, second = one.state_dict(), two.state_dict()
-    assert first.keys() == second.keys()
-    for name, value in first.items():
-        torch.testing.assert_close(value, second[name], rtol=0, atol=tolerance)
-
-
-def _assert_predicted(one: Any, two: Any, tolerance: float) -> None:
+def _assert_same(one: Any, two: Any, tolerance: float = 0.0) -> None:
     if isinstance(one, Tensor):
         torch.testing.assert_close(one, two, rtol=0, atol=tolerance)
     elif isinstance(one, dict):
+        assert one.keys() == two.keys()
         for key in one:
-            _assert_predicted(one[key], two[key], tolerance)
+            _assert_same(one[key], two[key], tolerance)
     elif isinstance(one, list | tuple):
         assert len(one) == len(two)
         for a, b in zip(one, two, strict=True):
-            _assert_predicted(a, b, tolerance)
+            _assert_same(a, b, tolerance)
     else:
         assert one == two
 
 
 def _assert_nothing_left(ran: Ran, before: dict[str, Any]) -> None:
     trainer, module = ran.trainer, ran.module
-    loops = [trainer.fit_loop, trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_loop.val_loop]
-    loops += [
-        trainer.fit_loop.epoch_loop.automatic_optimization,
-        trainer.fit_loop.epoch_loop.manual_optimization,
-    ]
-    loops += [
-        trainer.validate_loop,
-        trainer.test_loop,
-        trainer.predict_loop,
-        trainer._data_connector,
-    ]
-    owners = [
-        trainer,
-        trainer.strategy,
-        trainer.profiler,
-        *loops,
-        *module.modules(),
-        *trainer.optimizers,
-    ]
-    for owner in owners:
-        assert not [name for name, value in vars(owner).items() if isinstance(value, Wrapped)], (
-            owner
-        )
+    epoch_loop = trainer.fit_loop.epoch_loop
+    loops = [trainer.fit_loop, epoch_loop, epoch_loop.val_loop, epoch_loop.automatic_optimization]
+    loops += [epoch_loop.manual_optimization, trainer.validate_loop, trainer.test_loop]
+    loops += [trainer.predict_loop, trainer._data_connector]
+    owners = [trainer, trainer.strategy, trainer.profiler, *loops, *module.modules()]
+    for owner in [*owners, *trainer.optimizers]:
+        assert not any(isinstance(value, Wrapped) for value in vars(owner).values()), owner
     assert type(trainer.strategy.precision_plugin) is Precision
     for optimizer in trainer.optimizers:
         assert not optimizer._optimizer_step_pre_hooks
@@ -158,52 +133,67 @@ def _describe(module: L.LightningModule) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("order", [1, -1], ids=["in order", "in reverse"])
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    ("name", "order"), [*((name, 1) for name in MODULES), ("classifier", -1), ("gan", -1)]
+)
 def test_with_nothing_to_do_they_change_nothing(name: str, order: int, tmp_path: Path) -> None:
     module, loader = _build(name)
     before = _describe(module)
-    ran = _run(
-        module, loader, tmp_path / "with", *_make_callbacks(tmp_path / "with", "fp32")[::order]
-    )
+    callbacks = _make_callbacks(tmp_path / "with", "fp32")[::order]
+    ran = _run(module, loader, tmp_path / "with", *callbacks)
     plain = _run(*_build(name), tmp_path / "without")
-    _assert_same(ran.module, plain.module)
-    _assert_predicted(ran.predictions, plain.predictions, 0.0)
+    _assert_same(ran.module.state_dict(), plain.module.state_dict())
+    _assert_same(ran.predictions, plain.predictions)
     assert ran.trainer.global_step == plain.trainer.global_step > 0
     _assert_nothing_left(ran, before)
 
 
-@pytest.mark.parametrize("point", ["transfer", "forward_middle", "backward"])
-@pytest.mark.parametrize("name", AUTOMATIC)
+@pytest.mark.parametrize(
+    ("name", "point"),
+    [
+        ("classifier", "transfer"),
+        ("classifier", "backward"),
+        ("segmenter", "forward_middle"),
+        ("boring", "transfer"),
+        ("demo", "forward_middle"),
+        ("transformer", "backward"),
+    ],
+)
 def test_memory_runs_out_everywhere_and_the_run_is_that_of_smaller_pieces(
     name: str, point: Any, tmp_path: Path
 ) -> None:
     module, loader = _build(name)
     stages = ("train",) if point == "backward" else STAGES
     inner = "model.decoder" if name == "transformer" else None
-    faults = install(
-        module, FaultPlan(point, lambda n, step, micro: n > FITS, stages=stages, inner=inner)
-    )
+    plan = FaultPlan(point, lambda n, step, micro: n > FITS, stages=stages, inner=inner)
+    faults = install(module, plan)
     before = _describe(module)
     callbacks = _make_callbacks(tmp_path / "with", "fp32")
     ran = _run(module, loader, tmp_path / "with", *callbacks)
-    twin = _run(
-        *_build(name), tmp_path / "twin", AdaptiveBatchSize(initial_size=FITS, grow_after=None)
-    )
+    smaller = AdaptiveBatchSize(initial_size=FITS, grow_after=None)
+    twin = _run(*_build(name), tmp_path / "twin", smaller)
     assert set(faults.refused) == {BATCH}
-    _assert_same(ran.module, twin.module)
-    _assert_predicted(ran.predictions, twin.predictions, 1e-6)
+    _assert_same(ran.module.state_dict(), twin.module.state_dict())
+    _assert_same(ran.predictions, twin.predictions, 1e-6)
     assert ran.trainer.global_step == twin.trainer.global_step
     assert callbacks[0].summary()["batch/ooms"] == len(faults.refused)  # type: ignore[attr-defined]
     _assert_nothing_left(ran, before)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize(
-    ("name", "fails"), [*((name, False) for name in MODULES), *((name, True) for name in AUTOMATIC)]
+    ("name", "precision", "fails"),
+    [
+        ("classifier", "bf16", True),
+        ("segmenter", "fp16", True),
+        ("transformer", "bf16", True),
+        ("gan", "fp16", False),
+        ("manual", "bf16", False),
+        ("boring", "fp16", False),
+        ("demo", "bf16", False),
+    ],
 )
 def test_they_work_in_mixed_precision(
-    name: str, fails: bool, precision: str, tmp_path: Path
+    name: str, precision: str, fails: bool, tmp_path: Path
 ) -> None:
     module, loader = _build(name)
     if fails:
@@ -214,20 +204,16 @@ def test_they_work_in_mixed_precision(
     weights = ran.module.state_dict()
     assert all(value.isfinite().all() for value in weights.values())
     assert any(not torch.equal(value, start[key]) for key, value in weights.items())
-    assert {value.dtype for value in weights.values() if value.is_floating_point()} == {
-        torch.float32
-    }
+    dtypes = {value.dtype for value in weights.values() if value.is_floating_point()}
+    assert dtypes == {torch.float32}
     _assert_nothing_left(ran, before)
 
 
 def test_an_error_of_the_module_passes_through_and_nothing_is_left(tmp_path: Path) -> None:
     module, loader = _build("classifier")
-    install(
-        module,
-        FaultPlan(
-            "backward", lambda n, step, micro: step == 2, error=lambda n: ValueError("my own")
-        ),
-    )
+    error = ValueError("my own")
+    plan = FaultPlan("backward", lambda n, step, micro: step == 2, error=lambda n: error)
+    install(module, plan)
     before = _describe(module)
     callbacks = _make_callbacks(tmp_path, "bf16")
     trainer = L.Trainer(**QUIET, max_epochs=1, log_every_n_steps=1, callbacks=callbacks)
@@ -252,28 +238,20 @@ def test_each_tells_what_it_did(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
 def test_a_run_goes_on_from_a_checkpoint_with_all_of_them(tmp_path: Path) -> None:
-    def fit(
-        epochs: int, name: str, path: Path | None = None
-    ) -> tuple[L.LightningModule, AdaptiveBatchSize]:
+    def fit(epochs: int, name: str, path: Path | None = None) -> dict[str, Any]:
         module, loader = _build("classifier")
         install(module, FaultPlan("backward", lambda n, step, micro: n > FITS))
         callbacks = _make_callbacks(tmp_path, "fp32")
         saved = ModelCheckpoint(tmp_path, filename=name)
-        settings = {
-            **QUIET,
-            "enable_checkpointing": True,
-            "max_epochs": epochs,
-            "log_every_n_steps": 1,
-        }
-        trainer = L.Trainer(**settings, callbacks=[*callbacks, saved])
+        settings = QUIET | {"enable_checkpointing": True, "log_every_n_steps": 1}
+        trainer = L.Trainer(**settings, max_epochs=epochs, callbacks=[*callbacks, saved])
         torch.manual_seed(epochs)
         trainer.fit(module, loader, ckpt_path=path, weights_only=True)
-        assert isinstance(callbacks[0], AdaptiveBatchSize)
-        return module, callbacks[0]
+        summary: dict[str, Any] = callbacks[0].summary()  # type: ignore[attr-defined]
+        return summary
 
-    _, first = fit(1, "one")
-    _, again = fit(2, "two", tmp_path / "one.ckpt")
-    assert first.summary() == again.summary() == {"batch/ooms": 1, "batch/size": FITS}
+    first = fit(1, "one")
+    assert first == fit(2, "two", tmp_path / "one.ckpt") == {"batch/ooms": 1, "batch/size": FITS}
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -283,16 +261,8 @@ def test_a_plain_trainer_leaves_no_pictures_in_the_working_folder(
     monkeypatch.chdir(tmp_path)
     path = tmp_path if asked else None
     callbacks = [MemoryMonitor(path=path, every_n_steps=1), DataWaitMonitor(path=path)]
-    settings = {
-        **QUIET,
-        "logger": False,
-        "max_epochs": 1,
-        "limit_val_batches": 0,
-        "log_every_n_steps": 1,
-    }
-    L.Trainer(**settings, callbacks=callbacks).fit(
-        BoringModel(), DataLoader(RandomDataset(32, 16), 4)
-    )
-    assert {file.name for file in tmp_path.iterdir()} == (
-        {"memory.png", "throughput.png"} if asked else set()
-    )
+    limits = {"max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 1}
+    trainer = L.Trainer(**(QUIET | limits), callbacks=callbacks)
+    trainer.fit(BoringModel(), DataLoader(RandomDataset(32, 16), 4))
+    pictures = {"memory.png", "throughput.png"} if asked else set()
+    assert {file.name for file in tmp_path.iterdir()} == pictures

@@ -145,22 +145,24 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def make_trainer(folder: Path, *callbacks: L.Callback, **options: Any) -> L.Trainer:
-    steps = {
-        "max_epochs": 1,
-        "limit_val_batches": 0,
-        "log_every_n_steps": 4,
-        "default_root_dir": folder,
-    }
-    return L.Trainer(callbacks=list(callbacks), **{**QUIET, **steps, **options})
+    steps = {"max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 4}
+    settings = QUIET | steps | {"default_root_dir": folder} | options
+    return L.Trainer(**settings, callbacks=list(callbacks))
+
+
+def fit(folder: Path, model: Model, *callbacks: L.Callback, **options: Any) -> list[Any]:
+    """Train; what a monitor logged."""
+    trainer = make_trainer(folder, *callbacks, logger=model.notes, **options)
+    trainer.fit(model, Slow(model.clock))
+    return model.notes.rows
 
 
 def test_every_second_belongs_to_one_part(clock: Clock, tmp_path: Path) -> None:
-    model, monitor = Model(clock), DataWaitMonitor()
-    make_trainer(tmp_path, monitor, Busy(clock), max_epochs=2, logger=model.notes).fit(
-        model, Slow(clock)
-    )
+    monitor = DataWaitMonitor()
+    assert monitor.summary() == {}
+    rows = fit(tmp_path, Model(clock), monitor, Busy(clock), max_epochs=2)
     rates = {"data/wait_fraction": 3 / 128, "data/samples_per_s": 4 / 128, "data/success_rate": 1.0}
-    assert model.notes.rows == [rates | PARTS_S] * 4
+    assert rows == [rates | PARTS_S] * 4
     summary = monitor.summary()
     memory = [summary.pop(f"train/memory_{name}_bytes") for name in ("mean", "max")]
     assert 0 < int(memory[0]) <= int(memory[1])
@@ -178,36 +180,17 @@ def test_every_second_belongs_to_one_part(clock: Clock, tmp_path: Path) -> None:
 
 
 def test_two_optimizers_of_a_manual_optimisation(clock: Clock, tmp_path: Path) -> None:
-    model = TwoOptimizers(clock)
-    make_trainer(tmp_path, DataWaitMonitor(), logger=model.notes).fit(model, Slow(clock))
-    parts = {name: model.notes.rows[-1][name] for name in PARTS_S}
-    assert parts == PARTS_S | {
-        "time/forward_s": 16.0,
-        "time/backward_s": 32.0,
-        "time/optimizer_s": 64.0,
-        "time/other_s": 0.0,
-    }
+    last = fit(tmp_path, TwoOptimizers(clock), DataWaitMonitor())[-1]
+    doubled = {"time/forward_s": 16.0, "time/backward_s": 32.0, "time/optimizer_s": 64.0}
+    assert {name: last[name] for name in PARTS_S} == PARTS_S | doubled | {"time/other_s": 0.0}
 
 
 def test_accumulation_has_steps_without_an_optimizer(clock: Clock, tmp_path: Path) -> None:
-    model = Model(clock)
-    trainer = make_trainer(
-        tmp_path,
-        DataWaitMonitor(),
-        logger=model.notes,
-        accumulate_grad_batches=2,
-        log_every_n_steps=2,
-    )
-    trainer.fit(model, Slow(clock))
-    assert len(model.notes.rows) == 2  # after 4 and after 8 batches
-    assert model.notes.rows[1] == {
-        "data/wait_fraction": 3 / 48,
-        "data/samples_per_s": 4 / 48,
-        "data/success_rate": 1.0,
-        **PARTS_S,
-        "time/optimizer_s": 16.0,
-        "time/other_s": 0.0,
-    }
+    options = {"accumulate_grad_batches": 2, "log_every_n_steps": 2}
+    rows = fit(tmp_path, Model(clock), DataWaitMonitor(), **options)
+    assert len(rows) == 2  # after 4 and after 8 batches
+    rates = {"data/wait_fraction": 3 / 48, "data/samples_per_s": 4 / 48, "data/success_rate": 1.0}
+    assert rows[1] == rates | PARTS_S | {"time/optimizer_s": 16.0, "time/other_s": 0.0}
 
 
 def test_hooks_of_a_datamodule_are_those_that_are_measured(clock: Clock, tmp_path: Path) -> None:
@@ -231,11 +214,8 @@ def test_hooks_of_a_datamodule_are_those_that_are_measured(clock: Clock, tmp_pat
         warnings.filterwarnings("ignore", "You have overridden")  # said once in a process
         make_trainer(tmp_path, DataWaitMonitor(), logger=model.notes).fit(model, data)
     parts = {name: model.notes.rows[-1][name] for name in PARTS_S}
-    assert parts == PARTS_S | {
-        "time/assemble_s": 129.0,
-        "time/augment_s": 256.0,
-        "time/other_s": 0.0,
-    }
+    changed = {"time/assemble_s": 129.0, "time/augment_s": 256.0, "time/other_s": 0.0}
+    assert parts == PARTS_S | changed
     assert vars(data).keys().isdisjoint({"on_after_batch_transfer", "on_before_batch_transfer"})
 
 
@@ -246,42 +226,37 @@ def test_validation_checkpoints_and_first_steps_are_left_out(clock: Clock, tmp_p
 
     model, monitor = Model(clock), DataWaitMonitor()
     checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=3)
-    trainer = make_trainer(
-        tmp_path,
-        monitor,
-        SlowCheckpoint(),
-        checkpoint,
-        enable_checkpointing=True,
-        limit_val_batches=1,
-    )
+    callbacks, options = [monitor, SlowCheckpoint(), checkpoint], {"limit_val_batches": 1}
+    trainer = make_trainer(tmp_path, *callbacks, enable_checkpointing=True, **options)
     trainer.fit(model, Slow(clock), DataLoader(RandomDataset(32, 4), 4))
     assert monitor.summary()["train/mean_step_s"] == 64.0
-    assert (
-        monitor.state_dict()["tally"]["steps"] == BATCHES - 3
-    )  # the first, and those after the checkpoints
-    assert monitor.state_dict()["tally"]["batches"] == BATCHES
+    tally = monitor.state_dict()["tally"]
+    # The first step is left out, and those after the two checkpoints.
+    assert (tally["steps"], tally["batches"]) == (BATCHES - 3, BATCHES)
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches")
-def test_short_epochs_are_logged_in_the_trainers_rhythm(clock: Clock, tmp_path: Path) -> None:
-    model = Model(clock)
-    trainer = make_trainer(
-        tmp_path, DataWaitMonitor(), logger=model.notes, max_epochs=3, limit_train_batches=3
-    )
-    trainer.fit(model, Slow(clock))
-    assert len(model.notes.rows) == 2
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ({"max_epochs": 3, "limit_train_batches": 3}, 2),
+        ({"max_epochs": 20, "log_every_n_steps": 0}, 0),
+    ],
+)
+def test_rows_come_in_the_trainers_rhythm(
+    options: dict[str, int], rows: int, clock: Clock, tmp_path: Path
+) -> None:
+    monitor = DataWaitMonitor()
+    assert len(fit(tmp_path, Model(clock), monitor, **options)) == rows
+    assert monitor.summary()["train/mean_step_s"] == 64.0
 
 
 def test_events_of_other_callbacks_count(clock: Clock, tmp_path: Path) -> None:
     class Splits(L.Callback):
-        def on_train_batch_start(
-            self, trainer: L.Trainer, module: Any, batch: Any, batch_idx: int
-        ) -> None:
-            if batch_idx == 1:
+        def on_train_batch_start(self, trainer: L.Trainer, module: Any, batch: Any, i: int) -> None:
+            if i == 1:
                 for size in (4.0, 3.0):
-                    announce(
-                        trainer, Event("oom", "", {"size": size, "index": batch_idx}), MemoryError()
-                    )
+                    announce(trainer, Event("oom", "", {"size": size, "index": i}), MemoryError())
                 announce(trainer, Event("batch_size", "", {"size": 2.0, "pieces": 2.0}))
 
     monitor = DataWaitMonitor()
@@ -310,10 +285,7 @@ def test_the_fastest_batch_size_is_the_best(clock: Clock, tmp_path: Path) -> Non
     make_trainer(tmp_path, monitor).fit(Even(), Data(clock))
     summary = monitor.summary()
     assert summary["train/best_batch_size"] == 16
-    assert summary["train/limited_by"] == (
-        "the model takes 88% of the time: a larger batch may help, as the largest so far was 100% faster than the one "
-        "before"
-    )
+    assert str(summary["train/limited_by"]).endswith("so far was 100% faster than the one before")
 
 
 def test_a_checkpoint_keeps_the_sums(clock: Clock, tmp_path: Path) -> None:
@@ -321,12 +293,11 @@ def test_a_checkpoint_keeps_the_sums(clock: Clock, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, first, max_epochs=1)
     trainer.fit(Model(clock), Slow(clock))
     trainer.save_checkpoint(tmp_path / "a.ckpt")
-    torch.load(tmp_path / "a.ckpt", weights_only=True)
-    make_trainer(tmp_path, second, max_epochs=2).fit(
-        Model(clock), Slow(clock), ckpt_path=tmp_path / "a.ckpt"
-    )
-    assert second.state_dict()["tally"]["batches"] == 2 * BATCHES
-    assert second.state_dict()["tally"]["steps"] == 2 * (BATCHES - 1)
+    again = make_trainer(tmp_path, second, max_epochs=2)
+    path = tmp_path / "a.ckpt"
+    again.fit(Model(clock), Slow(clock), ckpt_path=path, weights_only=True)
+    tally = second.state_dict()["tally"]
+    assert (tally["steps"], tally["batches"]) == (2 * (BATCHES - 1), 2 * BATCHES)
     assert second.summary()["train/mean_step_s"] == 64.0
 
 
@@ -341,16 +312,13 @@ def test_everything_is_as_before_after_a_fit_and_after_an_error(
 
     for model in (Model(clock), Fails(clock)):
         trainer = make_trainer(tmp_path, DataWaitMonitor())
-        before = [
-            set(vars(owner)) for owner in (model, trainer.strategy, trainer.fit_loop.epoch_loop)
-        ]
+        owners = (model, trainer.strategy, trainer.fit_loop.epoch_loop)
+        before = [set(vars(owner)) for owner in owners]
         try:
             trainer.fit(model, Slow(clock))
         except ValueError:
             assert isinstance(model, Fails)
-        after = [
-            set(vars(owner)) for owner in (model, trainer.strategy, trainer.fit_loop.epoch_loop)
-        ]
+        after = [set(vars(owner)) for owner in owners]
         assert not {"training_step", "optimizer_step", "backward"} & (after[1] - before[1])
         assert not {"on_after_batch_transfer", "transfer_batch_to_device"} & after[0]
         assert not {"_on_before_fetch", "_on_after_fetch"} & after[2]
@@ -360,11 +328,8 @@ def test_everything_is_as_before_after_a_fit_and_after_an_error(
 
 def test_a_module_can_be_copied_while_it_is_watched(clock: Clock, tmp_path: Path) -> None:
     class Copies(L.Callback):
-        def on_train_batch_start(
-            self, trainer: L.Trainer, module: L.LightningModule, *args: Any
-        ) -> None:
-            copied = copy.deepcopy(module)
-            assert copied.on_after_batch_transfer(torch.ones(1), 0) == 1
+        def on_train_batch_start(self, trainer: L.Trainer, module: Any, *args: Any) -> None:
+            assert copy.deepcopy(module).on_after_batch_transfer(torch.ones(1), 0) == 1
 
     make_trainer(tmp_path, DataWaitMonitor(), Copies()).fit(Model(clock), Slow(clock))
 
@@ -374,9 +339,8 @@ def test_our_loader_tells_its_own_work(tmp_path: Path) -> None:
     monitor = DataWaitMonitor()
     make_trainer(tmp_path, monitor).fit(BoringModel(), loader)
     summary = monitor.summary()
-    assert (
-        0 < 3 * float(summary["train/mean_assemble_s"]) < loader.assemble_s
-    )  # the first batch is not counted
+    # The first of four batches is not counted.
+    assert 0 < 3 * float(summary["train/mean_assemble_s"]) < loader.assemble_s
     assert float(summary["train/mean_wait_s"]) > 0
 
 
@@ -386,9 +350,7 @@ def test_a_plain_script_is_told_what_limits_it(
     said: list[str] = []
     monkeypatch.setattr(data_wait_monitor, "rank_zero_info", said.append)
     monitor, notes = DataWaitMonitor(path=tmp_path / "plots"), Notes("time/")
-    trainer = make_trainer(
-        tmp_path, monitor, logger=notes, limit_val_batches=1, num_sanity_val_steps=1
-    )
+    trainer = make_trainer(tmp_path, monitor, logger=notes, limit_val_batches=1)
     trainer.fit(BoringModel(), DataLoader(RandomDataset(32, 64), 4))
     assert said == [f"DataWaitMonitor: {monitor.summary()['train/limited_by']}"]
     assert (tmp_path / "plots" / "throughput.png").is_file()
@@ -399,18 +361,11 @@ def test_a_plain_script_is_told_what_limits_it(
     trainer.validate(BoringModel(), DataLoader(RandomDataset(32, 4)), verbose=False)
 
 
-@pytest.mark.parametrize(
-    ("options", "trainer_options"),
-    [({"plot": False}, {}), ({}, {"fast_dev_run": 3})],
-    ids=["off", "fast_dev_run"],
-)
-def test_no_plot_where_none_is_wanted(
-    tmp_path: Path, options: dict[str, Any], trainer_options: dict[str, Any]
-) -> None:
-    monitor = DataWaitMonitor(path=tmp_path / "plots", **options)
-    make_trainer(tmp_path, monitor, **trainer_options).fit(
-        BoringModel(), DataLoader(RandomDataset(32, 16), 4)
-    )
+@pytest.mark.parametrize(("plot", "options"), [(False, {}), (True, {"fast_dev_run": 3})])
+def test_no_plot_where_none_is_wanted(plot: bool, options: dict[str, Any], tmp_path: Path) -> None:
+    monitor = DataWaitMonitor(path=tmp_path / "plots", plot=plot)
+    trainer = make_trainer(tmp_path, monitor, **options)
+    trainer.fit(BoringModel(), DataLoader(RandomDataset(32, 16), 4))
     assert monitor.summary()["samples_per_s"]
     assert not (tmp_path / "plots").exists()
 
@@ -424,15 +379,6 @@ def test_a_plot_that_cannot_be_written_fails_no_run(
     assert "no throughput.png could be written" in caplog.text
 
 
-def test_logging_may_be_switched_off(clock: Clock, tmp_path: Path) -> None:
-    model, monitor = Model(clock), DataWaitMonitor()
-    make_trainer(tmp_path, monitor, logger=model.notes, log_every_n_steps=0, max_epochs=20).fit(
-        model, Slow(clock)
-    )
-    assert model.notes.rows == []
-    assert monitor.summary()["train/mean_step_s"] == 64.0
-
-
 def test_what_was_read_from_disks_is_held_against_the_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -441,23 +387,18 @@ def test_what_was_read_from_disks_is_held_against_the_samples(
             return 16
 
         def __getitem__(self, index: int) -> Tensor:
-            time.sleep(0.02)
+            time.sleep(0.01)
             return torch.ones(32)
 
     read = iter((1000, 1000 + 4 * 16 * 32 * 4))
     monkeypatch.setattr(data_wait_monitor, "count_disk_bytes", lambda: next(read))
-    monitor, loader = (
-        DataWaitMonitor(),
-        MicroBatchLoader(Slowly(), LoaderOptions(batch_size=2, num_workers=0)),
-    )
+    loader = MicroBatchLoader(Slowly(), LoaderOptions(batch_size=2, num_workers=0))
+    monitor = DataWaitMonitor()
     make_trainer(tmp_path, monitor).fit(BoringModel(), loader)
     summary = monitor.summary()
     assert summary["train/disk_read_bytes"] == 4 * 16 * 32 * 4
-    assert re.match(
-        r"waiting for data takes \d+% of the time, and the disk was read for [34]\.\d times the bytes of the samples: "
-        r"try memory for the whole set, a faster disk for paths\.cache",
-        str(summary["train/limited_by"]),
-    )
+    text = r"waiting for data .* the disk was read for [34]\.\d times the bytes of the samples: try mem"
+    assert re.match(text, str(summary["train/limited_by"]))
 
 
 def test_reads_of_processes_that_were_started_count(tmp_path: Path) -> None:
@@ -471,8 +412,7 @@ def test_reads_of_processes_that_were_started_count(tmp_path: Path) -> None:
     assert count_disk_bytes() - before >= 2**22
 
 
-def test_nothing_trained_is_nothing_to_say() -> None:
-    assert DataWaitMonitor().summary() == {}
+SLOW_CPU = {"on_cpu": True, "precision": "32-true", "has_bf16": True}
 
 
 @pytest.mark.parametrize(
@@ -482,11 +422,7 @@ def test_nothing_trained_is_nothing_to_say() -> None:
         ("wait=61 forward=39", {}, "waiting for data takes 61% of the time: try more workers"),
         ("wait=10 assemble=51 forward=39", {}, "waiting for data takes 61% of the time: try fewer"),
         ("wait=61 forward=39", {"disk_ratio": 0.4}, "waiting for data takes 61% of the time: try"),
-        (
-            "wait=61 forward=39",
-            {"disk_ratio": 12.6},
-            "waiting for data takes 61% of the time, and the disk was read for 12.6 times the bytes",
-        ),
+        ("wait=61 forward=39", {"disk_ratio": 12.6}, "waiting for data takes 61% of the time, and th"),
         ("wait=10 assemble=51 forward=39", {"disk_ratio": 9}, "waiting for data takes 61% of the time: t"),
         ("wait=10 forward=90", {"disk_ratio": 9}, "the model takes 90% of the time"),
         ("transfer=30 forward=70", {}, "the copy to the device takes 30% of the time: try page-"),
@@ -495,21 +431,9 @@ def test_nothing_trained_is_nothing_to_say() -> None:
         ("other=40 wait=30 forward=30", {}, "what is neither data nor model (callbacks, loggers"),
         # the model
         ("wait=19 forward=40 backward=41", {"on_cpu": True}, "the model takes 81% of the time: try a GPU"),
-        (
-            "forward=1",
-            {"on_cpu": True, "precision": "32-true", "has_bf16": True},
-            "the model takes 100% of the time: try bf16 (the callback AMP), for which this processor",
-        ),
-        (
-            "forward=1",
-            {"on_cpu": True, "precision": "bf16-mixed", "has_bf16": True},
-            "the model in bf16 takes 100% of the time: try a GPU",
-        ),
-        (
-            "forward=1",
-            {"precision": "16-mixed", "has_bf16": True},
-            "the model in fp16 takes 100% of the time: the memory is in use; try torch.compile",
-        ),
+        ("forward=1", SLOW_CPU, "the model takes 100% of the time: try bf16 (the callback AMP), for which"),
+        ("forward=1", SLOW_CPU | {"precision": "bf16-mixed"}, "the model in bf16 takes 100% of the time: try a"),
+        ("forward=1", {"precision": "16-mixed", "has_bf16": True}, "the model in fp16 takes 100% of the time: the"),
         ("forward=1", {"free_memory": 0.6}, "the model takes 100% of the time: a larger batch may help, as 6"),
         ("forward=1", {"free_memory": 0.2}, "the model takes 100% of the time: the memory is in use; try lo"),
         ("forward=1", {"gain": 1.2}, "the model takes 100% of the time: a larger batch may help, as the l"),

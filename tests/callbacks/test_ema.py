@@ -60,17 +60,11 @@ def _fit(
     module = _Module()
     data = DataLoader(TensorDataset(torch.arange(8.0).view(-1, 1)), batch_size=2)
     last = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, enable_version_counter=False)
-    settings = {
-        **QUIET,
-        "max_epochs": epochs,
-        "enable_checkpointing": True,
-        "num_sanity_val_steps": 0,
-        **options,
-    }
-    trainer = L.Trainer(callbacks=[EMA(decay=0.4), *callbacks, last], **settings)
-    trainer.fit(
-        module, data, DataLoader(data.dataset, batch_size=8), ckpt_path=start, weights_only=True
-    )
+    defaults = {"max_epochs": epochs, "enable_checkpointing": True, "num_sanity_val_steps": 0}
+    callbacks = (EMA(decay=0.4), *callbacks, last)
+    trainer = L.Trainer(**(QUIET | defaults | options), callbacks=list(callbacks))
+    validated = DataLoader(data.dataset, batch_size=8)
+    trainer.fit(module, data, validated, ckpt_path=start, weights_only=True)
     return module
 
 
@@ -86,10 +80,8 @@ def test_validation_checkpoints_and_the_trained_module_have_the_average(tmp_path
     assert checkpoint["state_dict"]["threshold"].item() == 1.0
     assert module.threshold.item() == 2.0
     assert checkpoint["state_dict"]["norm.num_batches_tracked"].item() == 8
-    assert (
-        checkpoint["state_dict"]["norm.running_mean"].item()
-        != checkpoint[KEY]["norm.running_mean"].item()
-    )
+    means = [checkpoint[key]["norm.running_mean"].item() for key in ("state_dict", KEY)]
+    assert means[0] != means[1]
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")

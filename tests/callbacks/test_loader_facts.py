@@ -13,6 +13,8 @@ from lit_data.callbacks.loader_facts import count_batch, read_loader
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 
 NUMBERS: Any = list(range(10))
+IN_FOURS = BatchSampler(RandomSampler(NUMBERS), 4, drop_last=False)
+IN_TWOS = LoaderOptions(batch_size=2)
 
 
 class Stream(IterableDataset[int]):
@@ -33,21 +35,13 @@ def _trainer(loader: Any, stage: RunningStage = RunningStage.TRAINING, **more: A
         (DataLoader(NUMBERS, 4), {4, 2}, True),
         (DataLoader(NUMBERS, 4, drop_last=True), {4}, True),
         (DataLoader(NUMBERS, 5, collate_fn=list), {5}, False),
-        (
-            DataLoader(NUMBERS, batch_sampler=BatchSampler(RandomSampler(NUMBERS), 4, False)),
-            {4, 2},
-            True,
-        ),
+        (DataLoader(NUMBERS, batch_sampler=IN_FOURS), {4, 2}, True),
         (DataLoader(Stream(), 4), {1, 2, 3, 4}, True),
         (DataLoader(NUMBERS, batch_size=None), set(), False),
         (MicroBatchLoader(NUMBERS, LoaderOptions(batch_size=4)), {4, 2}, True),
         (MicroBatchLoader(NUMBERS, LoaderOptions(batch_size=4), collate_fn=list), {4, 2}, False),
         (MicroBatchLoader(NUMBERS, LoaderOptions(batch_size=4, resizable=True)), set(), True),
-        (
-            MicroBatchLoader(NUMBERS, LoaderOptions(batch_size=2), shuffle=True, world_size=3),
-            {2, 1},
-            True,
-        ),
+        (MicroBatchLoader(NUMBERS, IN_TWOS, shuffle=True, world_size=3), {2, 1}, True),
         ([[torch.zeros(3)]], set(), False),
         (SimpleNamespace(batch_size="many"), set(), False),
     ],
@@ -61,7 +55,6 @@ def test_what_a_loader_tells(loader: Any, sizes: set[int], stacked: bool) -> Non
     ("stage", "index", "size"),
     [
         (RunningStage.VALIDATING, 0, 4),
-        (RunningStage.SANITY_CHECKING, 1, 5),
         (RunningStage.TESTING, 1, 5),
         (RunningStage.PREDICTING, 0, 4),
     ],

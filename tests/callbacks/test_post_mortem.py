@@ -11,15 +11,7 @@ from torch import nn
 
 from lit_data.callbacks.device_memory import MemoryReading
 from lit_data.callbacks.memory import post_mortem
-from lit_data.callbacks.memory.post_mortem import (
-    HeldTensor,
-    PostMortems,
-    describe_failure,
-    find_tensors,
-    is_noted,
-    note_error,
-    see_batch,
-)
+from lit_data.callbacks.memory.post_mortem import PostMortems, describe_failure, find_tensors
 
 CPU = torch.device("cpu")
 READING = MemoryReading(3 * 2**30, 4 * 2**30, 5 * 2**30, 8 * 2**30)
@@ -59,7 +51,7 @@ def _trainer(
     )
 
 
-def _owners(tensors: list[HeldTensor], *shape: int) -> list[str]:
+def _owners(tensors: list[post_mortem.HeldTensor], *shape: int) -> list[str]:
     return sorted(tensor.owner for tensor in tensors if tensor.shape == shape)
 
 
@@ -77,9 +69,8 @@ def test_parameters_gradients_state_and_buffers_have_names(
     assert _owners(tensors, 211) == ["buffer norm.running_mean", "buffer norm.running_var"]
     kinds = {tensor.kind for tensor in tensors if tensor.shape == (211, 101)}
     assert kinds == {"gradients", "optimizer state", "parameters"}
-    assert [tensor.nbytes for tensor in tensors] == sorted(
-        (tensor.nbytes for tensor in tensors), reverse=True
-    )
+    sizes = [tensor.nbytes for tensor in tensors]
+    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_what_autograd_alone_keeps_is_a_sum_and_has_no_names() -> None:
@@ -90,17 +81,16 @@ def test_what_autograd_alone_keeps_is_a_sum_and_has_no_names() -> None:
     del out
     reading = MemoryReading(2**30, 2**30, 2**30, 2**31)
     text = describe_failure(_trainer(device=torch.device("cuda", 0)), None, reading, [])
-    row = "1.0 GiB          cuda:0  what autograd keeps for backward, and other memory that Python does not see"
-    assert row in text
+    assert "1.0 GiB          cuda:0  what autograd keeps for backward, and other memory" in text
 
 
 def test_views_count_once_with_the_shape_of_the_whole() -> None:
     whole = torch.zeros(613, 7)
     views = [whole[:3], whole.flatten()[5:]]
-    found = [tensor for tensor in find_tensors(nn.Linear(1, 1), []) if tensor.nbytes == 613 * 7 * 4]
-    assert [(tensor.shape, tensor.dtype, tensor.owner) for tensor in found] == [
-        ((613, 7), torch.float32, "activation or other")
-    ]
+    tensors = find_tensors(nn.Linear(1, 1), [])
+    (tensor,) = (tensor for tensor in tensors if tensor.nbytes == 613 * 7 * 4)
+    assert (tensor.shape, tensor.dtype) == ((613, 7), torch.float32)
+    assert tensor.owner == "activation or other"
     assert len(views) == 2
 
 
@@ -127,9 +117,8 @@ def test_odd_tensors_do_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("who asks?")
 
     odd = [torch.ones(3, 3).to_sparse(), torch.empty(9, 9, device="meta"), torch.empty(0), Proxy()]
-    assert find_tensors(
-        nn.Linear(1, 1), [SimpleNamespace(), SimpleNamespace(state={torch.ones(2): {"step": 3}})]
-    )
+    optimizers = [SimpleNamespace(), SimpleNamespace(state={torch.ones(2): {"step": 3}})]
+    assert find_tensors(nn.Linear(1, 1), optimizers)
     assert len(odd) == 4
 
 
@@ -138,31 +127,22 @@ def test_the_text_says_what_failed_where_and_who_held_what(
 ) -> None:
     net, optimizer = trained
     trainer = _trainer(net, [optimizer])
-    batch = {
-        "image": torch.ones(8, 3, 4, 4),
-        "label": torch.ones(8, dtype=torch.int64),
-        "seed": torch.tensor(3),
-    }
+    labels = torch.ones(8, dtype=torch.int64)
+    batch = {"image": torch.ones(8, 3, 4, 4), "label": labels, "seed": torch.tensor(3)}
     kept = [torch.zeros(1234, 5) for _ in range(3)]
     try:
         raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
     except torch.OutOfMemoryError as error:
-        text = describe_failure(trainer, error, READING, [see_batch(trainer, batch, 7)])
-    assert text.startswith(
-        "out of memory: step 12, epoch 3, train\n"
-        "for less use a smaller batch, AMP or GradientCheckpointing, or AdaptiveBatchSize, which splits it\n"
-    )
+        text = describe_failure(trainer, error, READING, [post_mortem.see_batch(trainer, batch, 7)])
+    assert text.startswith("out of memory: step 12, epoch 3, train\nfor less use a smaller batch,")
     assert "OutOfMemoryError: Tried to allocate 2.00 GiB\n" in text
     assert " in test_the_text_says_what_failed_where_and_who_held_what\n" in text
     assert "cpu: 3.0 GiB allocated, 4.0 GiB reserved, peak 5.0 GiB, limit 8.0 GiB\n" in text
     assert "train batch 7: 8 samples: [8, 3, 4, 4] float32, [8] int64\n" in text
-    rows = [line.split() for line in text.splitlines()]
-    for row in (
-        "72.3 KiB 3 x [1234, 5] float32 cpu activation or other",
-        "83.2 KiB 1 x [211, 101] float32 cpu parameter first.weight",
-        "83.2 KiB 1 x cpu parameters",
-    ):
-        assert row.split() in rows
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    assert "72.3 KiB 3 x [1234, 5] float32 cpu activation or other" in rows
+    assert "83.2 KiB 1 x [211, 101] float32 cpu parameter first.weight" in rows
+    assert "83.2 KiB 1 x cpu parameters" in rows
     assert "allocator" not in text
     assert len(kept) == 3
 
@@ -184,49 +164,37 @@ def test_a_part_that_fails_says_so_and_the_others_stay(monkeypatch: pytest.Monke
     assert "## last batches\nnone yet\n" in text
 
 
-def test_five_are_written_and_none_is_overwritten(tmp_path: Path) -> None:
+def test_five_are_written_and_none_is_overwritten_and_the_log_says_where(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "oom-2.txt").write_text("of an earlier run")
     files = PostMortems()
     written = [files.write(tmp_path, _trainer(), None, READING, []) for _ in range(7)]
     names = [path.name if path else None for path in written]
     assert names == ["oom-1.txt", "oom-3.txt", "oom-4.txt", "oom-5.txt", "oom-6.txt", None, None]
     assert (tmp_path / "oom-2.txt").read_text() == "of an earlier run"
-
-
-def test_the_log_says_where_the_report_is_and_what_to_do(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = PostMortems().write(tmp_path, _trainer(), None, READING, [])
-    assert caplog.messages == [
-        f"out of memory: {path} says what held it; for less use a smaller batch, AMP or GradientCheckpointing, or "
-        "AdaptiveBatchSize, which splits it"
-    ]
-
-
-def test_a_folder_that_cannot_be_written_is_no_error(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").touch()
-    assert PostMortems().write(tmp_path / "file", _trainer(), None, READING, []) is None
-    assert caplog.messages[0].startswith("no post-mortem could be written: FileExistsError: ")
+    text = f"out of memory: {written[0]} says what held it; for less use a smaller batch, AMP or"
+    assert caplog.messages[0].startswith(text)
+    assert PostMortems().write(tmp_path / "oom-1.txt", _trainer(), None, READING, []) is None
+    assert caplog.messages[-1].startswith("no post-mortem could be written: FileExistsError: ")
 
 
 def test_an_error_is_known_again_and_so_is_what_it_caused() -> None:
     first, other = RuntimeError("out of memory"), ValueError("other")
-    assert not is_noted(first)
-    note_error(first, "number 1")
+    assert not post_mortem.is_noted(first)
+    post_mortem.note_error(first, "number 1")
     assert first.__notes__ == ["MemoryMonitor: out of memory number 1"]
     later = RuntimeError("later")
     later.__cause__ = first
     other.__cause__ = later
     other.__notes__ = ["something else"]
     first.__cause__ = other  # a circle
-    assert is_noted(first)
-    assert is_noted(other)
-    assert not is_noted(None)
+    assert post_mortem.is_noted(first)
+    assert post_mortem.is_noted(other)
+    assert not post_mortem.is_noted(None)
     after = RuntimeError("out of memory again")
     after.__context__ = first
-    assert not is_noted(after)
+    assert not post_mortem.is_noted(after)
 
 
 @pytest.mark.parametrize(
@@ -243,4 +211,4 @@ def test_an_error_is_known_again_and_so_is_what_it_caused() -> None:
     ],
 )
 def test_of_a_batch_only_the_shapes_are_kept(batch: Any, text: str) -> None:
-    assert str(see_batch(_trainer(), batch, 0)) == f"train batch 0: {text}"
+    assert str(post_mortem.see_batch(_trainer(), batch, 0)) == f"train batch 0: {text}"

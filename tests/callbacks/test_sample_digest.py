@@ -2,7 +2,6 @@ import hashlib
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from lightning.pytorch.trainer.states import RunningStage
 
@@ -23,21 +22,20 @@ def _samples() -> torch.Tensor:
     return torch.rand(12, 3, 4, generator=torch.Generator().manual_seed(0))
 
 
+def _known(batch_size: int) -> Any:
+    """A trainer whose loader tells its batch size."""
+    loader = SimpleNamespace(batch_size=batch_size, sampler=range(12))
+    return SimpleNamespace(**vars(ALONE) | {"train_dataloader": loader})
+
+
 def test_the_digest_is_the_sum_of_the_samples_digests() -> None:
-    samples = _samples()
-    total = (
-        sum(int(hashlib.sha256(sample.numpy().tobytes()).hexdigest(), 16) for sample in samples)
-        % 2**256
-    )
-    summary = _feed([samples]).summary()
-    assert summary == {"samples_sha256": f"{total:064x}", "train/samples_hashed": 12}
-
-
-@pytest.mark.parametrize("size", [1, 5, 12])
-def test_order_and_batch_size_do_not_matter(size: int) -> None:
-    samples = _samples()
-    expected = _feed([samples]).summary()
-    assert _feed(list(samples.flip(0).split(size))).summary() == expected
+    samples, total = _samples(), 0
+    for sample in samples:
+        total += int(hashlib.sha256(sample.numpy().tobytes()).hexdigest(), 16)
+    expected = {"samples_sha256": f"{total % 2**256:064x}", "train/samples_hashed": 12}
+    assert _feed([samples]).summary() == expected
+    for size in (1, 5, 12):  # in another order too
+        assert _feed(list(samples.flip(0).split(size))).summary() == expected
 
 
 def test_every_byte_and_every_key_matters() -> None:
@@ -47,13 +45,9 @@ def test_every_byte_and_every_key_matters() -> None:
     assert _feed([samples]).summary() != _feed([changed]).summary()
     one, two = ({"image": samples, "mask": mask} for mask in (samples > 0.5, samples > 0.6))
     assert _feed([one]).summary() != _feed([two]).summary()
-    assert (
-        _feed([one]).summary() == _feed([(samples, samples > 0.5)]).summary()
-    )  # image comes before mask
-
-
-def test_bfloat16_batches_are_hashed() -> None:
-    assert _feed([_samples().bfloat16()]).summary()["train/samples_hashed"] == 12
+    # Image comes before mask.
+    assert _feed([one]).summary() == _feed([(samples, samples > 0.5)]).summary()
+    assert _feed([samples.bfloat16()]).summary()["train/samples_hashed"] == 12
 
 
 def test_boxes_and_voxels_are_hashed_with_their_sample_whatever_its_row() -> None:
@@ -75,12 +69,9 @@ def test_boxes_and_voxels_are_hashed_with_their_sample_whatever_its_row() -> Non
         changed[7, -1] += 1e-6
         assert _feed([cut(0, 12)]).summary() != whole
         changed[7, -1] -= 1e-6
-    flat = cut(0, 12)
-    loader = SimpleNamespace(
-        batch_size=12, sampler=range(12)
-    )  # else nobody knows which of the two are samples
-    known = SimpleNamespace(**vars(ALONE) | {"train_dataloader": loader})
-    assert _feed([(flat["image"], flat["boxes"])], known).summary() == _feed([images]).summary()
+    flat = cut(0, 12)  # the loader says which of the two are samples
+    pair = flat["image"], flat["boxes"]
+    assert _feed([pair], _known(12)).summary() == _feed([images]).summary()
 
 
 def test_hashing_stops_at_its_bound() -> None:
@@ -91,9 +82,8 @@ def test_hashing_stops_at_its_bound() -> None:
 
 
 def test_the_bound_is_that_of_all_ranks_together() -> None:
-    strategy = SimpleNamespace(
-        root_device="cpu", reduce=lambda mine, reduce_op: 2 * mine
-    )  # the other has the same
+    # The other rank has the same.
+    strategy = SimpleNamespace(root_device="cpu", reduce=lambda mine, reduce_op: 2 * mine)
     batches = list(_samples().split(4))
     both = _feed(batches, SimpleNamespace(world_size=2, strategy=strategy, **RUNS), max_samples=8)
     assert both.summary() == _feed([batches[0], batches[0]]).summary()
@@ -110,28 +100,18 @@ def test_it_goes_on_after_a_resume() -> None:
 
 def test_samples_in_lists_are_hashed_whatever_their_size_and_batch() -> None:
     generator = torch.Generator().manual_seed(3)
-    samples = [
-        (
-            torch.rand(3, 4 + n % 3, 5, generator=generator),
-            {"boxes": torch.rand(n % 4, 4, generator=generator)},
-        )
-        for n in range(12)
-    ]
+    samples = []
+    for number in range(12):
+        boxes = torch.rand(number % 4, 4, generator=generator)
+        samples.append((torch.rand(3, 4 + number % 3, 5, generator=generator), {"boxes": boxes}))
 
     def together(size: int) -> list[Any]:
-        return [
-            list(zip(*samples[first : first + size], strict=True)) for first in range(0, 12, size)
-        ]
+        parts = [samples[first : first + size] for first in range(0, 12, size)]
+        return [list(zip(*part, strict=True)) for part in parts]
 
-    def known(size: int) -> Any:
-        return SimpleNamespace(
-            **vars(ALONE)
-            | {"train_dataloader": SimpleNamespace(batch_size=size, sampler=range(12))}
-        )
-
-    digests = [_feed(together(size), known(size)).summary() for size in (12, 6, 4, 2)]
+    digests = [_feed(together(size), _known(size)).summary() for size in (12, 6, 4, 2)]
     assert digests[0]["train/samples_hashed"] == 12
     assert digests.count(digests[0]) == 4
     samples[7][1]["boxes"][0, 0] += 1
-    assert _feed(together(6), known(6)).summary() != digests[0]
-    assert _feed([list(samples)], known(12)).summary()["train/samples_hashed"] == 12
+    assert _feed(together(6), _known(6)).summary() != digests[0]
+    assert _feed([list(samples)], _known(12)).summary()["train/samples_hashed"] == 12

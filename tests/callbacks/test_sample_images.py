@@ -44,8 +44,9 @@ def _fit(
     ckpt_path: str | None = None,
     **options: Any,
 ) -> L.Trainer:
-    settings = {**QUIET, "max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 4, **options}
-    trainer = L.Trainer(**settings, default_root_dir=folder, callbacks=list(callbacks))
+    steps = {"max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 4}
+    settings = QUIET | steps | {"default_root_dir": folder} | options
+    trainer = L.Trainer(**settings, callbacks=list(callbacks))
     torch.manual_seed(1)
     trainer.fit(model, datamodule=data or Album(), ckpt_path=ckpt_path)
     return trainer
@@ -57,17 +58,12 @@ def _names(folder: Path) -> list[str]:
 
 def test_pictures_come_every_n_steps_and_at_the_end(tmp_path: Path) -> None:
     model = Painter()
-    _fit(tmp_path, model, SampleImages(every_n_steps=4, count=5, batch_size=2, seed=3))  # 6 batches
-    assert _names(tmp_path) == ["step-000004.png", "step-000006.png"]
+    _fit(tmp_path, model, SampleImages(every_n_steps=3, count=5, batch_size=2, seed=3))  # 6 batches
+    assert _names(tmp_path) == ["step-000003.png", "step-000006.png"]
     assert model.calls == [(5, 3, 2)] * 2
     early, late = (cv2.imread(str(tmp_path / "images" / name)) for name in _names(tmp_path))
     assert early.shape == (2 * 66 + 2, 3 * 66 + 2, 3)  # cells of 8 px are enlarged to 64
     assert late[:60, :60].mean() > early[:60, :60].mean()  # it learns the brightness
-
-
-def test_the_last_batch_is_drawn_once(tmp_path: Path) -> None:
-    _fit(tmp_path, Painter(), SampleImages(every_n_steps=3))
-    assert _names(tmp_path) == ["step-000003.png", "step-000006.png"]
 
 
 def test_objects_are_shown_from_the_sides_of_the_data(tmp_path: Path) -> None:
@@ -92,10 +88,8 @@ def test_loggers_that_take_pictures_get_them(tmp_path: Path) -> None:
     gallery, board = Gallery(), TensorBoardLogger(tmp_path, name="", version="")
     callback = SampleImages(every_n_steps=6, path=tmp_path / "own")
     _fit(tmp_path, Sculptor(), callback, data=Album(POSES), logger=[gallery, board, Notes()])
-    assert gallery.pictures == [
-        ("images/samples", (266, 266, 3), 5),
-        ("images/views", (266, 200, 3), 5),
-    ]
+    sizes = {"images/samples": (266, 266, 3), "images/views": (266, 200, 3)}
+    assert gallery.pictures == [(key, size, 5) for key, size in sizes.items()]
     assert (tmp_path / "own" / "images" / "step-000006.png").is_file()
     (events,) = tmp_path.glob("events*")
     for key in (b"images/samples", b"images/views"):
@@ -119,10 +113,7 @@ def test_it_goes_on_after_a_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"every_n_steps": 0},
-            "every_n_steps=0 is not usable: choose a whole number of at least 1",
-        ),
+        ({"every_n_steps": 0}, "every_n_steps=0 is not usable: choose a whole number of at least"),
         ({"count": 0}, "count=0 is not usable"),
         ({"batch_size": 0}, "batch_size=0 is not usable"),
         ({"objects": 0}, "objects=0 is not usable"),
@@ -135,15 +126,19 @@ def test_wrong_arguments_are_refused(options: dict[str, Any], message: str) -> N
         SampleImages(**options)
 
 
-def test_a_module_that_generates_nothing_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_drawn_or_written_is_refused(tmp_path: Path) -> None:
+    class Careless(Painter):
+        def sample_images(self, count: int, *, seed: int, batch_size: int) -> Tensor:
+            return torch.rand(batch_size, 3, 8, 8)
+
+    (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="SampleImages: BoringModel has no method sample_images"):
         _fit(tmp_path, BoringModel(), SampleImages())
-
-
-def test_a_folder_must_not_be_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is a file: name a folder, images will be in it"):
         _fit(tmp_path, Painter(), SampleImages(path=tmp_path / "file"))
+    text = r"sample_images returned a tensor of shape \(2, 3, 8, 8\): 4 dimensions"
+    with pytest.raises(ConfigError, match=text):
+        _fit(tmp_path, Careless(), SampleImages(every_n_steps=1, count=5, batch_size=2))
 
 
 def test_nothing_is_drawn_into_the_working_folder(
@@ -157,17 +152,6 @@ def test_nothing_is_drawn_into_the_working_folder(
     assert "SampleImages draws nothing without a logger: give it path=FOLDER" in caplog.messages
 
 
-def test_images_of_another_number_are_refused(tmp_path: Path) -> None:
-    class Careless(Painter):
-        def sample_images(self, count: int, *, seed: int, batch_size: int) -> Tensor:
-            return torch.rand(batch_size, 3, 8, 8)
-
-    with pytest.raises(
-        ConfigError, match=r"sample_images returned a tensor of shape \(2, 3, 8, 8\): 4 dimensions"
-    ):
-        _fit(tmp_path, Careless(), SampleImages(every_n_steps=1, count=5, batch_size=2))
-
-
 def test_a_grid_holds_each_image_in_its_place() -> None:
     images = torch.linspace(0, 1, 6).view(6, 1, 1, 1).expand(6, 1, 64, 80)
     grid = draw_grid(images)
@@ -176,24 +160,19 @@ def test_a_grid_holds_each_image_in_its_place() -> None:
         0, 51, 102, 153, 204, 255,
     ]  # fmt: skip
     assert (grid[:2] == 255).all()
-    colours = draw_grid(
-        torch.tensor([1.0, 0.5, 0.0]).view(1, 3, 1, 1).expand(1, 3, 70, 70), columns=1
-    )
-    assert np.unique(colours[2:-2, 2:-2].reshape(-1, 3), axis=0).tolist() == [[255, 128, 0]]
-    assert draw_grid(torch.zeros(3, 4, 64, 64), columns=3).shape == (
-        68,
-        200,
-        3,
-    )  # of other channels the first
+    colour = torch.tensor([1.0, 0.5, 0.0]).view(1, 3, 1, 1).expand(1, 3, 70, 70)
+    cell = draw_grid(colour, columns=1)[2:-2, 2:-2]
+    assert np.unique(cell.reshape(-1, 3), axis=0).tolist() == [[255, 128, 0]]
+    # Of other channels the first three.
+    assert draw_grid(torch.zeros(3, 4, 64, 64), columns=3).shape == (68, 200, 3)
 
 
 def test_images_are_found_in_any_batch() -> None:
     images, labels = torch.rand(2, 3, 4, 4), torch.zeros(2)
     for batch in ({"image": images, "label": labels}, (labels, images), [images], images):
         assert read_images(batch, "image") is images
-    with pytest.raises(
-        ConfigError, match=r"key='photo': the batch has no images .* its keys are image, label"
-    ):
+    text = r"key='photo': the batch has no images .* its keys are image, label"
+    with pytest.raises(ConfigError, match=text):
         read_images({"image": images, "label": labels}, "photo")
     with pytest.raises(ConfigError, match="key='image': the batch has no images"):
         read_images((labels,), "image")

@@ -60,19 +60,11 @@ def fit(model: Model, path: Path, ckpt: Path | None = None, more: Callbacks = ()
     torch.manual_seed(0)
     model.layer.reset_parameters()
     data = torch.arange(4.0 * STEPS).view(STEPS, 1, 4)
-    trainer = L.Trainer(
-        max_epochs=2,
-        callbacks=[SaveOnSignal(path), *more],
-        **QUIET
-        | {"enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in more)},
-    )
-    trainer.fit(
-        model,
-        DataLoader(data, None),
-        DataLoader(data[:VALIDATIONS], None),
-        ckpt_path=ckpt,
-        weights_only=True,
-    )
+    saves = any(isinstance(callback, Checkpoint) for callback in more)
+    settings = QUIET | {"max_epochs": 2, "enable_checkpointing": saves}
+    trainer = L.Trainer(**settings, callbacks=[SaveOnSignal(path), *more])
+    loaders = DataLoader(data, None), DataLoader(data[:VALIDATIONS], None)
+    trainer.fit(model, *loaders, ckpt_path=ckpt, weights_only=True)
     return trainer
 
 
@@ -96,21 +88,17 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "checkpoints" / "interrupted.ckpt"
 
 
-ENDS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
-
-
-@pytest.mark.parametrize(("number", "code"), ENDS)
-# When the signal comes, what happens last before the end, and the step of the checkpoint.
+# When a signal comes, what happens last before the end, and the step of the checkpoint.
 @pytest.mark.parametrize(
-    ("at", "last", "step"),
+    ("number", "code", "at", "last", "step"),
     [
-        (("train", 0), ("train", 0), 1),
-        (("train", 2), ("train", 2), 3),
-        (("train", 3), ("epoch", 0), 4),
-        (("validate", 0), ("epoch", 0), 4),
-        (("validate", 2), ("epoch", 0), 4),
-        (("epoch", 0), ("train", 4), 5),
-        (("train", 7), ("epoch", 1), 8),
+        (signal.SIGINT, 130, ("train", 0), ("train", 0), 1),
+        (signal.SIGTERM, 143, ("train", 2), ("train", 2), 3),
+        (signal.SIGINT, 130, ("train", 3), ("epoch", 0), 4),
+        (signal.SIGTERM, 143, ("validate", 0), ("epoch", 0), 4),
+        (signal.SIGINT, 130, ("validate", 2), ("epoch", 0), 4),
+        (signal.SIGTERM, 143, ("epoch", 0), ("train", 4), 5),
+        (signal.SIGINT, 130, ("train", 7), ("epoch", 1), 8),
     ],
 )
 def test_the_step_is_finished_and_the_run_goes_on_from_there(
@@ -201,11 +189,8 @@ def test_an_ignored_signal_stays_ignored(path: Path) -> None:
 def test_a_thread_trains_without_handlers(path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     seen: list[object] = []
-    thread = threading.Thread(
-        target=lambda: fit(
-            Model(("train", 2), lambda: seen.append(signal.getsignal(signal.SIGINT))), path
-        )
-    )
+    model = Model(("train", 2), lambda: seen.append(signal.getsignal(signal.SIGINT)))
+    thread = threading.Thread(target=fit, args=(model, path))
     thread.start()
     thread.join(60)
     assert seen == [before]

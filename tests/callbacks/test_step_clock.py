@@ -53,10 +53,11 @@ def spend(clock: StepClock, time: Clock, **parts: float) -> None:
 
 
 def known(clock: StepClock) -> list[tuple[int, dict[str, float]]]:
-    return [
-        (step, {part: value for part, value in zip(PARTS, seconds, strict=True) if value})
-        for step, seconds in clock.known
-    ]
+    steps = []
+    for step, seconds in clock.known:
+        parts = zip(PARTS, seconds, strict=True)
+        steps.append((step, {part: value for part, value in parts if value}))
+    return steps
 
 
 def clocks() -> list[StepClock]:
@@ -109,25 +110,18 @@ def test_a_dropped_step_is_not_known_and_the_next_is(clock: StepClock, time: Clo
     assert known(clock) == [(2, {"wait": 2.0})]
 
 
-@pytest.mark.parametrize(
-    ("assembled_s", "parts"),
-    [
-        (1.0, {"wait": 3.0, "assemble": 1.0, "forward": 1.0}),
-        (9.0, {"assemble": 4.0, "forward": 1.0}),  # never more than the wait
-    ],
-)
-@pytest.mark.parametrize("kind", ["host", "cuda"])
-def test_the_loaders_own_work_is_taken_out_of_the_wait(
-    time: Clock, kind: str, assembled_s: float, parts: dict[str, float]
-) -> None:
-    clock = dict(zip(("host", "cuda"), clocks(), strict=True))[kind]
+@pytest.mark.parametrize("clock", clocks(), ids=["host", "cuda"])
+def test_the_loaders_own_work_is_taken_out_of_the_wait(clock: StepClock, time: Clock) -> None:
     clock.lap(0)
-    spend(clock, time, wait=4)
-    clock.count_assembly(assembled_s)
-    spend(clock, time, forward=1)
-    clock.lap(1)
+    for step, assembled_s in ((1, 1.0), (2, 9.0)):
+        spend(clock, time, wait=4)
+        clock.count_assembly(assembled_s)
+        spend(clock, time, forward=1)
+        clock.lap(step)
     clock.read()
-    assert known(clock) == [(1, parts)]
+    first, second = known(clock)
+    assert first == (1, {"wait": 3.0, "assemble": 1.0, "forward": 1.0})
+    assert second == (2, {"assemble": 4.0, "forward": 1.0})  # never more than the wait
 
 
 def test_steps_that_the_device_has_not_done_are_known_later_and_never_waited_for(
@@ -147,7 +141,7 @@ def test_steps_that_the_device_has_not_done_are_known_later_and_never_waited_for
     assert Event.waited == 1
 
 
-def test_events_are_used_again(time: Clock) -> None:
+def test_events_are_used_again_and_stay_bounded(time: Clock) -> None:
     clock = CudaStepClock(1.0)
     for step in range(200):
         spend(clock, time, forward=1)
@@ -155,11 +149,7 @@ def test_events_are_used_again(time: Clock) -> None:
         clock.read()
     assert len(clock.known) == 199
     assert Event.made < 10
-
-
-def test_what_is_never_read_for_stays_bounded(time: Clock) -> None:
-    clock = CudaStepClock(1.0)
-    for step in range(300):
+    for step in range(300):  # which nobody reads
         spend(clock, time, forward=1)
         clock.lap(step)
     assert Event.made < 300  # each step that is kept holds some

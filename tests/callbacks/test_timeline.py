@@ -25,17 +25,7 @@ def _range(value: float, other: float = math.nan) -> NDArray[np.float64]:
     return np.array([[value, other]] * 2)
 
 
-def test_a_timeline_keeps_every_row_while_there_is_room() -> None:
-    timeline = Timeline(add_rows, most_rows=4)
-    for step in range(4):
-        timeline.add(step, (1, 10 * step))
-    steps, rows = timeline.read()
-    assert steps.tolist() == [0, 1, 2, 3]
-    assert rows.tolist() == [[1, 0], [1, 10], [1, 20], [1, 30]]
-
-
-@pytest.mark.parametrize("most_rows", [4, 5])
-@pytest.mark.parametrize("count", range(3, 60, 4))
+@pytest.mark.parametrize(("count", "most_rows"), [(3, 4), (4, 4), (5, 4), (19, 5), (59, 5)])
 def test_a_long_timeline_is_added_up_and_loses_nothing(most_rows: int, count: int) -> None:
     timeline = Timeline(add_rows, most_rows=most_rows)
     for step in range(count):
@@ -47,7 +37,7 @@ def test_a_long_timeline_is_added_up_and_loses_nothing(most_rows: int, count: in
     assert steps.tolist() == [0, *np.cumsum(rows[:-1, 0])]
 
 
-@pytest.mark.parametrize("samples", [5, 6, 8, 9, 17, 1000, 4321])
+@pytest.mark.parametrize("samples", [5, 8, 9, 4321])
 def test_thinning_keeps_the_extremes_and_the_order(samples: int) -> None:
     timeline, stride = Timeline(widen_rows, most_rows=4), 1
     values = np.random.default_rng(samples).normal(size=samples)
@@ -62,15 +52,6 @@ def test_thinning_keeps_the_extremes_and_the_order(samples: int) -> None:
     assert rows[:, 0, 0].tolist() == [run.min() for run in runs]
     assert rows[:, 1, 0].tolist() == [run.max() for run in runs]
     assert np.nanmax(rows[:, 1, 1]) == values[::7].max()
-
-
-def test_days_of_samples_stay_small() -> None:
-    timeline = Timeline(widen_rows)
-    for step in range(20_000):
-        timeline.add(float(step), _range(1e9 if step == 777 else 1.0))
-    times_s, rows = timeline.read()
-    assert len(times_s) == len(timeline) == 1250
-    assert (rows[:, 0, 0].min(), rows[:, 1, 0].max()) == (1.0, 1e9)
 
 
 def test_marks_are_thinned_evenly_and_all_counted() -> None:
@@ -104,10 +85,8 @@ def test_the_picture_is_a_png_of_the_stated_size(
     timeline = Timeline(widen_rows)
     for step in range(5):
         host = {"rss_bytes": 2 * GIB, "pss_bytes": math.nan if step % 2 else 3 * GIB}
-        timeline.add(
-            60.0 * step,
-            _row(step * GIB, reserved_bytes=8 * GIB, batch_size=64, peak_bytes=7 * GIB, **host),
-        )
+        device_memory = {"reserved_bytes": 8 * GIB, "batch_size": 64, "peak_bytes": 7 * GIB}
+        timeline.add(60.0 * step, _row(step * GIB, **device_memory, **host))
     for kind in MARK_STYLES:
         timeline.marks[kind].add(30.0, 90.0 if kind == "validation" else None)
     draw_memory(timeline, tmp_path / "memory.png", device=device, limit_bytes=int(10 * GIB))
@@ -126,21 +105,15 @@ def test_a_picture_of_a_quiet_run_has_no_marks_and_no_lines_of_what_is_not_known
     assert _find_colours(tmp_path / "memory.png") == {"rss"}
 
 
+COLOURS = {"oom": "d62728", "release": "2ca02c", "validation": "dfe3ea"}
+COLOURS |= {"rss": "f2a65a", "pss": "b5460f"}
+
+
 def _find_colours(path: Path) -> set[str]:
-    colours = {
-        "oom": "d62728",
-        "release": "2ca02c",
-        "validation": "dfe3ea",
-        "rss": "f2a65a",
-        "pss": "b5460f",
-    }
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB"))
-    return {
-        name
-        for name, colour in colours.items()
-        if (pixels == tuple(bytes.fromhex(colour))).all(-1).any()
-    }
+    found = {tuple(pixel) for pixel in np.unique(pixels.reshape(-1, 3), axis=0).tolist()}
+    return {name for name, colour in COLOURS.items() if tuple(bytes.fromhex(colour)) in found}
 
 
 def make_history(steps: int, measured: int) -> Throughput:
@@ -169,9 +142,7 @@ def test_batches_have_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     history = make_history(3, 2)
-    draw_throughput(
-        history.speed, history.parts, tmp_path / "throughput.png", "the model takes most"
-    )
+    draw_throughput(history.speed, history.parts, tmp_path / "throughput.png", "the model")
     ticks = drawn[0].axes[1].xaxis.get_majorticklocs()
     assert len(ticks) > 1
     assert all(float(tick).is_integer() for tick in ticks)
@@ -188,12 +159,8 @@ def test_batches_have_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_plot_is_a_picture_of_a_fixed_size(tmp_path: Path, steps: int, measured: int) -> None:
     history = make_history(steps, measured)
     history.mark_oom(1)
-    draw_throughput(
-        history.speed,
-        history.parts,
-        tmp_path / "throughput.png",
-        "augmentation takes 61% of the time: " + "try this, " * 20,
-    )
-    with Image.open(tmp_path / "throughput.png") as picture:
+    path, sentence = tmp_path / "throughput.png", "augmentation takes 61%: " + "try this, " * 20
+    draw_throughput(history.speed, history.parts, path, sentence)
+    with Image.open(path) as picture:
         assert picture.size == (1210, 770)
         assert len(picture.convert("RGB").getcolors(1 << 20) or ()) > len(PARTS)

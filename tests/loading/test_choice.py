@@ -1,5 +1,4 @@
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,24 +9,17 @@ from lit_data.io import machine
 from lit_data.loading import LoaderOptions, MicroBatchLoader, choice
 from lit_data.loading.choice import Choice
 from lit_data.loading.staging import INDICES
-from lit_data.types import FieldSpec
+from tests.loading.rows import Indices, Rows
 
 
-class Rows:
-    """A dataset that writes rows, and counts how often it is asked."""
+class Asked(Indices):
+    """A dataset that counts how often it is asked."""
 
-    def __init__(self, length: int) -> None:
-        self.length, self.asked = length, 0
-        self.fields = {"index": FieldSpec((), "int64")}
+    asked = 0
 
-    def __len__(self) -> int:
-        return self.length
-
-    def write_into(
-        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
-    ) -> None:
+    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
         self.asked += 1
-        rows["index"][:] = indices
+        super().write_into(rows, indices, epoch)
 
 
 @pytest.fixture
@@ -50,7 +42,7 @@ def _count(arrays: dict[str, NDArray[Any]]) -> int:
 
 
 def _choose(length: int, *, world_size: int = 1, dataset: Any = None, **options: Any) -> Choice:
-    chosen = dataset if dataset is not None else Rows(length)
+    chosen = dataset if dataset is not None else Asked(length)
     return MicroBatchLoader(chosen, LoaderOptions(**options), world_size=world_size).choice
 
 
@@ -60,9 +52,8 @@ def test_threads_where_they_gain_and_processes_where_they_do_not(fake: Any) -> N
     fake(1e-3, gain=1.2)
     found = _choose(10_000)
     assert (found.kind, found.workers) == ("process", 8)
-    assert (
-        found.reason == "1000 us per sample in the main thread, two threads are 1.2 times as fast"
-    )
+    text = "1000 us per sample in the main thread, two threads are 1.2 times as fast"
+    assert found.reason == text
     assert found.inline_us_per_sample == pytest.approx(1000)
 
 
@@ -94,7 +85,7 @@ def test_what_is_configured_is_not_measured(caplog: pytest.LogCaptureFixture) ->
         ({"worker_kind": "inline", "num_workers": 5}, ("inline", 0)),
         ({"num_workers": 0}, ("inline", 0)),
     ):
-        dataset = Rows(1000)
+        dataset = Asked(1000)
         found = _choose(0, dataset=dataset, **options)
         assert (found.kind, found.workers, found.reason) == (*expected, "as configured")
         assert not dataset.asked
@@ -102,16 +93,14 @@ def test_what_is_configured_is_not_measured(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_the_measurement_is_short_and_printed_once(caplog: pytest.LogCaptureFixture) -> None:
-    dataset = Rows(1000)
+    dataset = Asked(1000)
     loader = MicroBatchLoader(dataset, LoaderOptions())
     with caplog.at_level(logging.INFO):
         list(loader)
         list(loader)
-    assert [record.message for record in caplog.records if "loader:" in record.message] == [
-        "loader: inline, 0 workers: a whole epoch takes 0.000 s"
-        if (loader.choice.inline_us_per_sample or 0) < 0.5
-        else f"loader: inline, 0 workers: {loader.choice.reason}"
-    ]
+    messages = [message for message in caplog.messages if "loader:" in message]
+    assert messages == [f"loader: inline, 0 workers: {loader.choice.reason}"]
+    assert loader.choice.reason.startswith("a whole epoch takes 0.0")
     assert loader.choice.thread_gain is not None
 
 
@@ -119,20 +108,20 @@ def test_each_stage_names_its_loader_and_says_so_once(caplog: pytest.LogCaptureF
     stages = ["train", "val", "test"]
     with caplog.at_level(logging.INFO):
         for stage in (*stages, "val", "test"):  # after training both are opened anew
-            list(MicroBatchLoader(Rows(20), LoaderOptions(), stage=stage))
+            list(MicroBatchLoader(Asked(20), LoaderOptions(), stage=stage))
     assert caplog.messages == [
         f"{stage} loader: inline, 0 workers: 20 samples are fewer than 32" for stage in stages
     ]
 
 
 def test_slow_samples_are_read_twice_and_not_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = Rows(1000)
-    times = iter([0.0, 5.0])
-    monkeypatch.setattr(
-        choice,
-        "time_batches",
-        lambda rows, parts: (rows.write_into(parts[0], np.zeros(1), 0), next(times))[1],
-    )
+    dataset, times = Asked(1000), iter([0.0, 5.0])
+
+    def time_batches(rows: Any, parts: Any) -> float:
+        rows.write_into(parts[0], np.zeros(1), 0)
+        return next(times)
+
+    monkeypatch.setattr(choice, "time_batches", time_batches)
     found = _choose(0, dataset=dataset)
     assert (found.kind, found.thread_gain, dataset.asked) == ("thread", 2.0, 2)
 
@@ -162,12 +151,9 @@ def test_micro_batches_are_a_share_of_the_batch(
 ) -> None:
     found = Choice(kind="process", workers=workers, reason="", inline_us_per_sample=us)
     assert found.count_rows(batch_size) == expected
-    assert (
-        Choice(kind="process", workers=workers, reason="", micro_batch_size=5).count_rows(32) == 5
-    )
-    assert (
-        Choice(kind="process", workers=workers, reason="", micro_batch_size=50).count_rows(32) == 32
-    )
+    for rows, limited in ((5, 5), (50, 32)):
+        found = Choice(kind="process", workers=workers, reason="", micro_batch_size=rows)
+        assert found.count_rows(32) == limited
 
 
 def test_a_container_s_limits_hold(monkeypatch: pytest.MonkeyPatch) -> None:

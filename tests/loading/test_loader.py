@@ -1,5 +1,4 @@
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,70 +10,48 @@ from torch.utils.data import SequentialSampler
 from lit_data.errors import ConfigError, WorkerDiedError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.types import FieldSpec
+from tests.loading.rows import KINDS as FEW_KINDS
+from tests.loading.rows import Indices, Rows
 
 
-class Numbers:
+class Numbers(Indices):
     """Sample i is filled with i, and with the epoch."""
 
     def __init__(self, length: int) -> None:
-        self.length = length
-        self.fields = {"image": FieldSpec((2, 3), "uint16"), "index": FieldSpec((), "int64")}
+        super().__init__(length, image=FieldSpec((2, 3), "uint16"))
         self.threads: set[str] = set()
 
-    def __len__(self) -> int:
-        return self.length
-
-    def write_into(
-        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
-    ) -> None:
+    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+        super().write_into(rows, indices, epoch)
         self.threads.add(threading.current_thread().name)
         rows["image"][:] = indices[:, None, None] + 1000 * epoch
-        rows["index"][:] = indices
 
 
 class Stuck(Numbers):
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.release = threading.Event()
+    release = threading.Event()
 
-    def write_into(
-        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
-    ) -> None:
+    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
         self.release.wait(60)
 
 
-class Boxes:
+class Boxes(Indices):
     """Sample i has i % 4 boxes and as many points; its boxes tell where they come from."""
 
     def __init__(self) -> None:
-        self.fields = {
-            "boxes": FieldSpec((3,), "float32", max_items=3, row_column=True),
-            "points": FieldSpec((), "int32", max_items=3),
-            "index": FieldSpec((), "int64"),
-        }
+        boxes = FieldSpec((3,), "float32", max_items=3, row_column=True)
+        super().__init__(30, boxes=boxes, points=FieldSpec((), "int32", max_items=3))
 
-    def __len__(self) -> int:
-        return 30
-
-    def write_into(
-        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
-    ) -> None:
+    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+        super().write_into(rows, indices, epoch)
         for row, index in enumerate(indices.tolist()):
             count = index % 4
-            rows["boxes"][row, :count] = [
-                [-1, index, number] for number in range(count)
-            ] or np.empty((0, 3))
+            for number in range(count):
+                rows["boxes"][row, number] = -1, index, number
             rows["points"][row, :count] = index
             rows["boxes_count"][row] = rows["points_count"][row] = count
-        rows["index"][:] = indices
 
 
-KINDS = [
-    {"worker_kind": "inline"},
-    {"worker_kind": "thread", "num_workers": 1},
-    {"worker_kind": "thread", "num_workers": 2},
-    {"worker_kind": "process", "num_workers": 2, "start_method": "fork"},
-]
+KINDS = [*FEW_KINDS, {"worker_kind": "thread", "num_workers": 1}]
 
 
 def _stream(loader: MicroBatchLoader) -> list[dict[str, torch.Tensor]]:
@@ -82,8 +59,7 @@ def _stream(loader: MicroBatchLoader) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("micro", [1, 3, 32])
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(("micro", "shuffle"), [(1, True), (3, False), (32, True)])
 def test_batches_do_not_depend_on_workers_or_micro_batches(
     kind: dict[str, Any], micro: int, shuffle: bool
 ) -> None:
@@ -106,9 +82,8 @@ def test_batches_do_not_depend_on_workers_or_micro_batches(
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_batch_that_is_kept_is_never_written_again(kind: dict[str, Any]) -> None:
-    loader = MicroBatchLoader(
-        Numbers(200), LoaderOptions(batch_size=4, micro_batch_size=2, **kind), shuffle=True
-    )
+    options = LoaderOptions(batch_size=4, micro_batch_size=2, **kind)
+    loader = MicroBatchLoader(Numbers(200), options, shuffle=True)
     kept = list(loader)
     kept += list(loader)
     loader.close()
@@ -140,10 +115,8 @@ def test_ragged_fields_travel_flat_with_their_rows(kind: dict[str, Any]) -> None
         assert torch.equal(batch["index"][rows].float(), batch["boxes"][:, 1])
         assert torch.equal(batch["points"].long(), batch["index"][rows])
         assert rows.tolist() == sorted(rows.tolist())
-        assert (
-            batch["boxes_count"].tolist()
-            == torch.bincount(rows.long(), minlength=len(batch["index"])).tolist()
-        )
+        counts = torch.bincount(rows, minlength=len(batch["index"]))
+        assert batch["boxes_count"].tolist() == counts.tolist()
 
 
 def test_each_epoch_has_its_own_order_and_evaluation_has_one() -> None:
@@ -160,9 +133,8 @@ def test_each_epoch_has_its_own_order_and_evaluation_has_one() -> None:
 
 
 def test_drop_last_leaves_out_the_short_batch() -> None:
-    loader = MicroBatchLoader(
-        Numbers(57), LoaderOptions(batch_size=10, num_workers=0, drop_last=True)
-    )
+    options = LoaderOptions(batch_size=10, num_workers=0, drop_last=True)
+    loader = MicroBatchLoader(Numbers(57), options)
     assert len(loader) == 5
     assert [len(batch["index"]) for batch in loader] == [10] * 5
 
@@ -196,34 +168,34 @@ def test_no_workers_means_the_main_thread(options: dict[str, Any]) -> None:
 def test_a_stuck_thread_is_reported() -> None:
     dataset = Stuck(40)
     options = LoaderOptions(worker_kind="thread", num_workers=1, timeout_s=0.05, micro_batch_size=8)
+    text = r"not ready with sample 0, 1, 2, 3, 4 and 3 more after timeout_s=0.05"
     try:
-        with pytest.raises(
-            WorkerDiedError,
-            match=r"not ready with sample 0, 1, 2, 3, 4 and 3 more after timeout_s=0.05",
-        ):
+        with pytest.raises(WorkerDiedError, match=text):
             _stream(MicroBatchLoader(dataset, options))
     finally:
         dataset.release.set()
 
 
-def test_a_broken_off_epoch_leaves_the_next_one_whole() -> None:
-    for kind in KINDS:
-        loader = MicroBatchLoader(
-            Numbers(60), LoaderOptions(batch_size=5, micro_batch_size=2, **kind), shuffle=True
-        )
-        for batch in loader:
-            assert len(batch["index"]) == 5
-            break
-        assert sorted(torch.cat([batch["index"] for batch in _stream(loader)]).tolist()) == list(
-            range(60)
-        )
-        loader.close()
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_another_iteration_is_whole_and_ends_the_first_with_a_message(kind: dict[str, Any]) -> None:
+    options = LoaderOptions(batch_size=5, micro_batch_size=2, **kind)
+    loader = MicroBatchLoader(Numbers(60), options, shuffle=True)
+    for batch in loader:
+        assert len(batch["index"]) == 5
+        break
+    indices = torch.cat([batch["index"] for batch in _stream(loader)])
+    assert sorted(indices.tolist()) == list(range(60))
+    first, second = iter(loader), iter(loader)
+    next(first)
+    next(second)
+    with pytest.raises(ConfigError, match="another iteration over this loader has begun"):
+        next(first)
+    loader.close()
 
 
 def test_a_dataset_that_cannot_be_read_by_index_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="generator cannot be read by index: give a map-style dataset"
-    ):
+    text = "generator cannot be read by index: give a map-style dataset"
+    with pytest.raises(ConfigError, match=text):
         MicroBatchLoader(number for number in range(3))  # type: ignore[arg-type]
 
 
@@ -231,11 +203,8 @@ def test_a_dataset_that_cannot_be_read_by_index_is_refused() -> None:
     ("options", "message"),
     [
         ({"batch_size": 0}, "batch_size=0 is not usable: choose a whole number of at least 1"),
-        ({"batch_size": -1}, "batch_size=-1 is not usable"),
-        ({"batch_size": "8"}, "batch_size='8' is not usable"),
         ({"batch_size": True}, "batch_size=True is not usable"),
         ({"micro_batch_size": 0}, "micro_batch_size=0 is not usable"),
-        ({"num_workers": -1}, "num_workers=-1 is not usable"),
         ({"num_workers": "many"}, "num_workers='many' is not usable"),
         ({"prefetch_batches": 0}, "prefetch_batches=0 is not usable"),
         ({"worker_kind": "fiber"}, "'worker_kind' is 'fiber': give one of auto, inline"),
@@ -252,23 +221,9 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         LoaderOptions(**options)
 
 
-def test_a_second_iteration_ends_the_first_with_a_message() -> None:
-    for kind in KINDS:
-        loader = MicroBatchLoader(
-            Numbers(60), LoaderOptions(batch_size=5, micro_batch_size=2, **kind), shuffle=True
-        )
-        first, second = iter(loader), iter(loader)
-        next(first)
-        next(second)
-        with pytest.raises(ConfigError, match="another iteration over this loader has begun"):
-            next(first)
-        loader.close()
-
-
 def test_a_few_samples_can_be_read_without_workers() -> None:
-    loader = MicroBatchLoader(
-        Numbers(60), LoaderOptions(worker_kind="process", num_workers=2), shuffle=True
-    )
+    options = LoaderOptions(worker_kind="process", num_workers=2)
+    loader = MicroBatchLoader(Numbers(60), options, shuffle=True)
     batch = loader.read(np.array([0, 59, 7]), 3)
     assert batch["index"].tolist() == loader.order.at(np.array([0, 59, 7]), 3).tolist()
     assert torch.equal(batch["image"][:, 0, 0].long(), batch["index"] + 3000)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -14,27 +15,22 @@ from lit_data.errors import ConfigError, StoreError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.rng import uniform
 from lit_data.types import FieldSpec
+from tests.loading.rows import FORK, Indices, Rows
 
 STEPS = 40
 BATCH = 4
 LENGTH = STEPS * BATCH - 2
 
 
-class Drawn:
+class Drawn(Indices):
     """Each sample holds random numbers of its own stream."""
 
     def __init__(self, length: int = LENGTH) -> None:
-        self.length = length
-        self.fields = {"image": FieldSpec((8,), "float32"), "index": FieldSpec((), "int64")}
+        super().__init__(length, image=FieldSpec((8,), "float32"))
 
-    def __len__(self) -> int:
-        return self.length
-
-    def write_into(
-        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
-    ) -> None:
+    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+        super().write_into(rows, indices, epoch)
         rows["image"][:] = uniform(5, 2, indices, epoch, 8)
-        rows["index"][:] = indices
 
 
 Samples = list[tuple[int, bytes]]
@@ -43,24 +39,20 @@ Samples = list[tuple[int, bytes]]
 def _loader(
     batch_size: int = BATCH, rank: int = 0, world: int = 1, **options: Any
 ) -> MicroBatchLoader:
-    chosen: dict[str, Any] = {"worker_kind": "inline", "micro_batch_size": 3, "seed": 9} | options
-    return MicroBatchLoader(
-        Drawn(),
-        LoaderOptions(batch_size=batch_size, **chosen),
-        shuffle=True,
-        rank=rank,
-        world_size=world,
-    )
+    defaults: dict[str, Any] = {"worker_kind": "inline", "micro_batch_size": 3, "seed": 9}
+    chosen = LoaderOptions(**(defaults | {"batch_size": batch_size} | options))
+    return MicroBatchLoader(Drawn(), chosen, shuffle=True, rank=rank, world_size=world)
 
 
 def _samples(batches: Iterator[Mapping[str, torch.Tensor]]) -> Samples:
-    return [
-        (index, image.numpy().tobytes())
-        for batch in batches
-        for index, image in zip(batch["index"].tolist(), batch["image"], strict=True)
-    ]
+    samples = []
+    for batch in batches:
+        for index, image in zip(batch["index"].tolist(), batch["image"], strict=True):
+            samples.append((index, image.numpy().tobytes()))
+    return samples
 
 
+@cache
 def _whole_epoch() -> Samples:
     loader = _loader()
     loader.set_epoch(2)
@@ -89,13 +81,13 @@ def test_interrupted_at_every_step_and_continued_alike(steps: int) -> None:
     assert len(_samples(iter(loader))) == LENGTH
 
 
-@pytest.mark.parametrize("steps", [0, 1, 17, STEPS - 1])
+@pytest.mark.parametrize("steps", [1, STEPS - 1])
 @pytest.mark.parametrize(
     "options",
     [
         {"worker_kind": "thread", "num_workers": 1},
         {"worker_kind": "thread", "num_workers": 4, "micro_batch_size": 1},
-        {"worker_kind": "process", "num_workers": 2, "start_method": "fork"},
+        FORK,
         {"batch_size": 1},
         {"batch_size": 7},
         {"batch_size": LENGTH},
@@ -111,7 +103,7 @@ def test_continued_with_other_workers_or_batch_sizes(steps: int, options: dict[s
     loader.close()
 
 
-@pytest.mark.parametrize("steps", [1, 6, 13])
+@pytest.mark.parametrize("steps", [1, 13])
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (1, 4), (2, 1), (3, 2), (4, 3)])
 def test_continued_on_another_number_of_ranks(steps: int, before: int, after: int) -> None:
     runs = [_interrupt(steps, rank=rank, world=before, batch_size=3) for rank in range(before)]
@@ -134,16 +126,13 @@ def test_continuing_reads_nothing_that_was_trained_before() -> None:
     read: list[int] = []
 
     class Noting(Drawn):
-        def write_into(
-            self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
-        ) -> None:
+        def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
             read.extend(indices.tolist())
             super().write_into(rows, indices, epoch)
 
     done, state = _interrupt(30)
-    loader = MicroBatchLoader(
-        Noting(), LoaderOptions(batch_size=BATCH, worker_kind="inline", seed=9), shuffle=True
-    )
+    options = LoaderOptions(batch_size=BATCH, worker_kind="inline", seed=9)
+    loader = MicroBatchLoader(Noting(), options, shuffle=True)
     loader.load_state_dict(state)
     next(iter(loader))
     assert not set(read) & {index for index, _ in done}
@@ -197,19 +186,13 @@ def test_another_order_is_refused_inside_an_epoch(change: dict[str, Any], messag
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"epoch": -1},
-        {"position": "3"},
-        {"seed": 1.0},
-        {"shuffle": 1},
-        {"more": 1},
-        {"position": LENGTH + 1},
-    ],
+    [{"epoch": -1}, {"position": "3"}, {"seed": 1.0}, {"shuffle": 1}, {"position": LENGTH + 1}],
     ids=str,
 )
 def test_a_state_that_is_none_is_refused(change: dict[str, Any]) -> None:
     _, state = _interrupt(5)
     with pytest.raises(StoreError, match="state in the checkpoint is not one that lit_data wrote"):
         _loader().load_state_dict(state | change)
-    with pytest.raises(StoreError, match="not one that lit_data wrote"):
-        _loader().load_state_dict({})
+    for other in ({}, 3, [], None):
+        with pytest.raises(StoreError, match="not one that lit_data wrote"):
+            _loader().load_state_dict(other)  # type: ignore[arg-type]

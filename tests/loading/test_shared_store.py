@@ -1,7 +1,6 @@
 """Worker processes that read a whole decoded store hold one copy of it together."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from lit_data.io.images.options import ReadOptions
 from lit_data.io.store.store import DecodedStore
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.types import FieldSpec
+from tests.loading.rows import FORK, Indices, Rows
 
 IMAGES, SIDE_PX = 16, 2048  # 201 MB with three channels
 WORKERS = 3
@@ -25,39 +25,26 @@ pytestmark = [
 ]
 
 
-class WholeStore:
+class WholeStore(Indices):
     """For each sample every pixel is read."""
 
-    fields: Mapping[str, FieldSpec] = {
-        "sum": FieldSpec((), "int64"),
-        "process": FieldSpec((), "int64"),
-    }
-
     def __init__(self, store: DecodedStore) -> None:
+        number = FieldSpec((), "int64")
+        super().__init__(4 * WORKERS, sum=number, process=number)
         self.store = store
 
-    def __len__(self) -> int:
-        return 4 * WORKERS
-
-    def write_into(
-        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
-    ) -> None:
+    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+        super().write_into(rows, indices, epoch)
         rows["process"][:] = os.getpid()
-        rows["sum"][:] = sum(
-            int(self.store[number].sum(dtype=np.int64)) for number in range(IMAGES)
-        )
+        images = (self.store[number] for number in range(IMAGES))
+        rows["sum"][:] = sum(int(image.sum(dtype=np.int64)) for image in images)
 
 
 def test_the_pixels_are_in_memory_once(tmp_path: Path) -> None:
     store, total = _build(tmp_path)
     before_bytes = _measure_pss_bytes(tmp_path)
-    options = LoaderOptions(
-        batch_size=WORKERS,
-        micro_batch_size=1,
-        worker_kind="process",
-        num_workers=WORKERS,
-        start_method="fork",
-    )
+    workers: Any = FORK | {"num_workers": WORKERS}
+    options = LoaderOptions(batch_size=WORKERS, micro_batch_size=1, **workers)
     loader = MicroBatchLoader(WholeStore(store), options, shuffle=True)
     try:
         readers: set[int] = set()
@@ -83,9 +70,8 @@ def _build(folder: Path) -> tuple[DecodedStore, int]:
         np.save(folder / f"{number:02}.npy", image)
         sources.append(ImageSource((str(folder / f"{number:02}.npy"),)))
         total += int(image[0, 0, 0]) * image.size
-    store = DecodedStore.build(
-        sources, folder / "store", decoder=ImageDecoder(ReadOptions()), progress=False
-    )
+    decoder = ImageDecoder(ReadOptions())
+    store = DecodedStore.build(sources, folder / "store", decoder=decoder, progress=False)
     assert store.nbytes == IMAGES * SIDE_PX * SIDE_PX * 3
     return store, total
 
@@ -96,12 +82,10 @@ def _measure_pss_bytes(folder: Path) -> int:
     Of files only those of a folder count: the share in a library falls with each other program that
     loads it.
     """
-    main = psutil.Process()
-    maps = [
-        part for process in (main, *main.children(recursive=True)) for part in process.memory_maps()
-    ]
-    return sum(
-        part.pss
-        for part in maps
-        if folder in Path(part.path).parents or not Path(part.path).is_file()
-    )
+    main, pss_bytes = psutil.Process(), 0
+    for process in (main, *main.children(recursive=True)):
+        for part in process.memory_maps():
+            path = Path(part.path)
+            if folder in path.parents or not path.is_file():
+                pss_bytes += part.pss
+    return pss_bytes

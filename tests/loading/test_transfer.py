@@ -58,19 +58,12 @@ def test_what_has_a_method_to_is_moved_without_a_wait_where_that_can_be_said(
 
 def test_what_hooks_add_is_moved_inside_containers_too() -> None:
     packed = torch.nn.utils.rnn.pack_sequence([torch.ones(2, 1)])
-    added = {
-        "all": [torch.ones(1), {"plan": _Plan(torch.ones(2)), "name": "a"}],
-        "packed": packed,
-        "none": None,
-    }
+    inner = {"plan": _Plan(torch.ones(2)), "name": "a"}
+    added = {"all": [torch.ones(1), inner], "packed": packed, "none": None}
     moved = finish_transfer(StagedBatch(added), META)
-    assert (
-        moved["all"][0].device
-        == moved["all"][1]["plan"].values.device
-        == moved["packed"].data.device
-        == META
-    )
-    assert (moved["all"][1]["name"], moved["none"]) == ("a", None)
+    tensor, inside = moved["all"]
+    assert tensor.device == inside["plan"].values.device == moved["packed"].data.device == META
+    assert (inside["name"], moved["none"]) == ("a", None)
     assert added["all"][0].device.type == "cpu"
 
 
@@ -116,10 +109,8 @@ class _Images:
         return 200
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {
-            "image": torch.full((3, 64, 64), index % 251, dtype=torch.uint8),
-            "index": torch.tensor(index),
-        }
+        image = torch.full((3, 64, 64), index % 251, dtype=torch.uint8)
+        return {"image": image, "index": torch.tensor(index)}
 
 
 @pytest.mark.gpu
@@ -138,24 +129,18 @@ def test_copies_on_the_side_stream_hold_what_the_host_held(kind: str) -> None:
         loader.set_epoch(epoch)
         for batch in loader:
             assert all(copy.host.is_pinned() for copy in batch.copies.values())
+            # The next copies lie behind this, so that reuse too early would show.
             side: Any = loader.side_stream.stream
-            with torch.cuda.stream(
-                side
-            ):  # the next copies lie behind this, so that reuse too early would show
+            with torch.cuda.stream(side):
                 busy = (busy @ busy).clamp(-1, 1)
             moved = finish_transfer(batch, device)
             del batch
-            seen.append(
-                (
-                    moved["image"].to(torch.int64).amax((1, 2, 3)),
-                    moved["image"].amin((1, 2, 3)),
-                    moved["index"],
-                )
-            )
+            images = moved["image"].long()
+            seen.append((images.amax((1, 2, 3)), images.amin((1, 2, 3)), moved["index"]))
     loader.close()
     for most, least, index in seen:
         assert torch.equal(most, index % 251)
-        assert torch.equal(least.long(), index % 251)
+        assert torch.equal(least, index % 251)
 
 
 @pytest.mark.gpu

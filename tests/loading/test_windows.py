@@ -51,9 +51,8 @@ def test_samples_of_a_run_stay_within_a_window() -> None:
 
 def test_epochs_and_seeds_differ() -> None:
     found = [_order().indices(0, TOTAL, epoch).tolist() for epoch in range(4)]
-    found.append(
-        EpochOrder(TOTAL, True, 4, windows=Windows(RUNS, 200)).indices(0, TOTAL, 0).tolist()
-    )
+    other = EpochOrder(TOTAL, True, 4, windows=Windows(RUNS, 200))
+    found.append(other.indices(0, TOTAL, 0).tolist())
     assert len({tuple(order) for order in found}) == 5
     assert len({int(_run_of(np.array(order[:1]))[0]) for order in found}) > 1
 
@@ -76,13 +75,8 @@ class Numbers(Dataset[torch.Tensor]):
 
 
 def _loader(dataset: Any = None, **options: Any) -> MicroBatchLoader:
-    given = {
-        "batch_size": 8,
-        "num_workers": 0,
-        "seed": 3,
-        "locality": "image",
-        "window_bytes": 200,
-    } | options
+    windows = {"locality": "image", "window_bytes": 200}
+    given: dict[str, Any] = {"batch_size": 8, "num_workers": 0, "seed": 3} | windows | options
     return MicroBatchLoader(dataset or Numbers(), LoaderOptions(**given), shuffle=True)
 
 
@@ -109,9 +103,8 @@ def test_another_order_is_refused_inside_an_epoch() -> None:
 
 
 def test_a_dataset_that_says_nothing_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="TensorDataset does not say which of its samples lie together"
-    ):
+    text = "TensorDataset does not say which of its samples lie together"
+    with pytest.raises(ConfigError, match=text):
         _loader(torch.utils.data.TensorDataset(torch.arange(9)))
 
 
@@ -119,14 +112,10 @@ def test_patches_of_an_image_come_close_to_each_other(tmp_path: Path) -> None:
     close = LoaderOptions(locality="image", window_bytes=2 * 3 * 192 * 256)
 
     def run(loader: LoaderOptions = close, **options: Any) -> list[int]:
+        places = {"cache_dir": str(tmp_path), "samples": {"count": 24}, "patch_px": 64}
         loader = replace(loader, batch_size=8, num_workers=0)
-        data = InspectionDataModule(
-            samples={"count": 24},
-            patch_px=64,
-            loader=loader,
-            cache_dir=str(tmp_path),
-            sampling=SamplingOptions(**options),
-        )
+        sampling = SamplingOptions(**options)
+        data = InspectionDataModule(**places, loader=loader, sampling=sampling)
         data.prepare_data()
         data.setup("fit")
         return torch.cat([batch["image_index"] for batch in data.train_dataloader()]).tolist()

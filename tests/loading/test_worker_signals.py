@@ -7,15 +7,14 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.types import FieldSpec
+from tests.loading.rows import FORK, Indices, Rows
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -26,13 +25,12 @@ _PROGRAM = """
     from lit_data.types import FieldSpec
 
     class Pids:
-        fields = {"index": FieldSpec((), "int64"), "pid": FieldSpec((), "int64")}
+        fields = {"pid": FieldSpec((), "int64")}
 
         def __len__(self):
             return 64
 
         def write_into(self, rows, indices, epoch):
-            rows["index"][:] = indices
             rows["pid"][:] = os.getpid()
 
     if __name__ == "__main__":
@@ -76,32 +74,58 @@ _EXITING = """
     loader = MicroBatchLoader(Slow(), options)
     next(iter(loader))
 """
+_DYING = """
+    import os, signal, time
+    from lit_data.errors import WorkerDiedError
+    from lit_data.loading import LoaderOptions, MicroBatchLoader
+    from lit_data.types import FieldSpec
+
+    class Numbers:
+        fields = {"index": FieldSpec((), "int64")}
+        dies = False
+
+        def __len__(self):
+            return 64
+
+        def write_into(self, rows, indices, epoch):
+            if self.dies and 31 in indices:
+                os._exit(0)
+
+    def read(dataset):
+        options = LoaderOptions(
+            batch_size=16, worker_kind="process", num_workers=2, start_method="fork"
+        )
+        return sum(len(batch["index"]) for batch in MicroBatchLoader(dataset, options))
+
+    before = signal.getsignal(signal.SIGCHLD)
+    numbers = Numbers()
+    assert read(numbers) == 64
+    signal.signal(signal.SIGCHLD, before)  # as a Trainer does at its end
+    numbers.dies = True
+    began_s = time.monotonic()
+    try:
+        read(numbers)
+    except WorkerDiedError:
+        print(time.monotonic() - began_s < 4)  # torch alone looks every 5 s
+"""
 
 
-class Waiting:
+class Waiting(Indices):
     """Sample 31 does not return; the first batch does not hold it."""
 
-    fields: Mapping[str, FieldSpec] = {"index": FieldSpec((), "int64")}
-
     def __init__(self, seconds_s: float) -> None:
+        super().__init__()
         self.seconds_s = seconds_s
 
-    def __len__(self) -> int:
-        return 64
-
-    def write_into(
-        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
-    ) -> None:
-        rows["index"][:] = indices
+    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+        super().write_into(rows, indices, epoch)
         if 31 in indices:
             time.sleep(self.seconds_s)
 
 
 @pytest.fixture
 def loader(request: pytest.FixtureRequest) -> Iterator[MicroBatchLoader]:
-    options = LoaderOptions(
-        batch_size=16, micro_batch_size=4, num_workers=2, worker_kind="process", start_method="fork"
-    )
+    options = LoaderOptions(batch_size=16, micro_batch_size=4, **FORK)  # type: ignore[arg-type]
     loader = MicroBatchLoader(Waiting(request.param), options)
     yield loader
     loader.close()
@@ -110,12 +134,8 @@ def loader(request: pytest.FixtureRequest) -> Iterator[MicroBatchLoader]:
 def test_workers_ignore_what_is_sent_to_the_process_group() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(_PROGRAM)],
-        capture_output=True,
-        text=True,
-        timeout=40,
-        start_new_session=True,
-        check=True,
-    )
+        capture_output=True, text=True, timeout=40, start_new_session=True, check=True,
+    )  # fmt: skip
     assert (done.stdout, done.stderr) == ("True 2 True\n", "")
 
 
@@ -148,9 +168,8 @@ def test_close_ends_workers_whatever_they_do(loader: MicroBatchLoader, stopped: 
     loader.close()
     assert time.monotonic() - started_s < 4  # torch alone gives each of them 5 s
     assert not any(worker.is_alive() for worker in workers)
-    assert [worker.exitcode == -signal.SIGKILL for worker in workers] == [
-        stopped
-    ] * 2  # others end when they are told
+    # Others end when they are told.
+    assert [worker.exitcode == -signal.SIGKILL for worker in workers] == [stopped] * 2
     assert multiprocessing.active_children() == []
 
 
@@ -168,33 +187,5 @@ def test_a_hanging_worker_ignores_sigterm_until_the_loader_closes(loader: MicroB
 
 
 def test_a_trainer_that_puts_old_handlers_back_does_not_make_us_deaf() -> None:
-    code = (
-        "import os, signal, numpy as np\n"
-        "from lit_data.errors import WorkerDiedError\n"
-        "from lit_data.loading import LoaderOptions, MicroBatchLoader\n"
-        "from lit_data.types import FieldSpec\n"
-        "class Numbers:\n"
-        "    fields = {'index': FieldSpec((), 'int64')}\n"
-        "    dies = False\n"
-        "    def __len__(self): return 64\n"
-        "    def write_into(self, rows, indices, epoch):\n"
-        "        rows['index'][:] = indices\n"
-        "        if self.dies and 31 in indices: os._exit(0)\n"
-        "def read(dataset):\n"
-        "    options = LoaderOptions(batch_size=16, worker_kind='process', num_workers=2, start_method='fork')\n"
-        "    return sum(len(batch['index']) for batch in MicroBatchLoader(dataset, options))\n"
-        "before = signal.getsignal(signal.SIGCHLD)\n"
-        "numbers = Numbers()\n"
-        "assert read(numbers) == 64\n"
-        "signal.signal(signal.SIGCHLD, before)  # as a Trainer does at its end\n"
-        "numbers.dies = True\n"
-        "import time; began = time.monotonic()\n"
-        "try:\n"
-        "    read(numbers)\n"
-        "except WorkerDiedError:\n"
-        "    print(time.monotonic() - began < 4)\n"  # torch alone looks every 5 s
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.strip() == "True"
+    words = [sys.executable, "-c", textwrap.dedent(_DYING)]
+    assert subprocess.check_output(words, text=True, timeout=60) == "True\n"

@@ -13,59 +13,29 @@ from lit_data.modules.scored import Confusion
 
 
 def test_summary_is_flat_and_ordered(tmp_path: Path) -> None:
-    path = write_summary(
-        tmp_path,
-        "fit",
-        "stripe",
-        {"test/b": 0.5, "seconds": 2.0, "samples_sha256": "ab", "test/a": 1, "val/c": "x"},
-    )
+    metrics = {"test/b": 0.5, "seconds": 2.0, "samples_sha256": "ab", "test/a": 1, "val/c": "x"}
+    path = write_summary(tmp_path, "fit", "stripe", metrics)
     assert path == tmp_path / "summary.json"
     values = json.loads(path.read_text(encoding="utf-8"))
     assert list(values) == [*KEYS, "test/a", "test/b", "val/c"]
-    assert values == {
-        "command": "fit",
-        "experiment": "stripe",
-        "seconds": 2.0,
-        "samples_per_s": None,
-        "data_wait_fraction": None,
-        "peak_rss_bytes": None,
-        "samples_sha256": "ab",
-        "test/a": 1,
-        "test/b": 0.5,
-        "val/c": "x",
-    }
+    given = {"command": "fit", "experiment": "stripe"} | metrics
+    assert values == dict.fromkeys(KEYS) | given
 
 
-def test_numbers_of_numpy_and_torch_become_plain_and_finite(tmp_path: Path) -> None:
+def test_any_name_is_taken_as_it_is_and_numbers_become_plain_and_finite(tmp_path: Path) -> None:
     metrics = {
-        "v/nan": math.nan,
-        "v/inf": -math.inf,
-        "v/f32": np.float32(0.5),
-        "v/i64": np.int64(7),
-        "v/tensor": torch.tensor(0.25),
-        "v/none": None,
+        "v/nan": (math.nan, None),
+        "v/inf": (-math.inf, None),
+        "v/f32": (np.float32(0.5), 0.5),
+        "val_i64": (np.int64(7), 7),
+        "val_loss/dataloader_idx_0": (torch.tensor(0.25), 0.25),
+        "Größe": (None, None),
     }
-    values = json.loads(write_summary(tmp_path, "test", "x", metrics).read_text(encoding="utf-8"))
-    assert {key: values[key] for key in metrics} == {
-        "v/nan": None,
-        "v/inf": None,
-        "v/f32": 0.5,
-        "v/i64": 7,
-        "v/tensor": 0.25,
-        "v/none": None,
+    given = {name: value for name, (value, _) in metrics.items()}
+    values = json.loads(write_summary(tmp_path, "test", "x", given).read_text(encoding="utf-8"))
+    assert {name: values[name] for name in metrics} == {
+        name: plain for name, (_, plain) in metrics.items()
     }
-
-
-def test_any_name_of_a_metric_is_taken_as_it_is(tmp_path: Path) -> None:
-    names = {
-        "val_loss": 1.0,
-        "test_BinaryF1Score": 0.5,
-        "loss": 2.0,
-        "val_loss/dataloader_idx_0": 3.0,
-        "Größe": 4.0,
-    }
-    values = json.loads(write_summary(tmp_path, "fit", "stripe", names).read_text(encoding="utf-8"))
-    assert {name: values[name] for name in names} == names
 
 
 def test_no_score_takes_the_place_of_another() -> None:
@@ -88,10 +58,8 @@ def test_failed_write_leaves_the_old_file_alone(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(
-        StoreError,
-        match=r"cannot write .*summary\.json: No space left on device\. Free the folder or set",
-    ):
+    text = r"cannot write .*summary\.json: No space left on device\. Free the folder or set"
+    with pytest.raises(StoreError, match=text):
         write_summary(tmp_path, "fit", "new", {})
     assert json.loads(path.read_text(encoding="utf-8"))["experiment"] == "old"
     assert list(tmp_path.iterdir()) == [path]

@@ -60,11 +60,8 @@ def test_people_count_epochs_from_1(epochs: int, said: list[str]) -> None:
 
     class Model(BoringModel):
         def on_train_batch_end(self, *args: object) -> None:
-            told.extend(
-                task.description.strip()
-                for task in bar.progress.tasks
-                if "Epoch" in task.description
-            )
+            texts = [task.description.strip() for task in bar.progress.tasks]
+            told.extend(text for text in texts if "Epoch" in text)
 
     bar = RunBar()
     options: dict[str, Any] = QUIET | {"enable_progress_bar": True, "callbacks": [bar]}
@@ -83,15 +80,9 @@ def test_a_small_set_is_logged_once_an_epoch(tmp_path: Path, every: int, rows: l
             return loss
 
     logger = CSVLogger(tmp_path)
-    settings = {
-        **QUIET,
-        "logger": logger,
-        "max_epochs": 2,
-        "limit_train_batches": 3,
-        "limit_val_batches": 0,
-    }
-    trainer = L.Trainer(**settings, log_every_n_steps=every, callbacks=[LogInterval()])
-    trainer.fit(Model())
+    limits = {"max_epochs": 2, "limit_train_batches": 3, "limit_val_batches": 0}
+    settings = QUIET | limits | {"logger": logger, "log_every_n_steps": every}
+    L.Trainer(**settings, callbacks=[LogInterval()]).fit(Model())
     path = Path(logger.log_dir) / "metrics.csv"
     written = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
     assert [int(row["step"]) for row in written if row.get("loss")] == rows
@@ -130,16 +121,13 @@ def test_the_end_is_one_table_and_repeats_no_sentence(
         tmp_path,
     )  # fmt: skip
     out = capsys.readouterr().out
-    rows = {
-        cells[1].strip(): [cell.strip() for cell in cells[2:-1]]
-        for line in out.splitlines()
-        if len(cells := line.split("│")) > 3
-    }
-    assert rows == {
-        "dice": ["0.84", "0.85", "0.28"],
-        "iou": ["0.5", "", ""],
-        "loss": ["0.7", "0.8", ""],
-    }
+    lines = [line.split("│")[1:-1] for line in out.splitlines() if line.count("│") > 2]
+    rows = [[cell.strip() for cell in line] for line in lines]
+    assert rows == [
+        ["dice", "0.84", "0.85", "0.28"],
+        ["iou", "0.5", "", ""],
+        ["loss", "0.7", "0.8", ""],
+    ]
     assert "61 s, 170 samples/s in training\n" in out  # DataWaitMonitor has said the rest
     assert out.endswith(f"report: {tmp_path / 'report.html'}\n")
     assert "chance" not in out

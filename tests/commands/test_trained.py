@@ -17,13 +17,8 @@ from lit_data.commands.checkpoints import look_at, read_record
 from lit_data.commands.trained import find_doubt, take_trained, warn_of_other_data
 from lit_data.errors import StoreError
 
-SMALL = [
-    "trainer=cpu",
-    "trainer.max_epochs=1",
-    "trainer.enable_progress_bar=false",
-    "report=false",
-    "trainer.log_every_n_steps=1",
-]
+SMALL = ["trainer=cpu", "trainer.max_epochs=1", "trainer.enable_progress_bar=false"]
+SMALL += ["report=false", "trainer.log_every_n_steps=1"]
 NET = ["model.net.width=2", "model.net.depth=1"]
 
 
@@ -39,30 +34,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if number % 2:
             cv2.circle(mask, (40, 30), 9, 255, -1)
         image[mask > 0] = 220
+        grey_edges = cv2.GaussianBlur(mask, (0, 0), 0.8)
         cv2.imwrite(str(folder / "set" / f"{number}.png"), image)
-        cv2.imwrite(
-            str(folder / "set" / "masks" / f"{number}.png"), cv2.GaussianBlur(mask, (0, 0), 0.8)
-        )
-    options = [
-        "data.patch_px=64",
-        "data.scale=0.9",
-        "data.near_duplicates=apart",
-        f"hydra.run.dir={folder}/runs/fit/segmentation/1",
-    ]
-    assert (
-        main(
-            [
-                "fit",
-                "+experiment=segmentation",
-                f"data.root={folder}/set",
-                *_places(folder),
-                *SMALL,
-                *NET,
-                *options,
-            ]
-        )
-        == 0
-    )
+        cv2.imwrite(str(folder / "set" / "masks" / f"{number}.png"), grey_edges)
+    options = ["data.patch_px=64", "data.scale=0.9", "data.near_duplicates=apart"]
+    options += [f"data.root={folder}/set", f"hydra.run.dir={folder}/runs/fit/segmentation/1"]
+    words = ["fit", "+experiment=segmentation", *SMALL, *NET, *options]
+    assert main([*words, *_places(folder)]) == 0
     root_log.setLevel(level)  # the command sets it for its process
     return folder
 
@@ -73,32 +51,19 @@ def _places(folder: Path) -> list[str]:
 
 def _predict(folder: Path, out: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     """Exit code of predict, what decided its predictions, and its log."""
-    run = [
-        "trainer=cpu",
-        "trainer.enable_progress_bar=false",
-        *_places(folder),
-        f"hydra.run.dir={out}",
-    ]
-    code = main(["predict", "+experiment=segmentation", *run, *words])
-    identity = out / "fingerprint.json"
-    return (
-        code,
-        json.loads(identity.read_text()) if identity.is_file() else {},
-        (out / "predict.log").read_text(),
-    )
+    run = ["trainer=cpu", "trainer.enable_progress_bar=false", f"hydra.run.dir={out}"]
+    code = main(["predict", "+experiment=segmentation", *_places(folder), *run, *words])
+    path = out / "fingerprint.json"
+    identity = json.loads(path.read_text()) if path.is_file() else {}
+    return code, identity, (out / "predict.log").read_text()
 
 
 def test_nothing_that_training_knew_is_typed_again(trained: Path, tmp_path: Path) -> None:
     code, identity, said = _predict(trained, tmp_path, f"data.root={trained}/set")
     assert code == 0
     assert (identity["model"]["net"]["width"], identity["data"]["scale"]) == (2, 0.9)
-    assert (
-        f"experiment segmentation, trained on {trained}/set, 1 epoch; val/average_precision" in said
-    )
-    assert (
-        "as it was trained: model.net.width=2, model.net.depth=1, data.patch_px=64, data.scale=0.9"
-        in said
-    )
+    assert f"trained on {trained}/set, 1 epochs; val/average_precision" in said
+    assert "as it was trained: model.net.width=2, model.net.depth=1, data.patch_px=64" in said
     assert "unlike" not in said
 
 
@@ -110,15 +75,12 @@ def test_masks_with_grey_edges_train_at_the_first_command(trained: Path) -> None
 
 
 def test_what_is_typed_stays_and_is_told(trained: Path, tmp_path: Path) -> None:
-    code, identity, said = _predict(
-        trained, tmp_path, f"data.root={trained}/set", "data.size_px=[64,96]"
-    )
+    root = f"data.root={trained}/set"
+    code, identity, said = _predict(trained, tmp_path, root, "data.size_px=[64,96]")
     assert code == 0
     assert (identity["data"]["size_px"], identity["data"]["scale"]) == ([64, 96], None)
     assert "was trained with data.patch_px=64, data.scale=0.9: what is found may be worse" in said
-    assert (
-        _predict(trained, tmp_path / "net", f"data.root={trained}/set", "model.net.width=4")[0] == 4
-    )
+    assert _predict(trained, tmp_path / "net", root, "model.net.width=4")[0] == 4
 
 
 def test_a_run_is_chosen_by_its_folder(
@@ -145,13 +107,9 @@ def test_images_of_another_kind_are_told(trained: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_near_chance_gives_no_verdicts(trained: Path, tmp_path: Path) -> None:
-    checkpoint = trained / "runs/fit/segmentation/1/checkpoints/best.ckpt"
-    content = torch.load(checkpoint, weights_only=True)
-    content["lit_data"]["scores"] = {"val/image_auroc": 0.5}
-    torch.save(content, tmp_path / "weak.ckpt")
-    code, _, said = _predict(
-        trained, tmp_path / "out", f"data.root={trained}/set", f"ckpt={tmp_path}/weak.ckpt"
-    )
+    weak = _change_record(trained, tmp_path, scores={"val/image_auroc": 0.5})
+    words = [f"data.root={trained}/set", f"ckpt={weak}"]
+    code, _, said = _predict(trained, tmp_path / "out", *words)
     assert code == 0
     assert (
         "val/image_auroc of the model is 0.5, which is no better than chance: verdicts are unsure"
@@ -159,6 +117,15 @@ def test_a_model_near_chance_gives_no_verdicts(trained: Path, tmp_path: Path) ->
     )
     rows = (tmp_path / "out" / "images.csv").read_text().splitlines()[1:]
     assert {row.split(",")[3] for row in rows} == {"unsure"}
+
+
+def _change_record(trained: Path, folder: Path, **changes: Any) -> Path:
+    """A checkpoint that says something else of its training."""
+    best = trained / "runs/fit/segmentation/1/checkpoints/best.ckpt"
+    content = torch.load(best, weights_only=True)
+    content["lit_data"] |= changes
+    torch.save(content, folder / "changed.ckpt")
+    return folder / "changed.ckpt"
 
 
 @pytest.mark.parametrize(
@@ -173,43 +140,28 @@ def test_a_model_near_chance_gives_no_verdicts(trained: Path, tmp_path: Path) ->
     ],
 )
 def test_a_hostile_record_is_refused(trained: Path, tmp_path: Path, change: dict[str, Any]) -> None:
-    content = torch.load(
-        trained / "runs/fit/segmentation/1/checkpoints/best.ckpt", weights_only=True
-    )
-    content["lit_data"] |= change
-    torch.save(content, tmp_path / "bad.ckpt")
+    path = _change_record(trained, tmp_path, **change)
     with pytest.raises(StoreError, match="what it says of its training cannot be read"):
-        read_record(tmp_path / "bad.ckpt")
+        read_record(path)
 
 
 def test_classes_of_a_foreign_record_are_not_built(
     trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    content = torch.load(
-        trained / "runs/fit/segmentation/1/checkpoints/best.ckpt", weights_only=True
-    )
-    content["lit_data"]["model"]["loss"] = {"_target_": "lightning.pytorch.loggers.CSVLogger"}
-    torch.save(content, tmp_path / "foreign.ckpt")
+    target = "lightning.pytorch.loggers.CSVLogger"
+    record: Any = read_record(trained / "runs/fit/segmentation/1/checkpoints/best.ckpt")
+    model = record["model"] | {"loss": {"_target_": target}}
     cfg = _configuration()
-    take_trained(cfg, tmp_path / "foreign.ckpt")
+    take_trained(cfg, _change_record(trained, tmp_path, model=model))
     assert cfg.model.net.width == 16
-    assert (
-        "was trained with lightning.pytorch.loggers.CSVLogger: name it with model._target_"
-        in caplog.text
-    )
+    assert f"was trained with {target}: name it with model._target_" in caplog.text
 
 
 def _configuration() -> DictConfig:
-    model = {
-        "_target_": "lit_data.modules.SegmentationModule",
-        "net": {"_target_": "lit_data.modules.UNet", "width": 16},
-    }
-    data = {
-        "_target_": "lit_data.datamodules.InspectionDataModule",
-        "read": {"alpha": "opaque"},
-        "scale": None,
-    }
-    return OmegaConf.create({"model": model, "data": data})
+    net = {"_target_": "lit_data.modules.UNet", "width": 16}
+    model = {"_target_": "lit_data.modules.SegmentationModule", "net": net}
+    data = {"_target_": "lit_data.datamodules.InspectionDataModule", "scale": None}
+    return OmegaConf.create({"model": model, "data": data | {"read": {"alpha": "opaque"}}})
 
 
 def test_a_checkpoint_of_another_program_changes_nothing(tmp_path: Path) -> None:
@@ -247,14 +199,9 @@ def test_classes_come_from_the_data_and_go_into_the_checkpoint(tmp_path: Path) -
             image = rng.integers(60 * place, 60 * place + 50, (40, 40), dtype=np.uint8)
             cv2.imwrite(str(tmp_path / "set" / kind / f"{kind}{number}.png"), image)
     run = tmp_path / "run"
-    words = [
-        f"data.root={tmp_path}/set",
-        *_places(tmp_path),
-        "data.size_px=32",
-        "data.near_duplicates=apart",
-    ]
-    net = ["model.net.width=4", "model.net.depth=2", f"hydra.run.dir={run}"]
-    assert main(["fit", "+experiment=classification", *words, *SMALL, *net]) == 0
+    words = [f"data.root={tmp_path}/set", "data.size_px=32", "data.near_duplicates=apart"]
+    words += ["model.net.width=4", "model.net.depth=2", f"hydra.run.dir={run}", *SMALL]
+    assert main(["fit", "+experiment=classification", *words, *_places(tmp_path)]) == 0
     record = read_record(run / "checkpoints/best.ckpt")
     assert record is not None
     assert record["data"]["classes"] == record["model"]["classes"] == ["good", "dent", "hole"]
@@ -262,15 +209,8 @@ def test_classes_come_from_the_data_and_go_into_the_checkpoint(tmp_path: Path) -
     assert module.classes == ("good", "dent", "hole")
     (tmp_path / "new").mkdir()
     cv2.imwrite(str(tmp_path / "new" / "1.png"), np.full((40, 40), 20, np.uint8))
-    out = [
-        "trainer=cpu",
-        *_places(tmp_path),
-        f"data.root={tmp_path}/new",
-        f"hydra.run.dir={tmp_path}/out",
-    ]
-    assert main(["predict", "+experiment=classification", *out, f"run={run}"]) == 0
-    assert (tmp_path / "out" / "labels.csv").read_text().splitlines()[1].split(",")[1] in (
-        "good",
-        "dent",
-        "hole",
-    )
+    words = ["trainer=cpu", f"data.root={tmp_path}/new", f"hydra.run.dir={tmp_path}/out"]
+    words += [f"run={run}", *_places(tmp_path)]
+    assert main(["predict", "+experiment=classification", *words]) == 0
+    row = (tmp_path / "out" / "labels.csv").read_text().splitlines()[1]
+    assert row.split(",")[1] in module.classes

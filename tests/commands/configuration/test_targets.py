@@ -12,13 +12,8 @@ from lit_data.commands.configuration.targets import instantiate
 from lit_data.errors import ConfigError, DataError
 from lit_data.grid import PatchGrid
 
-GRID = {
-    "_target_": "lit_data.grid.PatchGrid",
-    "heights_px": 976,
-    "widths_px": 176,
-    "patch_px": 128,
-    "stride_px": 112,
-}
+SIZES = {"heights_px": 976, "widths_px": 176, "patch_px": 128, "stride_px": 112}
+GRID: dict[str, Any] = {"_target_": "lit_data.grid.PatchGrid", **SIZES}
 
 HOSTILE_NAMES = [
     # run programs or Python text
@@ -131,12 +126,9 @@ def test_target_behind_an_interpolation_is_refused(cfg: dict[str, Any]) -> None:
 
 
 def test_refusal_names_key_target_and_what_is_allowed() -> None:
-    with pytest.raises(ConfigError) as caught:
+    text = r"^'a\.b\[0\]\._target_' is 'os\.system', .* what lies below .*--package NAME\.$"
+    with pytest.raises(ConfigError, match=text):
         check_targets(OmegaConf.create({"a": {"b": [{"_target_": "os.system"}]}}))
-    assert str(caught.value).startswith(
-        "'a.b[0]._target_' is 'os.system', which is not allowed. Allowed is what lies below"
-    )
-    assert str(caught.value).endswith("--package NAME.")
 
 
 @pytest.mark.parametrize(
@@ -160,9 +152,8 @@ def test_refusal_names_key_target_and_what_is_allowed() -> None:
     ],
 )
 def test_alias_is_refused_and_not_called(target: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"is another name of|is really|neither a class nor a function"
-    ):
+    text = r"is another name of|is really|neither a class nor a function"
+    with pytest.raises(ConfigError, match=text):
         instantiate({"_target_": target})
 
 
@@ -209,13 +200,9 @@ def test_private_names_and_loaders_of_models_are_refused_before_import(target: s
 
 
 def test_text_that_looks_like_an_interpolation_stays_text() -> None:
-    node = OmegaConf.create(
-        {
-            "_target_": "lightning.pytorch.callbacks.ModelCheckpoint",
-            "filename": r"\${oc.create:'{_target_: os.system}'}",
-        }
-    )
-    assert instantiate(node).filename == "${oc.create:'{_target_: os.system}'}"
+    target, text = "lightning.pytorch.callbacks.ModelCheckpoint", "${oc.create:'{_target_: a.b}'}"
+    node = OmegaConf.create({"_target_": target, "filename": f"\\{text}"})
+    assert instantiate(node).filename == text
 
 
 def test_hydra_names_are_allowed_below_hydra_alone() -> None:
@@ -230,15 +217,11 @@ def test_hydra_names_are_allowed_below_hydra_alone() -> None:
 @pytest.mark.parametrize(
     "target",
     [
-        "torch.optim.Adam",
         "torch.optim.lr_scheduler.CosineAnnealingLR",
         "torch.nn.Conv2d",
         "torchmetrics.classification.BinaryAveragePrecision",
         "lightning.pytorch.Trainer",
-        "lightning.pytorch.callbacks.ModelCheckpoint",
         "lightning.pytorch.loggers.CSVLogger",
-        "lightning.pytorch.profilers.SimpleProfiler",
-        "lightning.pytorch.strategies.DDPStrategy",
         "lightning.pytorch.plugins.environments.LightningEnvironment",
         "kornia.augmentation.RandomHorizontalFlip",
     ],
@@ -252,74 +235,51 @@ def test_allowed_class_is_found_under_its_own_name(target: str) -> None:
 
 
 def test_instantiate_builds_nested_nodes_and_hands_out_plain_data() -> None:
-    cfg = OmegaConf.create(
-        {
-            "size": 176,
-            "node": {"first": [{**GRID, "widths_px": "${size}"}], "rest": {"a": [1, "x"]}},
-        }
-    )
-    made = instantiate(cfg.node)
+    node = {"first": [GRID | {"widths_px": "${size}"}], "rest": {"a": [1, "x"]}}
+    made = instantiate(OmegaConf.create({"size": 176, "node": node}).node)
     assert isinstance(made["first"][0], PatchGrid)
     assert made["rest"] == {"a": [1, "x"]}
     assert type(made) is dict
     assert type(made["rest"]["a"]) is list
-
-
-def test_instantiate_takes_further_arguments() -> None:
-    node = {key: value for key, value in GRID.items() if key not in ("stride_px", "patch_px")}
-    assert len(instantiate(OmegaConf.create(node), patch_px=128, stride_px=112)) == len(
-        instantiate(GRID)
-    )
-
-
-def test_instantiate_of_none_is_none() -> None:
     assert instantiate(None) is None
 
 
-def test_partial_binds_arguments() -> None:
-    made = instantiate({**GRID, "_partial_": True})
+def test_instantiate_takes_further_arguments_and_binds_them() -> None:
+    node = {key: GRID[key] for key in ("_target_", "heights_px", "widths_px")}
+    whole = instantiate(OmegaConf.create(node), patch_px=128, stride_px=112)
+    assert len(whole) == len(instantiate(GRID))
+    made = instantiate(GRID | {"_partial_": True})
     assert made.func is PatchGrid
-    assert made.keywords == {key: value for key, value in GRID.items() if key != "_target_"}
+    assert made.keywords == SIZES
 
 
 @pytest.mark.parametrize(
-    ("node", "message"),
+    ("changes", "message"),
     [
         (
-            {**GRID, "strid_px": 3},
-            r"^unknown key 'grid\.strid_px': PatchGrid has no such argument\. Did you mean 'grid\.stride_px'\?$",
+            {"strid_px": 3},
+            r"^unknown key 'grid\.strid_px': PatchGrid has no .*'grid\.stride_px'\?$",
         ),
-        ({**GRID, "zzz": 3}, r"^unknown key 'grid\.zzz': PatchGrid has no such argument\.$"),
-        (
-            {"_target_": "lit_data.grid.PatchGrid"},
-            r"^'grid': PatchGrid: missing a required argument: 'heights_px'\.$",
-        ),
-        ({**GRID, "_args_": "xy"}, r"^'grid\._args_' is 'xy'; it must be a list\.$"),
-        ({**GRID, "_partial_": "yes"}, r"^'grid\._partial_' is 'yes'; it must be true or false\.$"),
-        ({**GRID, "_convert_": "all"}, r"^'grid\._convert_' is not known"),
-        ({**GRID, "_recursive_": False}, r"^'grid\._recursive_' is not known"),
-        (
-            {"_target_": "lit_data.grid.PatchGird"},
-            r"there is no 'lit_data\.grid\.PatchGird'\. Did you mean 'PatchGrid'\?$",
-        ),
-        (
-            {"_target_": "lit_data.gird.PatchGrid"},
-            r"there is no 'lit_data\.gird'\. Did you mean 'grid'\?$",
-        ),
-        (
-            {"_target_": "lightning.pytorch.Trainer", "accelerator": "gpx"},
-            r"^'grid': Trainer refuses its arguments: .*gpx",
-        ),
+        ({"zzz": 3}, r"^unknown key 'grid\.zzz': PatchGrid has no such argument\.$"),
+        ({"_args_": "xy"}, r"^'grid\._args_' is 'xy'; it must be a list\.$"),
+        ({"_partial_": "yes"}, r"^'grid\._partial_' is 'yes'; it must be true or false\.$"),
+        ({"_convert_": "all"}, r"^'grid\._convert_' is not known"),
+        ({"_recursive_": False}, r"^'grid\._recursive_' is not known"),
+        ({"_target_": "lit_data.grid.PatchGird"}, r"PatchGird'\. Did you mean 'PatchGrid'\?$"),
+        ({"_target_": "lit_data.gird.PatchGrid"}, r"'lit_data\.gird'\. Did you mean 'grid'\?$"),
+        ({"patch_px": "${nowhere}"}, "Interpolation key 'nowhere' not found"),
     ],
 )
-def test_instantiate_names_what_is_wrong(node: dict[str, object], message: str) -> None:
+def test_instantiate_names_what_is_wrong(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        instantiate(OmegaConf.create({"grid": node}).grid)
+        instantiate(OmegaConf.create({"grid": GRID | changes}).grid)
 
 
-def test_unresolvable_node_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="Interpolation key 'nowhere' not found"):
-        instantiate(OmegaConf.create({"grid": {**GRID, "patch_px": "${nowhere}"}}).grid)
+def test_arguments_that_a_class_refuses_are_named() -> None:
+    with pytest.raises(ConfigError, match="PatchGrid: missing a required argument: 'heights_px'"):
+        instantiate({"_target_": "lit_data.grid.PatchGrid"})
+    with pytest.raises(ConfigError, match=r"Trainer refuses its arguments: .*gpx"):
+        instantiate({"_target_": "lightning.pytorch.Trainer", "accelerator": "gpx"})
 
 
 @pytest.fixture
@@ -359,11 +319,9 @@ def test_errors_of_constructors_pass_through() -> None:
             instantiate({"_target_": "own_targets.divide"})
         with pytest.raises(ConfigError, match="needs the package 'package_that_nobody_has'"):
             instantiate({"_target_": "own_needy.Model"})
-    with (
-        allow_packages(["package_that_nobody_has"]),
-        pytest.raises(ConfigError, match=r"Is it installed\?$"),
-    ):
-        instantiate({"_target_": "package_that_nobody_has.Model"})
+    name = "package_that_nobody_has"
+    with allow_packages([name]), pytest.raises(ConfigError, match=r"Is it installed\?$"):
+        instantiate({"_target_": f"{name}.Model"})
 
 
 @pytest.mark.parametrize("name", ["", ".", "a b", "../x", "os.", "__main__"])

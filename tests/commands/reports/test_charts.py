@@ -6,31 +6,21 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
-from lit_data.commands.reports.curves import (
-    COLOURS,
-    AxisRange,
-    Chart,
-    ChartLine,
-    ChartOf,
-    Series,
-    clip_line,
-    cut_final_score,
-    draw_chart,
-    find_chart,
-    read_log,
-    thin,
-)
+from lit_data.commands.reports import curves
+from lit_data.commands.reports.curves import COLOURS, AxisRange, Chart, ChartLine, ChartOf, Series
 from lit_data.commands.result import find_direction, format_value
 from tests.commands.reports.folders import CSV, make_run
 
 SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 
 
-def make_line(values: list[float], *, name: str = "val/dice", look: int = 0) -> ChartLine:
-    steps = np.arange(len(values))
-    return ChartLine(
-        name, "val", Series(steps, np.zeros_like(steps), np.array(values, np.float64)), look
-    )
+def make_line(values: list[float], *, name: str = "val/dice") -> ChartLine:
+    return ChartLine(name, "val", make_series(values), 0)
+
+
+def make_series(values: list[float]) -> Series:
+    count = len(values)
+    return Series(np.arange(count), np.zeros(count, int), np.array(values, np.float64))
 
 
 def read_svg(chart: Chart) -> ElementTree.Element:
@@ -43,13 +33,10 @@ def read_paths(chart: Chart, colour: int, property_: str = "stroke") -> list[str
     """Paths that are drawn in the colour of a line; some are defined first and used by their name."""
     svg, wanted = read_svg(chart), f"{property_}: {COLOURS[colour]}"
     defined = {path.get("id"): path.get("d", "") for path in svg.iter(f"{SVG}path")}
-    used = [
-        use.attrib[f"{LINK}href"][1:]
-        for use in svg.iter(f"{SVG}use")
-        if wanted in use.get("style", "")
-    ]
-    own = [path.get("d", "") for path in svg.iter(f"{SVG}path") if wanted in path.get("style", "")]
-    return own + [defined[name] for name in used]
+    paths = [path for path in svg.iter(f"{SVG}path") if wanted in path.get("style", "")]
+    uses = [use for use in svg.iter(f"{SVG}use") if wanted in use.get("style", "")]
+    names = [use.attrib[f"{LINK}href"][1:] for use in uses]
+    return [path.get("d", "") for path in paths] + [defined[name] for name in names]
 
 
 def read_points(path: str) -> np.ndarray:
@@ -57,7 +44,9 @@ def read_points(path: str) -> np.ndarray:
 
 
 def test_curve_fills_the_frame_and_breaks_at_gaps() -> None:
-    (path,) = read_paths(draw_chart("dice", [make_line([0.0, 1.0, np.nan, 0.5, np.inf, 0.25])]), 0)
+    (path,) = read_paths(
+        curves.draw_chart("dice", [make_line([0.0, 1.0, np.nan, 0.5, np.inf, 0.25])]), 0
+    )
     assert path.count("M") == 3
     assert path.count("L") == 1
     x, y = read_points(path).T
@@ -68,30 +57,17 @@ def test_curve_fills_the_frame_and_breaks_at_gaps() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [
-        [np.nan, np.nan],
-        [5.0, 5.0],
-        [0.0],
-        [1e308, -1e308],
-        [1e-300, 1e-299],
-        [1e15, 1e15 + 1],
-        [-1e-9, 1e-9, np.inf],
-    ],
+    [[np.nan, np.nan], [5.0, 5.0], [0.0], [1e308, -1e308], [1e-300, 1e-299], [1e15, 1e15 + 1]],
 )
 def test_any_numbers_give_a_chart(values: list[float]) -> None:
-    chart = draw_chart("dice", [make_line(values)])
-    assert not re.search(
-        r"\b(nan|inf)\b", " ".join(p for n in range(len(COLOURS)) for p in read_paths(chart, n))
-    )
+    chart = curves.draw_chart("dice", [make_line(values)])
+    paths = [path for colour in range(len(COLOURS)) for path in read_paths(chart, colour)]
+    assert not re.search(r"\b(nan|inf)\b", " ".join(paths))
     assert ("no number" in chart.lines[0].end) == (not np.isfinite(values).any())
 
 
-def test_a_loss_that_ends_in_nan_is_named_so() -> None:
-    assert make_line([3.0, 2.5, np.nan]).end == "2.5, then not a number"
-
-
 def test_a_wide_range_is_logarithmic_and_says_so() -> None:
-    chart = draw_chart("loss", [make_line([1000.0, 10.0, 0.1])])
+    chart = curves.draw_chart("loss", [make_line([1000.0, 10.0, 0.1])])
     assert chart.unit == "logarithmic"
     (path,) = read_paths(chart, 0)
     y = read_points(path)[:, 1]
@@ -100,24 +76,16 @@ def test_a_wide_range_is_logarithmic_and_says_so() -> None:
 
 def test_what_is_not_positive_has_no_place_on_a_logarithmic_axis() -> None:
     values = np.array([1.0, 0.0, -3.0, np.nan, np.inf])
-    assert np.isnan(clip_line(values, AxisRange(1e-3, 1e3, is_log=True))).tolist() == [
-        False,
-        True,
-        True,
-        True,
-        True,
-    ]
-    assert np.isnan(clip_line(values, AxisRange(-4, 4))).tolist() == [
-        False,
-        False,
-        False,
-        True,
-        True,
-    ]
+    logarithmic = curves.clip_line(values, AxisRange(1e-3, 1e3, is_log=True))
+    assert np.isfinite(logarithmic).tolist() == [True, False, False, False, False]
+    linear = curves.clip_line(values, AxisRange(-4, 4))
+    assert np.isfinite(linear).tolist() == [True, True, True, False, False]
 
 
 def test_many_points_are_thinned_to_a_band() -> None:
-    chart = draw_chart("loss", [make_line(np.sin(np.arange(10_000)).tolist())], most_points=100)
+    chart = curves.draw_chart(
+        "loss", [make_line(np.sin(np.arange(10_000)).tolist())], most_points=100
+    )
     (line,), (band,) = read_paths(chart, 0), read_paths(chart, 0, "fill")
     assert len(read_points(line)) == 100
     assert len(read_points(band)) > 200
@@ -125,8 +93,11 @@ def test_many_points_are_thinned_to_a_band() -> None:
 
 
 def test_chart_says_its_numbers_in_words() -> None:
-    chart = draw_chart("memory", [make_line([2**20, np.nan, 3 * 2**20], name="memory/rss_bytes")])
+    chart = curves.draw_chart(
+        "memory", [make_line([2**20, np.nan, 3 * 2**20], name="memory/rss_bytes")]
+    )
     assert chart.description == "memory over the steps of training. val: from 1 MiB to 3 MiB"
+    assert make_line([3.0, 2.5, np.nan]).end == "2.5, then not a number"
 
 
 @pytest.mark.parametrize(
@@ -149,16 +120,16 @@ def test_values_have_their_units(name: str, value: object, text: str) -> None:
     assert format_value(name, value) == text
 
 
-def test_names_tell_what_is_better() -> None:
-    better = {
-        name: find_direction(name)
-        for name in ("val/dice", "samples_per_s", "train/loss", "seconds", "x/y")
-    }
-    assert better == {"val/dice": 1, "samples_per_s": 1, "train/loss": -1, "seconds": -1, "x/y": 0}
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [("val/dice", 1), ("samples_per_s", 1), ("train/loss", -1), ("seconds", -1), ("x/y", 0)],
+)
+def test_names_tell_what_is_better(name: str, direction: int) -> None:
+    assert find_direction(name) == direction
 
 
 def read_labels(values: list[float], name: str = "lr") -> list[str]:
-    chart = draw_chart("rate", [make_line(values, name=name)])
+    chart = curves.draw_chart("rate", [make_line(values, name=name)])
     return [text.text or "" for text in read_svg(chart).iter(f"{SVG}text")]
 
 
@@ -176,20 +147,9 @@ def test_no_two_labels_of_an_axis_are_the_same(values: list[float]) -> None:
     assert 2 <= len(on_the_side) == len(set(on_the_side))
 
 
-def make_series(
-    values: list[float], steps: list[int] | None = None, epochs: list[int] | None = None
-) -> Series:
-    count = len(values)
-    return Series(
-        np.array(steps or range(count)),
-        np.array(epochs or [0] * count),
-        np.array(values, np.float64),
-    )
-
-
 def test_series_of_a_log_keep_steps_epochs_and_gaps(tmp_path: Path) -> None:
     notes: list[str] = []
-    log = read_log(make_run(tmp_path / "run"), notes)
+    log = curves.read_log(make_run(tmp_path / "run"), notes)
     loss = log.series["train/loss"]
     assert (loss.steps.tolist(), loss.epochs.tolist()) == ([9, 29, 39], [0, 1, 1])
     np.testing.assert_array_equal(loss.values, [6.5, np.nan, 2.5])
@@ -201,36 +161,35 @@ def test_series_of_a_log_keep_steps_epochs_and_gaps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tail", "note"),
     [
-        (",,,2,,4", "csv/metrics.csv: 1 line is damaged or cut off, and left out"),
-        (
-            "x,,,2,,41,,,,,\n,,,2,,4\0",
-            "csv/metrics.csv: 2 lines are damaged or cut off, and left out",
-        ),
+        (",,,2,,4", "1 line is damaged or cut off, and left out"),
+        ("x,,,2,,41,,,,,\n,,,2,,4\0", "2 lines are damaged or cut off, and left out"),
     ],
 )
 def test_cut_lines_are_left_out_and_said(tmp_path: Path, tail: str, note: str) -> None:
     notes: list[str] = []
-    log = read_log(make_run(tmp_path / "run", csv=CSV + tail), notes)
+    log = curves.read_log(make_run(tmp_path / "run", csv=CSV + tail), notes)
     assert log.series["val/dice"].values.tolist() == [0.5, 0.75, 0.8]
-    assert notes == [note]
+    assert notes == [f"csv/metrics.csv: {note}"]
 
 
 def test_no_log_and_an_empty_one_have_no_series(tmp_path: Path) -> None:
     notes: list[str] = []
-    assert not read_log(make_run(tmp_path / "none", csv=None), notes).series
-    assert not read_log(make_run(tmp_path / "empty", csv=""), notes).series
+    assert not curves.read_log(make_run(tmp_path / "none", csv=None), notes).series
+    assert not curves.read_log(make_run(tmp_path / "empty", csv=""), notes).series
     assert notes == ["csv/metrics.csv has no columns"]
 
 
 def test_score_after_training_is_no_part_of_the_curve(tmp_path: Path) -> None:
-    curve = cut_final_score(read_log(make_run(tmp_path / "run"), []).series["val/dice"])
+    curve = curves.cut_final_score(
+        curves.read_log(make_run(tmp_path / "run"), []).series["val/dice"]
+    )
     assert curve.values.tolist() == [0.5, 0.75]
     whole = make_series([1, 2, 3])
-    assert cut_final_score(whole) is whole
+    assert curves.cut_final_score(whole) is whole
 
 
 def test_thinning_keeps_mean_range_and_gaps() -> None:
-    thinned, low, high = thin(make_series([1, 3, 5, np.nan, np.nan, np.inf, 2]), 4)
+    thinned, low, high = curves.thin(make_series([1, 3, 5, np.nan, np.nan, np.inf, 2]), 4)
     assert thinned.steps.tolist() == [0, 2, 4, 6]
     np.testing.assert_array_equal(thinned.values, [2, 5, np.nan, 2])
     np.testing.assert_array_equal(low, [1, 5, np.nan, 2])
@@ -251,4 +210,4 @@ def test_thinning_keeps_mean_range_and_gaps() -> None:
     ],
 )
 def test_stages_of_a_metric_share_a_chart(name: str, chart: ChartOf) -> None:
-    assert find_chart(name) == chart
+    assert curves.find_chart(name) == chart

@@ -4,18 +4,8 @@ from typing import Any
 
 import pytest
 
-from lit_data.commands.reports.results import (
-    choose_metrics,
-    find_differences,
-    find_scores,
-    list_results,
-    list_tiles,
-    rank,
-    tabulate_confusion,
-    tabulate_images,
-    tabulate_scores,
-    tabulate_thresholds,
-)
+from lit_data.commands.reports import results
+from lit_data.commands.reports.results import list_tiles, tabulate_confusion, tabulate_images
 from lit_data.commands.reports.runs import Run, describe_age, read_run
 from tests.commands.reports.folders import CONFIG, SUMMARY, make_run
 
@@ -27,94 +17,60 @@ def read_runs(folder: Path, *parts: dict[str, Any]) -> list[Run]:
 
 def test_only_options_that_differ_are_columns(tmp_path: Path) -> None:
     both = ("+experiment=stripe", "trainer=cpu", "paths.runs=x")
-    runs = read_runs(
-        tmp_path,
-        {"overrides": (*both, "seed=2"), "config": {**CONFIG, "seed": 2}},
-        {"overrides": both},
-    )
-    assert find_differences(runs) == {
-        "seed": ["2", "1"]
-    }  # the default stands where no override does
+    other = {"overrides": (*both, "seed=2"), "config": CONFIG | {"seed": 2}}
+    runs = read_runs(tmp_path / "seeds", other, {"overrides": both})
+    # The default stands where no override does.
+    assert results.find_differences(runs) == {"seed": ["2", "1"]}
 
-
-def test_groups_and_keys_that_a_run_lacks_are_compared(tmp_path: Path) -> None:
-    one = {
-        "overrides": ("trainer=cpu", "+model.depth=3"),
-        "config": {**CONFIG, "model": {"depth": 3, "width": 8}},
-    }
-    runs = read_runs(tmp_path, one, {"overrides": ("data.loader={batch_size:16}",)})
-    assert find_differences(runs) == {"model.depth": ["3", "-"]}
+    deep = CONFIG | {"model": {"depth": 3, "width": 8}}
+    one = {"overrides": ("trainer=cpu", "+model.depth=3"), "config": deep}
+    runs = read_runs(tmp_path / "keys", one, {"overrides": ("data.loader={batch_size:16}",)})
+    assert results.find_differences(runs) == {"model.depth": ["3", "-"]}
 
 
 def test_without_such_options_the_configuration_is_compared(tmp_path: Path) -> None:
-    runs = read_runs(tmp_path, {"config": {**CONFIG, "model": {"width": [8, 16]}}}, {})
-    assert find_differences(runs) == {"model.width": ["[8, 16]", "-"]}
+    runs = read_runs(tmp_path, {"config": CONFIG | {"model": {"width": [8, 16]}}}, {})
+    assert results.find_differences(runs) == {"model.width": ["[8, 16]", "-"]}
 
 
 def test_ranks_follow_the_monitor_and_leave_out_what_has_no_number(tmp_path: Path) -> None:
-    config = {**CONFIG, "callbacks": {"checkpoint": {"monitor": "val/odd", "mode": "min"}}}
-    values = (3.0, None, 1.0)
-    runs = read_runs(
-        tmp_path,
-        *({"config": config, "summary": {**SUMMARY, "val/odd": value}} for value in values),
-    )
-    assert rank(runs, "val/odd") == [2, 0]
-    assert rank(runs, "val/unheard_of") == []
-    assert choose_metrics(runs, []) == [
-        "test/dice",
-        "samples_per_s",
-        "data_wait_fraction",
-        "peak_rss_bytes",
-        "seconds",
-    ]
-    assert choose_metrics(runs, [], first="val/odd")[0] == "val/odd"
-    assert choose_metrics(runs, ["a"]) == ["a"]
+    config = CONFIG | {"callbacks": {"checkpoint": {"monitor": "val/odd", "mode": "min"}}}
+    summaries = [SUMMARY | {"val/odd": value} for value in (3.0, None, 1.0)]
+    runs = read_runs(tmp_path, *({"config": config, "summary": each} for each in summaries))
+    assert results.rank(runs, "val/odd") == [2, 0]
+    assert results.rank(runs, "val/unheard_of") == []
+    names = results.choose_metrics(runs, [])
+    assert names[:3] == ["test/dice", "samples_per_s", "data_wait_fraction"]
+    assert names[3:] == ["peak_rss_bytes", "seconds"]
+    assert results.choose_metrics(runs, [], first="val/odd")[0] == "val/odd"
+    assert results.choose_metrics(runs, ["a"]) == ["a"]
 
 
 @pytest.mark.parametrize(
     ("ago_s", "words"),
-    [
-        (5, "5 seconds"),
-        (180, "3 minutes"),
-        (7200, "2 hours"),
-        (3 * 86400, "3 days"),
-        (-5, "0 seconds"),
-    ],
+    [(5, "5 seconds"), (180, "3 minutes"), (7200, "2 hours"), (3e5, "3 days"), (-5, "0 seconds")],
 )
 def test_age_is_said_in_words(ago_s: float, words: str) -> None:
     assert describe_age(1e9, 1e9 + ago_s).endswith(f", {words} before this page was written")
 
 
 def test_metrics_of_any_name_are_scores_and_a_cpu_has_no_device_memory(tmp_path: Path) -> None:
-    memory = {
-        "memory/peak_allocated_bytes": 5 * 2**20,
-        "memory/peak_rss_bytes": 6 * 2**20,
-        "peak_rss_bytes": 7 * 2**20,
-    }
-    summary = {
-        "command": "fit",
-        "valid_iou": 0.5,
-        "test_iou": 0.25,
-        "test_f1": 0.75,
-        "train/mean_step_s": 1.0,
-    } | memory
-    folder = make_run(tmp_path / "run", summary=summary)
-    (folder / "machine.json").write_text(json.dumps({"device": "cpu"}))
-    run = read_run(folder, 0, "run")
-    assert find_scores(run) == ["test_iou", "test_f1"]
-    titles = [tile.title for tile in list_tiles(run)]
-    assert ("iou" in titles, "device memory" in titles, "host memory" in titles) == (
-        True,
-        False,
-        True,
-    )
-    (folder / "machine.json").write_text(json.dumps({"device": "NVIDIA"}))
-    assert "device memory" in [tile.title for tile in list_tiles(read_run(folder, 0, "run"))]
+    device, host = "memory/peak_allocated_bytes", "memory/peak_rss_bytes"
+    memory = {device: 5 * 2**20, host: 6 * 2**20, "peak_rss_bytes": 7 * 2**20}
+    scores = {"valid_iou": 0.5, "test_iou": 0.25, "test_f1": 0.75, "train/mean_step_s": 1.0}
+    folder = make_run(tmp_path / "run", summary={"command": "fit"} | scores | memory)
+    titles = {}
+    for name in ("cpu", "NVIDIA"):
+        (folder / "machine.json").write_text(json.dumps({"device": name}))
+        titles[name] = {tile.title for tile in list_tiles(read_run(folder, 0, "run"))}
+    assert results.find_scores(read_run(folder, 0, "run")) == ["test_iou", "test_f1"]
+    assert {"iou", "host memory"} <= titles["cpu"]
+    assert titles["NVIDIA"] - titles["cpu"] == {"device memory"}
 
 
 def test_memory_of_a_cpu_has_one_name(tmp_path: Path) -> None:
     names = ("memory/peak_allocated_bytes", "memory/peak_reserved_bytes", "memory/peak_rss_bytes")
-    folder = make_run(tmp_path / "run", summary={**SUMMARY, **dict.fromkeys(names, 2**20)})
+    folder = make_run(tmp_path / "run", summary=SUMMARY | dict.fromkeys(names, 2**20))
     run = read_run(folder, 0, "run")
     assert [name for name in names if name in run.values] == ["memory/peak_rss_bytes"]
     assert run.repeats("memory/allocated_bytes")
@@ -125,64 +81,49 @@ def test_memory_of_a_cpu_has_one_name(tmp_path: Path) -> None:
 
 def test_images_are_counted_by_split_and_class(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
-    assert list_results(read_run(folder, 0, "run"))[0].title == "Scores"
+    assert results.list_results(read_run(folder, 0, "run"))[0].title == "Scores"
     rows = "".join(f"{n}.png,{split},dent\n" for n, split in enumerate(("train", "train", "val")))
     (folder / "splits.csv").write_text(f"image,split,class\na.png,test,good\n{rows}")
     table = tabulate_images(read_run(folder, 0, "run"))
     assert table.columns == ["class", "train", "val", "test", "all"]
-    assert table.rows == [
-        ["good", "0", "0", "1", "1"],
-        ["dent", "2", "1", "0", "3"],
-        ["all", "2", "1", "1", "4"],
-    ]
+    rows = [" ".join(row) for row in table.rows]
+    assert rows == ["good 0 0 1 1", "dent 2 1 0 3", "all 2 1 1 4"]
     (folder / "splits.csv").write_text("image,split\na.png,test\nb.png,train\n")
     assert tabulate_images(read_run(folder, 0, "run")).rows == [["images", "1", "1", "2"]]
 
 
 def test_scores_and_thresholds_stand_at_the_top(tmp_path: Path) -> None:
-    scores = {
-        "val/image_auroc": 0.9,
-        "test/image_auroc": 0.8,
-        "val/f1_max_threshold": 0.25,
-        "val/image_f1_max_threshold": 0.5,
-        "test/image_f1_max_threshold": 0.6,
-    }
+    scores = {"val/image_auroc": 0.9, "test/image_auroc": 0.8, "val/f1_max_threshold": 0.25}
+    scores |= {"val/image_f1_max_threshold": 0.5, "test/image_f1_max_threshold": 0.6}
     run = read_run(make_run(tmp_path / "run", summary={**SUMMARY, **scores}), 0, "run")
     assert [tile.title for tile in list_tiles(run)][:2] == ["dice", "image auroc"]
-    table = tabulate_scores(run)
+    table = results.tabulate_scores(run)
     assert table.columns == ["score", "val", "test", "test, simple rule"]
     assert table.rows == [["dice", "0.8", "0.7", "0.3"], ["image auroc", "0.9", "0.8", "-"]]
     assert table.note == "of the checkpoint with the best dice"
-    thresholds = {row[0]: row[1] for row in tabulate_thresholds(run).rows}
+    thresholds = {row[0]: row[1] for row in results.tabulate_thresholds(run).rows}
     assert thresholds == {"probability of a pixel": "0.25", "score of an image": "0.5"}
     of_good_images = {**SUMMARY, **scores, "val/threshold": 3.5}
     run = read_run(make_run(tmp_path / "anomaly", summary=of_good_images), 0, "run")
-    assert [row[:2] for row in tabulate_thresholds(run).rows] == [["distance of a pixel", "3.5"]]
+    assert [row[:2] for row in results.tabulate_thresholds(run).rows] == [
+        ["distance of a pixel", "3.5"]
+    ]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"classes": ["good", "bad"], "test": [[1, 2]]},
-        {"classes": ["good", "bad"], "test": [[1, 2], [3]]},
-        {"classes": "good", "test": 3},
-        {"val": [[1]]},
-    ],
-)
-def test_a_damaged_confusion_is_left_out(content: dict[str, Any], tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run")
-    (folder / "confusion.json").write_text(json.dumps(content))
-    assert tabulate_confusion(read_run(folder, 0, "run")).rows == []
+def test_the_confusion_of_the_test_is_shown_and_a_damaged_one_left_out(tmp_path: Path) -> None:
+    folder, classes = make_run(tmp_path / "run"), ["good", "bad"]
 
+    def tabulate(**content: Any) -> results.ResultTable:
+        (folder / "confusion.json").write_text(json.dumps(content))
+        return tabulate_confusion(read_run(folder, 0, "run"))
 
-def test_the_confusion_of_the_test_is_shown(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run")
-    content = {"classes": ["good", "bad"], "val": [[9, 9], [9, 9]], "test": [[5, 1], [2, 3]]}
-    (folder / "confusion.json").write_text(json.dumps(content))
-    table = tabulate_confusion(read_run(folder, 0, "run"))
+    table = tabulate(classes=classes, val=[[9, 9], [9, 9]], test=[[5, 1], [2, 3]])
     assert table.title == "Confusion matrix, test"
     assert table.columns == ["truth", "model: good", "model: bad"]
     assert table.rows == [["good", "5", "1"], ["bad", "2", "3"]]
-    del content["test"]
-    (folder / "confusion.json").write_text(json.dumps(content))
-    assert tabulate_confusion(read_run(folder, 0, "run")).title == "Confusion matrix, val"
+    table = tabulate(classes=classes, val=[[9, 9], [9, 9]])
+    assert table.title == "Confusion matrix, val"
+    assert tabulate(classes=classes, test=[[1, 2]]).rows == []
+    assert tabulate(classes=classes, test=[[1, 2], [3]]).rows == []
+    assert tabulate(classes="good", test=3).rows == []
+    assert tabulate(val=[[1]]).rows == []

@@ -16,10 +16,6 @@ from tests.commands.reports.folders import make_run
 pytestmark = pytest.mark.timeout(60)
 
 
-def _yaml(text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / ".hydra/config.yaml").write_text(text) and None  # type: ignore[return-value]
-
-
 def _link(name: str, target: str) -> Callable[[Path], None]:
     def put(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
@@ -36,15 +32,19 @@ def _fifo(name: str) -> Callable[[Path], None]:
     return put
 
 
-def _text(name: str, text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_text(text) and None  # type: ignore[return-value]
+def _text(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def _yaml(text: str) -> Callable[[Path], object]:
+    return _text(".hydra/config.yaml", text)
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
     for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
-HOSTILE = {
+HOSTILE: dict[str, Callable[[Path], object]] = {
     "references to itself": _yaml("b: '" + "${b}" * 12 + "'"),
     "references in a ring": _yaml("a: '${b}${b}${b}'\nb: '${a}${a}${a}'\nc: ${a}"),
     "alias bomb": _yaml(BOMB),
@@ -90,13 +90,10 @@ def test_a_folder_behind_a_link_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [("a: &b 1\nc: *b", "aliases"), ("[" * 70 + "]" * 70, "deep"), ("[x," * 3 + "]" * 3, None)],
+    ("text", "message"), [("a: &b 1\nc: *b", "aliases"), ("[" * 70 + "]" * 70, "deep")]
 )
-def test_yaml_is_bounded(text: str, message: str | None) -> None:
-    if message is None:
-        assert parse_yaml(text)
-        return
+def test_yaml_is_bounded(text: str, message: str) -> None:
+    assert parse_yaml("[x," * 3 + "]" * 3)
     with pytest.raises(ValueError, match=message):
         parse_yaml(text)
 
@@ -118,29 +115,20 @@ def test_secrets_are_still_found_beside_long_words() -> None:
 )
 def test_value_of_a_secret_key_is_masked_there_and_wherever_it_comes_again(key: str) -> None:
     masker = Masker()
-    assert masker.mask_tree({"store": {key: "hunter22", "user": "me"}}) == {
-        "store": {key: MASK, "user": "me"}
-    }
+    masked = masker.mask_tree({"store": {key: "hunter22", "user": "me"}})
+    assert masked == {"store": {key: MASK, "user": "me"}}
     assert masker.mask_text("cannot log in with hunter22!") == f"cannot log in with {MASK}!"
 
 
 def test_everything_below_a_secret_key_is_masked() -> None:
     masker = Masker()
-    assert masker.mask_tree(
-        {"credentials": {"a": ["first-one"], "b": 3}, "n": [{"token": "x"}]}
-    ) == {"credentials": MASK, "n": [{"token": MASK}]}
+    tree = {"credentials": {"a": ["first-one"], "b": 3}, "n": [{"token": "x"}]}
+    assert masker.mask_tree(tree) == {"credentials": MASK, "n": [{"token": MASK}]}
     assert masker.mask_text("first-one") == MASK
 
 
 def test_what_is_no_secret_stays() -> None:
-    tree = {
-        "max_tokens": 512,
-        "token": None,
-        "key": "",
-        "monitor": "val/dice",
-        "keys": ["a"],
-        "use_auth": False,
-    }
+    tree = {"max_tokens": 512, "token": None, "key": "", "keys": ["a"], "use_auth": False}
     assert Masker().mask_tree(tree) == tree
     text = "unknown key 'sed'. The key is wrong; keyboard=us, monkey=1, sort=key"
     assert Masker().mask_text(text) == text
@@ -150,10 +138,7 @@ def test_what_is_no_secret_stays() -> None:
     ("text", "shown"),
     [
         ("s3://me:pass@host/bucket", f"s3://{MASK}@host/bucket"),
-        (
-            "https://host/x?X-Amz-Signature=abc123&size=3",
-            f"https://host/x?X-Amz-Signature={MASK}&size=3",
-        ),
+        ("s3://h/x?X-Amz-Signature=abc123&size=3", f"s3://h/x?X-Amz-Signature={MASK}&size=3"),
         ("+store={key:abc,secret:'d e',size:3}", f"+store={{key:{MASK},secret:{MASK},size:3}}"),
         ("data.storage.secret=abc", f"data.storage.secret={MASK}"),
         ('{"password": "a b"}', f'{{"password": {MASK}}}'),

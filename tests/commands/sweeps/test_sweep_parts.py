@@ -31,14 +31,7 @@ from lit_data.commands.sweeps.report import ReportedJob, draw_sweep, print_jobs
 from lit_data.commands.sweeps.run import JobWatch
 from lit_data.errors import BatchMemoryError, ConfigError, StoreSpaceError
 
-METRICS = {
-    "command": "fit",
-    "val/loss": 0.5,
-    "test/ap": 0.25,
-    "test/count": 3,
-    "test/name": "a",
-    "test/none": None,
-}
+METRICS = {"val/loss": 0.5, "test/ap": 0.25, "test/count": 3, "test/name": "a", "test/none": None}
 
 
 @pytest.mark.parametrize(
@@ -58,15 +51,11 @@ def test_a_sweeper_learns_from_the_metric(
 
 def test_a_job_may_have_no_metric_unless_it_is_asked_for() -> None:
     assert optimized_metric(SweepOptions(), None, {"seconds": 3.0}) is None
-    with pytest.raises(
-        ConfigError,
-        match=r"holds no 'test/app', which sweep\.metric names\. Did you mean 'test/ap'\?",
-    ):
+    text = r"holds no 'test/app', which sweep\.metric names\. Did you mean 'test/ap'\?"
+    with pytest.raises(ConfigError, match=text):
         optimized_metric(SweepOptions(metric="test/app"), None, METRICS)
-    with pytest.raises(
-        ConfigError,
-        match=r"sweep\.metric=test/name is 'a' in the job's summary\.json, which is not a",
-    ):
+    text = r"sweep\.metric=test/name is 'a' in the job's summary\.json, which is not a"
+    with pytest.raises(ConfigError, match=text):
         optimized_metric(SweepOptions(metric="test/name"), None, METRICS)
 
 
@@ -75,7 +64,6 @@ def test_a_job_may_have_no_metric_unless_it_is_asked_for() -> None:
     [
         ({"isolate": "thread"}, r"^'sweep\.isolate' is 'thread': give one of process, none$"),
         ({"mode": "most"}, r"^'sweep\.mode' is 'most': give one of auto, min, max$"),
-        ({"columns": "a"}, r"^'sweep\.columns' is 'a': give a list, each text or null$"),
         ({"columns": [1]}, r"^'sweep\.columns' is \[1\]: give a list, each text or null$"),
         ({"metric": 3}, r"^'sweep\.metric' is 3: give text or null$"),
         ({"resume": ""}, r"sweep\.resume='': give text or null$"),
@@ -84,10 +72,9 @@ def test_a_job_may_have_no_metric_unless_it_is_asked_for() -> None:
     ],
 )
 def test_options_are_checked(node: Any, message: str) -> None:
+    cfg = OmegaConf.create({"sweep": node})
     with pytest.raises(ConfigError, match=message):
-        read_options(
-            SweepOptions, OmegaConf.create(node) if isinstance(node, dict) else node, "sweep"
-        )
+        read_options(SweepOptions, cfg.sweep, "sweep")
 
 
 def test_the_checkpoint_says_what_is_good() -> None:
@@ -154,12 +141,7 @@ def test_a_record_that_is_no_small_file_is_none(kind: str, tmp_path: Path) -> No
     [
         (StoreSpaceError("no room"), "failed", 4, "no room"),
         (BatchMemoryError("too large\nmore"), "out of memory", 5, "too large"),
-        (
-            RuntimeError("CUDA out of memory. Tried to allocate"),
-            "out of memory",
-            5,
-            "RuntimeError: CUDA out of memory",
-        ),
+        (RuntimeError("CUDA out of memory"), "out of memory", 5, "RuntimeError: CUDA out of m"),
         (KeyError(), "failed", 1, "KeyError"),
     ],
 )
@@ -185,15 +167,13 @@ class _Ended:
     poll = wait
 
 
+BY_KERNEL = "while the kernel ended processes for want of memory"
+
+
 @pytest.mark.parametrize(
     ("code", "by_kernel", "status", "reason"),
     [
-        (
-            -signal.SIGKILL,
-            True,
-            "killed",
-            "ended by SIGKILL, while the kernel ended processes for want of memory",
-        ),
+        (-signal.SIGKILL, True, "killed", f"ended by SIGKILL, {BY_KERNEL}"),
         (-signal.SIGSEGV, False, "killed", "ended by SIGSEGV"),
         (128 + signal.SIGTERM, False, "killed", "ended by SIGTERM"),
         (5, False, "out of memory", "its messages say why"),
@@ -202,13 +182,9 @@ class _Ended:
     ],
 )
 def test_how_a_process_ended(
-    code: int,
-    by_kernel: bool,
-    status: str,
-    reason: str,
-    tmp_path: Path,
+    code: int, by_kernel: bool, status: str, reason: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     events = tmp_path / "memory.events"
     events.write_text("low 0\noom_kill 4\n")
     monkeypatch.setattr(sweep_process, "OUT_OF_MEMORY_EVENTS", events)
@@ -234,14 +210,12 @@ def test_what_a_job_leaves_behind_is_ended(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sweep_process.subprocess, "Popen", leave)
     monkeypatch.setattr(sweep_process, "LEFTOVERS_S", 0.05)
     assert run_process([], tmp_path).status == "done"
-    assert not Path(f"/proc/{note.read_text()}/cmdline").exists() or not (
-        Path(
-            f"/proc/{note.read_text()}/cmdline"
-        ).read_bytes()  # ended, and not fetched yet by whoever adopted it
-    )
+    command_line = Path(f"/proc/{note.read_text()}/cmdline")
+    # It may have ended without being fetched yet by whoever adopted it.
+    assert not command_line.exists() or not command_line.read_bytes()
 
 
-@pytest.mark.parametrize("count", [1, 5, 70])
+@pytest.mark.parametrize("count", [1, 70])
 def test_the_picture_has_a_row_for_each_job(count: int, tmp_path: Path) -> None:
     import cv2
 
@@ -268,10 +242,8 @@ def test_jobs_elsewhere_are_told_of_once(tmp_path: Path, caplog: pytest.LogCaptu
     write_record(tmp_path / "1", make_record().end(killed, 1.0))
     watch.look()
     watch.look()
-    assert caplog.messages == [
-        "job 3 (4 of 5): running: seed=1",
-        "job 3 (4 of 5): killed: ended by SIGKILL",
-    ]
+    states = ["running: seed=1", "killed: ended by SIGKILL"]
+    assert caplog.messages == [f"job 3 (4 of 5): {state}" for state in states]
 
 
 # --- one direction
@@ -305,11 +277,7 @@ def test_sweeper_and_table_have_one_direction(
 @pytest.mark.parametrize(
     ("cfg", "options", "text"),
     [
-        (
-            _with_sweeper("maximize"),
-            SweepOptions(mode="min"),
-            "sweep.mode=min and hydra.sweeper.direction=maximize con",
-        ),
+        (_with_sweeper("maximize"), SweepOptions(mode="min"), "direction=maximize con"),
         (_with_sweeper(None), SweepOptions(metric="other"), "which values of other are good"),
         (_with_sweeper(None, monitor=None), SweepOptions(), "which values of the metric are good"),
         (_with_sweeper("upwards"), SweepOptions(), "hydra.sweeper.direction=upwards is unknown"),
@@ -330,22 +298,9 @@ def test_a_sweeper_without_a_direction_gets_none() -> None:
 
 
 def test_keys_of_the_table_are_as_short_as_can_be_told_apart() -> None:
-    keys = [
-        "model.optimizer.lr",
-        "seed",
-        "model.net.width",
-        "data.net.width",
-        "val/dice",
-        "net.width",
-    ]
-    assert list(shorten_keys(keys).values()) == [
-        "lr",
-        "seed",
-        "model.net.width",
-        "data.net.width",
-        "val/dice",
-        "net.width",
-    ]
+    keys = ["model.optimizer.lr", "seed", "model.net.width", "data.net.width", "val/dice"]
+    assert list(shorten_keys(keys).values()) == ["lr", *keys[1:]]
+    assert list(shorten_keys(["net.width", *keys]).values()) == ["net.width", "lr", *keys[1:]]
 
 
 @pytest.mark.parametrize(("code", "reason"), [(0, ""), (3, "files are bad")])

@@ -127,7 +127,8 @@ class Squares(torch.utils.data.Dataset[Batch]):
 def test_the_bare_copy_gives_every_sample_once() -> None:
     samples = torch.arange(22).view(11, 2)
     batches = [batch["image"].clone() for batch in BareCopy(samples, Row("copy", 4, 2, 4))]
-    assert [len(batch) for batch in batches] == [4, 4, 3]
+    # Which of the threads comes first is open.
+    assert sorted(len(batch) for batch in batches) == [3, 4, 4]
     assert sorted(torch.cat(batches)[:, 0].tolist()) == samples[:, 0].tolist()
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lit_data.callbacks import AdaptiveBatchSize
 from lit_data.errors import BatchMemoryError
+from lit_data.testing import QUIET
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
@@ -39,10 +40,8 @@ class _Greedy(torch.autograd.Function):
 class Greedy(L.LightningModule):
     def __init__(self, where: str) -> None:
         super().__init__()
-        self.where, self.net = (
-            where,
-            nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)),
-        )
+        self.where = where
+        self.net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
         self.went_through: list[int] = []
 
     def forward(self, batch: list[Tensor]) -> Tensor:
@@ -84,12 +83,8 @@ def _train(
         torch.utils.data.TensorDataset(values, torch.arange(4 * samples) % 2), batch_size=samples
     )
     module = Greedy(where)
-    quiet: dict[str, Any] = {
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "logger": False,
-    }
-    trainer = L.Trainer(accelerator=device, devices=1, max_epochs=1, callbacks=[callback], **quiet)
+    settings = QUIET | {"accelerator": device, "max_epochs": 1}
+    trainer = L.Trainer(**settings, callbacks=[callback])
     trainer.fit(module, loader)
     return module, trainer
 
@@ -129,12 +124,7 @@ def test_one_sample_too_large_ends_with_a_message(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("little_memory")
 def test_prediction_is_split_in_order() -> None:
     values = torch.arange(96.0)[:, None]
-    quiet: dict[str, Any] = {
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "logger": False,
-    }
-    trainer = L.Trainer(accelerator="gpu", devices=1, callbacks=[AdaptiveBatchSize()], **quiet)
+    trainer = L.Trainer(**(QUIET | {"accelerator": "gpu"}), callbacks=[AdaptiveBatchSize()])
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(values), batch_size=96)
     (found,) = trainer.predict(Greedy("forward"), loader) or []
     assert torch.equal(torch.as_tensor(found).cpu(), values)
@@ -161,13 +151,8 @@ print(callback.summary()["batch/ooms"], callback.summary()["batch/size"], traine
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_process_whose_memory_is_limited_goes_on(where: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, where],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    ooms, size, steps = (int(word) for word in done.stdout.splitlines()[-1].split())
+    words = [sys.executable, "-c", _PROGRAM, where]
+    output = subprocess.check_output(words, text=True, timeout=100)
+    ooms, size, steps = (int(word) for word in output.splitlines()[-1].split())
     assert (ooms, steps) == (1, 4)
     assert size == 16

@@ -3,11 +3,7 @@
 As a script this file is what both ranks run: Lightning starts the second one with the same words.
 """
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,43 +14,26 @@ import pytest
 from lit_data.callbacks import ImageMetrics, SampleImages
 from lit_data.testing import QUIET
 from tests.callbacks.painter import Album, Painter
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.families import run_family
 
 
 def _train(folder: Path) -> None:
     metrics = ImageMetrics(every_n_steps=2, count=20, batch_size=4)
-    settings = {**QUIET, "devices": 2, "strategy": "ddp", "max_epochs": 1, "log_every_n_steps": 1}
-    trainer = L.Trainer(
-        **settings, default_root_dir=folder, callbacks=[metrics, SampleImages(every_n_steps=2)]
-    )
+    settings = QUIET | {"devices": 2, "strategy": "ddp", "max_epochs": 1, "log_every_n_steps": 1}
+    callbacks = [metrics, SampleImages(every_n_steps=2)]
+    trainer = L.Trainer(**settings, default_root_dir=folder, callbacks=callbacks)
     trainer.fit(Painter(), datamodule=Album())
-    found: dict[str, Any] = {
-        **metrics.summary(),
-        **{name: float(v) for name, v in trainer.callback_metrics.items()},
-    }
+    found: dict[str, Any] = dict(metrics.summary())
+    found |= {name: float(value) for name, value in trainer.callback_metrics.items()}
     found["real"] = {stage: distances.samples for stage, distances in metrics.real.items()}
     (folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(found))
 
 
 @pytest.mark.slow
 def test_both_ranks_measure_the_same(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-W", "ignore", __file__, str(tmp_path)]
-    process = subprocess.Popen(
-        words,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=240)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # the other rank too
-    assert process.returncode == 0, output
+    code, output = run_family(words, limit_s=240, OMP_NUM_THREADS="1")
+    assert code == 0, output
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
     assert first == second
     assert first["real"] == {"train": 20, "val": 10}  # of 12 and 5 on each rank

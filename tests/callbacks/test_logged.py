@@ -42,14 +42,9 @@ class Logs(L.LightningModule):
     def _log(self, batch: Tensor, stage: str) -> None:
         for name, reduction in REDUCTIONS.items():
             value = getattr(torch, name)(batch)
-            self.log(f"{stage}/{name}", value, on_step=True, on_epoch=True, reduce_fx=reduction)
-            self.log(
-                f"{stage}/{name}_epoch_only",
-                value,
-                on_step=False,
-                on_epoch=True,
-                reduce_fx=reduction,
-            )
+            options: dict[str, Any] = {"on_epoch": True, "reduce_fx": reduction}
+            self.log(f"{stage}/{name}", value, on_step=True, **options)
+            self.log(f"{stage}/{name}_epoch_only", value, on_step=False, **options)
         self.log(f"{stage}/given", batch.mean(), on_step=True, on_epoch=True, batch_size=len(batch))
         metric = getattr(self, f"{stage}_metric")
         metric(batch)
@@ -60,9 +55,8 @@ class Logs(L.LightningModule):
 
 class All(Rows):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.rows.append(
-            {key: value for key, value in metrics.items() if not key.startswith("batch/")}
-        )
+        names = [name for name in metrics if not name.startswith("batch/")]
+        self.rows.append({name: metrics[name] for name in names})
 
 
 def _run(
@@ -70,20 +64,12 @@ def _run(
 ) -> tuple[list[dict[str, float]], dict[str, Any]]:
     rows, module = All(), module or Logs()
     batches = torch.arange(28, dtype=torch.float32).split(8)  # the last has 4
-    options = QUIET | {
-        "logger": rows,
-        "max_epochs": 2,
-        "log_every_n_steps": 1,
-        "num_sanity_val_steps": 0,
-    }
-    trainer = L.Trainer(**options, callbacks=list(callbacks))
+    steps = {"max_epochs": 2, "log_every_n_steps": 1, "num_sanity_val_steps": 0}
+    trainer = L.Trainer(**(QUIET | steps | {"logger": rows}), callbacks=list(callbacks))
     loader = DataLoader(list(batches), batch_size=None)
     trainer.fit(module, loader, loader)
-    found = {
-        key: float(value)
-        for key, value in trainer.callback_metrics.items()
-        if not key.startswith("batch/")
-    }
+    metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
+    found = {key: value for key, value in metrics.items() if not key.startswith("batch/")}
     return [row for row in rows.rows if set(row) - {"epoch"}], found
 
 
@@ -94,14 +80,11 @@ def test_pieces_log_what_whole_batches_log(size: int) -> None:
 
 @pytest.mark.slow
 def test_pieces_that_failed_leave_nothing_in_the_log() -> None:
-    module = Logs()
-    faults = [
-        install(
-            module,
-            FaultPlan("forward_middle", lambda n, step, micro: n > 2, stages=(stage,), inner=inner),
-        )
-        for stage, inner in (("train", "train_metric"), ("validate", "val_metric"))
-    ]
+    module, faults = Logs(), []
+    for stage, inner in (("train", "train_metric"), ("validate", "val_metric")):
+        options: dict[str, Any] = {"stages": (stage,), "inner": inner}
+        plan = FaultPlan("forward_middle", lambda n, step, micro: n > 2, **options)
+        faults.append(install(module, plan))
     found = _run(AdaptiveBatchSize(grow_after=None), module=module)
     assert [fault.refused for fault in faults] == [[8, 4]] * 2
     assert found == _run(module=Logs())

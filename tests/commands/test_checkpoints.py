@@ -13,16 +13,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from lit_data.callbacks import (
-    AdaptiveBatchSize,
-    DataWaitMonitor,
-    EmptyCache,
-    MemoryMonitor,
-    SampleDigest,
-)
+from lit_data import callbacks as ours
 from lit_data.commands.checkpoints import load_weights, restoring
 from lit_data.errors import StoreError
-from lit_data.loading.assembly import LoaderState
+from lit_data.testing import QUIET
 
 MUTANTS = 30
 pytestmark = pytest.mark.filterwarnings(
@@ -47,22 +41,10 @@ class _Module(L.LightningModule):
 
 
 def _trainer(folder: Path, epochs: int) -> L.Trainer:
-    callbacks = [
-        AdaptiveBatchSize(),
-        DataWaitMonitor(),
-        MemoryMonitor(),
-        SampleDigest(),
-        EmptyCache(),
-    ]
-    return L.Trainer(
-        max_epochs=epochs,
-        callbacks=[*callbacks, ModelCheckpoint(folder, save_last=True)],
-        logger=False,
-        accelerator="cpu",
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-    )
+    callbacks = [ours.AdaptiveBatchSize(), ours.DataWaitMonitor(), ours.MemoryMonitor()]
+    callbacks += [ours.SampleDigest(), ours.EmptyCache(), ModelCheckpoint(folder, save_last=True)]
+    settings = QUIET | {"max_epochs": epochs, "enable_checkpointing": True}
+    return L.Trainer(**settings, callbacks=callbacks, default_root_dir=folder)
 
 
 def _loader() -> DataLoader[Any]:
@@ -70,16 +52,12 @@ def _loader() -> DataLoader[Any]:
 
 
 def _leaves(node: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    items = (
-        node.items()
-        if isinstance(node, dict)
-        else enumerate(node)
-        if isinstance(node, list)
-        else ()
-    )
-    for key, value in items:
-        yield (*path, key)
-        yield from _leaves(value, (*path, key))
+    if isinstance(node, list):
+        node = dict(enumerate(node))
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield (*path, key)
+            yield from _leaves(value, (*path, key))
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +112,7 @@ def test_weights_of_nan_are_refused_and_buffers_may_hold_what_they_like(
     whole["state_dict"]["layer.weight"][0, 1] = float("nan")
     path = tmp_path / "diverged.ckpt"
     torch.save(whole, path)
-    message = r"diverged.ckpt holds NaN in 1 of 2 weights, first in layer.weight: training diverged before it was saved"
+    message = r"diverged.ckpt holds NaN in 1 of 2 weights, first in layer.weight: training diverged"
     with pytest.raises(StoreError, match=message):
         load_weights(_Module(), path)
     with pytest.raises(StoreError, match=message):
@@ -150,9 +128,3 @@ def test_an_error_of_training_stays_what_it_is(trained: Path) -> None:
     model.training_step = fail  # type: ignore[assignment]
     with pytest.raises(KeyError, match="of the user"), restoring(trained, trainer, model):
         trainer.fit(model, _loader(), ckpt_path=trained, weights_only=True)
-
-
-@pytest.mark.parametrize("state", [3, [], {}, {"epoch": 1}, None])
-def test_a_state_of_no_loader_is_refused(state: Any) -> None:
-    with pytest.raises(StoreError, match="not one that lit_data wrote"):
-        LoaderState.from_plain(state)

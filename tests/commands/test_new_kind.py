@@ -31,6 +31,7 @@ def _list_files(folder: Path) -> list[str]:
 def test_three_files_are_written_and_named(
     in_empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (in_empty_folder / "parts").mkdir()  # a folder of images may have its name
     assert main(["new-kind", "parts"]) == 0
     assert _list_files(in_empty_folder) == FILES
     lines = capsys.readouterr().out.splitlines()
@@ -39,6 +40,11 @@ def test_three_files_are_written_and_named(
     text = "".join((in_empty_folder / name).read_text() for name in FILES)
     assert "my_kind" not in text.lower().replace("mykind", "my_kind")
     assert "class PartsDataModule(" in text
+    assert main(["new-kind", "boards"]) == 0  # a second kind lies beside the first
+    assert len(_list_files(in_empty_folder)) == 6
+    capsys.readouterr()
+    assert main(["new-kind", "--help"]) == 0
+    assert "conf/experiment/NAME.yaml" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -58,12 +64,6 @@ def test_the_written_test_passes_and_tests_something(in_empty_folder: Path) -> N
     assert run_test() == 1
 
 
-def test_a_second_kind_lies_beside_the_first(in_empty_folder: Path) -> None:
-    write_kind("parts", in_empty_folder)
-    write_kind("boards", in_empty_folder)
-    assert len(_list_files(in_empty_folder)) == 6
-
-
 @pytest.mark.parametrize(
     "words",
     [[], [""], ["parts", "more"], ["--force", "parts"]],
@@ -78,45 +78,29 @@ def test_anything_but_one_name_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("names", "reason"),
     [
-        ("a/b", "names a Python module"),
-        ("/parts", "names a Python module"),
-        ("..", "names a Python module"),
-        ("../parts", "names a Python module"),
-        ("parts.py", "names a Python module"),
-        ("Parts", "names a Python module"),
-        ("2parts", "names a Python module"),
-        ("_parts", "names a Python module"),
-        ("my-parts", "names a Python module"),
-        ("my parts", "names a Python module"),
-        ("parts\n", "names a Python module"),
-        ("größe", "names a Python module"),
-        ("p" * 41, "names a Python module"),
-        ("class", "something else"),
-        ("import", "something else"),
-        ("null", "something else"),
-        ("true", "something else"),
-        ("no", "something else"),
-        ("nan", "something else"),
-        ("conftest", "something else"),
-        ("json", "a module of this name"),
-        ("sys", "a module of this name"),
-        ("torch", "a module of this name"),
-        ("lit_data", "a module of this name"),
-        ("labelled", "an experiment of this name"),
+        (("a/b", "/parts", "..", "../parts", "parts.py"), "names a Python module"),
+        (("Parts", "2parts", "_parts", "my-parts", "my parts"), "names a Python module"),
+        (("parts\n", "größe", "p" * 41), "names a Python module"),
+        (("class", "import", "null", "true", "no", "nan", "conftest"), "something else"),
+        (("json", "sys", "torch", "lit_data"), "a module of this name"),
+        (("labelled",), "an experiment of this name"),
     ],
 )
 def test_a_name_that_cannot_be_one_is_refused(
-    name: str, reason: str, in_empty_folder: Path, tmp_path: Path
+    names: tuple[str, ...], reason: str, in_empty_folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=f"^new-kind .*{reason}"):
-        write_kind(name, in_empty_folder)
+    for name in names:
+        with pytest.raises(ConfigError, match=f"^new-kind .*{reason}"):
+            write_kind(name, in_empty_folder)
     assert list(tmp_path.rglob("*.*")) == []
 
 
-@pytest.mark.parametrize("taken", FILES)
-@pytest.mark.parametrize("kind", ["file", "folder", "link", "link to nothing"])
+@pytest.mark.parametrize(
+    ("taken", "kind"),
+    list(zip([*FILES, FILES[0]], ["file", "folder", "link", "link to nothing"], strict=True)),
+)
 def test_what_is_there_is_not_touched(taken: str, kind: str, in_empty_folder: Path) -> None:
     path, other = in_empty_folder / taken, in_empty_folder.parent / "other"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,13 +158,3 @@ def test_nothing_is_left_where_not_all_could_be_written(
     with pytest.raises(StoreError, match="No space left on device"):
         write_kind("parts", in_empty_folder)
     assert _list_files(in_empty_folder) == []
-
-
-def test_a_folder_of_images_may_have_its_name(in_empty_folder: Path) -> None:
-    (in_empty_folder / "parts").mkdir()
-    assert len(write_kind("parts", in_empty_folder)) == 3
-
-
-def test_help_says_what_is_written(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["new-kind", "--help"]) == 0
-    assert "conf/experiment/NAME.yaml" in capsys.readouterr().out

@@ -19,21 +19,15 @@ def show(tmp_path: Path) -> Show:
 
     def call(*words: str, channels: int = 3) -> tuple[dict[str, object], Path]:
         images.mkdir()
+        rng = np.random.default_rng(0)
         for number in range(5):
-            pixels = np.random.default_rng(number).integers(
-                60, 180, (80, 80, channels), dtype=np.uint8
-            )
+            pixels = rng.integers(60, 180, (80, 80, channels), dtype=np.uint8)
             cv2.imwrite(str(images / f"{number}.png"), pixels)
-        places = [
-            f"data.root={images}",
-            f"paths.runs={tmp_path}/runs",
-            f"paths.cache={tmp_path}/cache",
-        ]
-        assert main(["show", "experiment=stripe", "data.patch_px=64", *places, *words]) == 0
-        newest = max(
-            (tmp_path / "runs").rglob("summary.json"), key=lambda path: path.stat().st_mtime_ns
-        )
-        return json.loads(newest.read_text()), newest.parent
+        places = [f"data.root={images}", f"hydra.run.dir={tmp_path}/run"]
+        places += [f"paths.cache={tmp_path}/cache", "data.patch_px=64"]
+        assert main(["show", "experiment=stripe", *places, *words]) == 0
+        path = tmp_path / "run" / "summary.json"
+        return json.loads(path.read_text()), path.parent
 
     return call
 
@@ -52,12 +46,8 @@ def test_each_family_has_a_row(show: Show) -> None:
 
 @pytest.mark.slow
 def test_nothing_is_drawn_of_what_there_is_not(show: Show) -> None:
-    words = [
-        "show.stage=val",
-        "show.examples=1",
-        "data.layout=single",
-        "~data.synthesis.families.spot",
-    ]
-    summary, folder = show(*words, "+data.synthesis.families.stain={}", channels=1)
+    words = ["show.stage=val", "show.examples=1", "data.layout=single"]
+    words += ["~data.synthesis.families.spot", "+data.synthesis.families.stain={}"]
+    summary, folder = show(*words, channels=1)
     assert summary["show/families"] == 1
     assert not (folder / "augment.png").exists()

@@ -59,7 +59,7 @@ from lit_data.samples.inspection import InspectionSampleSpec
 
 log = logging.getLogger(__name__)
 
-ANNOTATION_FORMAT: Final = 4  # raise it with every change of a drawn mask
+ANNOTATION_FORMAT: Final = 5  # raise it with every change of a drawn mask
 _SET: Final = "inspection.json"
 _DRAWN: Final = ("coco", "labelme", "csv", "yolo", "cvat")
 

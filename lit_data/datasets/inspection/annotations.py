@@ -44,6 +44,7 @@ _HEAD_BYTES: Final = 2**16
 ANNOTATION_SUFFIXES: Final = (".json", ".csv", ".xml", ".txt", ".yaml")
 _CVAT_SIDES: Final = ("xtl", "ytl", "xbr", "ybr")
 _CVAT_SHAPES: Final = ("polyline", "points", "ellipse", "cuboid", "skeleton", "mask")
+_LABELME_OTHERS: Final = ("__ignore__", "_background_")  # labels of what is no object
 _BOTH: Final = "imageid_classid"  # of a column that holds both
 IMAGE_COLUMNS: Final = (
     *("imageid", "image", "image_id", "filename", "file_name", "file", "name", "img"),
@@ -315,6 +316,8 @@ def _read_labelme(path: Path, annotated: Annotated) -> None:
     number = _find_labelled(path, annotated)  # LabelMe's imagePath may be that of another machine
     for index, shape in enumerate(content["shapes"]):
         where = f"{path}, shapes[{index}]"
+        if shape.get("label") in _LABELME_OTHERS:
+            continue
         try:
             draw = labelme_shape(shape)
         except DataError as error:

@@ -273,8 +273,8 @@ class _Pairing:
         if any(map(_OTHER_FOLDERS.fullmatch, self.parts(path)[:-1])):
             return True
         # Older exports of LabelMe have arrays in SegmentationClass, and the masks beside it.
-        is_array = path.match("SegmentationClass/*.npy")
-        return is_array and path.parent.with_name("SegmentationClassPNG").is_dir()
+        masks = path.parent.with_name("SegmentationClassPNG")
+        return path.match("SegmentationClass/*.npy") and masks.is_dir()
 
     def _find_mask_folders(self) -> set[Path]:
         """Find the folders whose names say that they hold masks."""

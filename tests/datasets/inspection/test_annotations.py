@@ -186,6 +186,16 @@ def test_a_mask_of_labelme_that_leaves_its_box_is_refused(
         _draw(folder)
 
 
+def test_what_labelme_calls_no_object_is_left_out(folder: Path) -> None:
+    _labelme(folder)
+    content = json.loads((folder / "a.json").read_text())
+    for label in ("__ignore__", "_background_"):
+        whole = {"label": label, "points": [[0, 0], [30, 0], [30, 20], [0, 20]]}
+        content["shapes"].append(whole)
+    (folder / "a.json").write_text(json.dumps(content))
+    np.testing.assert_array_equal(_draw(folder)[1][0], _expected())
+
+
 def test_two_points_of_a_speck_mark_the_line_between_them(folder: Path) -> None:
     _coco(folder, [[24, 7, 27, 10]])
     assert np.argwhere(_draw(folder)[1][0]).tolist() == [[7, 24], [8, 25], [9, 26], [10, 27]]

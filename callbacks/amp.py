@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from lit_data.callbacks.events import Event, announce, log_metrics
 from lit_data.callbacks.precision import MixedPrecision, Precision, StepHistory, WatchedScaler
+from lit_data.callbacks.wrapping import UndoneCallback
 from lit_data.errors import ConfigError, LitDataError
 from lit_data.lightning_internals import logs_now
 
@@ -30,7 +31,7 @@ _REMEDY: Final = (
 )
 
 
-class AMP(L.Callback):
+class AMP(UndoneCallback):
     """Mixed precision for a plain ``Trainer()``: bf16, fp16 with a loss scale, or fp32.
 
     ``auto`` is bf16 where that is fast (see `lit_data.devices.has_fast_bf16`), else fp16 on CUDA
@@ -136,14 +137,11 @@ class AMP(L.Callback):
         trainer.strategy.precision_plugin = self._plugin
 
     @override
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._put_back(trainer)
-
-    @override
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        self._put_back(trainer)
+    def undo(self, trainer: L.Trainer) -> None:
+        if self._replaced_plugin is not None:
+            self._active.teardown()
+            trainer.strategy.precision_plugin = self._replaced_plugin
+            self._replaced_plugin = None
 
     @override
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -230,12 +228,6 @@ class AMP(L.Callback):
     def _active(self) -> MixedPrecision:
         assert self._plugin is not None  # setup is the first hook
         return self._plugin
-
-    def _put_back(self, trainer: L.Trainer) -> None:
-        if self._replaced_plugin is not None:
-            self._active.teardown()
-            trainer.strategy.precision_plugin = self._replaced_plugin
-            self._replaced_plugin = None
 
     def _log_precision(self, trainer: L.Trainer) -> None:
         """Log the precision in use, once until it changes."""

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lit_data.callbacks.device_memory import CachedMemory, open_cache
 from lit_data.callbacks.events import Event, announce, is_logging_step, log_metrics
-from lit_data.callbacks.wrapping import wrap
+from lit_data.callbacks.wrapping import UndoneCallback, wrap
 from lit_data.checks import check_count
 from lit_data.errors import ConfigError
 
@@ -25,7 +25,7 @@ _CHECKED_STEPS: Final = 10
 """Steps between two looks at the unused fraction, which take about 50 us each."""
 
 
-class EmptyCache(L.Callback):
+class EmptyCache(UndoneCallback):
     """Empties torch's cache of device memory; on the CPU gives free heap back (glibc).
 
     This makes room where sizes change, such as between training and validation, and costs time: the
@@ -87,7 +87,7 @@ class EmptyCache(L.Callback):
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._unwrap_methods()
+        self.undo(trainer)
         device = trainer.strategy.root_device
         self._cache = open_cache(device)
         if self.unused_fraction is not None and device.type == "cpu" and trainer.is_global_zero:
@@ -152,14 +152,9 @@ class EmptyCache(L.Callback):
             self._release(trainer, "after validation")
 
     @override
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        self._unwrap_methods()
-
-    @override
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._unwrap_methods()
+    def undo(self, trainer: L.Trainer) -> None:
+        self._began_s = None
+        self._undo.close()
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -238,10 +233,6 @@ class EmptyCache(L.Callback):
                 "cache/seconds": recent.seconds,
             }
             log_metrics(trainer, values)
-
-    def _unwrap_methods(self) -> None:
-        self._began_s = None
-        self._undo.close()
 
 
 @dataclass

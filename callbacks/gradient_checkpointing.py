@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
-from lit_data.callbacks.wrapping import Around, wrap
+from lit_data.callbacks.wrapping import Around, UndoneCallback, wrap
 from lit_data.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class _Buffer(NamedTuple):
     content: Tensor
 
 
-class GradientCheckpointing(L.Callback):
+class GradientCheckpointing(UndoneCallback):
     """Trades time for memory: named submodules keep their inputs alone, and repeat forward in backward.
 
     Gradients, dropout, buffers (batch norm's statistics among them) and checkpoints are those of a
@@ -86,14 +86,8 @@ class GradientCheckpointing(L.Callback):
         self._idle.clear()
 
     @override
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def undo(self, trainer: L.Trainer) -> None:
         self._undo.close()
-
-    @override
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        self._undo.close()  # Lightning calls no teardown then
 
     def _make_around(self, root: nn.Module, module: nn.Module, name: str) -> Around:
         idle = self._idle

@@ -1,8 +1,12 @@
 """Wrappers around a method of one object, which come off again in any order."""
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
+
+import lightning as L
+from typing_extensions import override
 
 Around = Callable[..., Any]
 """Called as ``around(call, *args, **kwargs)``, where `call` is what it wraps."""
@@ -66,3 +70,21 @@ def wrap(owner: Any, name: str, around: Around) -> Callable[[], None]:  # noqa: 
                 delattr(owner, name)
 
     return unwrap
+
+
+class UndoneCallback(L.Callback, ABC):
+    """Callback that changes objects of a run, and leaves them as before when the run is over."""
+
+    @abstractmethod
+    def undo(self, trainer: L.Trainer) -> None:
+        """Leave everything as before; may be called again."""
+
+    @override
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.undo(trainer)
+
+    @override
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        self.undo(trainer)  # Lightning calls no teardown then

@@ -163,16 +163,12 @@ class Source(FileOptions, ABC):
     @cached_property
     def folder(self) -> Path:
         """The root or its mirror; without one, the drawn set; the first call makes what is not there."""
-        if self.shards is not None:
-            return self.shards.folder
-        return self._root.folder if self.root else self._make_samples()
+        return (self.shards or self._root).folder if self.root else self._make_samples()
 
     def refresh(self) -> None:
         """Bring the mirror of a root on a server, or what is known of a set of shards, up to date."""
-        if self.shards is not None:
-            self.shards.refresh()
-        elif self.root:
-            self._root.refresh()
+        if self.root:
+            (self.shards or self._root).refresh()
 
     @cached_property
     def shards(self) -> ShardedRoot | None:

@@ -4,6 +4,7 @@ import itertools
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -92,6 +93,7 @@ def run_headroom(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
 class ReplayLoader(Generic[T]):
     """The same few batches over and over.
 
@@ -100,9 +102,8 @@ class ReplayLoader(Generic[T]):
         length: Batches in all.
     """
 
-    def __init__(self, batches: Sequence[T], length: int) -> None:
-        self.batches = batches
-        self.length = length
+    batches: Sequence[T]
+    length: int
 
     def __len__(self) -> int:
         return self.length

@@ -144,6 +144,7 @@ def _decode(line: bytes) -> dict[str, Any]:
     return row if isinstance(row, dict) else {}
 
 
+@dataclass
 class Fetcher:
     """Reads many files at a time.
 
@@ -155,20 +156,13 @@ class Fetcher:
         bar: Counts bytes.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        manifest: Manifest,
-        *,
-        folder: Path,
-        temp: Path,
-        bar: ProgressBar,
-    ) -> None:
-        self._connection = connection
-        self._manifest = manifest
-        self._folder = folder
-        self._temp = temp
-        self._bar = bar
+    connection: Connection
+    manifest: Manifest
+    folder: Path
+    temp: Path
+    bar: ProgressBar
+
+    def __post_init__(self) -> None:
         self._faults: dict[str, str] = {}
         self._has_other_tags = False  # ETags turned out to be no sums
 
@@ -179,7 +173,7 @@ class Fetcher:
             UnreachableError: The server does not answer any more; what has arrived is kept.
             DataError: Lists all files that cannot be read, or are not what the server states.
         """
-        await call_each(self._try, list(enumerate(files)), self._connection.options.connections)
+        await call_each(self._try, list(enumerate(files)), self.connection.options.connections)
         if not self._faults:
             return
         problems = Problems()
@@ -188,9 +182,9 @@ class Fetcher:
             # Many files share this advice, which comes once, at the end.
             if text.endswith(ACCESS_ADVICE):
                 advice = ACCESS_ADVICE.removeprefix("; ")
-            problems.add(self._connection.address.name(name), text.removesuffix(ACCESS_ADVICE))
+            problems.add(self.connection.address.name(name), text.removesuffix(ACCESS_ADVICE))
         headline = (
-            f"{len(problems)} of {len(files)} files of {self._connection.address} could not be read"
+            f"{len(problems)} of {len(files)} files of {self.connection.address} could not be read"
         )
         raise problems.make_error(headline, advice)
 
@@ -198,10 +192,10 @@ class Fetcher:
         number, file = numbered
         if len(self._faults) >= _MOST_FAULTS:
             return
-        path = self._temp / str(number)
+        path = self.temp / str(number)
         wrong_sums: list[str] = []
         try:
-            entry = await self._connection.insist(
+            entry = await self.connection.insist(
                 lambda: self._fetch(file, path, wrong_sums), file.name
             )
             await asyncio.to_thread(self._publish, file, path, entry)
@@ -218,11 +212,11 @@ class Fetcher:
 
         def count(new_bytes: int) -> None:
             arrived.append(new_bytes)
-            self._bar.advance(new_bytes)
+            self.bar.advance(new_bytes)
 
         try:
             path.unlink(missing_ok=True)
-            await self._connection.fetch(file.name, path, file.size_bytes, count)
+            await self.connection.fetch(file.name, path, file.size_bytes, count)
             size_bytes = path.stat().st_size
             if size_bytes != file.size_bytes:
                 raise BrokenReadError(
@@ -232,7 +226,7 @@ class Fetcher:
             return await asyncio.to_thread(_finish, file, path)
         except BaseException:
             # The next try reads these again.
-            self._bar.advance(-sum(arrived))
+            self.bar.advance(-sum(arrived))
             raise
 
     async def _check_sum(self, file: RemoteFile, path: Path, wrong_sums: list[str]) -> None:
@@ -244,14 +238,14 @@ class Fetcher:
         """
         algorithm, stated = ("sha256", file.sha256) if file.sha256 else ("md5", file.md5)
         is_tag = algorithm == "md5"
-        options = self._connection.options
+        options = self.connection.options
         if stated is None or not options.checksums or (is_tag and self._has_other_tags):
             return
         read_sum = await asyncio.to_thread(_digest, path, algorithm)
         if read_sum == stated:
             return
-        if is_tag and not await self._connection.is_sum(file):
-            log.info("%s: ETags there are no sums; sizes are compared", self._connection.address)
+        if is_tag and not await self.connection.is_sum(file):
+            log.info("%s: ETags there are no sums; sizes are compared", self.connection.address)
             self._has_other_tags = True
             return
         fault = f"{algorithm.upper()} sum is {read_sum}, the server states {stated}"
@@ -259,17 +253,17 @@ class Fetcher:
             wrong_sums.append(read_sum)
             raise BrokenReadError(f"the {fault}")
         raise DataError(
-            f"{self._connection.address.name(file.name)}: its {fault}: the file there is damaged "
+            f"{self.connection.address.name(file.name)}: its {fault}: the file there is damaged "
             "or the stated sum is out of date; mend it there, or set data.remote.checksums=false, "
             "which compares sizes only"
         )
 
     def _publish(self, file: RemoteFile, path: Path, entry: MirroredFile) -> None:
         """Give a whole file its name, in place of an older file or a link."""
-        target = self._folder / file.name
+        target = self.folder / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
         # In this order, see `Manifest`.
-        self._manifest.add(file.name, entry)
+        self.manifest.add(file.name, entry)
         path.replace(target)
 
 

@@ -225,6 +225,7 @@ class _Written:
         return cls(Shard(folder.key, facts["sha256"], facts["nbytes"]), arrays, skipped)
 
 
+@dataclass(frozen=True)
 class ImagePublisher:
     """Writes a set of images.
 
@@ -235,13 +236,10 @@ class ImagePublisher:
         options: How.
     """
 
-    def __init__(
-        self, writer: SetWriter, decoder: Decoder, names: Mapping[str, str], options: PublishOptions
-    ) -> None:
-        self._writer = writer
-        self._decoder = decoder
-        self._names = names
-        self._options = options
+    writer: SetWriter
+    decoder: Decoder
+    names: Mapping[str, str]
+    options: PublishOptions
 
     def write(self, sources: Sequence[ImageSource], files: Mapping[str, Path]) -> dict[str, int]:
         """Write the shards that are not there, then the index, and then what makes it the set.
@@ -256,15 +254,15 @@ class ImagePublisher:
         Raises:
             DataError: Images are bad; or the address cannot be written.
         """
-        survey = survey_sources(sources, self._decoder, on_bad=self._options.on_bad, progress=True)
-        chunks = list(_cut(survey, self._options.shard_bytes))
+        survey = survey_sources(sources, self.decoder, on_bad=self.options.on_bad, progress=True)
+        chunks = list(_cut(survey, self.options.shard_bytes))
 
         def write(chunk: Ints) -> _Written | DataError:
             chosen = [sources[survey.images[number]] for number in chunk.tolist()]
             with limit_threads(_DECODERS):
                 return self._write_shard(chosen, _take(survey, chunk))
 
-        threads = count_threads(self._options.shard_bytes)
+        threads = count_threads(self.options.shard_bytes)
         results = track(ordered_map(write, chunks, threads), "writing shards", len(chunks))
         written: list[_Written] = []
         skipped = list(survey.skipped)
@@ -278,7 +276,7 @@ class ImagePublisher:
             raise DataError(f"all images are bad, such as: {skipped[-1][1]}")
         index = self._index(survey, written, skipped)
         counts = {"images": len(index.places), "skipped": len(index.facts["skipped"])}
-        return counts | self._writer.finish(index.shards, index.write, files)
+        return counts | self.writer.finish(index.shards, index.write, files)
 
     def _write_shard(self, sources: Sequence[ImageSource], survey: Survey) -> _Written | DataError:
         """Bring a shard to its place; return an error where none of its images is good.
@@ -286,19 +284,19 @@ class ImagePublisher:
         Raises:
             DataError: Images are bad, and are not to be skipped.
         """
-        options = self._options
-        table = list_below(sources, self._names)
-        recipe = Recipe(table, self._decoder.fingerprint, options.on_bad, options.store)
+        options = self.options
+        table = list_below(sources, self.names)
+        recipe = Recipe(table, self.decoder.fingerprint, options.on_bad, options.store)
         # Without a note a shard that is there is fetched again, to be described.
-        note = self._writer.scratch / "notes" / recipe.key
-        if recipe.key in self._writer.there and is_there(note):
+        note = self.writer.scratch / "notes" / recipe.key
+        if recipe.key in self.writer.there and is_there(note):
             return _Written.read(note)
 
         def build(temp: Path) -> Path:
             folder = temp / "store"
             folder.mkdir()
             building = BuildOptions(on_bad=options.on_bad, progress=False, store=options.store)
-            write_store(folder, sources, self._decoder, recipe, survey, building)
+            write_store(folder, sources, self.decoder, recipe, survey, building)
             return folder
 
         def describe(shard: Shard, tar: Path) -> _Written:
@@ -306,7 +304,7 @@ class ImagePublisher:
             written.write(note)
             return written
 
-        result = self._writer.bring(recipe.key, build, describe, nbytes=survey.pixels_bytes)
+        result = self.writer.bring(recipe.key, build, describe, nbytes=survey.pixels_bytes)
         if isinstance(result, DataError) and options.on_bad == "error":
             raise result
         return result
@@ -329,14 +327,14 @@ class ImagePublisher:
         facts = {
             "dtype": survey.dtype,
             "channels": survey.channels,
-            "decoder": self._decoder.fingerprint,
-            "skipped": [(self._names.get(path, path), fault) for path, fault in left_out],
+            "decoder": self.decoder.fingerprint,
+            "skipped": [(self.names.get(path, path), fault) for path, fault in left_out],
         }
         shards = tuple(entry.shard for entry in written)
         similar = None
-        if self._options.group is not None:
+        if self.options.group is not None:
             summaries = [entry.arrays["summary"] for entry in written]
-            similar = self._options.group(np.concatenate(summaries))
+            similar = self.options.group(np.concatenate(summaries))
         return ShardIndex(Path(), join_key(shards), facts, places, shards, table, similar)
 
 

@@ -67,7 +67,17 @@ class EmptyCache(UndoneCallback):
         collect_garbage: bool = True,
         max_cost_fraction: float = 0.02,
     ) -> None:
-        _check(every_n_steps, after, unused_fraction, max_cost_fraction)
+        if every_n_steps is not None:
+            check_count("every_n_steps", every_n_steps, 1)
+        if isinstance(after, str) or not all(isinstance(name, str) and name for name in after):
+            raise ConfigError(
+                f"after={after!r}: give a list of names, 'checkpoint' or those of methods of the "
+                "LightningModule"
+            )
+        fractions = {"unused_fraction": unused_fraction, "max_cost_fraction": max_cost_fraction}
+        for name, value in fractions.items():
+            if value is not None and not 0 < value < 1:
+                raise ConfigError(f"{name}={value!r}: give a fraction between 0 and 1")
         self.every_n_steps = every_n_steps
         self.around_validation = around_validation
         self.after = tuple(after)
@@ -247,25 +257,6 @@ class _Freed:
         self.releases += 1
         self.freed_bytes += freed_bytes
         self.seconds += seconds_s
-
-
-def _check(
-    every_n_steps: int | None,
-    after: Sequence[str],
-    unused_fraction: float | None,
-    max_cost_fraction: float,
-) -> None:
-    if every_n_steps is not None:
-        check_count("every_n_steps", every_n_steps, 1)
-    if isinstance(after, str) or not all(isinstance(name, str) and name for name in after):
-        raise ConfigError(
-            f"after={after!r}: give a list of names, 'checkpoint' or those of methods of the "
-            "LightningModule"
-        )
-    fractions = {"unused_fraction": unused_fraction, "max_cost_fraction": max_cost_fraction}
-    for name, value in fractions.items():
-        if value is not None and not 0 < value < 1:
-            raise ConfigError(f"{name}={value!r}: give a fraction between 0 and 1")
 
 
 def _describe_missing(name: str, pl_module: L.LightningModule) -> str:

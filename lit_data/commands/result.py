@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Final, Literal, SupportsFloat
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsFloat
 
 from lit_data.commands.reports.untrusted import parse_json, read_text
 from lit_data.errors import (
@@ -20,6 +20,9 @@ from lit_data.errors import (
     settle_lines,
 )
 from lit_data.files import write_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 FAILURE: Final = "failure.json"
 KEYS = (
@@ -192,6 +195,7 @@ def print_table(
     texts: Collection[str],
     title: str | None = None,
     caption: str | None = None,
+    console: "Console | None" = None,
 ) -> None:
     """Print a table on the terminal, numbers to the right.
 
@@ -201,6 +205,7 @@ def print_table(
         texts: Headings of columns that hold text, to the left.
         title: Above the table.
         caption: Below it.
+        console: Where to; by default the standard output.
     """
     from rich import markup
     from rich.console import Console
@@ -217,7 +222,7 @@ def print_table(
     for row in rows:
         cells = [cell if isinstance(cell, Text) else Text(escape(str(cell))) for cell in row]
         table.add_row(*cells)
-    Console().print(table)
+    (console or Console()).print(table)
 
 
 def split_stage(name: str) -> tuple[str, str]:

@@ -194,7 +194,13 @@ class PatchDataset(BankDataset):
                 rows["mask_index"][:] = places.split_image
             return
         written = self._cut_corner(rows, epoch)
-        self._write_pixels(written, places, epoch)
+        # A margin that leaves the image is reflected.
+        y, x = (places.position - self.margin_px).T
+        self.bank.cut_into(places.image, y, x, written["image"])
+        if self.masks is not None:
+            self.masks.cut_into(places.split_image, y, x, written["mask"])
+        elif self.writer is not None:
+            self.writer.write_into(written, places.index, epoch)
         # Last, since it covers what is written.
         if self.paster is not None:
             self.paster.paste_into(written, indices, epoch, self._cut_with_masks)
@@ -224,15 +230,6 @@ class PatchDataset(BankDataset):
 
     def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return share_state(self, _SHARED)
-
-    def _write_pixels(self, rows: Mapping[str, Array], places: Places, epoch: int) -> None:
-        # A margin that leaves the image is reflected.
-        y, x = (places.position - self.margin_px).T
-        self.bank.cut_into(places.image, y, x, rows["image"])
-        if self.masks is not None:
-            self.masks.cut_into(places.split_image, y, x, rows["mask"])
-        elif self.writer is not None:
-            self.writer.write_into(rows, places.index, epoch)
 
     def _cut_corner(self, rows: Mapping[str, Array], epoch: int) -> Mapping[str, Array]:
         """Return views of the part of each row that samples of an epoch fill."""

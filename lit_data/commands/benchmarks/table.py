@@ -11,8 +11,8 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
+from lit_data.commands.result import print_table
 from lit_data.files import write_table
 
 log = logging.getLogger(__name__)
@@ -282,7 +282,6 @@ def show_lines(
     *,
     headings: Mapping[str, str],
     labels: Mapping[str, str] | None = None,
-    console: Console | None = None,
 ) -> None:
     """Print a table, and below it the ``note`` of each line that has one.
 
@@ -291,24 +290,22 @@ def show_lines(
         title: Of the table.
         headings: The columns that are printed.
         labels: Words in the place of the values of the first one.
-        console: Where to; by default the standard output, wide where that is no terminal.
     """
-    console = console or Console()
+    console = Console()
     if not console.is_terminal:  # a file or a pipe has no width, and takes the table unbroken
-        console = Console(width=_WIDTH, file=console.file)
+        console = Console(width=_WIDTH)
     first_column, *other_columns = headings
-    table = Table(title=title, title_justify="left")
+    texts, rows, notes = [], [], []
     for name, heading in headings.items():
-        is_text = any(isinstance(line[name], str) for line in lines)
-        table.add_column(heading, justify="left" if is_text else "right")
-    notes = []
+        if any(isinstance(line[name], str) for line in lines):
+            texts.append(heading)
     for line in lines:
         value = line[first_column]
         label = str((labels or {}).get(value, value))
-        table.add_row(label, *(_show_cell(line[name]) for name in other_columns))
+        rows.append([label, *(_show_cell(line[name]) for name in other_columns)])
         if line.get("note"):
             notes.append(f"{label}: {line['note']}")
-    console.print(table)
+    print_table([*headings.values()], rows, texts=texts, title=title, console=console)
     for note in notes:
         console.print(note, markup=False, highlight=False)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,7 +13,6 @@ from lit_data.types import Array
 
 Edges = Literal["cover", "drop", "pad"]
 Ints = NDArray[np.int64]
-_SHOWN: Final = 100
 
 
 def count_positions(lengths_px: ArrayLike, patch_px: int, stride_px: int, edges: Edges) -> Ints:

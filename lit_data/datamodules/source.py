@@ -2,7 +2,6 @@
 
 import hashlib
 import inspect
-import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -25,8 +24,6 @@ from lit_data.io.shards.publish import SetWriter
 from lit_data.io.shards.store import ShardedRoot
 from lit_data.samples.sample_set import SampleSpec
 from lit_data.types import PathText
-
-log = logging.getLogger(__name__)
 
 Sharded = TypeVar("Sharded", bound=ShardedRoot)
 Init = TypeVar("Init", bound=Callable[..., None])

@@ -29,7 +29,6 @@ _LUNG_RADII: Final = (0.72, 0.33, 0.22)
 Floats = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 _Axes = tuple[Floats, Floats, Floats]
-_Box = tuple[slice, slice, slice]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,7 @@ def _find_ball(
     centre: NDArray[np.float64],
     radius: float,
     radii: tuple[float, float, float] = (1.0, 1.0, 1.0),
-) -> tuple[_Box, Mask]:
+) -> tuple[tuple[slice, slice, slice], Mask]:
     """A box around a ball or, with `radii` along each axis, an ellipsoid, and its voxels in the box."""
     box, squared = [], np.zeros((1, 1, 1), np.float32)
     for number, (axis, middle, width) in enumerate(zip(axes, centre, radii, strict=True)):

@@ -19,7 +19,6 @@ from lit_data.types import Batch
 _PROJECTED: Final = 64
 _STEEPNESS: Final = 4.0
 _PENDING: Final = "candidates"  # key of a checkpoint
-_NEEDS_DEFECTS: Final = (*ANOMALY_METRICS, "average_precision", "dice")
 
 
 class Candidates:

@@ -68,7 +68,7 @@ def test_scores_that_do_not_apply_are_left_out(tmp_path: Path) -> None:
     assert set(trainer.callback_metrics) == {"train/loss", "val/average_precision", "val/dice"}
     with pytest.raises(ConfigError, match="loss='median' is unknown: choose one of rare, mean"):
         SegmentationModule(loss="median")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"image_score_fraction=1.5 must be from 0"):
+    with pytest.raises(ConfigError, match=r"image_score_fraction=1.5 must lie between 0 and 1"):
         SegmentationModule(image_score_fraction=1.5)
     images = torch.tensor([0.9, 0.2, 0.4]).view(1, 3, 1, 1)
     assert float(plain_difference(images)) == pytest.approx(0.6)  # the baseline

@@ -34,7 +34,7 @@ def _samples(count: int = 8, *, empty: bool = False) -> list[dict[str, torch.Ten
 
 @pytest.mark.parametrize(
     ("schedule", "precision"),
-    [("one_cycle", "32-true"), ("cosine", "bf16-mixed"), ("none", "32-true")],
+    [("one_cycle", "32-true"), ("cosine", "bf16-mixed")],
 )
 def test_it_learns_and_logs_what_it_says(schedule: Any, precision: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)

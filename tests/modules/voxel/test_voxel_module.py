@@ -59,9 +59,8 @@ def _module(*, quantised: bool = True, **options: Any) -> VoxelModule:
     )
 
 
-@pytest.mark.parametrize("quantised", [False, True])
-def test_it_learns_two_volumes_by_heart(quantised: bool, tmp_path: Path) -> None:
-    model = _module(quantised=quantised, optimizer=partial(torch.optim.Adam, lr=2e-2))
+def test_it_learns_two_volumes_by_heart(tmp_path: Path) -> None:
+    model = _module(optimizer=partial(torch.optim.Adam, lr=2e-2))
     loader = load_batches(_batch())
     trainer = make_trainer(tmp_path, max_epochs=70, check_val_every_n_epoch=70)
     trainer.fit(model, loader, loader)
@@ -69,10 +68,12 @@ def test_it_learns_two_volumes_by_heart(quantised: bool, tmp_path: Path) -> None
     assert trainer.callback_metrics["val/f1"] > 0.85
     assert trainer.callback_metrics["val/value_mae"] < 0.06
     tested = trainer.test(model, loader, verbose=False)[0]
-    names = {"iou", "f1", "value_mae", "psnr"} | ({"perplexity"} if quantised else set())
+    names = ("iou", "f1", "value_mae", "psnr", "perplexity")
     assert set(tested) == {f"test/{name}" for name in names}
-    if quantised:
-        assert tested["test/perplexity"] > 3
+    assert tested["test/perplexity"] > 3
+    plain = _module(quantised=False)
+    scores = trainer.validate(plain, loader, verbose=False)[0]
+    assert set(scores) == {f"val/{name}" for name in names[:-1]}
     found: Any = trainer.predict(model, loader)
     true = {tuple(place) for place in _batch(1)["coords"][:, 1:].tolist()}
     mine = {tuple(place) for place in found[0][0]["coords"].tolist()}

@@ -15,9 +15,11 @@ from lit_data.datasets.patch_source import GridPatches
 from lit_data.datasets.writers import DefectWriter
 from lit_data.errors import ConfigError
 from lit_data.grid import PatchGrid
+from lit_data.io import ImageBank
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.canvas import ValueRange
+from lit_data.types import Array
 
 
 def make_trainer(device: str = "cpu", ranks: int = 1) -> Any:
@@ -31,19 +33,27 @@ def options(batch_size: int) -> LoaderOptions:
     return LoaderOptions(batch_size=batch_size, num_workers=2)
 
 
-class Bank(list[Any]):
-    """Images in memory."""
+class Bank(ImageBank):
+    """Three images of noise in memory."""
 
-    channels, dtype = 3, np.dtype("uint8")
+    channels, dtype, skipped = 3, np.dtype("uint8"), ()
+    heights_px, widths_px = np.full(3, 40), np.full(3, 50)
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Array:
+        return np.random.default_rng(index).integers(0, 255, (3, 40, 50), dtype=np.uint8)
+
+    def name(self, index: int) -> str:
+        return f"{index}.png"
 
 
 @pytest.fixture
 def dataset() -> PatchDataset:
-    images = Bank(
-        np.random.default_rng(n).integers(0, 255, (3, 40, 50), dtype=np.uint8) for n in range(3)
-    )
-    grid = PatchGrid(np.full(3, 40), np.full(3, 50), 16, 12)
-    return PatchDataset(images, GridPatches(grid))  # type: ignore[arg-type]
+    images = Bank()
+    grid = PatchGrid(images.heights_px, images.widths_px, 16, 12)
+    return PatchDataset(images, GridPatches(grid))
 
 
 @pytest.fixture

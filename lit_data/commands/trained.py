@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _MOST_SCORES: Final = 3  # that are logged
 _NEAR_GREY: Final = 0.15  # of the value range: sets whose mean grey levels are so near are alike
 _PLAIN_TARGETS: Final = ("lit_data.modules.", "torch.optim.", "torch.nn.")
-_LEAST_SCORES: Final = {"val/image_auroc": 0.6, "val/f1_max": 0.02}
+_LEAST_SCORES: Final = {"val/image_auroc": 0.6, "val/f1_max": 0.02, "val/map50": 0.05}
 """Scores below which a model is no better than chance."""
 _EXCLUSIVE: Final = ({"size_px", "scale"}, {"size_px", "patch_px"})
 """Options of which one alone may be set."""

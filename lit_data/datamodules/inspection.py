@@ -419,6 +419,10 @@ class LabelledImageDataModule(InspectionDataModule):
         del report["images_with_masks"]  # there are none
         for split, numbers in self.split_images.items():
             report[f"{split}_patches"] = len(numbers)
+        try:
+            self._check_classes()
+        except ConfigError as error:  # which `fit` refuses
+            log.warning("%s", error)
         return report
 
     @override

@@ -175,6 +175,9 @@ def test_a_checkpoint_of_another_program_changes_nothing(tmp_path: Path) -> None
     assert take_trained(cfg, tmp_path / "a.ckpt") is None
     assert cfg == _configuration()
     assert find_doubt(None) is None
+    assert find_doubt({"scores": {"val/map50": 0.0121}}) == (
+        "val/map50 of the model is 0.0121, which is no better than chance"
+    )
     warn_of_other_data(None, None, None)
 
 

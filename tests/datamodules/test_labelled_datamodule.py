@@ -111,3 +111,6 @@ def test_classes_are_those_of_the_folders_unless_they_are_named(
     _write(tmp_path / "other" / "set", {"all": 5})
     with pytest.raises(ConfigError, match=r"nothing says what its images show"):
         _data(tmp_path / "other", classes=["good"]).dataset("train")
+    caplog.clear()
+    _data(tmp_path / "other").describe()  # by which `prepare` says what there is
+    assert "a CSV with the columns image and label (found: all)" in caplog.text

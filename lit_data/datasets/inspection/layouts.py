@@ -93,7 +93,7 @@ class InspectionSet:
     def describe(self) -> str:
         """Return counts of images and masks in one line."""
         counts = Counter(self.kinds)
-        kinds = f" ({describe_counts(counts)})" if len(counts) > 1 else ""
+        kinds = f" ({describe_counts(counts, 'no folder')})" if len(counts) > 1 else ""
         if self.layout == "none":
             return f"{len(self.images)} images without masks{kinds}"
         line = f"{len(self.images)} images, masks {self.where}"

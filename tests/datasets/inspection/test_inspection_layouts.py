@@ -118,6 +118,8 @@ def test_a_line_says_what_was_found(tmp_path: Path) -> None:
     found = find_inspection_set(_touch(tmp_path, "a/1.png", "a/1_mask.png", "b/2.png"))
     line = "2 images, masks beside them (_mask), 1 images have none, which counts as no defect"
     assert found.describe() == f"{line} (a 1, b 1)"
+    found = find_inspection_set(_touch(tmp_path / "on_top", "a/1.png", "2.png"))
+    assert found.describe() == "2 images without masks (no folder 1, a 1)"
 
 
 def test_stems_are_compared_without_endings() -> None:

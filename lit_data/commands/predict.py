@@ -66,8 +66,11 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     # Thresholds that validation chose lie among the weights.
     load_weights(model, checkpoint)
     options = _take_threshold(model, options)
+    doubt = find_doubt(record)
     if "image_threshold" not in task.unused:
         options = _take_image_threshold(model, options)
+    elif doubt is not None:  # where there are verdicts, they say so
+        log.warning("%s: train longer, or choose another run", doubt)
     _warn_of_nothing_to_resume(folder, options)
     prediction = PredictRun(
         folder=folder,
@@ -75,7 +78,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
             checkpoint, to_plain(cfg.model), to_plain(cfg.data), neutral=task.neutral_data
         ),
         make_trainer=partial(build_lone_trainer, cfg),
-        doubt=find_doubt(record),
+        doubt=doubt,
     )
     metrics, bad = task.predict(model, prediction, options)
     if bad:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,21 @@ def test_images_of_another_kind_are_told(trained: Path, tmp_path: Path) -> None:
     assert code == 0
     assert "these images are unlike those that the model was trained on" in said
     assert "mean grey level 0.04 of the range, not 0." in said
+
+
+@pytest.mark.slow
+def test_boxes_of_a_model_of_no_use_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = [f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]
+    words = ["+experiment=detection", "trainer=cpu", "data.size_px=64", *places]
+    limits = ["trainer.max_epochs=1"]
+    limits += [f"trainer.limit_{stage}_batches=1" for stage in ("train", "val", "test")]
+    assert main(["fit", *words, *limits]) == 0
+    told = r"val/map50 of the model is \S+, which is no better than chance: train longer"
+    assert re.search(told + ", or look at predictions.png", capsys.readouterr().out)
+    assert main(["predict", *words]) == 0
+    assert re.search(told + ", or choose another run", capsys.readouterr().out)
 
 
 def test_a_model_near_chance_gives_no_verdicts(trained: Path, tmp_path: Path) -> None:

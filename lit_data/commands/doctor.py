@@ -13,8 +13,7 @@ from omegaconf import DictConfig
 from packaging.requirements import Requirement
 from packaging.version import Version
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from lit_data.commands.benchmarks.options import choose_device
 from lit_data.commands.configuration.targets import instantiate
@@ -33,7 +32,7 @@ from lit_data.commands.machine import (
     find_version,
     print_machine,
 )
-from lit_data.commands.result import read_summary
+from lit_data.commands.result import print_table, read_summary
 from lit_data.devices import has_fast_bf16
 from lit_data.errors import DataError
 from lit_data.files import write_json
@@ -82,7 +81,12 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     machine = describe_machine(choose_device("auto"))
     console = Console()
     console.print(print_machine(machine), highlight=False, soft_wrap=True)
-    console.print(_make_table(findings))
+    rows = []
+    for finding in findings:
+        level = Text(finding.level, style=_STYLES[finding.level])
+        rows.append([level, finding.what, finding.found, finding.remedy])
+    headings = ["", "what", "found", "what to do"]
+    print_table(headings, rows, texts=headings, console=console)
     report = {"machine": machine, "findings": [asdict(finding) for finding in findings]}
     write_json(Path(cfg.paths.run) / "doctor.json", report)
     counts = Counter(finding.level for finding in findings)
@@ -138,15 +142,6 @@ def check_last_run(folder: Path) -> Iterator[Finding]:
     state = f"{newest.parent.name}: {cause}; {waited_fraction:.0%} of it went by waiting for data"
     remedy = f"try {remedy or 'docs/choosing.md'}"
     yield judge("last run", state, bad=waited_fraction >= _LEAST_WAIT, remedy=remedy)
-
-
-def _make_table(findings: Sequence[Finding]) -> Table:
-    table = Table("", "what", "found", "what to do", pad_edge=False)
-    for finding in findings:
-        level = f"[{_STYLES[finding.level]}]{finding.level}[/]"
-        words = (finding.what, finding.found, finding.remedy)
-        table.add_row(level, *(escape(word) for word in words))
-    return table
 
 
 def check_environment(environment: Mapping[str, str]) -> Iterator[Finding]:

@@ -21,11 +21,7 @@ from tests.limited_memory import FaultPlan, Faults, Point, SimulatedDevice, inst
 from tests.notes import Notes
 from tests.stock_modules import STOCK
 
-pytestmark = [
-    pytest.mark.usefixtures("small_runs_are_fast"),
-    pytest.mark.timeout(120),
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-]
+pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
 FAST: Final = {**QUIET, "max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 1}
 

@@ -26,8 +26,6 @@ from tests.stock_modules import STOCK
 
 pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),
-    pytest.mark.timeout(120),
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:No (positive|negative) samples in targets"),  # of one piece
     pytest.mark.filterwarnings("ignore:predict returned None"),
 ]

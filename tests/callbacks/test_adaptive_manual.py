@@ -28,7 +28,6 @@ BATCH, BATCHES = 8, 4
 
 pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
 ]
 

@@ -14,10 +14,6 @@ from lit_data.callbacks import AdaptiveBatchSize
 from lit_data.errors import BatchMemoryError
 from lit_data.testing import QUIET
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
-)
-
 MIB = 2**20
 LIMIT_BYTES = 2048 * MIB
 SAMPLE_BYTES = 32 * MIB

@@ -34,7 +34,6 @@ SAMPLES, BATCH, FITS = 32, 8, 4
 
 pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),
-    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers:UserWarning"),
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no:UserWarning"),
     pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but have no:UserWarning"),
 ]

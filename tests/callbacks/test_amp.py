@@ -16,11 +16,6 @@ from lit_data.errors import ConfigError, LitDataError
 from lit_data.testing import QUIET
 from tests.notes import Notes
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-]
-
 SCALE, BATCHES = 1024.0, 8
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

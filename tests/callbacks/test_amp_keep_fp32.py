@@ -15,8 +15,6 @@ from lit_data.callbacks.precision import keep_in_float32
 from lit_data.errors import ConfigError
 from lit_data.testing import QUIET
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
-
 Pair = namedtuple("Pair", ["left", "right"])
 DATA = torch.rand(4, 2, 4, generator=torch.Generator().manual_seed(0))
 

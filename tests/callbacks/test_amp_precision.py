@@ -15,11 +15,7 @@ from lit_data.errors import ConfigError
 from lit_data.testing import QUIET
 from tests.notes import Notes
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.*"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.*")
 
 SCALE, BATCHES = 1024.0, 6
 

@@ -33,10 +33,7 @@ from tests.limited_memory import SimulatedDevice, install
 from tests.loading.rows import KINDS, Indices
 from tests.tally import Meanwhile, Rows, Tally
 
-pytestmark = [
-    pytest.mark.usefixtures("small_runs_are_fast"),
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-]
+pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
 EAGER: dict[str, Any] = {
     "mode": "resize",

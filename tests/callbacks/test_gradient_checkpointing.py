@@ -15,10 +15,6 @@ from lit_data.errors import ConfigError
 from lit_data.testing import QUIET
 from tests.stock_modules import STOCK
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
-)
-
 Run = tuple[dict[str, Tensor], list[list[Tensor]], Tensor]
 
 

@@ -15,10 +15,7 @@ from lit_data.testing import QUIET
 from tests.callbacks.painter import Album, Painter
 from tests.notes import Notes
 
-pytestmark = [
-    pytest.mark.usefixtures("small_runs_are_fast"),
-    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers:UserWarning"),
-]
+pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
 
 class Counting(nn.Module):
@@ -103,13 +100,6 @@ def test_test_and_validation_compare_with_their_own_split(tmp_path: Path) -> Non
     (again,) = trainer.validate(model, datamodule=Album(val=0.2), verbose=False)  # of other data
     assert again["val/fid_counting"] == pytest.approx(tested["test/fid_counting"], rel=0.05)
     assert metrics.summary() == {}
-
-
-def test_training_goes_on_as_without_it(tmp_path: Path) -> None:
-    plain, watched = Painter(), Painter()
-    _fit(tmp_path, plain)
-    _fit(tmp_path, watched, ImageMetrics(every_n_steps=2, count=4))
-    assert watched.drawn == plain.drawn
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")

@@ -14,10 +14,6 @@ from lit_data.testing import QUIET
 from tests.limited_memory import FaultPlan, install
 from tests.tally import Rows
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
-)
-
 REDUCTIONS: dict[str, Any] = {"mean": torch.mean, "sum": torch.sum, "max": max, "min": "min"}
 
 

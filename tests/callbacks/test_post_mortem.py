@@ -73,7 +73,10 @@ def test_parameters_gradients_state_and_buffers_have_names(
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_what_autograd_alone_keeps_is_a_sum_and_has_no_names() -> None:
+def test_what_autograd_alone_keeps_is_a_sum_and_has_no_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_summary", lambda device: f"| summary of {device} |")
     images = torch.ones(77, 101)
     out = Net()(images).exp()
     owners = _owners(find_tensors(nn.Linear(1, 1), []), 77, 211)
@@ -82,6 +85,7 @@ def test_what_autograd_alone_keeps_is_a_sum_and_has_no_names() -> None:
     reading = MemoryReading(2**30, 2**30, 2**30, 2**31)
     text = describe_failure(_trainer(device=torch.device("cuda", 0)), None, reading, [])
     assert "1.0 GiB          cuda:0  what autograd keeps for backward, and other memory" in text
+    assert text.endswith("## allocator\n| summary of cuda:0 |\n")
 
 
 def test_views_count_once_with_the_shape_of_the_whole() -> None:
@@ -145,12 +149,6 @@ def test_the_text_says_what_failed_where_and_who_held_what(
     assert "83.2 KiB 1 x cpu parameters" in rows
     assert "allocator" not in text
     assert len(kept) == 3
-
-
-def test_on_cuda_the_allocator_has_its_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "memory_summary", lambda device: f"| summary of {device} |")
-    text = describe_failure(_trainer(device=torch.device("cuda", 0)), None, READING, [])
-    assert text.endswith("## allocator\n| summary of cuda:0 |\n")
 
 
 def test_a_part_that_fails_says_so_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:

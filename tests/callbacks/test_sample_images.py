@@ -10,7 +10,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from lit_data.callbacks import SampleImages
+from lit_data.callbacks import ImageMetrics, SampleImages
 from lit_data.callbacks.pictures import draw_grid, read_images
 from lit_data.errors import ConfigError
 from lit_data.testing import QUIET
@@ -19,10 +19,7 @@ from tests.notes import Notes
 
 POSES = torch.tensor([[0.25, 0.0], [0.5, 0.1], [0.75, 0.2]])
 
-pytestmark = [
-    pytest.mark.usefixtures("small_runs_are_fast"),
-    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers:UserWarning"),
-]
+pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
 
 class Gallery(Notes):
@@ -99,7 +96,8 @@ def test_loggers_that_take_pictures_get_them(tmp_path: Path) -> None:
 def test_training_goes_on_as_without_it(tmp_path: Path) -> None:
     plain, watched = Painter(), Painter()
     _fit(tmp_path, plain)
-    _fit(tmp_path, watched, SampleImages(every_n_steps=2))
+    metrics = ImageMetrics(every_n_steps=2, count=4)
+    _fit(tmp_path, watched, SampleImages(every_n_steps=2), metrics, limit_val_batches=1)
     assert watched.drawn == plain.drawn
 
 

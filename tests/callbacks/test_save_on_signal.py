@@ -15,11 +15,7 @@ from torch.utils.data import DataLoader
 from lit_data.callbacks import SaveOnSignal
 from lit_data.testing import QUIET
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-]
+pytestmark = pytest.mark.timeout(60)
 
 STEPS, VALIDATIONS = 4, 3
 Event = tuple[str, int]

@@ -15,10 +15,7 @@ from lit_data.testing import QUIET
 from tests.limited_memory import SimulatedDevice, install
 from tests.tally import Meanwhile, Rows, Tally
 
-pytestmark = [
-    pytest.mark.usefixtures("small_runs_are_fast"),
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-]
+pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 import errno
-import itertools
 import json
 import logging
 import os
@@ -22,9 +21,11 @@ from lit_data.cli import main
 from lit_data.commands import COMMANDS, TOOLS
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.commands.result import KEYS
+from tests.outputs import QUICK, STRIPES
 
 ROOT = Path(lit_data.__file__).parents[1]
 LIMIT_S = 60
+ALL = ", ".join([*COMMANDS, *TOOLS])
 
 Run = Callable[[DictConfig], dict[str, float | int | str]]
 Install = Callable[..., None]
@@ -46,23 +47,17 @@ def raising(error: BaseException) -> Run:
     return run
 
 
-def run_python(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([*variables.pop("PATHS", "").split(), str(ROOT)]),
-        **variables,
-    }
+def run_python(*words: str, paths: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, str(ROOT)])}
+    words = (sys.executable, *words)
     return subprocess.run(
-        [sys.executable, *words],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
+        words, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
 
 
-def test_help_names_commands_and_experiments(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_commands_and_experiments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     for name, what in COMMANDS.items():
@@ -72,25 +67,17 @@ def test_help_names_commands_and_experiments(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == text
     assert main([]) == 2
     assert capsys.readouterr() == ("", text)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"lit_data {lit_data.__version__}\n"
 
-
-def test_help_adds_experiments_of_the_own_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     (tmp_path / "own" / "experiment" / "deep").mkdir(parents=True)
-    (tmp_path / "own/experiment/deep/mine.yaml").write_text(
-        "# @package _global_\n# What mine is.\nseed: 3\n"
-    )
+    mine = "# @package _global_\n# What mine is.\nseed: 3\n"
+    (tmp_path / "own/experiment/deep/mine.yaml").write_text(mine)
     (tmp_path / "own/experiment/bare.yaml").write_text("seed: 3\n")
     assert main(["--help", "--config-dir", "own"]) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     assert ["deep/mine", "What mine is."] in lines
     assert ["bare"] in lines
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"lit_data {lit_data.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -112,51 +99,33 @@ def test_module_runs_as_a_program() -> None:
     done = run_python("-m", "lit_data", "fitt")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(
-        "lit_data: unknown command 'fitt'. Did you mean 'fit'? Commands: fit, validate, "
+        "lit_data: unknown command 'fitt'. Did you mean 'fit'? Commands: "
     )
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["fitt"],
-            f"unknown command 'fitt'. Did you mean 'fit'? Commands: {', '.join([*COMMANDS, *TOOLS])}.",
-        ),
-        (["zzz"], f"unknown command 'zzz'. Commands: {', '.join([*COMMANDS, *TOOLS])}."),
-        (["-m"], f"unknown command ''. Commands: {', '.join([*COMMANDS, *TOOLS])}."),
-        (
-            ["show", "--multrun"],
-            "unknown option '--multrun'. Did you mean '--multirun'? See python -m lit_data --help.",
-        ),
+        ("fitt", f"unknown command 'fitt'. Did you mean 'fit'? Commands: {ALL}."),
+        ("zzz", f"unknown command 'zzz'. Commands: {ALL}."),
+        ("-m", f"unknown command ''. Commands: {ALL}."),
+        ("show --multrun", "unknown option '--multrun'. Did you mean '--multirun'? See python -m"),
         # Hydra's own ways to another configuration, one of which unpickles a file
-        (
-            ["show", "--config-path", "x"],
-            "unknown option '--config-path'. Did you mean '--config-dir'? See ",
-        ),
-        (["show", "--experimental-rerun", "x"], "unknown option '--experimental-rerun'. See "),
-        (
-            ["show", "--config-dir"],
-            "argument --config-dir/-cd: expected one argument. See python -m lit_data --help.",
-        ),
-        (["show", "--cfg", "jb"], "argument --cfg/-c: invalid choice: 'jb'"),
-        (["show", "--resolve"], "--resolve belongs to --cfg: write --cfg job --resolve."),
-        (
-            ["show", "--package", "../x"],
-            "--package '../x' is not a package name such as my_project or ",
-        ),
-        (["show", "sed=3"], "unknown key 'sed'. Did you mean 'seed'?"),
-        (
-            ["show", "-m", "trainer=cpu,gpuu"],
-            "unknown option 'gpuu' of 'trainer'. Did you mean 'gpu'? There are: ",
-        ),
+        ("show --config-path x", "unknown option '--config-path'. Did you mean '--config-dir'?"),
+        ("show --experimental-rerun x", "unknown option '--experimental-rerun'. See "),
+        ("show --config-dir", "argument --config-dir/-cd: expected one argument. See python -m"),
+        ("show --cfg jb", "argument --cfg/-c: invalid choice: 'jb'"),
+        ("show --resolve", "--resolve belongs to --cfg: write --cfg job --resolve."),
+        ("show --package ../x", "--package '../x' is not a package name such as my_project or "),
+        ("show sed=3", "unknown key 'sed'. Did you mean 'seed'?"),
+        ("show -m trainer=cpu,gpuu", "unknown option 'gpuu' of 'trainer'. Did you mean 'gpu'?"),
     ],
 )
 def test_mistake_ends_with_one_line_and_exit_2(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str], install: Install
+    words: str, message: str, capsys: pytest.CaptureFixture[str], install: Install
 ) -> None:
     install(raising(AssertionError("the command ran")))
-    assert main(words) == 2
+    assert main(words.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"lit_data: {message}")
@@ -170,6 +139,8 @@ def test_command_runs_in_its_folder_and_prints_its_summary(
 
     def run(cfg: DictConfig) -> dict[str, float | int | str]:
         print("working")
+        logging.getLogger("own.name").info("a message")
+        logging.getLogger("own.name").debug("a detail")
         seen.append((cfg.seed, Path(cfg.paths.run), Path.cwd()))
         return {"test/score": 0.5, "samples_sha256": "ab", "seconds": -1.0}
 
@@ -177,38 +148,18 @@ def test_command_runs_in_its_folder_and_prints_its_summary(
     assert main(["show", "experiment=stripe", "seed=7", "name=mine"]) == 0
     lines = capsys.readouterr().out.splitlines()
     path = Path(lines[-1])
-    assert lines == ["working", str(path)]
+    assert lines == ["working", "a message", str(path)]
     assert path.parent.parent == tmp_path / "runs" / "show" / "mine"
     assert seen == [(7, path.parent, tmp_path)]
-    assert sorted(item.name for item in path.parent.iterdir()) == [
-        ".hydra",
-        "show.log",
-        "summary.json",
-    ]
+    names = sorted(item.name for item in path.parent.iterdir())
+    assert names == [".hydra", "show.log", "summary.json"]
+    assert (path.parent / "show.log").read_text().endswith(" INFO own.name: a message\n")
     values = json.loads(path.read_text(encoding="utf-8"))
     assert list(values) == [*KEYS, "test/score"]
     assert (values["command"], values["experiment"], values["test/score"]) == ("show", "mine", 0.5)
     assert values["samples_sha256"] == "ab"
     assert 0 < values["seconds"] < LIMIT_S
     assert values["peak_rss_bytes"] > 10_000_000
-
-
-def test_log_lines_are_messages_on_the_terminal_and_dated_in_the_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], install: Install
-) -> None:
-    def run(cfg: DictConfig) -> dict[str, float | int | str]:
-        logging.getLogger("own.name").info("a message")
-        logging.getLogger("own.name").debug("a detail")
-        return {}
-
-    install(run)
-    assert main(["show", "hydra.run.dir=out"]) == 0
-    assert capsys.readouterr().out == f"a message\n{tmp_path}/out/summary.json\n"
-    assert (
-        (tmp_path / "out/show.log")
-        .read_text(encoding="utf-8")
-        .endswith(" INFO own.name: a message\n")
-    )
 
 
 def test_validate_and_test_share_a_module(
@@ -240,33 +191,14 @@ def test_further_ranks_get_the_same_command_line_and_folder(
     (tmp_path / "own").mkdir()
     install(run)
     monkeypatch.setattr(sys, "argv", ["lit-data", "something", "else"])
-    words = [
-        "-cd",
-        "own",
-        "experiment=stripe",
-        "data.root=${paths.runs}",
-        "--package=mine",
-        "hydra.run.dir=a b",
-    ]
-    assert main(["show", *words]) == 0
+    words = ["-cd", "own", "experiment=stripe", "data.root=${paths.runs}", "--package=mine"]
+    assert main(["show", *words, "hydra.run.dir=a b"]) == 0
     assert sys.argv == ["lit-data", "something", "else"]
     assert "LOCAL_RANK" not in os.environ
-    own = [
-        "show",
-        "--package",
-        "mine",
-        "--config-dir",
-        f"{tmp_path}/own",
-        "hydra.run.dir=a b",
-        "+experiment=stripe",
-    ]
-    added = [
-        f'hydra.run.dir="{tmp_path}/a b"',
-        "hydra.job.name=train_ddp_process_1",
-        "hydra.output_subdir=null",
-    ]
+    own = ["show", "--package", "mine", "--config-dir", f"{tmp_path}/own", "hydra.run.dir=a b"]
+    own += ["+experiment=stripe", "data.root=${paths.runs}", f'hydra.run.dir="{tmp_path}/a b"']
     child = seen[0][seen[0].index("show") :]
-    assert child == [*own, "data.root=${paths.runs}", *added]
+    assert child == [*own, "hydra.job.name=train_ddp_process_1", "hydra.output_subdir=null"]
 
     monkeypatch.setenv("LOCAL_RANK", "1")
     (tmp_path / "a b/summary.json").unlink()
@@ -286,23 +218,15 @@ def test_each_job_of_a_sweep_has_its_own_folder_and_command_line(
         return {"val/seed": cfg.seed}
 
     install(run)
-    words = [
-        "show",
-        "--multirun",
-        "seed=4,5",
-        "experiment=stripe",
-        "hydra.sweep.dir=out",
-        "sweep.isolate=none",
-    ]
-    assert main(words) == 0
-    folders = [f"{tmp_path}/out/{number}" for number in (0, 1)]
-    assert [line for line in capsys.readouterr().out.splitlines() if line.endswith(".json")] == [
-        *(f"{folder}/summary.json" for folder in folders),
-        f"{tmp_path}/out/sweep.json",
-    ]
+    words = ["seed=4,5", "experiment=stripe", "hydra.sweep.dir=out", "sweep.isolate=none"]
+    assert main(["show", "--multirun", *words]) == 0
+    first, second = f"{tmp_path}/out/0", f"{tmp_path}/out/1"
+    files = [line for line in capsys.readouterr().out.splitlines() if line.endswith(".json")]
+    assert files[:2] == [f"{first}/summary.json", f"{second}/summary.json"]
+    assert files[2:] == [f"{tmp_path}/out/sweep.json"]
     assert seen == [
-        (["show", f"seed={seed}", "+experiment=stripe"], folder)
-        for seed, folder in zip((4, 5), folders, strict=True)
+        (["show", "seed=4", "+experiment=stripe"], first),
+        (["show", "seed=5", "+experiment=stripe"], second),
     ]
 
 
@@ -312,8 +236,6 @@ def test_each_job_of_a_sweep_has_its_own_folder_and_command_line(
         (errors.ConfigError, 2),
         (errors.DataError, 3),
         (errors.StoreCorruptError, 4),
-        (errors.StoreStaleError, 4),
-        (errors.StoreBusyError, 4),
         (errors.StoreSpaceError, 4),
         (errors.BatchMemoryError, 5),
         (errors.WorkerDiedError, 6),
@@ -321,36 +243,29 @@ def test_each_job_of_a_sweep_has_its_own_folder_and_command_line(
     ],
 )
 def test_error_ends_with_its_message_and_exit_code(
-    error: type[errors.LitDataError],
-    code: int,
-    capsys: pytest.CaptureFixture[str],
+    error: type[errors.LitDataError], code: int, capsys: pytest.CaptureFixture[str],
     install: Install,
-) -> None:
+) -> None:  # fmt: skip
     install(raising(error("what, where, how")))
     assert main(["show", "hydra.run.dir=out"]) == code
     assert capsys.readouterr().err == "lit_data: what, where, how\n"
 
 
 @pytest.mark.parametrize("name", ["LIT_DATA_TRACEBACK", "HYDRA_FULL_ERROR"])
-def test_traceback_on_request(
+def test_traceback_on_request_and_of_a_bug(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], install: Install
-) -> None:
-    monkeypatch.setenv(name, "1")
-    install(raising(errors.DataError("bad")))
-    assert main(["show", "hydra.run.dir=out"]) == 3
-    err = capsys.readouterr().err
-    assert err.startswith("Traceback (most recent call last):\n")
-    assert err.endswith("lit_data: bad\n")
-
-
-def test_bug_ends_with_a_traceback_and_exit_1(
-    capsys: pytest.CaptureFixture[str], install: Install
 ) -> None:
     install(raising(RuntimeError("a bug")))
     assert main(["show", "hydra.run.dir=out"]) == 1
     err = capsys.readouterr().err
     assert "Traceback (most recent call last):\n" in err
     assert err.endswith("RuntimeError: a bug\n")
+    monkeypatch.setenv(name, "1")
+    install(raising(errors.DataError("bad")))
+    assert main(["show", "hydra.run.dir=out"]) == 3
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback (most recent call last):\n")
+    assert err.endswith("lit_data: bad\n")
 
 
 def lightning_exit() -> SystemExit:
@@ -375,16 +290,13 @@ def test_other_ways_out(error: BaseException, code: int, install: Install) -> No
 
 
 def test_folder_that_cannot_be_written(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    install: Install,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], install: Install
 ) -> None:
     install(raising(AssertionError("the command ran")))
     (tmp_path / "file").write_text("")
     assert main(["show", "paths.runs=file"]) == 4
-    text = f"cannot be made: {tmp_path}/file is not a writable folder (Not a directory). Set paths.runs.\n"
-    assert text in capsys.readouterr().err
+    text = f"{tmp_path}/file is not a writable folder (Not a directory). Set paths.runs.\n"
+    assert f"cannot be made: {text}" in capsys.readouterr().err
     for words in (["paths.runs=/proc/x"], ["paths.runs=/proc/x", "-m", "seed=1,2"]):
         assert main(["show", *words]) == 4
         assert "cannot be made: /proc is not a writable folder (" in capsys.readouterr().err
@@ -436,9 +348,7 @@ def test_own_experiment_runs(flag: str, tmp_path: Path, install: Install) -> Non
     ("experiment", "group"),
     [
         ("segmentation", "smp_unet"),
-        ("segmentation", "torchvision_segmentation"),
         ("classification", "timm_classifier"),
-        ("classification", "torchvision_classifier"),
         ("detection", "torchvision_detector"),
     ],
 )
@@ -476,11 +386,6 @@ TRAINING = """
 def run(cfg):
     import lightning.pytorch as pl
     from lightning.pytorch.demos.boring_classes import BoringModel
-    class Model(BoringModel):
-        def training_step(self, batch, batch_idx):
-            if batch_idx == 2:
-                print("ready", flush=True)
-            return super().training_step(batch, batch_idx)
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=cfg.trainer.devices,
@@ -490,7 +395,7 @@ def run(cfg):
         enable_checkpointing=False,
         enable_progress_bar=False,
     )
-    trainer.fit(Model())
+    trainer.fit(BoringModel())
     return {"train/steps": trainer.global_step, "train/ranks": trainer.world_size}
 """
 
@@ -534,17 +439,6 @@ def test_signal_ends_a_command(
     assert signal_when_ready(start("show"), number) == (code, message)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code", "message"), ENDINGS)
-def test_signal_ends_training(
-    site: Site, start: Start, number: signal.Signals, code: int, message: str
-) -> None:
-    site(TRAINING)
-    ended, err = signal_when_ready(start("show", EPOCHS), number)
-    assert ended == code
-    assert err.endswith(message)
-
-
 READY = """
 import lightning as L
 class Ready(L.Callback):
@@ -557,11 +451,8 @@ FIT = [
     "--package=own_ready",
     "+callbacks.ready._target_=own_ready.Ready",
     "trainer.accelerator=cpu",
-    "trainer.enable_progress_bar=false",
-    "data.samples={count: 6, height_px: 128, width_px: 128}",
-    "data.patch_px=64",
-    "data.stride_px=64",
-    "data.loader.batch_size=4",
+    *QUICK,
+    *STRIPES,
     "logger=none",
 ]
 EPOCHS = "trainer.max_epochs=1000000"
@@ -581,19 +472,16 @@ def interrupt_fit(
 @pytest.mark.parametrize(
     ("to", "workers", "number", "code", "message"),
     [
-        (to, workers, *ending)
-        for to, workers, ending in itertools.product((os.kill, os.killpg), (0, 2), ENDINGS)
+        (os.kill, 0, *ENDINGS[0]),
+        (os.killpg, 2, *ENDINGS[0]),
+        (os.kill, 2, *ENDINGS[1]),
+        (os.killpg, 0, *ENDINGS[1]),
     ],
 )
 def test_signal_leaves_a_checkpoint_that_fit_goes_on_from(
-    tmp_path: Path,
-    start: Start,
-    to: Callable[..., None],
-    workers: int,
-    number: signal.Signals,
-    code: int,
-    message: str,
-) -> None:
+    tmp_path: Path, start: Start, to: Callable[..., None], workers: int, number: signal.Signals,
+    code: int, message: str,
+) -> None:  # fmt: skip
     words = f"data.loader.num_workers={workers}"
     ended, text = interrupt_fit(start, words, number=number, to=to)
     path = tmp_path / "out/checkpoints/interrupted.ckpt"
@@ -614,11 +502,7 @@ def test_signal_leaves_a_checkpoint_that_fit_goes_on_from(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "number", "code"),
-    [
-        ("main", signal.SIGTERM, 143),
-        ("other rank", signal.SIGTERM, 143),
-        ("group", signal.SIGINT, 130),
-    ],
+    [("other rank", signal.SIGTERM, 143), ("group", signal.SIGINT, 130)],
 )  # a scheduler tells one rank, a terminal all
 def test_all_ranks_stop_after_the_same_step(
     start: Start, target: str, number: signal.Signals, code: int
@@ -630,7 +514,7 @@ def test_all_ranks_stop_after_the_same_step(
         if target == "group":
             os.killpg(pid, number)
         else:
-            os.kill(pid if target == "main" else ranks[0].pid, number)
+            os.kill(ranks[0].pid, number)
 
     words = ["trainer.devices=2", "data.loader.num_workers=0"]
     ended, text = interrupt_fit(start, *words, number=number, to=send)
@@ -649,7 +533,7 @@ def test_every_job_of_a_sweep_starts_its_ranks(
     words.append(f"sweep.isolate={isolate}")
     program = start("show", *words)
     try:
-        _, err = program.communicate(timeout=LIMIT_S)
+        _, err = program.communicate(timeout=4 * LIMIT_S)  # seven programs start
     finally:
         program.kill()
         program.wait()
@@ -666,48 +550,30 @@ def test_every_job_of_a_sweep_starts_its_ranks(
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["data.root="], "root is empty: is it a shell variable that is not set?"),
-        (
-            ["data.patch_px=1e9"],
-            "patch_px=1000000000.0 is not usable: give one positive number of pixels",
-        ),
-        (["data.splits={train: nan}"], "'data.splits.train' is nan: give a number."),
-        (["model.optimizer.lr=nan"], "'model.optimizer.lr' is nan: give a number."),
-        (["ckpt="], "ckpt='': give the path of a checkpoint, best or last; null for none"),
-        (["seed=abc"], "'seed' is 'abc': give a whole number"),
-        (["data.root=[a,b]"], "root is ('a', 'b'): give one folder or address"),
-        (["data.synthesis=true"], "'data.synthesis' is True: give a DefectSpec or null"),
-        (["data.patterns=*.png"], "'data.patterns' is '*.png': give a list, each text"),
-        (["ckpt=[a]"], "ckpt=['a']: give the path of a checkpoint"),
-        (["resume="], "resume='': give latest, or the folder of a run"),
-        (["resume=latest", "ckpt=best"], "resume=latest and ckpt=best: give one of them"),
-        (["paths.runs="], "paths.runs is empty: is it a shell variable that is not set?"),
-        (
-            ["paths.runs=s3://bucket/runs"],
-            "paths.runs=s3://bucket/runs is an address: results and stores lie on a disk",
-        ),
-        (["paths.cache=gs://bucket"], "paths.cache=gs://bucket is an address"),
-        (["hydra.run.dir=s3://bucket/a"], "s3:/bucket/a is an address"),
-        (
-            ["run=latest"],
-            "run=latest chooses the checkpoint of other commands: fit goes on with resume=latest",
-        ),
-        (["name=../.."], "name='../..' is part of the run folder: choose a plain name"),
-        (["name=/tmp/x"], "name='/tmp/x' is part of the run folder"),
-        (
-            ["data.samples=count:16"],
-            "samples='count:16' must hold names and values: in a shell, quote the braces",
-        ),
-        (["model.width=3"], "unknown key 'model.width'. Did you mean 'model.net.width'?"),
-        (["trainer.limit_train_batchs=3"], "Did you mean 'trainer.limit_train_batches'?"),
-        (["trainer.max_stps=3"], "Did you mean 'trainer.max_steps'?"),
-        (["-m", "trainer.limit_train_batchs=3,4"], "Did you mean 'trainer.limit_train_batches'?"),
+        ("data.root=", "root is empty: is it a shell variable that is not set?"),
+        ("data.patch_px=1e9", "patch_px=1000000000.0 is not usable: give one positive number"),
+        ("model.optimizer.lr=nan", "'model.optimizer.lr' is nan: give a number."),
+        ("ckpt=", "ckpt='': give the path of a checkpoint, best or last; null for none"),
+        ("seed=abc", "'seed' is 'abc': give a whole number"),
+        ("data.root=[a,b]", "root is ('a', 'b'): give one folder or address"),
+        ("data.synthesis=true", "'data.synthesis' is True: give a DefectSpec or null"),
+        ("data.patterns=*.png", "'data.patterns' is '*.png': give a list, each text"),
+        ("resume=", "resume='': give latest, or the folder of a run"),
+        ("resume=latest ckpt=best", "resume=latest and ckpt=best: give one of them"),
+        ("paths.runs=", "paths.runs is empty: is it a shell variable that is not set?"),
+        ("paths.runs=s3://bucket/runs", "runs is an address: results and stores lie on a disk"),
+        ("hydra.run.dir=s3://bucket/a", "s3:/bucket/a is an address"),
+        ("run=latest", "of other commands: fit goes on with resume=latest"),
+        ("name=../..", "name='../..' is part of the run folder: choose a plain name"),
+        ("data.samples=count:16", "samples='count:16' must hold names and values: in a shell, qu"),
+        ("model.width=3", "unknown key 'model.width'. Did you mean 'model.net.width'?"),
+        ("-m trainer.limit_train_batchs=3,4", "Did you mean 'trainer.limit_train_batches'?"),
     ],
 )
 def test_a_wrong_value_is_one_line_and_leaves_nothing(
-    words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["fit", *words]) == 2
+    assert main(["fit", *words.split()]) == 2
     err = capsys.readouterr().err
     assert text in err
     assert len(err.strip().splitlines()) == 1
@@ -715,60 +581,35 @@ def test_a_wrong_value_is_one_line_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "text"),
+    ("word", "code", "text"),
     [
-        (
-            ["ckpt=nope.ckpt"],
-            3,
-            "ckpt=nope.ckpt is not a file: give the path of a checkpoint that fit wrote, or best",
-        ),
-        (
-            ["ckpt=last"],
-            3,
-            "no last.ckpt below runs/fit/stripe: run fit first, or give ckpt=<path>",
-        ),
-        (["ckpt=best"], 3, "no best.ckpt below runs/fit/stripe"),
-        (
-            ["resume=latest"],
-            3,
-            "no last.ckpt or interrupted.ckpt or step.ckpt below runs/fit/stripe",
-        ),
-        (
-            ["resume=nowhere"],
-            3,
-            "resume=nowhere is not a folder: give latest, or the folder of a run",
-        ),
-        (
-            ["ckpt=text.ckpt"],
-            4,
-            "text.ckpt is no checkpoint that can be read: it is damaged, or holds more than data",
-        ),
-        (["ckpt=fifo.ckpt"], 3, "ckpt=fifo.ckpt is not a file"),
-        (["ckpt=empty.ckpt"], 4, "empty.ckpt is no checkpoint that can be read"),
-        (["ckpt=number.ckpt"], 4, "number.ckpt is no checkpoint: it holds a int"),
-        (
-            ["ckpt=weights.ckpt"],
-            4,
-            "weights.ckpt holds no loops, optimizer_states: training goes on from a checkpoint",
-        ),
+        ("ckpt=nope.ckpt", 3, "ckpt=nope.ckpt is not a file: give the path of a checkpoint that"),
+        ("ckpt=last", 3, "no last.ckpt below runs/fit/stripe: run fit first, or give ckpt=<path>"),
+        ("resume=latest", 3, "no last.ckpt or interrupted.ckpt or step.ckpt below runs/fit/stripe"),
+        ("resume=nowhere", 3, "resume=nowhere is not a folder: give latest, or the folder of a"),
+        ("ckpt=text.ckpt", 4, "text.ckpt is no checkpoint that can be read: it is damaged, or"),
+        ("ckpt=fifo.ckpt", 3, "ckpt=fifo.ckpt is not a file"),
+        ("ckpt=empty.ckpt", 4, "empty.ckpt is no checkpoint that can be read"),
+        ("ckpt=number.ckpt", 4, "number.ckpt is no checkpoint: it holds a int"),
+        ("ckpt=weights.ckpt", 4, "weights.ckpt holds no loops, optimizer_states: training goes on"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(
-    words: list[str], code: int, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    word: str, code: int, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.ckpt").write_text("not a checkpoint")
     (tmp_path / "empty.ckpt").write_bytes(b"")
     os.mkfifo(tmp_path / "fifo.ckpt")
     torch.save(3, tmp_path / "number.ckpt")
     torch.save({"state_dict": {}}, tmp_path / "weights.ckpt")
-    assert main(["fit", *words]) == code
+    assert main(["fit", word]) == code
     err = capsys.readouterr().err
     assert text in err
     assert len(err.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_one_line_whoever_wrote(
+def test_a_full_disk_is_one_line(
     install: Install, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     install(raising(OSError(number, os.strerror(number), "metrics.csv")))
@@ -778,24 +619,28 @@ def test_a_full_disk_is_one_line_whoever_wrote(
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("command", ["doctor", "show"])
-@pytest.mark.parametrize("error", ["RuntimeError", "AttributeError", "OSError"])
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        ("doctor", "RuntimeError"),
+        pytest.param("show", "AttributeError", marks=pytest.mark.slow),
+        pytest.param("show", "OSError", marks=pytest.mark.slow),
+    ],
+)
 def test_a_torchvision_of_another_build_is_one_line(
     command: str, error: str, tmp_path: Path
 ) -> None:
     package = tmp_path / "unfit/torchvision"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text(
-        f'raise {error}("operator torchvision::nms\\n does not exist")'
-    )
-    done = run_python("-m", "lit_data", command, "paths.runs=runs", PATHS=str(package.parent))
+    code = f'raise {error}("operator torchvision::nms\\n does not exist")'
+    (package / "__init__.py").write_text(code)
+    words = ("-m", "lit_data", command, "paths.runs=runs")
+    done = run_python(*words, paths=(str(package.parent),))
     assert done.returncode == 2
     [line] = done.stderr.strip().splitlines()
     assert line.startswith(f"lit_data: torch {torch.__version__} and torchvision ")
     assert f"({error}: operator torchvision::nms does not exist)" in line
-    assert (
-        f"pip uninstall -y torchvision; pip install torch=={torch.__version__} torchvision" in line
-    )
+    assert f"pip uninstall -y torchvision; pip install torch=={torch.__version__} tor" in line
 
 
 def test_a_folder_with_more_in_it_than_ours_stays(tmp_path: Path, install: Install) -> None:
@@ -809,11 +654,8 @@ def test_a_folder_with_more_in_it_than_ours_stays(tmp_path: Path, install: Insta
     assert list(tmp_path.rglob(".hydra"))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["trainer.limit_train_batches=10"], ["+trainer.max_steps=4"], ["++trainer.max_steps=4"]],
-)
-def test_every_argument_of_a_class_can_be_typed(words: list[str], install: Install) -> None:
+@pytest.mark.parametrize("word", ["trainer.limit_train_batches=4", "+trainer.max_steps=4"])
+def test_every_argument_of_a_class_can_be_typed(word: str, install: Install) -> None:
     seen: list[DictConfig] = []
 
     def note(cfg: DictConfig) -> dict[str, float | int | str]:
@@ -821,9 +663,9 @@ def test_every_argument_of_a_class_can_be_typed(words: list[str], install: Insta
         return {}
 
     install(note)
-    assert main(["show", *words]) == 0
-    key, value = words[0].lstrip("+").split("=")
-    assert seen[0].trainer[key.partition(".")[2]] == int(value)
+    assert main(["show", word]) == 0
+    key = word.partition(".")[2].partition("=")[0]
+    assert seen[0].trainer[key] == 4
 
 
 @pytest.mark.parametrize(

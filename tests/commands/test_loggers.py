@@ -12,17 +12,8 @@ from lightning.pytorch.loggers import WandbLogger
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.errors import ConfigError
 
-FIT = (
-    *(
-        "fit",
-        "experiment=stripe",
-        "debug=fast",
-        "hydra.run.dir=run",
-        "data.samples.count=4",
-        "model.net.width=4",
-    ),
-    *("trainer.enable_progress_bar=false", "data.loader.num_workers=0"),
-)
+FIT = ["fit", "experiment=stripe", "debug=fast", "hydra.run.dir=run", "data.samples.count=4"]
+FIT += ["model.net.width=4", "trainer.enable_progress_bar=false", "data.loader.num_workers=0"]
 
 
 def _fit(folder: Path, *words: str) -> Path:
@@ -40,10 +31,8 @@ def _fit(folder: Path, *words: str) -> Path:
 def test_wandb_keeps_pictures_and_the_table_of_scores(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     media = next(_fit(tmp_path, "logger=wandb").glob("wandb/offline-run-*")) / "files" / "media"
-    assert {path.name.split("_")[0] for path in media.glob("images/*.png")} == {
-        "samples",
-        "predictions",
-    }
+    pictures = {path.name.split("_")[0] for path in media.glob("images/*.png")}
+    assert pictures == {"samples", "predictions"}
     table = json.loads(next(media.glob("table/*.json")).read_text())
     assert "test/average_precision" in dict(table["data"])
     assert (tmp_path / "run/csv/metrics.csv").is_file()
@@ -59,17 +48,11 @@ def test_mlflow_keeps_figures_pictures_and_the_table_of_scores(tmp_path: Path) -
         "print(json.dumps(run.data.metrics))"
     )
     words = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(
-        words, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True
-    )
-    assert {"train/loss", "val/average_precision", "test/average_precision"} <= json.loads(
-        done.stdout
-    ).keys()
+    metrics = json.loads(subprocess.check_output(words, cwd=tmp_path, text=True, timeout=100))
+    assert {"train/loss", "val/average_precision", "test/average_precision"} <= metrics.keys()
     [folder] = (tmp_path / "runs/mlflow").glob("*/artifacts")
-    assert {path.name.split("+")[0] for path in folder.glob("images/*.png")} == {
-        "samples",
-        "predictions",
-    }
+    pictures = {path.name.split("+")[0] for path in folder.glob("images/*.png")}
+    assert pictures == {"samples", "predictions"}
     assert "test/average_precision" in json.loads((folder / "scores.json").read_text())
     assert not (tmp_path / "mlruns").exists()
 

@@ -63,13 +63,8 @@ def test_nothing_that_training_knew_is_typed_again(trained: Path, tmp_path: Path
     code, identity, said = _predict(trained, tmp_path, f"data.root={trained}/set")
     assert code == 0
     assert (identity["model"]["net"]["width"], identity["data"]["scale"]) == (2, 0.9)
-    assert (
-        f"experiment segmentation, trained on {trained}/set, 1 epoch; val/average_precision" in said
-    )
-    assert (
-        "as it was trained: model.net.width=2, model.net.depth=1, data.patch_px=64, data.scale=0.9"
-        in said
-    )
+    assert f"trained on {trained}/set, 1 epoch; val/average_precision" in said
+    assert "as it was trained: model.net.width=2, model.net.depth=1, data.patch_px=64" in said
     assert "unlike" not in said
 
 

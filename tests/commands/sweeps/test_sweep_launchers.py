@@ -2,8 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,24 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-import lit_data
+from tests.families import ROOT, run_family
+from tests.outputs import QUICK, STRIPES
 
-ROOT = Path(lit_data.__file__).parents[1]
 LIMIT_S = 280
-TOY = [
-    "+experiment=stripe",
-    "trainer=cpu",
-    "trainer.max_epochs=1",
-    "trainer.log_every_n_steps=1",
-    "trainer.enable_progress_bar=false",
-    "data.samples={count: 6, height_px: 128, width_px: 128}",
-    "data.patch_px=64",
-    "data.stride_px=64",
-    "data.loader.batch_size=4",
-    "data.loader.num_workers=0",
-    "logger=none",
-    "hydra.sweep.dir=out",
-]
+TOY = ["+experiment=stripe", "trainer=cpu", *QUICK, *STRIPES, "logger=none", "hydra.sweep.dir=out"]
 KILLER = """
 import os, signal
 import lightning as L
@@ -48,21 +33,9 @@ def in_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fit(*words: str) -> tuple[int, str]:
-    environment = {**os.environ, "PYTHONPATH": f"{Path.cwd()}{os.pathsep}{ROOT}", "COLUMNS": "200"}
-    program = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "lit_data", "fit", *words],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, _ = program.communicate(timeout=LIMIT_S)
-    finally:
-        if program.poll() is None:
-            os.killpg(program.pid, signal.SIGKILL)
-    return program.returncode, out
+    program = [sys.executable, "-W", "ignore", "-m", "lit_data", "fit", *words]
+    paths = f"{Path.cwd()}{os.pathsep}{ROOT}"
+    return run_family(program, limit_s=LIMIT_S, PYTHONPATH=paths, COLUMNS="200")
 
 
 def read_json(path: str) -> dict[str, Any]:
@@ -75,50 +48,38 @@ def test_a_launcher_runs_the_jobs(launcher: str) -> None:
     code, out = fit("-m", *TOY, f"hydra/launcher={launcher}", "seed=1,2")
     assert code == 0, out
     summary = read_json("out/sweep.json")
-    assert (summary["jobs"], summary["jobs_done"], summary["metric"]) == (
-        2,
-        2,
-        "val/average_precision",
-    )
+    assert (summary["jobs"], summary["jobs_done"]) == (2, 2)
+    assert summary["metric"] == "val/average_precision"
     assert out.endswith(f"{Path.cwd()}/out/sweep.json\n")
     assert [read_json(f"out/{number}/job.json")["status"] for number in (0, 1)] == ["done", "done"]
     assert Path("out/sweep.png").is_file()
 
 
 def test_optuna_searches_with_the_ready_options() -> None:
-    words = [
-        "+hparams_search=stripe_optuna",
-        "hydra.sweeper.n_trials=2",
-        "hydra.sweeper.storage=sqlite:///study.db",
-    ]
-    code, out = fit("-m", *[word for word in TOY if "batch_size" not in word], *words)
+    words = ["hydra.sweeper.n_trials=2", "hydra.sweeper.storage=sqlite:///study.db"]
+    words += [word for word in TOY if "batch_size" not in word]
+    code, out = fit("-m", "+hparams_search=stripe_optuna", *words)
     assert code == 0, out
     found = yaml.safe_load(Path("out/optimization_results.yaml").read_text())
     assert found["best_params"].keys() == {"model.optimizer.lr", "data.loader.batch_size"}
     summary = read_json("out/sweep.json")
-    assert (summary["metric"], summary["best_value"]) == (
-        "val/average_precision",
-        found["best_value"],
-    )
+    assert summary["metric"] == "val/average_precision"
+    assert summary["best_value"] == found["best_value"]
     assert Path("study.db").is_file()
 
 
 def test_a_training_that_was_killed_goes_on_to_the_same_end() -> None:
     Path("own_killer.py").write_text(KILLER)
-    words = [
-        "--package=own_killer",
-        "+callbacks.killer._target_=own_killer.Killer",
-        "trainer.max_epochs=4",
-        "-m",
-    ]
-    code, out = fit(*TOY, *words, "seed=1")
+    words = ["--package=own_killer", "+callbacks.killer._target_=own_killer.Killer", "-m", "seed=1"]
+    words += [*TOY[:-1], "trainer.max_epochs=4"]
+    code, out = fit(*words, "hydra.sweep.dir=out")
     assert code == 6, out
     assert "killed" in out
     Path("healed").touch()
-    code, out = fit(*TOY[:-1], *words, "seed=1", "sweep.resume=out")
+    code, out = fit(*words, "sweep.resume=out")
     assert code == 0, out
     assert "from " + str(Path.cwd() / "out/0/checkpoints/last.ckpt") in out
-    code, out = fit(*TOY[:-1], *words, "seed=1", "hydra.sweep.dir=whole")
+    code, out = fit(*words, "hydra.sweep.dir=whole")
     assert code == 0, out
     again, whole = (read_json(f"{folder}/0/summary.json") for folder in ("out", "whole"))
     for key in ("samples_sha256", "test/average_precision", "val/average_precision"):

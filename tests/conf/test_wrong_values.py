@@ -15,23 +15,12 @@ from lit_data.commands.configuration.targets import instantiate
 from lit_data.errors import LitDataError
 from tests.outputs import EXPERIMENTS
 
-KINDS = ("stripe", "segmentation", "classification", "detection", "watermark", "ct", "gan")
-VALUES = (
-    None,
-    True,
-    "abc",
-    "",
-    -1,
-    0,
-    1.5,
-    float("inf"),
-    [],
-    ["a", "b"],
-    [1, 2, 3, 4, 5],
-    {"a": 1},
-)
-TRIED = 2
-"""Values under each key: which ones differs from key to key."""
+SLOW = [
+    pytest.param(kind, marks=pytest.mark.slow)
+    for kind in ("classification", "detection", "watermark", "gan")
+]
+VALUES: tuple[Any, ...] = (None, True, "abc", "", -1, 0, 1.5, float("inf"))
+VALUES += ([], ["a", "b"], [1, 2, 3, 4, 5], {"a": 1})
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -67,33 +56,26 @@ def _try_all(cfg: DictConfig, parts: list[str], use: Callable[[DictConfig], None
     for key in (
         key for part in parts for key in _list_keys(cfg[part], part) if not key.endswith("_target_")
     ):
-        for value in random.Random(key).sample(VALUES, TRIED):
-            changed = copy.deepcopy(cfg)
-            OmegaConf.update(changed, key, value, merge=False, force_add=True)
-            try:
-                use(changed)
-            except LitDataError:
-                refused += 1
-            except Exception as error:
-                pytest.fail(f"{key}={value!r}: {type(error).__name__}: {error}")
+        value = random.Random(key).choice(VALUES)
+        changed = copy.deepcopy(cfg)
+        OmegaConf.update(changed, key, value, merge=False, force_add=True)
+        try:
+            use(changed)
+        except LitDataError:
+            refused += 1
+        except Exception as error:
+            pytest.fail(f"{key}={value!r}: {type(error).__name__}: {error}")
     return refused
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["stripe", "segmentation", "ct", *SLOW])
 def test_a_wrong_value_is_refused_in_one_line(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIT_DATA_CACHE", str(tmp_path / "cache"))
-    words = [
-        f"experiment={kind}",
-        *EXPERIMENTS[kind],
-        "paths.run=run",
-        "trainer.accelerator=cpu",
-        "data.loader.num_workers=0",
-        "data.loader.batch_size=2",
-    ]
-    cfg = compose("fit", words)
+    words = [f"experiment={kind}", *EXPERIMENTS[kind], "paths.run=run", "trainer.accelerator=cpu"]
+    cfg = compose("fit", [*words, "data.loader.num_workers=0", "data.loader.batch_size=2"])
     OmegaConf.set_struct(cfg, value=False)
-    assert _try_all(cfg, ["data"], _read) > 30
-    assert _try_all(cfg, ["model", "callbacks", "trainer"], _build_rest) > 30
+    assert _try_all(cfg, ["data"], _read) > 15
+    assert _try_all(cfg, ["model", "callbacks", "trainer"], _build_rest) > 15

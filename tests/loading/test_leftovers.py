@@ -90,16 +90,19 @@ def _start(
     return program, workers
 
 
-METHODS = [
-    ("process", "fork"),
-    pytest.param("process", "spawn", marks=pytest.mark.slow),
-    pytest.param("process", "forkserver", marks=pytest.mark.slow),
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["normal", "break", "error"])
-@pytest.mark.parametrize(("kind", "method"), [("thread", "auto"), *METHODS])
+@pytest.mark.parametrize(
+    ("kind", "method", "end"),
+    [
+        ("thread", "auto", "break"),
+        ("thread", "auto", "error"),
+        ("process", "fork", "normal"),
+        ("process", "fork", "break"),
+        ("process", "fork", "error"),
+        ("process", "spawn", "break"),
+        ("process", "forkserver", "error"),
+    ],
+)
 def test_a_program_that_never_closes_its_loader_ends_and_leaves_nothing(
     kind: str, method: str, end: str, folder: Path
 ) -> None:
@@ -115,12 +118,12 @@ def test_a_program_that_never_closes_its_loader_ends_and_leaves_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["wait", "hang"])
-@pytest.mark.parametrize(("kind", "method"), METHODS)
-def test_workers_end_after_the_main_process_was_killed(
-    kind: str, method: str, end: str, folder: Path
-) -> None:
-    program, workers = _start(folder, kind, method, end)
+@pytest.mark.parametrize(
+    ("method", "end"),
+    [("fork", "wait"), ("fork", "hang"), ("spawn", "hang"), ("forkserver", "wait")],
+)
+def test_workers_end_after_the_main_process_was_killed(method: str, end: str, folder: Path) -> None:
+    program, workers = _start(folder, "process", method, end)
     helpers = psutil.Process(program.pid).children(recursive=True)
     assert len(workers) == 2
     program.kill()

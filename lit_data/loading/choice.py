@@ -13,13 +13,21 @@ from statistics import median
 from typing import Any, Final, Literal
 
 import numpy as np
+import torch
 
 from lit_data.io.machine import available_memory_bytes, count_cores, count_local_ranks
 from lit_data.loading.options import LoaderOptions, WorkerKind
 from lit_data.loading.processes import ProcessWorkers
 from lit_data.loading.samples import SampleWriter
 from lit_data.loading.staging import INDICES, Layout
-from lit_data.loading.workers import Failure, InlineWorkers, ThreadWorkers, Workers, write
+from lit_data.loading.workers import (
+    Failure,
+    InlineWorkers,
+    ThreadWorkers,
+    Workers,
+    take_one_core,
+    write,
+)
 from lit_data.types import Array, RowWriter
 
 log = logging.getLogger(__name__)
@@ -228,17 +236,20 @@ def _measure(rows: RowWriter, layout: Layout, *, threads: bool) -> tuple[float, 
 def compare_threads(
     rows: RowWriter, scratch: list[dict[str, Array]], micro_batch_s: float
 ) -> float:
-    """Return the throughput of two threads against that of one."""
+    """Return the throughput of two threads against that of one; each takes one core, as workers do."""
     repeats = max(1, min(20, int(_PROBE_S / 8 / micro_batch_s)))
     half = len(scratch) // 2
     halves = scratch[:half] * repeats, scratch[half:] * repeats
     fill = partial(time_batches, rows)
-    with ThreadPoolExecutor(2) as pool:
+    torch_threads = torch.get_num_threads()
+    with ThreadPoolExecutor(2, initializer=take_one_core) as pool:
         list(pool.map(fill, (scratch[:1], scratch[1:2])))  # starts the threads
         started_s = time.perf_counter()
         list(pool.map(fill, halves))
         together_s = time.perf_counter() - started_s
-    return fill(scratch * repeats) / together_s
+        alone_s = pool.submit(fill, scratch * repeats).result()
+    torch.set_num_threads(torch_threads)
+    return alone_s / together_s
 
 
 def time_batches(rows: RowWriter, batches: Sequence[dict[str, Array]]) -> float:

@@ -319,12 +319,17 @@ class _OpenCV:
 _opencv: Final = _OpenCV()
 
 
-def _work(
-    dataset: RowWriter, todo: Jobs, closing: threading.Event, ready: threading.Barrier
-) -> None:
+def take_one_core() -> None:
+    """Have torch compute in this thread alone; threads to come would start so too."""
     # The first call in a thread takes over the number of the main thread: not after the next one.
     torch.get_num_threads()
     torch.set_num_threads(1)
+
+
+def _work(
+    dataset: RowWriter, todo: Jobs, closing: threading.Event, ready: threading.Barrier
+) -> None:
+    take_one_core()
     ready.wait()
     while (job := todo.get()) is not None:
         if not closing.is_set():

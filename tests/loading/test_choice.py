@@ -1,8 +1,11 @@
 import logging
+import threading
+import time
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from lit_data.io import machine
@@ -55,6 +58,32 @@ def test_threads_where_they_gain_and_processes_where_they_do_not(fake: Any) -> N
     text = "1000 us per sample in the main thread, two threads are 1.2 times as fast"
     assert found.reason == text
     assert found.inline_us_per_sample == pytest.approx(1000)
+
+
+class Threaded(Indices):
+    """A dataset that notes who writes, and with how many threads of torch."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.seen: set[tuple[bool, int]] = set()
+
+    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        self.seen.add((is_main, torch.get_num_threads()))
+        time.sleep(1e-3)
+        super().write_into(rows, indices, epoch)
+
+
+def test_threads_are_measured_as_they_work_each_on_a_core_of_torch() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        dataset = Threaded(10_000)
+        _choose(10_000, dataset=dataset)
+        assert dataset.seen == {(True, 2), (False, 1)}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_a_small_set_gets_no_workers_and_a_larger_one_no_more_than_it_can_feed(fake: Any) -> None:

@@ -15,7 +15,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -255,7 +255,8 @@ class BandedPixels(StoredPixels):
         super().__init__(values, extents)
         self._data, self._begin = mapped
         self._band_px = band_px
-        self._open = lru_cache(MOST_OPENED)(self._make_image)
+        # No method of this object, or the map would stay until garbage is collected.
+        self._open = lru_cache(MOST_OPENED)(partial(_open_banded, self._values, extents, band_px))
         self._scratch = threading.local()
         if hasattr(self._data, "madvise"):
             self._data.madvise(mmap.MADV_RANDOM)
@@ -320,10 +321,6 @@ class BandedPixels(StoredPixels):
                 joined.reshape(-1), joined_starts[:count] + shifts_px[part], strides, rows[part]
             )
 
-    def _make_image(self, number: int) -> BandedImage:
-        values = self._extents.cut_out(self._values, number)
-        return BandedImage(values, self._extents.shape(number), self._band_px)
-
     def _take_scratch(self, nbytes: int) -> Array:
         """Return memory of this thread, which is not touched anew by each call: [nbytes] uint8."""
         memory: Array | None = getattr(self._scratch, "memory", None)
@@ -366,6 +363,10 @@ class BandedPixels(StoredPixels):
         page_begins_bytes = begins_bytes - excess_bytes
         for begin, length in zip(page_begins_bytes.tolist(), lengths_bytes.tolist(), strict=True):
             self._data.madvise(mmap.MADV_WILLNEED, begin, length)
+
+
+def _open_banded(values: Array, extents: ImageExtents, band_px: int, number: int) -> BandedImage:
+    return BandedImage(extents.cut_out(values, number), extents.shape(number), band_px)
 
 
 def _gather(values: Array, starts: Ints, strides: Sequence[int], rows: Array) -> None:

@@ -1,5 +1,6 @@
 """Large images in bands: they read as the same images whole, whatever part is asked for."""
 
+import gc
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -82,6 +83,22 @@ def test_threads_read_many_images(make_store: MakeStore, monkeypatch: pytest.Mon
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(cut, range(8)):
             np.testing.assert_array_equal(found, wanted)
+
+
+def test_the_file_is_let_go_with_the_store(make_store: MakeStore) -> None:
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("this system does not list the files that are mapped")
+    store = make_store(draw())
+    store[0]
+    folder = str(store.path)
+    assert folder in maps.read_text()
+    gc.disable()
+    try:
+        del store
+        assert folder not in maps.read_text()
+    finally:
+        gc.enable()
 
 
 def test_an_image_is_read_by_slices(make_store: MakeStore) -> None:

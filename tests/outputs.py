@@ -52,6 +52,7 @@ MARKS: Final = (
     "data.samples_per_image=2",
     "data.progressive=[[0,32],[1,64]]",
 )
+OBJECTS: Final = ("data.samples={count: 6, size_px: [16, 16], tiles: 2}", "data.image_px=16")
 GENERATED: Final = (
     "trainer.max_epochs=2",
     "trainer.check_val_every_n_epoch=1",

@@ -8,15 +8,16 @@ import torch
 from lit_data.batch_form import slice_batch
 from lit_data.commands.build import build_datamodule
 from lit_data.commands.configuration.compose import compose
-from tests.conf.test_all_configs import TOY, TOY_MARKS, TOY_OBJECTS
+from tests.outputs import MARKS, OBJECTS, QUICK, STRIPES
 
-TOYS = {"stripe": [*TOY, "data.backend=device"], "watermark": TOY_MARKS, "gan": TOY_OBJECTS}
+TOYS = {"stripe": (*STRIPES, "data.backend=device"), "watermark": MARKS, "gan": OBJECTS}
 
 
 @pytest.mark.parametrize("experiment", TOYS)
 def test_a_planned_batch_may_be_finished_in_pieces(experiment: str, tmp_path: Path) -> None:
     words = [
         f"+experiment={experiment}",
+        *QUICK,
         *TOYS[experiment],
         f"paths.run={tmp_path}",
         "data.loader.batch_size=4",

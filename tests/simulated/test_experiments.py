@@ -9,7 +9,7 @@ from lightning.fabric.accelerators.mps import MPSAccelerator
 from benchmarks.__main__ import run as measure
 from lit_data.cli import main
 from lit_data.errors import ConfigError
-from tests.conf.test_all_configs import TOY, TOY_BOXES, TOY_MARKS, TOY_OBJECTS, TOY_VOLUMES
+from tests.outputs import BOXES, MARKS, OBJECTS, QUICK, STRIPES, VOLUMES
 from tests.simulated.log import LOG
 from tests.simulated.phases import Phases, counting
 
@@ -28,20 +28,20 @@ ALLOWED = {
 """Places of a training step where the host may wait, and why."""
 SMALL = ["trainer.log_every_n_steps=50", "callbacks.memory.plot=false"]
 SMALL += ["trainer.limit_val_batches=2", "trainer.limit_test_batches=1"]
-STRIPES = [*TOY, "data.loader.batch_size=2", "model.net.width=4"]
 NARROW = ["data.loader.batch_size=2", "model.net.width=4"]
+TARGETS = [*QUICK, *STRIPES, *NARROW]
 SURFACES = ["data.samples={count: 12, size_px: [96, 96]}", "data.patch_px=64", *NARROW]
 TOYS = {
-    "stripe": STRIPES,
-    "stripe data.cache=device": STRIPES,
-    "detection": [*TOY_BOXES, "data.loader.batch_size=2"],
-    "watermark": [*TOY_MARKS, "data.loader.batch_size=2", "model.net.width=4"],
+    "stripe": TARGETS,
+    "stripe data.cache=device": TARGETS,
+    "detection": [*QUICK, *BOXES, "data.loader.batch_size=2"],
+    "watermark": [*QUICK, *MARKS, *NARROW],
     "segmentation": SURFACES,
     "inspection synthesis=library": [*SURFACES, "data.sampling.paste=0.5"],
     "inspection data.classes=[defect] model.class_weights=balanced": SURFACES,
     "classification": ["data.samples={count: 24, size_px: [96, 96]}", "data.size_px=32", *NARROW],
-    "ct": [*TOY_VOLUMES, "data.loader.batch_size=2"],
-    "gan": [*TOY_OBJECTS, "data.loader.batch_size=2"],
+    "ct": [*QUICK, *VOLUMES, "data.loader.batch_size=2"],
+    "gan": [*QUICK, *OBJECTS, "data.loader.batch_size=2"],
 }
 TOYS["gan_rays"] = [*TOYS["gan"], "model.generator.plane_px=8", "model.generator.points=4"]
 

@@ -14,6 +14,7 @@ import mmap
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -376,7 +377,24 @@ def _gather(values: Array, starts: Ints, strides: Sequence[int], rows: Array) ->
     shape = rows.shape[1:]
     last = sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
     view = _wrap(values).as_strided((values.size - last, *shape), (1, *strides))
-    torch.index_select(view, 0, torch.from_numpy(starts), out=_wrap(rows))
+    with _one_thread():
+        torch.index_select(view, 0, torch.from_numpy(starts), out=_wrap(rows))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Copy in this thread alone: a team of threads waits for each other where cores are busy."""
+    import torch
+
+    threads = torch.get_num_threads()
+    if threads == 1:  # as in workers; setting it would hold for threads to come
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _as_items(blocks: Array) -> Array:

@@ -8,9 +8,11 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from lit_data.errors import StoreCorruptError, StoreError
@@ -117,6 +119,27 @@ def test_many_patches_cut_in_one_call_are_those_cut_one_by_one(
         np.testing.assert_array_equal(larger[..., :height, :width], rows)
         assert not larger[..., height:, :].any()
         assert not larger[..., width:].any()
+
+
+def test_patches_are_cut_in_one_thread_and_leave_the_number_of_torch_alone(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    select = torch.index_select
+
+    def note(*args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return select(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "index_select", note)
+    store, zeros = make_store(make_images(EQUAL)), np.zeros(2, np.int64)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        store.cut_into(zeros, zeros, zeros, np.zeros((2, 3, 2, 2), np.uint8))
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_no_patches_are_asked_for(make_store: MakeStore) -> None:

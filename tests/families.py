@@ -13,11 +13,14 @@ import lit_data
 ROOT = Path(lit_data.__file__).parents[1]
 
 
-def run_family(words: list[str], *, limit_s: float, **variables: str) -> tuple[int, str]:
+def run_family(
+    words: list[str], *, limit_s: float, cwd: Path | None = None, **variables: str
+) -> tuple[int, str]:
     """Exit code and output of a command; what is left of it and its children ends with it."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"} | variables
     process = subprocess.Popen(
         words,
+        cwd=cwd,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -3,12 +3,8 @@
 As a script this file is what both ranks run: Lightning starts the second one with the same words.
 """
 
-import contextlib
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -35,6 +31,7 @@ from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
 from lit_data.rng import uniform
 from lit_data.testing import QUIET
 from lit_data.types import Batch, FieldSpec, Stage
+from tests.families import run_family
 
 ROOT = Path(__file__).resolve().parents[1]
 # With 17 samples to validate, one rank has a batch more than the other.
@@ -230,21 +227,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 def _start(words: list[str], cwd: Path) -> tuple[int, str]:
     """Run a command that starts other ranks; none of them outlives its time."""
-    variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(
-        words, cwd=cwd, env=os.environ | variables, start_new_session=True, **pipes
-    )
-    try:
-        output, _ = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGABRT)  # which prints where each rank is
-        output, _ = process.communicate()
-        pytest.fail(f"still running after {LIMIT_S} s:\n{output}")
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, output
+    return run_family(words, cwd=cwd, limit_s=LIMIT_S, OMP_NUM_THREADS="1")
 
 
 def _together(runs: Runs, stage: str) -> Counter[tuple[int, int]]:

@@ -358,11 +358,12 @@ class BandedPixels(StoredPixels):
         """Have values brought into memory, side by side and in the order of the file."""
         if not hasattr(self._data, "madvise"):
             return
-        begins_bytes = np.sort(self._begin + begins * self._values.itemsize)
+        order = np.argsort(begins)
+        begins_bytes = self._begin + begins[order] * self._values.itemsize
         excess_bytes = begins_bytes % mmap.PAGESIZE  # advice is given for whole pages
-        lengths_bytes = counts[np.argsort(begins)] * self._values.itemsize + excess_bytes
-        page_begins_bytes = begins_bytes - excess_bytes
-        for begin, length in zip(page_begins_bytes.tolist(), lengths_bytes.tolist(), strict=True):
+        lengths_bytes = counts[order] * self._values.itemsize + excess_bytes
+        pages = zip((begins_bytes - excess_bytes).tolist(), lengths_bytes.tolist(), strict=True)
+        for begin, length in pages:
             self._data.madvise(mmap.MADV_WILLNEED, begin, length)
 
 

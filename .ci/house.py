@@ -24,7 +24,7 @@ MOST = {
     "lone files": 1,
     "median function": 6,
     "files with private names of Lightning": 1,
-    "tokens": 428_100,
+    "tokens": 428_130,
     "tokens per 100 code lines": 925,
     "dense expressions per 1000 code lines": 46,
     "functions with vague names": 0,

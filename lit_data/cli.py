@@ -208,7 +208,7 @@ def _find_full_disk(error: BaseException | None) -> LitDataError | None:
 
     Whoever wrote then, Hydra, a logger or a library: it is no fault of the program.
     """
-    for cause in causes_of(error, contexts=True):
+    for cause in causes_of(error, contexts="all"):
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             where = f" ({cause.filename})" if cause.filename else ""
             full = StoreSpaceError(

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 
 class LitDataError(Exception):
@@ -108,18 +108,22 @@ def first_line(error: BaseException) -> str:
     return lines[0][:_LONGEST_LINE]
 
 
-def causes_of(error: BaseException | None, *, contexts: bool = False) -> Iterator[BaseException]:
+def causes_of(
+    error: BaseException | None, *, contexts: Literal["none", "shown", "all"] = "none"
+) -> Iterator[BaseException]:
     """Yield an error and those that it was raised from, the last one first.
 
     Args:
         error: The last one; None yields nothing.
-        contexts: Also those that were being handled when it was raised.
+        contexts: Also those that were being handled when it was raised; `shown` leaves out those
+            that ``from None`` hides.
     """
     seen: set[int] = set()  # causes may form a ring
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
-        error = error.__cause__ or (error.__context__ if contexts else None)
+        has_context = contexts == "all" or (contexts == "shown" and not error.__suppress_context__)
+        error = error.__cause__ or (error.__context__ if has_context else None)
 
 
 def show_path(path: str | os.PathLike[str]) -> str:

@@ -103,7 +103,7 @@ def naming_unfit_torchvision() -> Iterator[None]:
     except LitDataError:
         raise
     except Exception as error:
-        if any(_is_from_torchvision(cause) for cause in causes_of(error, contexts=True)):
+        if any(_is_from_torchvision(cause) for cause in causes_of(error, contexts="all")):
             raise ConfigError(": ".join(describe_torchvision(error))) from error
         raise
 

@@ -242,13 +242,15 @@ def compare_threads(
     halves = scratch[:half] * repeats, scratch[half:] * repeats
     fill = partial(time_batches, rows)
     torch_threads = torch.get_num_threads()
-    with ThreadPoolExecutor(2, initializer=take_one_core) as pool:
-        list(pool.map(fill, (scratch[:1], scratch[1:2])))  # starts the threads
-        started_s = time.perf_counter()
-        list(pool.map(fill, halves))
-        together_s = time.perf_counter() - started_s
-        alone_s = pool.submit(fill, scratch * repeats).result()
-    torch.set_num_threads(torch_threads)
+    try:
+        with ThreadPoolExecutor(2, initializer=take_one_core) as pool:
+            list(pool.map(fill, (scratch[:1], scratch[1:2])))  # starts the threads
+            started_s = time.perf_counter()
+            list(pool.map(fill, halves))
+            together_s = time.perf_counter() - started_s
+            alone_s = pool.submit(fill, scratch * repeats).result()
+    finally:
+        torch.set_num_threads(torch_threads)
     return alone_s / together_s
 
 

@@ -61,7 +61,7 @@ def describe_fault(error: BaseException) -> Fault:
     What has a status is an answer of the server, and says by itself if another try may help;
     without one the connection is at fault, except for `_LASTING`.
     """
-    chain = list(causes_of(error, contexts=True))
+    chain = list(causes_of(error, contexts="shown"))
     status = _find_status(chain)
     has_no_credentials = any(type(link).__name__ == "NoCredentialsError" for link in chain)
     if status in (401, 403) or has_no_credentials:

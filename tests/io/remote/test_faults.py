@@ -89,6 +89,14 @@ def waits_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
+def test_an_error_that_is_hidden_says_nothing_of_the_fault() -> None:
+    error = TimeoutError()
+    error.__context__ = ssl.SSLError("of another try")
+    assert not describe_fault(error).passes
+    error.__suppress_context__ = True  # as by `from None`
+    assert describe_fault(error).passes
+
+
 def test_waits_grow_up_to_a_limit_and_differ(waits_s: list[float]) -> None:
     options = RemoteOptions(retries=9, backoff_s=1)
     assert asyncio.run(insist(_failing([TimeoutError()] * 9), "x", options)) == "done"

@@ -19,6 +19,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,8 @@ MAX_META_BYTES: Final = 16 * 2**20
 MAX_LENGTH: Final = 2**62
 """Values of an array."""
 _CHECKSUM: Final = "crc32"
+_SYNC_BYTES: Final = 128 * 2**20
+"""Bytes of an array that go to the disk at once."""
 _MOST_FILES: Final = 64  # of a folder in a tar
 _NAME: Final = re.compile(r"[a-z][a-z_0-9]{0,40}")
 _DTYPE: Final = re.compile(r"[<|][biuf][1248]")
@@ -308,8 +311,10 @@ class ArrayWriter:
             if most:
                 reserve(fd, facts.file_bytes)
             write_all(fd, memoryview(facts.header))
-            stream = ArrayStream(fd, little, checksum=checksum)
-            yield stream
+            with ThreadPoolExecutor(1, thread_name_prefix="lit_data_sync") as syncing:
+                stream = ArrayStream(fd, little, syncing, checksum=checksum)
+                yield stream
+                stream.wait()
             # The header is as long for any length, so that it can be written once that is known.
             facts = ArrayFacts(descr, (stream.nbytes // little.itemsize,), stream.crc32)
             os.pwrite(fd, facts.header, 0)
@@ -333,16 +338,27 @@ class ArrayWriter:
 
 
 class ArrayStream:
-    """Appends values to a file.
+    """Appends values to a file, which goes to the disk in the background.
+
+    Args:
+        fd: The file, open for writing.
+        dtype: Of the values.
+        syncing: One thread; it waits for the disk while the next values are computed.
+        checksum: Compute the CRC-32.
 
     Attributes:
         nbytes: Bytes written so far.
         crc32: Of these bytes; None without a checksum.
     """
 
-    def __init__(self, fd: int, dtype: "np.dtype[Any]", *, checksum: bool) -> None:
+    def __init__(
+        self, fd: int, dtype: "np.dtype[Any]", syncing: ThreadPoolExecutor, *, checksum: bool
+    ) -> None:
         self._fd = fd
         self._dtype = dtype
+        self._syncing = syncing
+        self._sync: Future[None] | None = None
+        self._synced_bytes = 0
         self.nbytes = 0
         self.crc32 = 0 if checksum else None
 
@@ -355,6 +371,20 @@ class ArrayStream:
         self.nbytes += data.nbytes
         if self.crc32 is not None:
             self.crc32 = zlib.crc32(data, self.crc32)
+        is_idle = self._sync is None or self._sync.done()
+        if is_idle and self.nbytes - self._synced_bytes >= _SYNC_BYTES:
+            self.wait()
+            self._synced_bytes = self.nbytes
+            self._sync = self._syncing.submit(os.fsync, self._fd)
+
+    def wait(self) -> None:
+        """Wait until nothing goes to the disk in the background.
+
+        Raises:
+            OSError: The disk failed.
+        """
+        if self._sync is not None:
+            self._sync.result()
 
 
 def encode_meta(fields: Mapping[str, Any]) -> bytes:

@@ -249,8 +249,12 @@ def _fill_leaf(leaf: Leaf, parts: list[Value], target: Array) -> None:
     try:
         if all(isinstance(part, torch.Tensor) and part.shape == shape for part in parts):
             rows = torch.from_numpy(target)  # of their shape: `stack` would resize another one
+            rows = rows if leaf.dtype is None else rows.view(leaf.dtype)
+            if len(parts) == 1 and parts[0].dtype == rows.dtype:
+                rows[0].copy_(parts[0].detach())  # sooner than `stack`, which would check the dtype
+                return
             with torch.no_grad():
-                torch.stack(parts, out=rows if leaf.dtype is None else rows.view(leaf.dtype))
+                torch.stack(parts, out=rows)
             return
         if not shape:
             values = _check_dtype(np.asarray(parts), leaf, target)

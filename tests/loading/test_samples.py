@@ -129,6 +129,8 @@ def test_set_epoch_reaches_the_dataset_in_workers_that_stay() -> None:
          r"a sample is a dict of \['y'\] and sample 0 a dict of \['x'\]"),
         (lambda index: (1, 2) if index != 3 else (1, 2, 3), "a sample is a tuple of 3 and sample 0 a list of 2"),
         (lambda index: 1 if index != 3 else 1.5, "a sample has dtype float64 and that of sample 0 has int64"),
+        (lambda index: torch.ones(2**18, dtype=torch.uint8 if index != 3 else torch.float32),  # read one at a time
+         "a sample has dtype float32 and that of sample 0 has uint8"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", KINDS[::2], ids=str)

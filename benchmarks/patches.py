@@ -86,7 +86,9 @@ class PatchesSuite(Suite):
     @override
     def run(self, cfg: DictConfig) -> dict[str, Any]:
         folder = Path(cfg.paths.run)
-        with TemporaryDirectory(dir=cfg.paths.get("cache") or folder, prefix="patches-") as temp:
+        cache = Path(cfg.paths.get("cache") or folder)
+        cache.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=cache, prefix="patches-") as temp:
             ways = _make_ways(Path(temp), self)
             laps: dict[str, list[_Lap]] = {name: [] for name in ways}
             files = [path for path in Path(temp).rglob("*") if path.is_file()]

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,7 +169,12 @@ class StoredPixels(ABC):
     Args:
         values: [N] values of all images, mapped from a file.
         extents: Of the images.
+
+    Attributes:
+        least_gathered: Fewer patches are copied one by one.
     """
+
+    least_gathered: ClassVar = 1
 
     def __init__(self, values: Array, extents: ImageExtents) -> None:
         self._values = np.asarray(_Writable(values))
@@ -193,7 +198,8 @@ class StoredPixels(ABC):
         """Cut patches, see `lit_data.io.images.image_source.ImageBank.cut_into`."""
         size_px = rows.shape[2], rows.shape[3]
         is_simple = self.find_simple(images, tops_px, lefts_px, size_px)
-        is_simple &= rows.flags.c_contiguous  # not the corners of larger rows
+        is_worthwhile = len(rows) >= self.least_gathered
+        is_simple &= is_worthwhile and rows.flags.c_contiguous  # not the corners of larger rows
         if is_simple.any():
             # The first one stands in for the others, which are written over below.
             copied = np.where(is_simple, np.arange(len(rows)), is_simple.argmax())
@@ -252,6 +258,8 @@ class BandedPixels(StoredPixels):
         extents: Of the images.
     """
 
+    least_gathered: ClassVar = 64  # copied twice on their way, which pays for many in threads
+
     def __init__(self, mapped: Mapped, values: Array, band_px: int, extents: ImageExtents) -> None:
         super().__init__(values, extents)
         self._data, self._begin = mapped
@@ -282,22 +290,24 @@ class BandedPixels(StoredPixels):
         full_bands = self._extents.widths_px[images] // self._band_px
         fits_above = (tops_px >= 0) & (tops_px <= self._extents.heights_px[images] - size_px[0])
         fits_beside = (lefts_px >= 0) & (lefts_px + size_px[1] <= full_bands * self._band_px)
-        return fits_above & fits_beside & (full_bands >= self._count_bands(size_px[1]))
+        return fits_above & fits_beside
 
     @override
     def gather(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
         _, channels, height_px, width_px = rows.shape
         band_px = self._band_px
         bands = self._count_bands(width_px)
-        # A patch at the right edge begins with an earlier band: there is none behind the last.
-        most_first = self._extents.widths_px[images] // band_px - bands
-        first_bands = np.minimum(lefts_px // band_px, most_first)
+        first_bands = lefts_px // band_px
         shifts_px = lefts_px - first_bands * band_px
+        # A patch that touches fewer bands takes its last one again: the next was not asked for, and
+        # each of its pages would be waited for.
+        last_bands = (lefts_px + width_px - 1) // band_px
+        read_bands = np.minimum(first_bands[:, None] + np.arange(bands), last_bands[:, None])
 
         # Rows of a patch lie in one piece in each band.
         band_values = self._extents.heights_px[images] * channels * band_px
         tops = self._extents.begins[images] + tops_px * channels * band_px
-        starts = tops[:, None] + band_values[:, None] * (first_bands[:, None] + np.arange(bands))
+        starts = tops[:, None] + band_values[:, None] * read_bands
 
         # Few enough at a time for the processor's cache.
         patch_bytes = bands * height_px * channels * band_px * rows.itemsize

@@ -57,12 +57,13 @@ def test_small_images_stay_whole(make_store: MakeStore) -> None:
     assert store.nbytes == sum(image.nbytes for image in draw())
 
 
-def test_patches_of_bands_are_those_of_the_image(make_store: MakeStore) -> None:
+@pytest.mark.parametrize("count", [40, 200], ids=["one by one", "gathered"])
+def test_patches_of_bands_are_those_of_the_image(make_store: MakeStore, count: int) -> None:
     images = draw()
     store, rng = make_store(images), np.random.default_rng(1)
     for size_px in ((1, 1), (64, 64), (100, 70), (128, 300), (300, 30)):
-        numbers, tops, lefts = rng.integers((0, -200, -200), (5, 250, 1200), (40, 3)).T
-        rows = np.zeros((40, 3, *size_px), np.uint8)
+        numbers, tops, lefts = rng.integers((0, -200, -200), (5, 250, 1200), (count, 3)).T
+        rows = np.zeros((count, 3, *size_px), np.uint8)
         store.cut_into(numbers, tops, lefts, rows)
         places = zip(numbers.tolist(), tops.tolist(), lefts.tolist(), strict=True)
         patches = [cut_patch(images[number], top, left, size_px) for number, top, left in places]
@@ -71,11 +72,11 @@ def test_patches_of_bands_are_those_of_the_image(make_store: MakeStore) -> None:
 
 def test_threads_read_many_images(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pixels, "MOST_OPENED", 1)
-    images, numbers = draw(), np.array([0, 1, 2, 4] * 10)
-    store, places = make_store(images), np.zeros(40, np.int64)
+    images, numbers = draw(), np.array([0, 1, 2, 4] * 20)
+    store, places = make_store(images), np.zeros(80, np.int64)
 
     def cut(_: int) -> Array:
-        rows = np.zeros((40, 3, 20, 20), np.uint8)
+        rows = np.zeros((80, 3, 20, 20), np.uint8)
         store.cut_into(numbers, places, places, rows)
         return rows
 

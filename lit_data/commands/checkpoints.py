@@ -410,6 +410,14 @@ def restoring(start: Path | None, trainer: L.Trainer, model: L.LightningModule) 
             f"{start} does not fit this run: {type(error).__name__}: {reason}. Go on with the "
             "model and the options it was saved with, or from an earlier checkpoint"
         ) from error
+    if trainer.global_step == content.get("global_step"):
+        log.warning(
+            "nothing was trained: step %d of %s is beyond trainer.max_epochs=%s, trainer.max_time or "
+            "trainer.max_steps, which count from the beginning of the first run: raise them",
+            trainer.global_step,
+            start,
+            trainer.max_epochs,
+        )
 
 
 def _check_weights(content: Mapping[str, Any], model: L.LightningModule, path: Path) -> None:

@@ -67,15 +67,25 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "last.ckpt"
 
 
-def _go_on(path: Path) -> L.Trainer:
-    model, trainer = _Module(), _trainer(path.parent / "next", 2)
+def _go_on(path: Path, epochs: int = 2) -> L.Trainer:
+    model, trainer = _Module(), _trainer(path.parent / "next", epochs)
     with restoring(path, trainer, model):
         trainer.fit(model, _loader(), ckpt_path=path, weights_only=True)
     return trainer
 
 
-def test_a_whole_checkpoint_is_gone_on_from(trained: Path) -> None:
+def test_a_whole_checkpoint_is_gone_on_from(
+    trained: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert _go_on(trained).global_step == 6
+    assert "nothing was trained" not in caplog.text
+
+
+def test_a_run_that_was_over_already_says_that_nothing_was_trained(
+    trained: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert _go_on(trained, epochs=1).global_step == 3
+    assert f"nothing was trained: step 3 of {trained} is beyond trainer.max_epochs=1" in caplog.text
 
 
 @pytest.mark.slow

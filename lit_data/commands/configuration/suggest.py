@@ -8,6 +8,7 @@ from typing import NoReturn
 from lit_data.errors import ConfigError
 
 _LEAST_RATIO = 0.6  # difflib's own default for get_close_matches
+_LEAST_ELSEWHERE = 0.7  # of keys below another parent, which are many
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
@@ -18,14 +19,16 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 
 
 def nearest_key(key: str, keys: Iterable[str]) -> str | None:
-    """Return the dotted key whose last part is most like that of `key`.
+    """Return the dotted key whose last part is most like that of `key`, or None when none is alike.
 
     The same parent wins among equals.
     """
-    last = key.rpartition(".")[2]
+    parent, _, last = key.rpartition(".")
     scores = {}
     for name in keys:
-        if _score_likeness(last, name.rpartition(".")[2]) >= _LEAST_RATIO:
+        other_parent, _, other_last = name.rpartition(".")
+        least = _LEAST_RATIO if parent == other_parent else _LEAST_ELSEWHERE
+        if _score_likeness(last, other_last) >= least or last in other_last.split("_"):
             scores[name] = _score_key(key, name)
     return max(scores, key=scores.__getitem__, default=None)
 

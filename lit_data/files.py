@@ -131,7 +131,41 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     Raises:
         StoreError: It cannot be written.
     """
-    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    write_text(path, _encode_json(content))
+
+
+def write_json_once(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a small JSON file, whole or not at all, unless there is one: the first process wins.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    part = path.with_name(f".lit_data-{secrets.token_hex(8)}.part")
+    with explaining(path):
+        try:
+            part.write_text(_encode_json(content), encoding="utf-8")
+            with suppress(FileExistsError):
+                _link(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _link(part: Path, path: Path) -> None:
+    """Give a file its name if nothing has it yet; without hard links whatever has it goes.
+
+    Raises:
+        FileExistsError: Something has the name.
+    """
+    try:
+        path.hardlink_to(part)
+    except FileExistsError:
+        raise
+    except OSError:
+        part.replace(path)
+
+
+def _encode_json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
 
 def flatten(tree: Any, above: str = "") -> dict[str, Any]:  # noqa: ANN401 - what JSON and YAML hold
@@ -160,6 +194,33 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
     writer.writeheader()
     writer.writerows({key: plain_cell(value) for key, value in row.items()} for row in rows)
     write_text(path, text.getvalue())
+
+
+def write_parquet(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a table as Parquet, whole or not at all; of each row only the columns.
+
+    Cells that a row lacks are null. Needs pyarrow.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    cells: dict[str, list[Any]] = {name: [] for name in columns}
+    for row in rows:
+        for name, column in cells.items():
+            column.append(_decodable(row.get(name)))
+    table = pyarrow.table(cells)
+    with explaining(path), replacing(path) as file:
+        parquet.write_table(table, file)
+
+
+def _decodable(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
+    """Return a cell whose text is Unicode: bytes of names that are not UTF-8 become escapes."""
+    if not isinstance(value, str):
+        return value
+    return os.fsencode(value).decode("utf-8", "backslashreplace")
 
 
 def plain_cell(value: Any) -> Any:  # noqa: ANN401 - a cell of any type

@@ -22,7 +22,7 @@ from lit_data.io.remote.fetching import MANIFEST_NAME, Manifest, MirroredFile
 from lit_data.io.remote.scope import parse_list
 from lit_data.io.remote.web import read_index
 from lit_data.io.store.arrays import META_NAME
-from lit_data.tasks.writer import FINGERPRINT, JOURNAL, Entry, Journal
+from lit_data.tasks.journal import FINGERPRINT, JOURNAL, Entry, Journal
 from tests.commands.reports.folders import make_run
 
 MUTANTS = 250

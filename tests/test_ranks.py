@@ -357,17 +357,25 @@ def test_every_command_gives_with_two_ranks_what_it_gives_with_one(tmp_path: Pat
     assert len(list(maps.rglob("*.png"))) == 6
 
 
-def test_predict_refuses_to_run_in_several_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trainer=cpu"], "torchrun started 2 processes, and this trainer predicts in one"),
+        (["predict.part=0/2"], "predict.part=0/2 runs in one process, and 2 were started"),
+        (["predict.finish=true"], "predict.finish=true runs in one process, and 2 were started"),
+    ],
+)
+def test_predict_refuses_processes_that_would_all_do_the_same(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torchrun = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
     for name, value in torchrun.items():
         monkeypatch.setenv(name, value)
     checkpoint = tmp_path / "model.ckpt"
     torch.save({"state_dict": SegmentationModule().state_dict()}, checkpoint)
-    words = ["trainer=ddp_cpu", f"paths.run={tmp_path}", f"ckpt={checkpoint}"]
-    cfg = compose("predict", [*TOY, *words])
-    with pytest.raises(ConfigError, match="and 2 were started: start it without torchrun"):
+    words = [*words, f"predict.folder={tmp_path}/results", f"ckpt={checkpoint}"]
+    cfg = compose("predict", [*TOY, *words, f"paths.run={tmp_path}"])
+    with pytest.raises(ConfigError, match=message):
         predict.run(cfg)
 
 

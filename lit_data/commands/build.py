@@ -5,7 +5,6 @@ The command that runs hands its configuration over here; behind this file there 
 
 import copy
 import inspect
-import logging
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,7 +16,6 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from lightning.pytorch.strategies import ParallelStrategy
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lit_data.commands.checkpoints import (
@@ -42,8 +40,6 @@ from lit_data.commands.trained import take_trained
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.tasks.base import find_task_of
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,30 +328,3 @@ def _choose_callbacks(cfg: DictConfig) -> list[L.Callback]:
             "ignore", "The number of training batches .* is smaller than the logging interval"
         )
     return callbacks
-
-
-def build_lone_trainer(cfg: DictConfig, callbacks: Sequence[L.Callback]) -> L.Trainer:
-    """Build a Trainer of one process, which writes files alone and reads images in their order.
-
-    Args:
-        cfg: The configuration.
-        callbacks: All that there are; it has no logger.
-
-    Raises:
-        ConfigError: A launcher has started several.
-    """
-    overrides: dict[str, Any] = {"callbacks": list(callbacks), "logger": False}
-    trainer = build_trainer(cfg, **overrides)
-    if not isinstance(trainer.strategy, ParallelStrategy):
-        return trainer
-    environment = trainer.strategy.cluster_environment
-    launched = 1
-    if environment is not None and environment.creates_processes_externally:
-        launched = environment.world_size()
-    if launched > 1:
-        raise ConfigError(
-            f"predict runs in one process, and {launched} were started: "
-            "start it without torchrun or srun"
-        )
-    log.info("predict puts what it finds together in one process: only the first device is used")
-    return build_trainer(cfg, devices=1, num_nodes=1, strategy="auto", **overrides)

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from typing_extensions import override
 
 from lit_data.commands.configuration.names import allow_packages
-from lit_data.commands.launcher import is_first_rank
+from lit_data.commands.launcher import is_first_rank, is_started_by_rank
 from lit_data.commands.machine import naming_unfit_torchvision
 from lit_data.commands.report import add_report, noting_failure, warning_after
 from lit_data.commands.result import PartlyDoneError, write_summary
@@ -57,10 +57,15 @@ class RankWatch(threading.Thread):
         super().__init__(daemon=True, name="rank-watch")
         self.children: list[subprocess.Popen[bytes]] = []
         self._done = threading.Event()
+        # Of a rank that the first one has started, which would otherwise work on without it.
+        self._parent = os.getppid() if is_started_by_rank() else None
 
     def run(self) -> None:
         """Look at the ranks until they are needed no more."""
         while not self._done.wait(_POLL_S):
+            if self._parent is not None and os.getppid() != self._parent:
+                print("lit_data: rank 0 of this machine is gone", file=sys.stderr, flush=True)
+                os._exit(WorkerDiedError.exit_code)
             self._take_over()
             failed = self._find_failed()
             if failed is None:

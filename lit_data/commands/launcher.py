@@ -32,6 +32,11 @@ def is_first_of_machine() -> bool:
     return _read(_LOCAL_RANKS) == "0"
 
 
+def is_started_by_rank() -> bool:
+    """Return True for a process that the first rank of its machine has started."""
+    return not is_first_of_machine() and find_launcher()[1] < 2
+
+
 def place_run(cfg: DictConfig, *, sweeps: bool) -> list[str]:
     """Overrides that give all processes which torchrun or srun started one run folder.
 
@@ -49,7 +54,7 @@ def place_run(cfg: DictConfig, *, sweeps: bool) -> list[str]:
     Raises:
         ConfigError: Each of several processes would run the whole sweep.
     """
-    launcher, world_size = _find_launcher()
+    launcher, world_size = find_launcher()
     if world_size < 2:
         return []
     if sweeps:
@@ -69,7 +74,8 @@ def place_run(cfg: DictConfig, *, sweeps: bool) -> list[str]:
     return words
 
 
-def _find_launcher() -> tuple[str, int]:
+def find_launcher() -> tuple[str, int]:
+    """Return the launcher that started this process, and the number of processes it started."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return "torchrun", int(os.environ.get("WORLD_SIZE", 1))
     # As Lightning tells an interactive job, in which srun has started one process.

@@ -12,17 +12,18 @@ import lightning as L
 from omegaconf import DictConfig
 
 from lit_data.checks import check_outside_root
-from lit_data.commands.build import build_input_data, build_lone_trainer, build_model, find_trained
+from lit_data.commands.build import build_input_data, build_model, find_trained
 from lit_data.commands.checkpoints import load_weights
-from lit_data.commands.configuration.names import to_plain
+from lit_data.commands.configuration.names import resolve_target, to_plain
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.result import PartlyDoneError
+from lit_data.commands.shares import build_lone_trainer, take_seat
 from lit_data.commands.trained import find_doubt, take_trained, warn_of_other_data
 from lit_data.errors import ConfigError, list_problems, show_path
 from lit_data.files import find_sha256, refuse_links
-from lit_data.tasks import find_task
+from lit_data.tasks import find_task, find_task_of
+from lit_data.tasks.journal import FINGERPRINT
 from lit_data.tasks.options import PredictOptions, PredictRun
-from lit_data.tasks.writer import FINGERPRINT
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +57,13 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     if options.folder is not None:
         check_outside_root(folder, root, "predict.folder")
     refuse_links(folder, "predict.folder")
+    kind = resolve_target(cfg.data._target_, "data")
+    seat = take_seat(cfg, options, shares=find_task_of(kind).shares)
     # The options of the checkpoint come first: stores are built by them.
     record = take_trained(cfg, checkpoint)
     datamodule = build_input_data(cfg, options.on_bad)
     model = build_model(cfg, trained=True)
+    seat.share.wait()  # the first rank of each machine has prepared the data
     datamodule.setup("predict")
     warn_of_other_data(record, root, getattr(datamodule, "bank", None))
     task = find_task(datamodule)
@@ -71,13 +75,15 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         options = _take_image_threshold(model, options)
     elif doubt is not None:  # where there are verdicts, they say so
         log.warning("%s: train longer, or choose another run", doubt)
-    _warn_of_nothing_to_resume(folder, options)
+    if seat.share.leads:
+        _warn_of_nothing_to_resume(folder, options)
     prediction = PredictRun(
         folder=folder,
         identity=_identify(
             checkpoint, to_plain(cfg.model), to_plain(cfg.data), neutral=task.neutral_data
         ),
-        make_trainer=partial(build_lone_trainer, cfg),
+        make_trainer=partial(build_lone_trainer, cfg, seat),
+        share=seat.share,
         doubt=doubt,
     )
     metrics, bad = task.predict(model, prediction, options)

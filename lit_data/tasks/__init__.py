@@ -3,11 +3,12 @@
 from lit_data.tasks.base import Task, find_task, find_task_of, register
 from lit_data.tasks.boxes import BoxTask
 from lit_data.tasks.generate import GenerateTask
+from lit_data.tasks.journal import Entry
 from lit_data.tasks.labels import LabelTask
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 from lit_data.tasks.pixels import InspectionTask, MarkTask, PatchTask, StripeTask
 from lit_data.tasks.volumes import VolumeTask
-from lit_data.tasks.writer import Entry, PredictionWriter, Written
+from lit_data.tasks.writer import PredictionWriter, Written
 
 __all__ = [
     "Task",

@@ -60,6 +60,8 @@ class Task(Generic[Data]):
         trained_data: Options of the datamodule that a checkpoint holds, and that hold for it unless
             others are typed.
         unused: Options of ``predict`` that mean nothing here: they are refused.
+        shares: Several processes may predict some of the inputs each; `predict` then heeds the
+            share of the run.
     """
 
     predicts: ClassVar[str] = "predictions"
@@ -80,6 +82,7 @@ class Task(Generic[Data]):
     )
     predict_data: ClassVar[Mapping[str, Any]] = {}
     trained_data: ClassVar[Sequence[str]] = ()
+    shares: ClassVar[bool] = True
     unused: ClassVar[Sequence[str]] = (*TILE_OPTIONS, *VERDICT_OPTIONS, "clean", "count")
 
     def __init__(self, datamodule: Data) -> None:

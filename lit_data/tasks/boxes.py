@@ -24,8 +24,9 @@ from lit_data.io.images.writing import write_image
 from lit_data.tasks.answers import ask_step, read_classes
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, draw_before_after, new_axes, save_figure
+from lit_data.tasks.journal import Entry
 from lit_data.tasks.options import PredictOptions, PredictRun
-from lit_data.tasks.writer import BankWriter, Entry, Written
+from lit_data.tasks.writer import BankWriter, Written
 from lit_data.types import Array, Batch, Stage
 
 log = logging.getLogger(__name__)
@@ -286,7 +287,9 @@ class BoxWriter(BankWriter):
 
     def _write_picture(self, number: int, boxes: Boxes) -> Path:
         """Write an image with its objects drawn into it; return the path of the file."""
-        stem = self._folder / "pictures" / PurePath(self.names[number]).with_suffix("")
+        name = self.names[number]
+        folder = self.folder_of(self._folder / "pictures", name)
+        stem = folder / PurePath(name).with_suffix("")
         stem.parent.mkdir(parents=True, exist_ok=True)
         file_name = write_image(stem, paint_boxes(self.bank[number], boxes, self._classes))
         return stem.with_name(file_name)
@@ -361,7 +364,9 @@ class BoxWriter(BankWriter):
         for kind, row in zip(boxes.classes.tolist(), rows.tolist(), strict=True):
             values = " ".join(f"{value:.6f}" for value in row)
             lines.append(f"{kind} {values}\n")
-        path = self._folder / "labels" / PurePath(self.names[number]).with_suffix(".txt")
+        name = self.names[number]
+        folder = self.folder_of(self._folder / "labels", name)
+        path = folder / PurePath(name).with_suffix(".txt")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(lines), encoding="utf-8")
         return path

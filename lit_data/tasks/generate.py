@@ -26,6 +26,7 @@ from lit_data.io.progress import track
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, new_axes, open_figure, save_figure, show_pixels
 from lit_data.tasks.options import (
+    JOINT_OPTIONS,
     TILE_OPTIONS,
     VERDICT_OPTIONS,
     Predicted,
@@ -46,7 +47,15 @@ class GenerateTask(Task[GANDataModule]):
 
     predicts = "images"
     method = "sample_images"
-    unused = (*TILE_OPTIONS, *VERDICT_OPTIONS, "clean", "resume", "threads")
+    unused = (
+        *TILE_OPTIONS,
+        *VERDICT_OPTIONS,
+        *JOINT_OPTIONS,
+        "clean",
+        "resume",
+        "threads",
+    )
+    shares = False  # one stream of random numbers makes all of them
 
     @override
     def draw_samples(

@@ -12,12 +12,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.datamodules.inspection import LabelledImageDataModule
-from lit_data.files import write_table
 from lit_data.tasks.answers import ask_step
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, TRUE_COLOUR, new_axes, save_figure, show_pixels
+from lit_data.tasks.journal import Entry
 from lit_data.tasks.options import PredictOptions, PredictRun
-from lit_data.tasks.writer import BankWriter, Entry, Written
+from lit_data.tasks.writer import BankWriter, Written
 from lit_data.types import Batch
 
 log = logging.getLogger(__name__)
@@ -110,8 +110,7 @@ class LabelWriter(BankWriter):
         columns = ["image", "label", "score"]
         if with_truth:
             columns.append("truth")
-        path = self._folder / "labels.csv"
-        write_table(path, columns, rows)
+        path = self.write_rows(self._folder / "labels", columns, rows)
         log.info("labels: %s", path)
         metrics: dict[str, Any] = {}
         counts = Counter(row["label"] for row in rows)

@@ -15,7 +15,6 @@ from typing_extensions import override
 
 from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datasets.inspection.occupancy import is_defect
-from lit_data.files import write_table
 from lit_data.inference import Defect, find_defects
 from lit_data.inference.batches import ImagePixels
 from lit_data.io.images.image_source import ImageBank
@@ -37,8 +36,9 @@ from lit_data.tasks.figures import (
     show_probability,
     show_stored,
 )
+from lit_data.tasks.journal import Entry
 from lit_data.tasks.options import PredictOptions
-from lit_data.tasks.writer import BankWriter, Entry, Written
+from lit_data.tasks.writer import BankWriter, Written
 from lit_data.types import Array
 
 log = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ class ImageWriter(BankWriter):
 
     def path_of(self, kind: str, name: str) -> Path:
         """Return the path of a PNG of one image, below the folder of its kind."""
-        return self.folder / kind / f"{name}.png"
+        return self.folder_of(self.folder / kind, name) / f"{name}.png"
 
     def choose_shown(self, entries: Sequence[Entry], count: int) -> list[Entry]:
         """Choose the entries of the highest scores among the images that fit into memory."""
@@ -229,10 +229,6 @@ class MapWriter(ImageWriter):
         options: Threshold and smallest defect.
     """
 
-    def __init__(self, images: WholeImages, folder: Path, options: PredictOptions) -> None:
-        super().__init__(images, folder, options)
-        self._left_out: dict[str, int] = {}  # defects of images that have too many for the table
-
     @override
     def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
         """Write the map of an image and find its defects, for which all of it is held in memory."""
@@ -249,8 +245,6 @@ class MapWriter(ImageWriter):
         defects = find_defects(
             probability, threshold=threshold, min_area_px=self.options.min_area_px, kinds=kinds
         )
-        if len(defects) > _MOST_DEFECTS:
-            self._left_out[name] = len(defects) - _MOST_DEFECTS
         # The surest come first, so the first score is the highest one.
         rows = [_round(defect) for defect in defects[:_MOST_DEFECTS]]
         return Written(paths, rows, defects[0].score if defects else 0)
@@ -273,21 +267,22 @@ class MapWriter(ImageWriter):
         """Write ``defects.csv``, and warn of images that have too many for it."""
         class_names = ("", *self.images.classes)  # kind 0: no class is told
         rows = []
+        full_images = 0
         for entry in entries:
+            full_images += len(entry.rows) == _MOST_DEFECTS
             for row in entry.rows:
                 name = class_names[row.get("kind", 0)]
                 rows.append({"image": entry.image, **row, "class": name})
         columns = (*COLUMNS, "class") if self.images.classes else COLUMNS
-        path = self.folder / "defects.csv"
-        write_table(path, columns, rows)
+        path = self.write_rows(self.folder / "defects", columns, rows)
         log.info("defects: %s", path)
-        if self._left_out:
+        if full_images:
             log.warning(
-                "%d images have more than %d defects, and %d are left out of defects.csv: the "
-                "threshold %.4g is too low for them, or the model is of no use",
-                len(self._left_out),
+                "%d images have %d defects or more, of which %s holds the surest: the threshold "
+                "%.4g is too low for them, or the model is of no use",
+                full_images,
                 _MOST_DEFECTS,
-                sum(self._left_out.values()),
+                path.name,
                 self.options.least_score,
             )
 
@@ -359,8 +354,7 @@ class VerdictWriter(MapWriter):
         # The truth helps only where it is known of every image.
         is_known = bool(rows) and all(row["truth"] for row in rows)
         columns = (*VERDICT_COLUMNS, "truth", "kind") if is_known else VERDICT_COLUMNS
-        path = self.folder / "images.csv"
-        write_table(path, columns, rows)
+        path = self.write_rows(self.folder / "images", columns, rows)
         log.info("verdicts: %s", path)
         self._warn_of_verdicts(rows)
         metrics = super().finish(entries)

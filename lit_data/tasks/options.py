@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import lightning as L
 
-from lit_data.checks import check_fraction, check_types
+from lit_data.checks import check_count, check_fraction, check_types
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
 from lit_data.inference.export.quantise import Mode
@@ -15,9 +15,14 @@ from lit_data.inference.forward import Augment, Precision
 from lit_data.inference.tiling import Blend
 from lit_data.io.images.header_scan import OnBad
 from lit_data.modules.segmentation.anomaly_metrics import SCORE_FRACTION
+from lit_data.parts import Part
 
 _HOW: Final = (
     "folder",
+    "part",
+    "of",
+    "finish",
+    "many_inputs",
     "resume",
     "on_bad",
     "batch_size",
@@ -52,6 +57,9 @@ TILE_OPTIONS: Final = (
 )
 """Options of images that are predicted tile by tile."""
 
+JOINT_OPTIONS: Final = ("part", "of", "finish", "many_inputs")
+"""Options of predictions by several processes, and of many inputs."""
+
 VERDICT_OPTIONS: Final = ("image_threshold", "image_score_fraction")
 """Options of images that get a verdict."""
 
@@ -77,6 +85,11 @@ class PredictOptions:
             predicted; in the place of ``data.on_bad``.
         folder: Where the files go; `None`: into the run folder.
         resume: Go on in a folder where a run was interrupted; for all but generated images.
+        part: Predict a part of the inputs, a number from 0 or ``0/4``, into a folder that all parts
+            share; a part goes on where it was interrupted. For all but generated images.
+        of: Number of parts, where `part` does not say it.
+        finish: Predict nothing, and write the tables of all parts.
+        many_inputs: From so many inputs on, files lie in folders by prefix, and tables are Parquet.
         clean: Write watermarked images with the marks painted over as well.
         count: Images that a generative model makes; `None`: 64.
         large_px: Images of more pixels are predicted through a temporary file.
@@ -108,6 +121,10 @@ class PredictOptions:
     on_bad: OnBad = "skip"
     folder: str | None = None
     resume: bool = False
+    part: int | str | None = None
+    of: int | None = None
+    finish: bool = False
+    many_inputs: int = 100_000
     clean: bool = False
     count: int | None = None
     large_px: int = 50_000_000
@@ -144,6 +161,7 @@ class PredictOptions:
                 f"predict.min_area_px={self.min_area_px}, predict.large_px={self.large_px}: need "
                 "at least 0"
             )
+        self._check_parts()
         if self.count is not None and self.count < 1:
             raise ConfigError(f"predict.count={self.count} must be at least 1")
         if self.overlap_px is None and self.margin_px is not None:
@@ -164,6 +182,25 @@ class PredictOptions:
     def top_fraction(self) -> float:
         """Return `image_score_fraction`, or 0.0005."""
         return SCORE_FRACTION if self.image_score_fraction is None else self.image_score_fraction
+
+    @property
+    def chosen_part(self) -> Part | None:
+        """Return the part of the inputs; None for all of them."""
+        return Part.read("predict", self.part, self.of)
+
+    def _check_parts(self) -> None:
+        check_count("predict.many_inputs", self.many_inputs, 1)
+        part = self.chosen_part
+        if part is not None and self.finish:
+            raise ConfigError(
+                f"predict.part={part} and predict.finish=true exclude each other: finish once, when "
+                "all parts are predicted"
+            )
+        if self.folder is None and (part is not None or self.finish):
+            option = "predict.finish=true" if self.finish else f"predict.part={part}"
+            raise ConfigError(
+                f"{option} needs predict.folder=FOLDER, into which all parts are predicted"
+            )
 
     def _check_static(self) -> None:
         if self.compile:
@@ -208,6 +245,42 @@ class PredictOptions:
                 raise ConfigError(f"predict.{name}={stated} means nothing for {what}: leave it out")
 
 
+_ALL: Final = Part(0, 1)
+
+
+def _wait_for_nobody() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Inputs of one of several processes that predict into a folder.
+
+    Args:
+        part: Which of them.
+        leads: This process opens the folder for the others, and writes the tables of all. It is the
+            only one, the first rank, or the one that finishes parts.
+        wait: Returns when all ranks have called it; parts wait for nobody.
+    """
+
+    part: Part = _ALL
+    leads: bool = True
+    wait: Callable[[], None] = _wait_for_nobody
+
+    @property
+    def suffix(self) -> str:
+        """Return what tells files of this process from those of others; empty for the only one."""
+        return "" if self.part.count == 1 else f"-{self.part.number}-of-{self.part.count}"
+
+    def take(self, inputs: Sequence[int], block: int) -> list[int]:
+        """Return every so many-th block of inputs: neighbours, which are alike, go to all."""
+        taken: list[int] = []
+        step = block * self.part.count
+        for start in range(block * self.part.number, len(inputs), step):
+            taken += inputs[start : start + block]
+        return taken
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictRun:
     """One run of ``predict``.
@@ -217,12 +290,14 @@ class PredictRun:
         identity: What decides the predictions beside the options, as plain data: model, weights,
             how images are read.
         make_trainer: Makes a Trainer of one process with some callbacks.
+        share: Inputs that this process predicts.
         doubt: Why verdicts of this model are worth nothing; None where they are.
     """
 
     folder: Path
     identity: Mapping[str, Any]
     make_trainer: Callable[[Sequence[L.Callback]], L.Trainer]
+    share: Share = Share()
     doubt: str | None = None
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -58,11 +59,18 @@ def predict_batches(
         BatchMemoryError: `min_batch_size` samples do not fit into memory.
         StoreError: Files cannot be written.
     """
-    work = Work(writer, run, options, range(len(writer.names)))
+    # Shares of whole batches, so that each batch is the one that a process alone would predict.
+    block = options.batch_size or datamodule.batch_size
+    work = Work(writer, run, options, range(len(writer.names)), block=block)
     if not work.waiting:
         return work.finish()
     adaptive = AdaptiveBatchSize(min_size=options.min_batch_size, max_size=options.max_batch_size)
     trainer = run.make_trainer([_Writes(work), adaptive])
+    if run.share.part.count > 1 and trainer.limit_predict_batches != 1.0:
+        raise ConfigError(
+            f"trainer.limit_predict_batches={trainer.limit_predict_batches} is for a prediction in "
+            "one process: leave it out"
+        )
     with ExitStack() as resources:
         if options.threads is not None and options.threads > 1:
             threads = resources.enter_context(closing(InferenceThreads(options.threads)))
@@ -158,6 +166,8 @@ def predict_images(
     trainer = run.make_trainer([])
     device = trainer.strategy.root_device
     images = writer.images
+    if not run.share.leads:
+        options = replace(options, onnx=None)  # one process writes that file
     work = Work(writer, run, options, range(_limit(trainer, len(images))))
     net_metrics: dict[str, Any] = {}
     if work.waiting or options.onnx is not None:
@@ -179,7 +189,8 @@ def predict_images(
         has_bar = trainer.progress_bar_callback is not None
         with _Bar("predicting", len(work.waiting), enabled=has_bar) as bar:
             _predict_small(predictor, work, images, small, bar)
-            _predict_large(predictor, work, images, large, bar, run.folder)
+            path = run.folder / f".large{run.share.suffix}.npy"
+            _predict_large(predictor, work, images, large, bar, path)
     metrics, bad = work.finish()
     return Predicted({**metrics, **net_metrics}, bad)
 
@@ -209,7 +220,7 @@ def _predict_small(
     bar: _Bar,
 ) -> None:
     def note_bad(position: int, error: DataError) -> None:
-        work.bad[numbers[position]] = str(error)
+        work.note_bad(numbers[position], str(error))
         bar.advance()
 
     loads = [partial(images.load, number) for number in numbers]
@@ -228,10 +239,9 @@ def _predict_large(
     images: WholeImages,
     numbers: Sequence[int],
     bar: _Bar,
-    folder: Path,
+    path: Path,
 ) -> None:
-    """Predict images one at a time, each through a file in the place of an array."""
-    path = folder / ".large.npy"
+    """Predict images one at a time, each through the file of a path in the place of an array."""
     for number in numbers:
         work.restart_clock()
         try:
@@ -240,7 +250,7 @@ def _predict_large(
                 image, path, dtype="uint16", on_tiles=bar.count_tiles
             )
         except DataError as error:
-            work.bad[number] = str(error)
+            work.note_bad(number, str(error))
         else:
             answer = ProbabilityMap.of(images.restore(number, values))
             work.write(number, answer)

@@ -14,15 +14,15 @@ from typing_extensions import override
 
 from lit_data.datamodules import CTDataModule
 from lit_data.errors import ConfigError
-from lit_data.files import write_table
 from lit_data.io.volumes.sources import open_volume
 from lit_data.io.volumes.volume import Volume, import_medical
 from lit_data.tasks.answers import ask_step
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, new_axes, save_figure
+from lit_data.tasks.journal import Entry
 from lit_data.tasks.options import PredictOptions, PredictRun
 from lit_data.tasks.volume_views import PLANES, VolumeShown, show_slice, show_view
-from lit_data.tasks.writer import Entry, PredictionWriter, Written
+from lit_data.tasks.writer import PredictionWriter, Written
 from lit_data.types import COUNT_SUFFIX, Array, Batch, Stage
 
 log = logging.getLogger(__name__)
@@ -243,6 +243,8 @@ _SCORES: Final = ("iou", "f1", "value_mae", "psnr")
 COLUMNS: Final = ("volume", "file", "occupied", "found", "both", *_SCORES)
 _SHOWN: Final = 4
 _PEAK_DB: Final = 120.0  # of values without an error
+_PAIRS: Final = ".shown/"
+"""Folder of what the picture shows, which another process than the one that found it may draw."""
 
 
 class VolumeWriter(PredictionWriter):
@@ -278,7 +280,6 @@ class VolumeWriter(PredictionWriter):
         self._volumes = datamodule.volumes
         self._window = datamodule.window
         self._numbers = datamodule.volumes.of("predict").tolist()
-        self._pairs: list[tuple[VolumeShown, VolumeShown]] = []  # of the picture
         self.names = [self._volumes.sources[number].name for number in self._numbers]
         self.bad = self._volumes.bank.skipped
 
@@ -314,21 +315,22 @@ class VolumeWriter(PredictionWriter):
         self, number: int, answer: tuple[VolumeShown, VolumeShown, int], seconds: float
     ) -> Written:
         true, reconstructed, total = answer
-        path = self._write(self._numbers[number], reconstructed)
-        if len(self._pairs) < _SHOWN:
-            self._pairs.append((true, reconstructed))
-        row = {"volume": self.names[number], "file": path.relative_to(self._folder).as_posix()}
-        return Written([path], [row | compare_voxels(true, reconstructed, total=total)])
+        files = [self._write(number, reconstructed)]
+        if number < _SHOWN:
+            files.append(self._write_pair(number, true, reconstructed))
+        file_name = files[0].relative_to(self._folder).as_posix()
+        row = {"volume": self.names[number], "file": file_name}
+        return Written(files, [row | compare_voxels(true, reconstructed, total=total)])
 
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
         rows = [row for entry in entries for row in entry.rows]
-        path = self._folder / "volumes.csv"
-        write_table(path, COLUMNS, rows)
+        path = self.write_rows(self._folder / "volumes", COLUMNS, rows)
         log.info("volumes: %s", path)
-        if self._pairs:
+        pairs = self._read_pairs(entries)
+        if pairs:
             picture = self._folder / "predictions.png"
-            draw_pairs(self._pairs, picture, "volumes and their reconstructions")
+            draw_pairs(pairs, picture, "volumes and their reconstructions")
         metrics: dict[str, Any] = {
             "predict/volumes": len(rows),
             "predict/voxels": sum(row["found"] for row in rows),
@@ -341,19 +343,55 @@ class VolumeWriter(PredictionWriter):
     def _write(self, number: int, reconstructed: VolumeShown) -> Path:
         """Write a reconstruction in Hounsfield units; return the path of the file."""
         window = self._window
-        affine = self._volumes.bank[number].affine
+        name = self.names[number]
+        affine = self._volumes.bank[self._numbers[number]].affine
         # Air in the window, where nothing was found.
         dense = np.full(reconstructed.shape, _to_int16(np.array(window.low_hu)), np.int16)
         values_hu = reconstructed.values * window.width_hu + window.low_hu
         dense[tuple(reconstructed.coords.T)] = _to_int16(values_hu)
         ending = ".npy" if affine is None else ".nii.gz"
-        path = self._folder / "volumes" / f"{self._volumes.sources[number].name}{ending}"
+        path = self.folder_of(self._folder / "volumes", name) / f"{name}{ending}"
         path.parent.mkdir(parents=True, exist_ok=True)
         if affine is None:
             np.save(path, dense)
         else:
             write_nifti(path, dense, affine)
         return path
+
+    def _write_pair(self, number: int, true: VolumeShown, reconstructed: VolumeShown) -> Path:
+        """Write what the picture shows of a volume; return the path of the file."""
+        path = self._folder / _PAIRS / f"{self.names[number]}.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(
+            path,
+            name=true.name,
+            shape=true.shape,
+            spacing_mm=true.spacing_mm,
+            true_coords=true.coords,
+            true_values=true.values,
+            coords=reconstructed.coords,
+            values=reconstructed.values,
+        )
+        return path
+
+    def _read_pairs(self, entries: Sequence[Entry]) -> list[tuple[VolumeShown, VolumeShown]]:
+        """Return the volumes of the picture and their reconstructions."""
+        pairs = []
+        for entry in entries[:_SHOWN]:
+            for file_name in entry.files:
+                if file_name.startswith(_PAIRS):
+                    pairs.append(_read_pair(self._folder / file_name))
+        return pairs
+
+
+def _read_pair(path: Path) -> tuple[VolumeShown, VolumeShown]:
+    with np.load(path, allow_pickle=False) as parts:
+        shape: Any = tuple(parts["shape"].tolist())
+        spacing_mm: Any = tuple(parts["spacing_mm"].tolist())
+        true = VolumeShown(
+            str(parts["name"]), shape, spacing_mm, parts["true_coords"], parts["true_values"]
+        )
+        return true, true._replace(coords=parts["coords"], values=parts["values"])
 
 
 def write_nifti(path: Path, volume: NDArray[np.int16], affine: Array) -> None:

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_data.files import write_table
 from lit_data.io.images.readers import read_image
 from lit_data.io.images.writing import write_png_parts
 from lit_data.tasks.figures import new_axes, save_figure
+from lit_data.tasks.journal import Entry
 from lit_data.tasks.maps import ImageWriter, ProbabilityMap, WholeImages, slabs
 from lit_data.tasks.options import PredictOptions
-from lit_data.tasks.writer import Entry, Written
+from lit_data.tasks.writer import Written
 from lit_data.types import Array
 
 log = logging.getLogger(__name__)
@@ -83,8 +83,7 @@ class MarkWriter(ImageWriter):
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
         rows = [{"image": entry.image, **entry.rows[0]} for entry in entries]
-        path = self.folder / "marks.csv"
-        write_table(path, COLUMNS, rows)
+        path = self.write_rows(self.folder / "marks", COLUMNS, rows)
         log.info("marks: %s", path)
         surest = self.choose_shown(entries, SHOWN)
         if surest:

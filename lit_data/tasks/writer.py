@@ -1,140 +1,27 @@
-"""`PredictionWriter`, and the journal from which an interrupted run of ``predict`` goes on."""
+"""`PredictionWriter`, and `Work`: the inputs that a process predicts, and the tables of all of them."""
 
-import json
+import hashlib
 import logging
 import os
-import stat
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 from typing_extensions import override
 
 from lit_data.errors import ConfigError, StoreError, show_path
-from lit_data.files import PART, flatten, write_json, write_table
+from lit_data.files import write_parquet, write_table
 from lit_data.io.images.image_source import ImageBank
+from lit_data.tasks.journal import FINGERPRINT, Entry, Journal
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 
 log = logging.getLogger(__name__)
 
-
-FINGERPRINT: Final = "fingerprint.json"
-JOURNAL: Final = "images.jsonl"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One image that is done.
-
-    Attributes:
-        image: Its name.
-        stamp: Numbers that change with its file, such as size and time.
-        files: For each file written for it, below the folder, its length.
-        rows: Of the table.
-        score: Confidence of the model, for the choice of pictures.
-    """
-
-    image: str
-    stamp: Sequence[int]
-    files: Mapping[str, int]
-    rows: Sequence[Mapping[str, Any]]
-    score: float
-
-
-class Journal:
-    """Record of finished images, one line each in ``images.jsonl``.
-
-    A line is written when the files of its image are complete; one that was cut short does not
-    count. Weights and options that decide the predictions are noted in ``fingerprint.json``.
-
-    Args:
-        folder: Of the predictions; it is made.
-        identity: What decides the predictions, as plain data.
-        resume: Keep the images that are done; otherwise begin anew.
-
-    Raises:
-        ConfigError: They were predicted with other weights or options.
-        StoreError: The folder cannot be written.
-    """
-
-    def __init__(self, folder: Path, identity: Mapping[str, Any], *, resume: bool) -> None:
-        self._folder = folder
-        self._path = folder / JOURNAL
-        self._entries: dict[str, Entry] = {}
-        fingerprint = folder / FINGERPRINT
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if fingerprint.is_file():  # in a folder without one no run has left parts of files
-                _remove_parts(folder)
-            if resume and fingerprint.exists():
-                _check_identity(fingerprint, identity)
-                self._read()
-            else:
-                # The journal goes first: it must never lie beside the fingerprint of another run.
-                self._path.unlink(missing_ok=True)
-                write_json(fingerprint, identity)
-        except OSError as error:
-            raise StoreError(
-                f"cannot write into {show_path(folder)}: {error.strerror}. Set predict.folder."
-            ) from error
-
-    def holds(self, image: str, stamp: Sequence[int]) -> bool:
-        """Return True if an image is done, and its source and its files are unchanged since."""
-        entry = self._entries.get(image)
-        if entry is None or list(entry.stamp) != list(stamp):
-            return False
-        return all(self._has_size(name, size) for name, size in entry.files.items())
-
-    def add(self, entry: Entry) -> None:
-        """Note an image whose files are complete."""
-        line = json.dumps(asdict(entry)).encode() + b"\n"
-        try:
-            # One unbuffered write: a run that is killed leaves the line whole, or cut at the end.
-            with self._path.open("ab", buffering=0) as file:
-                file.write(line)
-        except OSError as error:
-            raise StoreError(
-                f"cannot write {show_path(self._path)}: {error.strerror}. Free the disk."
-            ) from error
-        self._entries[entry.image] = entry
-
-    def entries(self, images: Sequence[str]) -> list[Entry]:
-        """Return the entries of those images that are done, in the order of the images."""
-        return [self._entries[image] for image in images if image in self._entries]
-
-    def drop(self, image: str) -> None:
-        """Forget an image that is to be done again."""
-        self._entries.pop(image, None)
-
-    def measure(self, files: Sequence[Path]) -> dict[str, int]:
-        """Return the sizes of written files, bytes, by their names below the folder."""
-        return {path.relative_to(self._folder).as_posix(): path.stat().st_size for path in files}
-
-    def _read(self) -> None:
-        with suppress(FileNotFoundError):
-            content = self._path.read_bytes()
-            complete_bytes = content.rfind(b"\n") + 1
-            if complete_bytes < len(content):  # so that the next line does not continue a cut one
-                os.truncate(self._path, complete_bytes)
-            for line in content[:complete_bytes].splitlines():
-                try:
-                    entry = _check_entry(Entry(**json.loads(line)))
-                except (ValueError, TypeError, RecursionError) as error:
-                    raise StoreError(
-                        f"{show_path(self._path)} is damaged: remove it, or begin anew with "
-                        "predict.resume=false"
-                    ) from error
-                self._entries[entry.image] = entry
-
-    def _has_size(self, name: str, size: int) -> bool:
-        with suppress(OSError, ValueError):  # ValueError: a name that no file can have
-            return (self._folder / name).stat().st_size == size
-        return False
+_NAMED: Final = 5  # missing inputs in a message
 
 
 class Written(NamedTuple):
@@ -155,23 +42,60 @@ class PredictionWriter(ABC):
     """Writes the prediction of each input at once, and tables and pictures of all at the end.
 
     The numbers of inputs are those of the samples of the predict stage. A run that goes on
-    (``predict.resume=true``) keeps the files of inputs that are done, so `finish` gets the rows of
-    all of them back, and must not rely on what `write` remembers.
+    (``predict.resume=true``) keeps the files of inputs that are done, and several processes write
+    some of the inputs each, so `finish` gets the rows of all of them back, and must not rely on
+    what `write` remembers.
 
     Attributes:
         expects: What `predict_step` must return, in words.
         names: Of each input: unlike, and the same in the next run.
         bad: (path, what is wrong) of inputs that were left out.
+        has_many: There are so many inputs that one folder is not to hold the files of all of them,
+            and that tables are Parquet; see `folder_of` and `write_rows`.
     """
 
     expects: ClassVar[str] = "answers, one for each sample"
     names: Sequence[str]
     bad: Sequence[tuple[str, str]] = ()
+    has_many: bool = False
 
     @cached_property
     def numbers(self) -> Mapping[str, int]:
         """Number of each input by its name."""
         return {name: number for number, name in enumerate(self.names)}
+
+    def folder_of(self, folder: Path, name: str) -> Path:
+        """Return where the file of an input belongs: a folder, or one of 256 folders in it.
+
+        Args:
+            folder: Of the files of one kind.
+            name: Of the input, whose digest decides, so that it keeps its place beside others.
+        """
+        if not self.has_many:
+            return folder
+        return folder / hashlib.sha256(os.fsencode(name)).hexdigest()[:2]
+
+    def write_rows(
+        self, stem: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
+    ) -> Path:
+        """Write a table as CSV, or as Parquet where there are many inputs.
+
+        Args:
+            stem: Path without the suffix.
+            columns: Those of each row that are written.
+            rows: Their cells by name.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            StoreError: It cannot be written.
+        """
+        suffix = ".parquet" if self.has_many else ".csv"
+        path = stem.with_name(stem.name + suffix)
+        write = write_parquet if self.has_many else write_table
+        write(path, columns, rows)
+        return path
 
     def stamp(self, number: int) -> Sequence[int]:
         """Return whole numbers that change when an input does; by default none."""
@@ -223,15 +147,24 @@ class BankWriter(PredictionWriter):
 class Work:
     """Inputs of a run: finished, waiting, and bad ones.
 
+    Where several processes predict, each has a share of the inputs, and the one that leads writes
+    the tables of all of them.
+
     Args:
         writer: Writes what is predicted.
-        run: Where.
+        run: Where, and the share of this process.
         options: Whether the run goes on.
         chosen: Numbers of the inputs of the run.
+        block: Inputs that stay together when they are shared: with those of a batch, each batch is
+            the one that a process alone would predict.
 
     Attributes:
         waiting: Numbers of the inputs to predict.
         bad: What is wrong with inputs that could not be read.
+
+    Raises:
+        ConfigError: The folder holds predictions of another run, or none that could be finished.
+        StoreError: The folder cannot be written, or another process writes there.
     """
 
     def __init__(
@@ -240,25 +173,66 @@ class Work:
         run: PredictRun,
         options: PredictOptions,
         chosen: Sequence[int],
+        *,
+        block: int = 1,
     ) -> None:
         self.writer = writer
         self.bad: dict[int, str] = {}
-        self.waiting: list[int] = []
         self._run = run
+        self._share = run.share
+        self._is_joint = options.finish or run.share.part.count > 1
         self._chosen = chosen
+        self._block = block
         self.restart_clock()
-        # From before an input is read: one that changes meanwhile is predicted again.
-        self._stamps = {number: writer.stamp(number) for number in chosen}
-        identity = {**run.identity, "predict": options.identity()}
-        self._journal = Journal(run.folder, identity, resume=options.resume)
-        for number in chosen:
-            name = writer.names[number]
-            if not self._journal.holds(name, self._stamps[number]):
+        writer.has_many = len(writer.names) >= options.many_inputs
+        if writer.has_many:
+            _check_parquet(len(writer.names))
+        self._journal = self._open_journal(options)
+        share_numbers = self._share.take(chosen, block)
+        # Only the process that writes the tables looks at the inputs of the others.
+        visible = chosen if self._share.leads else share_numbers
+        self._pending = self._find_pending(visible)
+        self._kept = len(visible) - len(self._pending)
+        self.waiting: list[int] = []
+        if not options.finish:
+            self.waiting = sorted(set(share_numbers) & self._pending.keys())
+        if self._kept:
+            log.info("%d of %d inputs are done already", self._kept, len(visible))
+        # No rank adds to its journal before all have read what was done.
+        self._share.wait()
+
+    def _open_journal(self, options: PredictOptions) -> Journal:
+        """Open the folder, after the first rank has done so."""
+        folder = self._run.folder
+        if options.finish and not (folder / FINGERPRINT).exists():
+            raise ConfigError(
+                f"predict.finish=true: no part was predicted in {show_path(folder)}; name the folder "
+                "of the parts, predict.folder=FOLDER"
+            )
+        identity = {**self._run.identity, "predict": options.identity()}
+        if self.writer.has_many:
+            identity["layout"] = "folders by prefix"
+        resume = options.resume or options.finish
+        if not self._share.leads:
+            self._share.wait()
+        journal = Journal(folder, identity, resume=resume, share=self._share)
+        if self._share.leads:
+            self._share.wait()
+        return journal
+
+    def _find_pending(self, numbers: Sequence[int]) -> dict[int, Sequence[int]]:
+        """Return the stamps of the inputs that are not done, by their numbers.
+
+        They are from before an input is read: one that changes meanwhile is predicted again.
+        """
+        pending: dict[int, Sequence[int]] = {}
+        for number in numbers:
+            name = self.writer.names[number]
+            stamp = self.writer.stamp(number)
+            if not self._journal.holds(name, stamp):
                 self._journal.drop(name)
-                self.waiting.append(number)
-        done = len(chosen) - len(self.waiting)
-        if done:
-            log.info("%d of %d inputs are done already", done, len(chosen))
+                pending[number] = stamp
+        return pending
 
     def restart_clock(self) -> None:
         """Let the seconds of the next input begin now."""
@@ -271,15 +245,41 @@ class Work:
         written = self.writer.write(number, answer, seconds)
         entry = Entry(
             image=self.writer.names[number],
-            stamp=self._stamps[number],
+            stamp=self._pending[number],
             files=self._journal.measure(written.files),
             rows=written.rows,
             score=written.score,
         )
         self._journal.add(entry)
 
+    def note_bad(self, number: int, reason: str) -> None:
+        """Note an input that cannot be read, also for the process that writes the tables."""
+        self.bad[number] = reason
+        entry = Entry(
+            image=self.writer.names[number],
+            stamp=self._pending[number],
+            files={},
+            rows=[],
+            score=0.0,
+            bad=reason,
+        )
+        self._journal.add(entry)
+
     def finish(self) -> Predicted:
-        """Write tables and pictures of all inputs, and ``bad.csv``."""
+        """Write tables and pictures of all inputs, and ``bad.csv``.
+
+        Returns:
+            Numbers of the run and its bad inputs; of a part its numbers alone, and nothing of a rank
+            behind the first.
+
+        Raises:
+            StoreError: Inputs of other processes are missing.
+        """
+        self._share.wait()  # until the files of all ranks are written
+        if not self._share.leads:
+            return Predicted(self._count_share())
+        if self._is_joint:
+            self._take_others()
         names = self.writer.names
         entries = self._journal.entries([names[number] for number in self._chosen])
         bad = list(self.writer.bad)
@@ -287,63 +287,61 @@ class Work:
             bad.append((self.writer.path(number), reason))
         rows = [{"image": path, "reason": reason} for path, reason in bad]
         write_table(self._run.folder / "bad.csv", ("image", "reason"), rows)
-        counts = {
-            "predict/images_kept": len(self._chosen) - len(self.waiting),
-            "predict/images_bad": len(bad),
-        }
+        counts = {"predict/images_kept": self._kept, "predict/images_bad": len(bad)}
         return Predicted({**self.writer.finish(entries), **counts}, bad)
 
+    def _count_share(self) -> dict[str, Any]:
+        if self.bad:
+            log.warning("%d inputs of this share are bad and have no prediction", len(self.bad))
+        return {
+            "predict/part": str(self._share.part),
+            "predict/inputs": self._kept + len(self._pending),
+            "predict/images_kept": self._kept,
+            "predict/images_bad": len(self.bad),
+        }
 
-def _check_entry(entry: Entry) -> Entry:
-    """Return a line of the journal if its values have the types of ours.
+    def _take_others(self) -> None:
+        """Take over what other processes have noted.
 
-    Raises:
-        TypeError: They have others.
-    """
-    is_good = (
-        isinstance(entry.image, str)
-        and isinstance(entry.stamp, list)
-        and isinstance(entry.files, dict)
-        and all(isinstance(size, int) for size in entry.files.values())
-        and isinstance(entry.rows, list)
-        and all(isinstance(row, dict) for row in entry.rows)
-        and isinstance(entry.score, int | float)
-    )
-    if not is_good:
-        raise TypeError("its parts are of other kinds")
-    return entry
+        Raises:
+            StoreError: Inputs are missing.
+        """
+        self._journal.read()
+        missing = []
+        for number, stamp in self._pending.items():
+            name = self.writer.names[number]
+            if self._journal.holds(name, stamp):
+                continue
+            fault = self._journal.find_fault(name, stamp)
+            if fault:
+                self.bad[number] = fault
+            else:
+                missing.append(number)
+        if missing:
+            raise StoreError(self._describe_missing(missing))
+
+    def _describe_missing(self, missing: Sequence[int]) -> str:
+        names = [show_path(self.writer.names[number]) for number in missing[:_NAMED]]
+        if len(missing) > _NAMED:
+            names.append("...")
+        shares = self._journal.count_shares() - {1}
+        advice = ""
+        if len(shares) == 1:  # which part would have had them is known
+            count = shares.pop()
+            parts = sorted({number // self._block % count for number in missing})
+            advice = (
+                f"start predict.part={','.join(f'{part}/{count}' for part in parts)} again, or "
+            )
+        return (
+            f"{len(missing)} of {len(self._chosen)} inputs are missing in "
+            f"{show_path(self._run.folder)} ({', '.join(names)}): {advice}"
+            "predict them in one run with predict.resume=true"
+        )
 
 
-def _remove_parts(folder: Path) -> None:
-    """Remove the partial files of an interrupted run.
-
-    They have names that nothing else has; no link is followed or removed.
-    """
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = Path(parent) / name
-            if PART.fullmatch(name) and stat.S_ISREG(path.lstat().st_mode):
-                path.unlink(missing_ok=True)
-
-
-def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
-    """Compare the fingerprint of the folder with that of this run.
-
-    Raises:
-        ConfigError: They differ.
-        StoreError: The file is damaged.
-    """
-    try:
-        before = flatten(json.loads(path.read_bytes()))
-        now = flatten(json.loads(json.dumps(identity)))  # with lists in the place of tuples
-    except (ValueError, RecursionError) as error:
-        raise StoreError(
-            f"{show_path(path)} is damaged: begin anew with predict.resume=false"
-        ) from error
-    differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-    if differing:
-        changes = [f"{key}: {before.get(key)!r}, now {now.get(key)!r}" for key in differing]
+def _check_parquet(count: int) -> None:
+    if find_spec("pyarrow") is None:
         raise ConfigError(
-            f"{show_path(path.parent)} holds predictions of another run: choose another "
-            "predict.folder, or begin anew with predict.resume=false\n  " + "\n  ".join(changes)
+            f"tables of {count} inputs are written as Parquet, which needs pyarrow: "
+            "pip install 'lit_data[parquet]', or set predict.many_inputs to more"
         )

@@ -1,12 +1,18 @@
-"""What counts as done when a run goes on."""
+"""What counts as done when a run goes on, and for other processes."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lit_data.errors import ConfigError, StoreError
-from lit_data.tasks.writer import Entry, Journal
+from lit_data.errors import ConfigError, StoreBusyError, StoreError
+from lit_data.files import write_json_once
+from lit_data.parts import Part
+from lit_data.tasks.journal import Entry, Journal
+from lit_data.tasks.options import Share
 
 IDENTITY: dict[str, Any] = {"checkpoint_sha256": "ab", "predict": {"tile_px": 512}}
 
@@ -30,6 +36,7 @@ def test_what_is_done_is_known_again(folder: Path) -> None:
     assert journal.holds("a.png", [6, 1])
     assert not journal.holds("a.png", [6, 2])  # its source changed
     assert not journal.holds("c.png", [6, 1])
+    assert journal.holds("b.png", [6, 1])
     entries = list(journal.entries(["b.png", "c.png", "a.png"]))
     assert [entry.image for entry in entries] == ["b.png", "a.png"]
     assert [entry.rows for entry in entries] == [[{"y": 1.5}]] * 2
@@ -122,3 +129,81 @@ def test_a_damaged_journal_is_named(line: str, folder: Path) -> None:
     (folder / "images.jsonl").write_text(line + "\n")
     with pytest.raises(StoreError, match=r"images\.jsonl is damaged: remove it, or begin anew"):
         Journal(folder, IDENTITY, resume=True)
+
+
+def test_processes_read_the_journals_of_each_other(tmp_path: Path) -> None:
+    first, second = (
+        Journal(tmp_path, IDENTITY, resume=False, share=Share(part=Part(number, 2), leads=False))
+        for number in (0, 1)
+    )
+    _add(first, tmp_path, "a.png")
+    _add(second, tmp_path, "b.png")
+    with (tmp_path / "images-1-of-2.jsonl").open("ab") as file:
+        file.write(b'{"image": "c.png"')  # the second is killed here
+    again = Journal(tmp_path, IDENTITY, resume=False, share=Share(part=Part(2, 3), leads=False))
+    assert [again.holds(name, [6, 1]) for name in ("a.png", "b.png")] == [True, True]
+    assert [entry.image for entry in again.entries(["a.png", "b.png"])] == ["a.png", "b.png"]
+    # Of an image that changed, the line that fits counts, whichever comes last.
+    again.add(Entry(image="a.png", stamp=[6, 2], files={}, rows=[], score=0.25))
+    leader = Journal(tmp_path, IDENTITY, resume=True)
+    for stamp, score in (([6, 2], 0.25), ([6, 1], 0.5)):
+        assert leader.holds("a.png", stamp)
+        assert [entry.score for entry in leader.entries(["a.png"])] == [score]
+    assert leader.count_shares() == {1, 2, 3}
+    anew = Journal(tmp_path, IDENTITY, resume=False)
+    assert not anew.holds("b.png", [6, 1])
+    assert [path.name for path in tmp_path.glob("*.jsonl")] == ["images.jsonl"]
+
+
+def test_bad_images_are_noted(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, IDENTITY, resume=False)
+    journal.add(Entry(image="a.png", stamp=[6, 1], files={}, rows=[], score=0.0, bad="torn"))
+    again = Journal(tmp_path, IDENTITY, resume=True)
+    assert not again.holds("a.png", [6, 1])
+    assert again.entries(["a.png"]) == []
+    faults = [again.find_fault("a.png", stamp) for stamp in ([6, 1], [6, 2])]
+    assert faults == ["torn", ""]
+
+
+HOLDS = """
+import fcntl, sys
+file = open(sys.argv[1], "ab")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_journal_that_another_process_writes_is_left_alone(folder: Path) -> None:
+    Journal(folder, IDENTITY, resume=True, share=Share(part=Part(0, 2), leads=False))
+    path = folder / "images-0-of-2.jsonl"
+    words = [sys.executable, "-c", HOLDS, str(path)]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        part = Share(part=Part(0, 2), leads=False)
+        refused = r"another process predicts into .* and writes images-0-of-2.jsonl: wait"
+        for options in ({"resume": False}, {"resume": True}, {"resume": True, "share": part}):
+            with pytest.raises(StoreBusyError, match=refused):
+                Journal(folder, IDENTITY, **options)
+        other = Share(part=Part(1, 2), leads=False)
+        assert Journal(folder, IDENTITY, resume=False, share=other).holds("a.png", [6, 1])
+        process.communicate()
+    assert Journal(folder, IDENTITY, resume=True).holds("a.png", [6, 1])
+
+
+def test_the_first_of_several_processes_names_the_run(tmp_path: Path) -> None:
+    paths = [tmp_path / "fingerprint.json"] * 2
+    for path, content in zip(paths, ({"a": 1}, {"a": 2}), strict=True):
+        write_json_once(path, content)
+    assert json.loads(paths[0].read_text()) == {"a": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["fingerprint.json"]
+
+
+def test_records_without_their_fingerprint_are_not_trusted(folder: Path) -> None:
+    (folder / "fingerprint.json").unlink()
+    with pytest.raises(ConfigError, match=r"holds images.jsonl of a run without its fingerprint"):
+        Journal(folder, IDENTITY, resume=True, share=Share(part=Part(0, 2), leads=False))
+    assert not (folder / "fingerprint.json").exists()

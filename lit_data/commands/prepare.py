@@ -23,7 +23,9 @@ from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, StoreCorruptError
 from lit_data.io.images.writing import write_image
 from lit_data.io.progress import limit_threads, track
+from lit_data.io.shards.writer import Encoding
 from lit_data.loading import MicroBatchLoader
+from lit_data.parts import Part
 from lit_data.synthesis import FAMILIES
 from lit_data.types import Array, Batch, Stage
 
@@ -62,6 +64,11 @@ class PrepareOptions:
         verify: Compare the store and its sources with their checksums.
         shards: Write the dataset in shards to this folder or address.
         shard_bytes: Decoded bytes of the images of a shard.
+        part: Write only this part of the shards: a number from 0 on, with `of`, or both as
+            ``0/4``.
+        of: How many parts there are.
+        finish: Make a dataset of the shards of all parts, which are there.
+        encoding: Whether shards hold decoded pixels or the source files.
         export: Write samples as training sees them into this folder.
         export_stage: Whose samples.
         export_epoch: The epoch they are drawn for.
@@ -72,6 +79,10 @@ class PrepareOptions:
     verify: bool
     shards: str | None
     shard_bytes: int
+    part: int | str | None
+    of: int | None
+    finish: bool
+    encoding: Encoding
     export: str | None
     export_stage: Split
     export_epoch: int
@@ -81,6 +92,12 @@ class PrepareOptions:
             check_count(f"prepare.{name}", getattr(self, name), least)
         if self.workers != "auto":
             check_count("prepare.workers", self.workers, 1)
+        defaults = {"part": None, "of": None, "finish": False, "encoding": "decoded"}
+        for name, default in defaults.items():
+            if self.shards is None and getattr(self, name) != default:
+                raise ConfigError(
+                    f"prepare.{name} is for datasets in shards: set prepare.shards=ADDRESS"
+                )
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
@@ -169,8 +186,18 @@ def _publish(datamodule: BaseDataModule, options: PrepareOptions, root: object) 
     if datamodule.source is None:
         raise ConfigError("prepare.shards is for kinds of data whose files are those of a `Source`")
     check_outside_root(Path(address), root, "prepare.shards")
-    report = datamodule.source.publish(address, options.shard_bytes)
-    log.info("read it with data.root=%s", address)
+    part = Part.read("prepare", options.part, options.of)
+    report = datamodule.source.publish(
+        address,
+        options.shard_bytes,
+        part=part,
+        finish=options.finish,
+        encoding=options.encoding,
+    )
+    if part is None:
+        log.info("read it with data.root=%s", address)
+    else:
+        log.info("when all %d parts are written, run it with prepare.finish=true", part.count)
     return report
 
 

@@ -18,12 +18,12 @@ from lit_data.datasets.splits import SPLITS, split_images
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.io.machine import count_cores
 from lit_data.io.progress import ordered_map, track
-from lit_data.io.shards.publish import SetWriter
 from lit_data.io.shards.volumes import ShardedVolumeRoot, publish_volumes
+from lit_data.io.shards.writer import Holding, SetWriter, ShardOptions
 from lit_data.io.volumes.hounsfield import Window
 from lit_data.io.volumes.indexing import IndexOptions, index_source
 from lit_data.io.volumes.resampling import Resolution
-from lit_data.io.volumes.sources import VolumeSource, find_volumes
+from lit_data.io.volumes.sources import SUFFIXES, VolumeSource, find_volumes
 from lit_data.io.volumes.sparse import VolumeBank
 from lit_data.io.volumes.sparse_store import SparseStore
 from lit_data.samples.ct import CTSampleSpec
@@ -170,6 +170,7 @@ class CTSource(Source):
     nan_fill: float | None
 
     takes_shards = True
+    late_suffixes = tuple(SUFFIXES)  # headers of DICOM files say which series there are
     sample_spec = CTSampleSpec
 
     def __post_init__(self) -> None:
@@ -185,7 +186,14 @@ class CTSource(Source):
         return self._find_shards(ShardedVolumeRoot, self.cache_bytes)
 
     @override
-    def _publish(self, writer: SetWriter, shard_bytes: int) -> dict[str, int]:
+    def _publish(
+        self, writer: SetWriter, options: ShardOptions, holding: Holding
+    ) -> dict[str, int]:
+        if options.encoding != "decoded":
+            raise ConfigError(
+                f"prepare.encoding={options.encoding} is for images: of volumes their occupied voxels "
+                "are stored, which are not in the files; leave it out"
+            )
         sources = find_volumes(self.folder)
         # The root may be one file.
         root = self.folder if self.folder.is_dir() else self.folder.parent
@@ -198,6 +206,8 @@ class CTSource(Source):
             sources,
             names,
             options=self.index_options,
+            shards=options,
+            holding=holding,
             processes=self.workers,
             on_bad=self.on_bad,
         )

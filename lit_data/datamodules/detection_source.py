@@ -49,6 +49,7 @@ class DetectionSource(ImageFolder):
     size_px: tuple[int, int]
 
     takes_shards = True
+    late_suffixes = ()  # boxes are held against the sizes of all images
     part = "detection"
     sample_spec = DetectionSampleSpec
 

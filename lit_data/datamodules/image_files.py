@@ -18,14 +18,16 @@ from lit_data.datasets.references import ROLES, find_sources, rule_of
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.io.discovery import compile_exclusion, find_images, match_by_stem
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
+from lit_data.io.images.header import EXTENSIONS
 from lit_data.io.images.header_scan import SKIPPING, find_faults
 from lit_data.io.images.image_source import DecodedFiles, ImageBank
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.remote import Scope
 from lit_data.io.shards.index import is_sharded
-from lit_data.io.shards.publish import ImagePublisher, PublishOptions, SetWriter
+from lit_data.io.shards.publish import ImagePublisher, PublishOptions
 from lit_data.io.shards.store import ShardedImages
+from lit_data.io.shards.writer import Holding, SetWriter, ShardOptions
 from lit_data.io.store.pixels import WHOLE, StoreOptions
 from lit_data.io.store.store import DecodedStore
 from lit_data.types import PathText
@@ -86,6 +88,7 @@ class ImageFolder(Source):
     cache: str = "store"
 
     caches: ClassVar[Sequence[str]] = ("store", "lru", "none")
+    late_suffixes = tuple(EXTENSIONS)
     part: ClassVar[str] = "images"
     """Name of the store of the images."""
 
@@ -136,7 +139,7 @@ class ImageFolder(Source):
             DataError: Files are bad, or not all have one dtype and number of channels.
         """
         if self.shards is not None:
-            return self.shards.open_images(self.decoder.fingerprint)
+            return self.shards.open_images(self.decoder)
         return self._open_bank(self.list_images(), self.decoder, self.part)
 
     def names(self, bank: ImageBank) -> list[str]:
@@ -167,16 +170,24 @@ class ImageFolder(Source):
         return {}
 
     @override
-    def _publish(self, writer: SetWriter, shard_bytes: int) -> dict[str, int]:
+    def _publish(
+        self, writer: SetWriter, options: ShardOptions, holding: Holding
+    ) -> dict[str, int]:
         sources = self.list_images()
         # Shards know images by their paths below the root, so that they can lie anywhere.
         names = {path: self.name(path) for source in sources for path in source.paths}
-        options = self._choose_publishing(shard_bytes)
-        publisher = ImagePublisher(writer, self.decoder, names, options)
-        return publisher.write(sources, self.list_beside(writer.scratch))
+        publisher = ImagePublisher(
+            writer=writer,
+            decoder=self.decoder,
+            root=self.folder,
+            names=names,
+            options=self._choose_publishing(options),
+            holding=holding,
+        )
+        return publisher.write(sources, lambda: self.list_beside(writer.scratch))
 
-    def _choose_publishing(self, shard_bytes: int) -> PublishOptions:
-        return PublishOptions(shard_bytes=shard_bytes, store=self._layout, on_bad=self.on_bad)
+    def _choose_publishing(self, options: ShardOptions) -> PublishOptions:
+        return PublishOptions(shards=options, store=self._layout, on_bad=self.on_bad)
 
     def _open_bank(self, sources: Sequence[ImageSource], decoder: Decoder, part: str) -> ImageBank:
         if self.cache in ("store", "device"):

@@ -51,6 +51,7 @@ from lit_data.io.remote import Scope
 from lit_data.io.remote.scope import find_fault
 from lit_data.io.shards.index import is_sharded
 from lit_data.io.shards.publish import PublishOptions
+from lit_data.io.shards.writer import Holding, SetWriter, ShardOptions
 from lit_data.io.store.arrays import publish
 from lit_data.io.store.pixels import StoreOptions
 from lit_data.io.store.sources import list_sources
@@ -105,7 +106,7 @@ class InspectionFiles(MaskedImageFolder):
         """The images, and the mask of each that has one."""
         if self.shards is not None:
             return _read_set(self.folder)
-        image_set = find_inspection_set(self.folder, self.masks, self.patterns, self.exclude)
+        image_set = self._named_set
         if image_set.layout == "none":
             # No file is a mask: annotations may say where defects are.
             image_set = self._draw_annotations(image_set)
@@ -114,6 +115,21 @@ class InspectionFiles(MaskedImageFolder):
         elif image_set.parts:
             image_set = self._join_parts(image_set)
         return image_set
+
+    @cached_property
+    def _named_set(self) -> InspectionSet:
+        """The images and masks, by the names of the files."""
+        return find_inspection_set(self.folder, self.masks, self.patterns, self.exclude)
+
+    @property
+    def _listed_set(self) -> InspectionSet:
+        """A set with the images of `image_set`, for which no mask is drawn if names say which they are."""
+        if self.shards is not None:
+            return self.image_set
+        named = self._named_set
+        # One image may be left out then, unless annotations say where defects are.
+        is_open = named.layout == "none" and "good" in named.kinds
+        return self.image_set if is_open else named
 
     @property
     @override
@@ -136,7 +152,7 @@ class InspectionFiles(MaskedImageFolder):
 
     @override
     def list_images(self) -> list[ImageSource]:
-        return [ImageSource((str(path),)) for path in self.image_set.images]
+        return [ImageSource((str(path),)) for path in self._listed_set.images]
 
     @override
     def list_beside(self, scratch: Path) -> dict[str, Path]:
@@ -159,9 +175,11 @@ class InspectionFiles(MaskedImageFolder):
         return files | {_SET: scratch / _SET}
 
     @override
-    def publish(self, address: str, shard_bytes: int) -> dict[str, int]:
+    def _publish(
+        self, writer: SetWriter, options: ShardOptions, holding: Holding
+    ) -> dict[str, int]:
         self._refuse_scaled_shards()
-        return super().publish(address, shard_bytes)
+        return super()._publish(writer, options, holding)
 
     def _refuse_scaled_shards(self) -> None:
         # A set of shards holds no files, and so not the sizes that predictions are brought back to.
@@ -172,9 +190,9 @@ class InspectionFiles(MaskedImageFolder):
             )
 
     @override
-    def _choose_publishing(self, shard_bytes: int) -> PublishOptions:
-        options = super()._choose_publishing(shard_bytes)
-        return replace(options, summarise=find_details, group=group_details)
+    def _choose_publishing(self, options: ShardOptions) -> PublishOptions:
+        publishing = super()._choose_publishing(options)
+        return replace(publishing, summarise=find_details, group=group_details)
 
     @cached_property
     def mask_options(self) -> MaskOptions:
@@ -419,6 +437,11 @@ class LabelledFiles(InspectionFiles):
         # Labels are all that is learnt, so masks are not decoded.
         no_masks = (None,) * len(image_set.images)
         return replace(image_set, kinds=labels, masks=no_masks, layout="none")
+
+    @property
+    @override
+    def _listed_set(self) -> InspectionSet:
+        return self.image_set
 
     @override
     def open_all_masks(self, bank: ImageBank) -> tuple[PartialMasks | None, set[int]]:

@@ -4,9 +4,9 @@ import hashlib
 import inspect
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from inspect import Parameter
 from pathlib import Path
@@ -18,10 +18,13 @@ from lit_data.errors import ConfigError, StoreError, show_path
 from lit_data.io.discovery import name_below
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
+from lit_data.io.remote.options import is_remote, parse_address
+from lit_data.io.remote.outline import Outline
 from lit_data.io.remote.transport import open_transport
 from lit_data.io.shards.index import is_sharded
-from lit_data.io.shards.publish import SetWriter
 from lit_data.io.shards.store import ShardedRoot
+from lit_data.io.shards.writer import Encoding, Holding, SetWriter, ShardOptions
+from lit_data.parts import Part
 from lit_data.samples.sample_set import SampleSpec
 from lit_data.types import PathText
 
@@ -134,6 +137,9 @@ class Source(FileOptions, ABC):
     takes_shards: ClassVar[bool] = False
     """True lets a root be a set of shards; of images where samples are those of a `BankDataset`."""
 
+    late_suffixes: ClassVar[tuple[str, ...]] = ()
+    """Suffixes of files of a server whose content is not needed to list the dataset."""
+
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
         if not isinstance(self.root, str | None):
@@ -180,12 +186,24 @@ class Source(FileOptions, ABC):
             DataError: Files are bad; all of them are listed.
         """
 
-    def publish(self, address: str, shard_bytes: int) -> dict[str, int]:
+    def publish(
+        self,
+        address: str,
+        shard_bytes: int = 2**25,
+        *,
+        part: Part | None = None,
+        finish: bool = False,
+        encoding: Encoding = "decoded",
+    ) -> dict[str, int]:
         """Write the set in shards, or what is not there yet of it; nothing is kept here.
 
         Args:
             address: A folder or an address whose name ends with ``.shards``.
             shard_bytes: Decoded bytes of the images of a shard.
+            part: The part of the shards that is written; by default all, and what makes them a set.
+            finish: Write only what makes the shards of all parts a set.
+            encoding: `decoded` pixels, or the `source` files of images, which machines decode when
+                they need them.
 
         Returns:
             Numbers for a report.
@@ -193,22 +211,52 @@ class Source(FileOptions, ABC):
         Raises:
             ConfigError: The address is no name of a set of shards, or this set is one already, or
                 cannot be one.
-            DataError: Files are bad, or the address cannot be written.
+            DataError: Files are bad, or the address cannot be written; or shards of other parts are
+                not there.
         """
+        options = ShardOptions(shard_bytes=shard_bytes, part=part, finish=finish, encoding=encoding)
         check_root(address)
         if not self.takes_shards or self.shards is not None or not is_sharded(address):
             raise ConfigError(
                 f"prepare.shards={address}: give a folder or an address whose name ends with .shards, and as data.root "
                 "the files of a set, of a kind that can lie in shards"
             )
+        # Temporary files of several sets must not meet.
+        digest = hashlib.sha256(address.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        scratch = self._cache / "shards" / f"written-{digest}"
+        writer = SetWriter(open_transport(address, self.remote), scratch, encoding)
+        with self._open_outline(scratch) as outline:
+            if outline is not None:
+                outlined = replace(self)  # without what was listed so far
+                object.__setattr__(outlined, "folder", outline.folder)
+                return outlined._publish(writer, options, outline.holding)
         self.refresh()
-        return self._publish(
-            SetWriter(open_transport(address, self.remote), self.store_folder / "publish"),
-            shard_bytes,
+        return self._publish(writer, options, _hold_local)
+
+    def _open_outline(self, scratch: Path) -> AbstractContextManager[Outline | None]:
+        """Outline a root on a server; None for others, and where a mirror is needed to list it."""
+        root = self.root or ""
+        is_listed = self.late_suffixes and is_remote(root) and self.remote.offline != "always"
+        if not is_listed:
+            return nullcontext()
+        return Outline.open(
+            parse_address(root),
+            self.remote,
+            scope=self._scope or Scope(),
+            late_suffixes=self.late_suffixes,
+            scratch=scratch,
         )
 
-    def _publish(self, writer: SetWriter, shard_bytes: int) -> dict[str, int]:
-        """Write the set, of a kind that can lie in shards."""
+    def _publish(
+        self, writer: SetWriter, options: ShardOptions, holding: Holding
+    ) -> dict[str, int]:
+        """Write the set, of a kind that can lie in shards.
+
+        Args:
+            writer: Brings it to its place.
+            options: How, and which part.
+            holding: Has files here while a block runs.
+        """
         raise NotImplementedError
 
     def _refuse_shards(self) -> None:
@@ -273,6 +321,11 @@ class Source(FileOptions, ABC):
     @cached_property
     def _root(self) -> Root:
         return Root(self.root or "", self._cache / "remote", self.remote, self._scope)
+
+
+def _hold_local(paths: Iterable[str]) -> AbstractContextManager[None]:
+    """Leave files alone that are all on this machine."""
+    return nullcontext()
 
 
 def cache_folder(cache_dir: str | None) -> Path:

@@ -3,7 +3,7 @@
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -64,8 +64,36 @@ def open_source(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """
     with naming(path):
         check_regular(path)
-        with Path(path).open("rb") as stream:
+        with _open(Path(path)) as stream:
             yield stream
+
+
+Opener = Callable[[Path], BinaryIO | None]
+_openers: Final[dict[str, Opener]] = {}
+
+
+@contextmanager
+def opening_with(folder: Path, opener: Opener) -> Iterator[None]:
+    """Let `open_source` ask for the files below a folder while the block runs.
+
+    Args:
+        folder: Of files whose content may lie elsewhere.
+        opener: Opens one; returns None where the content is here.
+    """
+    _openers[f"{folder}/"] = opener
+    try:
+        yield
+    finally:
+        del _openers[f"{folder}/"]
+
+
+def _open(path: Path) -> BinaryIO:
+    for folder, opener in _openers.items():
+        if str(path).startswith(folder):
+            stream = opener(path)
+            if stream is not None:
+                return stream
+    return path.open("rb")
 
 
 def read_whole(stream: BinaryIO) -> bytes:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,14 @@ class Survey:
     dtype: str
     skipped: tuple[tuple[str, str], ...]
 
+    @classmethod
+    def of(cls, rows: NDArray[np.int64], bad: Sequence[tuple[str, str]]) -> Self:
+        """Of what `scan_headers` returns, where good images are alike and there is one at least."""
+        images = np.flatnonzero(rows[:, 0])
+        channels, heights_px, widths_px, dtypes = rows[images].T.copy()
+        dtype = DTYPES[dtypes[0]]
+        return cls(images, heights_px, widths_px, int(channels[0]), dtype, tuple(bad))
+
     @property
     def pixels_bytes(self) -> int:
         """Bytes of all images, decoded."""
@@ -121,8 +129,32 @@ def survey_sources(
     check_on_bad(on_bad)
     if not sources:
         raise DataError("the list of images is empty; check the data folder and the file patterns")
+    rows, bad = scan_headers(sources, decoder, progress=progress)
+    # The others are decoded too, so that one list names all that is wrong.
+    if bad and on_bad == "error":
+        bad = find_all_faults(sources, decoder, bad)
+    raise_bad(bad, len(sources), on_bad)
+    images = np.flatnonzero(rows[:, 0])
+    check_alike(rows[images], [sources[image] for image in images.tolist()])
+    return Survey.of(rows, bad)
+
+
+def scan_headers(
+    sources: Sequence[ImageSource], decoder: Decoder, *, progress: bool
+) -> tuple[NDArray[np.int64], list[tuple[str, str]]]:
+    """Read the headers of some sources in threads.
+
+    Args:
+        sources: The images.
+        decoder: Reads the headers.
+        progress: Show a bar if it takes long.
+
+    Returns:
+        [n, 4] channels, height and width in px and number of the dtype of each image, 0 of bad
+        ones; and (first path, what is wrong) of these.
+    """
     headers = ordered_map(lambda source: _read_header(decoder, source), sources, count_threads())
-    rows = np.zeros((len(sources), 4), np.int64)  # a row of bad ones stays 0
+    rows = np.zeros((len(sources), 4), np.int64)
     bad: list[tuple[str, str]] = []
     tracked = track(headers, "reading headers", len(sources), enabled=progress)
     for number, header in enumerate(tracked):
@@ -130,18 +162,24 @@ def survey_sources(
             bad.append((sources[number].paths[0], header))
         else:
             rows[number] = header
-    # The others are decoded too, so that one list names all that is wrong.
-    if bad and on_bad == "error":
-        known = {path for path, _ in bad}
-        others = [source for source in sources if source.paths[0] not in known]
-        bad += find_faults(others, decoder).entries
-        row_of = {source.paths[0]: row for row, source in enumerate(sources)}
-        bad.sort(key=lambda entry: row_of[entry[0]])
-    raise_bad(bad, len(sources), on_bad)
-    images = np.flatnonzero(rows[:, 0])
-    channels, heights_px, widths_px, dtypes = rows[images].T.copy()
-    _check_alike(rows[images], [sources[image] for image in images.tolist()])
-    return Survey(images, heights_px, widths_px, int(channels[0]), DTYPES[dtypes[0]], tuple(bad))
+    return rows, bad
+
+
+def find_all_faults(
+    sources: Sequence[ImageSource], decoder: Decoder, bad: Sequence[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Decode the sources whose headers are good, to list all that is wrong in the order of the sources.
+
+    Args:
+        sources: The images.
+        decoder: Decodes one source.
+        bad: (first path, what is wrong) of those with bad headers.
+    """
+    known = {path for path, _ in bad}
+    others = [source for source in sources if source.paths[0] not in known]
+    row_of = {source.paths[0]: row for row, source in enumerate(sources)}
+    faults = [*bad, *find_faults(others, decoder).entries]
+    return sorted(faults, key=lambda entry: row_of[entry[0]])
 
 
 def check_on_bad(on_bad: str) -> None:
@@ -191,7 +229,7 @@ def _read_header(decoder: Decoder, source: ImageSource) -> tuple[int, int, int, 
     return channels, height_px, width_px, DTYPES.index(name)
 
 
-def _check_alike(rows: NDArray[np.int64], sources: Sequence[ImageSource]) -> None:
+def check_alike(rows: NDArray[np.int64], sources: Sequence[ImageSource]) -> None:
     """Refuse images of several dtypes or numbers of channels, with an example of each.
 
     Args:

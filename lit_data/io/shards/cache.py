@@ -7,7 +7,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -21,7 +21,7 @@ from lit_data.grid import Ints
 from lit_data.io.bank import Bank
 from lit_data.io.cache import HasBytes, LruCache
 from lit_data.io.remote.transport import Transport
-from lit_data.io.shards.index import Shard
+from lit_data.io.shards.index import Packed, Shard
 from lit_data.io.store.files import TAR_SUFFIX
 from lit_data.io.temp import hold_lock, sweep, temp_folder
 
@@ -49,6 +49,8 @@ class ShardCache(Generic[Opened]):
         transport: Where they come from.
         max_bytes: Of all copies together.
         open_file: Opens a local copy.
+        unpack: Decodes a packed shard into a temporary folder: its tar, that folder, the most
+            bytes of pixels; returns the tar of the copy.
 
     Raises:
         ConfigError: The bound is less than four shards.
@@ -61,9 +63,14 @@ class ShardCache(Generic[Opened]):
         transport: Transport,
         max_bytes: int,
         open_file: Callable[[Path], Opened],
+        unpack: Callable[[Path, Path, int], Path] | None = None,
     ) -> None:
         largest = max(shard.nbytes for shard in shards)
-        if max_bytes < min(4 * largest, sum(shard.nbytes for shard in shards)):
+        self._largest = largest
+        self._unpack = unpack
+        self._spare_bytes = max(_count_room(shard) - shard.nbytes for shard in shards)
+        needed_bytes = sum(shard.nbytes for shard in shards) + self._spare_bytes
+        if max_bytes < min(4 * largest, needed_bytes):
             raise ConfigError(
                 f"data.cache_bytes={max_bytes} ({decimal(max_bytes)}) must hold at least four "
                 f"shards, the largest of {transport} has {decimal(largest)}: raise it to "
@@ -84,18 +91,13 @@ class ShardCache(Generic[Opened]):
         self._stamped_s: dict[int, float] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (
-            self.folder,
-            self.shards,
-            self.transport,
-            self.max_bytes,
-            self._open_copy,
-        )
+        arguments = self.folder, self.shards, self.transport, self.max_bytes
+        return type(self), (*arguments, self._open_copy, self._unpack)
 
     @property
     def fits(self) -> bool:
         """Return True if all shards have room here."""
-        return int(self._sizes.sum()) <= self.max_bytes
+        return int(self._sizes.sum()) + self._spare_bytes <= self.max_bytes
 
     @property
     def window_bytes(self) -> int:
@@ -137,7 +139,8 @@ class ShardCache(Generic[Opened]):
             self.folder.mkdir(parents=True, exist_ok=True)
             with hold_lock(self.folder / f"{number % _LOCKS:02}.lock"):
                 if not path.exists():
-                    self._fetch(shard, path)
+                    with self._taking_turns(number):
+                        self._fetch(shard, path)
         return path
 
     def release(self, number: int) -> None:
@@ -162,22 +165,62 @@ class ShardCache(Generic[Opened]):
         raise AssertionError
 
     def _fetch(self, shard: Shard, path: Path) -> None:
+        room_bytes = _count_room(shard)
         with temp_folder(self.folder) as temp:
-            part = temp / f"{shard.nbytes}.part"
+            part = temp / f"{room_bytes}.part"
             with hold_lock(self.folder / "room.lock"):
-                self._make_room(shard.nbytes)
+                self._make_room(room_bytes)
                 part.touch()  # from here on others count it
-            for is_last in (False, True):
-                self.transport.get(shard.name, part, shard.nbytes)
-                if find_sha256(part) == shard.sha256:
-                    break
-                if is_last:
-                    raise DataError(
-                        f"{self.transport}/{shard.name}: its SHA-256 sum is wrong, twice; prepare it "
-                        "again"
-                    )
+            if shard.packed is None:
+                self._get(shard.name, part, shard.sha256, shard.nbytes)
+            else:
+                self._decode(shard, shard.packed, part)
             part.rename(path)
         log.debug("fetched %s", shard.name)
+
+    def _taking_turns(self, number: int) -> AbstractContextManager[None]:
+        """Let so many packed shards come at a time as the bound allows, which each take more room then."""
+        if self.shards[number].packed is None:
+            return nullcontext()
+        turns = max(1, (self.max_bytes - 2 * self._largest) // (4 * self._largest))
+        return hold_lock(self.folder / f"turn-{number % min(turns, _LOCKS):02}.lock")
+
+    def _get(self, name: str, path: Path, sha256: str, nbytes: int) -> None:
+        """Copy a file of the set and compare its sum.
+
+        Raises:
+            DataError: It cannot be fetched, or is damaged there.
+        """
+        for is_last in (False, True):
+            self.transport.get(name, path, nbytes)
+            if find_sha256(path) == sha256:
+                return
+            if is_last:
+                raise DataError(
+                    f"{self.transport}/{name}: its SHA-256 sum is wrong, twice; prepare it again"
+                )
+
+    def _decode(self, shard: Shard, packed: Packed, part: Path) -> None:
+        """Fetch the files of a shard and decode them, to the bytes that were decoded on writing.
+
+        Raises:
+            DataError: They cannot be fetched, or are other pixels on this machine.
+        """
+        assert self._unpack is not None, "sets of packed shards are opened with a decoder"
+        work = self.folder / "decoding"
+        work.mkdir(exist_ok=True)
+        sweep(work)
+        with temp_folder(work) as temp:
+            tar = temp / "packed.tar"
+            self._get(shard.name, tar, packed.sha256, packed.nbytes)
+            decoded = self._unpack(tar, temp, self.max_bytes // 2)
+            if find_sha256(decoded) != shard.sha256:
+                raise DataError(
+                    f"{self.transport}/{shard.name}: its images are decoded to other pixels here than "
+                    "where it was written: install the same versions of the libraries that decode "
+                    "images, or prepare it again, prepare.encoding=decoded"
+                )
+            decoded.replace(part)
 
     def _make_room(self, nbytes: int) -> None:
         """Remove copies until so many bytes fit within the bound, or there are no more."""
@@ -215,6 +258,13 @@ class ShardCache(Generic[Opened]):
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{self.shards[number].sha256}{TAR_SUFFIX}"
+
+
+def _count_room(shard: Shard) -> int:
+    """Return the bytes that a shard takes while it comes: packed, its files and pixels lie there twice."""
+    if shard.packed is None:
+        return shard.nbytes
+    return 2 * (shard.nbytes + shard.packed.nbytes)
 
 
 class ShardedBank(Bank, Generic[Opened]):

@@ -8,6 +8,8 @@ Below the address of a set, whose name ends with ``.shards``, lie::
     index-SUM.tar            the arrays of this module
     files-SUM.tar            masks and whatever else the kind of data reads beside its images
     shards/KEY-SUM.tar       a store of some images each, as `lit_data.io.store.store.DecodedStore` opens it
+    shards/KEY-SUM.packed.tar  or the files of these images, see `lit_data.io.shards.packed`
+    notes/KEY.tar            for those who write: what is there already, see `lit_data.io.shards.groups`
 
 KEY is what a store is named by everywhere: sources, options of decoding, layout. So a set is built
 on from where it stopped, and after a change of a few images only their shards are written anew.
@@ -15,6 +17,7 @@ on from where it stopped, and after a change of a few images only their shards a
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
@@ -31,11 +34,14 @@ from lit_data.io.store.sources import SOURCE_RECORD, SourceTable
 from lit_data.types import Array
 
 SUFFIX: Final = ".shards"
+PACKED_SUFFIX: Final = ".packed.tar"
 POINTER: Final = "set.json"
 FORMAT: Final = 1
 _KIND: Final = "shards"
 _VERSION: Final = 2
 _SUM_BYTES: Final = 32
+SUM: Final = re.compile(r"[0-9a-f]{64}")
+"""A SHA-256 sum as text."""
 _MOST_CHANNELS: Final = 2**16
 PLACE = np.dtype(
     [
@@ -54,23 +60,44 @@ def is_sharded(root: str | os.PathLike[str] | None) -> bool:
     return root is not None and str(root).rstrip("/").endswith(SUFFIX)
 
 
-class Shard(NamedTuple):
-    """One file of a set.
+class Packed(NamedTuple):
+    """The file that a shard is decoded from.
 
     Attributes:
-        key: Of its store.
         sha256: Of the file, hexadecimal.
         nbytes: Of the file.
+    """
+
+    sha256: str
+    nbytes: int
+
+
+class Shard(NamedTuple):
+    """A store of some images in one file, and the file of the set that it comes from.
+
+    Attributes:
+        key: Of the store.
+        sha256: Of the store, hexadecimal.
+        nbytes: Of the store.
+        packed: The file of the set; None where that is the store itself.
     """
 
     key: str
     sha256: str
     nbytes: int
+    packed: Packed | None = None
 
     @property
     def name(self) -> str:
         """Path below the address of the set."""
-        return f"shards/{self.key}-{self.sha256}.tar"
+        if self.packed is None:
+            return f"shards/{self.key}-{self.sha256}.tar"
+        return f"shards/{self.key}-{self.packed.sha256}{PACKED_SUFFIX}"
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the file of the set."""
+        return self.nbytes if self.packed is None else self.packed.nbytes
 
     @property
     def stamp(self) -> list[int]:
@@ -165,6 +192,11 @@ def add_shards(writer: ArrayWriter, shards: Sequence[Shard]) -> None:
     sums = b"".join(bytes.fromhex(shard.key) + bytes.fromhex(shard.sha256) for shard in shards)
     writer.add("sums", np.frombuffer(sums, np.uint8))
     writer.add("sizes", np.array([shard.nbytes for shard in shards], np.uint64))
+    packed = [shard.packed for shard in shards if shard.packed is not None]
+    if packed:
+        sums = b"".join(bytes.fromhex(file.sha256) for file in packed)
+        writer.add("packed_sums", np.frombuffer(sums, np.uint8))
+        writer.add("packed_sizes", np.array([file.nbytes for file in packed], np.uint64))
 
 
 def read_shards(folder: ArrayFolder) -> tuple[Shard, ...]:
@@ -182,7 +214,22 @@ def read_shards(folder: ArrayFolder) -> tuple[Shard, ...]:
     pairs = sums.reshape(-1, 2, _SUM_BYTES)
     for (key, sha256), nbytes in zip(pairs, sizes.tolist(), strict=True):
         shards.append(Shard(key.tobytes().hex(), sha256.tobytes().hex(), nbytes))
-    return tuple(shards)
+    if "packed_sums" not in folder.arrays:
+        return tuple(shards)
+    return tuple(map(_add_packed, shards, _read_packed(folder, len(shards))))
+
+
+def _read_packed(folder: ArrayFolder, count: int) -> list[Packed]:
+    sums = folder.map("packed_sums", "u1", check=True)
+    sizes = folder.map("packed_sizes", "<u8", check=True)
+    if len(sums) != _SUM_BYTES * count or len(sizes) != count or sizes.max() >= 2**62:
+        raise corrupt(folder.path / META_NAME, f"{len(sizes)} packed files of {count} shards")
+    sums_of_files = [sha256.tobytes().hex() for sha256 in sums.reshape(-1, _SUM_BYTES)]
+    return list(map(Packed, sums_of_files, sizes.tolist()))
+
+
+def _add_packed(shard: Shard, packed: Packed) -> Shard:
+    return shard._replace(packed=packed)
 
 
 def locate_below(root: Path, name: str) -> str:

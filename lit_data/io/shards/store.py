@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -17,7 +17,7 @@ from lit_data.errors import ConfigError, StoreCorruptError
 from lit_data.files import find_sha256, replacing
 from lit_data.grid import Ints
 from lit_data.io.cache import HasBytes
-from lit_data.io.images.decoders import ImageSource
+from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.image_source import cut_some
 from lit_data.io.progress import track
 from lit_data.io.remote import RemoteOptions
@@ -25,7 +25,8 @@ from lit_data.io.remote.faults import UnreachableError
 from lit_data.io.remote.scope import find_fault
 from lit_data.io.remote.transport import Transport, open_transport
 from lit_data.io.shards.cache import ShardCache, ShardedBank
-from lit_data.io.shards.index import FORMAT, POINTER, Shard, ShardIndex, locate_below
+from lit_data.io.shards.index import FORMAT, POINTER, SUM, Shard, ShardIndex, locate_below
+from lit_data.io.shards.packed import unpack
 from lit_data.io.store.arrays import publish
 from lit_data.io.store.build import describe_options
 from lit_data.io.store.files import Tar, corrupt
@@ -140,7 +141,6 @@ Opened = TypeVar("Opened", bound=HasBytes)
 _WAIT_S = 3600.0
 _POINTER_BYTES = 2**16
 _INDEX_BYTES = 2**30
-_SUM = re.compile(r"[0-9a-f]{64}")
 
 
 class ShardedRoot:
@@ -199,12 +199,14 @@ class ShardedRoot:
         return self._shelf / f"index-{self._pointer['index']}.tar"
 
     def cache_shards(
-        self, shards: Sequence[Shard], open_file: Callable[[Path], Opened]
+        self,
+        shards: Sequence[Shard],
+        open_file: Callable[[Path], Opened],
+        unpack: Callable[[Path, Path, int], Path] | None = None,
     ) -> ShardCache[Opened]:
-        """The local copies of shards, which come when they are needed."""
-        return ShardCache(
-            self._shelf / "shards", shards, self.transport, self._max_bytes, open_file
-        )
+        """The local copies of shards, which come when they are needed; for args see `ShardCache`."""
+        folder = self._shelf / "shards"
+        return ShardCache(folder, shards, self.transport, self._max_bytes, open_file, unpack)
 
     def check_options(self, made: str, asked: str, what: str) -> None:
         """Compare how a set was made with what is asked for.
@@ -274,19 +276,23 @@ class ShardedImages(ShardedRoot):
             sources.append(ImageSource(tuple(paths)))
         return sources
 
-    def open_images(self, decoder: str) -> ShardedStore:
+    def open_images(self, decoder: Decoder) -> ShardedStore:
         """The images.
 
         Args:
-            decoder: Fingerprint of the decoder that is asked for.
+            decoder: The decoder that is asked for, which decodes packed shards.
 
         Raises:
             ConfigError: They were decoded otherwise.
         """
-        self.check_options(self.index.facts["decoder"], decoder, "images were decoded")
-        return ShardedStore(
-            self.index.path, self.folder, self.cache_shards(self.index.shards, DecodedStore.open)
-        )
+        fingerprint = self.index.facts["decoder"]
+        self.check_options(fingerprint, decoder.fingerprint, "images were decoded")
+        shards = self.index.shards
+        unpack_shard = None
+        if shards[0].packed is not None:
+            unpack_shard = partial(unpack, decoder=decoder)
+        cache = self.cache_shards(shards, DecodedStore.open, unpack_shard)
+        return ShardedStore(self.index.path, self.folder, cache)
 
 
 def _read_pointer(content: bytes, what: str) -> Mapping[str, str]:
@@ -294,7 +300,7 @@ def _read_pointer(content: bytes, what: str) -> Mapping[str, str]:
     try:
         pointer: dict[str, Any] = json.loads(content)
         is_known = pointer["format"] == FORMAT and all(
-            _SUM.fullmatch(pointer[part]) for part in ("index", "files")
+            SUM.fullmatch(pointer[part]) for part in ("index", "files")
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreCorruptError(

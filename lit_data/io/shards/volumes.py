@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
@@ -10,8 +10,7 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 from typing_extensions import override
 
-from lit_data.errors import DataError
-from lit_data.files import write_json
+from lit_data.errors import DataError, StoreCorruptError, show_path
 from lit_data.io.images.decoders import ImageSource
 from lit_data.io.images.header_scan import OnBad, raise_bad
 from lit_data.io.progress import ordered_map, track
@@ -25,9 +24,9 @@ from lit_data.io.shards.index import (
     locate_below,
     read_shards,
 )
-from lit_data.io.shards.publish import SetWriter
 from lit_data.io.shards.store import ShardedRoot
-from lit_data.io.store.arrays import META_NAME, ArrayFolder, ArrayWriter
+from lit_data.io.shards.writer import READERS, Holding, SetWriter, ShardOptions
+from lit_data.io.store.arrays import META_NAME, ArrayFolder, ArrayWriter, is_count
 from lit_data.io.store.files import corrupt
 from lit_data.io.store.sources import list_below
 from lit_data.io.volumes.indexing import IndexOptions
@@ -76,11 +75,32 @@ class Described(NamedTuple):
             shard=shard,
         )
 
+    def as_note(self) -> bytes:
+        """Return the note that is left beside the shards when this one was sent."""
+        return json.dumps(self._asdict()).encode()
+
     @classmethod
-    def read(cls, note: Path) -> Self:
-        """From a note that was left when the shard was sent."""
-        fields = json.loads(note.read_bytes())
-        return cls(**fields | {"shape": tuple(fields["shape"]), "shard": Shard(*fields["shard"])})
+    def read(cls, note: bytes) -> "Described | DataError":
+        """Read a note, which may also say what is wrong with a bad volume.
+
+        Raises:
+            StoreCorruptError: It is none.
+        """
+        try:
+            fields = json.loads(note)
+            if "fault" in fields:
+                return DataError(str(fields["fault"]))
+            described = cls(
+                **fields | {"shape": tuple(fields["shape"]), "shard": Shard(*fields["shard"])}
+            )
+            numbers = (*described.shape, described.points, described.nbytes, described.itemsize)
+            texts = [described.name, described.path, *described.shard[:2]]
+            is_right = all_text(texts) and all(map(is_count, (*numbers, described.shard.nbytes)))
+            if not is_right or len(described.shape) != len(_AXES):
+                raise TypeError("its fields are of other kinds")
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise StoreCorruptError(f"no note of a volume ({error!s:.80})") from error
+        return described
 
 
 def publish_volumes(
@@ -89,6 +109,8 @@ def publish_volumes(
     names: Mapping[str, str],
     *,
     options: IndexOptions,
+    shards: ShardOptions,
+    holding: Holding,
     processes: int,
     on_bad: OnBad,
 ) -> dict[str, int]:
@@ -99,6 +121,8 @@ def publish_volumes(
         sources: The volumes, sorted by name.
         names: Path of each of their files below the root, by its local path.
         options: Which voxels are occupied.
+        shards: Which of the volumes.
+        holding: Has files here while a block runs, if they lie elsewhere.
         processes: That index at the same time.
         on_bad: `error` raises one error that lists all bad volumes, `skip` leaves them out.
 
@@ -106,58 +130,131 @@ def publish_volumes(
         Numbers for a report.
 
     Raises:
-        DataError: Volumes are bad; or the address cannot be written.
+        DataError: Volumes are bad; or the address cannot be written; or parts are missing there.
     """
-    with open_writer(processes) as write:
-
-        def work(source: VolumeSource) -> Described | DataError:
-            return _publish(writer, source, names, options, write)
-
-        results = list(track(ordered_map(work, sources, processes), "writing shards", len(sources)))
+    if shards.part is not None:
+        sources = [sources[number] for number in shards.part.take(len(sources))]
+    publisher = _VolumePublisher(
+        writer, names, options=options, holding=holding, notes_bad=on_bad == "skip"
+    )
     volumes: list[Described] = []
     bad: list[tuple[str, str]] = []
+    missing: list[str] = []
+    results = (
+        publisher.read_notes(sources) if shards.finish else publisher.write(sources, processes)
+    )
     for source, result in zip(sources, results, strict=True):
-        if isinstance(result, DataError):
-            bad.append((names[source.files[0]], str(result)))
+        name = names[source.files[0]]
+        if result is None:
+            missing.append(name)
+        elif isinstance(result, DataError):
+            bad.append((name, str(result)))
         else:
             volumes.append(result)
-    raise_bad(bad, len(sources), on_bad, what="volumes")
-    index = VolumeIndex.of(volumes, {"options": options.fingerprint(), "skipped": bad})
+    if missing:
+        raise DataError(
+            f"{writer.transport}: {len(missing)} of {len(sources)} volumes are not written, such as "
+            f"{show_path(missing[0])}: run their parts again, or prepare.shards without a part, "
+            "which writes what is missing"
+        )
+    if sources and (shards.part is None or on_bad == "error"):
+        raise_bad(bad, len(sources), on_bad, what="volumes")
     counts = {
         "volumes": len(volumes),
         "skipped": len(bad),
         "points": sum(entry.points for entry in volumes),
     }
+    if shards.part is not None:
+        written = [entry.shard for entry in volumes]
+        return counts | writer.report(written, f"part {shards.part}: ")
+    index = VolumeIndex.of(volumes, {"options": options.fingerprint(), "skipped": bad})
     return counts | writer.finish(index.shards, index.write, {})
 
 
-def _publish(
-    writer: SetWriter,
-    source: VolumeSource,
-    names: Mapping[str, str],
-    options: IndexOptions,
-    write: Write,
-) -> Described | DataError:
-    """Bring a volume to its place; return what is wrong with a bad one."""
-    key = make_key(list_below([ImageSource(source.all_files)], names), source.name, options)
-    note = writer.scratch / "notes" / f"{key}.json"
-    if key in writer.there and note.exists():
-        # A shard that is there and noted is not fetched again.
-        return Described.read(note)
+class _VolumePublisher:
+    """Writes volumes and their notes; see `publish_volumes`.
 
-    def build(temp: Path) -> Path:
-        folder = temp / f"{key}{SUFFIX}"
-        # Under its name below the root, which is the same on every machine.
-        write(replace(source, path=names[source.files[0]]), folder, options)
-        return folder
+    Args:
+        writer: Brings them to their place.
+        names: Path of each file below the root, by its local path.
+        options: Which voxels are occupied.
+        holding: Has files here while a block runs.
+        notes_bad: Bad volumes are to be left out, so that the last part has to know of them.
+    """
 
-    def describe(shard: Shard, tar: Path) -> Described:
-        described = Described.of(StoredVolume(tar), shard)
-        note.parent.mkdir(exist_ok=True)
-        write_json(note, described._asdict())
-        return described
+    def __init__(
+        self,
+        writer: SetWriter,
+        names: Mapping[str, str],
+        *,
+        options: IndexOptions,
+        holding: Holding,
+        notes_bad: bool,
+    ) -> None:
+        self._writer = writer
+        self._names = names
+        self._options = options
+        self._holding = holding
+        self._notes_bad = notes_bad
 
-    return writer.bring(key, build, describe)
+    def write(
+        self, sources: Sequence[VolumeSource], processes: int
+    ) -> Iterator[Described | DataError]:
+        """Yield each volume that is at its place then, or what is wrong with it."""
+        with open_writer(processes) as write:
+
+            def work(source: VolumeSource) -> Described | DataError:
+                return self._bring(source, write)
+
+            results = ordered_map(work, sources, processes)
+            yield from track(results, "writing shards", len(sources))
+
+    def read_notes(self, sources: Sequence[VolumeSource]) -> Iterator[Described | DataError | None]:
+        """Yield what is noted of each volume; None where nothing is."""
+
+        def read(source: VolumeSource) -> Described | DataError | None:
+            return self._find_note(self._make_key(source))
+
+        yield from track(ordered_map(read, sources, READERS), "reading notes", len(sources))
+
+    def _make_key(self, source: VolumeSource) -> str:
+        table = list_below([ImageSource(source.all_files)], self._names)
+        return make_key(table, source.name, self._options)
+
+    def _find_note(self, key: str) -> Described | DataError | None:
+        """Return what is noted of a volume whose shard is there."""
+        note = self._writer.find_note(f"{key}.json", Described.read)
+        if isinstance(note, Described) and not self._writer.has(note.shard):
+            return None
+        return note
+
+    def _bring(self, source: VolumeSource, write: Write) -> Described | DataError:
+        """Bring a volume to its place; return what is wrong with a bad one."""
+        key = self._make_key(source)
+        note = self._find_note(key)
+        if isinstance(note, Described):  # one that was bad may have been so for want of memory
+            return note
+
+        def build(temp: Path) -> Path:
+            folder = temp / f"{key}{SUFFIX}"
+            # Under its name below the root, which is the same on every machine.
+            write(replace(source, path=self._names[source.files[0]]), folder, self._options)
+            return folder
+
+        def describe(shard: Shard, tar: Path) -> Described:
+            return Described.of(StoredVolume(tar), shard)
+
+        with self._holding(source.all_files):
+            result = self._writer.bring(key, build, describe)
+        if isinstance(result, Described):
+            self._writer.send_note(f"{key}.json", result.as_note())
+            return result
+        fault = str(result)
+        for path in source.all_files:
+            fault = fault.replace(path, self._names[path])
+        if self._notes_bad:
+            self._writer.send_note(f"{key}.json", json.dumps({"fault": fault}).encode())
+        return DataError(fault)
 
 
 class VolumeIndex(NamedTuple):

@@ -154,6 +154,8 @@ class BuildOptions:
         rebuild: False raises instead of building anew after sources or options changed.
         progress: Show bars on work that takes long.
         store: How images lie on the disk; by default whole.
+        root: Folder that is left out of what is stored of bad sources, so that it is the same on
+            every machine; by default none.
     """
 
     on_bad: OnBad = "error"
@@ -161,6 +163,7 @@ class BuildOptions:
     rebuild: bool = True
     progress: bool = True
     store: StoreOptions = WHOLE
+    root: str = ""
 
     def __post_init__(self) -> None:
         check_on_bad(self.on_bad)
@@ -306,7 +309,7 @@ def write_store(
         decoder=recipe.decoder,
         on_bad=recipe.on_bad,
         notes=dict(writer.notes),
-        skipped=tuple(bad),
+        skipped=tuple(name_below_root(bad, options.root)),
         band_px=recipe.store.band_px,
     )
     try:
@@ -342,6 +345,23 @@ def _write_images(
                 writer.append(number, image)
     raise_bad(bad, len(sources), options.on_bad)
     return bad
+
+
+def name_below_root(bad: Sequence[tuple[str, str]], root: str) -> list[tuple[str, str]]:
+    """Return (path, what is wrong) of bad sources without the folder that all paths begin with.
+
+    Args:
+        bad: With whole paths.
+        root: The folder; "" leaves everything as it is.
+    """
+    if not root:
+        return list(bad)
+    named = []
+    for path, fault in bad:
+        # Messages show control characters of a path as escapes.
+        text = fault.replace(f"{root}/", "").replace(f"{show_path(root)}/", "")
+        named.append((path.removeprefix(f"{root}/"), text))
+    return named
 
 
 def find_store(folder: Path, recipe: Recipe) -> Path | None:

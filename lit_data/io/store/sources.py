@@ -107,6 +107,22 @@ def join_paths(paths: Iterable[Sequence[str]]) -> SourceTable:
     return SourceTable(np.frombuffer(b"".join(names), np.uint8), files, firsts)
 
 
+def join_tables(tables: Sequence[SourceTable]) -> SourceTable:
+    """Join tables, whose offsets count from the beginning of each."""
+    names, files, firsts = [], [], []
+    name_bytes = file_count = 0
+    for table in tables:
+        moved_files = table.files.copy()
+        # Ends of names count bytes of all names before.
+        moved_files["name_end"] += np.uint64(name_bytes)
+        names.append(table.names)
+        files.append(moved_files)
+        firsts.append(table.firsts + file_count)
+        name_bytes += len(table.names)
+        file_count += len(table.files)
+    return SourceTable(np.concatenate(names), np.concatenate(files), np.concatenate(firsts))
+
+
 def list_sources(sources: Sequence[ImageSource], *, progress: bool) -> SourceTable:
     """Make the table of the sources as they are now; a missing file has size and time -1.
 

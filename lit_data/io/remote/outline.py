@@ -1,0 +1,177 @@
+"""`Outline`: a folder on a server without the content of its images, which come for as long as they are needed.
+
+Lists of files, and the keys that are made of their names, sizes and times, are those of a mirror;
+what takes room are some files at a time. Whoever opens a stand-in nevertheless, such as to look at
+a header, reads the file from the server.
+"""
+
+import logging
+import os
+import stat
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, Final, Self
+
+from lit_data.errors import MachineError
+from lit_data.io.progress import ProgressBar
+from lit_data.io.remote.connection import Connection, RemoteFile
+from lit_data.io.remote.faults import UnreachableError
+from lit_data.io.remote.fetching import Fetcher, Manifest, choose_mtime_ns
+from lit_data.io.remote.options import Address, RemoteOptions
+from lit_data.io.remote.scope import SUMS_NAME, Scope, check_names
+from lit_data.io.remote.transport import ServerTransport
+from lit_data.io.source import opening_with
+from lit_data.io.temp import temp_folder
+
+log = logging.getLogger(__name__)
+
+_STAND_IN: Final = 0o200  # mode of a file without its content, which nobody may read
+
+
+class Outline:
+    """A local folder with the files of a folder on a server, most of them without their content.
+
+    Args:
+        folder: Where its files lie, below `scratch`.
+        scratch: For files that are not whole yet.
+        files: All files, by their paths below the folder.
+        server: Where they are read.
+    """
+
+    def __init__(
+        self, folder: Path, scratch: Path, files: Sequence[RemoteFile], server: ServerTransport
+    ) -> None:
+        self.folder = folder
+        self._scratch = scratch
+        self._files = {file.name: file for file in files}
+        self._server = server
+        self._manifest = Manifest(scratch, str(server))
+        self._manifest.begin()
+        self._users: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls,
+        address: Address,
+        options: RemoteOptions,
+        *,
+        scope: Scope,
+        late_suffixes: tuple[str, ...],
+        scratch: Path,
+    ) -> Iterator[Self | None]:
+        """List a folder and outline it below a local one, until the block ends.
+
+        Args:
+            address: Of the folder.
+            options: How the server is read.
+            scope: The files.
+            late_suffixes: Of those whose content may come late; others, such as lists and
+                annotations, are brought at once.
+            scratch: A local folder.
+
+        Yields:
+            The outline; None where most of it would have to come at once.
+
+        Raises:
+            DataError: The server cannot be reached, or there is no such folder.
+        """
+        with temp_folder(scratch) as temp, ServerTransport(address, options) as server:
+            listed = server.call(lambda connection: connection.list_files(scope))
+            lists = (SUMS_NAME, options.file_list)  # no part of the dataset
+            files = [file for file in listed if file.name not in lists]
+            check_names((file.name for file in files), address)
+            early = [file for file in files if not file.name.lower().endswith(late_suffixes)]
+            early_bytes = _count_bytes(early)
+            is_small = options.max_bytes is None or early_bytes <= options.max_bytes
+            if not is_small or 2 * early_bytes > _count_bytes(files):
+                yield None
+                return
+            folder = temp / address.slug
+            for parent in {(folder / file.name).parent for file in files}:
+                parent.mkdir(parents=True, exist_ok=True)
+            for file in files:
+                _put_stand_in(folder / file.name, file)
+            outline = cls(folder, temp, files, server)
+            log.info("%s: %d files, of which some are read at a time", address, len(files))
+            beside = [str(folder / file.name) for file in early]
+            with opening_with(folder, outline.open_file), outline.holding(beside):
+                yield outline
+
+    @contextmanager
+    def holding(self, paths: Iterable[str]) -> Iterator[None]:
+        """Have the content of files here while the block runs; those that lie elsewhere are left alone.
+
+        Raises:
+            UnreachableError: The server does not answer any more.
+            DataError: Lists all files that cannot be read, or are not what the server states.
+        """
+        prefix = f"{self.folder}/"
+        names = {path.removeprefix(prefix) for path in paths if path.startswith(prefix)}
+        names &= self._files.keys()
+        with self._lock:
+            new_names = [name for name in sorted(names) if not self._users[name]]
+            self._users.update(names)
+        try:
+            # Files that two need at a time are waited for by neither: images share none.
+            self._fetch(new_names)
+            yield
+        finally:
+            with self._lock:
+                self._users.subtract(names)
+                unused = [name for name in names if not self._users[name]]
+            for name in unused:
+                _put_stand_in(self.folder / name, self._files[name])
+
+    def open_file(self, path: Path) -> BinaryIO | None:
+        """Open a file whose content is not here; None if it is.
+
+        Raises:
+            MachineError: The server does not answer.
+            DataError: It cannot be read there.
+        """
+        if not _is_stand_in(path):
+            return None
+        file = self._files[path.relative_to(self.folder).as_posix()]
+        with temp_folder(self._scratch) as temp:
+            try:
+                self._server.get(file.name, temp / "file", file.size_bytes)
+            except UnreachableError as error:
+                # Were the file called bad, it could be left out for good.
+                raise MachineError(str(error)) from None
+            return (temp / "file").open("rb")  # stays readable without its name
+
+    def _fetch(self, names: Sequence[str]) -> None:
+        if not names:
+            return
+        files = [self._files[name] for name in names]
+
+        async def run(temp: Path, connection: Connection) -> None:
+            bar = ProgressBar("reading", 0, enabled=False)
+            fetcher = Fetcher(connection, self._manifest, folder=self.folder, temp=temp, bar=bar)
+            await fetcher.run(files)
+
+        with temp_folder(self._scratch) as temp:
+            self._server.call(partial(run, temp))
+
+
+def _count_bytes(files: Iterable[RemoteFile]) -> int:
+    return sum(file.size_bytes for file in files)
+
+
+def _is_stand_in(path: Path) -> bool:
+    return stat.S_IMODE(path.stat().st_mode) == _STAND_IN
+
+
+def _put_stand_in(path: Path, file: RemoteFile) -> None:
+    """Put a file of the size and time of one on a server, which takes no room, in its place."""
+    with path.open("wb") as stream:
+        stream.truncate(file.size_bytes)
+    path.chmod(_STAND_IN)
+    mtime_ns = choose_mtime_ns(file)
+    os.utime(path, ns=(mtime_ns, mtime_ns))

@@ -1,0 +1,317 @@
+"""Shards in parts: each part alone, in any order and from any machine, gives what one process gives."""
+
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lit_data.datamodules.ct import CTDataModule
+from lit_data.datamodules.inspection_source import InspectionFiles
+from lit_data.errors import ConfigError, DataError, StoreError
+from lit_data.io.images.decoders import ImageDecoder
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.writing import write_png
+from lit_data.io.remote import RemoteOptions, Root
+from lit_data.io.remote.transport import FolderTransport
+from lit_data.io.shards.groups import WrittenGroup, count_group_images, cut_groups
+from lit_data.parts import Part
+from tests.io.remote.servers import WebServer
+from tests.io.shards.test_shards import draw, open_files, open_store
+
+IMAGES = 24
+SHARD_BYTES = 6_000  # one image of 60 x 100 grey pixels; eight are a group
+PARTS = 2
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs, two of them bad, and the shards that one process makes of them."""
+    folder = tmp_path_factory.mktemp("parts")
+    for number in range(IMAGES):
+        write_png(folder / "photos/images" / f"{number:02}.png", draw(number))
+        if number % 3 == 0:
+            mask = (draw(number) > 250).astype(np.uint8) * np.uint8(255)
+            write_png(folder / "photos/masks" / f"{number:02}.png", mask)
+    write_png(folder / "photos/images/23.png", draw(22))  # shows the same as the one before
+    (folder / "photos/images/04.png").write_bytes(b"no image")
+    content = (folder / "photos/images/05.png").read_bytes()
+    (folder / "photos/images/05.png").write_bytes(content[:-500])
+    report = make(folder / "photos", folder / "cache").publish(
+        str(folder / "one.shards"), SHARD_BYTES
+    )
+    counts = {"images": 22, "skipped": 2, "shards": 22, "shards_kept": 0}
+    assert report == counts | {"bytes": report["bytes"]}
+    return folder
+
+
+def make(root: Path | str, cache: Path, **options: Any) -> InspectionFiles:
+    return open_files(root, cache, **{"on_bad": "skip"} | options)
+
+
+def write_part(
+    root: Path | str, cache: Path, address: Path, number: int, **options: Any
+) -> dict[str, int]:
+    part = Part(number, PARTS)
+    return make(root, cache, **options).publish(str(address), SHARD_BYTES, part=part)
+
+
+def finish(root: Path | str, cache: Path, address: Path, **options: Any) -> dict[str, int]:
+    return make(root, cache, **options).publish(str(address), SHARD_BYTES, finish=True)
+
+
+def read_all(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def test_parts_give_what_one_process_gives(sets: Path, tmp_path: Path) -> None:
+    address = tmp_path / "set.shards"
+    # Another machine has the files elsewhere.
+    elsewhere = Path(shutil.copytree(sets / "photos", tmp_path / "elsewhere/photos"))
+    report = write_part(elsewhere, tmp_path / "a", address, 1)
+    assert (report["images"], report["skipped"]) == (16, 0)
+    with pytest.raises(
+        DataError, match=r"1 of 3 groups of images are not written.* images/00.png: run their parts"
+    ):
+        finish(sets / "photos", tmp_path / "b", address)
+    assert not (address / "set.json").exists()
+    report = write_part(sets / "photos", tmp_path / "c", address, 0)
+    assert (report["images"], report["skipped"], report["shards_kept"]) == (6, 2, 0)
+    report = finish(elsewhere, tmp_path / "d", address)
+    counts = {"images": 22, "skipped": 2, "shards": 22, "shards_kept": 22}
+    assert report == counts | {"bytes": report["bytes"]}
+    assert read_all(address) == read_all(sets / "one.shards")
+    files = make(address, tmp_path / "reader")
+    store = open_store(files)
+    names = [files.name(path) for path, _ in store.skipped]
+    assert names == ["images/04.png", "images/05.png"]
+    assert store.similar is not None
+    assert store.similar[20] == store.similar[21]
+
+
+def test_what_is_there_is_not_written_again(
+    sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, sent = Path(shutil.copytree(sets / "one.shards", tmp_path / "set.shards")), []
+    put = FolderTransport.put
+
+    def count(self: FolderTransport, path: Path, name: str) -> None:
+        sent.append(name)
+        put(self, path, name)
+
+    monkeypatch.setattr(FolderTransport, "put", count)
+    monkeypatch.setattr(InspectionFiles, "decoder", property(lambda _: _Unused()))
+    monkeypatch.setattr("lit_data.io.shards.publish.FIRST_IMAGES", 3)
+    for number in range(PARTS):
+        report = write_part(sets / "photos", tmp_path / "cache", address, number)
+        assert report["shards_kept"] == report["shards"] > 0
+    assert sent == []
+
+
+class _Unused:
+    """Decoder that reads the headers of three images and no more."""
+
+    def __init__(self) -> None:
+        self._decoder = ImageDecoder(ReadOptions())
+        self.fingerprint = self._decoder.fingerprint
+
+    def header(self, source: Any) -> Any:
+        assert Path(source.paths[0]).stem < "03"
+        return self._decoder.header(source)
+
+    def __call__(self, source: Any) -> Any:
+        raise AssertionError("nothing is to be decoded")
+
+
+def test_ended_parts_go_on(sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address, rng = tmp_path / "set.shards", random.Random(0)
+    put, left = FolderTransport.put, iter([True])
+    ended = 0
+
+    def stop(self: FolderTransport, path: Path, name: str) -> None:
+        if not next(left, False):
+            raise KeyboardInterrupt
+        put(self, path, name)
+
+    monkeypatch.setattr(FolderTransport, "put", stop)
+    done: set[int] = set()
+    while len(done) < PARTS:
+        number, left = rng.randrange(PARTS), iter([True] * rng.randrange(1, 9))
+        try:
+            write_part(sets / "photos", tmp_path / f"cache-{number}", address, number)
+            done.add(number)
+        except KeyboardInterrupt:
+            ended += 1
+    assert ended > 2
+    monkeypatch.setattr(FolderTransport, "put", put)
+    finish(sets / "photos", tmp_path / "cache", address)
+    assert read_all(address) == read_all(sets / "one.shards")
+
+
+def test_parts_of_little_may_be_empty(sets: Path, tmp_path: Path) -> None:
+    address = tmp_path / "set.shards"
+    files = make(sets / "photos", tmp_path / "cache")
+    reports = [files.publish(str(address), 2**20, part=Part(number, 3)) for number in range(3)]
+    assert [report["images"] for report in reports] == [0, 0, 22]
+    assert files.publish(str(address), 2**20, finish=True)["images"] == 22
+
+
+@pytest.mark.parametrize("damage", ["note", "note of another", "shard"])
+def test_damaged_notes_and_lost_shards_are_written_again(
+    sets: Path, tmp_path: Path, damage: str
+) -> None:
+    address = Path(shutil.copytree(sets / "one.shards", tmp_path / "set.shards"))
+    notes = sorted((address / "notes").iterdir())
+    if damage == "note":
+        content = bytearray(notes[0].read_bytes())
+        content[len(content) // 2] ^= 1  # of the largest array
+        notes[0].write_bytes(content)
+    elif damage == "note of another":
+        notes[0].write_bytes(notes[1].read_bytes())
+    else:
+        next((address / "shards").iterdir()).unlink()
+    (address / "set.json").unlink()
+    with pytest.raises(DataError, match=r"1 of 3 groups of images are not written"):
+        finish(sets / "photos", tmp_path / "cache", address)
+    for number in range(PARTS):
+        write_part(sets / "photos", tmp_path / "cache", address, number)
+    finish(sets / "photos", tmp_path / "cache", address)
+    assert read_all(address) == read_all(sets / "one.shards")
+
+
+def test_all_bad_images_of_a_part_are_listed(sets: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"(?s)04\.png.*05\.png.*2 of 8 images are bad"):
+        write_part(sets / "photos", tmp_path, tmp_path / "set.shards", 0, on_bad="error")
+    write_part(sets / "photos", tmp_path, tmp_path / "set.shards", 1, on_bad="error")
+    with pytest.raises(DataError, match=r"1 of 3 groups of images are not written"):
+        finish(sets / "photos", tmp_path, tmp_path / "set.shards", on_bad="error")
+
+
+def test_parts_unlike_the_first_images_are_refused(sets: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(sets / "photos", tmp_path / "photos"))
+    write_png(root / "images/20.png", np.zeros((60, 100), np.uint16))
+    message = r"(?s)20.png: uint16, but .*00.png has uint8.*do not fit into one store"
+    with pytest.raises(DataError, match=message):
+        write_part(root, tmp_path, tmp_path / "set.shards", 1)
+
+
+def test_a_part_is_no_finish(sets: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"prepare.finish=true joins all parts: leave prepare.part=0/2 out"
+    ):
+        make(sets / "photos", tmp_path).publish(
+            str(tmp_path / "set.shards"), part=Part(0, 2), finish=True
+        )
+
+
+def test_groups() -> None:
+    rows = np.array([[3, 100, 200, 0], [3, 100, 200, 0], [3, 10**4, 10**4, 0]])
+    assert count_group_images(rows, 2**20) == 128  # 140 of the median's 60,000 bytes
+    assert count_group_images(rows, 1) == 1
+    sizes = np.array([1, 1, -1, 1, 1, 2**30, 1, 2**29, 2**29, 5])
+    assert cut_groups(sizes, 4) == [
+        range(0, 4), range(4, 6), range(6, 8), range(8, 10)
+    ]  # fmt: skip
+    assert cut_groups(np.array([7]), 4) == [range(0, 1)]
+
+
+def test_a_mutated_note_is_read_or_refused(sets: Path, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    content = sorted((sets / "one.shards/notes").iterdir())[0].read_bytes()
+    assert len(WrittenGroup.unpack(content, tmp_path).shards) > 5
+    for _ in range(200):
+        changed = bytearray(content)
+        for _ in range(rng.randrange(1, 4)):
+            changed[rng.randrange(len(changed))] = rng.randrange(256)
+        cut = bytes(changed[: rng.choice([len(changed), rng.randrange(len(changed))])])
+        _read_or_refuse(cut, tmp_path)
+
+
+def _read_or_refuse(content: bytes, scratch: Path) -> None:
+    with suppress(StoreError):
+        assert WrittenGroup.unpack(content, scratch).counts
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    with WebServer().running() as server:
+        yield server
+
+
+def test_files_of_a_server_are_read_one_by_one(
+    sets: Path, tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lit_data.io.shards.publish.FIRST_IMAGES", 1)
+    for path in (sets / "photos").rglob("*.png"):
+        web.files[f"photos/{path.relative_to(sets / 'photos').as_posix()}"] = path.read_bytes()
+    root, remote = f"{web.url}/photos", RemoteOptions(backoff_s=0.01, retries=2)
+    mirror = Root(root, tmp_path / "mirrors", remote)
+    mirror.refresh()
+    make(mirror.folder, tmp_path / "local").publish(str(tmp_path / "one.shards"), SHARD_BYTES)
+    address = tmp_path / "set.shards"
+    for number in range(PARTS):
+        web.asked.clear()
+        web.faults |= {"photos/images/12.png": ["cut", 503]}
+        write_part(root, tmp_path / f"cache-{number}", address, number, remote=remote)
+        # Sizes are asked of all files, content only of its own images, and of the first.
+        images = {path for method, path in web.asked if method == "GET" and ".png" in path}
+        assert len(images) == (8, 17)[number]
+    finish(root, tmp_path / "cache", address, remote=remote)
+    assert read_all(address) == read_all(tmp_path / "one.shards")
+    assert list(tmp_path.glob("cache*/**/*.png")) == []
+
+
+def test_volumes_in_parts(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    root.mkdir()
+    for number in range(5):
+        np.save(root / f"{number}.npy", np.full((4, 5, 6 + number), 300 + number, np.int16))
+    (root / "3.npy").write_bytes(b"nothing")
+
+    def publish(name: str, **options: Any) -> dict[str, int]:
+        data = CTDataModule(
+            str(root), cache_dir=str(tmp_path / "cache"), processes=1, on_bad="skip"
+        )
+        assert data.source is not None
+        return data.source.publish(str(tmp_path / name), **options)
+
+    publish("one.shards")
+    assert publish("set.shards", part=Part(1, 2))["volumes"] == 2
+    with pytest.raises(DataError, match=r"2 of 5 volumes are not written, such as 0.npy"):
+        publish("set.shards", finish=True)
+    assert publish("set.shards", part=Part(0, 2))["volumes"] == 2
+    report = publish("set.shards", finish=True)
+    assert (report["volumes"], report["skipped"], report["shards_kept"]) == (4, 1, 4)
+    assert read_all(tmp_path / "set.shards") == read_all(tmp_path / "one.shards")
+
+
+def test_volumes_of_a_server_are_read_one_by_one(tmp_path: Path, web: WebServer) -> None:
+    local = tmp_path / "local/set"
+    local.mkdir(parents=True)
+    for number in range(4):
+        np.save(local / f"{number}.npy", np.full((4, 5, 6 + number), 300 + number, np.int16))
+    for path in local.iterdir():
+        web.files[f"set/{path.name}"] = path.read_bytes()
+    root, remote = f"{web.url}/set", RemoteOptions(backoff_s=0.01, retries=2)
+    mirror = Root(root, tmp_path / "mirrors", remote)
+    mirror.refresh()
+    web.asked.clear()
+
+    def publish(root: str, name: str, **options: Any) -> dict[str, int]:
+        data = CTDataModule(root, cache_dir=str(tmp_path / "cache"), processes=1, remote=remote)
+        assert data.source is not None
+        return data.source.publish(str(tmp_path / name), **options)
+
+    publish(str(mirror.folder), "one.shards")
+    publish(root, "set.shards", part=Part(1, 2))
+    asked = {path for method, path in web.asked if method == "GET" and path.endswith(".npy")}
+    assert asked == {"set/2.npy", "set/3.npy"}
+    publish(root, "set.shards", part=Part(0, 2))
+    publish(root, "set.shards", finish=True)
+    assert read_all(tmp_path / "set.shards") == read_all(tmp_path / "one.shards")
+    assert not list((tmp_path / "cache").rglob("*.npy"))

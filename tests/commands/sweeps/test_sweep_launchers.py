@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lit_data.commands.sweeps.search import open_study
 from tests.families import ROOT, run_family
 from tests.outputs import QUICK, STRIPES
 
@@ -23,6 +25,15 @@ class Killer(L.Callback):
     def on_train_epoch_start(self, trainer, pl_module):
         if trainer.current_epoch == 2 and not os.path.exists("healed"):
             os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+SCORES = """
+import lightning as L
+class Scores(L.Callback):
+    def __init__(self, lr):
+        self.lr = lr
+    def on_validation_epoch_end(self, trainer, pl_module):
+        pl_module.log("val/own", self.lr)
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -70,26 +81,30 @@ def test_optuna_searches_with_the_ready_options() -> None:
     assert Path("out/search/journal.log").is_file()
 
 
-def test_trainings_that_are_worse_than_others_are_given_up() -> None:
-    words = ["-m", *TOY, "hydra/sweeper=search", "hydra/sweeper/pruner=median"]
-    words += ["hydra.sweeper.pruner.n_startup_trials=1", "hydra.sweeper.n_trials=4"]
-    words += ["hydra/sweeper/sampler=seeded_random", "trainer.max_epochs=3"]
+def test_a_training_that_is_worse_than_another_is_given_up() -> None:
+    Path("own_scores.py").write_text(SCORES)
+    words = ["-m", "--package=own_scores", *TOY[:-1], "trainer.max_epochs=3"]
+    words += ["+callbacks.scores._target_=own_scores.Scores"]
+    words += ["+callbacks.scores.lr=${model.optimizer.lr}", "sweep.metric=val/own"]
+    words += ["sweep.mode=max", "hydra/sweeper=search", "hydra/sweeper/sampler=seeded_random"]
+    words += ["hydra.sweeper.sampler.seed=3", "hydra/sweeper/pruner=median"]
+    words += ["hydra.sweeper.pruner.n_startup_trials=1", "hydra.sweeper.n_trials=2"]
     words += ["model.optimizer.lr=choice(0.02,1e-9)"]
-    code, out = fit(*words)
+    code, out = fit(*words, "hydra.sweep.dir=out")
     assert code == 0, out
     summary = read_json("out/sweep.json")
-    assert summary["jobs_done"] + summary["jobs_pruned"] == 4
-    assert summary["jobs_pruned"] >= 1
+    assert (summary["jobs_done"], summary["jobs_pruned"], summary["best_job"]) == (1, 1, 0)
     assert "│ pruned │" in out
-    for number in range(4):
-        job, metrics = (read_json(f"out/{number}/{name}.json") for name in ("job", "summary"))
-        if job["status"] == "pruned":
-            assert (job["exit_code"], metrics["pruned_after"] < 3) == (0, True)
-            assert "test/average_precision" not in metrics
-            assert not Path(f"out/{number}/predictions.png").exists()
-    code, out = fit(*words[:-1], words[-1], "sweep.resume=out")
+    job, metrics = (read_json(f"out/1/{name}.json") for name in ("job", "summary"))
+    assert (job["status"], job["exit_code"], metrics["pruned_after"]) == ("pruned", 0, 1)
+    assert metrics["val/own"] == pytest.approx(1e-9)
+    assert "test/average_precision" not in metrics
+    assert not Path("out/1/predictions.png").exists()
+    states = [trial.state.name for trial in open_study(Path("out")).get_trials()]
+    assert states == ["COMPLETE", "PRUNED"]
+    code, out = fit(*words, "sweep.resume=out")
     assert code == 0, out
-    assert out.count(" before: ") == 0  # nothing is left to run
+    assert not re.search(r"^job \d", out, re.MULTILINE)  # nothing is left to run
 
 
 def test_two_controllers_share_a_search() -> None:

@@ -33,7 +33,7 @@ OUTSIDE = [
     {"lightning", "packaging"},
     {"torchmetrics", "anomalib", "safetensors"},
     {"matplotlib", "pyarrow"},
-    {"hydra", "omegaconf", "yaml", "jinja2", "markupsafe"},
+    {"hydra", "omegaconf", "yaml", "jinja2", "markupsafe", "optuna"},
 ]
 """What each layer may import beside the layers below it."""
 
@@ -47,6 +47,7 @@ ONLY_HERE = {
     "kornia": ["augment"],
     "hydra": ["commands"],
     "omegaconf": ["commands"],
+    "optuna": ["commands"],
     "matplotlib": ["tasks", "commands", "callbacks"],  # timelines are drawn in plain scripts too
 }
 INSIDE_FUNCTIONS_ONLY = DECODERS | {"torchao", "onnxruntime", "fsspec", "aiohttp"}

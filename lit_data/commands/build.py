@@ -5,6 +5,7 @@ The command that runs hands its configuration over here; behind this file there 
 
 import copy
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -35,6 +36,7 @@ from lit_data.commands.configuration.targets import (
     read_recipe,
 )
 from lit_data.commands.launcher import is_first_of_machine
+from lit_data.commands.result import TRIAL_VARIABLE
 from lit_data.commands.terminal import LogInterval, RunBar, quieten
 from lit_data.commands.trained import take_trained
 from lit_data.datamodules.base import BaseDataModule
@@ -322,6 +324,10 @@ def _choose_callbacks(cfg: DictConfig) -> list[L.Callback]:
         callbacks.append(MonitorGuard())
     if cfg.command != "fit":
         return [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
+    if TRIAL_VARIABLE in os.environ:
+        from lit_data.commands.sweeps.search import make_pruning  # with Optuna, an extra
+
+        callbacks.append(make_pruning(int(os.environ[TRIAL_VARIABLE])))
     if "trainer.log_every_n_steps" not in typed:
         callbacks.insert(0, LogInterval())  # others read the interval as training starts
         warnings.filterwarnings(

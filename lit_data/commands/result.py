@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FAILURE: Final = "failure.json"
+TRIAL_VARIABLE: Final = "LIT_DATA_SWEEP_TRIAL"
+"""In the environment of a job that a search may prune: its number."""
 KEYS = (
     "command",
     "experiment",
@@ -41,7 +43,9 @@ _STAGE = re.compile(
 )
 
 Value = str | SupportsFloat | None
-Status = Literal["running", "done", "failed", "out of memory", "killed", "interrupted", "not run"]
+Status = Literal[
+    "running", "done", "pruned", "failed", "out of memory", "killed", "interrupted", "not run"
+]
 
 _UNITS: Final = {
     "seconds": "s",

@@ -161,6 +161,13 @@ ORPHANED_S = 5.0
 """A lock held for this long while nobody builds is one that a network disk forgot to free."""
 
 
+def kernel_lock(path: Path) -> FileLock:
+    """Return a lock, not held yet, that the system frees if its holder dies."""
+    # Others than the group may not write it whatever the umask is; and a lock that is a mere file,
+    # which filelock offers where the system has none, would outlast a holder that is killed.
+    return FileLock(path, mode=0o664, thread_local=False, fallback_to_soft=False)
+
+
 @contextmanager
 def build_lock(folder: Path, *, wait_s: float, is_done: Callable[[], bool]) -> Iterator[None]:
     """Hold the folder's build lock, or go on without it once waiting for it has no more use.
@@ -173,9 +180,7 @@ def build_lock(folder: Path, *, wait_s: float, is_done: Callable[[], bool]) -> I
     Raises:
         StoreBusyError: Another process still builds after ``wait_s``.
     """
-    # Others than the group may not write it whatever the umask is; and a lock that is a mere file,
-    # which filelock offers where the system has none, would outlast a builder that is killed.
-    lock = FileLock(folder / LOCK_NAME, mode=0o664, thread_local=False, fallback_to_soft=False)
+    lock = kernel_lock(folder / LOCK_NAME)
     try:
         _wait(lock, folder, wait_s, is_done)
         yield

@@ -6,7 +6,6 @@ The command line may say more.
 import itertools
 import os
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,8 +34,7 @@ _LOGGING_NAMES = (
 _EXTRAS = {
     "hydra_plugins.hydra_joblib_launcher": "hydra-joblib-launcher",
     "hydra_plugins.hydra_submitit_launcher": "hydra-submitit-launcher",
-    "hydra_plugins.hydra_optuna_sweeper": "hydra-optuna-sweeper",
-    "optuna": "hydra-optuna-sweeper",
+    "optuna": "optuna",
 }
 _LOG_GROUPS = ("hydra_logging", "job_logging")
 _SHELL_KEYS = ("setup", "additional_parameters")
@@ -83,11 +81,7 @@ def check_hydra_node(hydra: Mapping[str, Any], typed: Sequence[str] = ()) -> Non
     """
     for key, target in find_targets(hydra, "hydra"):
         _check_installed(str(target), key)
-        with warnings.catch_warnings():  # optuna 2 speaks to SQLAlchemy in the old way
-            warnings.filterwarnings(
-                "ignore", "Deprecated API features detected", DeprecationWarning
-            )
-            resolve_target(str(target), key)
+        resolve_target(str(target), key)
     _check_launcher(hydra.get("launcher") or {}, typed)
     _check_sweeper(hydra.get("sweeper") or {})
     for group in _LOG_GROUPS:

@@ -37,13 +37,20 @@ ALLOWED = (
     "lightning.pytorch.demos.boring_classes",
     "torch.distributed.fsdp.wrap",  # which parts of a model are cut
 )
-ALLOWED_FOR_HYDRA = ("hydra._internal.core_plugins", "hydra_plugins", "optuna.samplers")
+ALLOWED_FOR_HYDRA = (
+    "hydra._internal.core_plugins",
+    "hydra_plugins",
+    "optuna.samplers",
+    "optuna.pruners",
+)
 _REFUSED = (
     "lit_data.cli",  # they run commands and build objects themselves
     "lit_data.commands",
     "torchmetrics.text",  # these load models by a name or a path that they are given
     "torchmetrics.audio",
     "torchmetrics.multimodal",
+    "optuna.samplers.CmaEsSampler",  # it unpickles what stands in the journal of a search
+    "optuna.samplers._cmaes",
 )
 _PACKAGES = ("augment", "callbacks", "datamodules", "loading", "modules", "synthesis")
 """Packages of lit_data whose exported classes a configuration may name."""

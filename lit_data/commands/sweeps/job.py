@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import signal
 import sys
 import time
@@ -21,6 +22,7 @@ from lit_data.commands.job import list_job_words, run_job
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.reports.untrusted import parse_json, read_text
 from lit_data.commands.result import (
+    TRIAL_VARIABLE,
     Outcome,
     Status,
     describe_failure,
@@ -28,7 +30,8 @@ from lit_data.commands.result import (
     find_summary,
     read_number,
 )
-from lit_data.commands.sweeps.process import run_process
+from lit_data.commands.sweeps.overrides import keep_computing, quote
+from lit_data.commands.sweeps.process import count_gpus, holding_gpus, run_process
 from lit_data.errors import (
     BatchMemoryError,
     ConfigError,
@@ -51,9 +54,11 @@ _ERRORS: Final = {
     for error in (ConfigError, DataError, StoreError, BatchMemoryError, WorkerDiedError)
 }
 _SIGNALLED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+JOURNAL: Final = "search/journal.log"
+"""Journal of a search, in the folder of its sweep."""
+PRUNED: Final = "pruned"
 _WHOLE_STATES: Final = ("last.ckpt", "interrupted.ckpt", "step.ckpt")
 """Checkpoints that a training goes on from."""
-_FREE: Final = ("sweep.", "paths.runs", "paths.cache")  # they change nothing of what a job computes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +97,10 @@ def choose_metric(
     """Return the key of summary.json to compare jobs by, or None where a job has none."""
     if options.metric is not None:
         return options.metric
+    if monitor in metrics:  # also where it is no number, or a search would compare unlike metrics
+        return monitor
     test_metrics = [key for key in metrics if key.startswith(("test/", "test_"))]
-    for name in (monitor, *test_metrics):
+    for name in test_metrics:
         if read_number(metrics, name) is not None:
             return name
     return None
@@ -184,15 +191,6 @@ def explain_metric(name: str, metrics: Mapping[str, Any]) -> str:
     return f"the job's summary.json holds no {name!r}, which sweep.metric names.{suggestion}"
 
 
-def split_overrides(overrides: Sequence[str]) -> dict[str, str]:
-    """Return overrides by their keys, without a leading +."""
-    values = {}
-    for override in overrides:
-        key, _, value = override.partition("=")
-        values[key.lstrip("+")] = value
-    return values
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
     """A sweep as all of its jobs see it; it travels to other processes and machines.
@@ -206,6 +204,8 @@ class Sweep:
         packages: packages whose targets are allowed too.
         jobs: overrides of each job; None where the sweeper chooses them by the results so far.
         total: how many jobs there are.
+        prunes: the search may end trainings early.
+        gpus: of this machine, handed out to jobs side by side; none: each job sees all.
     """
 
     options: SweepOptions
@@ -216,6 +216,8 @@ class Sweep:
     packages: tuple[str, ...]
     jobs: tuple[tuple[str, ...], ...] | None
     total: int
+    prunes: bool = False
+    gpus: tuple[str, ...] = ()
 
     @property
     def is_fixed(self) -> bool:
@@ -299,15 +301,9 @@ def read_records(folder: Path) -> list[tuple[Path, JobRecord]]:
     records = []
     for path in folder.rglob("job.json"):
         record = read_record(path.parent)
-        # Jobs whose values a search has dropped lie in `replaced`.
-        if record is not None and "replaced" not in path.relative_to(folder).parts:
+        if record is not None:
             records.append((path.parent, record))
     return sorted(records, key=lambda entry: entry[1].number)
-
-
-def keep_computing(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that change what a job computes, and not where it runs."""
-    return tuple(word for word in overrides if not word.lstrip("+~").startswith(_FREE))
 
 
 def make_error(exit_code: int, message: str) -> LitDataError:
@@ -315,13 +311,7 @@ def make_error(exit_code: int, message: str) -> LitDataError:
     return _ERRORS.get(exit_code, LitDataError)(message)
 
 
-def quote(value: object) -> str:
-    """Return a value as Hydra's override grammar reads it back."""
-    escaped = str(value).replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-def run_sweep_job(cfg: DictConfig, *, sweep: Sweep) -> float | None:
+def run_sweep_job(cfg: DictConfig, *, sweep: Sweep) -> float | str | None:
     """Run a job, or skip it if it has the same overrides as before and a whole summary.json.
 
     Args:
@@ -329,8 +319,8 @@ def run_sweep_job(cfg: DictConfig, *, sweep: Sweep) -> float | None:
         sweep: what all jobs have in common.
 
     Returns:
-        The metric `sweep.metric` for sweepers that learn from it; None for a failed job of a sweep
-        that is fixed.
+        The metric `sweep.metric` for sweepers that learn from it; `PRUNED` for a job that its
+        search gave up; None for a failed job of a sweep that is fixed.
 
     Raises:
         LitDataError: the job failed, and the sweeper has to know.
@@ -342,8 +332,9 @@ def run_sweep_job(cfg: DictConfig, *, sweep: Sweep) -> float | None:
     label = f"job {record.number} ({record.number + 1} of {sweep.total})"
     described = _describe(record, sweep)
     before = _find_earlier(folder, record, sweep)
-    if before is not None and before.status == "done" and find_summary(folder) is not None:
-        log.info("%s: done before: %s", label, described)
+    has_ended = before is not None and before.status in ("done", PRUNED)
+    if before is not None and has_ended and find_summary(folder) is not None:
+        log.info("%s: %s before: %s", label, before.status, described)
         return _answer(cfg, before, sweep, folder)
     if before is not None and cfg.command == "fit":
         checkpoint = find_last_checkpoint(folder)
@@ -374,21 +365,18 @@ def _describe(record: JobRecord, sweep: Sweep) -> str:
 
 
 def _find_earlier(folder: Path, record: JobRecord, sweep: Sweep) -> JobRecord | None:
-    """Return the record of an earlier start in the job's folder, if it has the same overrides.
+    """Return the record of an earlier start in the job's folder.
 
-    A search may propose other values than before; its earlier job is moved to `replaced` then.
+    Raises:
+        ConfigError: it had other overrides, as a sweeper of others may choose.
     """
-    before = read_record(folder) if sweep.options.resume is not None else None
+    # A search may take over a job of another controller, whose folder is there.
+    may_go_on = sweep.options.resume is not None or not sweep.is_fixed
+    before = read_record(folder) if may_go_on else None
     if before is None or set(before.overrides) == set(record.overrides):
         return before
-    aside = sweep.folder / "replaced" / f"{record.number}-{time.time_ns()}"
-    aside.mkdir(parents=True)
-    for path in folder.iterdir():
-        if path.name != ".hydra" and path.suffix != ".log":  # which are this job's already
-            path.rename(aside / path.name)
-    text = "job %d: the sweeper chose other values than before; the earlier job is now %s"
-    log.info(text, record.number, aside)
-    return None
+    text = f"job {record.number} in {folder} had other overrides: give the sweep another folder"
+    raise ConfigError(text)
 
 
 def _run(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) -> JobRecord:
@@ -397,8 +385,13 @@ def _run(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) -> JobR
         write_record(folder, record)
     run = _run_in_process if sweep.options.isolate == "process" else _run_here
     started_s = time.perf_counter()
+    if sweep.prunes:
+        os.environ[TRIAL_VARIABLE] = str(record.number)
     try:
         outcome = run(cfg, record, sweep, folder)
+        is_done = outcome.status == "done"
+        if sweep.prunes and is_done and "pruned_after" in (find_summary(folder) or {}):
+            outcome = Outcome(status=PRUNED)
     except (KeyboardInterrupt, SystemExit) as stop:
         number = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
         reason = "the sweep was told to stop"
@@ -409,6 +402,7 @@ def _run(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) -> JobR
         if not isinstance(error, LitDataError):
             traceback.print_exception(error)
     finally:
+        os.environ.pop(TRIAL_VARIABLE, None)
         record = record.end(outcome, time.perf_counter() - started_s)
         if is_first_rank():
             write_record(folder, record)
@@ -428,7 +422,8 @@ def _run_in_process(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Pa
     words += [f"hydra.job.num={record.number}", "hydra.mode=RUN"]
     if record.ckpt:
         words.append(f"ckpt={quote(record.ckpt)}")
-    return run_process(words, folder)
+    with holding_gpus(sweep.folder, sweep.gpus, count_gpus(cfg, sweep.gpus)) as variables:
+        return run_process(words, folder, variables)
 
 
 def _run_here(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) -> Outcome:
@@ -458,7 +453,9 @@ def _give_back_memory() -> None:
     trim_heap()
 
 
-def _answer(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) -> float | None:
+def _answer(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) -> float | str | None:
+    if record.status == PRUNED:
+        return PRUNED
     if record.status != "done":
         # Hydra's own sweeper would leave out later batches of jobs; the end of the sweep fails.
         if sweep.is_fixed:
@@ -469,7 +466,8 @@ def _answer(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) -> f
     summary = find_summary(folder) or {}
     try:
         return optimized_metric(sweep.options, find_monitor(cfg.get("callbacks") or {})[0], summary)
-    except ConfigError:
+    except ConfigError as error:
         if sweep.is_fixed:  # the table says it once
             return None
+        log.warning("%s", error)
         raise

@@ -7,38 +7,53 @@ number. Its standard input is a pipe that closes when the sweep's process ends, 
 """
 
 import json
+import logging
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 import psutil
+from filelock import Timeout
+from omegaconf import DictConfig
 
 from lit_data.child_process import python_command, python_environment
 from lit_data.commands.result import FAILURE, Outcome, describe_failure, name_failure, read_failure
-from lit_data.errors import WorkerDiedError
+from lit_data.errors import ConfigError, WorkerDiedError
+from lit_data.io.temp import kernel_lock
+
+log = logging.getLogger(__name__)
+
 
 _VARIABLE: Final = "LIT_DATA_SWEEP_JOB"  # in a job's environment: its folder
 _SAVING_S: Final = 120.0  # for a job that is to stop: to finish its step and write a checkpoint
 LEFTOVERS_S = 5.0  # how long processes may outlive the one that started them
 _KILLED_S: Final = 1.0  # until a killed process is gone
 _STOPPED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+GPU_POLL_S: Final = 0.5
+_ON_DEVICES: Final = ("fit", "validate", "test", "predict", "benchmark")
+"""Commands that use the devices of the Trainer."""
 OUT_OF_MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
-def run_process(words: Sequence[str], folder: Path) -> Outcome:
+def run_process(
+    words: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None
+) -> Outcome:
     """Run `python -m lit_data` in a process of its own, and leave none of its processes.
 
     Args:
         words: the rest of the command line.
         folder: of the job; it exists.
+        variables: further ones of its environment.
 
     Raises:
         KeyboardInterrupt, SystemExit: this process was told to stop; the job was told as well, and
@@ -48,7 +63,7 @@ def run_process(words: Sequence[str], folder: Path) -> Outcome:
     kills = _count_kernel_kills()
     process = subprocess.Popen(
         python_command("-m", "lit_data", *words),
-        env=python_environment({_VARIABLE: str(folder)}),
+        env=python_environment({_VARIABLE: str(folder), **(variables or {})}),
         stdin=subprocess.PIPE,  # closes with this process, at which the job ends
         start_new_session=True,
     )
@@ -187,3 +202,79 @@ def _count_kernel_kills() -> int:
         lines = dict(line.split() for line in OUT_OF_MEMORY_EVENTS.read_text().splitlines())
         return int(lines.get("oom_kill", 0))
     return 0
+
+
+def list_gpus() -> tuple[str, ...]:
+    """Return the GPUs of this machine that this process sees, as CUDA_VISIBLE_DEVICES names them."""
+    import torch  # takes seconds, and is asked for only where jobs run side by side
+
+    count = torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(index) for index in range(count)] if visible is None else visible.split(",")
+    return tuple(name.strip() for name in names[:count])
+
+
+def count_gpus(cfg: DictConfig, gpus: Sequence[str]) -> int:
+    """Return how many of the GPUs that are handed out a job takes, by `trainer.devices`.
+
+    Args:
+        cfg: The configuration of the job.
+        gpus: All that there are.
+
+    Raises:
+        ConfigError: It names some, where each job gets its own.
+    """
+    trainer = cfg.get("trainer") or {}
+    uses_gpus = trainer.get("accelerator", "auto") in ("auto", "gpu", "cuda")
+    if not gpus or not uses_gpus or cfg.command not in _ON_DEVICES:
+        return 0
+    devices = trainer.get("devices", "auto")
+    if devices in ("auto", -1, "-1"):
+        return len(gpus)
+    if not str(devices).isdecimal():
+        raise ConfigError(
+            f"trainer.devices={devices} names GPUs, and jobs side by side get theirs from the "
+            "sweep: give their number"
+        )
+    return min(int(devices), len(gpus))
+
+
+@contextmanager
+def holding_gpus(folder: Path, gpus: Sequence[str], count: int) -> Iterator[dict[str, str]]:
+    """Hold GPUs that no other job of a sweep on this machine holds; wait while all are taken.
+
+    Args:
+        folder: Of the sweep.
+        gpus: All that there are.
+        count: How many the job takes.
+
+    Yields:
+        Variables for the environment of the job.
+    """
+    if not count:
+        yield {}
+        return
+    folder = folder / ".gpus"
+    folder.mkdir(exist_ok=True)
+    with ExitStack() as holding:
+        is_waiting = False
+        while len(names := _try_gpus(folder, gpus, count, holding)) < count:
+            holding.close()  # or two jobs could wait for each other's
+            if not is_waiting:
+                log.info("waiting for %d of %d GPUs", count, len(gpus))
+                is_waiting = True
+            time.sleep(GPU_POLL_S)
+        yield {"CUDA_VISIBLE_DEVICES": ",".join(names)}
+
+
+def _try_gpus(folder: Path, gpus: Sequence[str], count: int, holding: ExitStack) -> list[str]:
+    """Lock GPUs that are free, at most so many, and return their names."""
+    names: list[str] = []
+    for name in gpus:
+        # The folder may be shared by machines, whose GPUs have the same numbers.
+        file_name = re.sub(r"[^\w.-]", "_", f"{socket.gethostname()}-{name}.lock")
+        with suppress(Timeout):
+            if len(names) < count:
+                holding.enter_context(kernel_lock(folder / file_name).acquire(blocking=False))
+                names.append(name)
+    return names

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,15 +21,21 @@ from lit_data.commands.sweeps.job import (
     choose_metric,
     explain_metric,
     read_records,
-    split_overrides,
 )
+from lit_data.commands.sweeps.overrides import split_overrides
 from lit_data.errors import WorkerDiedError
 from lit_data.files import write_json, write_table
 
 log = logging.getLogger(__name__)
 
-_STATUSES: Final = ("done", "failed", "out_of_memory", "killed", "interrupted", "not_run")
-_COLOURS: Final = {"done": "green", "not run": "dim", "interrupted": "yellow", "running": "yellow"}
+_STATUSES: Final = ("done", "pruned", "failed", "out_of_memory", "killed", "interrupted", "not_run")
+_COLOURS: Final = {
+    "done": "green",
+    "pruned": "dim",
+    "not run": "dim",
+    "interrupted": "yellow",
+    "running": "yellow",
+}
 """Of statuses in the table; the rest is red."""
 _MOST_ROWS: Final = 60  # of the picture: more jobs have no labels in it
 _LONGEST_LABEL: Final = 40
@@ -44,12 +50,15 @@ class ReportedJob:
     swept: Mapping[str, str]
 
 
-def collect_jobs(sweep: Sweep, *, is_stopped: bool = False) -> list[ReportedJob]:
+def collect_jobs(
+    sweep: Sweep, *, is_stopped: bool = False, elsewhere: Collection[int] = ()
+) -> list[ReportedJob]:
     """Return all jobs of a sweep by their numbers, as the files in its folder say.
 
     Args:
         sweep: that ends.
         is_stopped: the sweep was told to stop, and its launcher has ended the jobs that ran.
+        elsewhere: numbers of the jobs that other controllers of a search run now.
     """
     records: dict[int, JobRecord] = {}
     for number, overrides in enumerate(sweep.jobs or ()):
@@ -58,8 +67,9 @@ def collect_jobs(sweep: Sweep, *, is_stopped: bool = False) -> list[ReportedJob]
         )
     summaries: dict[int, Mapping[str, Any]] = {}
     for folder, record in read_records(sweep.folder):
-        records[record.number] = _settle(record, is_stopped=is_stopped)
-        if record.status == "done":
+        runs_on = record.number in elsewhere
+        records[record.number] = record if runs_on else _settle(record, is_stopped=is_stopped)
+        if record.status in ("done", "pruned"):
             summaries[record.number] = find_summary(folder) or {}
     ordered = [record for _, record in sorted(records.items())]
     swept = find_differing([split_overrides(record.overrides) for record in ordered], missing="")

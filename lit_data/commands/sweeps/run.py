@@ -6,39 +6,53 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf
 
 from lit_data.commands.result import Status
 from lit_data.commands.sweeps.job import (
+    JOURNAL,
     JobRecord,
     Sweep,
     SweepOptions,
-    keep_computing,
     make_error,
-    quote,
     read_record,
     read_records,
     run_sweep_job,
+)
+from lit_data.commands.sweeps.overrides import (
+    describe_differences,
+    keep_computing,
+    quote,
     split_overrides,
 )
-from lit_data.commands.sweeps.process import end_descendants
+from lit_data.commands.sweeps.process import count_gpus, end_descendants, list_gpus
 from lit_data.commands.sweeps.report import ReportedJob, collect_jobs, report
 from lit_data.errors import ConfigError, DataError, LitDataError
 from lit_data.files import refuse_links
+
+if TYPE_CHECKING:
+    from lit_data.commands.sweeps.search import Search
 
 log = logging.getLogger(__name__)
 
 
 _POLL_S: Final = 2.0
+_NO_FAILURES: Final = ("done", "pruned", "not run", "running")
 _BASIC: Final = f"{BasicSweeper.__module__}.{BasicSweeper.__qualname__}"
+_BASIC_LAUNCHER: Final = f"{BasicLauncher.__module__}.{BasicLauncher.__qualname__}"
 
 
 class JobWatch(threading.Thread):
@@ -124,18 +138,98 @@ def run_sweep(
         flags=tuple(flags),
         packages=tuple(packages),
         jobs=jobs,
-        total=len(jobs) if jobs is not None else int(cfg.hydra.sweeper.get("n_trials") or 0),
+        total=len(jobs) if jobs is not None else _count_trials(cfg),
+        prunes=_is_search(cfg) and cfg.hydra.sweeper.get("pruner") is not None,
+        gpus=_find_shared_gpus(cfg, options),
     )
     if options.resume is not None:
         _check_same(sweep)
     sweep.folder.mkdir(parents=True, exist_ok=True)
     placed = [word for word in words if not word.startswith("hydra.sweep.dir=")]
     placed += [f"hydra.sweep.dir={quote(sweep.folder)}", "hydra.mode=MULTIRUN"]
-    runs_elsewhere = "submitit" in str(cfg.hydra.launcher._target_)
-    watch = watching_jobs(sweep.folder, sweep.total) if runs_elsewhere else nullcontext()
-    task = functools.partial(run_sweep_job, sweep=sweep)
-    with _reporting(cfg, sweep, words), watch:
-        hydra.multirun(sweep.command, task, placed)
+    search: Search | None = None
+    with ExitStack() as stack:
+        if _is_search(cfg):
+            search, start = stack.enter_context(_opening_search(hydra, sweep, placed))
+        else:
+            task = functools.partial(run_sweep_job, sweep=sweep)
+            start = functools.partial(hydra.multirun, sweep.command, task, placed)
+        stack.enter_context(_reporting(cfg, sweep, words, search))
+        if "submitit" in str(cfg.hydra.launcher._target_):
+            stack.enter_context(watching_jobs(sweep.folder, sweep.total))
+        start()
+
+
+def _count_trials(cfg: DictConfig) -> int:
+    """Return how many jobs a sweeper says that it starts; 0 if it does not say."""
+    count = cfg.hydra.sweeper.get("n_trials")
+    return count if isinstance(count, int) else 0
+
+
+def _is_search(cfg: DictConfig) -> bool:
+    """Return True for our own search, whose node names no class as plugins of Hydra do."""
+    return cfg.hydra.sweeper.get("_target_") is None
+
+
+@contextmanager
+def _opening_search(
+    hydra: Hydra, sweep: Sweep, words: Sequence[str]
+) -> Iterator[tuple["Search", Callable[[], None]]]:
+    """Open a search as Hydra would set up a sweeper, and give what runs it."""
+    from lit_data.commands.sweeps.search import open_search  # with Optuna
+
+    config = hydra.compose_config(
+        config_name=sweep.command,
+        overrides=list(words),
+        run_mode=RunMode.MULTIRUN,
+        with_log_configuration=True,
+    )
+    callbacks = Callbacks(config)
+    context = HydraContext(config_loader=hydra.config_loader, callbacks=callbacks)
+    launcher = Plugins.instance().instantiate_launcher(
+        context, functools.partial(run_sweep_job, sweep=sweep), config
+    )
+    task_words = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    assert isinstance(task_words, list)
+    overrides = _parse_all(hydra, config, list(map(str, task_words)))
+    with open_search(config, sweep, overrides) as search:
+
+        def start() -> None:
+            callbacks.on_multirun_start(config=config, config_name=sweep.command)
+            search.run(lambda jobs, first: launcher.launch(jobs, initial_job_idx=first))
+            callbacks.on_multirun_end(config=config, config_name=sweep.command)
+
+        yield search, start
+
+
+def _parse_all(hydra: Hydra, cfg: DictConfig, words: Sequence[str]) -> list[Override]:
+    """Parse the values of the sweeper's files, and then overrides."""
+    params = [f"{key!s}={value}" for key, value in (cfg.hydra.sweeper.params or {}).items()]
+    parser = OverridesParser.create(config_loader=hydra.config_loader)
+    return parser.parse_overrides([*params, *words])
+
+
+def _find_shared_gpus(cfg: DictConfig, options: SweepOptions) -> tuple[str, ...]:
+    """Return the GPUs to hand out to jobs that run side by side on this machine; mostly none.
+
+    Raises:
+        ConfigError: Jobs would stay in processes that cannot change their GPUs.
+    """
+    launcher = cfg.hydra.launcher
+    is_parallel = "joblib" in str(launcher._target_) and launcher.n_jobs != 1
+    # Controllers of one search may stand side by side.
+    is_shared = launcher._target_ == _BASIC_LAUNCHER and _is_search(cfg)
+    if not is_parallel and not (is_shared and options.isolate == "process"):
+        return ()
+    if not count_gpus(cfg, ("any",)):
+        return ()
+    gpus = list_gpus()
+    if gpus and options.isolate == "none":
+        raise ConfigError(
+            "sweep.isolate=none keeps jobs in processes that stay on their first GPU: leave it out "
+            "where jobs run side by side"
+        )
+    return gpus
 
 
 def _list_jobs(
@@ -146,12 +240,9 @@ def _list_jobs(
     Raises:
         ConfigError: Hydra's own sweeper cannot make jobs of a range without steps.
     """
-    sweeper = cfg.hydra.sweeper
-    if sweeper._target_ != _BASIC:
+    if cfg.hydra.sweeper.get("_target_") != _BASIC:
         return None
-    params = [f"{key!s}={value}" for key, value in (sweeper.params or {}).items()]
-    parser = OverridesParser.create(config_loader=hydra.config_loader)
-    parsed = parser.parse_overrides([*params, *words])
+    parsed = _parse_all(hydra, cfg, words)
     for override in parsed:
         if override.is_sweep_override() and not override.is_discrete_sweep():
             raise ConfigError(
@@ -172,7 +263,7 @@ def _choose_folder(cfg: DictConfig, options: SweepOptions) -> Path:
     """
     folder = Path(cfg.hydra.sweep.dir).absolute()
     if options.resume is None:
-        if read_records(folder):
+        if _holds_sweep(folder):
             raise ConfigError(
                 f"{folder} holds a sweep already: go on with sweep.resume={folder}, or give "
                 "another folder"
@@ -182,10 +273,14 @@ def _choose_folder(cfg: DictConfig, options: SweepOptions) -> Path:
         folder = _find_latest(folder.parent, cfg)
     else:
         folder = Path(options.resume).absolute()
-        if not read_records(folder):
+        if not _holds_sweep(folder):
             raise DataError(f"{folder} is not the folder of a sweep: no job.json is in it")
     refuse_links(folder, "sweep.resume")
     return folder
+
+
+def _holds_sweep(folder: Path) -> bool:
+    return (folder / JOURNAL).exists() or bool(read_records(folder))
 
 
 def _find_latest(parent: Path, cfg: DictConfig) -> Path:
@@ -222,15 +317,14 @@ def _name_difference(record: JobRecord, sweep: Sweep) -> str:
     if record.number >= len(sweep.jobs):
         return f"it had a job {record.number}, now there are {len(sweep.jobs)} jobs"
     old, new = split_overrides(record.overrides), split_overrides(sweep.jobs[record.number])
-    texts = []
-    for key in {**old, **new}:
-        if old.get(key) != new.get(key):
-            texts.append(f"{key}: {old.get(key, 'nothing')} then, {new.get(key, 'nothing')} now")
-    return f"job {record.number}: {'; '.join(texts)}" if texts else ""
+    differences = describe_differences(old, new)
+    return f"job {record.number}: {differences}" if differences else ""
 
 
 @contextmanager
-def _reporting(cfg: DictConfig, sweep: Sweep, words: Sequence[str]) -> Iterator[None]:
+def _reporting(
+    cfg: DictConfig, sweep: Sweep, words: Sequence[str], search: "Search | None"
+) -> Iterator[None]:
     """Report however the sweep ends, and end with the failure of its first job that failed."""
     started_s = time.perf_counter()
     error: Exception | None = None
@@ -238,20 +332,29 @@ def _reporting(cfg: DictConfig, sweep: Sweep, words: Sequence[str]) -> Iterator[
         yield
     except (KeyboardInterrupt, SystemExit):
         end_descendants()
-        jobs = collect_jobs(sweep, is_stopped=True)
+        jobs = collect_jobs(sweep, is_stopped=True, elsewhere=_list_elsewhere(search))
         report(jobs, cfg, sweep, seconds=time.perf_counter() - started_s)
         command = _command_to_go_on(sweep, words)
         print(f"the sweep is not done: go on with\n{command}", file=sys.stderr)
         raise
     except Exception as caught:  # a job's own failure, or what a sweeper or launcher makes of it
         error = caught
-    jobs = collect_jobs(sweep)
+    jobs = collect_jobs(sweep, elsewhere=_list_elsewhere(search))
     report(jobs, cfg, sweep, seconds=time.perf_counter() - started_s)
-    failed = [job for job in jobs if job.record.status not in ("done", "not run")]
+    failed = [job for job in jobs if job.record.status not in _NO_FAILURES]
     if failed:
         raise _describe_end(jobs, failed) from error
     if error is not None:
         raise error
+
+
+def _list_elsewhere(search: "Search | None") -> set[int]:
+    """Return the jobs that other controllers run, as far as the journal can be read."""
+    elsewhere: set[int] = set()
+    if search is not None:
+        with suppress(OSError, ValueError):
+            elsewhere = search.list_elsewhere()
+    return elsewhere
 
 
 def _describe_end(jobs: Sequence[ReportedJob], failed: Sequence[ReportedJob]) -> LitDataError:

@@ -23,6 +23,7 @@ OWN_GROUPS += [f"hydra{group}" for group in HYDRA_GROUPS]
 LAUNCHER = "hydra._internal.core_plugins.basic_launcher"
 CONSOLE = "hydra.job_logging.handlers.console"
 SEARCH = "hydra/sweeper=search hydra.sweeper"
+SEARCH_MORE = "hydra/sweeper=search +hydra.sweeper"
 QUEUE = "logging.handlers.QueueHandler"
 
 Write = Callable[[str, str], Path]
@@ -254,9 +255,16 @@ def test_value_that_an_experiment_asks_for_must_be_given(write: Write) -> None:
         # lines of a shell script
         ('hydra/launcher=slurm hydra.launcher.comment="a\nid"', r"'hydra\.launcher\.comment' is"),
         # what a sweeper imports, and groups that it would choose from unseen
-        (f"{SEARCH}.custom_search_space=os.system", r"_target_' is 'os\.system', which is not"),
+        (
+            f"{SEARCH_MORE}.custom_search_space=os.system",
+            r"_target_' is 'os\.system', which is not",
+        ),
         (f"{SEARCH}.sampler._target_=os.system", r"'hydra\.sweeper\.sampler\._target_'"),
-        (f"{SEARCH}.search_space={{trainer:{{}}}}", r"search_space' is outdated: write"),
+        (
+            f"{SEARCH}.sampler._target_=optuna.samplers._cmaes.CmaEsSampler",
+            r"_cmaes\.CmaEsSampler', which is not allowed",
+        ),
+        (f"{SEARCH_MORE}.search_space={{trainer:{{}}}}", r"search_space' is outdated: write"),
         # what child processes load
         ("+hydra.job.env_set.LD_PRELOAD=/x.so", r"env_set\.LD_PRELOAD' is not allowed"),
         ("+hydra.job.env_set.PYTHONPATH=/x", r"env_set\.PYTHONPATH' is not allowed"),
@@ -379,20 +387,24 @@ def test_shell_commands_are_taken_from_the_command_line_alone(write: Write, text
 @pytest.mark.parametrize(
     ("word", "missing", "package"),
     [
-        ("hydra/launcher=parallel", "hydra_plugins.hydra_joblib_launcher", "joblib-launcher"),
+        (
+            "hydra/launcher=parallel",
+            "hydra_plugins.hydra_joblib_launcher",
+            "hydra-joblib-launcher",
+        ),
         (
             "hydra/launcher=slurm_local",
             "hydra_plugins.hydra_submitit_launcher",
-            "submitit-launcher",
+            "hydra-submitit-launcher",
         ),
-        ("hydra/sweeper=search", "optuna", "optuna-sweeper"),
+        ("hydra/sweeper=search", "optuna", "optuna"),
     ],
 )
 def test_missing_extra_is_named(
     word: str, missing: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hydra_node, "find_spec", lambda name: None if name == missing else True)
-    with pytest.raises(ConfigError, match=rf"needs a package: pip install hydra-{package}\.$"):
+    with pytest.raises(ConfigError, match=rf"needs a package: pip install {package}\.$"):
         compose("fit", [word])
 
 

@@ -40,6 +40,7 @@ def run(cfg):
     print("ready", flush=True)
     threading.Event().wait()
 """
+SEARCH = "-m hydra/sweeper=search sweep.mode=max"
 
 Install = Callable[..., None]
 Site = Callable[[str], None]
@@ -254,6 +255,24 @@ def test_the_latest_sweep_of_the_experiment_goes_on(install: Install) -> None:
         ("-m seed=1,2 sweep.resume=gone", 3, "gone is not the folder of a sweep: no job.json is"),
         ("sweep.resume=latest", 2, "sweep.resume goes on with a sweep: add -m."),
         ("-m trainer.max_epochs=interval(1,2)", 2, "is a range without steps, which needs a swee"),
+        (f"{SEARCH} trainer.max_epoch=1,2", 2, "Did you mean 'trainer.max_epochs'?"),
+        (f"{SEARCH} seed=1,2 hydra.sweeper.n_trials=0", 2, "n_trials=0 is not usable: choose a wh"),
+        (f"{SEARCH} seed=1", 2, "a search needs keys with values to choose from"),
+        (
+            f"{SEARCH} hydra.sweeper.storage=a seed=1,2",
+            2,
+            "Could not override 'hydra.sweeper.storage'",
+        ),
+        (
+            f"{SEARCH} seed=1,2 hydra.sweeper.sampler._target_=optuna.samplers.CmaEsSampler",
+            2,
+            "'optuna.samplers.CmaEsSampler', which is not allowed",
+        ),
+        (
+            f"{SEARCH} seed=1,2 hydra.sweeper.direction=maximize sweep.mode=min",
+            2,
+            "sweep.mode=min and hydra.sweeper.direction=maximize contradict each other",
+        ),
     ],
 )
 def test_mistakes_end_with_one_line(
@@ -266,7 +285,7 @@ def test_mistakes_end_with_one_line(
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["0/show.log", "0/.hydra", "1", "replaced", "sweep.csv"])
+@pytest.mark.parametrize("name", ["0/show.log", "0/.hydra", "1", "search", "sweep.csv"])
 def test_nothing_is_written_through_the_links_of_a_sweep_to_go_on_with(
     name: str, install: Install, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -366,23 +385,26 @@ def test_optuna_learns_from_the_metric_and_from_failures(
     scores = [(value - 40.0) ** 2 for place, value in enumerate(first) if place != 1]
     assert float(best[1]) == pytest.approx(min(scores))
 
-    # The search repeats itself, and one job of it has no result.
+    # The search goes on with the one job that has no result.
     assert main([*words, "sweep.resume=out"]) == 0
     assert ran == [*first, first[1]]
     assert [row["status"] for row in read_rows()] == ["done"] * 4
 
 
 @pytest.mark.slow
-def test_optuna_with_other_proposals_keeps_the_jobs_before(install: Install) -> None:
+def test_a_search_grows_by_further_jobs(install: Install) -> None:
     install(score)
     words = ["show", "-m", "hydra/sweeper=search", "hydra/sweeper/sampler=seeded_random"]
-    words += ["hydra.sweeper.n_trials=1", "seed=range(1,1000)", "sweep.isolate=none"]
-    assert main([*words, "hydra.sweeper.sampler.seed=1", "hydra.sweep.dir=out"]) == 0
-    assert main([*words, "hydra.sweeper.sampler.seed=2", "sweep.resume=out"]) == 0
-    (kept,) = Path("out/replaced").iterdir()
-    before, now = read_json(f"{kept}/job.json"), read_json("out/0/job.json")
-    assert before["overrides"] != now["overrides"]
-    assert len(read_rows()) == 1
+    words += ["seed=range(1,1000)", "sweep.mode=max", "sweep.metric=test/score"]
+    words += ["sweep.isolate=none"]
+    assert main([*words, "hydra.sweep.dir=out", "hydra.sweeper.n_trials=1"]) == 0
+    before = read_json("out/0/job.json")
+    assert main([*words, "sweep.resume=out", "hydra.sweeper.n_trials=3"]) == 0
+    assert read_json("out/0/job.json") == before
+    assert len({row["seed"] for row in read_rows()}) == 3
+    assert read_json("out/sweep.json")["best_value"] == max(
+        float(row["test/score"]) for row in read_rows()
+    )
 
 
 @contextmanager

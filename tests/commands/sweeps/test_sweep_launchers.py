@@ -2,13 +2,17 @@
 
 import json
 import os
+import re
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from lit_data.commands.sweeps.search import open_study
 from tests.families import ROOT, run_family
 from tests.outputs import QUICK, STRIPES
 
@@ -21,6 +25,15 @@ class Killer(L.Callback):
     def on_train_epoch_start(self, trainer, pl_module):
         if trainer.current_epoch == 2 and not os.path.exists("healed"):
             os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+SCORES = """
+import lightning as L
+class Scores(L.Callback):
+    def __init__(self, lr):
+        self.lr = lr
+    def on_validation_epoch_end(self, trainer, pl_module):
+        pl_module.log("val/own", self.lr)
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -56,7 +69,7 @@ def test_a_launcher_runs_the_jobs(launcher: str) -> None:
 
 
 def test_optuna_searches_with_the_ready_options() -> None:
-    words = ["hydra.sweeper.n_trials=2", "hydra.sweeper.storage=sqlite:///study.db"]
+    words = ["hydra.sweeper.n_trials=2"]
     words += [word for word in TOY if "batch_size" not in word]
     code, out = fit("-m", "+hparams_search=stripe_optuna", *words)
     assert code == 0, out
@@ -65,7 +78,76 @@ def test_optuna_searches_with_the_ready_options() -> None:
     summary = read_json("out/sweep.json")
     assert summary["metric"] == "val/average_precision"
     assert summary["best_value"] == found["best_value"]
-    assert Path("study.db").is_file()
+    assert Path("out/search/journal.log").is_file()
+
+
+def test_a_training_that_is_worse_than_another_is_given_up() -> None:
+    Path("own_scores.py").write_text(SCORES)
+    words = ["-m", "--package=own_scores", *TOY[:-1], "trainer.max_epochs=3"]
+    words += ["+callbacks.scores._target_=own_scores.Scores"]
+    words += ["+callbacks.scores.lr=${model.optimizer.lr}", "sweep.metric=val/own"]
+    words += ["sweep.mode=max", "hydra/sweeper=search", "hydra/sweeper/sampler=seeded_random"]
+    words += ["hydra.sweeper.sampler.seed=3", "hydra/sweeper/pruner=median"]
+    words += ["hydra.sweeper.pruner.n_startup_trials=1", "hydra.sweeper.n_trials=2"]
+    words += ["model.optimizer.lr=choice(0.02,1e-9)"]
+    code, out = fit(*words, "hydra.sweep.dir=out")
+    assert code == 0, out
+    summary = read_json("out/sweep.json")
+    assert (summary["jobs_done"], summary["jobs_pruned"], summary["best_job"]) == (1, 1, 0)
+    assert "│ pruned │" in out
+    job, metrics = (read_json(f"out/1/{name}.json") for name in ("job", "summary"))
+    assert (job["status"], job["exit_code"], metrics["pruned_after"]) == ("pruned", 0, 1)
+    assert metrics["val/own"] == pytest.approx(1e-9)
+    assert "test/average_precision" not in metrics
+    assert not Path("out/1/predictions.png").exists()
+    states = [trial.state.name for trial in open_study(Path("out")).get_trials()]
+    assert states == ["COMPLETE", "PRUNED"]
+    code, out = fit(*words, "sweep.resume=out")
+    assert code == 0, out
+    assert not re.search(r"^job \d", out, re.MULTILINE)  # nothing is left to run
+
+
+def test_two_controllers_share_a_search() -> None:
+    words = ["fit", "-m", *TOY[:-1], "hydra/sweeper=search", "hydra.sweeper.n_trials=5"]
+    words += ["model.optimizer.lr=interval(0.001,0.1)"]
+    program = [sys.executable, "-W", "ignore", "-m", "lit_data", *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    first = subprocess.Popen(
+        [*program, "hydra.sweep.dir=out"], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    until_s = time.monotonic() + 60
+    while not Path("out/0/job.json").exists() and time.monotonic() < until_s:
+        time.sleep(0.1)
+    code, second_out = fit(*words[1:], "sweep.resume=out")
+    first_out, _ = first.communicate(timeout=LIMIT_S)
+    assert (first.returncode, code) == (0, 0), first_out + second_out
+    for out in (first_out, second_out):
+        assert out.count("│ done ") == 5  # both tables are whole
+        assert out.count(": done in ") < 5
+    assert first_out.count(": done in ") + second_out.count(": done in ") == 5
+    assert read_json("out/sweep.json")["jobs_done"] == 5
+
+
+def test_a_search_whose_controller_is_killed_goes_on() -> None:
+    words = ["fit", "-m", *TOY[:-1], "hydra/sweeper=search", "hydra.sweeper.n_trials=3"]
+    words += ["model.optimizer.lr=interval(0.001,0.1)"]
+    code, out = fit(*words[1:], "hydra.sweep.dir=whole")
+    assert code == 0, out
+    program = [sys.executable, "-W", "ignore", "-m", "lit_data", *words, "hydra.sweep.dir=out"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(program, env=environment, stdout=subprocess.PIPE) as killed:
+        until_s = time.monotonic() + 60
+        while not Path("out/1/job.json").exists() and time.monotonic() < until_s:
+            time.sleep(0.05)
+        killed.kill()
+    code, out = fit(*words[1:], "sweep.resume=out")
+    assert code == 0, out
+    assert out.count(": done in ") == 2
+    for number in range(3):
+        again, whole = (read_json(f"{top}/{number}/job.json") for top in ("out", "whole"))
+        assert again["overrides"] == whole["overrides"]
+        again, whole = (read_json(f"{top}/{number}/summary.json") for top in ("out", "whole"))
+        assert again["val/average_precision"] == whole["val/average_precision"]
 
 
 def test_a_training_that_was_killed_goes_on_to_the_same_end() -> None:

@@ -20,12 +20,12 @@ from lit_data.commands.sweeps.job import (
     JobRecord,
     SweepOptions,
     choose_direction,
-    keep_computing,
     optimized_metric,
     read_record,
     settle_direction,
     write_record,
 )
+from lit_data.commands.sweeps.overrides import keep_computing
 from lit_data.commands.sweeps.process import run_process
 from lit_data.commands.sweeps.report import ReportedJob, draw_sweep, print_jobs
 from lit_data.commands.sweeps.run import JobWatch
@@ -57,6 +57,8 @@ def test_a_job_may_have_no_metric_unless_it_is_asked_for() -> None:
     text = r"sweep\.metric=test/name is 'a' in the job's summary\.json, which is not a"
     with pytest.raises(ConfigError, match=text):
         optimized_metric(SweepOptions(metric="test/name"), None, METRICS)
+    with pytest.raises(ConfigError, match=r"sweep\.metric=test/none is None in the job's"):
+        optimized_metric(SweepOptions(), "test/none", METRICS)  # of NaN, say
 
 
 @pytest.mark.parametrize(

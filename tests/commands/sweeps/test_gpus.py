@@ -1,0 +1,152 @@
+"""GPUs are handed out to jobs that run side by side: none sees another's."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from lit_data.cli import main
+from lit_data.commands.sweeps import process as sweep_process
+from lit_data.commands.sweeps import run as sweep_run
+from lit_data.commands.sweeps.process import count_gpus, holding_gpus, list_gpus
+from lit_data.errors import ConfigError
+
+SITE = """
+import sys, types
+module = types.ModuleType("lit_data.commands.fit")
+exec({code!r}, module.__dict__)
+sys.modules[module.__name__] = module
+"""
+SEEING = """
+import os, pathlib, time
+def run(cfg):
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+    mark = pathlib.Path(f"busy-{gpu}")
+    mark.mkdir()  # fails where another job has this GPU
+    time.sleep(0.3)
+    mark.rmdir()
+    return {"test/gpu": float(gpu)}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_process, "GPU_POLL_S", 0.005)
+
+
+@pytest.mark.parametrize(
+    ("command", "trainer", "count"),
+    [
+        ("fit", {"accelerator": "auto", "devices": 1}, 1),
+        ("fit", {"accelerator": "gpu", "devices": 2}, 2),
+        ("predict", {"accelerator": "cuda", "devices": "3"}, 3),
+        ("fit", {"accelerator": "auto", "devices": "auto"}, 4),
+        ("fit", {"accelerator": "gpu", "devices": -1}, 4),
+        ("fit", {"accelerator": "gpu", "devices": 9}, 4),
+        ("fit", {"accelerator": "cpu", "devices": 2}, 0),
+        ("prepare", {"accelerator": "auto", "devices": 1}, 0),
+        ("fit", {}, 4),
+    ],
+)
+def test_a_job_takes_as_many_as_its_trainer(
+    command: str, trainer: dict[str, object], count: int
+) -> None:
+    cfg = OmegaConf.create({"command": command, "trainer": trainer})
+    assert count_gpus(cfg, "0123") == count
+    assert count_gpus(cfg, ()) == 0
+
+
+@pytest.mark.parametrize("devices", [[0], "0,1", [1, 3]])
+def test_a_trainer_that_names_gpus_is_refused(devices: object) -> None:
+    cfg = OmegaConf.create({"command": "fit", "trainer": {"devices": devices}})
+    with pytest.raises(ConfigError, match="names GPUs, and jobs side by side get theirs"):
+        count_gpus(cfg, "01")
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "names"),
+    [
+        (0, None, ()),
+        (2, None, ("0", "1")),
+        (2, "4, 6", ("4", "6")),
+        (1, "GPU-8932f937", ("GPU-8932f937",)),
+        (0, "", ()),
+        (1, "2,99", ("2",)),  # CUDA stops at the first that there is not
+    ],
+)
+def test_gpus_have_the_names_by_which_they_are_seen(
+    count: int, visible: str | None, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert list_gpus() == names
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_two_jobs_hold_one_gpu(count: int, tmp_path: Path) -> None:
+    gpus = ("0", "GPU-a/b", "2")
+    busy: set[str] = set()
+    most: list[int] = []
+
+    def work() -> None:
+        with holding_gpus(tmp_path, gpus, count) as variables:
+            mine = set(variables["CUDA_VISIBLE_DEVICES"].split(","))
+            assert len(mine) == count
+            assert not mine & busy
+            busy.update(mine)
+            most.append(len(busy))
+            time.sleep(0.03)
+            busy.difference_update(mine)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) == 6
+    assert max(most) == (3 if count == 1 else 2)
+
+
+def test_a_job_without_gpus_waits_for_none(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(holding_gpus(tmp_path, ("0",), 1))
+        assert stack.enter_context(holding_gpus(tmp_path, ("0",), 0)) == {}
+        assert stack.enter_context(holding_gpus(tmp_path / "other", (), 0)) == {}
+
+
+@pytest.mark.slow
+def test_jobs_side_by_side_see_different_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(SITE.format(code=SEEING))
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setattr(sweep_run, "list_gpus", lambda: ("5", "7"))
+    words = ["fit", "-m", "seed=1,2,3,4", "hydra/launcher=parallel", "hydra.sweep.dir=out"]
+    assert main([*words, "hydra.launcher.n_jobs=3"]) == 0
+    seen = [json.loads(Path(f"out/{job}/summary.json").read_text())["test/gpu"] for job in range(4)]
+    assert set(seen) == {5.0, 7.0}
+
+
+def test_jobs_that_share_a_process_are_refused_where_there_are_gpus(
+    install: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep_run, "list_gpus", lambda: ("0",))
+    install(lambda cfg: pytest.fail("the command ran"), "fit")
+    words = ["fit", "-m", "seed=1,2", "hydra/launcher=parallel", "sweep.isolate=none"]
+    assert main(words) == 2
+    assert "sweep.isolate=none keeps jobs in processes that stay on" in capsys.readouterr().err

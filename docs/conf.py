@@ -80,10 +80,12 @@ def setup(app: Sphinx) -> None:
         (GENERATED / f"{name.lower()}.md").write_text(_lead_inside(text, down), encoding="utf-8")
     shutil.copytree(ROOT / "notebooks", GENERATED / "notebooks")
     app.connect("autodoc-process-docstring", _name_arguments, priority=0)  # before Napoleon
-    app.connect(
-        "source-read",
-        lambda app, name, source: source.insert(0, _lead_inside(source.pop(), "reference/")),
-    )
+    app.connect("source-read", _lead_pages_inside)
+
+
+def _lead_pages_inside(app: Sphinx, name: str, source: list[str]) -> None:
+    up = "../" * name.startswith("scale/")
+    source[0] = _lead_inside(source[0], f"{up}reference/")
 
 
 def _write_keys() -> list[str]:
@@ -163,7 +165,7 @@ def _name_arguments(
 def _lead_inside(text: str, folder: str) -> str:
     """Links to files of the repository that are pages of the site too."""
     return re.sub(
-        r"\]\((?:\.\./)?(BENCHMARKS|CONTRIBUTING)\.md\)",
+        r"\]\((?:\.\./)*(BENCHMARKS|CONTRIBUTING)\.md\)",
         lambda m: f"]({folder}{m[1].lower()}.md)",
         text,
     )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lit_data.commands.rerun import read_started
 from lit_data.commands.result import read_summary
-from lit_data.errors import DataError, LitDataError
+from lit_data.errors import ConfigError, DataError, LitDataError
 
 if TYPE_CHECKING:
     import lightning as L
@@ -144,7 +144,11 @@ def start(
 
 
 def build(
-    experiment: str, *overrides: str, packages: Sequence[str] = (), config_dir: str | None = None
+    experiment: str,
+    *overrides: str,
+    trainer: Mapping[str, Any] | None = None,
+    packages: Sequence[str] = (),
+    config_dir: str | None = None,
 ) -> "Built":
     """Build the objects of a training and start nothing, for engines that train by themselves.
 
@@ -153,22 +157,33 @@ def build(
 
     Args:
         experiment: Its name.
-        overrides: As for `fit`; ``paths.run=FOLDER`` says where callbacks and loggers write.
+        overrides: As for `fit`; ``paths.run=FOLDER`` says where callbacks and loggers write, and is
+            the same in all processes of a training.
+        trainer: Arguments of Lightning's Trainer that an engine brings as objects, such as
+            ``strategy`` and ``plugins``; they replace those of the configuration.
         packages: As for `fit`.
         config_dir: As for `fit`.
 
     Returns:
         ``trainer``, ``model``, ``datamodule``, the run ``folder``, the checkpoint ``start`` that
-        training goes on from (None without ``ckpt`` or ``resume``), and ``build_model``, which
+        training goes on from (None at its beginning), and ``build_model``, which
         returns a new model each time.
 
     Raises:
         LitDataError: As on the command line.
+        ConfigError: `trainer` has callbacks or loggers, which would replace all that there are.
     """
     from lit_data.commands.run import build_training
 
+    arguments = trainer or {}
+    for name, attribute in (("callbacks", "callbacks"), ("logger", "loggers")):
+        if name in arguments:
+            raise ConfigError(
+                f"trainer['{name}'] would replace those of the configuration: append yours to "
+                f"trainer.{attribute} of the objects that are built"
+            )
     words = [f"experiment={experiment}", *overrides]
-    return build_training(words, config_dir=config_dir, packages=packages)
+    return build_training(words, config_dir=config_dir, packages=packages, trainer=arguments)
 
 
 def open_run(folder: str | Path, *, packages: Sequence[str] = ()) -> Run:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lit_data import api
 from lit_data.errors import ConfigError, DataError
@@ -54,6 +55,35 @@ def test_objects_of_a_training_are_built_and_train_without_the_command(place: Pa
     assert other is not objects.build_model()
     again = api.build("stripe", *QUICK, f"paths.run={folder}", f"ckpt={last}")
     assert again.start == last
+    interrupted = folder / "checkpoints/interrupted.ckpt"
+    objects.trainer.save_checkpoint(interrupted)
+    last.rename(folder / "checkpoints/step.ckpt")
+    for run, start in ((folder, interrupted), (folder / "other", None)):
+        objects = api.build("stripe", *QUICK, f"paths.run={run}", "resume=auto")
+        assert objects.start == start
+
+
+def test_an_engine_brings_a_strategy_and_processes_share_a_folder(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = SingleDeviceStrategy("cpu")
+    objects = api.build("stripe", *QUICK, trainer={"strategy": strategy, "max_epochs": 7})
+    assert objects.trainer.strategy is strategy
+    assert objects.trainer.max_epochs == 7
+    assert len(objects.trainer.callbacks) > 5
+    for trainer, message in (
+        ({"callbacks": []}, "append yours to trainer.callbacks"),
+        ({"logger": False}, "append yours to trainer.loggers"),
+        ({"stratgy": strategy}, "Did you mean 'trainer.strategy'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            api.build("stripe", *QUICK, trainer=trainer)
+    with pytest.raises(ConfigError, match=r"give paths\.run=FOLDER"):
+        api.build("stripe", *QUICK, "resume=auto")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"give paths\.run=FOLDER"):
+        api.build("stripe", *QUICK)
+    assert api.build("stripe", *QUICK, "paths.run=shared").folder == Path("shared")
 
 
 def test_what_is_typed_counts_for_objects_too(place: Path) -> None:

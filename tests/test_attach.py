@@ -26,12 +26,13 @@ from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.testing import QUIET
+from tests.families import run_family
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = re.findall(
     r"```python\n(.*?)```", (ROOT / "docs/attach.md").read_text(encoding="utf-8"), flags=re.DOTALL
 )
-SCRIPT, LOADER, COLLATE, DATASET, KORNIA, CLI, CALLBACKS, OTHER = RECIPES
+SCRIPT, ENGINE, LOADER, COLLATE, DATASET, KORNIA, CLI, CALLBACKS, OTHER = RECIPES
 
 TOY_DATA = [
     "data.samples={count: 6, height_px: 128, width_px: 128}",
@@ -220,6 +221,30 @@ def test_plain_script() -> None:
     exec(SCRIPT.replace("64", "4"), names)
     assert names["trainer"].callback_metrics["val/loss"] > 0
     assert names["trainer"].global_step > 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("here")
+def test_an_engine_that_starts_the_training(tmp_path: Path) -> None:
+    toy = '"data.patch_px=64", "trainer.max_epochs=2", "data.loader.global_batch_size=8", '
+    code = ENGINE.replace("trainer=ddp", "trainer=ddp_cpu").replace('"resume', f'{toy}"resume')
+    code += 'print("START", run.start)\n'
+    Path("train.py").write_text(code)
+    Path("alone.py").write_text(code.replace("ddp_cpu", "cpu").replace("night", "alone"))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for words in (["alone.py"], [*torchrun, "train.py"], [*torchrun, "train.py"]):
+        code, output = run_family(
+            [sys.executable, "-W", "ignore", *words], limit_s=200, cwd=tmp_path
+        )
+        assert code == 0, output
+    assert "START runs/night/checkpoints/last.ckpt" in output
+    digests = []
+    for name in ("alone", "night"):
+        path = tmp_path / "runs" / name / "checkpoints/last.ckpt"
+        digests.append(torch.load(path, weights_only=True)["callbacks"]["SampleDigest"])
+    assert digests[0] == digests[1]
+    assert digests[0]["samples"] > 0
+    assert main(["validate", f"ckpt={path}", "data.root=images", "data.patch_px=64"]) == 0
 
 
 @pytest.mark.usefixtures("quiet")

@@ -7,7 +7,7 @@ import copy
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -74,18 +74,20 @@ class Run:
         return self.trainer.strategy.restore_checkpoint_after_setup
 
 
-def build(cfg: DictConfig) -> Run:
+def build(cfg: DictConfig, trainer: Mapping[str, Any] | None = None) -> Run:
     """Build the objects of a training.
 
     Args:
         cfg: The configuration of ``fit``; `data.classes` gets the names that the data give.
+        trainer: Arguments of the Trainer that replace those of the configuration.
 
     Raises:
         ConfigError: A name, an option or a checkpoint is refused.
         DataError: There is no such checkpoint, or labels that name the classes are bad.
     """
-    start = find_start(cfg.ckpt, cfg.get("run"), cfg.get("resume"), _fit_folder(cfg))
-    run = _assemble(cfg, start, trained=False)
+    folder = Path(cfg.paths.run)
+    start = find_start(cfg.ckpt, cfg.get("run"), cfg.get("resume"), _fit_folder(cfg), folder)
+    run = _assemble(cfg, start, trainer or {}, trained=False)
     # Last, as names of classes may have come from the data.
     record = TrainedRecord(str(cfg.name), to_plain(cfg.data), to_plain(cfg.model))
     run.trainer.callbacks.append(record)  # type: ignore[attr-defined]  # set by its callback connector
@@ -105,12 +107,16 @@ def build_trained(cfg: DictConfig) -> Run:
     """
     start = find_trained(cfg)
     take_trained(cfg, start)
-    return _assemble(cfg, start, trained=True)
+    return _assemble(cfg, start, {}, trained=True)
 
 
-def _assemble(cfg: DictConfig, start: Path | None, *, trained: bool) -> Run:
+def _assemble(
+    cfg: DictConfig, start: Path | None, trainer_arguments: Mapping[str, Any], *, trained: bool
+) -> Run:
     datamodule = build_any_datamodule(cfg)
-    trainer = build_trainer(cfg)  # its options are refused before labels are read
+    trainer = build_trainer(
+        cfg, **trainer_arguments
+    )  # its options are refused before labels are read
     name_classes(cfg, datamodule)
     node = leave_out_unknown(cfg.model, "model")
     build_fresh = partial(_build_module, read_recipe(_start_at_random(node)), cfg.seed)

@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from lit_data.checks import check_types
 from lit_data.commands.configuration.names import walk
+from lit_data.commands.launcher import AUTO
 from lit_data.errors import ConfigError, DataError, LitDataError, StoreError
 from lit_data.files import replacing
 from lit_data.io.images.image_source import ImageBank
@@ -269,14 +270,16 @@ def find_checkpoint(ckpt: object, run: object, runs: Path) -> Path:
     return _choose_newest("run", run or _LATEST, runs, [f"{ckpt or 'best'}.ckpt"])
 
 
-def find_start(ckpt: object, run: object, resume: object, runs: Path) -> Path | None:
+def find_start(ckpt: object, run: object, resume: object, runs: Path, folder: Path) -> Path | None:
     """Find the checkpoint that ``fit`` goes on from, if any.
 
     Args:
         ckpt: As for `find_checkpoint`.
         run: An option of other commands.
-        resume: The folder of a run, or `latest`, whose newest checkpoint is taken.
+        resume: The folder of a run, or `latest`, whose newest checkpoint is taken; `auto` takes that
+            of this run, and is None in a folder without one.
         runs: Folder of the runs of ``fit`` of this experiment.
+        folder: That of this run.
 
     Raises:
         ConfigError: Both `ckpt` and `resume` are given, or one of them is no text, or empty.
@@ -291,6 +294,10 @@ def find_start(ckpt: object, run: object, resume: object, runs: Path) -> Path | 
     if ckpt is not None:
         raise ConfigError(f"resume={resume} and ckpt={ckpt}: give one of them")
     _check_text("resume", resume)
+    if resume == AUTO:
+        if not any((folder / "checkpoints" / name).exists() for name in _RESUMED):
+            return None
+        resume = folder
     return _check_training(_choose_newest("resume", resume, runs, _RESUMED))
 
 

@@ -8,11 +8,14 @@ import os
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
 from lit_data.errors import ConfigError
 
+AUTO: Final = "auto"
+"""Value of `resume` that goes on in the folder of the run itself."""
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 """In the order in which Lightning reads them."""
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "JSM_NAMESPACE_LOCAL_RANK")
@@ -52,9 +55,16 @@ def place_run(cfg: DictConfig, *, sweeps: bool) -> list[str]:
         Overrides; none where one process was started, which starts the others itself.
 
     Raises:
-        ConfigError: Each of several processes would run the whole sweep.
+        ConfigError: Each of several processes would run the whole sweep, or `resume` looks for
+            checkpoints in a folder that no earlier start can have had.
     """
     launcher, world_size = find_launcher()
+    is_named_by_job = launcher == "srun" and world_size > 1
+    if cfg.get("resume") == AUTO and has_new_folder(cfg) and not (sweeps or is_named_by_job):
+        raise ConfigError(
+            f"resume={AUTO} goes on in the folder of the run, and each start gets a new one, named "
+            "by the time: give hydra.run.dir=FOLDER"
+        )
     if world_size < 2:
         return []
     if sweeps:
@@ -63,7 +73,7 @@ def place_run(cfg: DictConfig, *, sweeps: bool) -> list[str]:
             "the sweep alone and let trainer=ddp start the ranks of each job"
         )
     folder = Path(cfg.hydra.run.dir)
-    is_named_by_time = "${now:" in str(OmegaConf.to_container(cfg.hydra.run, resolve=False))
+    is_named_by_time = _is_named_by_time(cfg)
     if is_named_by_time and launcher == "srun":
         folder = folder.parent / f"slurm_{os.environ.get('SLURM_JOB_ID', 0)}"
     elif is_named_by_time:
@@ -72,6 +82,20 @@ def place_run(cfg: DictConfig, *, sweeps: bool) -> list[str]:
     if not is_first_rank():  # it has a log of its own, and leaves .hydra to the first
         words += [f"hydra.job.name=rank_{_read(_RANKS)}", "hydra.output_subdir=null"]
     return words
+
+
+def has_new_folder(cfg: DictConfig) -> bool:
+    """Return True if each start gets a run folder of its own, named by the time.
+
+    Args:
+        cfg: The composed configuration with Hydra's node.
+    """
+    paths: Any = OmegaConf.to_container(cfg.paths, resolve=False)
+    return "${hydra:" in str(paths["run"]) and _is_named_by_time(cfg)
+
+
+def _is_named_by_time(cfg: DictConfig) -> bool:
+    return "${now:" in str(OmegaConf.to_container(cfg.hydra.run, resolve=False))
 
 
 def find_launcher() -> tuple[str, int]:

@@ -2,9 +2,10 @@
 
 import functools
 import logging
+import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.configuration.tree import open_hydra
 from lit_data.commands.job import PROBLEMS, run_job
-from lit_data.commands.launcher import is_first_rank, place_run
+from lit_data.commands.launcher import AUTO, has_new_folder, is_first_rank, place_run
 from lit_data.commands.sweeps.job import SweepOptions, settle_direction
 from lit_data.commands.sweeps.process import reporting_to_sweep
 from lit_data.commands.sweeps.run import run_sweep
@@ -91,7 +92,11 @@ def _list_flags(config_dir: str | None, packages: Sequence[str]) -> list[str]:
 
 
 def build_training(
-    overrides: Sequence[str], *, config_dir: str | None = None, packages: Sequence[str] = ()
+    overrides: Sequence[str],
+    *,
+    config_dir: str | None = None,
+    packages: Sequence[str] = (),
+    trainer: Mapping[str, Any] | None = None,
 ) -> "Run":
     """Build the objects of ``fit`` outside of a run: nothing is written, no training is started.
 
@@ -99,15 +104,23 @@ def build_training(
         overrides: Hydra overrides.
         config_dir: folder of the user's own groups and experiments.
         packages: packages whose targets are allowed too.
+        trainer: arguments of the Trainer that replace those of the configuration.
 
     Raises:
         LitDataError: the configuration is refused.
+        ConfigError: processes or later starts that share a run folder would not find it.
     """
     from lit_data.commands.build import build  # with torch, which most commands import later
 
     with open_hydra(config_dir) as hydra, allow_packages(packages):
         cfg, _ = check_run(hydra, "fit", overrides)
-        return build(cfg)
+        is_shared = os.environ.get("WORLD_SIZE", "1") != "1" or cfg.resume == AUTO
+        if is_shared and has_new_folder(cfg):
+            raise ConfigError(
+                "further processes and later starts need the same run folder, and the time names a new "
+                "one in each: give paths.run=FOLDER"
+            )
+        return build(cfg, trainer)
 
 
 def print_config(

@@ -560,6 +560,7 @@ def test_every_job_of_a_sweep_starts_its_ranks(
         ("data.patterns=*.png", "'data.patterns' is '*.png': give a list, each text"),
         ("resume=", "resume='': give latest, or the folder of a run"),
         ("resume=latest ckpt=best", "resume=latest and ckpt=best: give one of them"),
+        ("resume=auto", "and each start gets a new one, named by the time: give hydra.run.dir=F"),
         ("paths.runs=", "paths.runs is empty: is it a shell variable that is not set?"),
         ("paths.runs=s3://bucket/runs", "runs is an address: results and stores lie on a disk"),
         ("hydra.run.dir=s3://bucket/a", "s3:/bucket/a is an address"),

@@ -196,33 +196,6 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
     write_text(path, text.getvalue())
 
 
-def write_parquet(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a table as Parquet, whole or not at all; of each row only the columns.
-
-    Cells that a row lacks are null. Needs pyarrow.
-
-    Raises:
-        StoreError: It cannot be written.
-    """
-    import pyarrow
-    from pyarrow import parquet
-
-    cells: dict[str, list[Any]] = {name: [] for name in columns}
-    for row in rows:
-        for name, column in cells.items():
-            column.append(_decodable(row.get(name)))
-    table = pyarrow.table(cells)
-    with explaining(path), replacing(path) as file:
-        parquet.write_table(table, file)
-
-
-def _decodable(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
-    """Return a cell whose text is Unicode: bytes of names that are not UTF-8 become escapes."""
-    if not isinstance(value, str):
-        return value
-    return os.fsencode(value).decode("utf-8", "backslashreplace")
-
-
 def plain_cell(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
     """Return a cell that no spreadsheet takes for a formula."""
     # Names of files and messages may be anybody's.

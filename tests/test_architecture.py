@@ -32,7 +32,7 @@ OUTSIDE = [
     {"kornia"},
     {"lightning", "packaging"},
     {"torchmetrics", "anomalib", "safetensors"},
-    {"matplotlib"},
+    {"matplotlib", "pyarrow"},
     {"hydra", "omegaconf", "yaml", "jinja2", "markupsafe"},
 ]
 """What each layer may import beside the layers below it."""

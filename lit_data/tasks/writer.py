@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from typing_extensions import override
 
 from lit_data.errors import ConfigError, StoreError, show_path
-from lit_data.files import write_parquet, write_table
+from lit_data.files import explaining, replacing, write_table
 from lit_data.io.images.image_source import ImageBank
 from lit_data.tasks.journal import FINGERPRINT, Entry, Journal
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
@@ -345,3 +345,30 @@ def _check_parquet(count: int) -> None:
             f"tables of {count} inputs are written as Parquet, which needs pyarrow: "
             "pip install 'lit_data[parquet]', or set predict.many_inputs to more"
         )
+
+
+def write_parquet(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a table as Parquet, whole or not at all; of each row only the columns.
+
+    Cells that a row lacks are null. Needs pyarrow.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    cells: dict[str, list[Any]] = {name: [] for name in columns}
+    for row in rows:
+        for name, column in cells.items():
+            column.append(_decodable(row.get(name)))
+    table = pyarrow.table(cells)
+    with explaining(path), replacing(path) as file:
+        parquet.write_table(table, file)
+
+
+def _decodable(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
+    """Return a cell whose text is Unicode: bytes of names that are not UTF-8 become escapes."""
+    if not isinstance(value, str):
+        return value
+    return os.fsencode(value).decode("utf-8", "backslashreplace")

@@ -24,7 +24,7 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.loading import LoaderOptions
 from lit_data.parts import Part
-from lit_data.tasks import Predicted, PredictOptions, find_task
+from lit_data.tasks import Predicted, PredictOptions, find_task, writer
 from lit_data.tasks import watermarks as watermark_predict
 from lit_data.tasks.boxes import find_true
 from lit_data.tasks.maps import WholeImages
@@ -177,8 +177,20 @@ def _read(folder: Path) -> dict[str, Any]:
     return contents
 
 
-def test_parts_write_what_one_process_writes(kind: Kind, tmp_path: Path) -> None:
-    alone = _predict(kind, tmp_path / "alone")
+class Alone(NamedTuple):
+    """Result and folder of one process."""
+
+    predicted: Predicted
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def alone(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    folder = tmp_path_factory.mktemp("alone")
+    return Alone(_predict(kind, folder), folder)
+
+
+def test_parts_write_what_one_process_writes(kind: Kind, alone: Alone, tmp_path: Path) -> None:
     counts = []
     for number in (1, 2, 0):  # in any order
         metrics, bad = _predict_part(kind, tmp_path / "parts", Part(number, 3))
@@ -191,31 +203,25 @@ def test_parts_write_what_one_process_writes(kind: Kind, tmp_path: Path) -> None
     total = sum(counts)
     assert min(counts) > 0
     joined = _finish(kind, tmp_path / "parts")
-    assert joined.metrics == alone.metrics | {"predict/images_kept": total}
-    expected = _read(tmp_path / "alone")
+    assert joined.metrics == alone.predicted.metrics | {"predict/images_kept": total}
+    expected = _read(alone.folder)
     assert len(expected) >= 3
     assert _read(tmp_path / "parts") == expected
 
 
-def test_many_inputs_lie_in_folders_by_prefix(kind: Kind, tmp_path: Path) -> None:
+def test_many_inputs_lie_in_folders_by_prefix(kind: Kind, alone: Alone, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="the extra parquet is not installed")
-    _predict(kind, tmp_path / "few")
     many = _predict(kind, tmp_path / "many", many_inputs=2)
-    again = _predict(kind, tmp_path / "many", many_inputs=2, resume=True)
-    assert again.metrics["predict/images_kept"] > 0
-    assert many.metrics == again.metrics | {"predict/images_kept": 0}
-    with pytest.raises(ConfigError, match="layout: 'folders by prefix', now None"):
-        _predict(kind, tmp_path / "many", resume=True)
-    for path in (tmp_path / "few").glob("*/**/*.*"):
-        first, *names = path.relative_to(tmp_path / "few").parts
-        copies = [tmp_path / "many" / first / Path(*names)]
-        if first != ".shown":
-            copies = list((tmp_path / "many" / first).glob("/".join(("[0-9a-f][0-9a-f]", *names))))
+    assert many == alone.predicted
+    for path in alone.folder.glob("*/**/*.*"):
+        first, *names = path.relative_to(alone.folder).parts
+        prefix = () if first == ".shown" else ("[0-9a-f][0-9a-f]",)
+        copies = (tmp_path / "many" / first).glob("/".join((*prefix, *names)))
         assert [copy.read_bytes() for copy in copies] == [path.read_bytes()]
     if not kind.table:
         return
     rows = parquet.read_table(tmp_path / "many" / f"{kind.table}.parquet").to_pylist()
-    expected = read_rows(tmp_path / "few" / f"{kind.table}.csv")
+    expected = read_rows(alone.folder / f"{kind.table}.csv")
     changes = ("seconds", "file")  # time, and the folder
     for table in (rows, expected):
         for row in table:
@@ -224,15 +230,33 @@ def test_many_inputs_lie_in_folders_by_prefix(kind: Kind, tmp_path: Path) -> Non
     assert [{name: str(cell) for name, cell in row.items()} for row in rows] == expected
 
 
-def _read_alone(kind: Kind, folder: Path) -> dict[str, Any]:
-    _predict(kind, folder / "alone")
-    return _read(folder / "alone")
-
-
 @pytest.fixture
 def maps(tmp_path: Path) -> Kind:
     made = _make_maps(tmp_path)
     return made._replace(data=opened(made.data, "predict"))
+
+
+def test_a_run_goes_on_in_folders_by_prefix_alone(maps: Kind, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="the extra parquet is not installed")
+    _predict(maps, tmp_path / "many", many_inputs=7)
+    metrics = _predict(maps, tmp_path / "many", many_inputs=2, resume=True).metrics
+    assert metrics["predict/images_kept"] == 7
+    with pytest.raises(ConfigError, match="layout: 'folders by prefix', now None"):
+        _predict(maps, tmp_path / "many", many_inputs=8, resume=True)
+
+
+def test_tables_of_many_inputs_need_pyarrow(
+    maps: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="tables of 7 inputs are written as Parquet, which needs"):
+        _predict(maps, tmp_path / "many", many_inputs=7)
+    assert not (tmp_path / "many").exists()
+
+
+def _read_alone(kind: Kind, folder: Path) -> dict[str, Any]:
+    _predict(kind, folder / "alone")
+    return _read(folder / "alone")
 
 
 def test_missing_inputs_are_named(maps: Kind, tmp_path: Path) -> None:

@@ -127,3 +127,30 @@ def test_images_are_judged_by_the_threshold_of_the_checkpoint(
     assert main([*words, "predict.image_threshold=0.5"]) == 2
     text = "predict.image_threshold=0.5 means nothing for masks of watermarks"
     assert text in capsys.readouterr().err
+
+
+def test_parts_are_predicted_in_any_order_and_finished(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = (tmp_path / "set" / "c.png").read_bytes()[:500]
+    (tmp_path / "set" / "b" / "cut.png").write_bytes(cut)
+    run = [*words, f"predict.folder={tmp_path}/out"]
+    assert main([*run, "predict.part=1", "predict.of=2"]) == 0
+    summary = _summarise(capsys.readouterr().out)
+    assert (summary["predict/part"], summary["predict/inputs"]) == ("1/2", 1)
+    assert main([*run, "predict.finish=true"]) == 4
+    text = (
+        f"2 of 3 inputs are missing in {tmp_path}/out (a/1.png, c.png): start predict.part=0/2 ag"
+    )
+    assert text in capsys.readouterr().err
+    assert main([*run, "predict.part=0/2"]) == 0
+    capsys.readouterr()
+    assert main([*run, "predict.finish=true"]) == 3
+    printed = capsys.readouterr()
+    assert "1 inputs are bad and have no prediction, all others are predicted in" in printed.err
+    summary = _summarise(printed.out)
+    counts = [summary[f"predict/images{ending}"] for ending in ("", "_kept", "_bad")]
+    assert counts == [3, 3, 1]
+    rows = (tmp_path / "out" / "marks.csv").read_text().splitlines()[1:]
+    assert [row.partition(",")[0] for row in rows] == ["a/1.png", "b/1.png", "c.png"]
+    assert "b/cut.png" in (tmp_path / "out" / "bad.csv").read_text()

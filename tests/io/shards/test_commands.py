@@ -51,10 +51,17 @@ def test_commands_give_what_they_give_from_files(
     files, shards = f"data.root={drawn}", "data.root=set.shards"
     run("prepare", "prepared", files, "prepare.shards=set.shards", "prepare.shard_bytes=40000")
     assert f"read it with {shards}" in capsys.readouterr().out
-    folders = run("fit", "files", files), run("fit", "shards", shards)
+    folders = [run("fit", "files", files), run("fit", "shards", shards)]
+    if kind != "ct":
+        packing = ["prepare.encoding=source", "prepare.shard_bytes=40000"]
+        run("prepare", "packed", files, "prepare.shards=packed.shards", *packing)
+        folders.append(run("fit", "from_packed", "data.root=packed.shards"))
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
     scores = [{key: value for key, value in each.items() if "test/" in key} for each in summaries]
-    assert scores[0] == scores[1]
+    assert scores == [scores[0]] * len(scores)
+    digests = {summary["samples_sha256"] for summary in summaries}
+    assert len(digests) == 1
+    assert digests != {None}
     ckpt = f"ckpt={tmp_path}/files/checkpoints/last.ckpt"
     found = [run("predict", "from_files", ckpt, files), run("predict", "from_shards", ckpt, shards)]
     names, others = (

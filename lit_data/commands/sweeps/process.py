@@ -209,9 +209,8 @@ def list_gpus() -> tuple[str, ...]:
     import torch  # takes seconds, and is asked for only where jobs run side by side
 
     count = torch.cuda.device_count()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(index) for index in range(count)] if visible is None else visible.split(",")
-    return tuple(name.strip() for name in names[:count])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
+    return tuple(name.strip() for name in visible.split(",")[:count])
 
 
 def count_gpus(cfg: DictConfig, gpus: Sequence[str]) -> int:

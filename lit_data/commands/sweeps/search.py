@@ -81,17 +81,13 @@ class SearchOptions:
     n_jobs: int = 1
     max_failure_rate: float = 1.0
     params: Mapping[str, Any] | None = None
-    sampler: Mapping[str, Any] | None = None
+    sampler: Mapping[str, Any]
     pruner: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_count("hydra.sweeper.n_trials", self.n_trials, 1)
         check_count("hydra.sweeper.n_jobs", self.n_jobs, 1)
         check_fraction("hydra.sweeper.max_failure_rate", self.max_failure_rate)
-        if not self.sampler:
-            raise ConfigError(
-                "hydra.sweeper.sampler is null: choose hydra/sweeper/sampler=seeded_tpe"
-            )
 
 
 class JournalLock(JournalFileOpenLock):
@@ -346,13 +342,8 @@ class Search:
 
     def list_elsewhere(self) -> set[int]:
         """Return the jobs that other living controllers run."""
-        elsewhere = set()
-        for number, trial in self._list_jobs().items():
-            controller = trial.user_attrs.get("controller")
-            is_running = trial.state is TrialState.RUNNING and controller != self._name
-            if is_running and self._lives(controller):
-                elsewhere.add(number)
-        return elsewhere
+        jobs = self._list_jobs()
+        return {number for number, trial in jobs.items() if self._is_anothers(trial)}
 
     def _claim(self) -> list[Claim]:
         """Claim jobs in a row; wait while there are none, but others are at work that may die."""
@@ -380,17 +371,15 @@ class Search:
         """Return the trial of each job, the last one where it was started again."""
         jobs = {}
         for trial in self._study.get_trials(deepcopy=False):
-            number = trial.user_attrs.get("job")
-            if is_count(number, 0):
-                jobs[number] = trial
+            if is_count(trial.user_attrs.get("job"), 0):
+                jobs[trial.user_attrs["job"]] = trial
         return dict(sorted(jobs.items()))
 
     def _take_over(self, jobs: Mapping[int, FrozenTrial]) -> list[Claim]:
         """Claim jobs whose controller lives no more; a launcher numbers its jobs in a row."""
         claims: list[Claim] = []
         for number, trial in jobs.items():
-            is_running = trial.state is TrialState.RUNNING
-            if not is_running or self._lives(trial.user_attrs.get("controller")):
+            if trial.state is not TrialState.RUNNING or self._is_anothers(trial):
                 continue
             is_next = not claims or number == claims[-1].job + 1
             if not is_next or len(claims) == self._options.n_jobs:
@@ -426,6 +415,12 @@ class Search:
         with explaining(self._journal):
             self._study.tell(claim.trial, values, state=state, skip_if_finished=True)
         return state
+
+    def _is_anothers(self, trial: FrozenTrial) -> bool:
+        """Return True if another living controller runs a trial."""
+        controller = trial.user_attrs.get("controller")
+        is_running = trial.state is TrialState.RUNNING
+        return is_running and controller != self._name and self._lives(controller)
 
     def _lives(self, controller: object) -> bool:
         """Return True if a controller of this name holds its lock."""

@@ -278,7 +278,7 @@ def test_too_many_failures_end_the_search(tmp_path: Path, caplog: pytest.LogCapt
         ({"n_trials": 0}, r"hydra\.sweeper\.n_trials=0 is not usable: choose a whole number of at"),
         ({"n_jobs": 0}, r"hydra\.sweeper\.n_jobs=0 is not usable"),
         ({"max_failure_rate": 2}, r"hydra\.sweeper\.max_failure_rate=2 must lie between 0 and 1"),
-        ({"sampler": None}, r"hydra\.sweeper\.sampler is null"),
+        ({"sampler": None}, r"'hydra\.sweeper\.sampler' is None: give names"),
         ({"n_trails": 3}, r"'hydra\.sweeper\.n_trails'.* Did you mean 'hydra\.sweeper\.n_trials'"),
         (
             {"direction": ["minimize"]},

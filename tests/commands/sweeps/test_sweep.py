@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,19 @@ def run(cfg):
         raise BatchMemoryError("one sample does not fit")
     return {"test/score": len(fate) + 0.5, "val/loss": 0.25}
 """
+SEARCHED = """
+import os, pathlib, time
+def run(cfg):
+    time.sleep(0.5)
+    with pathlib.Path("ran").open("a") as file:
+        file.write(pathlib.Path(cfg.paths.run).name + " ")
+    if os.path.exists("stuck") and cfg.paths.run.endswith("1"):
+        print("ready", flush=True)
+        time.sleep(600)
+    return {"test/score": cfg.data.loader.timeout_s}
+"""
+SEARCHING = ["show", "-m", "hydra/sweeper=search", "data.loader.timeout_s=interval(1.0,99.0)"]
+SEARCHING += ["sweep.metric=test/score", "sweep.mode=max"]
 WAITING = """
 import threading
 def run(cfg):
@@ -405,6 +419,48 @@ def test_a_search_grows_by_further_jobs(install: Install) -> None:
     assert read_json("out/sweep.json")["best_value"] == max(
         float(row["test/score"]) for row in read_rows()
     )
+
+
+@pytest.mark.slow
+def test_two_controllers_share_a_search(
+    site: Site, start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    site(SEARCHED)
+    words = [*SEARCHING, "hydra.sweeper.n_trials=6"]
+    with ending(start(*words, "hydra.sweep.dir=out")) as first:
+        until_s = time.monotonic() + LIMIT_S
+        while not Path("out/0/job.json").exists() and time.monotonic() < until_s:
+            time.sleep(0.05)
+        assert main([*words, "sweep.resume=out"]) == 0
+        first_out, first_err = first.communicate(timeout=LIMIT_S)
+    assert first.returncode == 0, first_err
+    outs = [first_out, capfd.readouterr().out]
+    assert sorted(Path("ran").read_text().split()) == ["0", "1", "2", "3", "4", "5"]
+    assert min(out.count(": done in ") for out in outs) >= 1
+    assert [out.count("│ done ") for out in outs] == [6, 6]  # both tables are whole
+    assert len({row["data.loader.timeout_s"] for row in read_rows()}) == 6
+
+
+@pytest.mark.slow
+def test_a_search_goes_on_after_its_controller_was_killed(site: Site, start: Start) -> None:
+    site(SEARCHED)
+    words = [*SEARCHING, "hydra.sweeper.n_trials=3"]
+    assert main([*words, "hydra.sweep.dir=whole"]) == 0
+    Path("ran").unlink()
+    Path("stuck").touch()
+    with ending(start(*words, "hydra.sweep.dir=out")) as program:
+        _wait_until_ready(program)
+        family = psutil.Process(program.pid).children(recursive=True)
+        program.kill()
+        program.wait()
+        psutil.wait_procs(family, timeout=10)
+    Path("stuck").unlink()
+    assert main([*words, "sweep.resume=out"]) == 0
+    assert Path("ran").read_text() == "0 1 1 2 "
+    for number in range(3):
+        again, whole = (read_json(f"{top}/{number}/job.json") for top in ("out", "whole"))
+        assert again["overrides"] == whole["overrides"]
+    assert read_json("out/sweep.json")["best_value"] == read_json("whole/sweep.json")["best_value"]
 
 
 @contextmanager

@@ -3,9 +3,7 @@
 import json
 import os
 import re
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -105,49 +103,6 @@ def test_a_training_that_is_worse_than_another_is_given_up() -> None:
     code, out = fit(*words, "sweep.resume=out")
     assert code == 0, out
     assert not re.search(r"^job \d", out, re.MULTILINE)  # nothing is left to run
-
-
-def test_two_controllers_share_a_search() -> None:
-    words = ["fit", "-m", *TOY[:-1], "hydra/sweeper=search", "hydra.sweeper.n_trials=5"]
-    words += ["model.optimizer.lr=interval(0.001,0.1)"]
-    program = [sys.executable, "-W", "ignore", "-m", "lit_data", *words]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    first = subprocess.Popen(
-        [*program, "hydra.sweep.dir=out"], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    until_s = time.monotonic() + 60
-    while not Path("out/0/job.json").exists() and time.monotonic() < until_s:
-        time.sleep(0.1)
-    code, second_out = fit(*words[1:], "sweep.resume=out")
-    first_out, _ = first.communicate(timeout=LIMIT_S)
-    assert (first.returncode, code) == (0, 0), first_out + second_out
-    for out in (first_out, second_out):
-        assert out.count("│ done ") == 5  # both tables are whole
-        assert out.count(": done in ") < 5
-    assert first_out.count(": done in ") + second_out.count(": done in ") == 5
-    assert read_json("out/sweep.json")["jobs_done"] == 5
-
-
-def test_a_search_whose_controller_is_killed_goes_on() -> None:
-    words = ["fit", "-m", *TOY[:-1], "hydra/sweeper=search", "hydra.sweeper.n_trials=3"]
-    words += ["model.optimizer.lr=interval(0.001,0.1)"]
-    code, out = fit(*words[1:], "hydra.sweep.dir=whole")
-    assert code == 0, out
-    program = [sys.executable, "-W", "ignore", "-m", "lit_data", *words, "hydra.sweep.dir=out"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(program, env=environment, stdout=subprocess.PIPE) as killed:
-        until_s = time.monotonic() + 60
-        while not Path("out/1/job.json").exists() and time.monotonic() < until_s:
-            time.sleep(0.05)
-        killed.kill()
-    code, out = fit(*words[1:], "sweep.resume=out")
-    assert code == 0, out
-    assert out.count(": done in ") == 2
-    for number in range(3):
-        again, whole = (read_json(f"{top}/{number}/job.json") for top in ("out", "whole"))
-        assert again["overrides"] == whole["overrides"]
-        again, whole = (read_json(f"{top}/{number}/summary.json") for top in ("out", "whole"))
-        assert again["val/average_precision"] == whole["val/average_precision"]
 
 
 def test_a_training_that_was_killed_goes_on_to_the_same_end() -> None:

@@ -14,8 +14,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from lit_data.commands.configuration.addresses import check_local
 from lit_data.commands.configuration.compose import check_run
-from lit_data.commands.configuration.hydra_node import check_local
 from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.configuration.tree import open_hydra

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from hydra.core.hydra_config import HydraConfig
 
+from lit_data.commands.configuration.addresses import check_addresses
 from lit_data.commands.configuration.names import (
     check_targets,
     find_targets,
@@ -151,26 +152,12 @@ def check_run_name(job: Mapping[str, Any]) -> None:
             "paths.runs is empty: is it a shell variable that is not set? Name a folder, or leave "
             "it out"
         )
-    check_local("paths.runs", paths["runs"])
-    check_local("paths.cache", paths.get("cache"))
+    check_addresses(job)
     path = Path(name)
     if not path.parts or ".." in path.parts or path.is_absolute():
         raise ConfigError(
             f"name={name!r} is part of the run folder: choose a plain name, without '..' or a "
             "leading /"
-        )
-
-
-def check_local(key: str, folder: object) -> None:
-    """Refuse an address where a folder is meant.
-
-    Raises:
-        ConfigError: names the key and the address.
-    """
-    if re.match(r"[a-z0-9+]+:/", str(folder).removeprefix(f"{Path.cwd()}/"), re.IGNORECASE):
-        raise ConfigError(
-            f"{key}={folder} is an address: results and stores lie on a disk of this machine; name "
-            "a folder"
         )
 
 

@@ -18,11 +18,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, read_write
 from typing_extensions import override
 
+from lit_data.commands.configuration.addresses import name_remote
 from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.launcher import is_first_rank, is_started_by_rank
 from lit_data.commands.machine import naming_unfit_torchvision
 from lit_data.commands.report import add_report, noting_failure, warning_after
 from lit_data.commands.result import PartlyDoneError, write_summary
+from lit_data.commands.upload import uploading
 from lit_data.errors import (
     LitDataError,
     WorkerDiedError,
@@ -33,6 +35,7 @@ from lit_data.errors import (
     show_path,
 )
 from lit_data.files import write_text
+from lit_data.io.remote.options import is_remote
 
 _OBSERVER: Final = "child-process-observer"
 _POLL_S: Final = 0.2
@@ -236,7 +239,7 @@ def run_job(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -
         packages: packages whose targets are allowed too.
     """
     folder = Path(HydraConfig.get().runtime.output_dir)
-    with _guarding(folder):
+    with _guarding(folder), uploading(cfg, folder):
         _run_command(cfg, folder, flags=flags, packages=packages)
 
 
@@ -281,8 +284,10 @@ def _end_run(cfg: DictConfig, folder: Path, metrics: Mapping[str, Any]) -> None:
 
         with warning_after(cfg.command, "the table of scores"):
             print_end(metrics, folder)
-    if path is not None:
-        print(path, flush=True)
+    if path is None:
+        return
+    runs = cfg.paths.runs
+    print(name_remote(path, runs, cfg.paths.cache) if is_remote(runs) else path, flush=True)
 
 
 @contextmanager

@@ -32,6 +32,6 @@ def test_an_address_is_refused_where_a_folder_is_meant(
     err = capsys.readouterr().err
     key, _, address = words.split()[1].partition("=")
     assert err.startswith(f"lit_data: {key}={address} is an address: ")
-    assert err.endswith("name a folder\n")
+    assert err.endswith("with paths.runs=s3://BUCKET/FOLDER\n")
     assert len(err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []

@@ -18,13 +18,12 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, read_write
 from typing_extensions import override
 
-from lit_data.commands.configuration.addresses import name_remote
 from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.launcher import is_first_rank, is_started_by_rank
 from lit_data.commands.machine import naming_unfit_torchvision
 from lit_data.commands.report import add_report, noting_failure, warning_after
 from lit_data.commands.result import PartlyDoneError, write_summary
-from lit_data.commands.upload import uploading
+from lit_data.commands.upload import RunUpload, uploading
 from lit_data.errors import (
     LitDataError,
     WorkerDiedError,
@@ -35,7 +34,6 @@ from lit_data.errors import (
     show_path,
 )
 from lit_data.files import write_text
-from lit_data.io.remote.options import is_remote
 
 _OBSERVER: Final = "child-process-observer"
 _POLL_S: Final = 0.2
@@ -239,12 +237,17 @@ def run_job(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -
         packages: packages whose targets are allowed too.
     """
     folder = Path(HydraConfig.get().runtime.output_dir)
-    with _guarding(folder), uploading(cfg, folder):
-        _run_command(cfg, folder, flags=flags, packages=packages)
+    with _guarding(folder), uploading(cfg, folder) as upload:
+        _run_command(cfg, folder, upload, flags=flags, packages=packages)
 
 
 def _run_command(
-    cfg: DictConfig, folder: Path, *, flags: Sequence[str], packages: Sequence[str]
+    cfg: DictConfig,
+    folder: Path,
+    upload: RunUpload | None,
+    *,
+    flags: Sequence[str],
+    packages: Sequence[str],
 ) -> None:
     started = time.perf_counter()
     failure = None
@@ -267,12 +270,14 @@ def _run_command(
         "peak_rss_bytes": _measure_peak_rss_bytes(),
     }
     if is_first_rank():
-        _end_run(cfg, folder, measured)
+        _end_run(cfg, folder, measured, upload)
     if failure:
         raise failure
 
 
-def _end_run(cfg: DictConfig, folder: Path, metrics: Mapping[str, Any]) -> None:
+def _end_run(
+    cfg: DictConfig, folder: Path, metrics: Mapping[str, Any], upload: RunUpload | None
+) -> None:
     """Write the summary and the report, and print where they are; after ``fit`` each is guarded."""
     path = None
     with warning_after(cfg.command, "summary.json"):
@@ -284,10 +289,10 @@ def _end_run(cfg: DictConfig, folder: Path, metrics: Mapping[str, Any]) -> None:
 
         with warning_after(cfg.command, "the table of scores"):
             print_end(metrics, folder)
-    if path is None:
-        return
-    runs = cfg.paths.runs
-    print(name_remote(path, runs, cfg.paths.cache) if is_remote(runs) else path, flush=True)
+    if upload is not None:
+        upload.finish()  # it may say something, and the path is the last line
+    if path is not None:
+        print(path if upload is None else upload.name_file(path), flush=True)
 
 
 @contextmanager

@@ -55,7 +55,7 @@ class _File(NamedTuple):
 
 
 @contextmanager
-def uploading(cfg: DictConfig, folder: Path) -> Iterator[None]:
+def uploading(cfg: DictConfig, folder: Path) -> Iterator["RunUpload | None"]:
     """Copy a run folder to its address, if it has one, until the run has ended.
 
     Args:
@@ -67,19 +67,20 @@ def uploading(cfg: DictConfig, folder: Path) -> Iterator[None]:
             is missing there at the end of a run that did not fail itself.
     """
     if not is_remote(cfg.paths.runs) or not is_first_rank():
-        yield
+        yield None
         return
     upload = RunUpload(folder, name_remote(folder, cfg.paths.runs, cfg.paths.cache))
     upload.begin()
     try:
-        yield
+        yield upload
     except BaseException:
-        try:
-            upload.finish()
-        except StoreError as error:
-            log.warning("%s", error)  # the run's own error says more
+        upload.finish()
+        if upload.fault:
+            log.warning("%s", upload.fault)  # the run's own error says more
         raise
     upload.finish()
+    if upload.fault:
+        raise StoreError(upload.fault)
 
 
 class RunUpload(threading.Thread):
@@ -88,10 +89,14 @@ class RunUpload(threading.Thread):
     Args:
         folder: Of the run.
         address: Of the run.
+
+    Attributes:
+        fault: Once it has ended, a line on what is missing at the address; empty if nothing is.
     """
 
     def __init__(self, folder: Path, address: str) -> None:
         super().__init__(daemon=True, name="lit_data upload")
+        self.fault = ""
         self._folder = folder
         self._address = parse_address(address, "paths.runs")
         options = RemoteOptions(connections=_CONNECTIONS)
@@ -133,12 +138,11 @@ class RunUpload(threading.Thread):
             last_fault = fault
 
     def finish(self) -> None:
-        """Copy the rest, after the last file of the run is written.
-
-        Raises:
-            StoreError: Something is missing at the address.
-        """
+        """Copy the rest, once, after the last file of the run is written."""
+        if self._ending.is_set():
+            return
         self._ending.set()
+        log.info("copying the last files to %s", self._address)
         self.join()
         with self._server:
             fault = self._try(ends=True)
@@ -146,10 +150,14 @@ class RunUpload(threading.Thread):
             name, reason = next(iter(self._unsuitable.items()))
             fault = f"{self._address.name(name)}: {reason} ({len(self._unsuitable)} such files)"
         if fault:
-            raise StoreError(
+            self.fault = (
                 f"not copied: {fault}; the run is whole in {show_path(self._folder)}: copy that "
                 f"folder to {self._address}"
             )
+
+    def name_file(self, path: Path) -> str:
+        """Return the address of a file of the run, for messages."""
+        return self._address.name(path.relative_to(self._folder).as_posix())
 
     def _try(self, *, ends: bool = False) -> str:
         """Copy what is new; return why it could not be, empty if it could."""

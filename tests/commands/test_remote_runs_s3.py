@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as running:
+    with s3_server(tmp_path_factory.mktemp("s3"), longest_s=3000) as running:
         yield running
 
 
@@ -109,20 +109,17 @@ def test_lost_requests_only_slow_a_run_and_all_commands_read_it(
         paths = [path for path in folder.rglob("*") if path.is_file()]
         assert copied == {path.relative_to(folder).as_posix() for path in paths}
         for path in paths:
-            assert _read(client, f"{prefix}/{path.relative_to(folder)}") == path.read_bytes()
+            content = _read(client, f"{prefix}/{path.relative_to(folder)}")
+            assert path.read_bytes().startswith(content)  # tries of its own copy are logged
+            assert path.suffix == ".log" or path.read_bytes() == content
         # Another machine.
         two = tmp_path / "two"
         overrides = ["+experiment=stripe", *TOY, f"paths.runs={RUNS}"]
         code, output = _fit(two, proxy.url, *overrides, "trainer.max_epochs=3", "resume=latest")
         assert code == 0, output
         assert f"checkpoint: s3://{BUCKET}/{prefix}/checkpoints/last.ckpt" in output
-        for command in ("test", "predict"):
-            code, output = _fit(two, proxy.url, *overrides, command=command)
-            assert code == 0, output
-        run = f"s3://{BUCKET}/{prefix}"
-        code, output = _fit(
-            two, proxy.url, "+experiment=stripe", *TOY, f"run={run}", command="test"
-        )
+        run = f"run=s3://{BUCKET}/{prefix}"
+        code, output = _fit(two, proxy.url, *overrides, run, command="predict")
         assert code == 0, output
         code, output = _fit(two, proxy.url, f"{RUNS}/fit/stripe", command="report")
         assert (code, output) == (0, f"{RUNS}/fit/stripe/report.html\n")

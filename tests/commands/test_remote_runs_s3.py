@@ -122,9 +122,10 @@ def test_lost_requests_only_slow_a_run_and_all_commands_read_it(
         code, output = _fit(two, proxy.url, *overrides, run, command="predict")
         assert code == 0, output
         code, output = _fit(two, proxy.url, f"{RUNS}/fit/stripe", command="report")
-        assert (code, output) == (0, f"{RUNS}/fit/stripe/report.html\n")
+        assert code == 0, output
+        assert output.endswith(f"\n{RUNS}/fit/stripe/report.html\n")  # behind the bar
         assert len(_read(client, "runs/fit/stripe/report.html")) > 50_000
-        assert proxy.answered[503] > 20
+        assert proxy.answered[503] > 10
 
 
 def test_what_a_killed_machine_copied_is_enough_to_go_on_elsewhere(
@@ -134,7 +135,7 @@ def test_what_a_killed_machine_copied_is_enough_to_go_on_elsewhere(
     words = ["+experiment=stripe", *TOY, f"paths.runs={RUNS}", "trainer.max_epochs=400"]
     words += ["callbacks=safe", "callbacks.often.every_n_train_steps=3"]
     steps = [0]
-    for number in range(5):
+    for number in range(3):
         folder = tmp_path / f"machine{number}"
         before = _list(client)
         line = [sys.executable, "-m", "lit_data", "fit", *words]
@@ -164,8 +165,8 @@ def test_what_a_killed_machine_copied_is_enough_to_go_on_elsewhere(
             newest.append(content["global_step"])
         assert max(newest) > steps[-1]
         steps.append(max(newest))
-    words[words.index("trainer.max_epochs=400")] = f"trainer.max_steps={steps[-1] + 3}"
-    code, output = _fit(tmp_path / "last", client.url, *words, "resume=latest")
+    words += [f"trainer.max_steps={steps[-1] + 3}", "resume=latest"]
+    code, output = _fit(tmp_path / "last", client.url, *words)
     assert code == 0, output
     _summary(client, output)
 

@@ -31,7 +31,7 @@ from lit_data.io.remote.transport import ServerTransport
 
 log = logging.getLogger(__name__)
 
-_LOOK_EVERY_S: Final = 5.0
+LOOK_EVERY_S: Final = 5.0
 _MOST_LOOKING: Final = 20  # pauses for each time of looking, which takes the interpreter
 _RETRY_AFTER_S: Final = 60.0  # where the server did not answer, beside the tries of the transport
 _AGAIN_AFTER_S: Final = 60.0  # a file that grows, such as a log; checkpoints are copied at once
@@ -113,7 +113,7 @@ class RunUpload(threading.Thread):
         Raises:
             StoreError: It cannot be written there.
         """
-        if fault := self._try():
+        if fault := self.copy_changes():
             raise StoreError(
                 f"cannot write {fault}; check paths.runs and the credentials of this machine, see "
                 "docs/remote.md"
@@ -122,9 +122,9 @@ class RunUpload(threading.Thread):
 
     def run(self) -> None:
         """Copy what changes until the run ends; a server that is away is asked again."""
-        pause_s, last_fault = _LOOK_EVERY_S, ""
+        pause_s, last_fault = LOOK_EVERY_S, ""
         while not self._ending.wait(pause_s):
-            fault = self._try()
+            fault = self.copy_changes()
             if fault and not last_fault:
                 log.warning(
                     "not copied: %s; the run goes on in %s, and its files are copied later",
@@ -132,7 +132,7 @@ class RunUpload(threading.Thread):
                 )
             elif last_fault and not fault:
                 log.info("%s: all files of the run are there again", self._address)
-            pause_s = max(_LOOK_EVERY_S, _MOST_LOOKING * self._looking_s)
+            pause_s = max(LOOK_EVERY_S, _MOST_LOOKING * self._looking_s)
             if fault:
                 pause_s = _RETRY_AFTER_S
             last_fault = fault
@@ -145,7 +145,7 @@ class RunUpload(threading.Thread):
         log.info("copying the last files to %s", self._address)
         self.join()
         with self._server:
-            fault = self._try(ends=True)
+            fault = self.copy_changes(ends=True)
         if not fault and self._unsuitable:
             name, reason = next(iter(self._unsuitable.items()))
             fault = f"{self._address.name(name)}: {reason} ({len(self._unsuitable)} such files)"
@@ -159,7 +159,7 @@ class RunUpload(threading.Thread):
         """Return the address of a file of the run, for messages."""
         return self._address.name(path.relative_to(self._folder).as_posix())
 
-    def _try(self, *, ends: bool = False) -> str:
+    def copy_changes(self, *, ends: bool = False) -> str:
         """Copy what is new; return why it could not be, empty if it could."""
         try:
             changed = self._list_changed(ends=ends)

@@ -37,7 +37,7 @@ _PACKAGES: Final = {"s3": "s3fs", "s3a": "s3fs"}
 _TAGS: Final = ("ETag", "etag", "md5Hash", "md5", "content_md5", "checksum", "generation")
 _TIMES: Final = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 _HEX: Final = frozenset("0123456789abcdef")
-_PART_BYTES: Final = 32 * 2**20
+PART_BYTES: Final = 32 * 2**20
 _MOST_PARTS: Final = 10_000  # of an upload, as S3 counts
 
 
@@ -361,7 +361,7 @@ class S3Connection(ListedConnection):
             head["ContentType"] = content_type
         with path.open("rb") as file:  # what takes its place meanwhile is another file
             size_bytes = os.fstat(file.fileno()).st_size
-            part_bytes = max(_PART_BYTES, -(-size_bytes // _MOST_PARTS))
+            part_bytes = max(PART_BYTES, -(-size_bytes // _MOST_PARTS))
             if size_bytes <= part_bytes:
                 await self._ask("put_object", name, **head, Body=file.read())
                 return

@@ -169,7 +169,7 @@ def test_of_a_large_file_each_part_is_tried_again_and_none_is_seen_alone(
     tmp_path: Path,
 ) -> None:
     part_bytes = 5 * 2**20  # the least that S3 takes
-    monkeypatch.setattr(connection, "_PART_BYTES", part_bytes)
+    monkeypatch.setattr(connection, "PART_BYTES", part_bytes)
     content = os.urandom(6 * part_bytes + 1)
     (tmp_path / "a.ckpt").write_bytes(content)
     faults = [503, "cut", None, None]

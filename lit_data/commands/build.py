@@ -27,6 +27,7 @@ from lit_data.commands.checkpoints import (
     find_start,
     load_weights,
 )
+from lit_data.commands.configuration.addresses import name_remote
 from lit_data.commands.configuration.hydra_node import find_typed
 from lit_data.commands.configuration.names import allow_packages, resolve_target, to_plain
 from lit_data.commands.configuration.targets import (
@@ -35,12 +36,13 @@ from lit_data.commands.configuration.targets import (
     leave_out_unknown,
     read_recipe,
 )
-from lit_data.commands.launcher import is_first_of_machine
+from lit_data.commands.launcher import AUTO, is_first_of_machine
 from lit_data.commands.result import TRIAL_VARIABLE
 from lit_data.commands.terminal import LogInterval, RunBar, quieten
 from lit_data.commands.trained import take_trained
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
+from lit_data.io.remote.options import is_remote
 from lit_data.tasks.base import find_task_of
 
 
@@ -85,8 +87,12 @@ def build(cfg: DictConfig, trainer: Mapping[str, Any] | None = None) -> Run:
         ConfigError: A name, an option or a checkpoint is refused.
         DataError: There is no such checkpoint, or labels that name the classes are bad.
     """
-    folder = Path(cfg.paths.run)
-    start = find_start(cfg.ckpt, cfg.get("run"), cfg.get("resume"), _fit_folder(cfg), folder)
+    start = find_start(
+        *(cfg.ckpt, cfg.get("run"), cfg.get("resume")),
+        runs=_fit_folder(cfg),
+        folder=_run_folder(cfg),
+        cache=Path(cfg.paths.cache),
+    )
     run = _assemble(cfg, start, trainer or {}, trained=False)
     # Last, as names of classes may have come from the data.
     record = TrainedRecord(str(cfg.name), to_plain(cfg.data), to_plain(cfg.model))
@@ -153,11 +159,22 @@ def load_trained(run: Path, checkpoint: Path, packages: Sequence[str] = ()) -> L
 
 def find_trained(cfg: DictConfig) -> Path:
     """Return the checkpoint that a command reads; for errors see `find_checkpoint`."""
-    return find_checkpoint(cfg.ckpt, cfg.get("run"), _fit_folder(cfg))
+    return find_checkpoint(cfg.ckpt, cfg.get("run"), _fit_folder(cfg), Path(cfg.paths.cache))
 
 
-def _fit_folder(cfg: DictConfig) -> Path:
-    return Path(cfg.paths.runs) / "fit" / str(cfg.name)
+def _fit_folder(cfg: DictConfig) -> str | Path:
+    runs = cfg.paths.runs
+    if is_remote(runs):
+        return f"{runs.rstrip('/')}/fit/{cfg.name}"
+    return Path(runs) / "fit" / str(cfg.name)
+
+
+def _run_folder(cfg: DictConfig) -> str | Path:
+    """Return the folder of this run, or the address that its files are copied to."""
+    folder, runs = Path(cfg.paths.run), cfg.paths.runs
+    if is_remote(runs) and cfg.get("resume") == AUTO:
+        return name_remote(folder.absolute(), runs, cfg.paths.cache)
+    return folder
 
 
 def build_datamodule(cfg: DictConfig, *, prepared: bool = True) -> BaseDataModule:

@@ -20,9 +20,11 @@ from typing_extensions import override
 from lit_data.checks import check_types
 from lit_data.commands.configuration.names import walk
 from lit_data.commands.launcher import AUTO
+from lit_data.commands.remote_runs import fetch_checkpoint, fetch_newest
 from lit_data.errors import ConfigError, DataError, LitDataError, StoreError
 from lit_data.files import replacing
 from lit_data.io.images.image_source import ImageBank
+from lit_data.io.remote.options import is_remote
 from lit_data.modules.weights import read_checkpoint, refuse_nan
 from lit_data.tasks.base import find_task_of
 
@@ -249,13 +251,15 @@ def absolute_root(root: str) -> str:
     return root if "://" in root else str(Path(root).expanduser().resolve())
 
 
-def find_checkpoint(ckpt: object, run: object, runs: Path) -> Path:
+def find_checkpoint(ckpt: object, run: object, runs: str | Path, cache: Path) -> Path:
     """Find the checkpoint that a command reads.
 
     Args:
-        ckpt: A path, or `best` or `last` of `run`; None: `best`.
-        run: The folder of a run; None or `latest`: the newest file of that name is taken.
-        runs: Folder of the runs of ``fit`` of this experiment.
+        ckpt: A path or address, or `best` or `last` of `run`; None: `best`.
+        run: The folder or address of a run; None or `latest`: the newest file of that name is
+            taken.
+        runs: Folder or address of the runs of ``fit`` of this experiment.
+        cache: Below it checkpoints at addresses are copied.
 
     Raises:
         ConfigError: `ckpt` or `run` is no text, or empty, or a path is given along with a run.
@@ -266,20 +270,29 @@ def find_checkpoint(ckpt: object, run: object, runs: Path) -> Path:
     if ckpt not in (None, *_NAMED):
         if run is not None:
             raise ConfigError(f"run={run} and ckpt={ckpt}: give one of them, or ckpt=best or last")
-        return _check_checkpoint(ckpt)
-    return _choose_newest("run", run or _LATEST, runs, [f"{ckpt or 'best'}.ckpt"])
+        return _check_checkpoint(ckpt, cache)
+    names = [f"{ckpt or 'best'}.ckpt"]
+    return _choose_newest("run", run or _LATEST, runs, names, cache)
 
 
-def find_start(ckpt: object, run: object, resume: object, runs: Path, folder: Path) -> Path | None:
+def find_start(
+    ckpt: object,
+    run: object,
+    resume: object,
+    runs: str | Path,
+    folder: str | Path,
+    cache: Path,
+) -> Path | None:
     """Find the checkpoint that ``fit`` goes on from, if any.
 
     Args:
         ckpt: As for `find_checkpoint`.
         run: An option of other commands.
-        resume: The folder of a run, or `latest`, whose newest checkpoint is taken; `auto` takes that
+        resume: The folder or address of a run, or `latest`, whose newest checkpoint is taken; `auto` takes that
             of this run, and is None in a folder without one.
-        runs: Folder of the runs of ``fit`` of this experiment.
-        folder: That of this run.
+        runs: As for `find_checkpoint`.
+        folder: That of this run, or its address.
+        cache: As for `find_checkpoint`.
 
     Raises:
         ConfigError: Both `ckpt` and `resume` are given, or one of them is no text, or empty.
@@ -290,15 +303,14 @@ def find_start(ckpt: object, run: object, resume: object, runs: Path, folder: Pa
             f"run={run} chooses the checkpoint of other commands: fit goes on with resume={run}"
         )
     if resume is None:
-        return None if ckpt is None else _check_training(find_checkpoint(ckpt, None, runs))
+        return None if ckpt is None else _check_training(find_checkpoint(ckpt, None, runs, cache))
     if ckpt is not None:
         raise ConfigError(f"resume={resume} and ckpt={ckpt}: give one of them")
     _check_text("resume", resume)
     if resume == AUTO:
-        if not any((folder / "checkpoints" / name).exists() for name in _RESUMED):
-            return None
-        resume = folder
-    return _check_training(_choose_newest("resume", resume, runs, _RESUMED))
+        start = _find_newest("resume", folder, runs, _RESUMED, cache)
+        return None if start is None else _check_training(start)
+    return _check_training(_choose_newest("resume", resume, runs, _RESUMED, cache))
 
 
 def _check_text(option: str, value: object) -> None:
@@ -306,39 +318,57 @@ def _check_text(option: str, value: object) -> None:
         raise ConfigError(f"{option}={value!r}: give latest, or the folder of a run")
 
 
-def _choose_newest(option: str, run: object, runs: Path, names: Sequence[str]) -> Path:
+def _choose_newest(
+    option: str, run: object, runs: str | Path, names: Sequence[str], cache: Path
+) -> Path:
     """Return the newest checkpoint of some names in a run, or of `latest` in any run.
 
     Args:
         option: That names the run.
-        run: Its folder, or `latest`.
-        runs: Folder of all runs.
+        run: Its folder or address, or `latest`.
+        runs: Folder or address of all runs.
         names: Of the files.
+        cache: As for `find_checkpoint`.
     """
-    folder, pattern = Path(str(run)), "checkpoints"
-    if run == _LATEST:
-        folder, pattern = runs, "**/checkpoints"
-    elif not folder.is_dir():
+    folder = runs if run == _LATEST else str(run)
+    if run != _LATEST and not is_remote(folder) and not Path(folder).is_dir():
         raise DataError(
             f"{option}={run} is not a folder: give latest, or the folder of a run below {runs}"
         )
-    paths: list[Path] = []
-    for name in names:
-        paths += folder.glob(f"{pattern}/{name}")
-    if not paths:
+    newest = _find_newest(option, run, runs, names, cache)
+    if newest is None:
         raise DataError(
             f"no {' or '.join(names)} below {folder}: run fit first, or give ckpt=<path>"
         )
+    return newest
+
+
+def _find_newest(
+    option: str, run: object, runs: str | Path, names: Sequence[str], cache: Path
+) -> Path | None:
+    """Return the checkpoint of `_choose_newest`; None without any."""
+    is_of_one_run = run != _LATEST
+    folder = str(run) if is_of_one_run else runs
+    if is_remote(folder):
+        return fetch_newest(str(folder), names, cache, option, of_one_run=is_of_one_run)
+    pattern = "checkpoints" if is_of_one_run else "**/checkpoints"
+    paths: list[Path] = []
+    for name in names:
+        paths += Path(folder).glob(f"{pattern}/{name}")
+    if not paths:
+        return None
     newest = max(paths, key=lambda path: path.stat().st_mtime)
     log.info("checkpoint: %s", newest)
     return newest
 
 
-def _check_checkpoint(ckpt: object) -> Path:
+def _check_checkpoint(ckpt: object, cache: Path) -> Path:
     if not isinstance(ckpt, str) or not ckpt:
         raise ConfigError(
             f"ckpt={ckpt!r}: give the path of a checkpoint, {' or '.join(_NAMED)}; null for none"
         )
+    if is_remote(ckpt):
+        return fetch_checkpoint(ckpt, cache, "ckpt")
     path = Path(ckpt)
     if not (path.is_file() or path.is_dir()):  # reading a FIFO would wait for ever
         raise DataError(

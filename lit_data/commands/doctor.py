@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lit_data.commands.benchmarks.options import choose_device
+from lit_data.commands.configuration.addresses import choose_runs_folder
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.commands.diagnosis import (
     LEVELS,
@@ -95,7 +96,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
 
 def _look(cfg: DictConfig) -> list[Finding]:
     loader = instantiate(cfg.data.loader) if "loader" in cfg.data else LoaderOptions()
-    folders = {f"paths.{key}": str(cfg.paths[key]) for key in ("cache", "runs")}
+    runs = choose_runs_folder(cfg)
+    folders = {"paths.cache": str(cfg.paths.cache), "paths.runs": str(runs)}
     accelerator = str(cfg.trainer.get("accelerator"))
     return [
         *check_packages(),
@@ -104,7 +106,7 @@ def _look(cfg: DictConfig) -> list[Finding]:
         *check_devices(count_cores(), pins=loader.pins_memory, accelerator=accelerator),
         _check_precision(cfg),
         *check_environment(os.environ),
-        *check_last_run(Path(cfg.paths.runs) / "fit" / str(cfg.name)),
+        *check_last_run(runs / "fit" / str(cfg.name)),
     ]
 
 

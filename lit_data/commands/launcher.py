@@ -5,6 +5,7 @@ start all of them with the same words, and a folder named by the time would be a
 """
 
 import os
+import secrets
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
+from lit_data.commands.configuration.addresses import name_remote
 from lit_data.errors import ConfigError
+from lit_data.io.remote.options import is_remote
 
 AUTO: Final = "auto"
 """Value of `resume` that goes on in the folder of the run itself."""
@@ -41,22 +44,25 @@ def is_started_by_rank() -> bool:
 
 
 def place_run(cfg: DictConfig, *, sweeps: bool) -> list[str]:
-    """Overrides that give all processes which torchrun or srun started one run folder.
+    """Overrides that give all processes of a run one folder, on this machine.
 
     Under torchrun the first process chooses the folder and the others ask for it, in the store of
     the job; under srun its name is that of the job, so that a job that is requeued finds its
-    checkpoints. A folder that was given stays.
+    checkpoints. A folder that was given stays. Runs at an address get a random
+    end, as machines that start in the same second see no folder of each other.
 
     Args:
         cfg: The composed configuration with Hydra's node.
         sweeps: True for a sweep.
 
     Returns:
-        Overrides; none where one process was started, which starts the others itself.
+        Overrides; none where one process was started, which starts the others itself, and writes
+        to a folder.
 
     Raises:
         ConfigError: Each of several processes would run the whole sweep, or `resume` looks for
-            checkpoints in a folder that no earlier start can have had.
+            checkpoints in a folder that no earlier start can have had, or a sweep would lie at an
+            address.
     """
     launcher, world_size = find_launcher()
     is_named_by_job = launcher == "srun" and world_size > 1
@@ -65,15 +71,20 @@ def place_run(cfg: DictConfig, *, sweeps: bool) -> list[str]:
             f"resume={AUTO} goes on in the folder of the run, and each start gets a new one, named "
             "by the time: give hydra.run.dir=FOLDER"
         )
-    if world_size < 2:
-        return []
     if sweeps:
-        raise ConfigError(
-            f"{launcher} started {world_size} processes, and each would run the whole sweep: start "
-            "the sweep alone and let trainer=ddp start the ranks of each job"
-        )
+        _check_sweep(cfg.paths.runs)
+        return []
+    goes_to_address = is_remote(cfg.paths.runs)
+    if world_size < 2 and not goes_to_address:
+        return []
     folder = Path(cfg.hydra.run.dir)
     is_named_by_time = _is_named_by_time(cfg)
+    if goes_to_address:
+        name_remote(folder.absolute(), cfg.paths.runs, cfg.paths.cache)  # refuses one elsewhere
+    if goes_to_address and is_named_by_time:
+        folder = folder.with_name(f"{folder.name}_{secrets.token_hex(2)}")
+    if world_size < 2:
+        return [f"hydra.run.dir='{folder}'"]
     if is_named_by_time and launcher == "srun":
         folder = folder.parent / f"slurm_{os.environ.get('SLURM_JOB_ID', 0)}"
     elif is_named_by_time:
@@ -82,6 +93,21 @@ def place_run(cfg: DictConfig, *, sweeps: bool) -> list[str]:
     if not is_first_rank():  # it has a log of its own, and leaves .hydra to the first
         words += [f"hydra.job.name=rank_{_read(_RANKS)}", "hydra.output_subdir=null"]
     return words
+
+
+def _check_sweep(runs: str) -> None:
+    """Refuse a sweep at an address, and one that a launcher of ranks has started."""
+    launcher, world_size = find_launcher()
+    if is_remote(runs):
+        raise ConfigError(
+            f"paths.runs={runs} is an address, and a sweep reads what its jobs wrote: name a "
+            "folder that all of them see"
+        )
+    if world_size > 1:
+        raise ConfigError(
+            f"{launcher} started {world_size} processes, and each would run the whole sweep: start "
+            "the sweep alone and let trainer=ddp start the ranks of each job"
+        )
 
 
 def has_new_folder(cfg: DictConfig) -> bool:

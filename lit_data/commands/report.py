@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from omegaconf import DictConfig
 
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.launcher import is_first_rank
+from lit_data.commands.remote_runs import RESULTS, fetching_runs, put_file
 from lit_data.commands.reports.page import make_page
 from lit_data.commands.reports.results import choose_metrics, rank
 from lit_data.commands.reports.runs import Run, read_run
@@ -20,6 +22,7 @@ from lit_data.commands.reports.untrusted import as_dict, load, parse_csv, parse_
 from lit_data.commands.result import FAILURE, PartlyDoneError, describe_failure
 from lit_data.errors import ConfigError, DataError
 from lit_data.files import natural_key, write_json, write_text
+from lit_data.io.remote.options import is_remote, parse_store
 
 _DEEPEST: Final = 4
 _SKIPPED: Final = (".", "replaced")  # a search moves jobs there whose values it has dropped
@@ -36,9 +39,10 @@ usage: python -m lit_data report RUN [RUN ...] [--output FILE] [--metrics NAME,N
 Writes one HTML page of what is in the folders, without asking the network for anything, and prints
 its path.
 
-  RUN                    folder of a run or of a sweep, or a folder of runs such as runs/fit/stripe
+  RUN                    folder of a run or of a sweep, or a folder of runs such as runs/fit/stripe;
+                         also at an address, s3://bucket/runs/fit/stripe
   --output FILE          the page; by default report.html in the folder of the run or sweep, of
-                         several RUNs in the folder that holds them all
+                         several RUNs in the folder that holds them all; may be an address
   --metrics NAME,NAME    figures of summary.json to compare, such as test/dice,samples_per_s
   --picture-width PX     pictures are scaled down to this width; 0 leaves them out; by default 1200,
                          and of more than 8 runs 640, in the sections of the best 20"""
@@ -144,10 +148,28 @@ def main(words: Sequence[str]) -> None:
         return
     names = [name.strip() for name in options.metrics.split(",")]
     metrics = [name for name in names if name]
-    paths = [Path(word) for word in options.runs]
-    print(
-        write_report(paths, output=options.output, metrics=metrics, width_px=options.picture_width)
-    )
+    addresses = [word for word in options.runs if is_remote(word)]
+    output = options.output
+    if output is None and addresses:
+        if len(options.runs) > 1:
+            raise ConfigError(f"{addresses[0]} is one of several runs: give --output FILE")
+        output = f"{addresses[0].rstrip('/')}/{FILE}"
+    with fetching_runs(options.runs, RESULTS, "RUN") as paths, _placing(output) as page:
+        path = write_report(paths, output=page, metrics=metrics, width_px=options.picture_width)
+    print(output if is_remote(output) else path)
+
+
+@contextmanager
+def _placing(output: str | None) -> Iterator[str | None]:
+    """Give a file to write to; at the end one that is meant for an address is copied there."""
+    if not is_remote(output):
+        yield output
+        return
+    parse_store(str(output), "--output")
+    with TemporaryDirectory(prefix="lit_data-") as folder:
+        page = Path(folder) / FILE
+        yield str(page)
+        put_file(page, str(output), "--output")
 
 
 def write_report(

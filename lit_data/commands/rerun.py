@@ -12,15 +12,17 @@ from typing import Any, Final
 from yaml import YAMLError
 
 from lit_data.commands.configuration.suggest import Parser
+from lit_data.commands.remote_runs import RECORDS, fetching_runs
 from lit_data.commands.reports.untrusted import as_dict, find_config_dir, parse_yaml, read_text
 from lit_data.errors import ConfigError, DataError, first_line
+from lit_data.io.remote.options import is_remote
 
 _HELP: Final = """\
 usage: python -m lit_data rerun RUN [key=value ...] [--package NAME] [--print]
 
-Starts the run again, or the sweep, with its own command line; what is typed behind RUN comes on top. Relative paths are
-read from the folder where the run was started, if it is there. Type again what decides which code runs: --package, and
-words of Hydra itself such as hydra/launcher=slurm, and what writes outside of
+Starts the run again, or the sweep, with its own command line; what is typed behind RUN comes on top. RUN may
+be at an address. Relative paths are read from the folder where the run was started, if it is there. Type again what
+decides which code runs: --package, and words of Hydra itself such as hydra/launcher=slurm, and what writes outside of
 paths.runs or sends results to a server. --print shows the command line and stops."""
 
 
@@ -57,21 +59,30 @@ class Started:
         remaining = [word for word in self.words if _read_key(word) not in keys]
         return (*remaining, *typed)
 
-    def list_read(self, run: Path, typed: Sequence[str]) -> list[str]:
+    def list_read(self, run: str, typed: Sequence[str]) -> list[str]:
         """Return the overrides that hold as a file's: those that are not typed now.
 
         The place where the run lies is known anyway, so it holds as typed.
+
+        Args:
+            run: Folder or address of the run.
+            typed: Overrides.
         """
         keys = {_read_key(word) for word in typed}
-        runs = (run.resolve() / "../../..").resolve()  # COMMAND/NAME/TIME lie below it
         words = []
         for word in self.words:
             key = _read_key(word)
-            folder = (self.folder / word.partition("=")[2]).resolve()
-            is_place = key == "paths.runs" and folder == runs
+            is_place = key == "paths.runs" and self._holds(run, word.partition("=")[2])
             if key not in keys and not is_place:
                 words.append(word)
         return words
+
+    def _holds(self, run: str, runs: str) -> bool:
+        """Return True if a run lies in COMMAND/NAME/TIME of a folder or address."""
+        if is_remote(run):
+            return run.rstrip("/").rsplit("/", 3)[0] == runs.rstrip("/")
+        parent = (Path(run).resolve() / "../../..").resolve()
+        return (self.folder / runs).resolve() == parent
 
 
 def read_started(run: Path) -> Started:
@@ -132,10 +143,10 @@ def main(words: Sequence[str]) -> None:
             "rerun needs the folder of a run or a sweep, such as "
             "runs/fit/stripe/2026-01-31_12-00-00"
         )
-    run_folder = Path(options.words[0])
-    typed = options.words[1:]
-    started = read_started(run_folder)
-    words_read = started.list_read(run_folder, typed)
+    run, *typed = options.words
+    with fetching_runs([run], RECORDS, "RUN") as (run_folder,):
+        started = read_started(run_folder)
+    words_read = started.list_read(run, typed)
     overrides = started.replace(typed)
     line = _join(started, overrides, options.package)
     if options.print:

@@ -562,7 +562,7 @@ def test_every_job_of_a_sweep_starts_its_ranks(
         ("resume=latest ckpt=best", "resume=latest and ckpt=best: give one of them"),
         ("resume=auto", "and each start gets a new one, named by the time: give hydra.run.dir=F"),
         ("paths.runs=", "paths.runs is empty: is it a shell variable that is not set?"),
-        ("paths.runs=s3://bucket/runs", "runs is an address: results and stores lie on a disk"),
+        ("paths.cache=s3://bucket/runs", "cache=s3://bucket/runs is an address: it must lie on a"),
         ("hydra.run.dir=s3://bucket/a", "s3:/bucket/a is an address"),
         ("run=latest", "of other commands: fit goes on with resume=latest"),
         ("name=../..", "name='../..' is part of the run folder: choose a plain name"),

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from lit_data.checks import check_types
+from lit_data.commands.configuration.addresses import settle_folders
 from lit_data.commands.configuration.hydra_node import (
     check_hydra_node,
     check_places,
@@ -374,6 +375,7 @@ def _check_job(tree: ConfigTree, words: Sequence[str], typed: Sequence[str]) -> 
     with _as_config_errors(tree, words):
         cfg = tree.compose(words)
         paths, left_open = tree.read_files(words)
+        settle_folders(cfg)
         _fill_runtime(cfg)
         job, hydra = _resolve(_take_job(cfg)), _resolve(_take_hydra(cfg))
     for path in paths:

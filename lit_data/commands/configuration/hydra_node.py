@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from hydra.core.hydra_config import HydraConfig
 
+from lit_data.commands.configuration.addresses import check_addresses, local_runs
 from lit_data.commands.configuration.names import (
     check_targets,
     find_targets,
@@ -20,6 +21,7 @@ from lit_data.commands.configuration.names import (
     walk,
 )
 from lit_data.errors import ConfigError
+from lit_data.io.remote.options import is_remote
 
 _LOGGING_NAMES = (
     "logging.Formatter",
@@ -151,26 +153,12 @@ def check_run_name(job: Mapping[str, Any]) -> None:
             "paths.runs is empty: is it a shell variable that is not set? Name a folder, or leave "
             "it out"
         )
-    check_local("paths.runs", paths["runs"])
-    check_local("paths.cache", paths.get("cache"))
+    check_addresses(job)
     path = Path(name)
     if not path.parts or ".." in path.parts or path.is_absolute():
         raise ConfigError(
             f"name={name!r} is part of the run folder: choose a plain name, without '..' or a "
             "leading /"
-        )
-
-
-def check_local(key: str, folder: object) -> None:
-    """Refuse an address where a folder is meant.
-
-    Raises:
-        ConfigError: names the key and the address.
-    """
-    if re.match(r"[a-z0-9+]+:/", str(folder).removeprefix(f"{Path.cwd()}/"), re.IGNORECASE):
-        raise ConfigError(
-            f"{key}={folder} is an address: results and stores lie on a disk of this machine; name "
-            "a folder"
         )
 
 
@@ -197,6 +185,8 @@ def check_places(
         raise _untyped("paths.runs", paths.get("runs"), "choose where results go")
     # What passes here may hold what comes behind it.
     roots = [paths.get("runs")]
+    if is_remote(roots[0]):
+        roots.append(str(local_runs(roots[0], paths["cache"])))
     for key, folder in _list_folders(job, hydra).items():
         if folder is not None and not _is_typed(key, typed) and not _is_below(str(folder), roots):
             raise _untyped(key, folder, "write outside of paths.runs")
@@ -255,10 +245,13 @@ def _list_texts(node: object, key: str = "", *, writes: bool = False) -> Iterato
 
 def _is_below(path: str, roots: Sequence[object]) -> bool:
     """Return True if a path is one of some folders or lies in one, as it is spelt."""
+    folders = [str(root) for root in roots if root is not None]
     if _ADDRESS.fullmatch(path):
-        return False
+        addresses = [f"{folder}/" for folder in folders if is_remote(folder)]
+        return ".." not in path.split("/") and path.startswith(tuple(addresses))
     normal = _normalise(path)
-    return any(normal.is_relative_to(_normalise(str(root))) for root in roots if root is not None)
+    local_folders = [_normalise(folder) for folder in folders if not is_remote(folder)]
+    return any(normal.is_relative_to(folder) for folder in local_folders)
 
 
 def _normalise(path: str) -> Path:

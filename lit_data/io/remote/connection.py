@@ -5,6 +5,8 @@ All that asks a server is a coroutine of `Connection`; `lit_data.io.remote.trans
 
 import asyncio
 import logging
+import mimetypes
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -13,12 +15,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 from typing_extensions import override
 
 from lit_data.errors import ConfigError, DataError, first_line, list_problems
-from lit_data.io.remote.faults import insist
+from lit_data.io.remote.faults import insist, too_large
 from lit_data.io.remote.options import WEB, Address, RemoteOptions
 from lit_data.io.remote.scope import SUMS_NAME, Scope, parse_list
 
@@ -35,6 +37,8 @@ _PACKAGES: Final = {"s3": "s3fs", "s3a": "s3fs"}
 _TAGS: Final = ("ETag", "etag", "md5Hash", "md5", "content_md5", "checksum", "generation")
 _TIMES: Final = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 _HEX: Final = frozenset("0123456789abcdef")
+PART_BYTES: Final = 32 * 2**20
+_MOST_PARTS: Final = 10_000  # of an upload, as S3 counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +63,6 @@ class RemoteFile:
     sha256: str | None = None
 
 
-def too_large(what: str, most_bytes: int) -> DataError:
-    """Return the error for a file that is larger than it may be."""
-    return DataError(
-        f"{what}: more than the {most_bytes} bytes that it may have; it changes just now, or has "
-        "to be prepared again"
-    )
-
-
 class Connection(ABC):
     """A folder on a server, open for reading.
 
@@ -81,7 +77,7 @@ class Connection(ABC):
     def __init__(self, address: Address, options: RemoteOptions) -> None:
         self.address = address
         self.options = options
-        self._class = _find_class(address.scheme)
+        self._class = _find_class(address)
         self._fs: Any = None
 
     async def open(self) -> None:
@@ -182,12 +178,16 @@ class Connection(ABC):
     async def list_sizes(self, folder: str) -> dict[str, int]:
         """Return the size of each file of a folder below the root, bytes, by its path below it."""
         root = self.full_path(folder)
-        infos = await self.insist(lambda: self._call("find", root, detail=True), folder)
+        infos = await self._find(root, folder)
         sizes = {}
         for path, info in infos.items():
             if info["type"] == "file" and path != root:
                 sizes[path.removeprefix(root).removeprefix("/")] = info["size"]
         return sizes
+
+    async def _find(self, root: str, name: str = "") -> Any:  # noqa: ANN401 - as of `_call`
+        """Return facts of each file below a folder, by its path."""
+        return await self.insist(lambda: self._call("find", root, detail=True), name)
 
     async def insist(self, call: Callable[[], Awaitable[T]], name: str = "") -> T:
         """Try again while errors pass; see `lit_data.io.remote.faults.insist`."""
@@ -242,7 +242,7 @@ class ListedConnection(Connection):
     @override
     async def list_files(self, scope: Scope) -> Sequence[RemoteFile]:
         root = self.full_path("").rstrip("/")
-        listed = await self.insist(lambda: self._call("find", root, detail=True))
+        listed = await self._find(root)
         if root in listed and len(listed) == 1:
             raise DataError(f"{self.address} is a file: give its folder")
         infos: dict[str, Mapping[str, Any]] = {}
@@ -326,11 +326,68 @@ class S3Connection(ListedConnection):
     async def is_sum(self, file: RemoteFile) -> bool:
         """Ask for the headers of an object: encrypted with a key of its own, its ETag is no sum."""
         bucket, _, key = self.full_path(file.name).partition("/")
-        head = await self.insist(
-            lambda: self._fs._call_s3("head_object", Bucket=bucket, Key=key), file.name
-        )
+        head = await self._ask("head_object", file.name, Bucket=bucket, Key=key)
         encryption = head.get("ServerSideEncryption", "")
         return "SSECustomerAlgorithm" not in head and not encryption.startswith("aws:kms")
+
+    @override
+    async def _find(self, root: str, name: str = "") -> Any:
+        """List page by page, each tried again by itself: a large bucket has thousands of them."""
+        bucket, _, prefix = root.rstrip("/").partition("/")
+        request = {"Bucket": bucket, "Prefix": f"{prefix}/" if prefix else ""}
+        infos: dict[str, Mapping[str, Any]] = {}
+        while True:
+            page = await self._ask("list_objects_v2", name, **request)
+            for entry in page.get("Contents", ()):
+                key = entry["Key"]
+                kind = "directory" if key.endswith("/") else "file"
+                infos[f"{bucket}/{key}"] = {**entry, "size": entry["Size"], "type": kind}
+            if not page.get("IsTruncated"):
+                break
+            request["ContinuationToken"] = page["NextContinuationToken"]
+        return infos or await super()._find(root, name)  # which knows a file from nothing
+
+    @override
+    async def put(self, path: Path, name: str) -> None:
+        """Copy a local file to the bucket; of a large one each part is tried again by itself.
+
+        Readers see the key as it was until the last part has arrived.
+        """
+        bucket, _, key = self.full_path(name).partition("/")
+        target: dict[str, Any] = {"Bucket": bucket, "Key": key}
+        head = dict(target)
+        content_type = mimetypes.guess_type(path)[0]
+        if content_type is not None:
+            head["ContentType"] = content_type
+        with path.open("rb") as file:  # what takes its place meanwhile is another file
+            size_bytes = os.fstat(file.fileno()).st_size
+            part_bytes = max(PART_BYTES, -(-size_bytes // _MOST_PARTS))
+            if size_bytes <= part_bytes:
+                await self._ask("put_object", name, **head, Body=file.read())
+                return
+            answer = await self._ask("create_multipart_upload", name, **head)
+            upload = {**target, "UploadId": answer["UploadId"]}
+            try:
+                await self._put_parts(file, part_bytes, name, upload)
+            except BaseException:
+                with suppress(DataError):  # a rule of the bucket can end what is left over
+                    await self._ask("abort_multipart_upload", name, **upload)
+                raise
+
+    async def _put_parts(
+        self, file: BinaryIO, part_bytes: int, name: str, upload: Mapping[str, Any]
+    ) -> None:
+        parts: list[dict[str, Any]] = []
+        while body := file.read(part_bytes):
+            number = len(parts) + 1
+            answer = await self._ask("upload_part", name, **upload, PartNumber=number, Body=body)
+            parts.append({"PartNumber": number, "ETag": answer["ETag"]})
+        await self._ask(
+            "complete_multipart_upload", name, **upload, MultipartUpload={"Parts": parts}
+        )
+
+    async def _ask(self, method: str, name: str, **arguments: object) -> Any:  # noqa: ANN401 - of a client
+        return await self.insist(lambda: self._fs._call_s3(method, **arguments), name)
 
     @override
     def find_md5(self, tag: str) -> str | None:
@@ -402,21 +459,22 @@ def quiet_clients() -> Iterator[None]:
                     logging.getLogger(name).setLevel(level)
 
 
-def _find_class(scheme: str) -> Any:  # noqa: ANN401 - fsspec has no types
+def _find_class(address: Address) -> Any:  # noqa: ANN401 - fsspec has no types
     import fsspec  # type: ignore[import-untyped]
 
+    scheme = address.scheme
     try:
         return fsspec.get_filesystem_class(scheme)
     except ValueError:
         known = ", ".join(f"{name}://" for name in ("s3", *WEB, "gs", "abfs", "sftp", "memory"))
         raise ConfigError(
-            f"data.root={scheme}://...: fsspec knows no such scheme; give one such as {known}"
+            f"{address.key}={scheme}://...: fsspec knows no such scheme; give one such as {known}"
         ) from None
     except ImportError as error:
         package = _PACKAGES.get(scheme)
         hint = f"pip install {package}" if package else first_line(error)
         raise ConfigError(
-            f"data.root={scheme}://... needs a package that is not installed: {hint}"
+            f"{address.key}={scheme}://... needs a package that is not installed: {hint}"
         ) from None
 
 

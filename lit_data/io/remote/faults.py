@@ -38,6 +38,14 @@ class UnreachableError(DataError):
     """A server did not answer, or only with errors that pass, as often as it was asked."""
 
 
+def too_large(what: str, most_bytes: int) -> DataError:
+    """Return the error for a file that is larger than it may be."""
+    return DataError(
+        f"{what}: more than the {most_bytes} bytes that it may have; it changes just now, or has "
+        "to be prepared again"
+    )
+
+
 class BrokenReadError(Exception):
     """Bytes that are not those that the server announced; another try may give them."""
 

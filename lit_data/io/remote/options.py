@@ -210,10 +210,12 @@ class Address:
     Args:
         scheme: In small letters.
         place: What follows ``://``, without a slash at its end.
+        key: Of the option that names it, for messages.
     """
 
     scheme: str
     place: str
+    key: str = "data.root"
 
     def __str__(self) -> str:
         return escape(f"{self.scheme}://{self.place}")
@@ -253,32 +255,59 @@ def check_root(root: str | None) -> None:
             parse_address(root)
 
 
-def parse_address(root: str) -> Address:
+def parse_address(root: str, key: str = "data.root") -> Address:
     """Read the address of a folder.
+
+    Args:
+        root: The address.
+        key: Of the option that names it.
 
     Raises:
         ConfigError: It holds credentials, which are not repeated, or it is none that can be read.
     """
-    check_no_credentials(root, "data.root")
+    check_no_credentials(root, key)
     scheme, _, folder = root.partition("://")
     scheme, folder = scheme.lower(), folder.rstrip("/")
     address = escape(root)
     if "::" in scheme or scheme in _WRAPPERS:
         raise ConfigError(
-            f"data.root={address}: addresses that read through another one are not supported; "
-            "unpack it"
+            f"{key}={address}: addresses that read through another one are not supported; unpack it"
         )
     if scheme in _LOCAL:
-        raise ConfigError(f"data.root={address}: give a local folder as a plain path")
+        raise ConfigError(f"{key}={address}: give a local folder as a plain path")
     if "?" in folder or (scheme in WEB and "#" in folder):
         raise ConfigError(
-            f"data.root={address.partition('?')[0]}: a root has nothing behind a '?' or '#'"
+            f"{key}={address.partition('?')[0]}: an address has nothing behind a '?' or '#'"
         )
     if ".." in folder.split("/"):
-        raise ConfigError(f"data.root={address}: write it without '..'")
+        raise ConfigError(f"{key}={address}: write it without '..'")
     if not folder or (scheme in WEB and not urlsplit(f"{scheme}://{folder}").hostname):
-        raise ConfigError(f"data.root={address} names no folder: write {scheme}://PLACE/FOLDER")
-    return Address(scheme, folder)
+        raise ConfigError(f"{key}={address} names no folder: write {scheme}://PLACE/FOLDER")
+    return Address(scheme, folder, key)
+
+
+_STORES: Final = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory")
+"""Schemes of stores in which a file is there as a whole or as before."""
+
+
+def parse_store(address: str, key: str) -> Address:
+    """Read the address of a folder that results lie in.
+
+    Args:
+        address: as typed.
+        key: of the option that names it.
+
+    Raises:
+        ConfigError: it cannot be read, or half-written files would be seen there.
+    """
+    parsed = parse_address(address, key)
+    if parsed.scheme not in _STORES:
+        raise ConfigError(
+            f"{key}={parsed}: results lie in an object store (s3://, gs://, abfs://), where no file "
+            f"is seen half-written, which {parsed.scheme}:// does not promise; mount it and name "
+            "the folder"
+        )
+    return parsed
 
 
 _TARGET: Final = "lit_data.io.remote.RemoteOptions"

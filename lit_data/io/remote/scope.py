@@ -22,13 +22,14 @@ _LONGEST_NAME_BYTES: Final = 3000
 
 @dataclass(frozen=True)
 class Scope:
-    """The files that a data set reads; hidden ones are never among them.
+    """The files that a data set or a command reads; hidden ones are not among them.
 
     Args:
         patterns: Globs below the root, as for `lit_data.io.discovery.find_images`.
         extensions: In small letters with their dot; none for all.
         also: Names that are wanted whatever the patterns and extensions are.
         beside: Extensions of files that are wanted whatever the patterns are.
+        unhidden: Names of hidden folders whose files are like others.
 
     Raises:
         ConfigError: A pattern leaves the folder or cannot be understood.
@@ -38,6 +39,7 @@ class Scope:
     extensions: tuple[str, ...] | None = None
     also: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    unhidden: tuple[str, ...] = ()
 
     @classmethod
     def of_images(
@@ -65,7 +67,9 @@ class Scope:
         """Two scopes of one key want the same files."""
         extensions = "*" if self.extensions is None else " ".join(sorted(self.extensions))
         beside = [f"beside {' '.join(sorted(self.beside))}"] if self.beside else []
-        return " | ".join([extensions, *sorted({*self.patterns, *self.also}), *beside])
+        unhidden = [f"unhidden {name}" for name in sorted(self.unhidden)]
+        names = sorted({*self.patterns, *self.also})
+        return " | ".join([extensions, *names, *beside, *unhidden])
 
     def wants(self, name: str) -> bool:
         """Return True if the dataset needs a file.
@@ -75,7 +79,7 @@ class Scope:
         """
         # Names with empty parts are to be reported, not left out.
         parts = [part for part in name.split("/") if part]
-        if any(is_hidden(part) and part not in (".", "..") for part in parts):
+        if any(is_hidden(part) and part not in (".", "..", *self.unhidden) for part in parts):
             return False
         if name in self.also or name.lower().endswith(self.beside):
             return True

@@ -28,9 +28,8 @@ from lit_data.io.remote.connection import (
     ListedConnection,
     S3Connection,
     quiet_clients,
-    too_large,
 )
-from lit_data.io.remote.faults import UnreachableError
+from lit_data.io.remote.faults import UnreachableError, too_large
 from lit_data.io.remote.options import WEB, Address, RemoteOptions, is_remote, parse_address
 from lit_data.io.remote.web import WebConnection
 from lit_data.io.temp import sweep, temp_folder

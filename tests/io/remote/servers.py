@@ -144,14 +144,15 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 @contextmanager
-def s3_server(folder: Path) -> Iterator[SimpleNamespace]:
+def s3_server(folder: Path, longest_s: int = LONGEST_S) -> Iterator[SimpleNamespace]:
     """A process that speaks S3, with an empty memory, and a client for it.
 
     Args:
         folder: For what it writes.
+        longest_s: How long it lives even if its test is killed.
     """
     boto3, config = __import__("boto3"), __import__("botocore.config").config
-    words = ["timeout", str(LONGEST_S), sys.executable, "-m", "moto.server"]
+    words = ["timeout", str(longest_s), sys.executable, "-m", "moto.server"]
     words += ["-H", "127.0.0.1", "-p", "0"]
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

@@ -1,0 +1,158 @@
+"""Runs at an address: what a run left there is copied here before it is read.
+
+A run whose `paths.runs` is an address works in a local folder like any other, and
+`lit_data.commands.upload` copies its files to the address. Lightning itself would write checkpoints
+and logs to addresses (``default_root_dir``, ``dirpath``), but training would wait for each of them
+and end with the first that fails, and Hydra's files, pictures, tables and predictions would lie on
+this machine all the same.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.remote import RemoteOptions, Root, Scope
+from lit_data.io.remote.options import is_remote, parse_store
+from lit_data.io.remote.scope import find_fault
+from lit_data.io.remote.transport import ServerTransport
+
+log = logging.getLogger(__name__)
+
+_OPTIONS: Final = RemoteOptions(offline="error", max_bytes=None)
+_CURE: Final = "and the credentials of this machine, see docs/remote.md"
+RECORDS: Final = Scope((".hydra/*.yaml", "multirun.yaml", "**/.hydra/*.yaml"), unhidden=(".hydra",))
+"""How a run was started."""
+RESULTS: Final = Scope(
+    (
+        *RECORDS.patterns,
+        *("**/*.json", "**/*.csv", "**/*.log", "**/*.txt"),
+        *("**/samples.png", "**/predictions.png", "**/worst.png", "**/families.png"),
+        *("**/augment.png", "**/memory.png", "**/throughput.png", "**/images/*-*.png"),
+    ),
+    unhidden=(".hydra",),
+)
+"""Everything that a report shows."""
+
+
+def fetch_checkpoint(address: str, cache: Path, key: str) -> Path:
+    """Return the local copy of a checkpoint at an address, brought up to date.
+
+    Args:
+        address: Of the file.
+        cache: Below it the copy lies, once for each address.
+        key: Of the option that names the address.
+
+    Raises:
+        ConfigError: The address cannot be read.
+        DataError: It is not there, or cannot be read now.
+    """
+    folder, name = _split(address, key)
+    return _fetch(folder, Scope(extensions=(), also=(name,)), cache / "remote", key) / name
+
+
+def fetch_newest(
+    folder: str, names: Sequence[str], cache: Path, key: str, *, of_one_run: bool
+) -> Path | None:
+    """Return the local copy of the checkpoint that was written last; None without any.
+
+    Args:
+        folder: Address of a run, or of all runs of an experiment.
+        names: Of the files; of two of one second the later name counts.
+        cache: As for `fetch_checkpoint`.
+        key: Of the option that names the address.
+        of_one_run: Runs below the folder do not count.
+
+    Raises:
+        ConfigError: The address cannot be read.
+        DataError: It cannot be read now.
+    """
+    pattern = "checkpoints" if of_one_run else "**/checkpoints"
+    scope = Scope(tuple(f"{pattern}/{name}" for name in names))
+    candidates = []
+    with explaining_server(key), ServerTransport(parse_store(folder, key), _OPTIONS) as server:
+        for file in server.call(lambda connection: connection.list_files(scope)):
+            if find_fault(file.name) is None:  # keys may be anybody's
+                rank = names.index(file.name.rpartition("/")[2])
+                candidates.append((file.mtime_s, rank, file.name))
+    if not candidates:
+        return None
+    address = f"{folder.rstrip('/')}/{max(candidates)[2]}"
+    log.info("checkpoint: %s", address)
+    return fetch_checkpoint(address, cache, key)
+
+
+@contextmanager
+def fetching_runs(words: Sequence[str], scope: Scope, key: str) -> Iterator[list[Path]]:
+    """Give the folders of runs; of those at addresses copies that last as long as the context.
+
+    Args:
+        words: Folders and addresses.
+        scope: Files that are copied.
+        key: What names the addresses, for messages.
+
+    Raises:
+        ConfigError: An address cannot be read.
+        DataError: There is nothing, or it cannot be read now.
+    """
+    with ExitStack() as stack:
+        folders = []
+        for word in words:
+            folder = Path(word)
+            if is_remote(word):
+                copies = Path(stack.enter_context(TemporaryDirectory(prefix="lit_data-")))
+                folder = _fetch(word, scope, copies, key)
+            folders.append(folder)
+        yield folders
+
+
+def put_file(path: Path, address: str, key: str) -> None:
+    """Copy a local file to an address.
+
+    Raises:
+        ConfigError: The address cannot be read.
+        DataError: It may not be written there, or the server does not answer.
+    """
+    folder, name = _split(address, key)
+    with explaining_server(key), ServerTransport(parse_store(folder, key), _OPTIONS) as server:
+        server.put(path, name)
+
+
+def _split(address: str, key: str) -> tuple[str, str]:
+    """Return the folder of a file and its name."""
+    folder, _, name = address.rpartition("/")
+    if not name or not is_remote(folder):
+        raise ConfigError(f"{key}={address} names no file: write s3://BUCKET/FOLDER/FILE")
+    return folder, name
+
+
+def _fetch(address: str, scope: Scope, mirrors: Path, key: str) -> Path:
+    parse_store(address, key)
+    root = Root(address, mirrors, _OPTIONS, scope)
+    with explaining_server(key):
+        root.refresh()
+        return root.folder
+
+
+@contextmanager
+def explaining_server(key: str) -> Iterator[None]:
+    """Turn an error of a server, whose advice is that of `data.root`, into one of another option.
+
+    Raises:
+        DataError: There was one.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except DataError as error:
+        raise DataError(f"{describe_fault(error)}; check {key} {_CURE}") from error
+
+
+def describe_fault(error: Exception) -> str:
+    """Return the cause of an error of a server, without its advice."""
+    lines = str(error).strip().splitlines()
+    return lines[0].partition("; ")[0] if lines else type(error).__name__

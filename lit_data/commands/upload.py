@@ -1,0 +1,247 @@
+"""`RunUpload`: copies the files of a run to the address of `paths.runs` while the run goes on.
+
+Every writer of the run, whoever's it is, writes into a local folder, each file at once or by
+renaming. A thread looks for what is new every few seconds and copies it, each key as a whole:
+checkpoints first, in the order of their times, `summary.json` last. So what is at the address is
+enough to go on from, whenever the machine dies. Nothing is ever removed there.
+"""
+
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from omegaconf import DictConfig
+
+from lit_data.commands.configuration.addresses import name_remote
+from lit_data.commands.launcher import is_first_rank
+from lit_data.commands.remote_runs import describe_fault
+from lit_data.errors import ConfigError, LitDataError, StoreError, show_path
+from lit_data.io.discovery import is_hidden
+from lit_data.io.remote import RemoteOptions
+from lit_data.io.remote.connection import Connection, call_each
+from lit_data.io.remote.options import is_remote, parse_address
+from lit_data.io.remote.transport import ServerTransport
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S: Final = 5.0
+_MOST_LOOKING: Final = 20  # pauses for each time of looking, which takes the interpreter
+_RETRY_AFTER_S: Final = 60.0  # where the server did not answer, beside the tries of the transport
+_AGAIN_AFTER_S: Final = 60.0  # a file that grows, such as a log; checkpoints are copied at once
+_CONNECTIONS: Final = 8
+_CHECKPOINT: Final = ".ckpt"
+_LAST: Final = "summary.json"
+_SHOWN_FOLDERS: Final = (".hydra",)
+
+
+class _File(NamedTuple):
+    """A file as it is now: what takes its place has another time or inode."""
+
+    name: str
+    mtime_ns: int
+    size_bytes: int
+    inode: int
+
+    @property
+    def is_checkpoint(self) -> bool:
+        return self.name.endswith(_CHECKPOINT)
+
+
+@contextmanager
+def uploading(cfg: DictConfig, folder: Path) -> Iterator["RunUpload | None"]:
+    """Copy a run folder to its address, if it has one, until the run has ended.
+
+    Args:
+        cfg: The configuration.
+        folder: Of the run.
+
+    Raises:
+        StoreError: Nothing can be written there, before anything of the run is done; or something
+            is missing there at the end of a run that did not fail itself.
+    """
+    if not is_remote(cfg.paths.runs) or not is_first_rank():
+        yield None
+        return
+    upload = RunUpload(folder, name_remote(folder, cfg.paths.runs, cfg.paths.cache))
+    upload.begin()
+    try:
+        yield upload
+    except BaseException:
+        upload.finish()
+        if upload.fault:
+            log.warning("%s", upload.fault)  # the run's own error says more
+        raise
+    upload.finish()
+    if upload.fault:
+        raise StoreError(upload.fault)
+
+
+class RunUpload(threading.Thread):
+    """Copies files of a folder to an address as they appear and change.
+
+    Args:
+        folder: Of the run.
+        address: Of the run.
+
+    Attributes:
+        fault: Once it has ended, a line on what is missing at the address; empty if nothing is.
+    """
+
+    def __init__(self, folder: Path, address: str) -> None:
+        super().__init__(daemon=True, name="lit_data upload")
+        self.fault = ""
+        self._folder = folder
+        self._address = parse_address(address, "paths.runs")
+        options = RemoteOptions(connections=_CONNECTIONS)
+        self._server = ServerTransport(self._address, options)
+        self._copied: dict[str, _File] = {}
+        self._copied_s: dict[str, float] = {}
+        self._unsuitable: dict[str, str] = {}
+        self._ending = threading.Event()
+        self._looking_s = 0.0  # time that it takes to look at all files
+
+    def begin(self) -> None:
+        """Copy what is there already, and go on in a thread.
+
+        Raises:
+            StoreError: It cannot be written there.
+        """
+        if fault := self.copy_changes():
+            raise StoreError(
+                f"cannot write {fault}; check paths.runs and the credentials of this machine, see "
+                "docs/remote.md"
+            )
+        self.start()
+
+    def run(self) -> None:
+        """Copy what changes until the run ends; a server that is away is asked again."""
+        pause_s, last_fault = LOOK_EVERY_S, ""
+        while not self._ending.wait(pause_s):
+            fault = self.copy_changes()
+            if fault and not last_fault:
+                log.warning(
+                    "not copied: %s; the run goes on in %s, and its files are copied later",
+                    *(fault, show_path(self._folder)),
+                )
+            elif last_fault and not fault:
+                log.info("%s: all files of the run are there again", self._address)
+            pause_s = max(LOOK_EVERY_S, _MOST_LOOKING * self._looking_s)
+            if fault:
+                pause_s = _RETRY_AFTER_S
+            last_fault = fault
+
+    def finish(self) -> None:
+        """Copy the rest, once, after the last file of the run is written."""
+        if self._ending.is_set():
+            return
+        self._ending.set()
+        log.info("copying the last files to %s", self._address)
+        self.join()
+        with self._server:
+            fault = self.copy_changes(ends=True)
+        if not fault and self._unsuitable:
+            name, reason = next(iter(self._unsuitable.items()))
+            fault = f"{self._address.name(name)}: {reason} ({len(self._unsuitable)} such files)"
+        if fault:
+            self.fault = (
+                f"not copied: {fault}; the run is whole in {show_path(self._folder)}: copy that "
+                f"folder to {self._address}"
+            )
+
+    def name_file(self, path: Path) -> str:
+        """Return the address of a file of the run, for messages."""
+        return self._address.name(path.relative_to(self._folder).as_posix())
+
+    def copy_changes(self, *, ends: bool = False) -> str:
+        """Copy what is new; return why it could not be, empty if it could."""
+        try:
+            changed = self._list_changed(ends=ends)
+            # One after the other: the last one at the address is the last that was written.
+            for file in sorted(changed, key=lambda file: file.mtime_ns):
+                if file.is_checkpoint:
+                    self._copy([file])
+            others = [file for file in changed if not file.is_checkpoint]
+            self._copy([file for file in others if file.name != _LAST])
+            self._copy([file for file in others if file.name == _LAST])
+        except ConfigError:  # a package is missing, say
+            raise
+        except LitDataError as error:
+            return describe_fault(error)
+        except OSError as error:  # of a local file
+            return f"{show_path(str(error.filename))}: {error.strerror}"
+        return ""
+
+    def _copy(self, files: Sequence[_File]) -> None:
+        if files:
+            self._server.call(partial(self._copy_each, files))
+
+    async def _copy_each(self, files: Sequence[_File], connection: Connection) -> None:
+        await call_each(partial(self._copy_one, connection), files, _CONNECTIONS)
+
+    async def _copy_one(self, connection: Connection, file: _File) -> None:
+        with suppress(FileNotFoundError):  # removed since, as a checkpoint that is no more the best
+            await connection.put(self._folder / file.name, file.name)
+        self._copied[file.name] = file
+        self._copied_s[file.name] = time.monotonic()
+
+    def _list_changed(self, *, ends: bool) -> list[_File]:
+        """Return files that are new or not as they were copied."""
+        changed = []
+        now_s = time.monotonic()
+        for file in self._list_files():
+            is_recent = now_s - self._copied_s.get(file.name, float("-inf")) < _AGAIN_AFTER_S
+            waits = is_recent and not ends and not file.is_checkpoint
+            if self._copied.get(file.name) != file and not waits:
+                changed.append(file)
+        self._looking_s = time.monotonic() - now_s
+        return changed
+
+    def _list_files(self) -> Iterator[_File]:
+        for parent, folders, names in os.walk(self._folder):
+            for name in list(folders):
+                if name.endswith(_CHECKPOINT):
+                    self._refuse(
+                        Path(parent) / name,
+                        "is a checkpoint in pieces, of which a part "
+                        "could be taken for all: trainer.strategy.state_dict_type=full",
+                    )
+                if name.endswith(_CHECKPOINT) or (is_hidden(name) and name not in _SHOWN_FOLDERS):
+                    folders.remove(name)
+            for name in names:
+                path = Path(parent) / name
+                # Hidden ones are not whole yet, see `lit_data.files.replacing`.
+                if not is_hidden(name) and (file := self._look_at(path)) is not None:
+                    yield file
+
+    def _look_at(self, path: Path) -> _File | None:
+        """Return a file as it is now; None for what is none, is gone, or lies elsewhere."""
+        name = path.relative_to(self._folder).as_posix()
+        try:
+            is_elsewhere = path.is_symlink() and not self._holds(path.resolve())
+            status = path.stat()
+        except OSError:
+            return None
+        if is_elsewhere or not stat.S_ISREG(status.st_mode):
+            return None
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            self._refuse(path, "the name is no UTF-8, as keys are")
+            return None
+        return _File(name, status.st_mtime_ns, status.st_size, status.st_ino)
+
+    def _holds(self, path: Path) -> bool:
+        return path.is_relative_to(self._folder.resolve())
+
+    def _refuse(self, path: Path, reason: str) -> None:
+        name = path.relative_to(self._folder).as_posix()
+        if name not in self._unsuitable:
+            self._unsuitable[name] = reason
+            log.warning("not copied: %s %s", show_path(path), reason)

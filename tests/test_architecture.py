@@ -33,7 +33,6 @@ OUTSIDE = [
     {"lightning", "packaging"},
     {"torchmetrics", "anomalib", "safetensors"},
     {"matplotlib", "pyarrow"},
-    {"matplotlib", "pyarrow"},
     {"hydra", "omegaconf", "yaml", "jinja2", "markupsafe", "optuna"},
 ]
 """What each layer may import beside the layers below it."""

@@ -184,9 +184,10 @@ def check_places(
     if paths.get("runs") != packaged_runs and not _is_typed("paths.runs", typed):
         raise _untyped("paths.runs", paths.get("runs"), "choose where results go")
     # What passes here may hold what comes behind it.
-    roots = [paths.get("runs")]
-    if is_remote(roots[0]):
-        roots.append(str(local_runs(roots[0], paths["cache"])))
+    runs = paths.get("runs")
+    roots = [runs]
+    if isinstance(runs, str) and is_remote(runs):
+        roots.append(str(local_runs(runs, paths["cache"])))
     for key, folder in _list_folders(job, hydra).items():
         if folder is not None and not _is_typed(key, typed) and not _is_below(str(folder), roots):
             raise _untyped(key, folder, "write outside of paths.runs")

@@ -56,12 +56,7 @@ def test_commands_give_what_they_give_from_files(
         packing = ["prepare.encoding=source", "prepare.shard_bytes=40000"]
         run("prepare", "packed", files, "prepare.shards=packed.shards", *packing)
         folders.append(run("fit", "from_packed", "data.root=packed.shards"))
-    summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
-    scores = [{key: value for key, value in each.items() if "test/" in key} for each in summaries]
-    assert scores == [scores[0]] * len(scores)
-    digests = {summary["samples_sha256"] for summary in summaries}
-    assert len(digests) == 1
-    assert digests != {None}
+    _assert_equal_runs(folders)
     ckpt = f"ckpt={tmp_path}/files/checkpoints/last.ckpt"
     found = [run("predict", "from_files", ckpt, files), run("predict", "from_shards", ckpt, shards)]
     names, others = (
@@ -91,6 +86,16 @@ def test_commands_give_what_they_give_from_files(
     if kind in ("stripe", "ct"):  # the others' loaders read the same banks
         run("show", "shown", shards)
         run("benchmark", "measured", shards, *MEASURED)
+
+
+def _assert_equal_runs(folders: list[Path]) -> None:
+    """Equal scores on the test split, and the same samples."""
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
+    scores = [{key: value for key, value in each.items() if "test/" in key} for each in summaries]
+    assert scores == [scores[0]] * len(scores)
+    digests = {summary["samples_sha256"] for summary in summaries}
+    assert len(digests) == 1
+    assert digests != {None}
 
 
 def _without_seconds(path: Path) -> bytes:

@@ -64,11 +64,7 @@ def test_commands_give_what_they_give_from_files(
         for folder in found
     )
     assert names == others
-    suffixes = (".csv", ".png", ".txt", ".npy")
-    same = [name for name in names if name.suffix in suffixes or name.name == "detections.json"]
-    assert len(same) > 1
-    for name in same:
-        assert _without_seconds(found[0] / name) == _without_seconds(found[1] / name), name
+    _assert_equal_files(found, names)
     if kind != "gan":
         go_on = ["predict.resume=true", f"predict.folder={found[1]}"]
         resumed = run("predict", "from_shards", ckpt, shards, *go_on)
@@ -96,6 +92,15 @@ def _assert_equal_runs(folders: list[Path]) -> None:
     digests = {summary["samples_sha256"] for summary in summaries}
     assert len(digests) == 1
     assert digests != {None}
+
+
+def _assert_equal_files(folders: list[Path], names: set[Path]) -> None:
+    """Tables, pictures and detections of two predictions are the same, but for seconds."""
+    suffixes = (".csv", ".png", ".txt", ".npy")
+    same = [name for name in names if name.suffix in suffixes or name.name == "detections.json"]
+    assert len(same) > 1
+    for name in same:
+        assert _without_seconds(folders[0] / name) == _without_seconds(folders[1] / name), name
 
 
 def _without_seconds(path: Path) -> bytes:

@@ -21,7 +21,7 @@ from typing import Any, Final, Self, TypeVar
 
 from typing_extensions import override
 
-from lit_data.errors import ConfigError, DataError, show_path
+from lit_data.errors import ConfigError, DataError, StoreSpaceError, show_path
 from lit_data.io.remote.connection import (
     S3,
     Connection,
@@ -32,6 +32,7 @@ from lit_data.io.remote.connection import (
 from lit_data.io.remote.faults import UnreachableError, too_large
 from lit_data.io.remote.options import WEB, Address, RemoteOptions, is_remote, parse_address
 from lit_data.io.remote.web import WebConnection
+from lit_data.io.store.files import NO_SPACE
 from lit_data.io.temp import sweep, temp_folder
 
 T = TypeVar("T")
@@ -106,7 +107,15 @@ class FolderTransport(Transport):
 
     @override
     def put(self, path: Path, name: str) -> None:
-        target = self._folder / name
+        try:
+            self._put(path, self._folder / name)
+        except OSError as error:
+            kind = StoreSpaceError if error.errno in NO_SPACE else DataError
+            raise kind(
+                f"{self}: cannot be written ({error.strerror}); name another address"
+            ) from error
+
+    def _put(self, path: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.parent not in self._swept:
             sweep(target.parent)  # of writers that were killed
@@ -122,6 +131,8 @@ class FolderTransport(Transport):
                 return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
         except FileNotFoundError:
             return {}
+        except OSError as error:
+            raise DataError(f"{self}: cannot be read ({error.strerror})") from error
 
     @override
     def __str__(self) -> str:

@@ -110,8 +110,7 @@ def cut_groups(file_bytes: Ints, group_images: int) -> list[range]:
 
 def cut_shards(survey: Survey, shard_bytes: int) -> Iterator[Ints]:
     """Yield the numbers of the images of each shard, in order."""
-    item_bytes = survey.channels * np.dtype(survey.dtype).itemsize
-    sizes = survey.heights_px * survey.widths_px * item_bytes
+    sizes = survey.heights_px * survey.widths_px * survey.channels * np.dtype(survey.dtype).itemsize
     before = np.cumsum(sizes) - sizes
     # A shard begins with each image that starts behind another multiple of its size.
     edges = np.flatnonzero(np.diff(before // shard_bytes, prepend=-1))

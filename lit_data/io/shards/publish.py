@@ -169,8 +169,8 @@ class ImagePublisher:
             first_name = self.names[missing[0].paths[0]]
             raise DataError(
                 f"{self.writer.transport}: {len(missing)} of {len(groups)} groups of images are not "
-                f"written, the first begins with {show_path(first_name)}: run their parts again, "
-                "or prepare.shards without a part, which writes what is missing"
+                f"written as these options have it, the first begins with {show_path(first_name)}: "
+                "run their parts again, or prepare.shards without a part, which writes what is missing"
             )
         return [note for note in notes if note is not None]
 

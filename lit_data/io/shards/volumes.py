@@ -153,9 +153,9 @@ def publish_volumes(
             volumes.append(result)
     if missing:
         raise DataError(
-            f"{writer.transport}: {len(missing)} of {len(sources)} volumes are not written, such as "
-            f"{show_path(missing[0])}: run their parts again, or prepare.shards without a part, "
-            "which writes what is missing"
+            f"{writer.transport}: {len(missing)} of {len(sources)} volumes are not written as these "
+            f"options have it, such as {show_path(missing[0])}: run their parts again, or "
+            "prepare.shards without a part, which writes what is missing"
         )
     if sources and (shards.part is None or on_bad == "error"):
         raise_bad(bad, len(sources), on_bad, what="volumes")

@@ -16,7 +16,7 @@ from rich.filesize import decimal
 
 from lit_data.errors import StoreCorruptError, StoreError, StoreSpaceError, show_path
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_RESERVATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
@@ -83,7 +83,7 @@ def explain_errors(folder: Path, needed_bytes: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _NO_SPACE:
+        if error.errno in NO_SPACE:
             free_bytes = shutil.disk_usage(folder).free
             raise no_space(folder, needed_bytes, free_bytes, str(error.strerror)) from error
         hint = "check the path and the disk"

@@ -1,5 +1,6 @@
 """Shards in parts: each part alone, in any order and from any machine, gives what one process gives."""
 
+import errno
 import random
 import shutil
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from lit_data.datamodules.ct import CTDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles
-from lit_data.errors import ConfigError, DataError, StoreError
+from lit_data.errors import ConfigError, DataError, StoreError, StoreSpaceError
 from lit_data.io.images.decoders import ImageDecoder
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.writing import write_png
@@ -76,7 +77,8 @@ def test_parts_give_what_one_process_gives(sets: Path, tmp_path: Path) -> None:
     report = write_part(elsewhere, tmp_path / "a", address, 1)
     assert (report["images"], report["skipped"]) == (16, 0)
     with pytest.raises(
-        DataError, match=r"1 of 3 groups of images are not written.* images/00.png: run their parts"
+        DataError,
+        match=r"1 of 3 groups of images are not written as these options have it.* images/00.png: run their parts",
     ):
         finish(sets / "photos", tmp_path / "b", address)
     assert not (address / "set.json").exists()
@@ -159,6 +161,21 @@ def test_parts_of_little_may_be_empty(sets: Path, tmp_path: Path) -> None:
     reports = [files.publish(str(address), 2**20, part=Part(number, 3)) for number in range(3)]
     assert [report["images"] for report in reports] == [0, 0, 22]
     assert files.publish(str(address), 2**20, finish=True)["images"] == 22
+
+
+def test_an_address_that_takes_nothing_is_named(
+    sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(DataError, match=r"file/set.shards: cannot be read \(Not a directory\)"):
+        write_part(sets / "photos", tmp_path, tmp_path / "file/set.shards", 0)
+
+    def fill(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", fill)
+    with pytest.raises(StoreSpaceError, match=r"set.shards: cannot be written \(No space left"):
+        write_part(sets / "photos", tmp_path, tmp_path / "set.shards", 0)
 
 
 @pytest.mark.parametrize("damage", ["note", "note of another", "shard"])
@@ -282,7 +299,9 @@ def test_volumes_in_parts(tmp_path: Path) -> None:
 
     publish("one.shards")
     assert publish("set.shards", part=Part(1, 2))["volumes"] == 2
-    with pytest.raises(DataError, match=r"2 of 5 volumes are not written, such as 0.npy"):
+    with pytest.raises(
+        DataError, match=r"2 of 5 volumes are not written as these options have it, such as 0.npy"
+    ):
         publish("set.shards", finish=True)
     assert publish("set.shards", part=Part(0, 2))["volumes"] == 2
     report = publish("set.shards", finish=True)

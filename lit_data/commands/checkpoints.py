@@ -20,7 +20,7 @@ from typing_extensions import override
 from lit_data.checks import check_types
 from lit_data.commands.configuration.names import walk
 from lit_data.commands.launcher import AUTO
-from lit_data.commands.remote_runs import fetch_checkpoint, fetch_newest
+from lit_data.commands.remote_runs import fetch_checkpoint, find_newest
 from lit_data.errors import ConfigError, DataError, LitDataError, StoreError
 from lit_data.files import replacing
 from lit_data.io.images.image_source import ImageBank
@@ -308,7 +308,7 @@ def find_start(
         raise ConfigError(f"resume={resume} and ckpt={ckpt}: give one of them")
     _check_text("resume", resume)
     if resume == AUTO:
-        start = _find_newest("resume", folder, runs, _RESUMED, cache)
+        start = find_newest(folder, _RESUMED, cache, "resume", of_one_run=True)
         return None if start is None else _check_training(start)
     return _check_training(_choose_newest("resume", resume, runs, _RESUMED, cache))
 
@@ -335,30 +335,11 @@ def _choose_newest(
         raise DataError(
             f"{option}={run} is not a folder: give latest, or the folder of a run below {runs}"
         )
-    newest = _find_newest(option, run, runs, names, cache)
+    newest = find_newest(folder, names, cache, option, of_one_run=run != _LATEST)
     if newest is None:
         raise DataError(
             f"no {' or '.join(names)} below {folder}: run fit first, or give ckpt=<path>"
         )
-    return newest
-
-
-def _find_newest(
-    option: str, run: object, runs: str | Path, names: Sequence[str], cache: Path
-) -> Path | None:
-    """Return the checkpoint of `_choose_newest`; None without any."""
-    is_of_one_run = run != _LATEST
-    folder = str(run) if is_of_one_run else runs
-    if is_remote(folder):
-        return fetch_newest(str(folder), names, cache, option, of_one_run=is_of_one_run)
-    pattern = "checkpoints" if is_of_one_run else "**/checkpoints"
-    paths: list[Path] = []
-    for name in names:
-        paths += Path(folder).glob(f"{pattern}/{name}")
-    if not paths:
-        return None
-    newest = max(paths, key=lambda path: path.stat().st_mtime)
-    log.info("checkpoint: %s", newest)
     return newest
 
 

@@ -54,13 +54,13 @@ def fetch_checkpoint(address: str, cache: Path, key: str) -> Path:
     return _fetch(folder, Scope(extensions=(), also=(name,)), cache / "remote", key) / name
 
 
-def fetch_newest(
-    folder: str, names: Sequence[str], cache: Path, key: str, *, of_one_run: bool
+def find_newest(
+    folder: str | Path, names: Sequence[str], cache: Path, key: str, *, of_one_run: bool
 ) -> Path | None:
-    """Return the local copy of the checkpoint that was written last; None without any.
+    """Return the checkpoint that was written last, or its local copy; None without any.
 
     Args:
-        folder: Address of a run, or of all runs of an experiment.
+        folder: Of a run, or of all runs of an experiment; may be an address.
         names: Of the files; of two of one second the later name counts.
         cache: As for `fetch_checkpoint`.
         key: Of the option that names the address.
@@ -71,7 +71,23 @@ def fetch_newest(
         DataError: It cannot be read now.
     """
     pattern = "checkpoints" if of_one_run else "**/checkpoints"
-    scope = Scope(tuple(f"{pattern}/{name}" for name in names))
+    patterns = tuple(f"{pattern}/{name}" for name in names)
+    if is_remote(folder):
+        return _fetch_newest(str(folder), names, patterns, cache, key)
+    paths: list[Path] = []
+    for local_pattern in patterns:
+        paths += Path(folder).glob(local_pattern)
+    if not paths:
+        return None
+    newest = max(paths, key=lambda path: path.stat().st_mtime)
+    log.info("checkpoint: %s", newest)
+    return newest
+
+
+def _fetch_newest(
+    folder: str, names: Sequence[str], patterns: tuple[str, ...], cache: Path, key: str
+) -> Path | None:
+    scope = Scope(patterns)
     candidates = []
     with explaining_server(key), ServerTransport(parse_store(folder, key), _OPTIONS) as server:
         for file in server.call(lambda connection: connection.list_files(scope)):

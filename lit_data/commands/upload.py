@@ -110,9 +110,15 @@ class RunUpload(threading.Thread):
     def begin(self) -> None:
         """Copy what is there already, and go on in a thread.
 
+        Checkpoints of an earlier start in this folder are not copied: the run may have gone on
+        elsewhere since, and what is at the address counts.
+
         Raises:
             StoreError: It cannot be written there.
         """
+        for file in self._list_changed(ends=True):
+            if file.is_checkpoint:
+                self._copied[file.name] = file
         if fault := self.copy_changes():
             raise StoreError(
                 f"cannot write {fault}; check paths.runs and the credentials of this machine, see "

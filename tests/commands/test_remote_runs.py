@@ -16,7 +16,7 @@ import torch
 from lit_data.cli import main
 from lit_data.commands import upload
 from lit_data.commands.checkpoints import find_checkpoint, find_start
-from lit_data.commands.remote_runs import fetch_newest
+from lit_data.commands.remote_runs import find_newest
 from lit_data.commands.upload import RunUpload
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.remote.connection import ListedConnection
@@ -262,12 +262,12 @@ def test_the_newest_checkpoint_is_gone_on_from(store: Any, tmp_path: Path) -> No
         store.put_file(str(tmp_path / "a.ckpt"), f"/bucket/runs/fit/stripe/{name}")
         second = store.store[f"/bucket/runs/fit/stripe/{name}"]
         second.created = second.modified = second.created.replace(year=2026, day=1 + step)
-    found = find_start(None, None, "latest", runs, cache)
+    found = find_start(None, None, "latest", runs, tmp_path, cache)
     assert found is not None
     assert found.is_relative_to(cache / "remote")
     assert torch.load(found)["step"] == 1
     assert torch.load(find_checkpoint("last", None, runs, cache))["step"] == 1
-    first = find_start(None, None, f"{runs}/first", runs, cache)
+    first = find_start(None, None, f"{runs}/first", runs, tmp_path, cache)
     assert first is not None
     assert torch.load(first)["step"] == 0
     named = find_checkpoint(f"{runs}/second/checkpoints/x.ckpt", None, "runs", cache)
@@ -282,7 +282,7 @@ def test_the_newest_checkpoint_is_gone_on_from(store: Any, tmp_path: Path) -> No
     with pytest.raises(
         DataError, match=r"no such folder, or it holds no file; check resume and th"
     ):
-        find_start(None, None, f"{runs}/third", runs, cache)
+        find_start(None, None, f"{runs}/third", runs, tmp_path, cache)
 
 
 def test_keys_of_strangers_lead_nowhere(store: Any, tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_keys_of_strangers_lead_nowhere(store: Any, tmp_path: Path) -> None:
             )
         )
     folder = "memory://bucket/runs/fit/stripe"
-    assert fetch_newest(folder, NAMES, tmp_path / "cache", "resume", of_one_run=False) is None
+    assert find_newest(folder, NAMES, tmp_path / "cache", "resume", of_one_run=False) is None
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
@@ -358,3 +358,31 @@ def test_an_address_is_not_taken_from_another_key(tmp_path: Path) -> None:
         ConfigError, match=r"run=memory://bucket/r and ckpt=a.ckpt: give one of them"
     ):
         find_checkpoint("a.ckpt", "memory://bucket/r", "runs", tmp_path)
+
+
+def test_checkpoints_of_an_earlier_start_do_not_replace_those_at_the_address(
+    store: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    _write(folder, ["checkpoints/last.ckpt", "fit.log"])
+    store.pipe_file("/bucket/runs/run/checkpoints/last.ckpt", b"of another machine")
+    run = RunUpload(folder, f"{RUNS}/run")
+    run.begin()
+    assert store.cat("/bucket/runs/run/checkpoints/last.ckpt") == b"of another machine"
+    assert store.cat("/bucket/runs/run/fit.log") == b"fit.log"
+    (folder / "checkpoints/last.ckpt").write_text("new")
+    run.finish()
+    assert run.fault == ""
+    assert store.cat("/bucket/runs/run/checkpoints/last.ckpt") == b"new"
+
+
+def test_a_run_goes_on_by_itself_from_what_is_at_its_address(store: Any, tmp_path: Path) -> None:
+    runs, cache = f"{RUNS}/fit/stripe", tmp_path / "cache"
+    store.pipe_file("/bucket/runs/fit/stripe/mine/fit.log", b"just begun")
+    assert find_start(None, None, "auto", runs, f"{runs}/mine", cache) is None
+    _train(tmp_path / "a.ckpt", 7)
+    name = "/bucket/runs/fit/stripe/mine/checkpoints/interrupted.ckpt"
+    store.put_file(str(tmp_path / "a.ckpt"), name)
+    start = find_start(None, None, "auto", runs, f"{runs}/mine", cache)
+    assert start is not None
+    assert torch.load(start)["step"] == 7

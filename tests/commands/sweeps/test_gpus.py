@@ -138,7 +138,16 @@ def test_jobs_side_by_side_see_different_gpus(
     assert set(seen) == {5.0, 7.0}
 
 
-def test_jobs_that_share_a_process_are_refused_where_there_are_gpus(
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("sweep.isolate=none", "sweep.isolate=none keeps jobs in processes that stay on"),
+        ("trainer.devices=[0]", "trainer.devices=[0] names GPUs, and jobs side by side get theirs"),
+    ],
+)
+def test_what_would_share_gpus_is_refused_where_there_are_some(
+    word: str,
+    message: str,
     install: Callable[..., None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -147,6 +156,5 @@ def test_jobs_that_share_a_process_are_refused_where_there_are_gpus(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep_run, "list_gpus", lambda: ("0",))
     install(lambda cfg: pytest.fail("the command ran"), "fit")
-    words = ["fit", "-m", "seed=1,2", "hydra/launcher=parallel", "sweep.isolate=none"]
-    assert main(words) == 2
-    assert "sweep.isolate=none keeps jobs in processes that stay on" in capsys.readouterr().err
+    assert main(["fit", "-m", "seed=1,2", "hydra/launcher=parallel", word]) == 2
+    assert message in capsys.readouterr().err

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from lit_data.cli import main
 from lit_data.commands.sweeps import process as sweep_process
 from lit_data.commands.sweeps import run as sweep_run
-from lit_data.commands.sweeps.process import count_gpus, holding_gpus, list_gpus
+from lit_data.commands.sweeps.process import count_gpus, holding_gpus, list_gpus, names_gpus
 from lit_data.errors import ConfigError
 
 SITE = """
@@ -64,8 +64,14 @@ def test_a_job_takes_as_many_as_its_trainer(
 @pytest.mark.parametrize("devices", [[0], "0,1", [1, 3]])
 def test_a_trainer_that_names_gpus_is_refused(devices: object) -> None:
     cfg = OmegaConf.create({"command": "fit", "trainer": {"devices": devices}})
+    assert names_gpus(cfg)
     with pytest.raises(ConfigError, match="names GPUs, and jobs side by side get theirs"):
         count_gpus(cfg, "01")
+
+
+@pytest.mark.parametrize("devices", [1, "2", -1, "-1", "auto"])
+def test_a_number_of_gpus_names_none(devices: object) -> None:
+    assert not names_gpus(OmegaConf.create({"trainer": {"devices": devices}}))
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class PruneTrial(L.Callback):
             trainer.should_stop = True
             if trainer.is_global_zero:
                 log.info(
-                    "pruned after %d validations: %s is %g, worse than other jobs had by then",
+                    "pruned after validation %d: %s is %g, worse than other jobs had by then",
                     self._validations,
                     self.monitor,
                     self._value,

@@ -42,6 +42,7 @@ _STOPPED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 GPU_POLL_S: Final = 0.5
 _ON_DEVICES: Final = ("fit", "validate", "test", "predict", "benchmark")
 """Commands that use the devices of the Trainer."""
+_ALL_DEVICES: Final = ("auto", "-1")
 OUT_OF_MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
@@ -213,6 +214,18 @@ def list_gpus() -> tuple[str, ...]:
     return tuple(name.strip() for name in visible.split(",")[:count])
 
 
+def uses_gpus(cfg: DictConfig) -> bool:
+    """Return True for a job that runs on GPUs where there are some."""
+    accelerator = (cfg.get("trainer") or {}).get("accelerator", "auto")
+    return cfg.command in _ON_DEVICES and accelerator in ("auto", "gpu", "cuda")
+
+
+def names_gpus(cfg: DictConfig) -> bool:
+    """Return True if `trainer.devices` is no number, but names GPUs such as [0, 2]."""
+    devices = str((cfg.get("trainer") or {}).get("devices", "auto"))
+    return not devices.isdecimal() and devices not in _ALL_DEVICES
+
+
 def count_gpus(cfg: DictConfig, gpus: Sequence[str]) -> int:
     """Return how many of the GPUs that are handed out a job takes, by `trainer.devices`.
 
@@ -223,19 +236,15 @@ def count_gpus(cfg: DictConfig, gpus: Sequence[str]) -> int:
     Raises:
         ConfigError: It names some, where each job gets its own.
     """
-    trainer = cfg.get("trainer") or {}
-    uses_gpus = trainer.get("accelerator", "auto") in ("auto", "gpu", "cuda")
-    if not gpus or not uses_gpus or cfg.command not in _ON_DEVICES:
+    if not gpus or not uses_gpus(cfg):
         return 0
-    devices = trainer.get("devices", "auto")
-    if devices in ("auto", -1, "-1"):
-        return len(gpus)
-    if not str(devices).isdecimal():
+    devices = str((cfg.get("trainer") or {}).get("devices", "auto"))
+    if names_gpus(cfg):
         raise ConfigError(
             f"trainer.devices={devices} names GPUs, and jobs side by side get theirs from the "
             "sweep: give their number"
         )
-    return min(int(devices), len(gpus))
+    return len(gpus) if devices in _ALL_DEVICES else min(int(devices), len(gpus))
 
 
 @contextmanager

@@ -109,7 +109,7 @@ def report(jobs: Sequence[ReportedJob], cfg: DictConfig, sweep: Sweep, *, second
     metrics = [choose_metric(sweep.options, monitored[0], job.metrics) for job in jobs]
     metric = next(filter(None, metrics), None)
     done = [job for job in jobs if job.record.status == "done"]
-    measured = [job for job in jobs if read_number(job.metrics, metric) is not None]
+    measured = [job for job in done if read_number(job.metrics, metric) is not None]
     if metric is not None and done and not measured:
         log.warning("%s", explain_metric(metric, done[0].metrics))
     best = None

@@ -38,7 +38,13 @@ from lit_data.commands.sweeps.overrides import (
     quote,
     split_overrides,
 )
-from lit_data.commands.sweeps.process import count_gpus, end_descendants, list_gpus
+from lit_data.commands.sweeps.process import (
+    count_gpus,
+    end_descendants,
+    list_gpus,
+    names_gpus,
+    uses_gpus,
+)
 from lit_data.commands.sweeps.report import ReportedJob, collect_jobs, report
 from lit_data.errors import ConfigError, DataError, LitDataError
 from lit_data.files import refuse_links
@@ -213,17 +219,16 @@ def _find_shared_gpus(cfg: DictConfig, options: SweepOptions) -> tuple[str, ...]
     """Return the GPUs to hand out to jobs that run side by side on this machine; mostly none.
 
     Raises:
-        ConfigError: Jobs would stay in processes that cannot change their GPUs.
+        ConfigError: Jobs name their GPUs, or would stay in processes that cannot change them.
     """
     launcher = cfg.hydra.launcher
     is_parallel = "joblib" in str(launcher._target_) and launcher.n_jobs != 1
     # Controllers of one search may stand side by side.
-    is_shared = launcher._target_ == _BASIC_LAUNCHER and _is_search(cfg)
-    if not is_parallel and not (is_shared and options.isolate == "process"):
-        return ()
-    if not count_gpus(cfg, ("any",)):
+    is_shared = launcher._target_ == _BASIC_LAUNCHER and _is_search(cfg) and not names_gpus(cfg)
+    if not (is_parallel or (is_shared and options.isolate == "process")) or not uses_gpus(cfg):
         return ()
     gpus = list_gpus()
+    count_gpus(cfg, gpus)  # what it refuses, it refuses before anything runs
     if gpus and options.isolate == "none":
         raise ConfigError(
             "sweep.isolate=none keeps jobs in processes that stay on their first GPU: leave it out "

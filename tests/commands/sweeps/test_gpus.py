@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from lit_data.cli import main
 from lit_data.commands.sweeps import process as sweep_process
 from lit_data.commands.sweeps import run as sweep_run
-from lit_data.commands.sweeps.process import count_gpus, holding_gpus, list_gpus
+from lit_data.commands.sweeps.process import count_gpus, holding_gpus, list_gpus, names_gpus
 from lit_data.errors import ConfigError
 
 SITE = """
@@ -64,8 +64,14 @@ def test_a_job_takes_as_many_as_its_trainer(
 @pytest.mark.parametrize("devices", [[0], "0,1", [1, 3]])
 def test_a_trainer_that_names_gpus_is_refused(devices: object) -> None:
     cfg = OmegaConf.create({"command": "fit", "trainer": {"devices": devices}})
+    assert names_gpus(cfg)
     with pytest.raises(ConfigError, match="names GPUs, and jobs side by side get theirs"):
         count_gpus(cfg, "01")
+
+
+@pytest.mark.parametrize("devices", [1, "2", -1, "-1", "auto"])
+def test_a_number_of_gpus_names_none(devices: object) -> None:
+    assert not names_gpus(OmegaConf.create({"trainer": {"devices": devices}}))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +144,16 @@ def test_jobs_side_by_side_see_different_gpus(
     assert set(seen) == {5.0, 7.0}
 
 
-def test_jobs_that_share_a_process_are_refused_where_there_are_gpus(
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("sweep.isolate=none", "sweep.isolate=none keeps jobs in processes that stay on"),
+        ("trainer.devices=[0]", "trainer.devices=[0] names GPUs, and jobs side by side get theirs"),
+    ],
+)
+def test_what_would_share_gpus_is_refused_where_there_are_some(
+    word: str,
+    message: str,
     install: Callable[..., None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -147,6 +162,5 @@ def test_jobs_that_share_a_process_are_refused_where_there_are_gpus(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep_run, "list_gpus", lambda: ("0",))
     install(lambda cfg: pytest.fail("the command ran"), "fit")
-    words = ["fit", "-m", "seed=1,2", "hydra/launcher=parallel", "sweep.isolate=none"]
-    assert main(words) == 2
-    assert "sweep.isolate=none keeps jobs in processes that stay on" in capsys.readouterr().err
+    assert main(["fit", "-m", "seed=1,2", "hydra/launcher=parallel", word]) == 2
+    assert message in capsys.readouterr().err

@@ -45,7 +45,7 @@ def list_commands(page: str) -> list[list[str]]:
     for line in text.splitlines():
         _, starts, words = line.partition("-m lit_data ")
         if starts:
-            commands.append(shlex.split(words))
+            commands.append(shlex.split(words, comments=True))
     return commands
 
 

@@ -244,6 +244,7 @@ def make_sampler(node: DictConfig, job: int) -> optuna.samplers.BaseSampler:
     return sampler
 
 
+@dataclass(frozen=True)
 class Search:
     """A controller's view of a search.
 
@@ -256,22 +257,16 @@ class Search:
         name: of this controller, which holds the lock of that name.
     """
 
-    def __init__(
-        self,
-        study: optuna.Study,
-        folder: Path,
-        options: SearchOptions,
-        sampler: DictConfig,
-        space: Space,
-        name: str,
-    ) -> None:
-        self._study = study
-        self._folder = folder
-        self._journal = folder / JOURNAL
-        self._options = options
-        self._sampler = sampler
-        self._space = space
-        self._name = name
+    study: optuna.Study
+    folder: Path
+    options: SearchOptions
+    sampler: DictConfig
+    space: Space
+    name: str
+
+    @property
+    def _journal(self) -> Path:
+        return self.folder / JOURNAL
 
     def check_begun(self, begun: Mapping[str, str]) -> None:
         """Refuse to go on with another search than the one of the journal.
@@ -283,29 +278,29 @@ class Search:
             ConfigError: names what differs.
             DataError: the journal contradicts itself.
         """
-        before = self._study.user_attrs.get("begun")
-        trials = self._study.get_trials(deepcopy=False)
+        before = self.study.user_attrs.get("begun")
+        trials = self.study.get_trials(deepcopy=False)
         if before is None and not trials:
-            self._study.set_user_attr("begun", dict(begun))
+            self.study.set_user_attr("begun", dict(begun))
             return
         if not isinstance(before, dict):
             raise DataError(f"{self._journal} is the journal of another program")
         differences = describe_differences(before, begun)
         if differences:
             raise ConfigError(
-                f"the search in {self._folder} began otherwise ({differences:.400}): start a new one, "
+                f"the search in {self.folder} began otherwise ({differences:.400}): start a new one, "
                 "or give the same overrides"
             )
-        has_direction = self._study.direction.name.lower() == begun["direction"]
+        has_direction = self.study.direction.name.lower() == begun["direction"]
         for trial in trials:
             for key, distribution in trial.distributions.items():
-                if self._space.distributions.get(key) != distribution or not has_direction:
+                if self.space.distributions.get(key) != distribution or not has_direction:
                     raise DataError(f"{self._journal} does not hold the search that it names")
 
     def revive_failed(self) -> None:
         """Give failed jobs to whoever claims them next, unless other controllers are at work."""
         for path in self._journal.parent.glob("*.lock"):
-            if path.stem != self._name and self._lives(path.stem):
+            if path.stem != self.name and self._lives(path.stem):
                 return
         for number, trial in self._list_jobs().items():
             if trial.state is TrialState.FAIL:
@@ -315,7 +310,7 @@ class Search:
                     distributions=trial.distributions,
                     user_attrs={"job": number},
                 )
-                self._study.add_trial(again)
+                self.study.add_trial(again)
 
     def run(self, launch: Callable[[list[list[str]], int], Sequence[JobReturn]]) -> None:
         """Run jobs until all are done, those of other controllers too.
@@ -324,18 +319,18 @@ class Search:
             launch: Runs jobs: their overrides, and the number of the first.
         """
         while claims := self._claim():
-            words = [self._space.write(claim.params) for claim in claims]
+            words = [self.space.write(claim.params) for claim in claims]
             ends = launch(words, claims[0].job)
             failures = 0
             for claim, end in zip(claims, ends, strict=True):
                 failures += self._tell(claim, end) is TrialState.FAIL
-            if failures > self._options.max_failure_rate * len(claims):
+            if failures > self.options.max_failure_rate * len(claims):
                 log.error(
                     "%d of %d jobs failed, more than hydra.sweeper.max_failure_rate=%g: no more "
                     "are started",
                     failures,
                     len(claims),
-                    self._options.max_failure_rate,
+                    self.options.max_failure_rate,
                 )
                 break
         self._write_best()
@@ -363,14 +358,14 @@ class Search:
 
     def _end_halves(self) -> None:
         """End trials whose controller was killed while it claimed them, before they were a job."""
-        for trial in self._study.get_trials(deepcopy=False):
+        for trial in self.study.get_trials(deepcopy=False):
             if trial.state is TrialState.RUNNING and "job" not in trial.user_attrs:
-                self._study.tell(trial.number, state=TrialState.FAIL)
+                self.study.tell(trial.number, state=TrialState.FAIL)
 
     def _list_jobs(self) -> dict[int, FrozenTrial]:
         """Return the trial of each job, the last one where it was started again."""
         jobs = {}
-        for trial in self._study.get_trials(deepcopy=False):
+        for trial in self.study.get_trials(deepcopy=False):
             if is_count(trial.user_attrs.get("job"), 0):
                 jobs[trial.user_attrs["job"]] = trial
         return dict(sorted(jobs.items()))
@@ -382,10 +377,10 @@ class Search:
             if trial.state is not TrialState.RUNNING or self._is_anothers(trial):
                 continue
             is_next = not claims or number == claims[-1].job + 1
-            if not is_next or len(claims) == self._options.n_jobs:
+            if not is_next or len(claims) == self.options.n_jobs:
                 break
-            again = optuna.Trial(self._study, trial._trial_id)
-            again.set_user_attr("controller", self._name)
+            again = optuna.Trial(self.study, trial._trial_id)
+            again.set_user_attr("controller", self.name)
             claims.append(Claim(number, trial.number, trial.params))
         return claims
 
@@ -393,11 +388,11 @@ class Search:
         """Claim jobs with new values, as many as there are left."""
         claims = []
         first = max(jobs, default=-1) + 1
-        last = min(first + self._options.n_jobs, self._options.n_trials)
+        last = min(first + self.options.n_jobs, self.options.n_trials)
         for number in range(first, last):
-            self._study.sampler = make_sampler(self._sampler, number)
-            trial = self._study.ask(self._space.distributions)
-            trial.set_user_attr("controller", self._name)
+            self.study.sampler = make_sampler(self.sampler, number)
+            trial = self.study.ask(self.space.distributions)
+            trial.set_user_attr("controller", self.name)
             trial.set_user_attr("job", number)  # last: without it there is no job
             claims.append(Claim(number, trial.number, trial.params))
         return claims
@@ -413,14 +408,14 @@ class Search:
             log.warning("job %d: its metric is %s, which counts as a failure", claim.job, value)
         values = value if state is TrialState.COMPLETE else None
         with explaining(self._journal):
-            self._study.tell(claim.trial, values, state=state, skip_if_finished=True)
+            self.study.tell(claim.trial, values, state=state, skip_if_finished=True)
         return state
 
     def _is_anothers(self, trial: FrozenTrial) -> bool:
         """Return True if another living controller runs a trial."""
         controller = trial.user_attrs.get("controller")
         is_running = trial.state is TrialState.RUNNING
-        return is_running and controller != self._name and self._lives(controller)
+        return is_running and controller != self.name and self._lives(controller)
 
     def _lives(self, controller: object) -> bool:
         """Return True if a controller of this name holds its lock."""
@@ -436,15 +431,15 @@ class Search:
             return True
 
     def _write_best(self) -> None:
-        done = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         if not done:
             return
-        best = self._study.best_trial
+        best = self.study.best_trial
         log.info("Best parameters: %s", best.params)
         log.info("Best value: %s", best.value)
         results = {"name": "optuna", "best_params": best.params, "best_value": best.value}
         text = OmegaConf.to_yaml(OmegaConf.create(results))
-        write_text(self._folder / "optimization_results.yaml", text)
+        write_text(self.folder / "optimization_results.yaml", text)
 
 
 def make_pruning(job: int) -> PruneTrial:

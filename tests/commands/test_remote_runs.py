@@ -20,6 +20,7 @@ from lit_data.commands.remote_runs import find_newest
 from lit_data.commands.upload import RunUpload
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.remote.connection import ListedConnection
+from lit_data.io.remote.options import parse_store
 from tests.commands.reports.folders import make_run
 
 Install = Callable[..., None]
@@ -167,18 +168,12 @@ def test_a_server_that_goes_away_does_not_end_the_run(
     ("words", "text"),
     [
         ("paths.runs=sftp://host/runs", "paths.runs=sftp://host/runs: results lie in an object st"),
-        ("paths.runs=https://host/runs", "which https:// does not promise; mount it and name the"),
-        ("paths.runs=file:///data/runs", "give a local folder as a plain path"),
-        ("paths.runs=s3:/bucket/runs", "paths.runs=s3:/bucket/runs is an address: it must lie on"),
-        ("paths.runs=s3://bucket/../x", "write it without '..'"),
         ("paths.runs=s3://me:pw@bucket/x", "'paths.runs': the address holds a user name"),
         (f"paths.runs={RUNS} hydra.run.dir=mine", "lies outside of paths.runs=memory://bucket/ru"),
         (f"paths.runs={RUNS} hydra.run.dir=s3://b/x", "/s3:/b/x is an address"),
         (f"paths.runs={RUNS} -m seed=1,2", "is an address, and a sweep reads what its jobs wrote"),
         (f"paths.runs={RUNS} logger=mlflow", "is a database, which cannot lie at an address"),
-        ("ckpt=sftp://host/best.ckpt", "ckpt=sftp://host: results lie in an object store"),
         ("ckpt=s3://bucket", "ckpt=s3://bucket names no file: write s3://BUCKET/FOLDER/FILE"),
-        ("resume=https://host/run", "resume=https://host/run: results lie in an object store"),
     ],
 )
 def test_what_cannot_lie_at_an_address_is_one_line(
@@ -190,6 +185,20 @@ def test_what_cannot_lie_at_an_address_is_one_line(
     assert len(err.splitlines()) == 1
     assert "pw@" not in err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("https://host/run", "https:// does not promise; mount it and name the folder"),
+        ("sftp://host/run", "ckpt=sftp://host/run: results lie in an object store"),
+        ("file:///data/run", "ckpt=file:///data/run: give a local folder as a plain path"),
+        ("s3://bucket/../x", "ckpt=s3://bucket/../x: write it without '..'"),
+    ],
+)
+def test_other_addresses_are_no_store(address: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        parse_store(address, "ckpt")
 
 
 def test_a_file_of_a_configuration_does_not_choose_an_address(tmp_path: Path, capsys: Any) -> None:

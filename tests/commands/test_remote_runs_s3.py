@@ -243,3 +243,34 @@ def test_a_large_listing_and_keys_of_strangers(client: SimpleNamespace, tmp_path
     last = output.strip().splitlines()[-1]
     assert last.startswith("lit_data: no last.ckpt or interrupted.ckpt or step.ckpt below s3://")
     assert not list(tmp_path.rglob("last.ckpt"))
+
+
+def test_an_upload_that_is_killed_in_its_middle_leaves_no_half_checkpoint(
+    client: SimpleNamespace, tmp_path: Path
+) -> None:
+    key = "runs/fit/stripe/a/checkpoints/last.ckpt"
+    client.client.put_object(Bucket=BUCKET, Key=key, Body=b"as it was")
+    path = tmp_path / "large.ckpt"
+    with path.open("wb") as file:
+        file.truncate(300 * 2**20)
+    code = (
+        "from pathlib import Path\nfrom lit_data.commands.remote_runs import put_file\n"
+        f"put_file(Path({str(path)!r}), 's3://{BUCKET}/{key}', 'ckpt')"
+    )
+    with FaultyProxy(client.url, [None]).running() as proxy:
+        proxy.delay_s = 0.2
+        for parts in (2, 5, 9):
+            proxy.answered.clear()
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": str(ROOT)} | _machine(tmp_path / "one", proxy.url),
+            )
+            until_s = time.monotonic() + 60
+            while proxy.answered[None] < parts and time.monotonic() < until_s:
+                time.sleep(0.01)
+            process.kill()
+            process.wait()
+            assert proxy.answered[None] >= parts
+            assert _list(client) == {key: 9}
+            assert _read(client, key) == b"as it was"

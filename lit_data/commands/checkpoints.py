@@ -157,13 +157,14 @@ class TrainedRecord(L.Callback):
         data = self._data
         root = data.get("root")
         names = find_task_of(type(trainer.datamodule)).trained_data  # type: ignore[attr-defined]  # of the data connector
+        chosen = getattr(trainer.datamodule, "chosen_options", {})  # type: ignore[attr-defined]  # of the data connector
         # Plain values only: checkpoints are read without unpickling anything else.
         checkpoint[_KEY] = {
             "version": _VERSION,
             "experiment": self._experiment,
             "root": None if root is None else absolute_root(str(root)),
             "kind": str(data["_target_"]),
-            "data": {name: data[name] for name in names if name in data},
+            "data": {name: data[name] for name in names if name in data} | chosen,
             "model": self._model,
             "scores": _list_scores(trainer),
             "look": self._look,

@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Final, Literal, Unpack, cast, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
@@ -18,8 +20,11 @@ from lit_data.datamodules.image_files import ImageKeywords
 from lit_data.datamodules.source import name_options
 from lit_data.datasets.detection.dataset import DetectionDataset
 from lit_data.datasets.detection.files import DetectionFiles, LabelFormat
+from lit_data.datasets.detection.labels import LabelTable
+from lit_data.datasets.detection.sampling import BoxSampling, PositiveImages
+from lit_data.datasets.detection.windows import WindowDataset, Windows
 from lit_data.datasets.splits import SPLITS
-from lit_data.errors import DataError, show_path
+from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.grid import pair_px
 from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.loading import LoaderOptions, MicroBatchLoader
@@ -34,6 +39,7 @@ MOSAIC_KEY: Final = "mosaic"
 SHAPES_KEY: Final = "shapes"
 """Key of a batch for a YOLO trainer with scale and padding of each image in its sample."""
 
+_SIZE_PX: Final = 320
 _YOLO: Final = ("image", "boxes", "path", SHAPES_KEY)
 
 
@@ -48,11 +54,12 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
     ``image``        [B, 3, H, W] float32     0..1, R, G, B
     ``boxes``        [N, 6] float32           (row, class, cx, cy, w, h), the last four in shares of H and W
     ``boxes_count``  [B] int64                boxes of each image, in order
-    ``index``        [B] int64                number of the sample
+    ``index``        [B] int64                number of the image or window of the sample
     ``image_index``  [B] int64                number of its image (of the first one of a mosaic)
     ``shape``        [B, 2] int64             (height, width) px of that image on the disk
     ``path``         B paths                  of that image
     ``epoch``        [B] int64                epoch the sample was drawn for
+    ``window``       [B, 2] int64             (top, left) px of the window in its image, with `patch_px`
     ===============  =======================  ==================================================================
 
     `batch_format=yolo` is the tuple that YOLO trainers take: images, targets (``boxes``), paths,
@@ -60,12 +67,26 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
     image was fitted; ``None`` for mosaics. `torchvision` is (images, targets) for its detectors,
     `ultralytics` the dict of the v8 losses.
 
+    With `patch_px`, samples are windows of images at full resolution, and each is an image of its
+    own for mosaics, augmentation and validation; `predict` joins what is found in the windows of an
+    image.
+
     Args, beside those of `DetectionSource` and `BaseDataModule`:
+        size_px: (height, width) that whole images are scaled to fit, or one number; 320 by default.
+            Excludes `patch_px`.
+        patch_px: (height, width) of windows of images, or one number; none takes whole images.
+        stride_px: (down, right) from one window to the next, or one number; by default such that
+            the largest object fits into what two windows share, which is at most half of one.
+        sampling: Choice of the training samples.
         mosaic: Sizes and number of the tiles of training samples; none shows each image alone.
         mosaic_on: `worker` draws mosaics of any images of the split. `device` has each image cross
             the bus once, and makes mosaics there of images of the same batch, see
             `DetectionDataset.plan_batch`: for fast devices.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
+
+    Attributes:
+        bank: The stored images.
+        windows: Their windows; none where samples are whole images.
 
     Raises:
         ConfigError: An option is out of its range.
@@ -73,6 +94,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
 
     files: DetectionFiles
     bank: ImageBank
+    windows: Windows | None = None
     batch_keys: ClassVar[Sequence[str]] = (
         "image",
         "boxes",
@@ -93,7 +115,11 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         classes: Sequence[str] | None = None,
         annotations: PathText | None = None,
         difficult: bool = True,
-        size_px: int | tuple[int, int] = 320,
+        size_px: int | tuple[int, int] | None = None,
+        patch_px: int | tuple[int, int] | None = None,
+        stride_px: int | tuple[int, int] | None = None,
+        min_visible: float = 0.25,
+        sampling: BoxSampling | None = None,
         mosaic: MosaicSpec | None = None,
         mosaic_on: MosaicPlace = "worker",
         loader: LoaderOptions | None = None,
@@ -102,6 +128,8 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         **options: Unpack[ImageKeywords],
     ) -> None:
         check_choice("mosaic_on", mosaic_on, get_args(MosaicPlace))
+        if patch_px is not None:
+            vars(self)["batch_keys"] = (*self.batch_keys, "window")
         is_yolo = batch_format == "yolo"
         super().__init__(loader=loader, batch_format="dict" if is_yolo else batch_format)
         if is_yolo:  # it has a key that no other format may name
@@ -112,9 +140,13 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             classes=tuple(classes) if classes else None,
             annotations=annotations,
             difficult=difficult,
-            size_px=pair_px("size_px", size_px),
+            size_px=choose_size(size_px, patch_px),
+            patch_px=None if patch_px is None else pair_px("patch_px", patch_px),
+            stride_px=None if stride_px is None else pair_px("stride_px", stride_px),
+            min_visible=min_visible,
             **options,
         )
+        self.sampling = sampling or BoxSampling()
         self.mosaic = mosaic
         self.augment = stage_augmentations(augment)
         self.workers_draw = mosaic_on == "worker"
@@ -123,6 +155,33 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
     def classes(self) -> tuple[str, ...]:
         """Names of the classes, in the order of their numbers."""
         return self.files.labels.classes
+
+    def overlap_windows(self, overlap_px: int) -> None:
+        """Cut images into windows anew, with so many pixels that neighbouring ones share.
+
+        Raises:
+            ConfigError: Samples are whole images, or the windows are no larger.
+        """
+        height, width = self.source.patch_px or (0, 0)
+        if not 0 <= overlap_px < min(height, width):
+            raise ConfigError(
+                f"overlap_px={overlap_px} must be at least 0 and less than a window of "
+                f"{height} x {width} px"
+            )
+        stride_px = height - overlap_px, width - overlap_px
+        self.source = replace(self.source, stride_px=stride_px)
+        self.windows = self.source.cut(self.files, self.bank)
+        self._datasets = {}
+
+    @property
+    def chosen_options(self) -> dict[str, Any]:
+        """Options that the data have chosen, for the checkpoint."""
+        if self.windows is None:
+            return {}
+        grid = self.windows.bank.grid
+        down = grid.vertical.stride_px
+        right = grid.horizontal.stride_px
+        return {"stride_px": [down, right]}
 
     @override
     def find_classes(self) -> tuple[str, ...]:
@@ -135,16 +194,48 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
                 f"{show_path(self.source.folder)}: no image has a box, so there is nothing to learn or to score; see "
                 "docs/detection.md for the labels that are known"
             )
-        return DetectionDataset(
-            self.bank,
-            self.files.labels,
-            self.files.sizes_px,
-            images=None if stage == "predict" else self.files.splits[stage],
-            size_px=self.source.size_px,
-            mosaic=self.mosaic if stage == "train" else None,
-            draws_mosaics=self.workers_draw,
-            seed=self.loader.seed,
+        numbers = range(len(self.bank)) if stage == "predict" else self.files.splits[stage]
+        options: dict[str, Any] = {
+            "size_px": self.source.size_px,
+            "mosaic": self.mosaic if stage == "train" else None,
+            "draws_mosaics": self.workers_draw,
+            "seed": self.loader.seed,
+        }
+        if self.windows is None:
+            labels = self.files.labels
+            images = np.array(numbers, np.int64)
+            return DetectionDataset(
+                self.bank,
+                labels,
+                self.files.sizes_px,
+                images=images,
+                positives=self._draw_positives(stage, labels, images, images),
+                **options,
+            )
+        bank, labels = self.windows
+        images = bank.windows_of(numbers)
+        sources = bank.images_of(images)
+        return WindowDataset(
+            bank,
+            labels,
+            np.stack((bank.heights_px, bank.widths_px), axis=1),
+            images=images,
+            positives=self._draw_positives(stage, labels, images, sources),
+            **options,
         )
+
+    def _draw_positives(
+        self,
+        stage: Stage,
+        labels: LabelTable,
+        images: Ints,
+        sources: Ints,
+    ) -> PositiveImages | None:
+        """Return the choice of the samples of a stage; none where each is taken once."""
+        shares = self.sampling.find_shares(has_windows=self.windows is not None)
+        if stage != "train" or not shares or not len(images):
+            return None
+        return PositiveImages(labels, images, sources, shares, self.loader.seed)
 
     @override
     def make_loader(self, stage: Stage) -> MicroBatchLoader:
@@ -161,7 +252,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             planned |= {SHAPES_KEY: describe_fit(dataset, batch)}
         if stage not in self.augment:
             return planned
-        index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
+        index, epoch = find_streams(batch), int(batch["epoch"][0])
         return planned | self.augment[stage].draw(
             self.loader.seed, epoch, index, batch["image"].shape[1]
         )
@@ -182,6 +273,8 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         """Return numbers about the opened dataset: images, boxes and classes."""
         images = {f"{split}_images": len(self.files.splits[split]) for split in SPLITS}
         counts = {"boxes": len(self.files.labels.boxes), "classes": ", ".join(self.classes)}
+        if self.windows is not None:
+            counts["windows"] = len(self.windows.bank)
         return describe_bank(self.bank) | images | counts
 
     def _finish(self, batch: PlannedBatch, augment: Augmentation | None) -> Batch:
@@ -215,6 +308,27 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
     @override
     def open_source(self) -> None:
         self.files, self.bank = self.source.open()
+        self.windows = self.source.cut(self.files, self.bank)
+
+
+def choose_size(
+    size_px: int | tuple[int, int] | None, patch_px: int | tuple[int, int] | None
+) -> tuple[int, int]:
+    """Return (height, width) of a sample.
+
+    Raises:
+        ConfigError: Images are to be scaled and to be cut into windows.
+    """
+    if size_px is not None and patch_px is not None:
+        raise ConfigError(
+            f"size_px={size_px} scales whole images and patch_px={patch_px} cuts windows out of "
+            "them: leave one of them null"
+        )
+    if patch_px is not None:
+        return pair_px("patch_px", patch_px)
+    if size_px is not None:
+        return pair_px("size_px", size_px)
+    return _SIZE_PX, _SIZE_PX
 
 
 def plan_mosaics(dataset: DetectionDataset, batch: Batch) -> Batch:
@@ -223,7 +337,8 @@ def plan_mosaics(dataset: DetectionDataset, batch: Batch) -> Batch:
     spec = dataset.mosaic_of(epoch)
     if spec is None or dataset.draws_mosaics:
         return {}
-    mosaics = dataset.plan_batch(batch["image_index"].numpy(), spec, epoch)
+    numbers, streams = batch["index"].numpy(), find_streams(batch)
+    mosaics = dataset.plan_batch(numbers, spec, epoch, streams)
     return {
         MOSAIC_KEY: pack_tiles(mosaics.plan, mosaics.places_px, spec.tiles),
         "boxes": torch.from_numpy(mosaics.boxes),
@@ -231,18 +346,25 @@ def plan_mosaics(dataset: DetectionDataset, batch: Batch) -> Batch:
     }
 
 
+def find_streams(batch: Batch) -> Ints:
+    """Return the numbers of the samples' random streams, [B]."""
+    streams: Ints = batch.get("draw", batch["index"]).numpy()
+    return streams
+
+
 def describe_fit(dataset: DetectionDataset, batch: Batch) -> list[Any]:
     """Return scale and padding of each image in its sample, as YOLO trainers know it.
 
     Returns:
         For each sample ``((height, width), ((scale of y, scale of x), (left, top)))``: px of the
-        image on the disk, and px of the sample that lie before it; ``None`` for each sample where
+        image on the disk, or of the window, and px of the sample that lie before it; ``None`` where
         mosaics are made.
     """
     if dataset.mosaic_of(int(batch["epoch"][0])) is not None:
-        return [None] * len(batch["image_index"])
-    places_px = dataset.find_places(batch["image_index"].numpy())
-    pairs = zip(batch["shape"].numpy(), places_px, strict=True)
+        return [None] * len(batch["index"])
+    numbers = batch["index"].numpy()
+    places_px = dataset.find_places(numbers)
+    pairs = zip(dataset.original_px[numbers], places_px, strict=True)
     return [_describe_one(original_px, place_px) for original_px, place_px in pairs]
 
 

@@ -11,9 +11,11 @@ from zipfile import BadZipFile
 import numpy as np
 from typing_extensions import override
 
+from lit_data.checks import check_fraction
 from lit_data.datamodules.image_files import ImageFolder
 from lit_data.datasets.detection.files import DetectionFiles, LabelFormat, find_detection_files
 from lit_data.datasets.detection.labels import LabelTable
+from lit_data.datasets.detection.windows import Windows, choose_stride, cut_windows
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.files import replacing
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
@@ -24,6 +26,7 @@ from lit_data.io.images.scaling import ScaledDecoder, Scaling
 from lit_data.io.remote import Scope
 from lit_data.io.remote.scope import find_fault
 from lit_data.io.store.build import describe_options
+from lit_data.io.store.pixels import WHOLE, StoreOptions
 from lit_data.samples.detection import DetectionSampleSpec
 
 _LABELS: Final = "boxes.npz"
@@ -40,6 +43,10 @@ class DetectionSource(ImageFolder):
         annotations: The one COCO file to read, relative to the root.
         difficult: Keep VOC objects that are marked as difficult.
         size_px: (height, width) of a sample.
+        patch_px: (height, width) of windows of images at full resolution; none scales whole images
+            to `size_px`.
+        stride_px: (down, right) from one window to the next; none as `choose_stride` says.
+        min_visible: Smallest fraction of the area of a box that a window shows.
     """
 
     label_format: LabelFormat = "auto"
@@ -47,6 +54,15 @@ class DetectionSource(ImageFolder):
     annotations: str | None = None
     difficult: bool = True
     size_px: tuple[int, int]
+    patch_px: tuple[int, int] | None = None
+    stride_px: tuple[int, int] | None = None
+    min_visible: float = 0.25
+
+    def __post_init__(self) -> None:
+        check_fraction("min_visible", self.min_visible)
+        if self.stride_px is not None:
+            _check_stride(self.stride_px, self.patch_px)
+        super().__post_init__()
 
     takes_shards = True
     late_suffixes = ()  # boxes are held against the sizes of all images
@@ -64,6 +80,19 @@ class DetectionSource(ImageFolder):
         bank = self.open_images()
         return _leave_out(files, {path for path, _ in bank.skipped}), bank
 
+    def cut(self, files: DetectionFiles, bank: ImageBank) -> Windows | None:
+        """Return the windows of images with the boxes that they show; none where images are whole."""
+        if self.patch_px is None:
+            return None
+        stride_px = self.stride_px or choose_stride(files.labels, files.sizes_px, self.patch_px)
+        return cut_windows(
+            files.labels,
+            bank,
+            patch_px=self.patch_px,
+            stride_px=stride_px,
+            least_visible=self.min_visible,
+        )
+
     def find_classes(self) -> tuple[str, ...]:
         """Return the names of the classes, without decoding images.
 
@@ -75,8 +104,15 @@ class DetectionSource(ImageFolder):
     @property
     @override
     def decoder(self) -> Decoder:
+        if self.patch_px is not None:
+            return ImageDecoder(self.read)
         scaling = Scaling(size_px=self.size_px, is_padded=False)
         return ScaledDecoder(scaling, ImageDecoder(self.read))
+
+    @property
+    @override
+    def _layout(self) -> StoreOptions:
+        return WHOLE if self.patch_px is None else StoreOptions()
 
     @override
     def list_beside(self, scratch: Path) -> dict[str, Path]:
@@ -170,6 +206,16 @@ class DetectionSource(ImageFolder):
                 "were, or run `python -m lit_data prepare` with prepare.shards again"
             )
         return files
+
+
+def _check_stride(stride_px: tuple[int, int], patch_px: tuple[int, int] | None) -> None:
+    if patch_px is None:
+        raise ConfigError(f"stride_px={list(stride_px)} is the distance of windows: set patch_px")
+    if any(np.greater(stride_px, patch_px)):
+        raise ConfigError(
+            f"stride_px={list(stride_px)} leaves gaps between windows of "
+            f"patch_px={list(patch_px)}: set at most that"
+        )
 
 
 def _list_sources(files: DetectionFiles) -> list[ImageSource]:

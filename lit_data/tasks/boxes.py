@@ -21,6 +21,7 @@ from lit_data.datamodules import DetectionDataModule
 from lit_data.errors import ConfigError
 from lit_data.files import write_text
 from lit_data.io.images.writing import write_image
+from lit_data.modules.detection.seams import join_windows
 from lit_data.tasks.answers import ask_step, read_classes
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, draw_before_after, new_axes, save_figure
@@ -58,7 +59,8 @@ class BoxTask(Task[DetectionDataModule]):
 
     predicts = "list of objects"
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
-    trained_data = ("classes", "read", "size_px")
+    neutral_data = (*Task.neutral_data, "sampling")
+    trained_data = ("classes", "read", "size_px", "patch_px", "stride_px")
 
     @override
     def draw_samples(
@@ -111,7 +113,12 @@ class BoxTask(Task[DetectionDataModule]):
 
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "BoxWriter":
-        options.refuse("images with boxes", *self.unused)
+        unused = self.unused
+        if self.datamodule.windows is not None:
+            unused = [name for name in unused if name != "overlap_px"]
+            if options.overlap_px is not None:
+                self.datamodule.overlap_windows(options.overlap_px)
+        options.refuse("images with boxes", *unused)
         return BoxWriter(self.datamodule, run.folder, options)
 
 
@@ -223,6 +230,7 @@ def _name_boxes(boxes: Boxes, names: Sequence[str]) -> Iterator[tuple[list[float
 
 
 _SHOWN: Final = 6
+_SHOWN_PX: Final = 2000
 
 
 class BoxWriter(BankWriter):
@@ -251,7 +259,9 @@ class BoxWriter(BankWriter):
         self._classes = datamodule.classes
         self._folder = folder
         self._options = options
-        bank = self._dataset.bank
+        self._windows = datamodule.windows.bank if datamodule.windows else None
+        bank = datamodule.bank
+        self._sizes_px = datamodule.files.sizes_px  # of the images on the disk
         names = []
         for number in range(len(bank)):
             relative_path = os.path.relpath(bank.name(number), datamodule.source.folder)
@@ -271,11 +281,29 @@ class BoxWriter(BankWriter):
         return detections
 
     @override
+    def samples(self, number: int) -> Sequence[int]:
+        return (number,) if self._windows is None else self._windows.grid.patches_of(number)
+
+    @override
+    def join(self, number: int, answers: Sequence[Boxes]) -> Boxes:
+        """Return the objects of an image in px of the image on the disk, clipped to it."""
+        samples = np.array(self.samples(number), np.int64)
+        objects = []
+        for sample, (boxes, classes, scores) in zip(samples, answers, strict=True):
+            numbers = np.full(len(classes), sample)
+            originals = self._dataset.find_originals(boxes.double().numpy(), numbers)
+            corners = torch.from_numpy(originals)
+            objects.append({"boxes": corners, "classes": classes, "scores": scores})
+        if self._windows is None:
+            return Boxes(corners, classes, scores)
+        frames = torch.from_numpy(self._windows.find_frames(samples))
+        height, width = self._windows.image_sizes_px[number].tolist()
+        joined = join_windows(objects, frames, (height, width))
+        return Boxes(joined["boxes"], joined["classes"], joined["scores"])
+
+    @override
     def write(self, number: int, answer: Boxes, seconds: float) -> Written:
-        image_numbers = np.full(len(answer.classes), number, np.int64)
-        # Corners in the image on the disk, clipped to it: area and sides count there.
-        originals = self._dataset.find_originals(answer.corners.double().numpy(), image_numbers)
-        corners = torch.from_numpy(originals)
+        corners = answer.corners  # area and sides count in the image on the disk
         sides_px = corners[:, 2:] - corners[:, :2]
         is_written = (answer.scores >= self._options.least_score) & (sides_px > 0).all(1)
         is_written &= sides_px.prod(1) >= self._options.min_area_px
@@ -309,7 +337,7 @@ class BoxWriter(BankWriter):
     def _write_coco(self, entries: Sequence[Entry]) -> None:
         """Write ``detections.json``; COCO counts images, annotations and categories from 1."""
         images = []
-        sizes_px = self._dataset.original_px.tolist()
+        sizes_px = self._sizes_px.tolist()
         for image_id, name in enumerate(self.names, 1):
             height, width = sizes_px[image_id - 1]
             images.append({"id": image_id, "file_name": name, "height": height, "width": width})
@@ -328,8 +356,11 @@ class BoxWriter(BankWriter):
         figure, cells = _open_cells(len(entries), min(_COLUMNS, len(entries)))
         for cell, entry in zip(cells, entries, strict=False):
             number = self.numbers[entry.image]
-            pixels = torch.from_numpy(self.bank[number] / np.float32(255))
-            _show_boxes(cell, pixels, self._read_shown(entry, number), self._classes)
+            step = -(-max(self.bank[number].shape) // _SHOWN_PX)  # no cell shows as many
+            pixels = torch.from_numpy(self.bank[number][:, ::step, ::step] / np.float32(255))
+            boxes = self._read_shown(entry, number)
+            boxes = boxes._replace(corners=boxes.corners / step)
+            _show_boxes(cell, pixels, boxes, self._classes)
             name = PurePath(entry.image).name[-32:]
             cell.set_title(f"{name}: {len(entry.rows)} objects", fontsize=8)
         path = self._folder / "predictions.png"
@@ -346,8 +377,8 @@ class BoxWriter(BankWriter):
 
     def _shrink(self, number: int, boxes: Boxes) -> Boxes:
         """Return boxes of the image on the disk in pixels of the image as it is stored."""
-        _, stored_height, stored_width = self.bank[number].shape
-        height, width = self._dataset.original_px[number]
+        stored_height, stored_width = self.bank.heights_px[number], self.bank.widths_px[number]
+        height, width = self._sizes_px[number]
         scale = torch.tensor(
             [stored_width / width, stored_height / height] * 2, dtype=torch.float64
         )
@@ -355,7 +386,7 @@ class BoxWriter(BankWriter):
 
     def _write_text(self, number: int, boxes: Boxes) -> Path:
         """Write ``class cx cy w h score`` in fractions of the image; return the path of the file."""
-        height, width = self._dataset.original_px[number]
+        height, width = self._sizes_px[number]
         fractions = boxes.corners / torch.tensor([width, height] * 2, dtype=torch.float64)
         first = fractions[:, :2]
         second = fractions[:, 2:]

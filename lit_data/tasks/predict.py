@@ -47,7 +47,7 @@ def predict_batches(
     A batch that does not fit into memory is cut into micro-batches.
 
     Args:
-        datamodule: Its predict stage has one sample for each input of the writer.
+        datamodule: Its predict stage has the samples of each input of the writer, mostly one.
         model: With its weights.
         writer: Reads and writes what `predict_step` returns.
         run: Where.
@@ -78,17 +78,22 @@ def predict_batches(
             step = partial(_predict_in_threads, threads, datamodule)
             # The stack restores the step of the strategy before the threads end.
             resources.callback(wrap(trainer.strategy, "predict_step", step))
-        resources.enter_context(datamodule.predicting(work.waiting, options.batch_size))
+        samples: list[int] = []
+        for number in work.waiting:
+            samples += writer.samples(number)
+        resources.enter_context(datamodule.predicting(samples, options.batch_size))
         trainer.predict(model, datamodule=datamodule, return_predictions=False)
     return work.finish()
 
 
 class _Writes(L.Callback):
-    """Hands the answer for each sample to a writer."""
+    """Hands the answers for the samples of each input to a writer."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._numbers = iter(work.waiting)  # the next answer belongs to the next of them
+        self._numbers = iter(work.waiting)  # answers come in their order
+        self._number = 0
+        self._answers: list[Any] = []  # of the samples of that input
 
     @override
     def on_predict_batch_end(
@@ -113,7 +118,17 @@ class _Writes(L.Callback):
                 f"{samples} samples"
             )
         for answer in answers:
-            self._work.write(next(self._numbers), answer)
+            self._add(answer)
+
+    def _add(self, answer: Any) -> None:  # noqa: ANN401 - what the writer takes
+        writer = self._work.writer
+        if not self._answers:
+            self._number = next(self._numbers)
+        self._answers.append(answer)
+        if len(self._answers) == len(writer.samples(self._number)):
+            joined = writer.join(self._number, self._answers)
+            self._answers = []
+            self._work.write(self._number, joined)
 
 
 def _predict_in_threads(

@@ -41,10 +41,10 @@ class Written(NamedTuple):
 class PredictionWriter(ABC):
     """Writes the prediction of each input at once, and tables and pictures of all at the end.
 
-    The numbers of inputs are those of the samples of the predict stage. A run that goes on
-    (``predict.resume=true``) keeps the files of inputs that are done, and several processes write
-    some of the inputs each, so `finish` gets the rows of all of them back, and must not rely on
-    what `write` remembers.
+    The numbers of inputs are those of the samples of the predict stage, but where several `samples`
+    show one input, whose answers `join` puts together. A run that goes on (``predict.resume=true``)
+    keeps the files of inputs that are done, and several processes write some of the inputs each, so
+    `finish` gets the rows of all of them back, and must not rely on what `write` remembers.
 
     Attributes:
         expects: What `predict_step` must return, in words.
@@ -112,9 +112,17 @@ class PredictionWriter(ABC):
         """Return the path of an input, for messages; by default its name."""
         return self.names[number]
 
+    def samples(self, number: int) -> Sequence[int]:
+        """Return the samples of the predict stage that show an input; by default the one of its number."""
+        return (number,)
+
+    def join(self, number: int, answers: Sequence[Any]) -> Any:  # noqa: ANN401 - as `read` gives them
+        """Return the answer for an input of those for its samples; by default that for the only one."""
+        return answers[0]
+
     @abstractmethod
     def write(self, number: int, answer: Any, seconds: float) -> Written:  # noqa: ANN401 - one of `read`
-        """Write the answer for one input; `seconds` is the time since the one before."""
+        """Write the answer for one input, as `join` gives it; `seconds` is the time since the one before."""
 
     @abstractmethod
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:

@@ -60,6 +60,7 @@ CLASSES = frozenset(
         "grid.PatchGrid",
         "mosaic.MosaicSpec",
         "datasets.ct.windows.WindowSpec",
+        "datasets.detection.sampling.BoxSampling",
         "datasets.inspection.patches.SamplingOptions",
         "io.store.pixels.StoreOptions",
         "io.images.options.ReadOptions",

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.detection.labels import LabelTable
+from lit_data.datasets.detection.sampling import PositiveImages
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.io.images.image_source import ImageBank
 from lit_data.mosaic import FILL, Ints, MosaicPlan, MosaicSpec, move_boxes, sample_mosaics
@@ -45,7 +46,9 @@ class DetectionDataset(BankDataset):
       is made;
     - ``image_index`` int64: the same number, that of the image in the bank;
     - ``shape`` [2] int64: (height, width) px of the image as it lies on the disk;
-    - ``epoch`` int64: the epoch it was read for.
+    - ``epoch`` int64: the epoch it was read for;
+    - ``draw`` int64: number of the sample in the split, of which its random stream is made; only
+      with `positives`.
 
     Args:
         bank: Decoded images, [3, h, w] uint8 each, of any size.
@@ -60,6 +63,7 @@ class DetectionDataset(BankDataset):
         draws_mosaics: Samples are mosaics; otherwise they show one image each, and `plan_batch`
             plans mosaics of a batch of them.
         seed: Seed of every draw.
+        positives: Draws the image of each sample; none takes each image once.
 
     Raises:
         DataError: Images are not three channels of uint8.
@@ -72,12 +76,13 @@ class DetectionDataset(BankDataset):
         labels: LabelTable,
         original_px: NDArray[np.int64],
         *,
-        images: Sequence[int] | None = None,
+        images: Sequence[int] | Ints | None = None,
         size_px: tuple[int, int],
         mosaic: MosaicSpec | None = None,
         mosaic_epochs: int | None = None,
         draws_mosaics: bool = True,
         seed: int = 0,
+        positives: PositiveImages | None = None,
     ) -> None:
         if not len(bank) == len(labels) == len(original_px):
             raise ConfigError(
@@ -97,6 +102,7 @@ class DetectionDataset(BankDataset):
         self.mosaic_epochs = mosaic_epochs
         self.draws_mosaics = draws_mosaics
         self.seed = seed
+        self.positives = positives
         self._sizes_px = np.stack((bank.heights_px, bank.widths_px), axis=1).astype(np.int64)
         self.fields = self._describe()
 
@@ -107,17 +113,22 @@ class DetectionDataset(BankDataset):
     @override
     def runs(self) -> SampleRuns | Callable[[int], SampleRuns] | None:
         """See `BankDataset`; none where mosaics take parts of any images."""
-        return None if self.mosaic is not None and self.draws_mosaics else super().runs
+        if self.mosaic is not None and self.draws_mosaics:
+            return None
+        return super().runs if self.positives is None else self._group_runs
 
     @override
     def images_of(self, indices: Ints, epoch: int) -> Ints:
+        if self.positives is not None:
+            return self.positives.choose(indices, epoch)
         return self.images[indices]
 
     @override
     def write_into(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
         """See `BankDataset`; the number of boxes stands under ``boxes_count``."""
-        images = self.images[indices]
-        plan = self.plan(images, epoch)
+        images = self.images_of(indices, epoch)
+        streams = images if self.positives is None else indices
+        plan = self.plan(images, epoch, streams)
         draw_tiles(rows["image"], plan, self.bank)
         limits = self._spec_of(epoch) or _KEEP_ALL
         boxes, counts = self._find_boxes(plan, plan.image, self._sizes_px, len(images), limits)
@@ -131,25 +142,35 @@ class DetectionDataset(BankDataset):
         rows["image_index"][:] = images
         rows["shape"][:] = self.original_px[images]
         rows["epoch"][:] = epoch
+        if self.positives is not None:
+            rows["draw"][:] = indices
 
     def mosaic_of(self, epoch: int) -> MosaicSpec | None:
         """Return how samples of an epoch are put together; None if each shows one image."""
         return self.mosaic if self.mosaic_epochs is None or epoch < self.mosaic_epochs else None
 
-    def plan(self, images: Ints, epoch: int) -> MosaicPlan:
-        """Plan the tiles that the samples of some images have in an epoch."""
+    def plan(self, images: Ints, epoch: int, streams: Ints | None = None) -> MosaicPlan:
+        """Plan the tiles that the samples of some images have in an epoch.
+
+        Args:
+            images: [M] their numbers.
+            epoch: The epoch.
+            streams: [M] numbers of the samples' random streams; by default those of the images.
+        """
         return sample_mosaics(
             self._spec_of(epoch),
             self.seed,
             epoch,
-            images,
+            images if streams is None else streams,
             images=images,
             sizes_px=self._sizes_px,
             output_px=self.size_px,
-            choices=self.images,
+            choices=self.images if self.positives is None else self.positives.partners,
         )
 
-    def plan_batch(self, images: Ints, spec: MosaicSpec, epoch: int) -> BatchMosaics:
+    def plan_batch(
+        self, images: Ints, spec: MosaicSpec, epoch: int, streams: Ints | None = None
+    ) -> BatchMosaics:
         """Plan mosaics of a batch of samples that show one image each.
 
         Each sample has its own random stream, as when it is written as a mosaic, but draws its
@@ -162,6 +183,7 @@ class DetectionDataset(BankDataset):
             images: [B] their images.
             spec: How mosaics are made.
             epoch: The epoch they were read for.
+            streams: [B] numbers of the samples' random streams; by default those of the images.
         """
         rows = np.arange(len(images))
         places_px = self.find_places(images)
@@ -170,7 +192,7 @@ class DetectionDataset(BankDataset):
             spec,
             self.seed,
             epoch,
-            images,
+            images if streams is None else streams,
             images=rows,
             sizes_px=sizes_px,
             output_px=self.size_px,
@@ -185,6 +207,8 @@ class DetectionDataset(BankDataset):
 
     def describe_sample(self, index: int) -> str:
         """Name one sample of this split for a message, by its file."""
+        if self.positives is not None:
+            return f"sample {index}, whose image is chosen anew in each epoch"
         return show_path(self.bank.name(int(self.images[index])))
 
     def find_originals(
@@ -259,7 +283,7 @@ class DetectionDataset(BankDataset):
         tiles = self.mosaic.tiles if self.mosaic and self.draws_mosaics else 1
         counts = np.diff(self.labels.ends, prepend=0)[self.images]
         most = max(1, tiles * int(counts.max(initial=0)))
-        return {
+        fields = {
             "image": FieldSpec((3, *self.size_px), "uint8"),
             "boxes": FieldSpec((BOX_COLUMNS,), "float32", max_items=most, row_column=True),
             "index": FieldSpec((), "int64"),
@@ -267,6 +291,9 @@ class DetectionDataset(BankDataset):
             "shape": FieldSpec((2,), "int64"),
             "epoch": FieldSpec((), "int64"),
         }
+        if self.positives is not None:
+            fields["draw"] = FieldSpec((), "int64")
+        return fields
 
 
 # A warp of any matrix costs three times what scaling costs, whose cut of the tile and whose drawing

@@ -34,7 +34,36 @@ _RING_PX: Final = 11  # of the pixels around a defect that is pasted
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingOptions:
+class PositiveOptions:
+    """Fractions of the training samples that show something.
+
+    Args:
+        positives: One fraction, or for names of classes their fractions, which add up to at most 1.
+
+    Raises:
+        ConfigError: A share is out of its range.
+    """
+
+    positives: float | Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        for name, share in self.shares.items():
+            check_share(f"sampling.positives.{name}".rstrip("."), share)
+        if sum(self.shares.values()) > 1 + 1e-9:
+            raise ConfigError(f"sampling.positives={dict(self.shares)} must add up to at most 1")
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """Fraction of each class by its name; an empty name stands for all of them."""
+        if self.positives is None:
+            return {}
+        if isinstance(self.positives, Mapping):
+            return dict(self.positives)
+        return {"": self.positives}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions(PositiveOptions):
     """Choice of the patches that train; validation and test take every patch of the grid.
 
     Args:
@@ -56,28 +85,15 @@ class SamplingOptions:
         ConfigError: A share is out of its range.
     """
 
-    positives: float | Mapping[str, float] | None = None
     random_places: bool = False
     skip_blank: float | None = None
     paste: float | None = None
 
     def __post_init__(self) -> None:
-        for name, share in self.shares.items():
-            check_share(f"sampling.positives.{name}".rstrip("."), share)
-        if sum(self.shares.values()) > 1 + 1e-9:
-            raise ConfigError(f"sampling.positives={dict(self.shares)} must add up to at most 1")
+        super().__post_init__()
         for name in ("skip_blank", "paste"):
             if getattr(self, name) is not None:
                 check_share(f"sampling.{name}", getattr(self, name))
-
-    @property
-    def shares(self) -> Mapping[str, float]:
-        """Fraction of each class by its name; an empty name stands for all of them."""
-        if self.positives is None:
-            return {}
-        if isinstance(self.positives, Mapping):
-            return dict(self.positives)
-        return {"": self.positives}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +153,47 @@ class Sampling:
         if options.skip_blank is not None:
             sampling = replace(sampling, blank=find_blank(bank, grid, least, folder))
         return sampling
+
+
+def divide_objects(
+    objects: MaskObjects,
+    shares: Mapping[str, float],
+    classes: Sequence[str],
+    image_kinds: Sequence[str],
+    what: tuple[str, str, str],
+) -> list[tuple[MaskObjects, float]]:
+    """Divide the objects of a split into those that are picked alike often.
+
+    Args:
+        objects: Of the split.
+        shares: See `PositiveOptions.shares`.
+        classes: Names of the classes, which are numbered from 1.
+        image_kinds: Kind of each image; empty where nothing says it.
+        what: For a message the samples, an object and the labels, such as ``9 training patches``,
+            ``a defect`` and ``masks``.
+
+    Returns:
+        Objects, and the fraction of the samples that shows one of them.
+
+    Raises:
+        ConfigError: There is no object of a class.
+    """
+    groups: list[tuple[MaskObjects, float]] = []
+    for class_name, fraction in shares.items():
+        if class_name:
+            is_of_class = objects.kind == classes.index(class_name) + 1
+            kinds = [objects.take(is_of_class)] if is_of_class.any() else []
+        else:
+            kinds = split_by_kind(objects, image_kinds)
+        if not kinds:
+            samples, mark, labels = what
+            mark = repr(class_name) if class_name else mark
+            raise ConfigError(
+                f"data.sampling.positives={fraction}, but none of the {samples} shows {mark}: are "
+                f"the {labels} right? Set data.sampling.positives=null, or other data.splits"
+            )
+        groups += [(of_kind, fraction / len(kinds)) for of_kind in kinds]
+    return groups
 
 
 class SampledPatches(GridPatches):
@@ -268,23 +325,12 @@ class SampledPatches(GridPatches):
         if sampling.objects is None:
             return pools, np.zeros(0)
         of_split = sampling.objects.take(np.isin(sampling.objects.image, self.images))
-        for class_name, fraction in sampling.options.shares.items():
-            if class_name:
-                is_of_class = of_split.kind == sampling.classes.index(class_name) + 1
-                kinds = [of_split.take(is_of_class)] if is_of_class.any() else []
-            else:
-                kinds = split_by_kind(of_split, sampling.image_kinds)
-            if not kinds:
-                mark = repr(class_name) if class_name else "a defect"
-                raise ConfigError(
-                    f"data.sampling.positives={fraction}, but none of the {super().__len__()} "
-                    f"training patches shows {mark}: are the masks right? Set "
-                    "data.sampling.positives=null, or other data.splits"
-                )
-            for objects in kinds:
-                numbered = objects._replace(image=self._number_images(objects.image))
-                pools.append(ObjectPool(numbered))
-                fractions.append(fraction / len(kinds))
+        what = f"{super().__len__()} training patches", "a defect", "masks"
+        shares, kinds = sampling.options.shares, sampling.image_kinds
+        for objects, fraction in divide_objects(of_split, shares, sampling.classes, kinds, what):
+            numbered = objects._replace(image=self._number_images(objects.image))
+            pools.append(ObjectPool(numbered))
+            fractions.append(fraction)
         return pools, np.cumsum(fractions)
 
     def _mark(self, patches: Ints | None) -> NDArray[np.bool_]:

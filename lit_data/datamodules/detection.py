@@ -22,7 +22,7 @@ from lit_data.datasets.detection.dataset import DetectionDataset
 from lit_data.datasets.detection.files import DetectionFiles, LabelFormat
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.detection.sampling import BoxSampling, PositiveImages
-from lit_data.datasets.detection.windows import WindowDataset, Windows
+from lit_data.datasets.detection.windows import WholeImage, WindowDataset, Windows
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.grid import pair_px
@@ -172,6 +172,12 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         self.source = replace(self.source, stride_px=stride_px)
         self.windows = self.source.cut(self.files, self.bank)
         self._datasets = {}
+
+    def find_whole(self, image: int) -> WholeImage | None:
+        """Return an image with its windows and boxes; none where samples are whole images."""
+        if self.windows is None:
+            return None
+        return self.windows.find_whole(image, self.files.labels.of(image))
 
     @property
     def chosen_options(self) -> dict[str, Any]:

@@ -127,6 +127,22 @@ class WindowBank(ImageBank):
         self.bank.check_size()
 
 
+class WholeImage(NamedTuple):
+    """An image that windows are cut out of.
+
+    Attributes:
+        size_px: (height, width).
+        frames: [w, 4] corners (left, top, right, bottom) of its windows, px.
+        corners: [n, 4] of its boxes, px.
+        classes: [n] of its boxes.
+    """
+
+    size_px: tuple[int, int]
+    frames: Ints
+    corners: Floats
+    classes: Ints
+
+
 class Windows(NamedTuple):
     """Windows of all images of a dataset.
 
@@ -137,6 +153,17 @@ class Windows(NamedTuple):
 
     bank: WindowBank
     labels: LabelTable
+
+    def find_whole(self, image: int, boxes: NDArray[np.float32]) -> WholeImage:
+        """Return an image with its windows and with its boxes, which a `LabelTable` has as [n, 5]."""
+        height, width = self.bank.image_sizes_px[image].tolist()
+        numbers = self.bank.windows_of([image])
+        return WholeImage(
+            size_px=(height, width),
+            frames=self.bank.find_frames(numbers),
+            corners=_find_corners(boxes, self.bank.image_sizes_px[image]),
+            classes=boxes[:, 0].astype(np.int64),
+        )
 
 
 def choose_stride(labels: LabelTable, sizes_px: Ints, patch_px: tuple[int, int]) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from lit_data.devices import constant
 from lit_data.errors import ConfigError
 from lit_data.modules.detection.boxes import BoxScores, Objects, non_maximum_suppression
 from lit_data.modules.detection.net import Predictions
+from lit_data.modules.detection.seams import WindowObjects
 from lit_data.modules.detection.targets import detection_loss, read_truths
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.scored import ScoredModule
@@ -35,6 +36,10 @@ class DetectionModule(ScoredModule):
 
     - ``map50``: mean over the classes of the average precision at IoU 0.5;
     - ``map``: the same, mean over IoU 0.5, 0.55 .. 0.95.
+
+    Where samples are windows of large images, what is found in the windows of an image is joined, see
+    `join_windows`, and compared with the boxes of the image. An image of which windows are missing,
+    as with ``limit_val_batches``, counts not.
 
     `load_from_checkpoint(path, net=DetectorNet(3))` restores the plain arguments; net and optimizer
     are given again.
@@ -75,6 +80,7 @@ class DetectionModule(ScoredModule):
         self.score_threshold = score_threshold
         self.iou_threshold = iou_threshold
         self.scores = nn.ModuleDict({"val": BoxScores(), "test": BoxScores()})
+        self._windows = {"val": WindowObjects(), "test": WindowObjects()}
         # Plain values only, so that checkpoints load with weights_only=True.
         self.save_hyperparameters("schedule", "box_weight", "score_threshold", "iou_threshold")
 
@@ -131,17 +137,60 @@ class DetectionModule(ScoredModule):
 
     @override
     def score(self, batch: Batch, stage: str) -> None:
+        predicted = self._find(batch["image"], LEAST_SCORE)
+        if self._has_windows:
+            self._windows[stage].add(predicted, batch)
+            # Images are done one after the other, so few are open, but on several ranks.
+            for image in set(batch["image_index"].tolist()):
+                self._score_whole(image, stage)
+            return
         truths = read_truths(batch)
         true = []
         for row in range(len(batch["image"])):
             objects = truths.of(row)
             true.append({"boxes": objects.boxes, "classes": objects.classes})
         metric: Any = self.scores[stage]
-        metric.update(self._find(batch["image"], LEAST_SCORE), true)
+        metric.update(predicted, true)
+
+    @property
+    def _has_windows(self) -> bool:
+        """True if samples are windows of images, which are scored as a whole."""
+        trainer: Any = self._trainer
+        return getattr(getattr(trainer, "datamodule", None), "windows", None) is not None
+
+    def _score_whole(self, image: int, stage: str) -> None:
+        """Score an image if all of its windows are there."""
+        trainer: Any = self.trainer
+        whole = trainer.datamodule.find_whole(image)
+        joined = self._windows[stage].take(image, whole)
+        if joined is None:
+            return
+        best = {name: values[:_MOST_COMPARED] for name, values in joined.items()}
+        boxes, classes = torch.from_numpy(whole.corners), torch.from_numpy(whole.classes)
+        self._update(stage, best, {"boxes": boxes.float(), "classes": classes})
+
+    def _update(self, stage: str, predicted: Objects, true: Objects) -> None:
+        metric: Any = self.scores[stage]
+        pair = []
+        for objects in (predicted, true):
+            pair.append({name: values.to(self.device) for name, values in objects.items()})
+        metric.update(pair[:1], pair[1:])
+
+    def _score_rest(self, stage: str) -> None:
+        """Score images whose windows lie on several ranks; those with windows that are missing count not."""
+        self._windows[stage].gather()
+        for image in list(self._windows[stage].parts):
+            self._score_whole(image, stage)
+        self._windows[stage].parts.clear()
+        # So that a rank without an image takes part.
+        nothing = {"boxes": torch.zeros(0, 4), "classes": torch.zeros(0, dtype=torch.int64)}
+        self._update(stage, nothing | {"scores": torch.zeros(0)}, nothing)
 
     @override
     def take_scores(self, stage: str) -> dict[str, Tensor]:
         metric: Any = self.scores[stage]
+        if self._has_windows:
+            self._score_rest(stage)
         values: dict[str, Tensor] = metric.compute()
         metric.reset()
         return values

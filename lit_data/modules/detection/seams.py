@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from typing import Final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from lit_data.datasets.detection.windows import WholeImage
 from lit_data.modules.detection.boxes import Objects, box_iou
+from lit_data.types import Batch
 
 SAME_IOU: Final = 0.4
 """Boxes of one class in two windows that overlap more are one object: of 8 px, they may lie 2 px apart."""
@@ -14,6 +17,54 @@ _CUT_PX: Final = 2.0
 """Boxes that come as near to an edge inside the image may be cut there."""
 _COVERED: Final = 0.5
 """Fraction of the area of a cut box that a box of another window covers, which then shows the rest too."""
+
+
+class WindowObjects:
+    """Objects that are found in windows, until all windows of an image are there.
+
+    Attributes:
+        parts: For each image that is not complete the objects of its windows, in px of the image, by
+            (left, top) of the window.
+    """
+
+    def __init__(self) -> None:
+        self.parts: dict[int, dict[tuple[int, ...], Objects]] = {}
+
+    def add(self, objects: Sequence[Objects], batch: Batch) -> None:
+        """Add the objects of the windows of a batch, in px of these."""
+        images = batch["image_index"].tolist()
+        corners = batch["window"].flip(1).cpu()
+        for image, corner, in_window in zip(images, corners, objects, strict=True):
+            moved = {name: values.cpu() for name, values in in_window.items()}
+            moved["boxes"] = moved["boxes"] + corner.repeat(2)
+            self.parts.setdefault(image, {})[tuple(corner.tolist())] = moved
+
+    def gather(self) -> None:
+        """Exchange windows between ranks, each of which goes on with some of the images."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return
+        ranks = dist.get_world_size()
+        parts_of_ranks: list[dict[int, dict[tuple[int, ...], Objects]]] = [{}] * ranks
+        dist.all_gather_object(parts_of_ranks, self.parts)
+        self.parts = {}
+        for parts in parts_of_ranks:
+            for image, of_image in parts.items():
+                if image % ranks == dist.get_rank():
+                    self.parts.setdefault(image, {}).update(of_image)
+
+    def take(self, image: int, whole: WholeImage) -> Objects | None:
+        """Return the objects of an image; none while windows are missing."""
+        parts = self.parts[image]
+        if len(parts) < len(whole.frames):
+            return None
+        del self.parts[image]
+        height, width = whole.size_px
+        limits = torch.tensor([width, height] * 2)
+        objects = []
+        for left, top, _, _ in whole.frames.tolist():
+            part = parts[left, top]
+            objects.append(part | {"boxes": part["boxes"].minimum(limits)})
+        return join_windows(objects, torch.from_numpy(whole.frames), whole.size_px)
 
 
 def join_windows(parts: Sequence[Objects], frames: Tensor, size_px: tuple[int, int]) -> Objects:

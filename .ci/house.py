@@ -25,7 +25,7 @@ MOST = {
     "median function": 7,
     "files with private names of Lightning": 1,
     "tokens": 456_000,
-    "tokens per 100 code lines": 921,
+    "tokens per 100 code lines": 922,
     "dense expressions per 1000 code lines": 46,
     "functions with vague names": 0,
     "docstrings that begin with a question": 0,

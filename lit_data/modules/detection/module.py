@@ -161,12 +161,15 @@ class DetectionModule(ScoredModule):
     def _score_whole(self, image: int, stage: str) -> None:
         """Score an image if all of its windows are there."""
         trainer: Any = self.trainer
-        whole = trainer.datamodule.find_whole(image)
-        joined = self._windows[stage].take(image, whole)
+        whole_image = trainer.datamodule.find_whole(image)
+        joined = self._windows[stage].take(image, whole_image)
         if joined is None:
             return
         best = {name: values[:_MOST_COMPARED] for name, values in joined.items()}
-        boxes, classes = torch.from_numpy(whole.corners), torch.from_numpy(whole.classes)
+        boxes, classes = (
+            torch.from_numpy(whole_image.corners),
+            torch.from_numpy(whole_image.classes),
+        )
         self._update(stage, best, {"boxes": boxes.float(), "classes": classes})
 
     def _update(self, stage: str, predicted: Objects, true: Objects) -> None:

@@ -230,7 +230,7 @@ def _name_boxes(boxes: Boxes, names: Sequence[str]) -> Iterator[tuple[list[float
 
 
 _SHOWN: Final = 6
-_SHOWN_PX: Final = 2000
+_SHOWN_PX: Final = 1200
 
 
 class BoxWriter(BankWriter):

@@ -65,9 +65,10 @@ def shared_data() -> Path:
 
 @pytest.fixture(autouse=True)
 def _leave_logging_as_it_was() -> Iterator[None]:
-    """A command run inside a test sets up the root logger for its run folder."""
+    """A command run inside a test, or inside a fixture of its file, sets up the root logger for its run folder."""
     root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
+    level, handlers = logging.WARNING, list(root.handlers)
+    root.setLevel(level)
     yield
     root.setLevel(level)
     for handler in [handler for handler in root.handlers if handler not in handlers]:

@@ -31,7 +31,7 @@ def test_each_command_lists_its_own_keys(
     ("word", "key"),
     [
         ("experiment=stripe", "data.patch_px=128"),
-        ("+experiment=bccd", "data.size_px=320"),
+        ("+experiment=bccd", "data.size_px=null"),
         ("data=ct", "data.window"),
         ("experiment=nothing", "data.patch_px=128"),
     ],

@@ -1,6 +1,8 @@
 """GPUs are handed out to jobs that run side by side: none sees another's."""
 
 import json
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from lit_data.commands.sweeps import process as sweep_process
 from lit_data.commands.sweeps import run as sweep_run
 from lit_data.commands.sweeps.process import count_gpus, holding_gpus, list_gpus, names_gpus
 from lit_data.errors import ConfigError
+from tests.families import ROOT, run_family
 
 SITE = """
 import sys, types
@@ -31,6 +34,14 @@ def run(cfg):
     time.sleep(0.3)
     mark.rmdir()
     return {"test/gpu": float(gpu)}
+"""
+
+CONTROLLER = """
+import sys
+from lit_data.cli import main
+from lit_data.commands.sweeps import run
+run.list_gpus = lambda: ("5", "7")
+sys.exit(main(sys.argv[1:]))
 """
 
 
@@ -130,18 +141,18 @@ def test_a_job_without_gpus_waits_for_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_jobs_side_by_side_see_different_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_jobs_side_by_side_see_different_gpus(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text(SITE.format(code=SEEING))
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setattr(sweep_run, "list_gpus", lambda: ("5", "7"))
     words = ["fit", "-m", "seed=1,2,3,4", "hydra/launcher=parallel", "hydra.sweep.dir=out"]
-    assert main([*words, "hydra.launcher.n_jobs=3"]) == 0
-    seen = [json.loads(Path(f"out/{job}/summary.json").read_text())["test/gpu"] for job in range(4)]
-    assert set(seen) == {5.0, 7.0}
+    # In a process of its own: joblib leaves semaphores in the one that it is called from.
+    program = [sys.executable, "-W", "ignore", "-c", CONTROLLER, *words, "hydra.launcher.n_jobs=3"]
+    paths = f"{tmp_path / 'site'}{os.pathsep}{ROOT}"
+    code, output = run_family(program, limit_s=280, cwd=tmp_path, PYTHONPATH=paths)
+    assert code == 0, output
+    summaries = [tmp_path / f"out/{job}/summary.json" for job in range(4)]
+    seen = {json.loads(path.read_text())["test/gpu"] for path in summaries}
+    assert seen == {5.0, 7.0}
 
 
 @pytest.mark.parametrize(

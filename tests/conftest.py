@@ -67,10 +67,10 @@ def shared_data() -> Path:
 def _leave_logging_as_it_was() -> Iterator[None]:
     """A command run inside a test, or inside a fixture of its file, sets up the root logger for its run folder."""
     root = logging.getLogger()
-    level, handlers = logging.WARNING, list(root.handlers)
-    root.setLevel(level)
+    handlers = list(root.handlers)
+    root.setLevel(logging.WARNING)
     yield
-    root.setLevel(level)
+    root.setLevel(logging.WARNING)
     for handler in [handler for handler in root.handlers if handler not in handlers]:
         root.removeHandler(handler)
         handler.close()

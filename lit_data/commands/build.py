@@ -120,9 +120,8 @@ def _assemble(
     cfg: DictConfig, start: Path | None, trainer_arguments: Mapping[str, Any], *, trained: bool
 ) -> Run:
     datamodule = build_any_datamodule(cfg)
-    trainer = build_trainer(
-        cfg, **trainer_arguments
-    )  # its options are refused before labels are read
+    # Its options are refused before labels are read.
+    trainer = build_trainer(cfg, **trainer_arguments)
     name_classes(cfg, datamodule)
     node = leave_out_unknown(cfg.model, "model")
     build_fresh = partial(_build_module, read_recipe(_start_at_random(node)), cfg.seed)

@@ -214,15 +214,20 @@ def list_gpus() -> tuple[str, ...]:
     return tuple(name.strip() for name in visible.split(",")[:count])
 
 
+def _read_trainer(cfg: DictConfig, name: str) -> str:
+    """Return an option of the Trainer as text; it is `auto` where nothing says it."""
+    return str((cfg.get("trainer") or {}).get(name, "auto"))
+
+
 def uses_gpus(cfg: DictConfig) -> bool:
     """Return True for a job that runs on GPUs where there are some."""
-    accelerator = (cfg.get("trainer") or {}).get("accelerator", "auto")
+    accelerator = _read_trainer(cfg, "accelerator")
     return cfg.command in _ON_DEVICES and accelerator in ("auto", "gpu", "cuda")
 
 
 def names_gpus(cfg: DictConfig) -> bool:
     """Return True if `trainer.devices` is no number, but names GPUs such as [0, 2]."""
-    devices = str((cfg.get("trainer") or {}).get("devices", "auto"))
+    devices = _read_trainer(cfg, "devices")
     return not devices.isdecimal() and devices not in _ALL_DEVICES
 
 
@@ -238,7 +243,7 @@ def count_gpus(cfg: DictConfig, gpus: Sequence[str]) -> int:
     """
     if not gpus or not uses_gpus(cfg):
         return 0
-    devices = str((cfg.get("trainer") or {}).get("devices", "auto"))
+    devices = _read_trainer(cfg, "devices")
     if names_gpus(cfg):
         raise ConfigError(
             f"trainer.devices={devices} names GPUs, and jobs side by side get theirs from the "

@@ -74,12 +74,7 @@ def non_maximum_suppression(
 ) -> Tensor:
     """Suppress boxes that overlap one of their class with a higher score.
 
-    Boxes are taken from the highest score down.
-
-    The greedy rule is the one solution of ``kept[j] = no kept i before j drops j``. Put in over and
-    over, the answer for the first t boxes is right after t rounds, and it has settled when a round
-    changes nothing: that takes as many rounds as the longest chain of boxes that drop each other, a
-    handful, instead of one step for each box. Time and memory grow with the square of n.
+    Boxes are taken from the highest score down. Time and memory grow with the square of n.
 
     Args:
         boxes: [n, 4] corners.
@@ -95,11 +90,34 @@ def non_maximum_suppression(
     boxes = boxes[order]
     classes = classes[order]
     drops = (box_iou(boxes[:, None], boxes) > iou_threshold) & (classes[:, None] == classes)
-    drops = drops.triu(1)
-    stays = torch.ones_like(classes, dtype=torch.bool)
-    while not torch.equal(stays, settled := ~(drops & stays[:, None]).any(0)):
-        stays = settled
+    stays = settle_drops(torch.ones_like(classes, dtype=torch.bool), drops.triu(1).nonzero().T)
     return order[stays][:most]
+
+
+def settle_drops(alive: Tensor, edges: Tensor) -> Tensor:
+    """Return which boxes stay where some drop others.
+
+    The greedy rule is the one solution of ``stays[j] = no i that stays drops j``. Put in over and
+    over, the answer for the first t boxes is right after t rounds, and it has settled when a round
+    changes nothing: that takes as many rounds as the longest chain of boxes that drop each other, a
+    handful, instead of one step for each box.
+
+    Args:
+        alive: [n] bool, boxes that take part.
+        edges: [2, E] numbers of boxes, the first of which drops the second if it stays. They form
+            no circle, as where the one with the higher score comes first.
+
+    Returns:
+        [n] bool.
+    """
+    edges = edges[:, alive[edges].all(0)]
+    stays = alive
+    while True:
+        settled = alive.clone()
+        settled[edges[1, stays[edges[0]]]] = False
+        if torch.equal(stays, settled):
+            return stays
+        stays = settled
 
 
 def _areas(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

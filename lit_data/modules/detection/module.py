@@ -166,10 +166,8 @@ class DetectionModule(ScoredModule):
         if joined is None:
             return
         best = {name: values[:_MOST_COMPARED] for name, values in joined.items()}
-        boxes, classes = (
-            torch.from_numpy(whole_image.corners),
-            torch.from_numpy(whole_image.classes),
-        )
+        boxes = torch.from_numpy(whole_image.corners)
+        classes = torch.from_numpy(whole_image.classes)
         self._update(stage, best, {"boxes": boxes.float(), "classes": classes})
 
     def _update(self, stage: str, predicted: Objects, true: Objects) -> None:

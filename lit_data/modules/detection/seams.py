@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lit_data.datasets.detection.windows import WholeImage
-from lit_data.modules.detection.boxes import Objects, box_iou
+from lit_data.modules.detection.boxes import Objects, box_iou, settle_drops
 from lit_data.types import Batch
 
 SAME_IOU: Final = 0.4
@@ -103,7 +103,7 @@ def join_windows(parts: Sequence[Objects], frames: Tensor, size_px: tuple[int, i
         is_same &= rank[rows, None] < rank[others]
         row, column = is_same.nonzero(as_tuple=True)
         edges.append(torch.stack((rows[row], others[column])))
-    stays = _suppress(~yields, torch.cat(edges, dim=1))
+    stays = settle_drops(~yields, torch.cat(edges, dim=1))
     remaining = order[stays[order]]
     return {name: values[remaining] for name, values in joined.items()}
 
@@ -142,20 +142,3 @@ def _cover(boxes: Tensor, others: Tensor) -> Tensor:
     high = torch.minimum(boxes[..., 2:], others[..., 2:])
     area = (boxes[..., 2:] - boxes[..., :2]).prod(-1)
     return (high - low).clamp(min=0).prod(-1) / area.clamp(min=1e-9)
-
-
-def _suppress(alive: Tensor, edges: Tensor) -> Tensor:
-    """Return which of the boxes stay, see `non_maximum_suppression`.
-
-    Args:
-        alive: [n] bool, boxes that take part.
-        edges: [2, E] numbers of boxes, the first of which drops the second if it stays.
-    """
-    edges = edges[:, alive[edges].all(0)]
-    stays = alive
-    while True:
-        settled = alive.clone()
-        settled[edges[1, stays[edges[0]]]] = False
-        if torch.equal(stays, settled):
-            return stays
-        stays = settled

@@ -26,8 +26,7 @@ class FaultyProxy:
         self.answered: Counter[int | str | None] = Counter()
         self.delay_s = 0.0
         self._draws, self._lock = random.Random(0), threading.Lock()
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _ProxyHandler)
-        self._server.daemon_threads = True
+        self._server = _ProxyServer(("127.0.0.1", 0), _ProxyHandler)
         self._server.proxy = self  # type: ignore[attr-defined]
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -47,6 +46,11 @@ class FaultyProxy:
             fault = self._draws.choice(self.faults)
             self.answered[fault] += 1
         return fault
+
+
+class _ProxyServer(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
 
 
 class _ProxyHandler(http.server.BaseHTTPRequestHandler):

@@ -1,8 +1,6 @@
 """Servers on loopback: a web server that can misbehave, and one that speaks S3."""
 
-import http.client
 import http.server
-import random
 import subprocess
 import sys
 import threading
@@ -181,76 +179,3 @@ def _copy(source: object, target: object) -> None:
             target.write(line)  # type: ignore[attr-defined]
     except ValueError:
         pass  # closed at the end
-
-
-class _FlakyHandler(http.server.BaseHTTPRequestHandler):
-    """Passes requests on, and answers some of them with 503."""
-
-    protocol_version = "HTTP/1.1"
-
-    def _pass_on(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        content = self.rfile.read(length)
-        flaky = cast(_FlakyServer, self.server)
-        if flaky.refuses():
-            self.send_response(503)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        connection = http.client.HTTPConnection(flaky.target, timeout=30)
-        connection.request(self.command, self.path, content, dict(self.headers))
-        answer = connection.getresponse()
-        body = answer.read()
-        self.send_response(answer.status)
-        for name, value in answer.getheaders():
-            if name.lower() not in ("transfer-encoding", "connection", "content-length"):
-                self.send_header(name, value)
-        length_header = answer.getheader("Content-Length") if self.command == "HEAD" else None
-        self.send_header("Content-Length", length_header or str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-        connection.close()
-
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass_on
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-class _FlakyServer(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, url: str, fraction: float) -> None:
-        super().__init__(("127.0.0.1", 0), _FlakyHandler)
-        self.target = url.removeprefix("http://")
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        self.refused = 0
-        self._fraction = fraction
-        self._rng = random.Random(0)
-        self._lock = threading.Lock()
-
-    def refuses(self) -> bool:
-        with self._lock:
-            is_refused = self._rng.random() < self._fraction
-            self.refused += is_refused
-        return is_refused
-
-
-@contextmanager
-def flaky_proxy(url: str, *, fraction: float) -> Iterator[_FlakyServer]:
-    """A server in front of another one, which answers a fraction of all requests with 503.
-
-    Args:
-        url: Of the other one.
-        fraction: Of the requests.
-    """
-    proxy = _FlakyServer(url, fraction)
-    thread = threading.Thread(target=proxy.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield proxy
-    finally:
-        proxy.shutdown()
-        proxy.server_close()
-        thread.join(10)

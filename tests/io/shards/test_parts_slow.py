@@ -21,7 +21,8 @@ from lit_data.io.images.writing import write_png
 from lit_data.io.remote import RemoteOptions
 from lit_data.parts import Part
 from tests.families import run_family
-from tests.io.remote.servers import flaky_proxy, s3_server
+from tests.io.remote.proxy import FaultyProxy
+from tests.io.remote.servers import s3_server
 from tests.io.shards.test_shards import draw, open_files, open_store
 
 IMAGES = 64
@@ -117,7 +118,7 @@ def test_a_bucket_that_often_answers_503(
     root = f"s3://{bucket}/photos"
     calm = RemoteOptions(endpoint_url=server.url, region="us-east-1")
     publish(root, tmp_path / "one", tmp_path / "one.shards", remote=calm, encoding=encoding)
-    with flaky_proxy(server.url, fraction=0.2) as proxy:
+    with FaultyProxy(server.url, [503, *[None] * 4]).running() as proxy:
         remote = RemoteOptions(
             endpoint_url=proxy.url, region="us-east-1", backoff_s=0.01, retries=12
         )
@@ -128,7 +129,7 @@ def test_a_bucket_that_often_answers_503(
             publish(root, cache, address, part=Part(number, PARTS), **options)
             assert not list(cache.rglob("*.png"))
         publish(root, tmp_path / "last", address, finish=True, **options)
-        assert proxy.refused > 20
+        assert proxy.answered[503] > 20
         written = {}
         pages = server.client.get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=bucket, Prefix="sets/photos.shards/"):

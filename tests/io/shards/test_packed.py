@@ -19,11 +19,10 @@ from lit_data.io.images.decoders import ImageDecoder
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.shards.packed import unpack
 from lit_data.io.shards.store import ShardedStore
-from lit_data.io.store.arrays import ArrayFolder, ArrayWriter
-from lit_data.io.store.files import write_tar
+from lit_data.io.store.arrays import ArrayFolder
 from lit_data.io.store.sources import join_paths
 from lit_data.parts import Part
-from tests.io.shards.test_shards import open_files, open_store
+from tests.io.shards.test_shards import open_files, open_store, write_changed
 
 IMAGES = 12
 SHARD_BYTES = 3 * 3 * 96 * 128  # three images
@@ -160,15 +159,9 @@ def test_other_pixels_than_those_that_were_written_are_refused(
 
 def rewrite(tar: Path, folder: Path, facts: dict[str, Any], arrays: dict[str, Any]) -> Path:
     """Write a packed shard with other content."""
-    old = ArrayFolder(tar, "packed", 1)
-    folder.mkdir()
-    writer = ArrayWriter(folder)
-    for name in old.arrays:
-        writer.add(name, arrays.get(name, np.array(old.map(name))))
-    writer.finish("packed", 1, old.key, old.facts | facts)
-    write_tar({path.name: path for path in folder.iterdir()}, folder / "shard.tar")
+    changed = write_changed(tar, ("packed", 1), folder, facts, arrays)
     (folder / "temp").mkdir()
-    return folder / "shard.tar"
+    return changed
 
 
 def test_hostile_shards_are_refused(sets: Path, tmp_path: Path) -> None:

@@ -22,9 +22,8 @@ from lit_data.io.remote.transport import FolderTransport
 from lit_data.io.shards.groups import WrittenGroup, count_group_images, cut_groups
 from lit_data.parts import Part
 from tests.io.remote.servers import WebServer
-from tests.io.shards.test_shards import draw, open_files, open_store
+from tests.io.shards.test_shards import open_files, open_store, write_photos
 
-IMAGES = 24
 SHARD_BYTES = 6_000  # one image of 60 x 100 grey pixels; eight are a group
 PARTS = 2
 
@@ -33,12 +32,7 @@ PARTS = 2
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Photographs, two of them bad, and the shards that one process makes of them."""
     folder = tmp_path_factory.mktemp("parts")
-    for number in range(IMAGES):
-        write_png(folder / "photos/images" / f"{number:02}.png", draw(number))
-        if number % 3 == 0:
-            mask = (draw(number) > 250).astype(np.uint8) * np.uint8(255)
-            write_png(folder / "photos/masks" / f"{number:02}.png", mask)
-    write_png(folder / "photos/images/23.png", draw(22))  # shows the same as the one before
+    write_photos(folder / "photos")
     (folder / "photos/images/04.png").write_bytes(b"no image")
     content = (folder / "photos/images/05.png").read_bytes()
     (folder / "photos/images/05.png").write_bytes(content[:-500])

@@ -54,16 +54,21 @@ def open_files(root: Path | str, cache_dir: Path, **options: Any) -> InspectionF
     return InspectionFiles(root=str(root), **(given | {"remote": remote} | options))  # type: ignore[arg-type]
 
 
+def write_photos(root: Path) -> None:
+    """Write 24 photographs, a third of them with a mask; the last shows the same as the one before."""
+    for number in range(IMAGES):
+        write_png(root / "images" / f"{number:02}.png", draw(number))
+        if number % 3 == 0:
+            mask = (draw(number) > 250).astype(np.uint8) * np.uint8(255)
+            write_png(root / "masks" / f"{number:02}.png", mask)
+    write_png(root / "images/23.png", draw(22))
+
+
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of photographs and of their shards, of which each test has a copy of its own."""
     folder = tmp_path_factory.mktemp("published")
-    for number in range(IMAGES):
-        write_png(folder / "photos/images" / f"{number:02}.png", draw(number))
-        if number % 3 == 0:
-            mask = (draw(number) > 250).astype(np.uint8) * np.uint8(255)
-            write_png(folder / "photos/masks" / f"{number:02}.png", mask)
-    write_png(folder / "photos/images/23.png", draw(22))  # shows the same as the one before
+    write_photos(folder / "photos")
     files = open_files(folder / "photos", folder / "cache")
     report = files.publish(str(folder / "set.shards"), SHARD_BYTES)
     counts = {"images": 24, "skipped": 0, "shards": 5, "shards_kept": 0}
@@ -196,18 +201,35 @@ def test_a_hostile_pointer_is_refused(make: Make, address: Path, text: bytes) ->
         open_store(make(address, "new"))
 
 
+def write_changed(
+    tar: Path, kind: tuple[str, int], folder: Path, facts: dict[str, Any], arrays: dict[str, Any]
+) -> Path:
+    """Write a tar of arrays with other content, its sums included; return where it is.
+
+    Args:
+        tar: The one to change.
+        kind: What it holds, and the version of that.
+        folder: For the new one; it is made.
+        facts: In place of its own.
+        arrays: In place of its own.
+    """
+    old = ArrayFolder(tar, *kind)
+    folder.mkdir()
+    writer = ArrayWriter(folder)
+    for name in old.arrays:
+        writer.add(name, arrays.get(name, np.array(old.map(name))))
+    writer.finish(*kind, old.key, old.facts | facts)
+    write_tar({path.name: path for path in folder.iterdir()}, folder / "changed.tar")
+    return folder / "changed.tar"
+
+
 def put_index(address: Path, folder: Path, facts: dict[str, Any], arrays: dict[str, Array]) -> None:
     """Replace the index by one with sums of its own, as a stranger would."""
     pointer = json.loads((address / "set.json").read_text())
-    found = ArrayFolder(address / f"index-{pointer['index']}.tar", "shards", 2)
-    folder.mkdir()
-    writer = ArrayWriter(folder)
-    for name in found.arrays:
-        writer.add(name, arrays.get(name, np.array(found.map(name))))
-    writer.finish("shards", 2, found.key, found.facts | facts)
-    write_tar({path.name: path for path in folder.iterdir()}, folder / "index.tar")
-    sum_ = find_sha256(folder / "index.tar")
-    (folder / "index.tar").rename(address / f"index-{sum_}.tar")
+    index = address / f"index-{pointer['index']}.tar"
+    tar = write_changed(index, ("shards", 2), folder, facts, arrays)
+    sum_ = find_sha256(tar)
+    tar.rename(address / f"index-{sum_}.tar")
     (address / "set.json").write_text(json.dumps(pointer | {"index": sum_}))
 
 

@@ -97,10 +97,14 @@ def describe_shapes(batch: Any, samples: int) -> str:  # noqa: ANN401 - any nest
     descriptions = []
     for name, tensor in _walk(batch, ""):
         if tensor.ndim and len(tensor) == samples:
-            shape = "x".join(map(str, tensor.shape[1:])) or "1"
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            descriptions.append(f"{name} {shape} {dtype}")
+            descriptions.append(_describe_sample(name, tensor.shape[1:], tensor.dtype))
     return ", ".join(descriptions)
+
+
+@functools.lru_cache(maxsize=256)  # each step asks for the same few
+def _describe_sample(name: str, shape: torch.Size, dtype: torch.dtype) -> str:
+    sizes = "x".join(map(str, shape)) or "1"
+    return f"{name} {sizes} {str(dtype).removeprefix('torch.')}"
 
 
 def _walk(batch: Any, name: str) -> Iterator[tuple[str, Tensor]]:  # noqa: ANN401

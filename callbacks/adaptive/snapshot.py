@@ -2,7 +2,8 @@
 
 import ctypes
 import random
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
+from itertools import starmap
 from operator import is_
 from typing import Any, Final
 
@@ -44,6 +45,64 @@ class BufferCopy:
         """Put the values back."""
         for tensors, copies in self._groups:
             torch._foreach_copy_(tensors, copies)
+
+
+class MetricCopy:
+    """Keeps the states and counts of a metric; its children are metrics themselves.
+
+    A training step leaves the metrics of validation alone, so only states that changed are copied.
+
+    Args:
+        metric: Its states are tensors, or lists of them.
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+        self._attributes: dict[str, Any] = {}
+        self._copies: dict[str, Any] = {}
+        self._tensors: list[Tensor] = []
+        self._versions: list[int] | None = None
+        self._lists: list[tuple[list[Any], list[Any]]] = []
+
+    def take(self) -> None:
+        """Take the states as they are now."""
+        attributes = vars(self._metric)
+        if self._is_unchanged(attributes):
+            return
+        self._attributes = dict(attributes)
+        states = {k: v for k, v in attributes.items() if isinstance(v, Tensor | list)}
+        self._copies = {name: _copy_state(state) for name, state in states.items()}
+        self._tensors = [state for state in states.values() if isinstance(state, Tensor)]
+        self._versions = _read_versions(self._tensors)
+        self._lists = [
+            (state, self._copies[name]) for name, state in states.items() if isinstance(state, list)
+        ]
+
+    def restore(self) -> None:
+        """Put the states back."""
+        # Copied again, because the next attempt writes into what it gets.
+        copies = {name: _copy_state(state) for name, state in self._copies.items()}
+        vars(self._metric).update(self._attributes | copies)
+
+    def _is_unchanged(self, attributes: dict[str, Any]) -> bool:
+        """Return True if the copies are those of the states as they are now."""
+        if not _are_same(attributes.values(), self._attributes.values()):
+            return False
+        if not all(starmap(_are_same, self._lists)):
+            return False
+        versions = _read_versions(self._tensors)
+        return versions is not None and versions == self._versions
+
+
+def _are_same(objects: Collection[Any], old_objects: Collection[Any]) -> bool:
+    return len(objects) == len(old_objects) and all(map(is_, objects, old_objects))
+
+
+def _read_versions(tensors: Sequence[Tensor]) -> list[int] | None:
+    """Return numbers that grow with each write into a tensor; None in inference, which has none."""
+    if any(map(Tensor.is_inference, tensors)):
+        return None
+    return [tensor._version for tensor in tensors]
 
 
 _MT19937_BYTES: Final = 4 * (624 + 1)  # its words, and how many of them are used up
@@ -131,7 +190,7 @@ class StepSnapshot:
         self._buffers_by_owner = [dict(owner) for owner in self._owners]
         self._buffers = self._list_buffers()
         self._copy = BufferCopy([buffer for buffer in self._buffers if buffer is not None])
-        self._metrics = [part for part in module.modules() if isinstance(part, Metric)]
+        self._metrics = [MetricCopy(part) for part in module.modules() if isinstance(part, Metric)]
         self.take()
 
     def fits(self, module: L.LightningModule, results: object) -> bool:
@@ -144,7 +203,8 @@ class StepSnapshot:
     def take(self) -> None:
         """Take the state as it is now."""
         self._copy.take()
-        self._metric_states = [_copy_state(vars(metric)) for metric in self._metrics]
+        for metric in self._metrics:
+            metric.take()
         self._attributes = dict(vars(self.module))
         self._lists = [value for value in self._attributes.values() if type(value) is list]
         self._lengths = [len(values) for values in self._lists]
@@ -160,9 +220,8 @@ class StepSnapshot:
         attributes.update(self._attributes)
         for values, length in zip(self._lists, self._lengths, strict=True):
             del values[length:]
-        for metric, state in zip(self._metrics, self._metric_states, strict=True):
-            # Copied again, because the next attempt writes into what it gets.
-            vars(metric).update(_copy_state(state))
+        for metric in self._metrics:
+            metric.restore()
         if self.results is not None:
             _delete_new(self.results, self._logged)
             for key, state in self._logged.items():
@@ -187,13 +246,5 @@ def _delete_new(values: dict[str, Any], old_values: dict[str, Any]) -> None:
         del values[name]
 
 
-def _copy_state(state: dict[str, Any]) -> dict[str, Any]:
-    """Copy the states of a metric and its counts; its children are metrics themselves."""
-    copies = {}
-    for name, value in state.items():
-        if isinstance(value, Tensor):
-            value = value.detach().clone()
-        elif isinstance(value, list):
-            value = list(value)
-        copies[name] = value
-    return copies
+def _copy_state(state: Any) -> Any:  # noqa: ANN401 - a tensor, or a list of them
+    return state.detach().clone() if isinstance(state, Tensor) else list(state)

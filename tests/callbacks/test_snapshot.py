@@ -5,9 +5,15 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torchmetrics import Metric
 
-from lit_data.callbacks.adaptive.snapshot import BufferCopy, NumpyRandom, save_random_state
+from lit_data.callbacks.adaptive.snapshot import (
+    BufferCopy,
+    MetricCopy,
+    NumpyRandom,
+    save_random_state,
+)
 
 CPU = torch.device("cpu")
 
@@ -54,6 +60,64 @@ def test_tensors_of_all_kinds_go_back() -> None:
         copy.restore()
         assert all(map(torch.equal, tensors, before))
     BufferCopy([]).take()
+
+
+class Seen(Metric):
+    """A sum that is written to or replaced, and all values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros(()))
+        self.add_state("values", [])
+
+    def update(self, value: Tensor) -> None:
+        self.total += value
+        self.values.append(value)
+
+    def compute(self) -> Tensor:
+        return self.total
+
+
+def test_states_of_a_metric_are_copied_only_if_they_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    metric, copies = Seen(), []
+    detach = Tensor.detach
+    monkeypatch.setattr(
+        Tensor, "detach", lambda tensor: copies.append(tensor is metric.total) or detach(tensor)
+    )
+    copy = MetricCopy(metric)
+    copy.take()
+    copy.take()
+    assert copies.count(True) == 1
+    changes = [
+        lambda: metric.update(torch.ones(())),
+        lambda: metric.total.add_(1),
+        lambda: setattr(metric, "total", torch.zeros(())),
+        lambda: metric.values.__setitem__(0, torch.zeros(())),
+        metric.reset,
+    ]
+    for count, change in enumerate(changes, start=2):
+        change()
+        copy.take()
+        assert copies.count(True) == count
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_states_of_a_metric_go_back_again_and_again(*, inference: bool) -> None:
+    metric = Seen()
+    with torch.inference_mode(inference):
+        metric.update(torch.ones(()))
+        copy = MetricCopy(metric)
+        for _ in range(2):
+            copy.take()
+            for _ in range(2):
+                metric.update(torch.ones(()))
+                metric.reset()
+                metric.update(torch.full((), 5.0))
+                copy.restore()
+                assert (metric.total.item(), metric._update_count) == (1, 1)
+                assert [value.item() for value in metric.values] == [1]
 
 
 def test_another_generator_of_numpy_is_read_each_time() -> None:

@@ -1,0 +1,70 @@
+"""Reading level of the pages: ends with 1 where sentences are long, or where the field has another word.
+
+Sentences are those outside of code, tables and headings.
+"""
+
+import re
+import sys
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parents[1]
+MOST_WORDS = 20
+"""Of the median sentence of a page."""
+CHANGELOG = ROOT / "docs" / "changelog.md"  # says what things were called before
+WORDS = {
+    "drawn set": "synthetic dataset",
+    "lane": "inference thread",
+    "lanes": "inference threads",
+    "occupied": "foreground",
+    "seen from all sides": "multi-view",
+    "mirrored on": "reflect-padded",
+    "share of": "fraction of",
+}
+CODE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+INLINE_CODE = re.compile(r"`[^`]*`")
+NO_PROSE = re.compile(r"^\s*(\||#|!\[|<|\(\w+\)=|\+|:::|---).*$", re.MULTILINE)
+ITEM = re.compile(r"^\s*([-*]|\d+\.)\s", re.MULTILINE)
+LINK = re.compile(r"\]\([^)]*\)")
+END_OF_SENTENCE = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`*\[(\"'])")
+
+
+def list_sentences(page: str) -> list[str]:
+    """Return the sentences of a page in Markdown."""
+    prose = NO_PROSE.sub("\n", CODE.sub("\n", page))
+    paragraphs = re.split(r"\n\s*\n", ITEM.sub("\n\n", prose))
+    sentences = []
+    for paragraph in paragraphs:
+        sentences += END_OF_SENTENCE.split(paragraph.strip())
+    return [sentence for sentence in sentences if " " in sentence]
+
+
+def count_words(sentence: str) -> int:
+    """Count the words of a sentence; code counts as one, the address of a link as none."""
+    plain = INLINE_CODE.sub("code", LINK.sub("]", sentence))
+    return len(re.findall(r"[\w'%.-]*\w", plain))
+
+
+def list_unusual_words(page: str) -> list[str]:
+    """Return the words of a page for which the field has others."""
+    prose = INLINE_CODE.sub("", CODE.sub("", page))
+    return [word for word in WORDS if re.search(rf"\b{word}\b", prose, re.IGNORECASE)]
+
+
+def main() -> int:
+    """Print the median sentence of each page, and return 1 where something is to be rewritten."""
+    code = 0
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        page = path.read_text()
+        lengths = [count_words(sentence) for sentence in list_sentences(page)]
+        words = median(lengths or [0])
+        notes = [f"more than {MOST_WORDS}"] if words > MOST_WORDS else []
+        if path != CHANGELOG:
+            notes += [f"'{word}': write '{WORDS[word]}'" for word in list_unusual_words(page)]
+        print(f"{path.relative_to(ROOT)}: {words:g} words in the median sentence", *notes, sep=", ")
+        code = code or bool(notes)
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

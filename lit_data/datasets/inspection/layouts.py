@@ -16,7 +16,6 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from lit_data.datasets.splits import SPLITS
 from lit_data.errors import DataError, Problems, show_path
 from lit_data.io.discovery import MATLAB, FolderWalk, name_below
 from lit_data.io.images.mask_choice import count_values, has_grey_edges
@@ -43,7 +42,7 @@ _IMAGE_FOLDERS: Final = re.compile(
 _ENDING: Final = re.compile(
     r"[_.-](masks?|gt|label|labels|seg|segmentation|ground_?truth|anno|annotation)$", re.IGNORECASE
 )
-_SPLIT_NAMES: Final = {name: name for name in SPLITS} | {"valid": "val", "validation": "val"}
+_SPLIT: Final = re.compile(r"(train|val|test)(?:id|idation|ing)?", re.IGNORECASE)
 _GOOD: Final = re.compile(
     r".*(^|[_-])(good|ok|normal|free|clean|no_?defects?|pass)$", re.IGNORECASE
 )
@@ -456,14 +455,15 @@ def plain_stem(stem: str) -> str:
 def split_of(name: str) -> str | None:
     """Return the split that the first such folder of a path is named after, if any."""
     for part in name.split("/")[:-1]:
-        if part in _SPLIT_NAMES:
-            return _SPLIT_NAMES[part]
+        split = _SPLIT.fullmatch(part)
+        if split:
+            return split[1].lower()
     return None
 
 
 def _kind_of(folders: Sequence[str]) -> str:
     """Return the first folder of a path that is no split and does not only say that images are in it."""
     for part in folders:
-        if part not in _SPLIT_NAMES and not _IMAGE_FOLDERS.fullmatch(part):
+        if not _SPLIT.fullmatch(part) and not _IMAGE_FOLDERS.fullmatch(part):
             return "good" if _GOOD.fullmatch(part) else part
     return ""

@@ -14,7 +14,7 @@ from importlib import import_module
 from types import FrameType, SimpleNamespace
 
 import lit_data
-from lit_data.commands import COMMANDS, TOOLS
+from lit_data.commands import COMMANDS, ON_RUNS, TOOLS
 from lit_data.commands.configuration.help import (
     complete,
     format_command_help,
@@ -146,7 +146,15 @@ def _run(command: str, options: argparse.Namespace) -> None:
         "packages": options.package,
         "multirun": options.multirun,
     }
-    overrides = options.words[1:]
+    overrides: Sequence[str] = options.words[1:]
+    if command in ON_RUNS and overrides and "=" not in overrides[0]:
+        from lit_data.commands.rerun import take_run
+
+        on_run = take_run(command, overrides[0], overrides[1:])
+        overrides = on_run.overrides
+        flags["config_dir"] = options.config_dir or on_run.config_dir
+        if not options.cfg:
+            flags["read"] = on_run.read
     if options.cfg:
         print_config(command, overrides, part=options.cfg, resolve=options.resolve, **flags)
     else:

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lit_data import api
-from lit_data.commands import TOOLS
+from lit_data.commands import ON_RUNS, TOOLS
 from lit_data.commands.build import Run as Objects
 from lit_data.commands.configuration.compose import compose
 from lit_data.testing import QUIET
@@ -66,6 +66,8 @@ def test_links_lead_somewhere() -> None:
 def test_commands_compose(line: str, tmp_path: Path) -> None:
     _, _, rest = line.partition("python -m lit_data ")
     command, *words = shlex.split(rest)
+    if command in ON_RUNS and "=" not in words[0]:
+        words.pop(0)  # the run, whose own words a test of it follows
     if command in TOOLS:  # has no configuration
         return
     packages = [name for flag, name in pairwise(words) if flag == "--package"]

@@ -5,12 +5,17 @@ COMMANDS: dict[str, str] = {
     "validate": "score a checkpoint on the validation split",
     "test": "score a checkpoint on the test split",
     "predict": "write what a model finds in every image or volume of a folder",
+    "calibrate": "bound the misses and false alarms of verdicts: calibrate RUN miss=0.02",
+    "pod": "measure the smallest defect that a model finds, with a bound: pod RUN",
     "prepare": "check all files and build their store ahead of the first run",
     "benchmark": "measure loading and training speed",
     "show": "draw what a model will see",
     "doctor": "check this machine for what commonly hurts, with remedies",
 }
 """Name of each command and what it does, in the order of ``--help``."""
+
+ON_RUNS = ("calibrate", "pod")
+"""Those of them that may be given the folder of a run of ``fit``, whose options they take over."""
 
 TOOLS: dict[str, str] = {
     "report": "write one HTML page of a run, of several, or of a sweep: report RUN...",

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -12,18 +12,26 @@ import lightning as L
 from omegaconf import DictConfig
 
 from lit_data.checks import check_outside_root
-from lit_data.commands.build import build_input_data, build_model, find_trained
+from lit_data.commands.build import (
+    build_datamodule,
+    build_input_data,
+    build_model,
+    find_trained,
+)
 from lit_data.commands.checkpoints import load_weights
+from lit_data.commands.configuration.hydra_node import find_typed
 from lit_data.commands.configuration.names import resolve_target, to_plain
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.result import PartlyDoneError
-from lit_data.commands.shares import build_lone_trainer, take_seat
+from lit_data.commands.shares import Seat, build_lone_trainer, take_seat
 from lit_data.commands.trained import find_doubt, take_trained, warn_of_other_data
 from lit_data.errors import ConfigError, list_problems, show_path
 from lit_data.files import find_sha256, refuse_links
 from lit_data.tasks import find_task, find_task_of
+from lit_data.tasks.base import Task
 from lit_data.tasks.journal import FINGERPRINT
-from lit_data.tasks.options import PredictOptions, PredictRun
+from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
+from lit_data.tasks.verdicts import find_calibration
 
 log = logging.getLogger(__name__)
 
@@ -59,13 +67,85 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     refuse_links(folder, "predict.folder")
     kind = resolve_target(cfg.data._target_, "data")
     seat = take_seat(cfg, options, shares=find_task_of(kind).shares)
+    prediction = prepare_prediction(cfg, options, checkpoint, folder, seat)
+    bank = getattr(prediction.task.datamodule, "bank", None)
+    warn_of_other_data(prediction.record, root, bank)
+    prediction = prediction.take_calibration()
+    if seat.share.leads:
+        _warn_of_nothing_to_resume(folder, options)
+    metrics, bad = prediction.start()
+    if bad:
+        raise _describe_bad(bad, folder, metrics)
+    return metrics
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Objects of a prediction; nothing is predicted yet.
+
+    Attributes:
+        task: Of the data.
+        model: With its weights.
+        run: Where the files go.
+        options: With the thresholds of the model, where none are typed.
+        checkpoint: The file of the weights.
+        record: What `take_trained` returned.
+        conditions: Options that scores of images depend on.
+    """
+
+    task: Task[Any]
+    model: L.LightningModule
+    run: PredictRun
+    options: PredictOptions
+    checkpoint: Path
+    record: Mapping[str, Any] | None
+    conditions: Mapping[str, Any]
+
+    @property
+    def has_verdicts(self) -> bool:
+        """True if images of this kind get verdicts."""
+        return "image_threshold" not in self.task.unused
+
+    def start(self) -> Predicted:
+        """Predict, and write the predictions."""
+        return self.task.predict(self.model, self.run, self.options)
+
+    def take_calibration(self) -> "Prediction":
+        """Return the prediction with the calibration of the checkpoint, if that holds."""
+        if not self.has_verdicts or "predict.image_threshold" in find_typed():
+            return self
+        calibration = find_calibration(self.checkpoint, self.conditions)
+        if calibration is None:
+            return self
+        log.info("verdicts as calibrated: %s", calibration.promise)
+        return replace(self, run=replace(self.run, calibration=calibration))
+
+
+def prepare_prediction(
+    cfg: DictConfig,
+    options: PredictOptions,
+    checkpoint: Path,
+    folder: Path,
+    seat: Seat,
+    *,
+    split: str | None = None,
+) -> Prediction:
+    """Open the data and the model of a prediction.
+
+    Args:
+        cfg: The configuration, which takes the model and the reading options of the checkpoint.
+        options: How.
+        checkpoint: The file of the weights.
+        folder: Where the files go.
+        seat: Of this process.
+        split: Images of this split alone; None: all below the root.
+    """
     # The options of the checkpoint come first: stores are built by them.
     record = take_trained(cfg, checkpoint)
-    datamodule = build_input_data(cfg, options.on_bad)
+    datamodule = build_datamodule(cfg) if split else build_input_data(cfg, options.on_bad)
     model = build_model(cfg, trained=True)
     seat.share.wait()  # the first rank of each machine has prepared the data
     datamodule.setup("predict")
-    warn_of_other_data(record, root, getattr(datamodule, "bank", None))
     task = find_task(datamodule)
     # Thresholds that validation chose lie among the weights.
     load_weights(model, checkpoint)
@@ -75,21 +155,21 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         options = _take_image_threshold(model, options)
     elif doubt is not None:  # where there are verdicts, they say so
         log.warning("%s: train longer, or choose another run", doubt)
-    if seat.share.leads:
-        _warn_of_nothing_to_resume(folder, options)
-    prediction = PredictRun(
+    model_options, data_options = to_plain(cfg.model), to_plain(cfg.data)
+    run = PredictRun(
         folder=folder,
-        identity=_identify(
-            checkpoint, to_plain(cfg.model), to_plain(cfg.data), neutral=task.neutral_data
-        ),
+        identity=_identify(checkpoint, model_options, data_options, neutral=task.neutral_data),
         make_trainer=partial(build_lone_trainer, cfg, seat),
         share=seat.share,
         doubt=doubt,
+        chosen=datamodule.split_images[split].tolist() if split else None,
     )
-    metrics, bad = task.predict(model, prediction, options)
-    if bad:
-        raise _describe_bad(bad, folder, metrics)
-    return metrics
+    conditions = {
+        "model": model_options,
+        "data": {name: data_options.get(name) for name in task.trained_data},
+        "predict": options.list_scoring(),
+    }
+    return Prediction(task, model, run, options, checkpoint, record, conditions)
 
 
 def _identify(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from yaml import YAMLError
 
@@ -26,6 +26,8 @@ decides which code runs: --package, and words of Hydra itself such as hydra/laun
 paths.runs or sends results to a server. --print shows the command line and stops."""
 
 
+_OF_TRAINING: Final = ("resume", "ckpt", "report", "paths.run")
+"""Keys of a run of ``fit`` that other commands on it do not take over."""
 _IS_OF_HYDRA: Final = re.compile(r"hydra\b").match
 
 
@@ -153,10 +155,7 @@ def main(words: Sequence[str]) -> None:
         print(line)
         return
     print(line, file=sys.stderr)
-    if started.folder.is_dir():
-        # Nothing is imported from the folder that it goes to.
-        sys.path[:] = [folder or str(Path.cwd()) for folder in sys.path]
-        os.chdir(started.folder)
+    _go_to(started.folder)
     from lit_data.commands.run import run  # Hydra is imported only here
 
     run(
@@ -167,6 +166,55 @@ def main(words: Sequence[str]) -> None:
         multirun=started.sweeps,
         read=words_read,
     )
+
+
+def _go_to(folder: Path) -> None:
+    """Make the folder where a run was started the one that relative paths are read from."""
+    if folder.is_dir():
+        # Nothing is imported from the folder that it goes to.
+        sys.path[:] = [folder or str(Path.cwd()) for folder in sys.path]
+        os.chdir(folder)
+
+
+class OnRun(NamedTuple):
+    """Command line of a command on the checkpoint, the data and the model of a run.
+
+    Attributes:
+        overrides: Of the run, with what is typed on top.
+        read: Those of them that the run folder says.
+        config_dir: The folder of configurations that the run was started with, if any.
+    """
+
+    overrides: tuple[str, ...]
+    read: list[str]
+    config_dir: str | None
+
+
+def take_run(command: str, run: str, typed: Sequence[str]) -> OnRun:
+    """Read the command line that a run was trained with, for a command on it.
+
+    Relative paths are read from where the run was started.
+
+    Args:
+        command: Such as ``calibrate``.
+        run: Folder or address of the run.
+        typed: Overrides behind it.
+
+    Raises:
+        ConfigError: It is no run of ``fit``.
+        DataError: The folder is none, or does not say how it was started.
+    """
+    with fetching_runs([run], RECORDS, "RUN") as (run_folder,):
+        started = read_started(run_folder)
+    if started.command != "fit" or started.sweeps:
+        kind = "sweep" if started.sweeps else started.command
+        raise ConfigError(f"{command} needs the folder of a run of fit, and {run} is one of {kind}")
+    address = run if is_remote(run) else str(Path(run).resolve())
+    words = [f"run={address}", *typed]
+    read = started.list_read(run, words)
+    overrides = started.replace(words, without=_OF_TRAINING)
+    _go_to(started.folder)
+    return OnRun(overrides, [word for word in read if word in overrides], started.config_dir)
 
 
 def _join(started: Started, overrides: Sequence[str], packages: Sequence[str]) -> str:

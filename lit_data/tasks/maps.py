@@ -38,6 +38,7 @@ from lit_data.tasks.figures import (
 )
 from lit_data.tasks.journal import Entry
 from lit_data.tasks.options import PredictOptions
+from lit_data.tasks.verdicts import DECIMALS, DEFECT, GOOD, REVIEW, Calibration
 from lit_data.tasks.writer import BankWriter, Written
 from lit_data.types import Array
 
@@ -48,7 +49,7 @@ SHOWN: Final = 6
 _MOST_DEFECTS: Final = 1000  # of an image in the table: more are noise, and make files of many MB
 COLUMNS: Final = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
 VERDICT_COLUMNS: Final = ("image", "score", "defects", "verdict")
-_VERDICTS: Final = ("good", "defect")
+_VERDICTS: Final = (GOOD, DEFECT)
 _UNSURE: Final = "unsure"
 _MANY: Final = 10  # images that are not all defective, as a rule
 _WORST: Final = 6
@@ -315,7 +316,9 @@ class VerdictWriter(MapWriter):
 
     Its columns are the score, which is the mean of the highest probabilities as in validation, the
     defects found at the threshold of pixels, and ``good`` or ``defect`` by the threshold of images;
-    where there is none, an image is defective in which any defect is found. Where there are masks,
+    where there is none, an image is defective in which any defect is found. A calibration has two
+    thresholds, between which images are for ``review``, and its bounds in a column ``guarantee``,
+    which says ``withdrawn`` where images are unlike those of the calibration. Where there are masks,
     the table has the truth and the kind of the image too, and ``worst.png`` shows the defective
     images of the lowest scores and the good ones of the highest.
 
@@ -325,6 +328,7 @@ class VerdictWriter(MapWriter):
         folder: See there.
         options: See there.
         doubt: Why the model is worth nothing: verdicts are ``unsure`` then.
+        calibration: Thresholds with bounds, in the place of that of the options.
     """
 
     def __init__(
@@ -335,10 +339,12 @@ class VerdictWriter(MapWriter):
         options: PredictOptions,
         *,
         doubt: str | None,
+        calibration: Calibration | None = None,
     ) -> None:
         super().__init__(images, folder, options)
         self._datamodule = datamodule
         self._doubt = doubt
+        self._calibration = calibration
         self._kinds = datamodule.image_kinds
 
     @override
@@ -354,10 +360,17 @@ class VerdictWriter(MapWriter):
         # The truth helps only where it is known of every image.
         is_known = bool(rows) and all(row["truth"] for row in rows)
         columns = (*VERDICT_COLUMNS, "truth", "kind") if is_known else VERDICT_COLUMNS
-        path = self.write_rows(self.folder / "images", columns, rows)
+        guarantee = self._find_guarantee(rows)
+        if guarantee:
+            columns = (*columns, "guarantee")
+        table = [row | {"guarantee": guarantee} for row in rows]
+        path = self.write_rows(self.folder / "images", columns, table)
         log.info("verdicts: %s", path)
         self._warn_of_verdicts(rows)
         metrics = super().finish(entries)
+        if guarantee:
+            metrics["predict/guarantee"] = guarantee
+            metrics["predict/review"] = sum(row["verdict"] == REVIEW for row in rows)
         if is_known:
             self._draw_worst(rows)
             metrics |= score_verdicts(rows)
@@ -366,17 +379,29 @@ class VerdictWriter(MapWriter):
     def _make_row(self, entry: Entry) -> dict[str, Any]:
         """Return the row of an image in ``images.csv``; its truth is empty if there is no mask."""
         number = self.numbers[entry.image]
-        threshold = self.options.image_threshold
-        is_defective = bool(entry.rows) if threshold is None else entry.score >= threshold
         has_defect = self._datamodule.has_defect(number)
         return {
             "image": entry.image,
-            "score": round(entry.score, 6),
+            "score": round(entry.score, DECIMALS),
             "defects": len(entry.rows),
-            "verdict": _UNSURE if self._doubt else _VERDICTS[is_defective],
+            "verdict": _UNSURE if self._doubt else self.judge(entry.score, len(entry.rows)),
             "truth": "" if has_defect is None else _VERDICTS[has_defect],
             "kind": self._kinds[number],
         }
+
+    def judge(self, score: float, defects: int) -> str:
+        """Return the verdict of an image by its score; without a threshold by its defects."""
+        if self._calibration is not None:
+            return self._calibration.judge(round(score, DECIMALS))
+        threshold = self.options.image_threshold
+        return _VERDICTS[defects > 0 if threshold is None else score >= threshold]
+
+    def _find_guarantee(self, rows: Sequence[Mapping[str, Any]]) -> str:
+        """Return the bounds of the verdicts, or that they are withdrawn; empty without any."""
+        if self._calibration is None or self._doubt:
+            return ""
+        numbers = [self.numbers[row["image"]] for row in rows]
+        return self._calibration.guarantee(self.bank, numbers)
 
     def _warn_of_verdicts(self, rows: Sequence[Mapping[str, Any]]) -> None:
         if self._doubt:

@@ -16,6 +16,7 @@ from lit_data.inference.tiling import Blend
 from lit_data.io.images.header_scan import OnBad
 from lit_data.modules.segmentation.anomaly_metrics import SCORE_FRACTION
 from lit_data.parts import Part
+from lit_data.tasks.verdicts import Calibration
 
 _HOW: Final = (
     "folder",
@@ -230,6 +231,12 @@ class PredictOptions:
         values = asdict(self) | {"threshold": self.least_score}
         return {name: value for name, value in values.items() if name not in _HOW}
 
+    def list_scoring(self) -> dict[str, Any]:
+        """Return the options that scores of images depend on."""
+        names = {"image_score_fraction", *TILE_OPTIONS} - set(_HOW)
+        values = asdict(self) | {"image_score_fraction": self.top_fraction}
+        return {name: values[name] for name in sorted(names)}
+
     def refuse(self, what: str, *names: str) -> None:
         """Raise for options that are set and mean nothing here.
 
@@ -292,6 +299,8 @@ class PredictRun:
         make_trainer: Makes a Trainer of one process with some callbacks.
         share: Inputs that this process predicts.
         doubt: Why verdicts of this model are worth nothing; None where they are.
+        calibration: Thresholds of verdicts with their bounds; None where there are none.
+        chosen: Numbers of the images that are predicted; None: all.
     """
 
     folder: Path
@@ -299,6 +308,8 @@ class PredictRun:
     make_trainer: Callable[[Sequence[L.Callback]], L.Trainer]
     share: Share = Share()
     doubt: str | None = None
+    calibration: Calibration | None = None
+    chosen: Sequence[int] | None = None
 
 
 class Predicted(NamedTuple):

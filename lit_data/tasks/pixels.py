@@ -218,7 +218,14 @@ class InspectionTask(PixelTask[InspectionDataModule]):
     def writer(self, run: PredictRun, options: PredictOptions) -> VerdictWriter:
         options.refuse("maps of defects", *self.unused)
         images = replace(self.open_images(), original_sizes=self.datamodule.original_sizes)
-        return VerdictWriter(self.datamodule, images, run.folder, options, doubt=run.doubt)
+        return VerdictWriter(
+            self.datamodule,
+            images,
+            run.folder,
+            options,
+            doubt=run.doubt,
+            calibration=run.calibration,
+        )
 
     @override
     def predict(

@@ -183,7 +183,8 @@ def predict_images(
     images = writer.images
     if not run.share.leads:
         options = replace(options, onnx=None)  # one process writes that file
-    work = Work(writer, run, options, range(_limit(trainer, len(images))))
+    chosen = range(len(images)) if run.chosen is None else run.chosen
+    work = Work(writer, run, options, chosen[: _limit(trainer, len(chosen))])
     net_metrics: dict[str, Any] = {}
     if work.waiting or options.onnx is not None:
         # Moved by itself: within another module Lightning's modules do not learn their device.

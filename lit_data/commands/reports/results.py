@@ -25,6 +25,8 @@ from lit_data.files import flatten
 
 _MOST_SCORE_TILES: Final = 4
 _MOST_CLASSES: Final = 30  # rows and columns of a table
+_CONTRASTS: Final = ("weak", "medium", "strong")
+_DETECTED: Final = ("targets", "hits", "a50_px", "a90_px", "a90_95_px")
 _SPLITS: Final = ("train", "val", "test")
 _SCORE_COLUMNS: Final = ("val", "test", "val, simple rule", "test, simple rule")
 _BASELINE: Final = "_baseline"
@@ -160,6 +162,7 @@ def list_results(run: Run) -> list[ResultTable]:
         tabulate_images(run),
         tabulate_confusion(run),
         tabulate_thresholds(run),
+        tabulate_detection(run),
     ]
     return [table for table in tables if table.rows]
 
@@ -246,6 +249,32 @@ def tabulate_thresholds(run: Run) -> ResultTable:
                 rows.append([measure, format_value("", value), reason])
     note = "chosen on the validation split; predict takes them"
     return ResultTable("Thresholds", ["of", "from", "where"], rows, note)
+
+
+def tabulate_detection(run: Run) -> ResultTable:
+    """Return the size that is found of each family of defects, see ``pod``."""
+    entries = run.detection.get("families")
+    families: dict[str, dict[str, Mapping[str, Any]]] = {}
+    # The file may be anybody's: entries of another form are left out.
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict):
+            by_contrast = families.setdefault(str(entry.get("family")), {})
+            by_contrast[str(entry.get("contrast"))] = entry
+    rows = []
+    for family, by_contrast in list(families.items())[:_MOST_CLASSES]:
+        overall = by_contrast.get("all", {})
+        cells = [format_value("", overall.get(key)) for key in _DETECTED]
+        for contrast in _CONTRASTS:
+            cells.append(format_value("", by_contrast.get(contrast, {}).get("a90_95_px")))
+        rows.append([family, *cells, str(overall.get("note") or "")])
+    columns = ["defect", "targets", "found", "a50 px", "a90 px", "a90/95 px"]
+    columns += [*(f"of {contrast} contrast" for contrast in _CONTRASTS), "why none"]
+    calls, chances = (run.detection.get(key) for key in ("false_calls", "false_call_chances"))
+    note = (
+        f"a90/95: the size that is found with 90 % at least, at a confidence of 95 %; false calls: "
+        f"{calls} of {chances}"
+    )
+    return ResultTable("Size that is found", columns, rows, note)
 
 
 def _spell(metric: str) -> str:

@@ -124,6 +124,7 @@ class Run:
         journal: The text log.
         splits: splits.csv: split and class (empty if unknown) of each image.
         confusion: confusion.json: classes, and for ``val`` and ``test`` a row for each true class.
+        detection: pod.json: sizes of defects that are found.
         loaders: loader.json: the workers of each stage and why.
         machine: machine.json: processor, device and versions.
         post_mortems: Name and text of each file on what held the memory when it ran out.
@@ -142,6 +143,7 @@ class Run:
     journal: RunLog
     splits: tuple[tuple[str, str], ...]
     confusion: Mapping[str, Any]
+    detection: Mapping[str, Any]
     loaders: Mapping[str, Any]
     machine: Mapping[str, Any]
     post_mortems: tuple[tuple[str, str], ...]
@@ -236,6 +238,7 @@ def read_run(folder: Path, number: int, label: str) -> Run:
         journal=journal,
         splits=tuple((str(row.get("split") or ""), str(row.get("class") or "")) for row in rows),
         confusion=_read_json(folder, "confusion.json", masker, notes),
+        detection=_read_json(folder, "pod.json", masker, notes),
         loaders=_read_json(folder, "loader.json", masker, notes),
         machine=_read_json(folder, "machine.json", masker, notes),
         post_mortems=tuple(_read_texts(folder, masker)),

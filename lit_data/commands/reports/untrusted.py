@@ -38,6 +38,8 @@ _CAPTIONS: Final = {
     "predictions": "Samples, their masks, and what the best checkpoint finds",
     "worst": "Defects of the lowest scores, and below good images of the highest scores",
     "families": "Each family of defects on its own",
+    "pod": "Probability of detection over the size of a defect, by family",
+    "places": "Places of the images where fewer defects are found than elsewhere",
     "augment": "Samples before and after augmentation",
     "memory": "Memory and batch size over time, with what happened meanwhile",
     "throughput": "Samples per second, batch size, and where the time of each step goes",

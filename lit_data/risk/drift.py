@@ -1,0 +1,80 @@
+"""Drift of inputs: images that are unlike those of a calibration.
+
+Source: the test of Kolmogorov and Smirnov for two samples, with the approximation of its p-value by
+M. A. Stephens, "Use of the Kolmogorov-Smirnov, Cramér-Von Mises and related statistics without
+extensive tables", Journal of the Royal Statistical Society B 32 (1970).
+
+It takes images for independent: those of one lot, which are alike, differ from others a little
+sooner than it says, and a guarantee by image does not hold for them anyway.
+"""
+
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+FEATURES: Final = ("grey level", "contrast", "sharpness")
+BLOCK: Final = 200
+"""Images that are compared at a time: drift that begins late is not thinned by those before."""
+_TERMS: Final = 20
+
+
+def describe_pixels(pixels: NDArray[np.generic]) -> Floats:
+    """Return the `FEATURES` of an image, which a defect of a few pixels does not change.
+
+    Args:
+        pixels: [C, H, W]; whole numbers count in parts of the range of their dtype.
+
+    Returns:
+        [3] median, distance of the quartiles, and mean step from a pixel to the next one.
+    """
+    values = pixels.astype(np.float32)
+    if pixels.dtype.kind in "ui":
+        values /= np.iinfo(pixels.dtype.name).max
+    low, median, high = np.nanpercentile(values, (25, 50, 75))
+    steps = np.abs(np.diff(values, axis=-1))
+    sharpness = float(np.nanmean(steps)) if steps.size else 0.0
+    return np.array([median, high - low, sharpness], np.float64)
+
+
+def find_drift(reference: Floats, features: Floats, level: float = 0.01) -> str | None:
+    """Return the feature in which images differ most from a reference; None if they are alike.
+
+    Blocks of `BLOCK` images are compared, in their order.
+
+    Args:
+        reference: [n, F] of the calibration.
+        features: [m, F] of new images.
+        level: Probability of a false alarm over all blocks and features.
+    """
+    starts = range(0, len(features), BLOCK)
+    least, name = level / max(1, len(starts) * len(FEATURES)), None
+    for start in starts:
+        block = features[start : start + BLOCK]
+        for number, feature in enumerate(FEATURES):
+            p = p_value_of_same(reference[:, number], block[:, number])
+            if p < least:
+                least, name = p, feature
+    return name
+
+
+def p_value_of_same(first: Floats, second: Floats) -> float:
+    """Return the p-value of the hypothesis that two samples have one distribution.
+
+    Args:
+        first: [n].
+        second: [m].
+    """
+    pooled = np.concatenate((first, second))
+    below_first = np.searchsorted(np.sort(first), pooled, side="right") / len(first)
+    below_second = np.searchsorted(np.sort(second), pooled, side="right") / len(second)
+    distance = float(np.abs(below_first - below_second).max())
+    root = math.sqrt(len(first) * len(second) / len(pooled))
+    scaled = (root + 0.12 + 0.11 / root) * distance
+    if scaled < 0.3:  # where the series converges slowly, to 1
+        return 1.0
+    terms = np.arange(1, _TERMS + 1)
+    return float(2 * ((-1.0) ** (terms - 1) * np.exp(-2 * (terms * scaled) ** 2)).sum())

@@ -1,0 +1,182 @@
+"""`Calibration`: thresholds of verdicts with bounded errors, in a file beside their checkpoint."""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.checks import check_types
+from lit_data.errors import ConfigError, StoreError, show_path
+from lit_data.files import find_sha256, flatten, write_json
+from lit_data.inference.batches import ImagePixels
+from lit_data.io.images.image_source import ImageBank
+from lit_data.io.store.store import StoredImages
+from lit_data.risk.drift import FEATURES, describe_pixels, find_drift
+
+log = logging.getLogger(__name__)
+
+GOOD: Final = "good"
+DEFECT: Final = "defect"
+REVIEW: Final = "review"
+WITHDRAWN: Final = "withdrawn"
+DECIMALS: Final = 6
+"""Of the scores that thresholds are for, which are those of ``images.csv``."""
+_VERSION: Final = 1
+_ENDING: Final = ".calibration.json"
+_MOST_BYTES: Final = 2**24
+_LOOKED_AT_PX: Final = 1024  # side of the middle of an image by which it is described
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Thresholds of image scores, the bounds that they keep, and what they hold for.
+
+    Args:
+        good_below: Scores below it are ``good``.
+        defect_above: Of the others those above it are ``defect``; the rest is for ``review``.
+        miss: Bound of the fraction of defective images that are called good.
+        false_alarms: Bound of the fraction of good images that are called defective.
+        confidence: Probability that a bound holds, of each.
+        unit: Independent of each other: ``image`` or ``lot``.
+        checkpoint_sha256: Of the weights.
+        conditions: Options that scores depend on.
+        features: [n][3] of the images of the calibration, see `lit_data.risk.drift`.
+        version: Of this file.
+    """
+
+    good_below: float
+    defect_above: float
+    miss: float
+    false_alarms: float
+    confidence: float
+    unit: str
+    checkpoint_sha256: str
+    conditions: Mapping[str, Any]
+    features: Sequence[Sequence[float]]
+    version: int = _VERSION
+
+    def judge(self, score: float) -> str:
+        """Return the verdict of an image."""
+        if score < self.good_below:
+            return GOOD
+        return DEFECT if score > self.defect_above else REVIEW
+
+    @property
+    def promise(self) -> str:
+        """Bounds in words, as ``images.csv`` has them."""
+        return (
+            f"misses <= {self.miss:g} and false alarms <= {self.false_alarms:g}, "
+            f"each at {self.confidence:g}"
+        )
+
+    def guarantee(self, bank: ImageBank, numbers: Sequence[int]) -> str:
+        """Return the promise for the verdicts of some images, or that it is withdrawn, and why."""
+        feature = find_drift(np.array(self.features), describe_images(bank, numbers))
+        if feature is None:
+            return self.promise
+        log.warning(
+            "the guarantee is withdrawn: the %s of these images is unlike that of the calibration; "
+            "calibrate with images as they are now",
+            feature,
+        )
+        return WITHDRAWN
+
+
+def describe_images(bank: ImageBank, numbers: Sequence[int]) -> NDArray[np.float64]:
+    """Return the features of some images by the middle of each: [n, 3]."""
+    rows = [describe_pixels(_cut_middle(bank, number)) for number in numbers]
+    return np.array(rows).reshape(-1, len(FEATURES))
+
+
+def _cut_middle(bank: ImageBank, number: int) -> NDArray[Any]:
+    image: ImagePixels = bank[number]
+    if isinstance(bank, StoredImages):
+        image = bank.open_image(number)  # which reads no more than is cut
+    height, width = image.shape[1:]
+    top, left = max(0, height - _LOOKED_AT_PX) // 2, max(0, width - _LOOKED_AT_PX) // 2
+    return np.asarray(image[:, top : top + _LOOKED_AT_PX, left : left + _LOOKED_AT_PX])
+
+
+def write_calibration(checkpoint: Path, calibration: Calibration) -> Path:
+    """Write a calibration beside its checkpoint, whole or not at all; return the path.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
+    path = _path_of(checkpoint)
+    write_json(path, asdict(calibration))
+    return path
+
+
+def find_calibration(checkpoint: Path, conditions: Mapping[str, Any]) -> Calibration | None:
+    """Return the calibration of a checkpoint, where it holds; it is logged where it does not.
+
+    Args:
+        checkpoint: The file of the weights.
+        conditions: Options that scores depend on, as they are now.
+
+    Raises:
+        StoreError: The file beside the checkpoint is damaged.
+    """
+    path = _path_of(checkpoint)
+    if checkpoint.is_dir() or not path.is_file():
+        return None
+    calibration = _read(path)
+    if calibration.checkpoint_sha256 != find_sha256(checkpoint):
+        log.warning(
+            "%s is of other weights, so verdicts have no guarantee: calibrate the run again",
+            show_path(path),
+        )
+        return None
+    changes = list(_list_changes(calibration.conditions, conditions))
+    if changes:
+        log.warning(
+            "verdicts have no guarantee, as scores are not those that %s was made with: %s",
+            show_path(path),
+            "; ".join(changes),
+        )
+        return None
+    return calibration
+
+
+def _path_of(checkpoint: Path) -> Path:
+    return checkpoint.with_name(checkpoint.name + _ENDING)
+
+
+def _read(path: Path) -> Calibration:
+    """Read a file that may be anybody's.
+
+    Raises:
+        StoreError: It is damaged.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError("it is too large")
+        content = json.loads(path.read_bytes())
+        names = {field.name for field in fields(Calibration)}
+        if not isinstance(content, dict) or content.keys() != names:
+            raise ValueError("its parts are others")
+        check_types(Calibration, content)
+        calibration = Calibration(**content)
+        features = np.array(calibration.features, np.float64)
+        if calibration.version != _VERSION or features.shape != (len(features), len(FEATURES)):
+            raise ValueError("it is of another version")
+    except (OSError, ValueError, TypeError, RecursionError, ConfigError) as error:
+        raise StoreError(
+            f"{show_path(path)} is damaged ({error!s:.80}): calibrate the run again, or remove it"
+        ) from error
+    return calibration
+
+
+def _list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each option that differs, with both values."""
+    values_before = flatten(before)
+    values_now = flatten(json.loads(json.dumps(now)))  # with lists in the place of tuples
+    for key in sorted(values_before.keys() | values_now.keys()):
+        if values_before.get(key) != values_now.get(key):
+            yield f"{key}={values_now.get(key)}, then {values_before.get(key)}"

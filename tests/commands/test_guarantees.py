@@ -1,0 +1,171 @@
+"""``calibrate`` and ``pod`` on one small trained run."""
+
+import csv
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from lit_data.cli import main
+from lit_data.commands.calibrate import CalibrateOptions
+from lit_data.commands.pod import PodOptions, map_places, summarise
+from lit_data.commands.rerun import take_run
+from lit_data.errors import ConfigError
+from lit_data.tasks.targets import Target
+
+_QUICK = (
+    *("trainer=cpu", "trainer.enable_progress_bar=false", "+trainer.enable_model_summary=false"),
+    *("data.patch_px=32", "data.loader.batch_size=16", "data.loader.num_workers=0"),
+    *("model.net.width=4", "trainer.max_epochs=4", "data.samples={count: 200, size_px: [64, 64]}"),
+)
+
+
+def _target(size_px: float, hit: bool, place: float = 0.5, family: str = "spot") -> Target:
+    return Target(family, "a.png", 1.0, 1.0, place, place, size_px, 0.1, hit)
+
+
+def test_families_without_a_curve_say_why() -> None:
+    sizes = [2.0, 8.0] * 30
+    targets = [_target(size, hit=False, family="never") for size in sizes]
+    targets += [_target(size, hit=True, family="always") for size in sizes]
+    targets += [_target(size, hit=number % 3 == 0) for number, size in enumerate(sizes)]
+    result = summarise(targets, (1, 40))
+    rows = {row["family"]: row for row in result["families"] if row["contrast"] == "all"}
+    assert rows["never"]["note"] == "no a90: never found, detection at most 0.05"
+    assert rows["always"]["note"] == "always found, detection at least 0.95"
+    assert rows["spot"]["note"].startswith("no a90")
+    assert {row["a90_95_px"] for row in rows.values()} == {None}
+    assert result["false_call_rate"] == 0.025
+    assert result["false_call_bound"] == pytest.approx(0.1132, abs=1e-4)
+
+
+def test_a_place_where_fewer_are_found_is_blind() -> None:
+    random = np.random.default_rng(0)
+    targets = []
+    for _ in range(3000):
+        place = random.uniform(0, 1)
+        targets.append(_target(4.0, hit=place > 1 / 6 and random.uniform() < 0.8, place=place))
+    blind = [(cell["row"], cell["column"]) for cell in map_places(targets) if cell["blind"]]
+    assert blind == [(0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"miss": 0}, "miss=0 must lie above 0 and below 1"),
+        ({"confidence": 1.0}, "confidence=1.0 must lie above 0"),
+        ({"false_alarms": float("nan")}, "false_alarms=nan must lie above 0"),
+    ],
+)
+def test_rates_are_checked(change: dict[str, Any], message: str) -> None:
+    values = {"miss": 0.02, "false_alarms": 0.05, "confidence": 0.95, "groups": None}
+    with pytest.raises(ConfigError, match=message):
+        CalibrateOptions(**(values | {"images": "val"} | change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"targets": 3}, "targets=3 is not usable"),
+        ({"families": ["spots"]}, "families='spots' is unknown"),
+        ({"size_px": (5, 5)}, "the largest must exceed the smallest"),
+        ({"amplitude": (0.1, 2)}, "must lie between 0 and 1"),
+    ],
+)
+def test_targets_are_checked(change: dict[str, Any], message: str) -> None:
+    values: dict[str, Any] = {"targets": 400, "families": None, "size_px": (2, 48)}
+    values |= {"amplitude": (0.05, 0.4), "images": "test"}
+    with pytest.raises(ConfigError, match=message):
+        PodOptions(**(values | change))
+
+
+def _call(command: str, *words: str, code: int = 0) -> dict[str, Any]:
+    folder = Path.cwd() / command
+    shutil.rmtree(folder, ignore_errors=True)
+    places = [f"paths.run={folder}", f"hydra.run.dir={folder}"]
+    assert main([command, *words, *places]) == code
+    path = folder / "summary.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _write_images(folder: Path, source: Path, gain: float) -> None:
+    folder.mkdir()
+    for path in sorted(source.glob("*.png"))[:40]:
+        pixels = np.asarray(cv2.imread(str(path), cv2.IMREAD_UNCHANGED))
+        cv2.imwrite(str(folder / path.name), (gain * pixels).clip(0, 255).astype(np.uint8))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+def test_a_run_is_calibrated_and_its_smallest_defect_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIT_DATA_CACHE", str(tmp_path / "cache"))
+    _call("fit", "+experiment=segmentation", *_QUICK)
+    run = "fit"
+    capsys.readouterr()
+    _call("calibrate", run, code=2)
+    assert "2 % at 95 % needs at least 149 defective images, and images=val has" in (
+        capsys.readouterr().err
+    )
+    rates = ["miss=0.2", "false_alarms=0.2", "confidence=0.9", "images=all"]
+    calibrated = _call("calibrate", run, *rates)
+    assert calibrated["calibrate/miss_bound"] <= 0.2
+    assert calibrated["calibrate/false_alarm_bound"] <= 0.2
+    assert (tmp_path / "fit/checkpoints/best.ckpt.calibration.json").is_file()
+    rows = _read(tmp_path / "calibrate/images.csv")
+    missed = [row for row in rows if row["truth"] == "defect" and row["verdict"] == "good"]
+    assert len(missed) == calibrated["calibrate/misses"]
+    words = ["+experiment=segmentation", *_QUICK, f"run={tmp_path}/fit"]
+    assert _call("predict", *words)["predict/guarantee"].startswith("misses <= 0.2")
+    verdicts = {row["image"]: row["verdict"] for row in _read(tmp_path / "predict/images.csv")}
+    assert verdicts == {row["image"]: row["verdict"] for row in rows}
+    images = next((tmp_path / "cache/samples").rglob("*.png")).parent
+    _write_images(tmp_path / "brighter", images, 1.3)
+    _call("predict", *words, f"data.root={tmp_path}/brighter")
+    table = _read(tmp_path / "predict/images.csv")
+    assert {row["guarantee"] for row in table} == {"withdrawn"}
+    _call("predict", *words, "predict.augment=flips")
+    assert "guarantee" not in _read(tmp_path / "predict/images.csv")[0]
+    pod = ["targets=40", "size_px=[2,24]"]
+    measured = _call("pod", run, *pod, "families=[spot,stain]")
+    targets = _read(tmp_path / "pod/pod.csv")
+    assert sum(row["family"] == "spot" for row in targets) == 40
+    assert 0 <= measured["pod/false_call_rate"] <= 1
+    assert "Size that is found" in (tmp_path / "pod/report.html").read_text()
+    _call("pod", run, *pod, "families=[stain]")
+    again = [row for row in _read(tmp_path / "pod/pod.csv") if row["family"] == "stain"]
+    assert again == [row for row in targets if row["family"] == "stain"]
+
+
+def test_a_run_of_another_command_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run/.hydra").mkdir(parents=True)
+    hydra: dict[str, Any] = {
+        "overrides": {"task": ["+experiment=segmentation", "resume=latest", "seed=3"]}
+    }
+    hydra |= {"runtime": {"cwd": str(tmp_path)}}
+    (tmp_path / "run/.hydra/hydra.yaml").write_text(json.dumps({"hydra": hydra}))
+    config = tmp_path / "run/.hydra/config.yaml"
+    config.write_text("command: predict\n")
+    with pytest.raises(ConfigError, match="needs the folder of a run of fit, and run is one of"):
+        take_run("calibrate", "run", [])
+    config.write_text("command: fit\n")
+    on_run = take_run("calibrate", "run", ["seed=4"])
+    place = os.path.realpath(tmp_path / "run")
+    assert on_run.overrides == ("+experiment=segmentation", f"run={place}", "seed=4")
+    assert on_run.read == ["+experiment=segmentation"]

@@ -34,6 +34,7 @@ _NUMBERS: Final = 10**6  # of the targets of a size, which no other size shares
 _CELLS: Final = 6  # along each side of the map of places
 _LEAST_IN_CELL: Final = 20
 _BLIND: Final = 0.999  # confidence that a place is worse than the others, as there are many
+_ANY: Final = "all"
 _CONTRASTS: Final = ("weak", "medium", "strong")
 _COLUMNS: Final = 4
 _CURVE_COLOURS: Final = ("#9ecae1", "#4292c6", "#08519c")
@@ -165,7 +166,7 @@ def summarise(targets: Sequence[Target], false_calls: tuple[int, int]) -> dict[s
     rows = []
     for family in dict.fromkeys(target.family for target in targets):
         of_family = [target for target in targets if target.family == family]
-        rows.append(_fit(family, "all", of_family))
+        rows.append(_fit(family, _ANY, of_family))
         rows += _fit_contrasts(family, of_family)
     return {
         "confidence": _CONFIDENCE,
@@ -199,11 +200,10 @@ def _fit(family: str, contrast: str, targets: Sequence[Target]) -> dict[str, Any
     hits = np.array([target.hit for target in targets])
     contrasts = [target.contrast for target in targets]
     curve = fit_curve(sizes_px, hits)
-    a50 = a90 = bound = None
-    if curve is not None:
-        a50, a90 = curve.size_at(0.5), curve.size_at(0.9)
-        bound = curve.bound_at(0.9, _CONFIDENCE)
-    largest = float(sizes_px.max())
+    a50 = curve.size_at(0.5) if curve else None
+    a90 = curve.size_at(0.9) if curve else None
+    bound = curve.bound_at(0.9, _CONFIDENCE) if curve else None
+    drawn_px = float(sizes_px.min()), float(sizes_px.max())
     return {
         "family": family,
         "contrast": contrast,
@@ -211,21 +211,23 @@ def _fit(family: str, contrast: str, targets: Sequence[Target]) -> dict[str, Any
         "contrast_high": None if np.isnan(contrasts[0]) else round(max(contrasts), 4),
         "targets": len(targets),
         "hits": int(hits.sum()),
-        "a50_px": _within(a50, largest),
-        "a90_px": _within(a90, largest),
-        "a90_95_px": _within(bound, largest),
-        "note": _explain(hits, a90, bound, largest),
+        "a50_px": _within(a50, drawn_px),
+        "a90_px": _within(a90, drawn_px),
+        "a90_95_px": _within(bound, drawn_px),
+        "note": _explain(hits, curve, drawn_px[1]),
     }
 
 
-def _within(size_px: float | None, largest_px: float) -> float | None:
-    """Return a size that was drawn; None beyond, where nothing was tried."""
-    return None if size_px is None or size_px > largest_px else round(size_px, 2)
+def _within(size_px: float | None, drawn_px: tuple[float, float]) -> float | None:
+    """Return a size that was drawn, at least the smallest; None beyond, where nothing was tried."""
+    smallest_px, largest_px = drawn_px
+    if size_px is None or size_px > largest_px:
+        return None
+    return round(max(size_px, smallest_px), 2)
 
 
-def _explain(
-    hits: NDArray[np.bool_], a90: float | None, bound: float | None, largest_px: float
-) -> str:
+def _explain(hits: NDArray[np.bool_], curve: DetectionCurve | None, largest_px: float) -> str:
+    """Return why a figure is missing, or is not to be trusted; empty otherwise."""
     count, trials = int(hits.sum()), len(hits)
     if not count:
         at_most = upper_rate(0, trials, _CONFIDENCE)
@@ -233,13 +235,15 @@ def _explain(
     if count == trials:
         at_least = lower_rate(count, trials, _CONFIDENCE)
         return f"always found, detection at least {at_least:.2f}"
-    if a90 is None:
+    a90 = None if curve is None else curve.size_at(0.9)
+    if curve is None or a90 is None:
         return "no a90: larger ones are not found more often"
     if a90 > largest_px:
         return f"no a90 up to {largest_px:g} px"
+    bound = curve.bound_at(0.9, _CONFIDENCE)
     if bound is None or bound > largest_px:
         return f"no a90/95 up to {largest_px:g} px: more targets, or larger ones"
-    return ""
+    return "hits do not follow the curve: see the picture" if curve.is_poor else ""
 
 
 def map_places(targets: Sequence[Target]) -> list[dict[str, Any]]:
@@ -287,14 +291,13 @@ def _write(folder: Path, targets: Sequence[Target], result: dict[str, Any]) -> N
     draw_places(result, folder / "places.png")
     rows = []
     for row in result["families"]:
-        cells = [_show(row[name]) for name in ("a50_px", "a90_px", "a90_95_px")]
-        rows.append(
-            [row["family"], row["contrast"], row["targets"], row["hits"], *cells, row["note"]]
-        )
+        if row["contrast"] == _ANY:
+            sizes = [_show(row[name]) for name in ("a50_px", "a90_px", "a90_95_px")]
+            rows.append([row["family"], row["targets"], row["hits"], *sizes, row["note"]])
     print_table(
-        ["family", "contrast", "targets", "found", "a50 px", "a90 px", "a90/95 px", ""],
+        ["family", "targets", "found", "a50 px", "a90 px", "a90/95 px", ""],
         rows,
-        texts=["family", "contrast", ""],
+        texts=["family", ""],
         title="size that is found",
         caption=f"false calls: {result['false_calls']} of {result['false_call_chances']}",
     )
@@ -311,7 +314,7 @@ def _list_metrics(result: dict[str, Any]) -> dict[str, Any]:
         "pod/blind_places": sum(cell["blind"] for cell in result["places"]),
     }
     for row in result["families"]:
-        if row["contrast"] == "all":
+        if row["contrast"] == _ANY:
             name = row["family"].replace(" ", "_")
             metrics[f"pod/{name}_a90_95_px"] = row["a90_95_px"]
             metrics[f"pod/{name}_found_fraction"] = row["hits"] / row["targets"]
@@ -395,5 +398,5 @@ def draw_places(result: dict[str, Any], path: Path) -> None:
             sides = np.array([(-1, -1), (-1, 1), (1, 1), (1, -1), (-1, -1)]) * 0.45
             axis.plot(x + sides[:, 0], y + sides[:, 1], color=TRUE_COLOUR, linewidth=2.5)
     axis.imshow(ratios, cmap="RdYlGn", vmin=0.5, vmax=1.5)
-    title = "found of those expected by family and size, at each place of the images"
+    title = "targets found, of those expected there"
     save_figure(figure, path, title, ("blind",), (TRUE_COLOUR,))

@@ -21,6 +21,7 @@ _MOST_STEPS: Final = 50
 _CONVERGED: Final = 1e-9
 _STEEPEST: Final = 200.0
 """Largest change of the logit over the range of sizes: hits and misses are separated then."""
+_POOR: Final = 4.0  # standard deviations of the deviance that a curve is given up at
 _WIDEST: Final = 20.0  # ranges of sizes beyond the largest in which a bound is looked for
 
 
@@ -54,6 +55,18 @@ class DetectionCurve:
     lowest: float
     span: float
     counts: _Counts
+
+    @property
+    def is_poor(self) -> bool:
+        """True if hits differ from the curve by more than chance, by its deviance."""
+        counts = self.counts
+        fractions = counts.hits / counts.trials
+        # The likelihood of the fractions themselves, where 0 log 0 is 0.
+        saturated = counts.trials * (_entropy(fractions) + _entropy(1 - fractions))
+        likelihood = counts.likelihood(self.intercept + self.slope * counts.x)
+        deviance = 2 * (float(saturated.sum()) - likelihood)
+        freedom = max(1, len(counts.x) - 2)
+        return deviance > freedom + _POOR * math.sqrt(2 * freedom)
 
     def at(self, sizes: Floats) -> Floats:
         """Return the probability of detection at some sizes."""
@@ -189,6 +202,12 @@ def _find_first(is_beyond: Callable[[float], bool], start: float, step: float) -
         else:
             low = middle
     return high
+
+
+def _entropy(fractions: Floats) -> Floats:
+    """Return p log p, 0 for p = 0."""
+    product: Floats = fractions * np.log(np.maximum(fractions, _CONVERGED))
+    return product
 
 
 def _logit(probability: float) -> float:

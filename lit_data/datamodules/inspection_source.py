@@ -27,8 +27,8 @@ from lit_data.datasets.inspection.layouts import (
     find_inspection_set,
     leave_out_stray,
 )
+from lit_data.datasets.inspection.near_duplicates import find_details, group_details
 from lit_data.datasets.inspection.occupancy import PartialMasks
-from lit_data.datasets.inspection.splitting import find_details, group_details
 from lit_data.errors import ConfigError, DataError, Problems, list_problems, show_path
 from lit_data.files import write_json
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder

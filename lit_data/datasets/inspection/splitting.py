@@ -2,44 +2,28 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.datasets.inspection.layouts import describe_counts, split_of
+from lit_data.datasets.inspection.near_duplicates import group_similar
 from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, group_by_name, split_images
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.progress import track
-from lit_data.io.store.store import StoredImages, keep_found
+from lit_data.io.store.store import StoredImages
 from lit_data.rng import Stream, uniform
-from lit_data.types import Array
 
 log = logging.getLogger(__name__)
 
 Ints = NDArray[np.int64]
-SIMILAR: Final = 0.9
-"""Correlation of small pictures without their slow changes, from which on images count as near-duplicates."""
-_SAME: Final = 0.97
-"""Correlation from which on images of a crowd are frames of one part, if noise alone is between them."""
-_NOISE: Final = 1.5
-"""Root mean square of the difference of small pictures, in grey levels of 255, that noise of a camera explains."""
-_OWN: Final = 0.6
-"""Correlation of what images of a crowd do not have in common, from which on they show the same."""
-_CROWD: Final = 8
-"""Images alike, from which on they may be different places of one texture."""
 _GOOD_ALONE: Final = {"train": 0.85, "val": 0.15, "test": 0.0}
 """Fractions where no image shows a defect, without which a test says nothing."""
 _UNEVEN: Final = 1 / 3  # of its fraction, by which a split may miss it
 _FEW: Final = 20  # images of which fractions are rough in any case
-_SIDE_PX: Final = 32
-BUCKET: Final = 2048  # images that are compared with each other at once
-_BANDS: Final = 8
-_LEAST: Final = 1e-3
-"""Standard deviation of a small picture, in grey levels of 255, below which it is flat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,80 +272,6 @@ def group_equal(bank: ImageBank) -> Ints:
     return np.unique(bank.source_states, axis=0, return_inverse=True)[1].reshape(-1)
 
 
-def group_similar(bank: ImageBank, folder: Path | None) -> Ints:
-    """[n] number of the group of near-duplicates: saved anew, scaled, brighter, but not moved.
-
-    Images are compared by 32 x 32 means of their pixels, without slow changes and without what all
-    have in common, so that lighting and fixtures count for nothing. Where many are alike, what
-    these have in common, such as the bands of a fabric, counts for nothing either.
-
-    Args:
-        bank: The images; each is read once.
-        folder: Where the groups are kept for the next run; None keeps nothing.
-    """
-    of_shards = getattr(bank, "similar", None)
-    if of_shards is not None:  # found out when the shards were made
-        return np.asarray(of_shards, np.int64)
-
-    def find() -> dict[str, Ints]:
-        return {"group": group_details(find_details(bank))}
-
-    groups = keep_found(folder, bank, (), "similar", find, version=2)["group"]
-    return np.asarray(groups, np.int64)
-
-
-def group_details(small: Array) -> Ints:
-    """Group images as `group_similar`, by the details of `find_details`."""
-    count = len(small) // _SIDE_PX**2
-    rows = small.reshape(count, -1)
-    # Lamp and fixture, which all images have in common.
-    common = rows.mean(0)
-    norms = np.zeros(count, np.float32)
-    for begin in range(0, count, BUCKET):  # all at once would be gigabytes
-        part = slice(begin, begin + BUCKET)
-        norms[part] = np.linalg.norm(rows[part] - common, axis=1)
-    with_details = np.flatnonzero(norms > _LEAST * _SIDE_PX)
-
-    def unit(numbers: Ints) -> NDArray[np.float32]:
-        details: NDArray[np.float32] = (rows[numbers] - common) / norms[numbers, None]
-        return details
-
-    pairs = [np.zeros((0, 2), np.int64)]
-    for bucket in _sort_into_buckets(with_details, unit):
-        details = unit(bucket)
-        pairs.append(bucket[np.argwhere(np.triu(details @ details.T > SIMILAR, 1))])
-    return _part_crowds(_connect(count, np.concatenate(pairs)), unit, norms)
-
-
-def _part_crowds(
-    groups: Ints, unit: Callable[[Ints], NDArray[np.float32]], norms: NDArray[np.float32]
-) -> Ints:
-    """Divide large groups: images stay together only by what not all of the group have in common.
-
-    Args:
-        groups: [n] number of the group of each image.
-        unit: Gives the details of some images, each of length 1.
-        norms: [n] what they were divided by.
-    """
-    pairs = [np.stack([np.arange(len(groups)), groups], axis=1)]
-    for group in np.flatnonzero(np.bincount(groups) >= _CROWD):
-        crowd = np.flatnonzero(groups == group)
-        pairs[0][crowd, 1] = crowd
-        for part in np.array_split(crowd, -(-len(crowd) // BUCKET)):
-            details = unit(part)
-            # What a crowd has in common, such as the bands of a fabric, says nothing.
-            peculiar = details - details.mean(0)
-            peculiar /= np.maximum(np.linalg.norm(peculiar, axis=1, keepdims=True), _LEAST)
-            correlation = details @ details.T
-            scale = norms[part] / _SIDE_PX
-            # Mean square of the differences of two images, from their norms and correlation.
-            squares = scale**2 + scale[:, None] ** 2 - 2 * scale * scale[:, None] * correlation
-            is_frame = (correlation > _SAME) & (squares < _NOISE**2)
-            is_pair = is_frame | (peculiar @ peculiar.T > _OWN)
-            pairs.append(part[np.argwhere(np.triu(is_pair, 1))])
-    return _connect(len(groups), np.concatenate(pairs))
-
-
 def join_groups(*labels: Ints) -> Ints:
     """[n] number of the group of what any of some groupings puts together."""
     joined = np.arange(len(labels[0]))
@@ -375,63 +285,3 @@ def join_groups(*labels: Ints) -> Ints:
             joined = least[numbers]
         if np.array_equal(before, joined):
             return joined
-
-
-def _connect(count: int, pairs: Ints) -> Ints:
-    """[count] the lowest number that each is connected with by pairs [M, 2]."""
-    labels, before = np.arange(count), np.arange(0)
-    # Labels sink to the lowest of their neighbours until none changes.
-    while not np.array_equal(before, labels):
-        before = labels.copy()
-        np.minimum.at(labels, pairs, labels[pairs].min(1, initial=count, keepdims=True))
-        labels = labels[labels]
-    return labels
-
-
-def find_details(bank: ImageBank) -> Array:
-    """Return small pictures of the images, without their slow changes: [n * 32 * 32] float32, 0..255."""
-    import cv2
-
-    scale = 255.0 / np.iinfo(bank.dtype.name).max if bank.dtype.kind == "u" else 1.0
-    pictures = np.empty((len(bank), _SIDE_PX, _SIDE_PX), np.float32)
-    side = (_SIDE_PX, _SIDE_PX)
-    for number in track(range(len(bank)), "comparing images", len(bank)):
-        small = []
-        for channel in bank[number]:
-            plane = np.ascontiguousarray(channel, np.float32)
-            small.append(cv2.resize(plane, side, interpolation=cv2.INTER_AREA))
-        grey: Any = np.mean(small, axis=0)
-        pictures[number] = scale * (grey - cv2.blur(grey, (5, 5)))
-    return pictures.reshape(-1)
-
-
-def _sort_into_buckets(
-    numbers: Ints, unit: Callable[[Ints], NDArray[np.float32]]
-) -> Iterator[Ints]:
-    """Yield images that may be alike, at most some thousands together.
-
-    They have equal signs along a few random directions.
-
-    Args:
-        numbers: Of the images.
-        unit: Gives the details of some of them, each of length 1.
-    """
-    # As many directions as make buckets of about BUCKET images.
-    bits = max(0, int(np.ceil(np.log2(max(len(numbers), 1) / BUCKET))))
-    if not bits:
-        yield numbers
-        return
-    rng = np.random.default_rng(0)
-    # Several bands: near-duplicates that a direction parts meet in another one.
-    directions = np.concatenate(
-        [rng.standard_normal((_SIDE_PX**2, bits), np.float32) for _ in range(_BANDS)], axis=1
-    )
-    parts = np.array_split(numbers, -(-len(numbers) // BUCKET))
-    signs = np.concatenate([unit(part) @ directions > 0 for part in parts])
-    for band in np.split(signs, _BANDS, axis=1):
-        # The signs along the directions of a band as one whole number.
-        keys = band @ (1 << np.arange(bits))
-        order = np.argsort(keys, kind="stable")
-        ends = np.flatnonzero(np.diff(keys[order])) + 1
-        for bucket in np.split(order, ends):
-            yield numbers[bucket]

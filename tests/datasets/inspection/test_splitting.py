@@ -7,12 +7,8 @@ import cv2
 import numpy as np
 import pytest
 
-from lit_data.datasets.inspection.splitting import (
-    ImageSplitter,
-    describe_splits,
-    group_similar,
-    join_groups,
-)
+from lit_data.datasets.inspection.near_duplicates import group_similar
+from lit_data.datasets.inspection.splitting import ImageSplitter, describe_splits, join_groups
 from lit_data.datasets.splits import group_by_name
 from lit_data.errors import ConfigError
 from lit_data.io.images.decoders import ImageDecoder, ImageSource
@@ -90,7 +86,7 @@ def test_frames_of_one_part_that_does_not_move_stay_together(tmp_path: Path) -> 
 
 
 def test_many_images_compare_in_buckets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("lit_data.datasets.inspection.splitting.BUCKET", 8)
+    monkeypatch.setattr("lit_data.datasets.inspection.near_duplicates.BUCKET", 8)
     plain = [_texture(seed) for seed in range(24)]
     again = [np.clip(image.astype(np.float32) * 0.9, 0, 255).astype(np.uint8) for image in plain]
     groups = group_similar(_bank(tmp_path, [*plain, *again]), None)

@@ -19,7 +19,7 @@ import pytest
 
 from lit_data.datamodules.image import StripeFiles
 from lit_data.datamodules.inspection_source import InspectionFiles
-from lit_data.datasets.inspection.splitting import group_similar
+from lit_data.datasets.inspection.near_duplicates import group_similar
 from lit_data.errors import ConfigError, DataError, StoreCorruptError, StoreError
 from lit_data.files import find_sha256
 from lit_data.io.images.options import ReadOptions

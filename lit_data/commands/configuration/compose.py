@@ -312,14 +312,19 @@ def _normalise(tree: ConfigTree, override: Override, overrides: Sequence[Overrid
 def _has_option_already(tree: ConfigTree, group: str, overrides: Sequence[Override]) -> bool:
     """Return True if the command's own files choose an option of the group.
 
-    Or one that is chosen for a group around it.
+    Or one that is chosen for a group around it, by name or by a file of another group.
     """
-    if group in tree.base.hydra.runtime.choices:
+    choices = tree.base.hydra.runtime.choices
+    if group in choices:
         return True
+    parent = group.rpartition("/")[0]
     words = []
     for override in overrides:
-        if group.startswith(f"{override.key_or_group}/"):
-            words.append(str(override.input_line))
+        other = override.key_or_group
+        is_choice = isinstance(override.value(), str) and tree.is_group(other)
+        if parent and is_choice and not other.startswith(f"{parent}/"):
+            word = str(override.input_line)
+            words.append(word if other in choices or override.is_add() else f"+{word}")
     if not words:
         return False
     with _as_config_errors(tree, words):

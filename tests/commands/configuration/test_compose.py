@@ -408,6 +408,16 @@ def test_missing_extra_is_named(
         compose("fit", [word])
 
 
+@pytest.mark.parametrize("search", ["+hparams_search=stripe_optuna", "hydra/sweeper=search"])
+def test_groups_within_a_group_that_a_file_chose_are_replaced(search: str) -> None:
+    words = [search, "hydra/sweeper/sampler=seeded_random", "hydra/sweeper/pruner=median"]
+    words.append("model.net.width=choice(2, 3)")
+    with open_hydra(None) as hydra:
+        sweeper = check_run(hydra, "fit", words, multirun=True)[0].hydra.sweeper
+    assert sweeper.sampler._target_ == "optuna.samplers.RandomSampler"
+    assert sweeper.pruner._target_ == "optuna.pruners.MedianPruner"
+
+
 def test_packages_are_allowed_by_the_caller_alone() -> None:
     words = ["model={_target_: my_project.Model}"]
     assert compose("fit", words, packages=["my_project"]).model._target_ == "my_project.Model"

@@ -30,7 +30,6 @@ from lit_data.tasks.base import find_task_of
 
 log = logging.getLogger(__name__)
 
-
 _NAMED: Final = ("best", "last")
 _LATEST: Final = "latest"
 _RESUMED: Final = ("last.ckpt", "interrupted.ckpt", "step.ckpt")
@@ -327,9 +326,9 @@ def _choose_newest(
     Args:
         option: That names the run.
         run: Its folder or address, or `latest`.
-        runs: Folder or address of all runs.
+        runs: See `find_checkpoint`, as `cache`.
         names: Of the files.
-        cache: As for `find_checkpoint`.
+        cache: See there.
     """
     folder = runs if run == _LATEST else str(run)
     if run != _LATEST and not is_remote(folder) and not Path(folder).is_dir():
@@ -363,6 +362,8 @@ def _check_checkpoint(ckpt: object, cache: Path) -> Path:
 def _check_training(path: Path) -> Path:
     """Refuse a file that holds no state of a training, before the data are read."""
     if path.is_dir():  # in pieces, one of each rank
+        if not (path / ".metadata").is_file():
+            raise StoreError(f"{path} is a folder, and no checkpoint in pieces: remove it")
         return path
     content = read_checkpoint(path, mapped=True)  # its weights are read once, by Lightning
     missing = [key for key in _TRAINING if key not in content]
@@ -406,17 +407,14 @@ def restoring(start: Path | None, trainer: L.Trainer, model: L.LightningModule) 
     Raises:
         StoreError: The checkpoint is damaged, or that of another model or of other callbacks.
     """
-    if start is None or start.is_dir():  # in pieces, one of each rank
+    if start is None:
         yield
         return
-    content = read_checkpoint(start, mapped=True)
-    _check_weights(content, model, start)
-    for name, state, template in _pair_states(content, trainer):
-        if fault := _find_fault(state, template):
-            raise StoreError(
-                f"{start} is damaged: the state of {name} has {fault}; go on from an earlier "
-                "checkpoint"
-            )
+    content: Mapping[str, Any] = {}
+    if not start.is_dir():  # in pieces, one of each rank
+        content = read_checkpoint(start, mapped=True)
+        _check_weights(content, model, start)
+        _check_states(content, trainer, start)
     try:
         yield
     except LitDataError:
@@ -437,6 +435,14 @@ def restoring(start: Path | None, trainer: L.Trainer, model: L.LightningModule) 
             start,
             trainer.max_epochs,
         )
+
+
+def _check_states(content: Mapping[str, Any], trainer: L.Trainer, path: Path) -> None:
+    for name, state, template in _pair_states(content, trainer):
+        if fault := _find_fault(state, template):
+            raise StoreError(
+                f"{path} is damaged: {name}: {fault}; go on from an earlier checkpoint"
+            )
 
 
 def _check_weights(content: Mapping[str, Any], model: L.LightningModule, path: Path) -> None:

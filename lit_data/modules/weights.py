@@ -104,6 +104,8 @@ def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
     Raises:
         StoreError: The file is none.
     """
+    if path.exists() and not path.is_file():  # reading a FIFO would wait for ever
+        raise StoreError(f"{path} is no checkpoint: it is not a regular file")
     try:
         # Of other files torch has another way to say that they are none.
         mapped = mapped and zipfile.is_zipfile(path)

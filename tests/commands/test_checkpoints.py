@@ -1,6 +1,7 @@
 """Checkpoints that are damaged, diverged or of another run end in one line that names them."""
 
 import copy
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_data import callbacks as ours
-from lit_data.commands.checkpoints import load_weights, restoring
+from lit_data.commands.checkpoints import find_start, load_weights, restoring
 from lit_data.errors import StoreError
 from lit_data.testing import QUIET
 
@@ -86,6 +87,27 @@ def test_a_run_that_was_over_already_says_that_nothing_was_trained(
 ) -> None:
     assert _go_on(trained, epochs=1).global_step == 3
     assert f"nothing was trained: step 3 of {trained} is beyond trainer.max_epochs=1" in caplog.text
+
+
+@pytest.mark.parametrize("resume", ["latest", "auto", "runs/one"])
+def test_a_pipe_or_a_folder_in_the_place_of_a_checkpoint_is_refused(
+    resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs/one")
+    path = run / "checkpoints/last.ckpt"
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    with pytest.raises(StoreError, match=r"last\.ckpt is no checkpoint: it is not a regular file"):
+        find_start(None, None, resume, "runs", run, tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StoreError, match=r"last\.ckpt is a folder, and no checkpoint in pieces"):
+        find_start(None, None, resume, "runs", run, tmp_path)
+    (path / ".metadata").write_bytes(b"")
+    assert find_start(None, None, resume, "runs", run, tmp_path) == path
+    with pytest.raises(StoreError, match=r"last\.ckpt does not fit this run: IsADirectoryError"):
+        _go_on(path)
 
 
 @pytest.mark.slow

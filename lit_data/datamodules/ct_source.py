@@ -20,6 +20,7 @@ from lit_data.io.machine import count_cores
 from lit_data.io.progress import ordered_map, track
 from lit_data.io.shards.volumes import ShardedVolumeRoot, publish_volumes
 from lit_data.io.shards.writer import Holding, SetWriter, ShardOptions
+from lit_data.io.volumes.dicom import EXTENSIONS
 from lit_data.io.volumes.hounsfield import Window
 from lit_data.io.volumes.indexing import IndexOptions, index_source
 from lit_data.io.volumes.resampling import Resolution
@@ -170,7 +171,7 @@ class CTSource(Source):
     nan_fill: float | None
 
     takes_shards = True
-    late_suffixes = tuple(SUFFIXES)  # headers of DICOM files say which series there are
+    late_suffixes = (*SUFFIXES, *EXTENSIONS)
     sample_spec = CTSampleSpec
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """`DetectionSource`: images with boxes, their decoded store, and the synthetic dataset."""
 
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,12 @@ from typing_extensions import override
 
 from lit_data.checks import check_fraction
 from lit_data.datamodules.image_files import ImageFolder
-from lit_data.datasets.detection.files import DetectionFiles, LabelFormat, find_detection_files
+from lit_data.datasets.detection.files import (
+    DetectionFiles,
+    LabelFormat,
+    find_detection_files,
+    list_detection_images,
+)
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.detection.windows import Windows, choose_stride, cut_windows
 from lit_data.errors import ConfigError, DataError, show_path
@@ -65,7 +70,6 @@ class DetectionSource(ImageFolder):
         super().__post_init__()
 
     takes_shards = True
-    late_suffixes = ()  # boxes are held against the sizes of all images
     part = "detection"
     sample_spec = DetectionSampleSpec
 
@@ -145,13 +149,18 @@ class DetectionSource(ImageFolder):
         self._refuse_shards()
         self.refresh()
         files = self._find()
-        problems = find_faults(_list_sources(files), ImageDecoder(self.read))
+        problems = find_faults(_list_sources(files.images), ImageDecoder(self.read))
         problems.raise_if_any(f"{len(problems)} of {len(files.images)} images are bad", SKIPPING)
         return {"images": len(files.images), "boxes": len(files.labels.boxes)}
 
     @override
     def find_images(self) -> list[ImageSource]:
-        return _list_sources(self._files)
+        return _list_sources(self._files.images)
+
+    @override
+    def list_published(self) -> list[ImageSource]:
+        # Their sizes, against which boxes are held, are read for `list_beside` alone.
+        return _list_sources(list_detection_images(self.folder, **self._listing_options))
 
     @cached_property
     def _files(self) -> DetectionFiles:
@@ -173,16 +182,16 @@ class DetectionSource(ImageFolder):
             return self._read_shards()
         return find_detection_files(
             self.folder,
-            label_format=self.label_format,
-            classes=self.classes,
-            annotations=self.annotations,
             difficult=self.difficult,
-            splits=self.splits,
             seed=self.split_seed,
-            on_bad=self.on_bad,
             read=self.read,
-            exclude=self.exclude,
+            **self._listing_options,
         )
+
+    @property
+    def _listing_options(self) -> dict[str, Any]:
+        names = ("label_format", "classes", "annotations", "splits", "on_bad", "exclude")
+        return {name: getattr(self, name) for name in names}
 
     def _read_shards(self) -> DetectionFiles:
         """Read the boxes of a set of shards, which were read with the options that are set now.
@@ -218,8 +227,8 @@ def _check_stride(stride_px: tuple[int, int], patch_px: tuple[int, int] | None) 
         )
 
 
-def _list_sources(files: DetectionFiles) -> list[ImageSource]:
-    return [ImageSource((path,)) for path in files.images]
+def _list_sources(paths: Sequence[str]) -> list[ImageSource]:
+    return [ImageSource((path,)) for path in paths]
 
 
 def _to_plain(value: Any) -> dict[str, Any] | list[Any]:  # noqa: ANN401 - what a configuration holds

@@ -161,6 +161,10 @@ class ImageFolder(Source):
         problems.raise_if_any(f"{len(problems)} of {len(sources)} images are bad", SKIPPING)
         return {"images": len(sources)}
 
+    def list_published(self) -> Sequence[ImageSource]:
+        """List the files of each image for a set of shards; bad ones may be among them."""
+        return self.list_images()
+
     def list_beside(self, scratch: Path) -> dict[str, Path]:
         """Return local files that a set of shards needs beside the images, by paths below the root.
 
@@ -173,7 +177,7 @@ class ImageFolder(Source):
     def _publish(
         self, writer: SetWriter, options: ShardOptions, holding: Holding
     ) -> dict[str, int]:
-        sources = self.list_images()
+        sources = self.list_published()
         # Shards know images by their paths below the root, so that they can lie anywhere.
         names = {path: self.name(path) for source in sources for path in source.paths}
         publisher = ImagePublisher(

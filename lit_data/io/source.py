@@ -64,7 +64,7 @@ def open_source(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """
     with naming(path):
         check_regular(path)
-        with _open(Path(path)) as stream:
+        with open_binary(Path(path)) as stream:
             yield stream
 
 
@@ -87,7 +87,8 @@ def opening_with(folder: Path, opener: Opener) -> Iterator[None]:
         del _openers[f"{folder}/"]
 
 
-def _open(path: Path) -> BinaryIO:
+def open_binary(path: Path) -> BinaryIO:
+    """Open a file to read, wherever its content lies; it has to be a regular one."""
     for folder, opener in _openers.items():
         if str(path).startswith(folder):
             stream = opener(path)

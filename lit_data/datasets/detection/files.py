@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from lit_data.io.discovery import check_inside, find_images
 from lit_data.io.images.header import read_header
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.images.options import DEFAULT_READ, ReadOptions
-from lit_data.io.progress import track
+from lit_data.io.progress import ordered_map, track
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ _PLACES: Final = {
     "yolo": (".txt", ("labels",)),
     "voc": (".xml", ("Annotations", "annotations", "annotations_voc")),
 }
+_READERS: Final = 8  # threads that wait for a disk in the network, or a server
 _COCO_OF_SPLITS: Final = "annotations/*.json"
 _COCO_PLACES: Final = (
     "annotations/instances_*.json",
@@ -98,12 +99,32 @@ class _Folder:
         """Paths of the images."""
         return [self.root / name for name in self.names]
 
+    def locate(self, numbers: Sequence[int]) -> tuple[str, ...]:
+        """Return the paths of some of the images."""
+        return tuple(str(self.root / self.names[number]) for number in numbers)
+
 
 @dataclass(frozen=True, slots=True)
 class _Labels:
     label_format: LabelFormat
     coco: tuple[CocoFile, ...]
     files: Mapping[int, Path]  # of images by their number; not for COCO
+
+
+class _Listing(NamedTuple):
+    """Names of a dataset, of which no image is opened.
+
+    Attributes:
+        folder: Its images.
+        labels: Their labels.
+        fixed: Images of each split, unless they go by fractions.
+        members: Numbers of the images that belong to it.
+    """
+
+    folder: _Folder
+    labels: _Labels
+    fixed: Mapping[str, Sequence[int]] | None
+    members: Sequence[int]
 
 
 def find_detection_files(
@@ -153,6 +174,56 @@ def find_detection_files(
         ConfigError: An argument is not allowed.
         DataError: Lists what is wrong with all lists, all images, or all labels.
     """
+    listing = _list_dataset(
+        root, label_format, classes, annotations, splits, on_bad, exclude, allow_outside
+    )
+    folder, fixed = listing.folder, listing.fixed
+    members, sizes_px = _measure(folder, listing.members, read)
+    labels = _read_labels(folder, listing.labels, members, sizes_px, classes, difficult)
+    numbered_splits = _number_splits(folder.names, members, fixed, splits, seed)
+    return DetectionFiles(folder.locate(members), labels, numbered_splits, sizes_px)
+
+
+def list_detection_images(
+    root: AnyPath,
+    *,
+    label_format: LabelFormat = "auto",
+    classes: Sequence[str] | None = None,
+    annotations: AnyPath | None = None,
+    splits: Splits = "auto",
+    on_bad: OnBad = "error",
+    exclude: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """List the images of a detection set, of which none is opened: bad ones are among them.
+
+    Args:
+        root: As all others for `find_detection_files`.
+        label_format: See there.
+        classes: See there.
+        annotations: See there.
+        splits: See there.
+        on_bad: See there.
+        exclude: See there.
+
+    Raises:
+        DataError: Lists what is wrong with all lists.
+    """
+    listing = _list_dataset(
+        root, label_format, classes, annotations, splits, on_bad, exclude, allow_outside=False
+    )
+    return listing.folder.locate(listing.members)
+
+
+def _list_dataset(
+    root: AnyPath,
+    label_format: LabelFormat,
+    classes: Sequence[str] | None,
+    annotations: AnyPath | None,
+    splits: Splits,
+    on_bad: OnBad,
+    exclude: Sequence[str],
+    allow_outside: bool,
+) -> _Listing:
     check_choice("label_format", label_format, get_args(LabelFormat))
     if on_bad not in get_args(OnBad):
         raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
@@ -160,11 +231,7 @@ def find_detection_files(
     folder = _open_folder(path, exclude, allow_outside, on_bad)
     label_files = _find_labels(folder, label_format, annotations, unlabelled=bool(classes))
     fixed = _find_splits(folder, splits, label_files.coco)
-    members, sizes_px = _measure(folder, _list_members(folder, label_files.coco, fixed), read)
-    labels = _read_labels(folder, label_files, members, sizes_px, classes, difficult)
-    images = tuple(str(folder.root / folder.names[number]) for number in members)
-    numbered_splits = _number_splits(folder.names, members, fixed, splits, seed)
-    return DetectionFiles(images, labels, numbered_splits, sizes_px)
+    return _Listing(folder, label_files, fixed, _list_members(folder, label_files.coco, fixed))
 
 
 def _open_folder(root: Path, exclude: Sequence[str], allow_outside: bool, on_bad: OnBad) -> _Folder:
@@ -335,13 +402,20 @@ def _measure(
     """Return the images that can be read, and (height, width) px of each."""
     good: dict[int, tuple[int, int]] = {}
     problems = Problems()
-    for number in track(members, "reading headers", len(members)):
-        path = folder.root / folder.names[number]
+
+    def measure(number: int) -> tuple[int, int] | DataError:
         try:
-            header = read_header(path, read)
-            good[number] = header.height_px, header.width_px
+            header = read_header(folder.root / folder.names[number], read)
         except DataError as error:
-            problems.add(path, str(error))
+            return error
+        return header.height_px, header.width_px
+
+    sizes = track(ordered_map(measure, members, _READERS), "reading headers", len(members))
+    for number, size in zip(members, sizes, strict=True):
+        if isinstance(size, DataError):
+            problems.add(folder.root / folder.names[number], str(size))
+        else:
+            good[number] = size
     # A dataset of which nothing is left cannot go on.
     on_bad = folder.on_bad if good else "error"
     _report(problems, f"{len(problems)} of {len(members)} images are bad", on_bad)

@@ -4,15 +4,14 @@ All that asks a server is a coroutine of `Connection`; `lit_data.io.remote.trans
 """
 
 import asyncio
-import logging
 import mimetypes
 import os
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, Final, TypeVar
@@ -133,6 +132,21 @@ class Connection(ABC):
             path = Path(folder) / "list"
             await self.get(name, path, MAX_LIST_BYTES)
             return path.read_bytes()
+
+    async def read_range(self, name: str, begin: int, end: int) -> bytes:
+        """Return the bytes of a file from one number to another, without the last.
+
+        Raises:
+            DataError: They are not there.
+        """
+        path = self.full_path(name)
+        call = partial(self._call, "cat_file", path, start=begin, end=end)
+        content: bytes = await self.insist(call, name)
+        if len(content) > end - begin:  # of a server that knows no ranges
+            content = content[begin:end]
+        if len(content) != end - begin:
+            raise DataError(f"{self.address.name(name)}: shorter than the server states")
+        return content
 
     async def fetch(
         self, name: str, path: Path, most_bytes: int, count: Callable[[int], None] | None = None
@@ -423,40 +437,6 @@ async def call_each(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return [results[number] for number in range(len(items))]
-
-
-TALKATIVE: Final = (
-    *("botocore", "aiobotocore", "s3fs", "fsspec"),
-    *("aiohttp", "urllib3", "asyncio", "boto3"),
-)
-keepers: set[object] = set()
-_levels_before: dict[str, int] = {}
-_quieting = threading.Lock()
-
-
-@contextmanager
-def quiet_clients() -> Iterator[None]:
-    """Keep clients from logging requests, whose headers hold tokens.
-
-    Also where everything else is logged. Several threads may ask for it: it ends with the last of
-    them.
-    """
-    keeper = object()
-    with _quieting:
-        if not keepers:
-            for name in TALKATIVE:
-                logger = logging.getLogger(name)
-                _levels_before[name] = logger.level
-                logger.setLevel(max(logger.level, logging.WARNING))
-        keepers.add(keeper)
-    try:
-        yield
-    finally:
-        with _quieting:
-            keepers.discard(keeper)
-            if not keepers:
-                for name, level in _levels_before.items():
-                    logging.getLogger(name).setLevel(level)
 
 
 def _find_class(address: Address) -> Any:  # noqa: ANN401 - fsspec has no types

@@ -2,9 +2,10 @@
 
 Lists of files, and the keys that are made of their names, sizes and times, are those of a mirror;
 what takes room are some files at a time. Whoever opens a stand-in nevertheless, such as to look at
-a header, reads the file from the server.
+a header, reads parts of the file from the server.
 """
 
+import io
 import logging
 import os
 import stat
@@ -15,6 +16,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, Self
+
+from typing_extensions import Buffer, override
 
 from lit_data.errors import MachineError
 from lit_data.io.progress import ProgressBar
@@ -30,6 +33,7 @@ from lit_data.io.temp import temp_folder
 log = logging.getLogger(__name__)
 
 _STAND_IN: Final = 0o200  # mode of a file without its content, which nobody may read
+_BLOCK_BYTES: Final = 2**16  # that are read ahead of a header
 
 
 class Outline:
@@ -71,8 +75,8 @@ class Outline:
             address: Of the folder.
             options: How the server is read.
             scope: The files.
-            late_suffixes: Of those whose content may come late; others, such as lists and
-                annotations, are brought at once.
+            late_suffixes: Of those whose content may come late, as that of names without one;
+                others, such as lists and annotations, are brought at once.
             scratch: A local folder.
 
         Yields:
@@ -86,7 +90,7 @@ class Outline:
             lists = (SUMS_NAME, options.file_list)  # no part of the dataset
             files = [file for file in listed if file.name not in lists]
             check_names((file.name for file in files), address)
-            early = [file for file in files if not file.name.lower().endswith(late_suffixes)]
+            early = [file for file in files if not _is_late(file.name, late_suffixes)]
             early_bytes = _count_bytes(early)
             is_small = options.max_bytes is None or early_bytes <= options.max_bytes
             if not is_small or 2 * early_bytes > _count_bytes(files):
@@ -129,22 +133,11 @@ class Outline:
                 _put_stand_in(self.folder / name, self._files[name])
 
     def open_file(self, path: Path) -> BinaryIO | None:
-        """Open a file whose content is not here; None if it is.
-
-        Raises:
-            MachineError: The server does not answer.
-            DataError: It cannot be read there.
-        """
+        """Open a file whose content is not here, of which as much is read as is asked for; None if it is."""
         if not _is_stand_in(path):
             return None
         file = self._files[path.relative_to(self.folder).as_posix()]
-        with temp_folder(self._scratch) as temp:
-            try:
-                self._server.get(file.name, temp / "file", file.size_bytes)
-            except UnreachableError as error:
-                # Were the file called bad, it could be left out for good.
-                raise MachineError(str(error)) from None
-            return (temp / "file").open("rb")  # stays readable without its name
+        return io.BufferedReader(_RemoteReader(self._server, file), _BLOCK_BYTES)
 
     def _fetch(self, names: Sequence[str]) -> None:
         if not names:
@@ -158,6 +151,66 @@ class Outline:
 
         with temp_folder(self._scratch) as temp:
             self._server.call(partial(run, temp))
+
+
+class _RemoteReader(io.RawIOBase):
+    """A file on a server, of which parts are read.
+
+    Args:
+        server: Where it lies.
+        file: Which one.
+    """
+
+    def __init__(self, server: ServerTransport, file: RemoteFile) -> None:
+        self.name = file.name
+        self._server = server
+        self._file = file
+        self._position = 0
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        starts = {
+            os.SEEK_SET: 0,
+            os.SEEK_CUR: self._position,
+            os.SEEK_END: self._file.size_bytes,
+        }
+        self._position = starts[whence] + offset
+        return self._position
+
+    @override
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Read as much as there is room for.
+
+        Raises:
+            MachineError: The server does not answer.
+            DataError: The file cannot be read there.
+        """
+        room = memoryview(buffer)
+        begin, name = self._position, self._file.name
+        end = min(begin + len(room), self._file.size_bytes)
+        if end <= begin:
+            return 0
+        try:
+            content = self._server.call(lambda connection: connection.read_range(name, begin, end))
+        except UnreachableError as error:
+            # Were the file called bad, it could be left out for good.
+            raise MachineError(str(error)) from None
+        room[: len(content)] = content
+        self._position = end
+        return len(content)
+
+
+def _is_late(name: str, suffixes: tuple[str, ...]) -> bool:
+    """Return True for files of some suffixes, and for those without any, such as slices of DICOM."""
+    return name.lower().endswith(suffixes) or "." not in name.rpartition("/")[2]
 
 
 def _count_bytes(files: Iterable[RemoteFile]) -> int:

@@ -5,6 +5,7 @@ ends with the transport, so that forks after it find neither thread nor connecti
 """
 
 import asyncio
+import logging
 import os
 import shutil
 import stat
@@ -12,9 +13,9 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self, TypeVar
@@ -27,7 +28,6 @@ from lit_data.io.remote.connection import (
     Connection,
     ListedConnection,
     S3Connection,
-    quiet_clients,
 )
 from lit_data.io.remote.faults import UnreachableError, too_large
 from lit_data.io.remote.options import WEB, Address, RemoteOptions, is_remote, parse_address
@@ -270,3 +270,37 @@ def _connect(address: Address, options: RemoteOptions) -> Connection:
     if address.scheme in WEB:
         return WebConnection(address, options)
     return ListedConnection(address, options)
+
+
+TALKATIVE: Final = (
+    *("botocore", "aiobotocore", "s3fs", "fsspec"),
+    *("aiohttp", "urllib3", "asyncio", "boto3"),
+)
+keepers: set[object] = set()
+_levels_before: dict[str, int] = {}
+_quieting = threading.Lock()
+
+
+@contextmanager
+def quiet_clients() -> Iterator[None]:
+    """Keep clients from logging requests, whose headers hold tokens.
+
+    Also where everything else is logged. Several threads may ask for it: it ends with the last of
+    them.
+    """
+    keeper = object()
+    with _quieting:
+        if not keepers:
+            for name in TALKATIVE:
+                logger = logging.getLogger(name)
+                _levels_before[name] = logger.level
+                logger.setLevel(max(logger.level, logging.WARNING))
+        keepers.add(keeper)
+    try:
+        yield
+    finally:
+        with _quieting:
+            keepers.discard(keeper)
+            if not keepers:
+                for name, level in _levels_before.items():
+                    logging.getLogger(name).setLevel(level)

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.errors import DataError, show_path
-from lit_data.io.source import check_regular, naming
+from lit_data.io.progress import ordered_map
+from lit_data.io.source import check_regular, naming, open_binary
 from lit_data.io.volumes.hounsfield import StoredScale
 from lit_data.io.volumes.volume import FileVolume, Spacing, Triple, import_medical
 from lit_data.types import Array
@@ -22,7 +23,8 @@ GAP_TOLERANCE: Final = 0.02
 """Distances of neighbouring slices that differ from the median by a larger share are uneven."""
 MAX_INFLATED_BYTES: Final = 2**28
 """Of a deflated file; it holds one slice."""
-_EXTENSIONS = (".dcm", ".dicom", ".ima")
+EXTENSIONS: Final = (".dcm", ".dicom", ".ima")
+_READERS: Final = 8  # threads that wait for a disk in the network, or a server
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,11 @@ def is_dicom_name(path: str | os.PathLike[str]) -> bool:
     """Return True if a file is DICOM: by its extension, or without one by its preamble."""
     path = Path(path)
     if path.suffix:
-        return path.suffix.lower() in _EXTENSIONS
+        return path.suffix.lower() in EXTENSIONS
     try:
         if not path.is_file():  # opening a FIFO would wait for ever
             return False
-        with path.open("rb") as stream:
+        with open_binary(path) as stream:
             return stream.read(132)[128:] == b"DICM"
     except OSError:
         return False
@@ -75,12 +77,19 @@ def group_series(paths: Sequence[Path]) -> list[tuple[str, ...]]:
         DataError: a file cannot be read, or pydicom is not installed.
     """
     series: defaultdict[str, list[str]] = defaultdict(list)
-    for path in sorted(paths):
-        with naming(path):
-            head = _read_head(path, ["SeriesInstanceUID", "Rows"])
-            if "Rows" in head:  # else it has no pixels
-                series[str(head.get("SeriesInstanceUID", ""))].append(os.fspath(path))
+    ordered_paths = sorted(paths)
+    heads = ordered_map(_find_series, ordered_paths, _READERS)
+    for path, name in zip(ordered_paths, heads, strict=True):
+        if name is not None:
+            series[name].append(os.fspath(path))
     return [tuple(files) for files in series.values()]
+
+
+def _find_series(path: Path) -> str | None:
+    """Return the SeriesInstanceUID of a file; None without pixels."""
+    with naming(path):
+        head = _read_head(path, ["SeriesInstanceUID", "Rows"])
+        return str(head.get("SeriesInstanceUID", "")) if "Rows" in head else None
 
 
 def open_dicom(files: Sequence[str], name: str, nan_fill: float | None) -> FileVolume:
@@ -272,7 +281,7 @@ def _read_head(path: str | os.PathLike[str], tags: list[str] | None = None) -> A
 
 def _read_dataset(path: str | os.PathLike[str], **options: Any) -> Any:  # noqa: ANN401
     check_regular(path)
-    with _CheckedReader(io.FileIO(path)) as stream:
+    with open_binary(Path(path)) as file, _CheckedReader(file) as stream:  # type: ignore[arg-type]
         return import_medical("pydicom").dcmread(stream, **options)
 
 

@@ -4,9 +4,9 @@ from contextlib import ExitStack
 import pytest
 
 from lit_data.errors import ConfigError
-from lit_data.io.remote import RemoteOptions, check_plain, check_root, check_words, connection
-from lit_data.io.remote.connection import quiet_clients
+from lit_data.io.remote import RemoteOptions, check_plain, check_root, check_words, transport
 from lit_data.io.remote.options import is_remote, parse_address, redact
+from lit_data.io.remote.transport import quiet_clients
 
 SECRET = "hunter2SECRET"
 WITH_SECRETS = [
@@ -132,8 +132,8 @@ def test_clients_log_no_requests_until_the_last_connection_is_closed(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Connections of other tests may be open still.
-    monkeypatch.setattr(connection, "keepers", set())
-    for name in connection.TALKATIVE:
+    monkeypatch.setattr(transport, "keepers", set())
+    for name in transport.TALKATIVE:
         monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
     client = logging.getLogger("botocore.auth")
     client.manager._clear_cache()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from lit_data.datamodules.ct import CTDataModule
+from lit_data.datamodules.detection import DetectionDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.errors import ConfigError, DataError, StoreError, StoreSpaceError
 from lit_data.io.images.decoders import ImageDecoder
@@ -301,6 +302,88 @@ def test_volumes_in_parts(tmp_path: Path) -> None:
     report = publish("set.shards", finish=True)
     assert (report["volumes"], report["skipped"], report["shards_kept"]) == (4, 1, 4)
     assert read_all(tmp_path / "set.shards") == read_all(tmp_path / "one.shards")
+
+
+def test_images_with_boxes_of_a_server_are_read_one_by_one(tmp_path: Path, web: WebServer) -> None:
+    rng = np.random.default_rng(0)
+    local = tmp_path / "local/set"
+    for number in range(20):
+        pixels = rng.integers(0, 256, (60, 80, 3), dtype=np.uint8)
+        write_png(local / f"images/{number:02}.png", pixels)
+        label = local / f"labels/{number:02}.txt"
+        label.parent.mkdir(exist_ok=True)
+        label.write_text("0 .5 .5 .2 .2\n" * (number % 3))
+    (local / "classes.txt").write_text("cat\n")
+    (local / "images/07.png").write_bytes(b"no image")
+    content = (local / "images/11.png").read_bytes()
+    (local / "images/11.png").write_bytes(content[:-500])  # its header is good
+    root, remote = _serve(web, local)
+
+    def publish(root: Path | str, name: str, **options: Any) -> dict[str, int]:
+        data = DetectionDataModule(
+            str(root),
+            size_px=(30, 40),
+            on_bad="skip",
+            cache_dir=str(tmp_path / "cache"),
+            remote=remote,
+        )
+        return data.source.publish(str(tmp_path / name), SHARD_BYTES, **options)
+
+    report = publish(_mirror(root, tmp_path, remote), "one.shards")
+    assert (report["images"], report["skipped"]) == (18, 2)
+    web.asked.clear()
+    publish(root, "set.shards", part=Part(1, 2))
+    asked = {path for method, path in web.asked if method == "GET" and path.endswith(".png")}
+    # Those of its group, and the first ones, which say how large a group is.
+    assert asked == {f"set/images/{number:02}.png" for number in (*range(15), *range(16, 20))}
+    publish(root, "set.shards", part=Part(0, 2))
+    publish(root, "set.shards", finish=True)
+    assert read_all(tmp_path / "set.shards") == read_all(tmp_path / "one.shards")
+    assert not list((tmp_path / "cache").rglob("*.png"))
+
+
+def _serve(web: WebServer, folder: Path) -> tuple[str, RemoteOptions]:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            web.files[f"set/{path.relative_to(folder).as_posix()}"] = path.read_bytes()
+    return f"{web.url}/set", RemoteOptions(backoff_s=0.01, retries=2)
+
+
+def _mirror(root: str, folder: Path, remote: RemoteOptions) -> Path:
+    mirror = Root(root, folder / "mirrors", remote)
+    mirror.refresh()
+    return mirror.folder
+
+
+def test_series_of_a_server_are_read_one_by_one(tmp_path: Path, web: WebServer) -> None:
+    pydicom = pytest.importorskip("pydicom")
+    dataset = pydicom.dcmread(pydicom.data.get_testdata_file("CT_small.dcm"))
+    for series in range(3):
+        dataset.SeriesInstanceUID = f"1.2.{series}"
+        for height in range(2):
+            dataset.ImagePositionPatient = [0, 0, 10 * height]
+            suffix = ".dcm" if series else ""
+            path = tmp_path / f"local/set/{'ab'[series > 1]}/{series}_{height}{suffix}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            dataset.save_as(path)
+    root, remote = _serve(web, tmp_path / "local/set")
+
+    def publish(root: Path | str, name: str, **options: Any) -> dict[str, int]:
+        data = CTDataModule(
+            str(root), cache_dir=str(tmp_path / "cache"), processes=1, remote=remote
+        )
+        assert data.source is not None
+        return data.source.publish(str(tmp_path / name), **options)
+
+    assert publish(_mirror(root, tmp_path, remote), "one.shards")["volumes"] == 3
+    sizes = []
+    for number in range(2):
+        publish(root, "set.shards", part=Part(number, 2))
+        sizes.append(len(list((tmp_path / "set.shards/shards").iterdir())))
+    publish(root, "set.shards", finish=True)
+    assert sizes == [1, 3]
+    assert read_all(tmp_path / "set.shards") == read_all(tmp_path / "one.shards")
+    assert not list((tmp_path / "cache").rglob("*.dcm"))
 
 
 def test_volumes_of_a_server_are_read_one_by_one(tmp_path: Path, web: WebServer) -> None:

@@ -17,6 +17,7 @@ from lit_data.checks import check_types
 from lit_data.commands.build import find_trained
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.predict import Prediction, prepare_prediction
+from lit_data.commands.remote_predictions import PredictionFolder
 from lit_data.commands.result import print_table
 from lit_data.commands.shares import Seat
 from lit_data.datasets.splits import group_by_name
@@ -138,7 +139,9 @@ def open_split(cfg: DictConfig, checkpoint: Path, images: str) -> Prediction:
     folder = Path(cfg.paths.run)
     refuse_links(folder, "paths.run")
     split = None if images == _ALL else images
-    return prepare_prediction(cfg, options, checkpoint, folder, Seat(Share()), split=split)
+    return prepare_prediction(
+        cfg, options, checkpoint, PredictionFolder(folder), Seat(Share()), split=split
+    )
 
 
 @dataclass(frozen=True)

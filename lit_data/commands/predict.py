@@ -11,7 +11,6 @@ from typing import Any, Final
 import lightning as L
 from omegaconf import DictConfig
 
-from lit_data.checks import check_outside_root
 from lit_data.commands.build import (
     build_datamodule,
     build_input_data,
@@ -22,11 +21,12 @@ from lit_data.commands.checkpoints import load_weights
 from lit_data.commands.configuration.hydra_node import find_typed
 from lit_data.commands.configuration.names import resolve_target, to_plain
 from lit_data.commands.configuration.targets import read_options
+from lit_data.commands.remote_predictions import PredictionFolder
 from lit_data.commands.result import PartlyDoneError
 from lit_data.commands.shares import Seat, build_lone_trainer, take_seat
 from lit_data.commands.trained import find_doubt, take_trained, warn_of_other_data
-from lit_data.errors import ConfigError, list_problems, show_path
-from lit_data.files import find_sha256, refuse_links
+from lit_data.errors import ConfigError, list_problems
+from lit_data.files import find_sha256
 from lit_data.tasks import find_task, find_task_of
 from lit_data.tasks.base import Task
 from lit_data.tasks.journal import FINGERPRINT
@@ -60,20 +60,17 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     """
     options = read_options(PredictOptions, cfg.predict, "predict")
     checkpoint = find_trained(cfg)
-    root = cfg.data.get("root")
-    folder = Path(cfg.paths.run if options.folder is None else options.folder)
-    if options.folder is not None:
-        check_outside_root(folder, root, "predict.folder")
-    refuse_links(folder, "predict.folder")
+    folder = PredictionFolder.choose(cfg, options)
     kind = resolve_target(cfg.data._target_, "data")
     seat = take_seat(cfg, options, shares=find_task_of(kind).shares)
-    prediction = prepare_prediction(cfg, options, checkpoint, folder, seat)
-    bank = getattr(prediction.task.datamodule, "bank", None)
-    warn_of_other_data(prediction.record, root, bank)
-    prediction = prediction.take_calibration()
-    if seat.share.leads:
-        _warn_of_nothing_to_resume(folder, options)
-    metrics, bad = prediction.start()
+    with folder.copying(options, seat.share):
+        prediction = prepare_prediction(cfg, options, checkpoint, folder, seat)
+        bank = getattr(prediction.task.datamodule, "bank", None)
+        warn_of_other_data(prediction.record, cfg.data.get("root"), bank)
+        prediction = prediction.take_calibration()
+        if seat.share.leads:
+            _warn_of_nothing_to_resume(folder, options)
+        metrics, bad = prediction.start()
     if bad:
         raise _describe_bad(bad, folder, metrics)
     return metrics
@@ -125,7 +122,7 @@ def prepare_prediction(
     cfg: DictConfig,
     options: PredictOptions,
     checkpoint: Path,
-    folder: Path,
+    folder: PredictionFolder,
     seat: Seat,
     *,
     split: str | None = None,
@@ -157,11 +154,13 @@ def prepare_prediction(
         log.warning("%s: train longer, or choose another run", doubt)
     model_options, data_options = to_plain(cfg.model), to_plain(cfg.data)
     run = PredictRun(
-        folder=folder,
+        folder=folder.path,
         identity=_identify(checkpoint, model_options, data_options, neutral=task.neutral_data),
         make_trainer=partial(build_lone_trainer, cfg, seat),
         share=seat.share,
         doubt=doubt,
+        remote_sizes=folder.sizes,
+        bring=folder.bring,
         chosen=datamodule.split_images[split].tolist() if split else None,
     )
     conditions = {
@@ -194,12 +193,11 @@ def _identify(
 
 
 def _describe_bad(
-    bad: Sequence[tuple[str, str]], folder: Path, metrics: Mapping[str, Any]
+    bad: Sequence[tuple[str, str]], folder: PredictionFolder, metrics: Mapping[str, Any]
 ) -> PartlyDoneError:
     problems = list_problems(bad)
     headline = (
-        f"{len(bad)} inputs are bad and have no prediction, all others are predicted in "
-        f"{show_path(folder)}"
+        f"{len(bad)} inputs are bad and have no prediction, all others are predicted in {folder}"
     )
     error = PartlyDoneError(problems.describe(headline), metrics)
     error.problems = problems.entries
@@ -239,8 +237,8 @@ def _take_image_threshold(model: L.LightningModule, options: PredictOptions) -> 
     return replace(options, image_threshold=chosen)
 
 
-def _warn_of_nothing_to_resume(folder: Path, options: PredictOptions) -> None:
-    if options.resume and not (folder / FINGERPRINT).exists():
+def _warn_of_nothing_to_resume(folder: PredictionFolder, options: PredictOptions) -> None:
+    if options.resume and not (folder.path / FINGERPRINT).exists():
         log.warning(
             "predict.resume=true: there is nothing to go on with in %s, so everything is "
             "predicted; predict.folder=FOLDER names the folder of the run before",

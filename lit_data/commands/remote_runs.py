@@ -89,7 +89,7 @@ def _fetch_newest(
 ) -> Path | None:
     scope = Scope(patterns)
     candidates = []
-    with explaining_server(key), ServerTransport(parse_store(folder, key), _OPTIONS) as server:
+    with explaining_server(key), open_store(folder, key) as server:
         for file in server.call(lambda connection: connection.list_files(scope)):
             if find_fault(file.name) is None:  # keys may be anybody's
                 rank = names.index(file.name.rpartition("/")[2])
@@ -133,8 +133,17 @@ def put_file(path: Path, address: str, key: str) -> None:
         DataError: It may not be written there, or the server does not answer.
     """
     folder, name = _split(address, key)
-    with explaining_server(key), ServerTransport(parse_store(folder, key), _OPTIONS) as server:
+    with explaining_server(key), open_store(folder, key) as server:
         server.put(path, name)
+
+
+def open_store(address: str, key: str) -> ServerTransport:
+    """Return the transport to a folder that results lie in, which closes as a context manager.
+
+    Raises:
+        ConfigError: The address cannot be read.
+    """
+    return ServerTransport(parse_store(address, key), _OPTIONS)
 
 
 def _split(address: str, key: str) -> tuple[str, str]:

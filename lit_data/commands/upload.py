@@ -1,9 +1,12 @@
 """`RunUpload`: copies the files of a run to the address of `paths.runs` while the run goes on.
 
+Predictions are copied to that of `predict.folder` in the same way.
+
 Every writer of the run, whoever's it is, writes into a local folder, each file at once or by
 renaming. A thread looks for what is new every few seconds and copies it, each key as a whole:
-checkpoints first, in the order of their times, `summary.json` last. So what is at the address is
-enough to go on from, whenever the machine dies. Nothing is ever removed there.
+checkpoints first, in the order of their times, journals and tables of the files in folders behind
+these, `summary.json` last. So what is at the address is enough to go on from, whenever the machine
+dies. Nothing is ever removed there.
 """
 
 import logging
@@ -11,10 +14,11 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
 from omegaconf import DictConfig
@@ -37,8 +41,9 @@ _RETRY_AFTER_S: Final = 60.0  # where the server did not answer, beside the trie
 _AGAIN_AFTER_S: Final = 60.0  # a file that grows, such as a log; checkpoints are copied at once
 _CONNECTIONS: Final = 8
 _CHECKPOINT: Final = ".ckpt"
+_JOURNAL: Final = ".jsonl"  # its lines name other files
 _LAST: Final = "summary.json"
-_SHOWN_FOLDERS: Final = (".hydra",)
+_SHOWN_FOLDERS: Final = (".hydra", ".shown")
 
 
 class _File(NamedTuple):
@@ -89,16 +94,18 @@ class RunUpload(threading.Thread):
     Args:
         folder: Of the run.
         address: Of the run.
+        key: Of the option that names the address.
 
     Attributes:
         fault: Once it has ended, a line on what is missing at the address; empty if nothing is.
     """
 
-    def __init__(self, folder: Path, address: str) -> None:
+    def __init__(self, folder: Path, address: str, key: str = "paths.runs") -> None:
         super().__init__(daemon=True, name="lit_data upload")
         self.fault = ""
         self._folder = folder
-        self._address = parse_address(address, "paths.runs")
+        self._key = key
+        self._address = parse_address(address, key)
         options = RemoteOptions(connections=_CONNECTIONS)
         self._server = ServerTransport(self._address, options)
         self._copied: dict[str, _File] = {}
@@ -107,21 +114,24 @@ class RunUpload(threading.Thread):
         self._ending = threading.Event()
         self._looking_s = 0.0  # time that it takes to look at all files
 
-    def begin(self) -> None:
+    def begin(self, fetched: Collection[str] = ()) -> None:
         """Copy what is there already, and go on in a thread.
 
         Checkpoints of an earlier start in this folder are not copied: the run may have gone on
         elsewhere since, and what is at the address counts.
 
+        Args:
+            fetched: Names of files that are as they are at the address.
+
         Raises:
             StoreError: It cannot be written there.
         """
         for file in self._list_changed(ends=True):
-            if file.is_checkpoint:
+            if file.is_checkpoint or file.name in fetched:
                 self._copied[file.name] = file
         if fault := self.copy_changes():
             raise StoreError(
-                f"cannot write {fault}; check paths.runs and the credentials of this machine, see "
+                f"cannot write {fault}; check {self._key} and the credentials of this machine, see "
                 "docs/remote.md"
             )
         self.start()
@@ -174,7 +184,8 @@ class RunUpload(threading.Thread):
                 if file.is_checkpoint:
                     self._copy([file])
             others = [file for file in changed if not file.is_checkpoint]
-            self._copy([file for file in others if file.name != _LAST])
+            self._copy([file for file in others if "/" in file.name])
+            self._copy([file for file in others if "/" not in file.name and file.name != _LAST])
             self._copy([file for file in others if file.name == _LAST])
         except ConfigError:  # a package is missing, say
             raise
@@ -192,10 +203,26 @@ class RunUpload(threading.Thread):
         await call_each(partial(self._copy_one, connection), files, _CONNECTIONS)
 
     async def _copy_one(self, connection: Connection, file: _File) -> None:
-        with suppress(FileNotFoundError):  # removed since, as a checkpoint that is no more the best
-            await connection.put(self._folder / file.name, file.name)
+        # A file may be removed since, as a checkpoint that is no more the best.
+        with suppress(FileNotFoundError), self._freezing(file) as path:
+            await connection.put(path, file.name)
         self._copied[file.name] = file
         self._copied_s[file.name] = time.monotonic()
+
+    @contextmanager
+    def _freezing(self, file: _File) -> Iterator[Path]:
+        """Give a path of a file; of a journal that of its lines when it was listed.
+
+        It was listed before the files that these name, which have been copied by now.
+        """
+        path = self._folder / file.name
+        if not file.name.endswith(_JOURNAL):
+            yield path
+            return
+        with TemporaryDirectory() as folder, path.open("rb") as journal:
+            frozen = Path(folder) / path.name
+            frozen.write_bytes(journal.read(file.size_bytes))
+            yield frozen
 
     def _list_changed(self, *, ends: bool) -> list[_File]:
         """Return files that are new or not as they were copied."""

@@ -19,7 +19,7 @@ from lit_data.tasks.options import Share
 
 FINGERPRINT: Final = "fingerprint.json"
 JOURNAL: Final = "images.jsonl"
-_JOURNALS: Final = re.compile(r"images(-\d+-of-\d+)?\.jsonl")
+JOURNALS: Final = re.compile(r"images(-\d+-of-\d+)?\.jsonl")
 """Names of the journals of one process and of several."""
 _READ_BYTES: Final = 2**24
 
@@ -60,6 +60,7 @@ class Journal:
         resume: Keep the images that are done; otherwise begin anew. Processes that do not lead
             always keep them.
         share: Of this process.
+        remote_sizes: Of files of the folder that lie elsewhere, see `PredictRun`.
 
     Raises:
         ConfigError: They were predicted with other weights or options.
@@ -74,9 +75,11 @@ class Journal:
         *,
         resume: bool,
         share: Share | None = None,
+        remote_sizes: Mapping[str, int] | None = None,
     ) -> None:
         share = share or Share()
         self._folder = folder
+        self._remote_sizes = remote_sizes or {}
         self._path = folder / f"images{share.suffix}.jsonl"
         self._entries: dict[str, Entry] = {}
         # An image that changed, or whose share changed, may have lines in several journals.
@@ -193,7 +196,7 @@ class Journal:
     def _list_journals(self) -> list[Path]:
         journals = []
         for path in sorted(self._folder.iterdir()):
-            if _JOURNALS.fullmatch(path.name) and path.is_file():
+            if JOURNALS.fullmatch(path.name) and path.is_file():
                 journals.append(path)
         return journals
 
@@ -221,6 +224,8 @@ class Journal:
         return all(self._has_size(name, size) for name, size in entry.files.items())
 
     def _has_size(self, name: str, size: int) -> bool:
+        if self._remote_sizes.get(name) == size:
+            return True
         with suppress(OSError, ValueError):  # ValueError: a name that no file can have
             return (self._folder / name).stat().st_size == size
         return False

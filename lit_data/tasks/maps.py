@@ -295,7 +295,7 @@ class MapWriter(ImageWriter):
 
     def read_map(self, name: str) -> Array:
         """Return the map of an image that was written, [H, W] in 0..1."""
-        probability: Array = read_image(self.path_of("maps", name))[0] / 65535
+        probability: Array = read_image(self.bring(self.path_of("maps", name)))[0] / 65535
         return probability
 
     def shown_channels(self, pixels: Array) -> Array:

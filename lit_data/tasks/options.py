@@ -1,7 +1,7 @@
 """Options of ``predict``, and facts of a run that writers need."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -84,7 +84,7 @@ class PredictOptions:
         min_area_px: Smallest defect or object.
         on_bad: `skip` predicts the rest and ends with exit code 3, `error` ends before anything is
             predicted; in the place of ``data.on_bad``.
-        folder: Where the files go; `None`: into the run folder.
+        folder: Where the files go, a folder or an address; `None`: into the run folder.
         resume: Go on in a folder where a run was interrupted; for all but generated images.
         part: Predict a part of the inputs, a number from 0 or ``0/4``, into a folder that all parts
             share; a part goes on where it was interrupted. For all but generated images.
@@ -259,6 +259,10 @@ def _wait_for_nobody() -> None:
     pass
 
 
+def _is_here(path: Path) -> Path:
+    return path
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """Inputs of one of several processes that predict into a folder.
@@ -301,6 +305,9 @@ class PredictRun:
         doubt: Why verdicts of this model are worth nothing; None where they are.
         calibration: Thresholds of verdicts with their bounds; None where there are none.
         chosen: Numbers of the images that are predicted; None: all.
+        remote_sizes: Bytes of files that lie at the address of the folder, by their names below it.
+        bring: Returns a path of the folder, after the file came from that address if it is not
+            here.
     """
 
     folder: Path
@@ -310,6 +317,8 @@ class PredictRun:
     doubt: str | None = None
     calibration: Calibration | None = None
     chosen: Sequence[int] | None = None
+    remote_sizes: Mapping[str, int] = field(default_factory=dict)
+    bring: Callable[[Path], Path] = _is_here
 
 
 class Predicted(NamedTuple):

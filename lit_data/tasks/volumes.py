@@ -380,7 +380,7 @@ class VolumeWriter(PredictionWriter):
         for entry in entries[:_SHOWN]:
             for file_name in entry.files:
                 if file_name.startswith(_PAIRS):
-                    pairs.append(_read_pair(self._folder / file_name))
+                    pairs.append(_read_pair(self.bring(self._folder / file_name)))
         return pairs
 
 

@@ -106,7 +106,8 @@ class MarkWriter(ImageWriter):
             cell.set_title(title, fontsize=10)
         for entry, cells in zip(entries, axes, strict=True):
             pictures = [self.images.bank[self.numbers[entry.image]]]
-            pictures += [read_image(self.path_of(kind, entry.image)) for kind in self._kinds]
+            for kind in self._kinds:
+                pictures.append(read_image(self.bring(self.path_of(kind, entry.image))))
             for picture, cell in zip(pictures, cells, strict=True):
                 cell.imshow(_shrink(picture), cmap="gray", vmin=0, vmax=255)
             fraction = entry.rows[0]["marked_share"]

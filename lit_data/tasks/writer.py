@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,12 +52,14 @@ class PredictionWriter(ABC):
         bad: (path, what is wrong) of inputs that were left out.
         has_many: There are so many inputs that one folder is not to hold the files of all of them,
             and that tables are Parquet; see `folder_of` and `write_rows`.
+        bring: Returns the path of a file that was written, see `PredictRun`.
     """
 
     expects: ClassVar[str] = "answers, one for each sample"
     names: Sequence[str]
     bad: Sequence[tuple[str, str]] = ()
     has_many: bool = False
+    bring: Callable[[Path], Path] = staticmethod(Path)
 
     @cached_property
     def numbers(self) -> Mapping[str, int]:
@@ -192,6 +194,7 @@ class Work:
         self._chosen = chosen
         self._block = block
         self.restart_clock()
+        writer.bring = run.bring
         writer.has_many = len(writer.names) >= options.many_inputs
         if writer.has_many:
             _check_parquet(len(writer.names))
@@ -223,7 +226,8 @@ class Work:
         resume = options.resume or options.finish
         if not self._share.leads:
             self._share.wait()
-        journal = Journal(folder, identity, resume=resume, share=self._share)
+        sizes = self._run.remote_sizes
+        journal = Journal(folder, identity, resume=resume, share=self._share, remote_sizes=sizes)
         if self._share.leads:
             self._share.wait()
         return journal

@@ -1,10 +1,12 @@
 """``predict`` as it is typed: exit codes, the summary, folders, and going on where a run was interrupted."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import cv2
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -154,3 +156,70 @@ def test_parts_are_predicted_in_any_order_and_finished(
     rows = (tmp_path / "out" / "marks.csv").read_text().splitlines()[1:]
     assert [row.partition(",")[0] for row in rows] == ["a/1.png", "b/1.png", "c.png"]
     assert "b/cut.png" in (tmp_path / "out" / "bad.csv").read_text()
+
+
+ADDRESS = "memory://bucket/results"
+
+
+@pytest.fixture
+def store() -> Iterator[Any]:
+    """The file system of memory://, empty at first."""
+    file_system: Any = fsspec.filesystem("memory")
+    file_system.store.clear()
+    yield file_system
+    file_system.store.clear()
+
+
+def _read_all(folder: Path, store: Any) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Return all files of a folder, and those at the address, without journals and what has times."""
+    local, remote = {}, {}
+    for path in folder.rglob("*"):
+        if path.is_file() and path.suffix != ".jsonl":
+            local[path.relative_to(folder).as_posix()] = path.read_bytes()
+    del local["marks.csv"]
+    for key in store.find("/bucket/results"):
+        if not key.endswith((".jsonl", "/marks.csv")):
+            remote[key.removeprefix("/bucket/results/")] = store.cat(key)
+    return local, remote
+
+
+def test_parts_and_runs_that_go_on_predict_at_an_address(
+    words: list[str], tmp_path: Path, store: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = f"predict.folder={ADDRESS}"
+    assert main([*words, f"predict.folder={tmp_path}/alone"]) == 0
+    assert main([*words, folder, "predict.part=0/2"]) == 0
+    assert main([*words, folder, "predict.finish=true"]) == 4
+    assert f"1 of 3 inputs are missing in {ADDRESS} (" in capsys.readouterr().err
+    assert main([*words, folder, "predict.part=1/2"]) == 0
+    assert main([*words, folder, "predict.finish=true"]) == 0
+    assert _summarise(capsys.readouterr().out)["predict/images_kept"] == 3
+    local, remote = _read_all(tmp_path / "alone", store)
+    assert remote == local
+    # Nothing that is there is taken for what another run began, and nothing is begun anew.
+    assert main([*words, folder]) == 2
+    assert f"{ADDRESS} holds predictions: go on with predict.resume=true" in capsys.readouterr().err
+    assert main([*words, folder, "predict.threshold=0.3", "predict.resume=true"]) == 2
+    assert f"{ADDRESS} holds predictions of another run" in capsys.readouterr().err
+    assert _read_all(tmp_path / "alone", store)[1] == local
+    # A file that is lost or cut short is predicted again.
+    store.pipe_file("/bucket/results/masks/c.png.png", b"cut")
+    store.rm("/bucket/results/overlays/a/1.png.png")
+    assert main([*words, folder, "predict.resume=true"]) == 0
+    assert _summarise(capsys.readouterr().out)["predict/images_kept"] == 1
+    assert _read_all(tmp_path / "alone", store)[1] == local
+
+
+def test_records_of_strangers_at_an_address_lead_nowhere(
+    words: list[str], tmp_path: Path, store: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = f"predict.folder={ADDRESS}"
+    (tmp_path / "secret").write_text("secret")
+    store.pipe_file("/bucket/results/images-x-of-2.jsonl", b"{}")
+    store.pipe_file("/bucket/results/../../images.jsonl", b"{}")
+    assert main([*words, folder, "predict.part=0/2"]) == 0
+    store.pipe_file("/bucket/results/images-1-of-2.jsonl", b"[1]\n")
+    assert main([*words, folder, "predict.part=1/2"]) == 4
+    assert f"{ADDRESS}/images-1-of-2.jsonl is damaged" in capsys.readouterr().err
+    assert main([*words, "predict.folder=sftp://host/results"]) == 2
+    assert "results lie in an object store (s3://" in capsys.readouterr().err

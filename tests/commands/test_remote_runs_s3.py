@@ -121,11 +121,33 @@ def test_lost_requests_only_slow_a_run_and_all_commands_read_it(
         run = f"run=s3://{BUCKET}/{prefix}"
         code, output = _fit(two, proxy.url, *overrides, run, command="predict")
         assert code == 0, output
+        _predict_at_an_address(client, proxy.url, tmp_path, [*overrides, run])
         code, output = _fit(two, proxy.url, f"{RUNS}/fit/stripe", command="report")
         assert code == 0, output
         assert output.endswith(f"\n{RUNS}/fit/stripe/report.html\n")  # behind the bar
         assert len(_read(client, "runs/fit/stripe/report.html")) > 50_000
         assert proxy.answered[503] > 10
+
+
+def _predict_at_an_address(
+    client: SimpleNamespace, url: str, folder: Path, words: list[str]
+) -> None:
+    """Predict a part on one machine, and go on with all on another, as one process does."""
+    place = "predict.folder=s3://bucket/results"
+    for machine, options in (
+        ("two", [f"predict.folder={folder}/alone"]),
+        ("two", [place, "predict.part=0/2"]),
+        ("three", [place, "predict.resume=true"]),
+    ):
+        code, output = _fit(folder / machine, url, *words, *options, command="predict")
+        assert code == 0, output
+    half = len(list((folder / "alone/maps").iterdir())) // 2
+    assert f"{half} of {2 * half} inputs are done already" in output
+    keys = [key for key in _list(client) if key.startswith("results/") and ".jsonl" not in key]
+    paths = [path for path in (folder / "alone").rglob("*") if path.is_file()]
+    local = {path.relative_to(folder / "alone").as_posix(): path.read_bytes() for path in paths}
+    del local["images.jsonl"]
+    assert {key.removeprefix("results/"): _read(client, key) for key in keys} == local
 
 
 def test_what_a_killed_machine_copied_is_enough_to_go_on_elsewhere(

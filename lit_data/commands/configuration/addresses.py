@@ -1,8 +1,9 @@
-"""Options that name a folder which a run writes to, of which `paths.runs` may be an address.
+"""Options that name a folder which a run writes to; `paths.runs`, `predict.folder` may be addresses.
 
 A run at an address is worked on in a local folder below `paths.cache`, see
-`lit_data.commands.remote_runs`. Anywhere else an address is refused in one line: without the check
-``Path("s3://bucket/a")`` is a folder ``s3:/bucket/a`` of the working directory.
+`lit_data.commands.remote_runs`, and predictions in the run folder. Anywhere else an address is
+refused in one line: without the check ``Path("s3://bucket/a")`` is a folder ``s3:/bucket/a`` of the
+working directory.
 """
 
 import hashlib
@@ -21,7 +22,6 @@ _LOCAL_OPTIONS: Final = (
     "paths.cache",
     "paths.run",
     "data.cache_dir",
-    "predict.folder",
     "predict.onnx",
     "prepare.export",
     "sweep.resume",
@@ -49,6 +49,11 @@ def check_addresses(job: Mapping[str, Any]) -> None:
         _check_databases(job, runs)
     else:
         check_local("paths.runs", runs)
+    predictions = (job.get("predict") or {}).get("folder")
+    if isinstance(predictions, str) and is_remote(predictions):
+        parse_store(predictions, "predict.folder")
+    else:
+        check_local("predict.folder", predictions)
     for key in _LOCAL_OPTIONS:
         group, _, name = key.partition(".")
         options = job.get(group)

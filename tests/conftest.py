@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import pytest
 from lit_data.io.store.arrays import ArrayWriter
 from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
 from lit_data.io.store.sources import SourceTable
+from tests.fork_server import install, make_starter
 
 LONGEST = (
     "test_all_configs",
@@ -34,6 +36,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Commands of tests begin where their imports end.
+if sys.platform == "linux":
+    install(make_starter())
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -6,11 +6,19 @@ import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 import lit_data
+from tests import fork_server
 
 ROOT = Path(lit_data.__file__).parents[1]
+
+
+def list_children(pid: int, *, recursive: bool = False) -> list[psutil.Process]:
+    """Processes that a command has started, without the server of the tests beside it."""
+    children = psutil.Process(pid).children(recursive=recursive)
+    return [child for child in children if child.name() != fork_server.NAME]
 
 
 def run_family(

@@ -21,7 +21,7 @@ import torch
 
 from lit_data.commands.build import build_model
 from lit_data.commands.configuration.compose import compose
-from tests.families import ROOT, run_family
+from tests.families import ROOT, list_children, run_family
 
 IMAGES = 40
 LIMIT_S = 240  # of runs that take 10 to 20 s where nothing else does
@@ -182,7 +182,7 @@ def kill_ranks(folders: Folders, results: str, kills: int, rng: random.Random) -
         words = ("trainer=ddp_cpu", f"trainer.devices={rng.choice((2, 3))}", "predict.resume=true")
         with _running(folders.list_words(results, *words), folders.folder) as process:
             _wait_for_images(folders, results, done + rng.randint(1, 4))
-            family = [process, *process.children()]
+            family = [process, *list_children(process.pid)]
             victim = rng.randrange(len(family))
             family[victim].kill()
             _, alive = psutil.wait_procs(family, timeout=30)

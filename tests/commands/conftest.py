@@ -1,7 +1,6 @@
 """Commands of the tests' own in the place of real ones, in this process and in others."""
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -60,8 +59,6 @@ def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,  # a process group of its own
-            # A shell that starts these tests in the background lets all its children ignore Ctrl-C.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     return call

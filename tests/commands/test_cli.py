@@ -21,6 +21,8 @@ from lit_data.cli import main
 from lit_data.commands import COMMANDS, TOOLS
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.commands.result import KEYS
+from tests.families import list_children
+from tests.fork_server import FRESH
 from tests.outputs import QUICK, STRIPES
 
 ROOT = Path(lit_data.__file__).parents[1]
@@ -48,7 +50,7 @@ def raising(error: BaseException) -> Run:
 
 
 def run_python(*words: str, paths: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, str(ROOT)])}
+    env = os.environ | FRESH | {"PYTHONPATH": os.pathsep.join([*paths, str(ROOT)])}
     words = (sys.executable, *words)
     return subprocess.run(
         words, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
@@ -411,7 +413,7 @@ def signal_when_ready(
         assert program.stdout is not None
         while line := program.stdout.readline():
             if line == "ready\n":
-                family = psutil.Process(program.pid).children(recursive=True)
+                family = list_children(program.pid, recursive=True)
                 to(program.pid, number)
                 break
         out, err = program.communicate(timeout=LIMIT_S)
@@ -508,8 +510,7 @@ def test_all_ranks_stop_after_the_same_step(
     start: Start, target: str, number: signal.Signals, code: int
 ) -> None:
     def send(pid: int, number: signal.Signals) -> None:
-        children = psutil.Process(pid).children()
-        ranks = [child for child in children if child.environ().get("LOCAL_RANK") == "1"]
+        ranks = list_children(pid)
         assert len(ranks) == 1
         if target == "group":
             os.killpg(pid, number)

@@ -18,6 +18,7 @@ import pytest
 import lit_data
 from lit_data.cli import main
 from lit_data.errors import DataError
+from tests.families import list_children
 
 ROOT = Path(lit_data.__file__).parents[1]
 LIMIT_S = 120
@@ -125,7 +126,7 @@ def test_a_signal_ends_the_whole_sweep(
     site(WAITING)
     with ending(start("show", "-m", "seed=1,2", "hydra.sweep.dir=out")) as program:
         _wait_until_ready(program)
-        family = psutil.Process(program.pid).children(recursive=True)
+        family = list_children(program.pid, recursive=True)
         program.send_signal(number)
         out, err = program.communicate(timeout=LIMIT_S)
     assert psutil.wait_procs(family, timeout=10)[1] == []
@@ -141,7 +142,7 @@ def test_the_job_ends_with_a_sweep_that_is_killed(site: Site, start: Start) -> N
     site(WAITING)
     with ending(start("show", "-m", "seed=1,2", "hydra.sweep.dir=out")) as program:
         _wait_until_ready(program)
-        family = psutil.Process(program.pid).children(recursive=True)
+        family = list_children(program.pid, recursive=True)
         program.kill()
         program.wait()
         assert len(family) == 1
@@ -450,7 +451,7 @@ def test_a_search_goes_on_after_its_controller_was_killed(site: Site, start: Sta
     Path("stuck").touch()
     with ending(start(*words, "hydra.sweep.dir=out")) as program:
         _wait_until_ready(program)
-        family = psutil.Process(program.pid).children(recursive=True)
+        family = list_children(program.pid, recursive=True)
         program.kill()
         program.wait()
         psutil.wait_procs(family, timeout=10)
@@ -470,7 +471,7 @@ def ending(program: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
         yield program
     finally:
         if program.poll() is None:
-            for process in psutil.Process(program.pid).children(recursive=True):
+            for process in list_children(program.pid, recursive=True):
                 process.kill()
             program.kill()
         program.communicate()

@@ -1,0 +1,440 @@
+"""A server from which the commands of tests are forked, with all that they import.
+
+A command spends seconds on its imports, and the tests start hundreds of commands. `install` lets
+`subprocess.Popen` fork them from a process that has imported what they import, and has one thread.
+To its starter such a command is a child as any other: by its process id, its group, its streams,
+folder, environment, import path and warnings, and its end is that of an interpreter. One that
+starts ranks or jobs gets a server of its own beside it.
+
+Interpreters of their own stay: programs with ``-c``, scripts of users, commands with another
+`lit_data` or with variables that are read at an import, and all that `FRESH` stands before.
+"""
+
+import atexit
+import ctypes
+import faulthandler
+import gc
+import inspect
+import json
+import multiprocessing.process
+import os
+import re
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+NAME: Final = "fork-server"
+"""Name of the process, by which tests that count processes leave it out."""
+FRESH: Final = {"TESTS_FORK": "0"}
+"""Variable of a command that gets an interpreter of its own."""
+
+_MODULES: Final = (
+    "lit_data",
+    "lit_data.__main__",  # as Lightning starts ranks
+    "torch.distributed.run",
+    "submitit.local._local",
+    "submitit.core._submit",
+)
+_PRELOADED: Final = (
+    "cv2",
+    "hydra._internal.hydra",
+    "lit_data.api",
+    "lit_data.cli",
+    "lit_data.commands.benchmark",
+    "lit_data.commands.evaluate",
+    "lit_data.commands.fit",
+    "lit_data.commands.predict",
+    "lit_data.commands.prepare",
+    "lit_data.commands.run",
+    "lit_data.commands.show",
+    "lit_data.commands.terminal",
+    "matplotlib.backends.backend_agg",
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.utils.tensorboard",
+)
+_PRELOADED_IF_INSTALLED: Final = ("s3fs",)
+"""Lightning imports it to ask each folder of checkpoints for its kind."""
+_READ_AT_IMPORT: Final = re.compile(
+    r"PYTHON(?!PATH|WARNINGS|FAULTHANDLER|UNBUFFERED)|OMP_|MKL_|KMP_|GOMP_|OPENBLAS_|OPENCV_"
+    r"|LC_|LANG|LD_PRELOAD|MALLOC_|MPL|PYTORCH_(?!NVML)|TORCH_(?!NCCL)"
+)
+_STARTS_OTHERS: Final = re.compile(r"ddp|fsdp|devices=|^-m$|^--nn?odes|^--nproc|submitit")
+_LARGEST_BYTES: Final = 2**20
+_LONGEST_S: Final = 120.0
+_POLL_S: Final = 2.0
+_SET_DEATH_SIGNAL, _SET_NAME, _SET_SUBREAPER = 1, 15, 36  # prctl(2)
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class Command(NamedTuple):
+    """What stands behind the interpreter on a command line.
+
+    Attributes:
+        options: Of the interpreter.
+        program: Module, or path of a script.
+        words: Arguments of the program.
+    """
+
+    options: list[str]
+    program: str
+    words: list[str]
+
+
+def read_command(words: Sequence[str]) -> Command | None:
+    """Return a command that may be forked, or None."""
+    if not words or words[0] != sys.executable:
+        return None
+    options, rest = [], list(words[1:])
+    while rest and rest[0] in ("-W", "-P", "-u"):
+        option = rest.pop(0)
+        if option == "-W" and rest.pop(0) != "ignore":
+            return None
+        options.append(option)
+    if rest[:1] == ["-m"]:
+        return Command(options, rest[1], rest[2:]) if rest[1] in _MODULES else None
+    if rest and rest[0].endswith(".py") and ROOT / "tests" in Path(rest[0]).parents:
+        return Command(options, rest[0], rest[1:])
+    return None
+
+
+class Server:
+    """The server of this process.
+
+    Args:
+        connection: To the server's process.
+        environment: In which the server has imported all.
+    """
+
+    def __init__(self, connection: socket.socket, environment: Mapping[str, str]) -> None:
+        self.environment = environment
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+
+    def close(self) -> None:
+        """End the server, unless a command still comes from it."""
+        self._connection.close()
+
+    def fork(self, request: Mapping[str, object], streams: Sequence[int]) -> int | None:
+        """Return the process id of a command, now a child of this process; None without a server.
+
+        Raises:
+            TimeoutError: The server does not answer.
+        """
+        if os.getpid() != self._owner:  # a forked worker
+            return None
+        message = json.dumps({**request, "parent": self._owner}).encode()
+        with self._lock, _adopting():
+            try:
+                socket.send_fds(self._connection, [message], streams)
+            except (
+                OSError
+            ):  # it was killed with the group of this process, or the command is too long
+                return None
+            if not select.select([self._connection], [], [], _LONGEST_S)[0]:
+                raise TimeoutError(f"the fork server does not answer within {_LONGEST_S:.0f} s")
+            with suppress(ConnectionResetError):
+                return int(self._connection.recv(16) or 0) or None
+        return None
+
+
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Make this process the parent of its grandchildren whose parents end."""
+    _LIBC.prctl(_SET_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        _LIBC.prctl(_SET_SUBREAPER, 0, 0, 0, 0)
+
+
+def install(find_server: Callable[[], Server | None]) -> None:
+    """Let `subprocess.Popen` fork commands.
+
+    Args:
+        find_server: Return the server, which is asked for when a command is to be forked.
+    """
+    start = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+    signature = inspect.signature(start)
+
+    def fork_or_start(process: Any, *arguments: Any) -> None:
+        call = signature.bind(process, *arguments).arguments
+        pid = _fork(call, find_server)
+        if pid is None:
+            start(process, *arguments)
+            return
+        process.pid = pid
+        process._child_created = True
+        ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        process._close_pipe_fds(*(call[end] for end in ends))
+
+    subprocess.Popen._execute_child = fork_or_start  # type: ignore[attr-defined]
+
+
+def _fork(call: Mapping[str, Any], find_server: Callable[[], Server | None]) -> int | None:
+    """Return the process id of a forked command; None where it needs an interpreter of its own."""
+    is_plain = call["close_fds"] and not (call["pass_fds"] or call["preexec_fn"] or call["shell"])
+    owners = [call["gid"], call["gids"], call["uid"], call["executable"]]
+    if not is_plain or owners != [None] * 4 or call["umask"] != -1 or call["process_group"] != -1:
+        return None
+    arguments = call["args"]
+    if isinstance(arguments, str | bytes | os.PathLike):
+        return None
+    command = read_command([os.fsdecode(word) for word in arguments])
+    environment = dict(os.environ if call["env"] is None else call["env"])
+    folder = Path.cwd() / (call["cwd"] or "")
+    if command is None or not _may_be_forked(command, environment, folder):
+        return None
+    server = find_server()
+    if server is None or _read_at_import(environment) != _read_at_import(server.environment):
+        return None
+    ends = (call["p2cread"], call["c2pwrite"], call["errwrite"])
+    streams = [number if end == -1 else end for number, end in enumerate(ends)]
+    request = {
+        **command._asdict(),
+        "environment": environment,
+        "folder": str(folder),
+        "is_session": call["start_new_session"],
+        "umask": _read_umask(),
+    }
+    return server.fork(request, streams)
+
+
+def _may_be_forked(command: Command, environment: Mapping[str, str], folder: Path) -> bool:
+    """Return True if a command imports our `lit_data` and asks for nothing special."""
+    if environment.get("TESTS_FORK") == "0" or not folder.is_dir():
+        return False
+    if environment.get("PYTHONWARNINGS", "ignore") != "ignore":
+        return False
+    sources = [path for path in _list_paths(command, environment, folder) if _holds_ours(path)]
+    return bool(sources) and Path(sources[0]).resolve() == ROOT
+
+
+def _holds_ours(folder: str) -> bool:
+    return (Path(folder) / "lit_data" / "__init__.py").exists()
+
+
+def _list_paths(command: Command, environment: Mapping[str, str], folder: Path) -> list[str]:
+    """Folders of imports before those of the interpreter."""
+    named = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    paths = [str(folder / path) for path in named]
+    if "-P" in command.options:
+        return paths
+    is_script = command.program.endswith(".py")
+    return [str(Path(command.program).parent) if is_script else str(folder), *paths]
+
+
+def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in environment.items() if _READ_AT_IMPORT.match(name)}
+
+
+def _read_umask() -> int:
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.partition("Umask:")[2].split()[0], 8)
+
+
+def make_starter() -> Callable[[], Server | None]:
+    """Return the function that starts the server of the tests once one is needed."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment.pop("PYTHONWARNINGS", None)
+    servers: list[Server | None] = []
+    lock = threading.Lock()
+
+    def start_once() -> Server | None:
+        with lock:
+            if not servers:
+                servers.append(_start_server(environment))
+        return servers[0]
+
+    return start_once
+
+
+def _start_server(environment: Mapping[str, str]) -> Server | None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process = subprocess.Popen(
+        [sys.executable, "-P", __file__, str(theirs.fileno())],
+        env=environment,
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    theirs.close()
+    server = Server(ours, environment)
+    is_ready = ours.recv(16) == b"ready"
+
+    def end() -> None:
+        server.close()
+        process.wait()
+
+    atexit.register(end)
+    return server if is_ready else None
+
+
+# The server's side.
+
+
+class _Request(NamedTuple):
+    content: dict[str, Any]
+    streams: list[int]
+
+
+def _serve(connection: socket.socket) -> _Request:
+    """Fork commands until the other side has gone; return in the process of a command."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        if not select.select([connection], [], [], _POLL_S)[0]:
+            continue
+        message, streams, _, _ = socket.recv_fds(connection, _LARGEST_BYTES, 3)
+        if not message:
+            break
+        # A parent that ends at once leaves its child to the process that asked.
+        between = os.fork()
+        if between == 0:
+            if os.fork():
+                os._exit(0)
+            return _Request(json.loads(message), streams)
+        os.waitpid(between, 0)
+        for stream in streams:
+            os.close(stream)
+    os._exit(0)
+
+
+def _settle(connection: socket.socket, request: _Request) -> None:
+    """Take place in the group and with the streams that were asked for, then tell the starter."""
+    until_s = time.monotonic() + _LONGEST_S
+    while os.getppid() != request.content["parent"]:
+        if time.monotonic() > until_s:
+            os._exit(1)
+        time.sleep(0.0002)
+    if request.content["is_session"]:
+        os.setsid()
+    for number, stream in enumerate(request.streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request.content["folder"])
+    _LIBC.prctl(_SET_NAME, b"python", 0, 0, 0)
+    connection.send(str(os.getpid()).encode())
+    connection.close()
+
+
+def _become_command(connection: socket.socket) -> tuple[dict[str, Any], socket.socket | None]:
+    """Serve; return the request, and the connection to a further server, in a command's process."""
+    while True:
+        request = _serve(connection)
+        _settle(connection, request)
+        words = [request.content["program"], *request.content["words"]]
+        if not any(map(_STARTS_OTHERS.search, words)):
+            return request.content, None
+        ours, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = os.getpid()
+        if os.fork():
+            connection.close()
+            return request.content, ours
+        ours.close()
+        _LIBC.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != command:
+            os._exit(0)
+        _hide()
+
+
+def _hide() -> None:
+    """Hold no stream of a command, which would keep its readers waiting, and heed no Ctrl-C."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nothing, number)
+    os.close(nothing)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _LIBC.prctl(_SET_NAME, NAME.encode(), 0, 0, 0)
+
+
+def _begin(request: Mapping[str, Any], by_imports: Mapping[str, str], base: Sequence[str]) -> None:
+    """Make this process what an interpreter would be before it runs its program."""
+    import numpy as np
+    import torch
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.umask(request["umask"])
+    os.environ.clear()
+    os.environ.update({**by_imports, **request["environment"]})
+    time.tzset()
+    # Those of libraries, which all forks would share; `random` sees to its own.
+    np.random.seed()  # noqa: NPY002
+    torch.default_generator.seed()
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
+    multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())
+    sys.argv = [request["program"], *request["words"]]
+    sys.orig_argv = [sys.executable, *request["options"], *sys.argv]
+    is_unbuffered = "-u" in request["options"] or "PYTHONUNBUFFERED" in os.environ
+    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty(), write_through=is_unbuffered)
+    if "-W" in request["options"] or os.environ.get("PYTHONWARNINGS"):
+        warnings.simplefilter("ignore", append=True)  # behind those of libraries, as always
+        sys.warnoptions[:] = ["ignore"]
+    command = Command(request["options"], request["program"], request["words"])
+    paths = _list_paths(command, os.environ, Path.cwd())
+    sys.path[:] = list(dict.fromkeys([*paths, *base]))
+    if any((Path(path) / "sitecustomize.py").exists() for path in paths):
+        sys.modules.pop("sitecustomize", None)
+        import_module("sitecustomize")
+
+
+def _run(request: Mapping[str, Any]) -> None:
+    if request["program"].endswith(".py"):
+        runpy.run_path(request["program"], run_name="__main__")
+    else:
+        runpy.run_module(request["program"], run_name="__main__", alter_sys=True)
+
+
+def _preload() -> None:
+    """Import what commands import.
+
+    Raises:
+        RuntimeError: An import has started threads, which a fork would lose.
+    """
+    for name in _PRELOADED:
+        import_module(name)
+    for name in _PRELOADED_IF_INSTALLED:
+        with suppress(ImportError):
+            import_module(name)
+    threads = list(Path("/proc/self/task").iterdir())
+    if len(threads) > 1:
+        raise RuntimeError(f"{len(threads)} threads after the imports")
+    # Pages of what is never collected stay shared.
+    gc.collect()
+    gc.freeze()
+
+
+def main() -> None:
+    """Serve on a connection that is an open file of this process; in a fork of it, run a command."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    base = [path for path in sys.path if path != str(ROOT)]
+    environment = dict(os.environ)
+    _preload()
+    by_imports = {name: os.environ[name] for name in os.environ.keys() - environment.keys()}
+    _hide()
+    connection.send(b"ready")
+    request, further = _become_command(connection)
+    server = None if further is None else Server(further, environment)
+    install(lambda: server)
+    if server is not None:
+        atexit.register(server.close)
+    _begin(request, by_imports, base)
+    _run(request)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ folder, environment, import path and warnings, and its end is that of an interpr
 starts ranks or jobs gets a server of its own beside it.
 
 Interpreters of their own stay: programs with ``-c``, scripts of users, commands with another
-`lit_data` or with variables that are read at an import, and all that `FRESH` stands before.
+`lit_data` or with variables that are read at an import, and what `FRESH` is given to.
 """
 
 import atexit
@@ -37,8 +37,10 @@ from typing import Any, Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parents[1]
 NAME: Final = "fork-server"
 """Name of the process, by which tests that count processes leave it out."""
-FRESH: Final = {"TESTS_FORK": "0"}
+FRESH: Final = {"TESTS_FORK": "never"}
 """Variable of a command that gets an interpreter of its own."""
+SCRIPTS_TOO: Final = {"TESTS_FORK": "scripts"}
+"""Variable of a command whose scripts are forked too, wherever they lie."""
 
 _MODULES: Final = (
     "lit_data",
@@ -104,10 +106,10 @@ def read_command(words: Sequence[str]) -> Command | None:
             return None
         options.append(option)
     if rest[:1] == ["-m"]:
-        return Command(options, rest[1], rest[2:]) if rest[1] in _MODULES else None
-    if rest and rest[0].endswith(".py") and ROOT / "tests" in Path(rest[0]).parents:
-        return Command(options, rest[0], rest[1:])
-    return None
+        is_ours = rest[1] in _MODULES or rest[1].startswith("benchmarks.")
+        return Command(options, rest[1], rest[2:]) if is_ours else None
+    is_script = rest and rest[0].endswith(".py")
+    return Command(options, rest[0], rest[1:]) if is_script else None
 
 
 class Server:
@@ -215,7 +217,10 @@ def _fork(call: Mapping[str, Any], find_server: Callable[[], Server | None]) -> 
 
 def _may_be_forked(command: Command, environment: Mapping[str, str], folder: Path) -> bool:
     """Return True if a command imports our `lit_data` and asks for nothing special."""
-    if environment.get("TESTS_FORK") == "0" or not folder.is_dir():
+    asked = environment.get("TESTS_FORK", "")
+    is_script = command.program.endswith(".py")
+    is_foreign = is_script and ROOT / "tests" not in Path(command.program).parents
+    if asked == "never" or (is_foreign and asked != "scripts") or not folder.is_dir():
         return False
     if environment.get("PYTHONWARNINGS", "ignore") != "ignore":
         return False
@@ -234,7 +239,8 @@ def _list_paths(command: Command, environment: Mapping[str, str], folder: Path) 
     if "-P" in command.options:
         return paths
     is_script = command.program.endswith(".py")
-    return [str(Path(command.program).parent) if is_script else str(folder), *paths]
+    first = (folder / command.program).parent if is_script else folder
+    return [str(first), *paths]
 
 
 def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Training, predicting and opening results from Python."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lit_data import api
 from lit_data.errors import ConfigError, DataError
 from lit_data.modules import SegmentationModule
+from tests.families import ROOT
+from tests.fork_server import SCRIPTS_TOO
 
 QUICK = (
     *("debug=fast", "data.samples.count=4", "data.loader.num_workers=0", "model.net.width=4"),
@@ -114,6 +117,9 @@ def test_further_ranks_of_a_script_run_the_command(place: Path) -> None:
     code = f"from lit_data import api\nprint('END', api.fit('stripe', {words}).folder)\n"
     (place / "script.py").write_text(code)
     words = [sys.executable, "script.py"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=True)
+    environment = os.environ | SCRIPTS_TOO | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        words, env=environment, capture_output=True, text=True, timeout=200, check=True
+    )
     assert done.stdout.count("END") == 1
     assert len(list((place / "runs/fit/stripe").iterdir())) == 1

@@ -27,6 +27,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.testing import QUIET
 from tests.families import run_family
+from tests.fork_server import SCRIPTS_TOO
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = re.findall(
@@ -234,7 +235,7 @@ def test_an_engine_that_starts_the_training(tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     for words in (["alone.py"], [*torchrun, "train.py"], [*torchrun, "train.py"]):
         code, output = run_family(
-            [sys.executable, "-W", "ignore", *words], limit_s=200, cwd=tmp_path
+            [sys.executable, "-W", "ignore", *words], limit_s=200, cwd=tmp_path, **SCRIPTS_TOO
         )
         assert code == 0, output
     assert "START runs/night/checkpoints/last.ckpt" in output

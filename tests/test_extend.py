@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -118,6 +119,15 @@ def test_pairs_of_images_with_two_masks(
         data.check_sources()
 
 
+def _list_commands(block: str) -> list[list[str]]:
+    """Each command of a block of the page; what is more than words is left to the shell."""
+    if "python -c" in block:
+        return [["bash", "-ec", block]]
+    commands = [shlex.split(line) for line in block.splitlines()]
+    assert {words[0] for words in commands} == {"python"}
+    return [[sys.executable, *words[1:]] for words in commands]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_page_can_be_followed_in_an_empty_folder(tmp_path: Path) -> None:
@@ -130,12 +140,11 @@ def test_the_page_can_be_followed_in_an_empty_folder(tmp_path: Path) -> None:
         if text == TASK:
             with (home / "parts.py").open("a") as file:
                 file.write(text)
-        if language == "bash":
-            words = ["bash", "-ec", text]
+        for words in _list_commands(text) if language == "bash" else []:
             done = subprocess.run(
                 words, cwd=home, env=environment, capture_output=True, text=True, check=False
             )
-            assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
+            assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
             assert "could not be drawn" not in done.stdout + done.stderr
     fits = sorted(home.glob("runs/fit/parts/*/samples.png"))
     assert fits, "a datamodule without a task has pictures of its samples"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.fork_server import SCRIPTS_TOO
 from tests.simulated.log import LOG
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -220,7 +221,8 @@ except LitDataError as error:
 
 def test_a_rank_that_is_killed_while_it_trains_is_named(tmp_path: Path) -> None:
     (tmp_path / "dies.py").write_text(DIES)
-    codes, output = _run([sys.executable, "-W", "ignore", "dies.py"], cwd=tmp_path)
+    command = [sys.executable, "-W", "ignore", "dies.py"]
+    codes, output = _run(command, cwd=tmp_path, variables=SCRIPTS_TOO)
     assert codes == [6], output
     assert "rank 2 of this machine was killed by SIGKILL" in output
 

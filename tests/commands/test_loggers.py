@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.errors import ConfigError
+from tests.families import ROOT
 
 FIT = ["fit", "experiment=stripe", "debug=fast", "hydra.run.dir=run", "data.samples.count=4"]
 FIT += ["model.net.width=4", "trainer.enable_progress_bar=false", "data.loader.num_workers=0"]
@@ -19,6 +20,7 @@ FIT += ["model.net.width=4", "trainer.enable_progress_bar=false", "data.loader.n
 def _fit(folder: Path, *words: str) -> Path:
     command = [sys.executable, "-W", "ignore", "-m", "lit_data", *FIT, *words]
     environment = os.environ | {"LIT_DATA_CACHE": str(folder / "cache"), "WANDB_MODE": "offline"}
+    environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200
     )

@@ -75,7 +75,8 @@ class ColourJitter(Augmentation):
             return layers
         if layers.images.shape[1] != _RGB:
             raise ConfigError(
-                f"images have {layers.images.shape[1]} channels: colours need the three of RGB"
+                f"images have {layers.images.shape[1]} channels: colours need the three of RGB; set "
+                "hue, saturation and value of the augmentation to 0"
             )
         turn, saturation, value = (2 * draws[_KEY] - 1)[..., None, None].unbind(dim=1)
         change = change_planes if runs_on_cpu(layers.images) else change_colours

@@ -171,7 +171,7 @@ def draw_tiles(images: Tensor, tiles: Tensor) -> Tensor:
     Nothing waits for the device.
 
     Args:
-        images: [B, C, H, W] uint8, each image alone in its sample.
+        images: [B, C, H, W] of 0..255, bytes or not, each image alone in its sample.
         tiles: [B, 1 + tiles, 13] of `pack_tiles`, on the same device.
 
     Returns:

@@ -17,18 +17,21 @@ from lit_data.datamodules.base import BaseDataModule, Visuals
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.detection_source import DetectionSource
 from lit_data.datamodules.image_files import ImageKeywords
+from lit_data.datamodules.image_transform import find_unit_range, to_unit
 from lit_data.datamodules.source import name_options
 from lit_data.datasets.detection.dataset import DetectionDataset
 from lit_data.datasets.detection.files import DetectionFiles, LabelFormat
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.detection.sampling import BoxSampling, PositiveImages
+from lit_data.datasets.detection.voc import Difficult
 from lit_data.datasets.detection.windows import WholeImage, WindowDataset, Windows
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.grid import pair_px
 from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.mosaic import Ints, MosaicSpec
+from lit_data.mosaic import FILL, Ints, MosaicSpec
+from lit_data.synthesis.canvas import ValueRange
 from lit_data.types import COUNT_SUFFIX, Batch, PathText, PlannedBatch, Stage
 
 log = logging.getLogger(__name__)
@@ -39,7 +42,11 @@ MOSAIC_KEY: Final = "mosaic"
 SHAPES_KEY: Final = "shapes"
 """Key of a batch for a YOLO trainer with scale and padding of each image in its sample."""
 
+IGNORED_KEY: Final = "ignored"
+"""Key of a batch with regions, in the form of ``boxes``, where objects of their class count for nothing."""
+
 _SIZE_PX: Final = 320
+_BYTE: Final = 255.0
 _YOLO: Final = ("image", "boxes", "path", SHAPES_KEY)
 
 
@@ -51,7 +58,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
     ===============  =======================  ==================================================================
     key              shape, dtype             what
     ===============  =======================  ==================================================================
-    ``image``        [B, 3, H, W] float32     0..1, R, G, B
+    ``image``        [B, C, H, W] float32     0..1; R, G, B of colour images
     ``boxes``        [N, 6] float32           (row, class, cx, cy, w, h), the last four in shares of H and W
     ``boxes_count``  [B] int64                boxes of each image, in order
     ``index``        [B] int64                number of the image or window of the sample
@@ -60,6 +67,8 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
     ``path``         B paths                  of that image
     ``epoch``        [B] int64                epoch the sample was drawn for
     ``window``       [B, 2] int64             (top, left) px of the window in its image, with `patch_px`
+    ``ignored``      [M, 6] float32           as ``boxes``: regions in which objects of the class count for nothing
+    ``ignored_count``  [B] int64              regions of each image; both only where the labels have some
     ===============  =======================  ==================================================================
 
     `batch_format=yolo` is the tuple that YOLO trainers take: images, targets (``boxes``), paths,
@@ -83,6 +92,8 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             the bus once, and makes mosaics there of images of the same batch, see
             `DetectionDataset.plan_batch`: for fast devices.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
+        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 of
+            float32.
 
     Attributes:
         bank: The stored images.
@@ -114,7 +125,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         label_format: LabelFormat = "auto",
         classes: Sequence[str] | None = None,
         annotations: PathText | None = None,
-        difficult: bool = True,
+        difficult: Difficult = "ignore",
         size_px: int | tuple[int, int] | None = None,
         patch_px: int | tuple[int, int] | None = None,
         stride_px: int | tuple[int, int] | None = None,
@@ -124,6 +135,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         mosaic_on: MosaicPlace = "worker",
         loader: LoaderOptions | None = None,
         augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
+        value_range: tuple[float, float] | None = None,
         batch_format: BatchFormat = "dict",
         **options: Unpack[ImageKeywords],
     ) -> None:
@@ -150,6 +162,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         self.mosaic = mosaic
         self.augment = stage_augmentations(augment)
         self.workers_draw = mosaic_on == "worker"
+        self.value_range = value_range
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -170,7 +183,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             )
         stride_px = height - overlap_px, width - overlap_px
         self.source = replace(self.source, stride_px=stride_px)
-        self.windows = self.source.cut(self.files, self.bank)
+        self.windows = self.source.cut(self.files, self.bank, self._fill)
         self._datasets = {}
 
     def find_whole(self, image: int) -> WholeImage | None:
@@ -195,7 +208,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
 
     def build_dataset(self, stage: Stage) -> DetectionDataset:
         """Return the images of one stage; all of them to predict."""
-        if stage != "predict" and not len(self.files.labels.boxes):
+        if stage != "predict" and not self.files.labels.object_count:
             raise DataError(
                 f"{show_path(self.source.folder)}: no image has a box, so there is nothing to learn or to score; see "
                 "docs/detection.md for the labels that are known"
@@ -206,6 +219,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             "mosaic": self.mosaic if stage == "train" else None,
             "draws_mosaics": self.workers_draw,
             "seed": self.loader.seed,
+            "fill": self._fill,
         }
         if self.windows is None:
             labels = self.files.labels
@@ -278,23 +292,57 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
     def describe(self) -> dict[str, Any]:
         """Return numbers about the opened dataset: images, boxes and classes."""
         images = {f"{split}_images": len(self.files.splits[split]) for split in SPLITS}
-        counts = {"boxes": len(self.files.labels.boxes), "classes": ", ".join(self.classes)}
+        labels = self.files.labels
+        counts = {"boxes": labels.object_count, "classes": ", ".join(self.classes)}
+        if labels.object_count < len(labels.boxes):
+            counts["ignored_regions"] = len(labels.boxes) - labels.object_count
         if self.windows is not None:
             counts["windows"] = len(self.windows.bank)
         return describe_bank(self.bank) | images | counts
 
     def _finish(self, batch: PlannedBatch, augment: Augmentation | None) -> Batch:
         images = batch["image"]
+        if not self._has_bytes:
+            images = to_unit(images, self._values)
         if MOSAIC_KEY in batch:
+            if not self._has_bytes:
+                images = images * _BYTE
             images = draw_tiles(images, batch[MOSAIC_KEY])
         layers = Layers(images, boxes=batch["boxes"])
         layers = layers.in_floats() if augment is None else augment.forward(layers, batch)
         images, boxes = layers.images, cast(Tensor, layers.boxes)
-        # Boxes lie in the order of their rows; `bincount` would wait for the device.
-        starts = torch.arange(len(images) + 1, dtype=boxes.dtype, device=boxes.device)
-        counts = torch.searchsorted(boxes[:, 0].contiguous(), starts).diff()
         finished = {key: batch[key] for key in (*self.batch_keys, SHAPES_KEY) if key in batch}
-        return finished | {"image": images, "boxes": boxes, "boxes" + COUNT_SUFFIX: counts}
+        finished["image"] = images
+        if self._has_ignored:
+            # This waits for the device, as only it knows how many boxes there are.
+            is_object = boxes[:, 1] >= 0
+            regions = boxes[~is_object]
+            regions[:, 1] = -1 - regions[:, 1]
+            boxes = boxes[is_object]
+            finished |= _count_rows(IGNORED_KEY, regions, len(images))
+        return finished | _count_rows("boxes", boxes, len(images))
+
+    @property
+    def _values(self) -> ValueRange:
+        """Pixel values that become 0 and 1."""
+        return find_unit_range(self.bank.dtype, self.value_range)
+
+    @property
+    def _has_bytes(self) -> bool:
+        """True if pixels are bytes and take all of their range, as augmentation takes them."""
+        is_whole = (self._values.low, self._values.high) == (0.0, _BYTE)
+        return self.bank.dtype == np.uint8 and is_whole
+
+    @property
+    def _fill(self) -> float:
+        """Pixel value of the grey around images and tiles."""
+        fill = self._values.low + FILL / _BYTE * self._values.scale
+        return round(fill) if self._values.whole else fill
+
+    @property
+    def _has_ignored(self) -> bool:
+        labels = self.files.labels
+        return labels.object_count < len(labels.boxes)
 
     def _count_mosaic_epochs(self) -> int | None:
         """Return the epochs of the run that have mosaics; None if its length is not known."""
@@ -314,7 +362,10 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
     @override
     def open_source(self) -> None:
         self.files, self.bank = self.source.open()
-        self.windows = self.source.cut(self.files, self.bank)
+        self.windows = self.source.cut(self.files, self.bank, self._fill)
+        if self._has_ignored:
+            keys = dict.fromkeys((*self.batch_keys, IGNORED_KEY, IGNORED_KEY + COUNT_SUFFIX))
+            vars(self)["batch_keys"] = tuple(keys)
 
 
 def choose_size(
@@ -398,8 +449,16 @@ def _describe_one(
     return tuple(original_px.tolist()), (tuple(scale.tolist()), (left, top))
 
 
+def _count_rows(key: str, boxes: Tensor, count: int) -> Batch:
+    """Return boxes, which lie in the order of their rows, with the number of each of so many rows."""
+    # `bincount` would wait for the device.
+    starts = torch.arange(count + 1, dtype=boxes.dtype, device=boxes.device)
+    counts = torch.searchsorted(boxes[:, 0].contiguous(), starts).diff()
+    return {key: boxes, key + COUNT_SUFFIX: counts}
+
+
 def _cut(part: Any, name: str, start: int, stop: int) -> Any:  # noqa: ANN401 - a tensor, or a list
-    if name != "boxes":
+    if name not in ("boxes", IGNORED_KEY):
         return part[start:stop]
     # Boxes of all images lie in one tensor, whose first column is the row of the image.
     boxes = part[(part[:, 0] >= start) & (part[:, 0] < stop)]

@@ -20,6 +20,7 @@ from lit_data.datasets.detection.files import (
     list_detection_images,
 )
 from lit_data.datasets.detection.labels import LabelTable
+from lit_data.datasets.detection.voc import Difficult
 from lit_data.datasets.detection.windows import Windows, choose_stride, cut_windows
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.files import replacing
@@ -46,7 +47,8 @@ class DetectionSource(ImageFolder):
         label_format: `auto`, `yolo`, `coco` or `voc`, see `find_detection_files`.
         classes: Names of the classes in the order of their numbers; by default those of the set.
         annotations: The one COCO file to read, relative to the root.
-        difficult: Keep VOC objects that are marked as difficult.
+        difficult: What becomes of VOC objects that are marked as difficult: True keeps them, False
+            leaves them out, `ignore` takes them as regions where nothing is learned or wrong.
         size_px: (height, width) of a sample.
         patch_px: (height, width) of windows of images at full resolution; none scales whole images
             to `size_px`.
@@ -57,7 +59,7 @@ class DetectionSource(ImageFolder):
     label_format: LabelFormat = "auto"
     classes: tuple[str, ...] | None = None
     annotations: str | None = None
-    difficult: bool = True
+    difficult: Difficult = "ignore"
     size_px: tuple[int, int]
     patch_px: tuple[int, int] | None = None
     stride_px: tuple[int, int] | None = None
@@ -84,8 +86,14 @@ class DetectionSource(ImageFolder):
         bank = self.open_images()
         return _leave_out(files, {path for path, _ in bank.skipped}), bank
 
-    def cut(self, files: DetectionFiles, bank: ImageBank) -> Windows | None:
-        """Return the windows of images with the boxes that they show; none where images are whole."""
+    def cut(self, files: DetectionFiles, bank: ImageBank, fill: float) -> Windows | None:
+        """Return the windows of images with the boxes that they show; none where images are whole.
+
+        Args:
+            files: Boxes of the images.
+            bank: The images.
+            fill: Pixel value beyond an image that is smaller than a window.
+        """
         if self.patch_px is None:
             return None
         stride_px = self.stride_px or choose_stride(files.labels, files.sizes_px, self.patch_px)
@@ -95,6 +103,7 @@ class DetectionSource(ImageFolder):
             patch_px=self.patch_px,
             stride_px=stride_px,
             least_visible=self.min_visible,
+            fill=fill,
         )
 
     def find_classes(self) -> tuple[str, ...]:

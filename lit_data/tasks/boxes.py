@@ -3,54 +3,43 @@
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any, ClassVar, Final, NamedTuple, cast
+from typing import Any, ClassVar, Final
 
 import lightning as L
-import matplotlib
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from torch import Tensor
 from typing_extensions import override
 
 from lit_data.datamodules import DetectionDataModule
 from lit_data.errors import ConfigError
 from lit_data.files import write_text
 from lit_data.io.images.writing import write_image
+from lit_data.modules.detection.module import DetectionModule
 from lit_data.modules.detection.seams import join_windows
 from lit_data.tasks.answers import ask_step, read_classes
 from lit_data.tasks.base import Task, register
-from lit_data.tasks.figures import CELL_INCHES, draw_before_after, new_axes, save_figure
+from lit_data.tasks.box_errors import BoxErrors
+from lit_data.tasks.box_figures import (
+    COLUMNS,
+    INCHES,
+    Boxes,
+    find_true,
+    open_cells,
+    open_pairs,
+    paint_boxes,
+    show_boxes,
+    to_bytes,
+)
+from lit_data.tasks.figures import draw_before_after, save_figure
 from lit_data.tasks.journal import Entry
-from lit_data.tasks.options import PredictOptions, PredictRun
+from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 from lit_data.tasks.writer import BankWriter, Written
-from lit_data.types import Array, Batch, Stage
+from lit_data.types import Batch, Stage
 
 log = logging.getLogger(__name__)
-
-
-_COLUMNS: Final = 3
-_PAIRS: Final = 2  # in a row
-_COLOURS: Final = matplotlib.colormaps["tab10"]
-_INCHES: Final = 2 * CELL_INCHES  # of an image: objects may be small
-
-
-class Boxes(NamedTuple):
-    """Objects of one image.
-
-    Attributes:
-        corners: [n, 4] (left, top, right, bottom) px.
-        classes: [n] int64.
-        scores: [n] float32 in 0..1; empty for boxes that no model has found.
-    """
-
-    corners: Tensor
-    classes: Tensor
-    scores: Tensor
 
 
 @register(DetectionDataModule)
@@ -60,7 +49,7 @@ class BoxTask(Task[DetectionDataModule]):
     predicts = "list of objects"
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
     neutral_data = (*Task.neutral_data, "sampling")
-    trained_data = ("classes", "read", "size_px", "patch_px", "stride_px")
+    trained_data = ("classes", "read", "size_px", "patch_px", "stride_px", "value_range")
 
     @override
     def draw_samples(
@@ -69,7 +58,7 @@ class BoxTask(Task[DetectionDataModule]):
         """Draw samples as the model sees them with their boxes, in descending order of box count."""
         order = torch.argsort(batch["boxes_count"], descending=True, stable=True)
         rows: list[int] = order[:count].tolist()
-        figure, cells = _open_cells(len(rows), min(_COLUMNS, len(rows)))
+        figure, cells = open_cells(len(rows), min(COLUMNS, len(rows)))
         for cell, row in zip(cells, rows, strict=False):
             self._show_true(cell, batch, row)
             cell.set_title(Path(str(batch["path"][row])).name[-32:], fontsize=8)
@@ -87,12 +76,12 @@ class BoxTask(Task[DetectionDataModule]):
         detections = read_objects(ask_step(model, batch))
         if detections is None:
             return False
-        figure, cells = _open_pairs(len(images), ("boxes of the set", "found"))
+        figure, cells = open_pairs(len(images), ("boxes of the set", "found"))
         for row, (image, boxes) in enumerate(zip(images, detections, strict=True)):
             true_cell, detected_cell = cells[2 * row : 2 * row + 2]
             true_cell.set_ylabel(Path(str(batch["path"][row])).name[-24:], fontsize=8)
             self._show_true(true_cell, batch, row)
-            _show_boxes(detected_cell, image, boxes, self.datamodule.classes)
+            show_boxes(detected_cell, image, boxes, self.datamodule.classes)
         save_figure(figure, path, title, ())
         return True
 
@@ -104,12 +93,21 @@ class BoxTask(Task[DetectionDataModule]):
             self._show_true(cells[0], batch, row)
 
         draw_before_after(
-            self.datamodule, planned, rows, path, stage=stage, show=show, cell_inches=_INCHES
+            self.datamodule, planned, rows, path, stage=stage, show=show, cell_inches=INCHES
         )
 
     def _show_true(self, cell: Axes, batch: Batch, row: int) -> None:
         image = batch["image"][row]
-        _show_boxes(cell, image, find_true(batch, row), self.datamodule.classes)
+        show_boxes(cell, image, find_true(batch, row), self.datamodule.classes)
+
+    @override
+    def predict(
+        self, model: L.LightningModule, run: PredictRun, options: PredictOptions
+    ) -> Predicted:
+        if isinstance(model, DetectionModule):
+            # A little lower, as the writer takes what has just the score.
+            model.score_threshold = _BELOW * options.least_score
+        return super().predict(model, run, options)
 
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "BoxWriter":
@@ -120,18 +118,6 @@ class BoxTask(Task[DetectionDataModule]):
                 self.datamodule.overlap_windows(options.overlap_px)
         options.refuse("images with boxes", *unused)
         return BoxWriter(self.datamodule, run.folder, options)
-
-
-def find_true(batch: Batch, row: int) -> Boxes:
-    """Return the true boxes of a sample of a finished batch."""
-    height, width = batch["image"].shape[-2:]
-    boxes = batch["boxes"][batch["boxes"][:, 0] == row]
-    # A row of boxes is (sample, class, cx, cy, w, h), the last four in fractions of the image.
-    centre = boxes[:, 2:4]
-    half_size = boxes[:, 4:] / 2
-    corners = torch.cat((centre - half_size, centre + half_size), dim=1)
-    corners_px = corners * torch.tensor([width, height, width, height])
-    return Boxes(corners_px, boxes[:, 1].long(), boxes.new_empty(0))
 
 
 def read_objects(outputs: Any) -> list[Boxes] | None:  # noqa: ANN401 - what a user's predict_step returns
@@ -157,78 +143,7 @@ def read_objects(outputs: Any) -> list[Boxes] | None:  # noqa: ANN401 - what a u
     return detections
 
 
-def paint_boxes(pixels: Array, boxes: Boxes, names: Sequence[str]) -> Array:
-    """Return a copy of an image, [3, H, W] uint8, with its objects drawn into it."""
-    import cv2
-
-    painted = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
-    for corners, kind, name in _name_boxes(boxes, names):
-        left, top, right, bottom = np.rint(corners).astype(np.int64).tolist()
-        colour = [round(255 * part) for part in _COLOURS(kind % 10)[:3]]
-        # OpenCV draws its second corner too; right and bottom of a box lie behind its last pixel.
-        last_pixel = (max(left, right - 1), max(top, bottom - 1))
-        cv2.rectangle(painted, (left, top), last_pixel, colour, 1)
-        origin = (left, max(8, top - 2))  # below the upper edge of the image
-        cv2.putText(
-            painted,
-            name,
-            origin,
-            cv2.FONT_HERSHEY_SIMPLEX,
-            0.3,
-            colour,
-            1,
-            cv2.LINE_AA,
-        )
-    return np.moveaxis(painted, -1, 0)
-
-
-def _open_cells(count: int, columns: int) -> tuple[Figure, list[Axes]]:
-    """Return at least `count` cells in rows; those beyond it are not visible."""
-    rows = -(-count // columns)
-    figure, axes = new_axes(rows, columns, _INCHES * rows + 0.7, width_inches=_INCHES * columns)
-    cells = cast(list[Axes], list(axes.flat))
-    for cell in cells[count:]:
-        cell.set_visible(False)
-    return figure, cells
-
-
-def _open_pairs(count: int, titles: tuple[str, str]) -> tuple[Figure, list[Axes]]:
-    """Return two cells side by side for each of `count` samples, with a title over each column."""
-    columns = 2 * min(_PAIRS, count)
-    figure, cells = _open_cells(2 * count, columns)
-    for column, cell in enumerate(cells[:columns]):
-        cell.set_title(titles[column % 2], fontsize=10)
-    return figure, cells
-
-
-def _show_boxes(cell: Axes, image: Tensor, boxes: Boxes, names: Sequence[str]) -> None:
-    """Show an image, [3, H, W] in 0..1, with a rectangle and a name for each box."""
-    cell.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy(), interpolation="nearest")
-    for corners, kind, name in _name_boxes(boxes, names):
-        # Matplotlib puts the centres of pixels at whole numbers, boxes put their corners there.
-        left, top, right, bottom = (edge - 0.5 for edge in corners)
-        colour = _COLOURS(kind % 10)
-        rectangle = Rectangle(
-            (left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.2
-        )
-        cell.add_patch(rectangle)
-        frame = {"facecolor": colour, "edgecolor": "none", "pad": 0.6}
-        cell.text(left, top, name, fontsize=6, color="white", va="bottom", bbox=frame, clip_on=True)
-
-
-def _name_boxes(boxes: Boxes, names: Sequence[str]) -> Iterator[tuple[list[float], int, str]]:
-    """Yield corners, class and text of each box.
-
-    A class that the dataset does not know has its number for a name; true boxes have no score.
-    """
-    corners = boxes.corners.tolist()
-    scores = boxes.scores.tolist()
-    for number, kind in enumerate(boxes.classes.tolist()):
-        name = names[kind] if kind < len(names) else str(kind)
-        score = f" {scores[number]:.2f}" if scores else ""
-        yield corners[number], kind, f"{name}{score}"
-
-
+_BELOW: Final = 0.999
 _SHOWN: Final = 6
 _SHOWN_PX: Final = 1200
 
@@ -239,7 +154,8 @@ class BoxWriter(BankWriter):
     Into the folder go ``labels/<image>.txt`` (YOLO text with the score behind each box),
     ``pictures/<image>.png`` (the image as the model sees it, without the grey around it),
     ``detections.json`` (COCO, with scores; px of the image on the disk) and ``predictions.png``
-    with the images that hold the surest objects.
+    with the images that hold the surest objects. Where there are labels, ``worst.png`` shows the
+    largest missed objects and the surest false alarms.
 
     Args:
         datamodule: The images.
@@ -257,6 +173,7 @@ class BoxWriter(BankWriter):
     ) -> None:
         self._dataset = datamodule.dataset("predict")
         self._classes = datamodule.classes
+        self._labels = datamodule.files.labels
         self._folder = folder
         self._options = options
         self._windows = datamodule.windows.bank if datamodule.windows else None
@@ -325,6 +242,7 @@ class BoxWriter(BankWriter):
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
         self._write_coco(entries)
+        errors = self._find_errors(entries)
         surest = sorted(entries, key=lambda entry: (-entry.score, self.numbers[entry.image]))
         if surest:
             self._draw_surest(surest[:_SHOWN])
@@ -332,6 +250,19 @@ class BoxWriter(BankWriter):
             "predict/images": len(entries),
             "predict/images_with_objects": sum(bool(entry.rows) for entry in entries),
             "predict/objects": sum(len(entry.rows) for entry in entries),
+        } | errors
+
+    def _find_errors(self, entries: Sequence[Entry]) -> dict[str, int]:
+        """Draw the worst misses and false alarms, and count them; nothing without labels."""
+        if not self._labels.object_count:
+            return {}
+        errors = BoxErrors(self._labels, self._sizes_px)
+        for entry in entries:
+            errors.add(self.numbers[entry.image], _read_rows(entry))
+        errors.draw(self.bank, self.names, self._folder / "worst.png")
+        return {
+            "predict/missed": len(errors.missed),
+            "predict/false_alarms": len(errors.false_alarms),
         }
 
     def _write_coco(self, entries: Sequence[Entry]) -> None:
@@ -353,14 +284,15 @@ class BoxWriter(BankWriter):
         log.info("objects: %s", path)
 
     def _draw_surest(self, entries: Sequence[Entry]) -> None:
-        figure, cells = _open_cells(len(entries), min(_COLUMNS, len(entries)))
+        figure, cells = open_cells(len(entries), min(COLUMNS, len(entries)))
         for cell, entry in zip(cells, entries, strict=False):
             number = self.numbers[entry.image]
             step = -(-max(self.bank[number].shape) // _SHOWN_PX)  # no cell shows as many
-            pixels = torch.from_numpy(self.bank[number][:, ::step, ::step] / np.float32(255))
+            pixels = self.bank[number][:, ::step, ::step]
+            image = torch.from_numpy(to_bytes(pixels) / np.float32(255))
             boxes = self._read_shown(entry, number)
             boxes = boxes._replace(corners=boxes.corners / step)
-            _show_boxes(cell, pixels, boxes, self._classes)
+            show_boxes(cell, image, boxes, self._classes)
             name = PurePath(entry.image).name[-32:]
             cell.set_title(f"{name}: {len(entry.rows)} objects", fontsize=8)
         path = self._folder / "predictions.png"
@@ -368,12 +300,7 @@ class BoxWriter(BankWriter):
 
     def _read_shown(self, entry: Entry, number: int) -> Boxes:
         """Return the objects of an image that was written, in pixels of the stored image."""
-        corners = torch.tensor([row["bbox"] for row in entry.rows], dtype=torch.float64)
-        corners = corners.reshape(-1, 4)
-        corners[:, 2:] += corners[:, :2]  # COCO has (left, top, width, height)
-        classes = torch.tensor([row["category_id"] - 1 for row in entry.rows], dtype=torch.int64)
-        scores = torch.tensor([row["score"] for row in entry.rows], dtype=torch.float32)
-        return self._shrink(number, Boxes(corners, classes, scores))
+        return self._shrink(number, _read_rows(entry))
 
     def _shrink(self, number: int, boxes: Boxes) -> Boxes:
         """Return boxes of the image on the disk in pixels of the image as it is stored."""
@@ -401,6 +328,16 @@ class BoxWriter(BankWriter):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(lines), encoding="utf-8")
         return path
+
+
+def _read_rows(entry: Entry) -> Boxes:
+    """Return the objects of an image that was written, in px of the image on the disk."""
+    corners = torch.tensor([row["bbox"] for row in entry.rows], dtype=torch.float64)
+    corners = corners.reshape(-1, 4)
+    corners[:, 2:] += corners[:, :2]  # COCO has (left, top, width, height)
+    classes = torch.tensor([row["category_id"] - 1 for row in entry.rows], dtype=torch.int64)
+    scores = torch.tensor([row["score"] for row in entry.rows], dtype=torch.float32)
+    return Boxes(corners, classes, scores)
 
 
 def _describe(boxes: Boxes) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ CELL_INCHES: Final = 2.1
 _LONGEST_SHAPE: Final = 2.0  # long side by short side: longer images are cropped
 _MOST_CENTRES: Final = 50  # defects around which a part of a strip is looked for
 _LONGEST_NAME: Final = 24  # characters that fit over a cell
-_PERCENTILES: Final = (0.5, 99.5)  # of the grey values that become black and white
+PERCENTILES: Final = (0.5, 99.5)  # of the grey values that become black and white
 
 
 def open_figure(
@@ -70,7 +70,7 @@ def new_axes(
 
 def show_images(cells: Sequence[Axes], image: Tensor) -> None:
     """Show target and references on one grey scale, so that they can be compared."""
-    black, white = np.percentile(image.numpy(), _PERCENTILES)
+    black, white = np.percentile(image.numpy(), PERCENTILES)
     white = max(white, black + 1e-3)  # of an image of one value too
     for cell, channel in zip(cells, image, strict=False):
         cell.imshow(channel.numpy(), cmap="gray", vmin=black, vmax=white, interpolation="nearest")
@@ -90,7 +90,7 @@ def show_stored(cell: Axes, pixels: Array) -> None:
     Three channels are shown in their colours, otherwise the first one in grey.
     """
     image = np.moveaxis(pixels, 0, -1) if len(pixels) == 3 else pixels[0]
-    low, high = np.percentile(image, _PERCENTILES)
+    low, high = np.percentile(image, PERCENTILES)
     stretched = (image.astype(np.float32) - low) / max(high - low, 1e-3)
     cell.imshow(stretched.clip(0, 1), cmap="gray", vmin=0, vmax=1)
 

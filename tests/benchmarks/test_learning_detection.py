@@ -18,7 +18,7 @@ from benchmarks.learning_detection import (
     write_detections,
 )
 from benchmarks.learning_sets import BOARD_CLASSES, prepare_boards
-from lit_data.modules.detection.boxes import BoxScores
+from lit_data.modules.detection.scores import BoxScores
 from tests.benchmarks.suites import read_table
 
 

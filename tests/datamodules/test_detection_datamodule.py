@@ -1,3 +1,4 @@
+import json
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -63,6 +64,82 @@ def test_a_batch_is_what_the_table_says(cache: str) -> None:
     for key in ("index", "image_index", "epoch"):
         assert batch[key].shape == (4,)
         assert batch[key].dtype == torch.int64
+
+
+def _crowds(folder: Path) -> Path:
+    """Eight images with an object of each class and a crowd of the second one, as COCO."""
+    names = [f"{number}.png" for number in range(8)]
+    annotations: list[dict[str, Any]] = []
+    (folder / "annotations").mkdir()
+    for number, name in enumerate(names):
+        cv2.imwrite(str(folder / name), np.full((64, 64, 3), 10 * number, np.uint8))
+        for kind, box in ((1, [4, 4, 8, 8]), (2, [40, 8, 10, 8]), (2, [8, 32, 48, 24])):
+            annotations.append({"image_id": number, "category_id": kind, "bbox": box})
+            annotations[-1]["iscrowd"] = int(box[2] == 48)
+    content = {
+        "images": [{"id": number, "file_name": name} for number, name in enumerate(names)],
+        "annotations": annotations,
+        "categories": [{"id": 1, "name": "dot"}, {"id": 2, "name": "cross"}],
+    }
+    (folder / "annotations" / "instances_all.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("mosaic_on", ["worker", "device"])
+def test_crowds_are_no_boxes_but_ignored_regions(
+    cache: str, tmp_path: Path, mosaic_on: str
+) -> None:
+    root = _crowds(tmp_path)
+    data = _data(cache, root=root, mosaic_on=mosaic_on)
+    assert data.describe()["boxes"] == 16
+    assert data.describe()["ignored_regions"] == 8
+    batch = first(data)
+    assert set(batch) == set(data.batch_keys)
+    assert 0 < len(batch["ignored"]) == int(batch["ignored_count"].sum())
+    assert set(batch["ignored"][:, 1].tolist()) == {1.0}
+    assert set(batch["boxes"][:, 1].tolist()) <= {0.0, 1.0}
+    piece = data.slice_batch(batch, 2, 4)
+    assert len(piece["ignored"]) == int(batch["ignored_count"][2:].sum())
+    whole = first(data, "val", 1)
+    assert whole["boxes_count"].tolist() == [2]
+    assert whole["ignored"].tolist() == [[0, 1, 0.5, 0.6875, 0.75, 0.375]]
+
+
+def test_windows_show_every_part_of_an_ignored_region(cache: str, tmp_path: Path) -> None:
+    data = _data(cache, root=_crowds(tmp_path), size_px=None, patch_px=32, stride_px=32)
+    assert data.windows is not None
+    whole = data.find_whole(0)
+    assert whole is not None
+    assert whole.ignored.corners.tolist() == [[8, 32, 56, 56]]
+    assert whole.objects.classes.tolist() == [0, 1]
+    numbers = data.windows.labels.boxes[:, 0]
+    assert int((numbers == -2).sum()) == 8 * 2
+    assert set(data.dataset("train").images_of(np.arange(40), 0).tolist())
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_images_of_any_channels_and_depth_give_what_bytes_of_their_grey_give(
+    cache: str, tmp_path: Path, channels: int
+) -> None:
+    root = _crowds(tmp_path)
+    labels = root / "annotations" / "instances_all.json"
+    labels.write_text(labels.read_text().replace(".png", ".npy"))
+    for path in root.glob("*.png"):
+        path.unlink()
+    options = {"root": root, "mosaic": MosaicSpec(probability=0.5)}
+    of_bytes: dict[int, Tensor] = {}
+    for dtype, scale in (("uint8", 1), ("uint16", 257), ("float32", 1 / 255)):
+        rng = np.random.default_rng(0)
+        for number in range(8):
+            pixels = rng.integers(0, 256, (channels, 64, 64), np.uint8)
+            np.save(root / f"{number}.npy", (pixels * np.float64(scale)).astype(dtype))
+        for samples in ({}, {"size_px": None, "patch_px": 48}, {"mosaic_on": "device"}):
+            images = first(_data(cache, **(options | samples)))["image"]
+            assert images.shape[:2] == (4, channels)
+            assert images.dtype == torch.float32
+            assert torch.isclose(images, torch.tensor(114 / 255), atol=1e-4).any()
+            reference = of_bytes.setdefault(len(samples), images)
+            assert (images - reference).abs().max() < 0.005
 
 
 def test_evaluation_and_prediction_show_each_image_alone(cache: str) -> None:
@@ -352,14 +429,15 @@ def test_bad_labels_end_the_preparation(cache: str, tmp_path: Path) -> None:
         _data(cache, root=str(root), setup=False).prepare_data()
 
 
-def test_grey_images_are_refused_with_the_way_out(cache: str, tmp_path: Path) -> None:
+def test_grey_images_become_three_channels_on_request(cache: str, tmp_path: Path) -> None:
     root = _write_set(tmp_path / "set")
     for path in (root / "images").iterdir():
         cv2.imwrite(str(path), cv2.imread(str(path), cv2.IMREAD_GRAYSCALE))
-    with pytest.raises(DataError, match=r"1 channels of uint8.*gray_to_rgb=true"):
-        _data(cache, root=str(root)).dataset("train")
+    grey = first(_data(cache, root=str(root)), "predict", 6)["image"]
+    assert grey.shape == (6, 1, 64, 64)
     data = _data(cache, root=str(root), read=ReadOptions(gray_to_rgb=True))
-    assert first(data, "predict", 6)["image"].shape == (6, 3, 64, 64)
+    three = first(data, "predict", 6)["image"]
+    assert torch.equal(three, grey.expand(-1, 3, -1, -1))
 
 
 def test_sources_and_stores_are_checked(cache: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_data.augment import Geometry, Layers
-from lit_data.modules.detection.boxes import BoxScores
+from lit_data.modules.detection.scores import BoxScores
 from lit_data.modules.scored import DefectRecall, PixelScores
 from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
 from lit_data.modules.voxel.module import VoxelScores

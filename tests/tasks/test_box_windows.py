@@ -12,6 +12,7 @@ import torch
 from lit_data.datamodules import DetectionDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
+from lit_data.types import Batch
 from tests.reading import assert_resumes, first, opened
 from tests.tasks.running import predict
 from tests.tasks.test_boxes import Fails, Oracle, _read
@@ -73,6 +74,8 @@ def unbroken(data: DetectionDataModule, tmp_path_factory: pytest.TempPathFactory
         "predict/images": 4,
         "predict/images_with_objects": 3,
         "predict/objects": 7,
+        "predict/missed": 0,
+        "predict/false_alarms": 0,
         "predict/images_kept": 0,
         "predict/images_bad": 0,
     }
@@ -182,3 +185,28 @@ def test_boxes_are_no_larger_than_their_image(data: DetectionDataModule) -> None
     corners = torch.tensor([[0.0, 0.0, 64.0, 64.0]]).double().numpy()
     found = data.dataset("predict").find_originals(corners, np.array([29]))
     assert found.tolist() == [[0, 0, 50, 40]]  # of a window that is larger than it
+
+
+class Misses(Oracle):
+    """Finds no object of the first class, and one that is none in each window."""
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Any:
+        answers = []
+        for objects in super().predict_step(batch, batch_idx):
+            others = objects["classes"] == 1
+            kept = {name: values[others] for name, values in objects.items()}
+            extra = {"boxes": torch.tensor([[20.0, 20.0, 30.0, 24.0]]), "scores": torch.ones(1)}
+            extra["classes"] = torch.zeros(1, dtype=torch.int64)
+            answers.append({name: torch.cat((extra[name], kept[name])) for name in extra})
+        return answers
+
+
+def test_the_worst_misses_and_false_alarms_are_counted_and_drawn(
+    data: DetectionDataModule, tmp_path: Path
+) -> None:
+    metrics = predict(data, Misses(), tmp_path, threshold=0.5).metrics
+    assert metrics["predict/missed"] == 4
+    assert metrics["predict/false_alarms"] == metrics["predict/objects"] - 3
+    picture = cv2.imread(str(tmp_path / "worst.png"))
+    assert picture is not None
+    assert (picture == (48, 59, 255)).all(2).any()  # the outline of a missed object

@@ -15,7 +15,7 @@ from lit_data.datamodules import DetectionDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.tasks import Predicted, find_task
-from lit_data.tasks.boxes import find_true
+from lit_data.tasks.box_figures import find_true
 from lit_data.types import Batch
 from tests.reading import opened
 from tests.tasks.running import predict
@@ -69,6 +69,8 @@ def unbroken(data: DetectionDataModule, tmp_path_factory: pytest.TempPathFactory
         "predict/images": 14,
         "predict/images_with_objects": int((counts > 0).sum()),
         "predict/objects": len(labels.boxes),
+        "predict/missed": 0,
+        "predict/false_alarms": 0,
         "predict/images_kept": 0,
         "predict/images_bad": 0,
     }

@@ -26,7 +26,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.parts import Part
 from lit_data.tasks import Predicted, PredictOptions, find_task, writer
 from lit_data.tasks import watermarks as watermark_predict
-from lit_data.tasks.boxes import find_true
+from lit_data.tasks.box_figures import find_true
 from lit_data.tasks.maps import WholeImages
 from lit_data.tasks.options import Share
 from lit_data.types import Batch

@@ -55,6 +55,7 @@ _OF_GOOD_IMAGES: Final = "val/threshold"
 _THRESHOLDS: Final = {
     "f1_max_threshold": ("probability of a pixel", "F1 of the pixels is largest"),
     "image_f1_max_threshold": ("score of an image", "F1 of the images is largest"),
+    "object_f1_max_threshold": ("score of an object", "F1 of the objects is largest"),
 }
 """Names of thresholds that validation chooses: what they are compared with, and why this value."""
 

@@ -36,7 +36,7 @@ _MOST_HEIGHT_PX: Final = 8000
 _CAPTIONS: Final = {
     "samples": "Samples as the model sees them",
     "predictions": "Samples, their masks, and what the best checkpoint finds",
-    "worst": "Defects of the lowest scores, and below good images of the highest scores",
+    "worst": "Defects that were missed or nearly so, and below the surest false alarms",
     "families": "Each family of defects on its own",
     "pod": "Probability of detection over the size of a defect, by family",
     "places": "Places of the images where fewer defects are found than elsewhere",

@@ -154,7 +154,7 @@ def read_coco_labels(
 ) -> LabelTable:
     """Read the boxes of one or more annotation files.
 
-    Boxes of crowds (``iscrowd: 1``) cover several objects; they are left out and counted.
+    Boxes of crowds (``iscrowd: 1``) cover several objects: they are ignored regions of their class.
 
     Args:
         images: Their paths.
@@ -190,7 +190,7 @@ def read_coco_labels(
         ids = {key: names.index(name) for key, name in file.categories.items() if name in names}
         crowds += _add_boxes(collector, file, numbers, ids)
     if crowds:
-        log.info("%d boxes of crowds (iscrowd) are left out", crowds)
+        log.info("%d boxes of crowds (iscrowd) are ignored regions", crowds)
     return collector.finish(names)
 
 
@@ -281,21 +281,22 @@ def _check_sizes(
 def _add_boxes(
     collector: BoxCollector, file: CocoFile, numbers: Mapping[int, int], ids: Mapping[int, int]
 ) -> int:
-    """Add all boxes of a file but those of crowds, and count these."""
-    # Crowds cover several objects: a detector would be taught one large box.
+    """Add all boxes of a file, and count those of crowds."""
     crowds = 0
     known = {entry["id"] for entry in file.images}
     for index, entry in enumerate(file.annotations):
         if not isinstance(entry, dict):
             collector.reject(index, f"{quote(entry)} is no annotation")
-        elif entry.get("iscrowd") == 1:
-            crowds += 1
         elif wrong := next(_find_faults(entry, known, ids, file), ""):
             collector.reject(index, wrong)
         elif entry["image_id"] in numbers:
             # An image that is not there is named once, not for each of its boxes.
             image = numbers[entry["image_id"]]
-            collector.add(image, index, ids[entry["category_id"]], entry["bbox"])
+            # Of several objects: a detector would be taught one large box.
+            is_crowd = entry.get("iscrowd") == 1
+            number = ids[entry["category_id"]]
+            collector.add(image, index, number, entry["bbox"], is_ignored=is_crowd)
+            crowds += is_crowd
     return crowds
 
 

@@ -17,6 +17,7 @@ from lit_data.mosaic import FILL, Ints, MosaicPlan, MosaicSpec, move_boxes, samp
 from lit_data.types import COUNT_SUFFIX, Array, FieldSpec, SampleRuns
 
 BOX_COLUMNS: Final = 6
+_DTYPES: Final = ("uint8", "uint16", "float32")  # that OpenCV scales
 _KEEP_ALL: Final = MosaicSpec(min_box_px=0, min_box_visible=0, max_box_aspect=math.inf)
 
 
@@ -38,8 +39,8 @@ class DetectionDataset(BankDataset):
 
     A sample is a dict:
 
-    - ``image`` [3, H, W] uint8: the image as large as it fits, in the middle of grey; or a mosaic
-      of several;
+    - ``image`` [C, H, W] of the dtype of the bank: the image as large as it fits, in the middle of
+      grey; or a mosaic of several;
     - ``boxes`` [n, 6] float32: (0, class, cx, cy, w, h), the last four in fractions of H and W; in a
       batch they lie flat, and the first column is the row;
     - ``index`` int64: number of the image among those of *all* splits, of which its random stream
@@ -51,7 +52,7 @@ class DetectionDataset(BankDataset):
       with `positives`.
 
     Args:
-        bank: Decoded images, [3, h, w] uint8 each, of any size.
+        bank: Decoded images, [C, h, w] uint8, uint16 or float32 each, of any size.
         labels: Their boxes.
         original_px: [I, 2] (height, width) of the images on the disk.
         images: Numbers of this split's images; all of them by default. Mosaics take partners from
@@ -64,9 +65,10 @@ class DetectionDataset(BankDataset):
             plans mosaics of a batch of them.
         seed: Seed of every draw.
         positives: Draws the image of each sample; none takes each image once.
+        fill: Pixel value of the grey.
 
     Raises:
-        DataError: Images are not three channels of uint8.
+        DataError: Images are of another dtype.
         ConfigError: Labels or sizes are of another number of images.
     """
 
@@ -83,15 +85,16 @@ class DetectionDataset(BankDataset):
         draws_mosaics: bool = True,
         seed: int = 0,
         positives: PositiveImages | None = None,
+        fill: float = FILL,
     ) -> None:
         if not len(bank) == len(labels) == len(original_px):
             raise ConfigError(
                 f"{len(bank)} images, boxes of {len(labels)} and sizes of {len(original_px)} of them"
             )
-        if bank.channels != 3 or bank.dtype != np.uint8:
+        if bank.dtype.name not in _DTYPES:
             raise DataError(
-                f"images are {bank.channels} channels of {bank.dtype}: detection needs three of uint8; set "
-                "data.read.gray_to_rgb=true for grey images"
+                f"images are {bank.dtype}: detection takes {', '.join(_DTYPES)}; set "
+                "data.read.as_float=true"
             )
         self.bank = bank
         self.labels = labels
@@ -103,6 +106,7 @@ class DetectionDataset(BankDataset):
         self.draws_mosaics = draws_mosaics
         self.seed = seed
         self.positives = positives
+        self.fill = fill
         self._sizes_px = np.stack((bank.heights_px, bank.widths_px), axis=1).astype(np.int64)
         self.fields = self._describe()
 
@@ -129,7 +133,7 @@ class DetectionDataset(BankDataset):
         images = self.images_of(indices, epoch)
         streams = images if self.positives is None else indices
         plan = self.plan(images, epoch, streams)
-        draw_tiles(rows["image"], plan, self.bank)
+        draw_tiles(rows["image"], plan, self.bank, self.fill)
         limits = self._spec_of(epoch) or _KEEP_ALL
         boxes, counts = self._find_boxes(plan, plan.image, self._sizes_px, len(images), limits)
         # Boxes lie flat in the order of the rows: each goes to the next place of its row.
@@ -284,7 +288,7 @@ class DetectionDataset(BankDataset):
         counts = np.diff(self.labels.ends, prepend=0)[self.images]
         most = max(1, tiles * int(counts.max(initial=0)))
         fields = {
-            "image": FieldSpec((3, *self.size_px), "uint8"),
+            "image": FieldSpec((self.bank.channels, *self.size_px), self.bank.dtype.name),
             "boxes": FieldSpec((BOX_COLUMNS,), "float32", max_items=most, row_column=True),
             "index": FieldSpec((), "int64"),
             "image_index": FieldSpec((), "int64"),
@@ -308,13 +312,14 @@ _BEYOND_PX: Final = 8.0
 """How far beyond its window a tile is drawn for a closer edge, in the output."""
 
 
-def draw_tiles(rows: Array, plan: MosaicPlan, bank: ImageBank) -> None:
+def draw_tiles(rows: Array, plan: MosaicPlan, bank: ImageBank, fill: float = FILL) -> None:
     """Fill samples with their tiles; what none covers becomes grey.
 
     Args:
-        rows: [M, C, H, W] uint8, written.
+        rows: [M, C, H, W], written.
         plan: The tiles.
-        bank: The images, [C, h, w] uint8 each.
+        bank: The images, [C, h, w] of the same dtype each.
+        fill: Pixel value of the grey.
     """
     import cv2
 
@@ -323,13 +328,13 @@ def draw_tiles(rows: Array, plan: MosaicPlan, bank: ImageBank) -> None:
     images = [bank[image] for image in plan.image[seen].tolist()]
     sizes_px = np.array([image.shape[1:] for image in images], np.int64).reshape(-1, 2)
     cuts, drawn = _choose_cuts(plan, seen, sizes_px)
-    room = np.empty((drawn[:, 2:] - drawn[:, :2]).prod(1).max(initial=0), np.uint8)
+    room = np.empty((drawn[:, 2:] - drawn[:, :2]).prod(1).max(initial=0), rows.dtype)
     columns = (plan.row[seen], plan.window[seen], cuts, drawn)
     for image, row, (top, left, bottom, right), cut, (up, before, down, after) in zip(
         images, *(column.tolist() for column in columns), strict=True
     ):
         if row in uncovered:
-            rows[row] = FILL  # just before its tiles: it is still in the core's cache then
+            rows[row] = fill  # just before its tiles: it is still in the core's cache then
             uncovered.remove(row)
         part = image[:, cut[0] : cut[2], cut[1] : cut[3]]
         target = rows[row, :, top:bottom, left:right]
@@ -344,7 +349,7 @@ def draw_tiles(rows: Array, plan: MosaicPlan, bank: ImageBank) -> None:
             cv2.resize(source, (width, height), scaled, 0, 0, cv2.INTER_LINEAR)
             plane[...] = scaled[window]
     for row in uncovered:
-        rows[row] = FILL
+        rows[row] = fill
 
 
 def _find_uncovered(rows: Array, plan: MosaicPlan, seen: NDArray[np.int64]) -> set[int]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lit_data.checks import check_choice
 from lit_data.datasets.detection.coco import CocoFile, load_coco, read_coco_labels, split_by_file
 from lit_data.datasets.detection.labels import AnyPath, LabelTable, find_split
-from lit_data.datasets.detection.voc import NameIndex, match_label_files, read_voc_labels
+from lit_data.datasets.detection.voc import Difficult, NameIndex, match_label_files, read_voc_labels
 from lit_data.datasets.detection.yolo import (
     DataYaml,
     read_class_names,
@@ -133,7 +133,7 @@ def find_detection_files(
     label_format: LabelFormat = "auto",
     classes: Sequence[str] | None = None,
     annotations: AnyPath | None = None,
-    difficult: bool = True,
+    difficult: Difficult = "ignore",
     splits: Splits = "auto",
     seed: int = 0,
     on_bad: OnBad = "error",
@@ -158,7 +158,8 @@ def find_detection_files(
             ``data.yaml`` or ``classes.txt``; for COCO, and for VOC without such a file, those of
             the labels.
         annotations: The one COCO file to read, relative to the root.
-        difficult: Keep VOC objects marked as difficult.
+        difficult: VOC objects marked as difficult: True keeps them, False leaves them out, `ignore`
+            takes them as regions where nothing is learned or wrong.
         splits: `auto`: by ``data.yaml``, by ``train.txt``, ``val.txt``, ``test.txt``, by the names
             or folders of the COCO files, by folders such as ``images/train``, otherwise 70 / 15 / 15 %,
             whichever there is first. Also as for `split_images`, with names relative to the root.
@@ -225,6 +226,8 @@ def _list_dataset(
     allow_outside: bool,
 ) -> _Listing:
     check_choice("label_format", label_format, get_args(LabelFormat))
+    if difficult not in (True, False, "ignore"):
+        raise ConfigError(f"difficult={difficult!r} is not allowed; give true, false or ignore")
     if on_bad not in get_args(OnBad):
         raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
     path = Path(os.path.abspath(root))  # noqa: PTH100 - keeps links
@@ -428,7 +431,7 @@ def _read_labels(
     members: Sequence[int],
     sizes_px: NDArray[np.int64],
     classes: Sequence[str] | None,
-    difficult: bool,
+    difficult: Difficult,
 ) -> LabelTable:
     paths, on_bad = folder.paths, folder.on_bad
     images = [paths[number] for number in members]

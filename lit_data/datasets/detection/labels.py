@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ class LabelTable:
     Args:
         classes: Names of the classes, each once.
         boxes: [N, 5] float32 = (class, cx, cy, w, h), centre and size in shares of the image, image
-            after image.
+            after image. Class ``-1 - k`` is a region in which objects of class k count for nothing.
         ends: [I] int64, for each image the number of boxes of it and of all images before it.
 
     Raises:
@@ -63,9 +63,12 @@ class LabelTable:
                 f"ends must ascend from 0 to the {len(self.boxes)} boxes, found {total} at the end"
             )
         number, shares = self.boxes[:, 0], self.boxes[:, 1:]
-        if not ((number >= 0) & (number < len(self.classes)) & (number == np.floor(number))).all():
+        class_number = ignored_class(number)
+        is_known = (class_number < len(self.classes)) & (number == np.floor(number))
+        if not is_known.all():
             raise ConfigError(
-                f"boxes hold a class that is no whole number from 0 to {len(self.classes) - 1}"
+                f"boxes hold a class that is no whole number from 0 to {len(self.classes) - 1}, nor "
+                "-1 minus one"
             )
         if not ((shares >= 0) & (shares <= 1)).all() or not (shares[:, 2:] > 0).all():
             raise ConfigError("boxes must be shares from 0 to 1 with a width and a height above 0")
@@ -73,6 +76,11 @@ class LabelTable:
     def __len__(self) -> int:
         """Return the number of images."""
         return len(self.ends)
+
+    @property
+    def object_count(self) -> int:
+        """Number of the boxes that are no ignored regions."""
+        return int((self.boxes[:, 0] >= 0).sum())
 
     def of(self, image: int) -> NDArray[np.float32]:
         """Return the boxes of one image.
@@ -87,6 +95,11 @@ class LabelTable:
             raise IndexError(f"image {image} of {len(self.ends)}")
         start = int(self.ends[image - 1]) if image else 0
         return self.boxes[start : int(self.ends[image])]
+
+
+def ignored_class(numbers: NDArray[Any]) -> NDArray[Any]:
+    """Return the class of each of some numbers of a `LabelTable`, of ignored regions too."""
+    return np.where(numbers < 0, -1 - numbers, numbers)
 
 
 def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
@@ -173,8 +186,18 @@ class BoxCollector:
         """Note a box that is none."""
         self.bad.add(self._paths[-1], f"{self._form.place.format(place)}: {message}")
 
-    def add(self, image: int, place: int, number: int, box: Sequence[float]) -> None:
-        """Add a box of class `number`, as it is written."""
+    def add(
+        self,
+        image: int,
+        place: int,
+        number: int,
+        box: Sequence[float],
+        *,
+        is_ignored: bool = False,
+    ) -> None:
+        """Add a box of class `number`, or an ignored region of it, as it is written."""
+        if is_ignored:
+            number = -1 - number
         if all(abs(value) < _LARGEST for value in box):
             self._rows.append((image, len(self._paths) - 1, place, number, *box))
         else:

@@ -129,7 +129,9 @@ def _list_objects(labels: LabelTable, images: Ints, sources: Ints) -> MaskObject
     counts = np.diff(labels.ends, prepend=0)
     of_box = np.repeat(np.arange(len(labels)), counts)
     classes = labels.boxes[:, 0].astype(np.int64)
-    pairs = np.unique(np.stack((of_box, classes)), axis=1)  # in the order of the images
+    is_object = classes >= 0
+    pairs = np.stack((of_box, classes))[:, is_object]
+    pairs = np.unique(pairs, axis=1)  # in the order of the images
     is_of_split = np.isin(pairs[0], images)
     image, class_number = pairs[:, is_of_split]
     source_of = np.zeros(len(labels), np.int64)

@@ -11,7 +11,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,9 @@ from lit_data.io.source import open_source, read_whole
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
+
+Difficult = bool | Literal["ignore"]
+"""Objects marked as difficult: kept, left out, or neither learned nor wrong where they are found."""
 
 MAX_XML_BYTES: Final = 10_000_000
 
@@ -218,7 +221,7 @@ def read_voc_labels(
     files: Sequence[AnyPath | None],
     *,
     classes: Sequence[str] | None = None,
-    difficult: bool = True,
+    difficult: Difficult = "ignore",
     on_bad: OnBad = "error",
 ) -> LabelTable:
     """Read one XML file for each image.
@@ -234,7 +237,7 @@ def read_voc_labels(
         sizes_px: [I, 2] (height, width) of the images.
         files: The XML file of each image; None for an image without boxes.
         classes: Names of the classes; by default those that occur, sorted.
-        difficult: Keep objects that are marked as difficult.
+        difficult: What becomes of objects that are marked as difficult.
         on_bad: ``skip`` leaves bad objects out and lists them. Files that cannot be read or that
             state another size than their image has stay an error.
 
@@ -260,8 +263,10 @@ def read_voc_labels(
         if mismatch:
             collector.problems.add(path, mismatch)
         for index, item in enumerate(root.iterfind("object"), 1):
-            if difficult or _read_text(item, "difficult") != "1":
-                _read_object(collector, image, index, item, numbers)
+            is_difficult = _read_text(item, "difficult") == "1"
+            if difficult is not False or not is_difficult:
+                is_ignored = is_difficult and difficult == "ignore"
+                _read_object(collector, image, index, item, numbers, is_ignored=is_ignored)
     if not names:
         collector.problems.add("classes", "no file names one; give classes=")
     return collector.finish(names)
@@ -323,7 +328,13 @@ def _compare_sizes(
 
 
 def _read_object(
-    collector: BoxCollector, image: int, place: int, item: "Element", numbers: dict[str, int]
+    collector: BoxCollector,
+    image: int,
+    place: int,
+    item: "Element",
+    numbers: dict[str, int],
+    *,
+    is_ignored: bool,
 ) -> None:
     name = _read_text(item, "name")
     texts = {side: _read_text(item, f"bndbox/{side}") for side in _SIDES}
@@ -339,7 +350,8 @@ def _read_object(
             place, f"<bndbox> holds {', '.join(wrong)}; each must be a number of pixels"
         )
     else:
-        collector.add(image, place, numbers[name], [float(text) for text in texts.values()])
+        box = [float(text) for text in texts.values()]
+        collector.add(image, place, numbers[name], box, is_ignored=is_ignored)
 
 
 def _read_text(item: "Element", path: str) -> str:

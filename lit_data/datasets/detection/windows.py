@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.datasets.detection.dataset import DetectionDataset
-from lit_data.datasets.detection.labels import Floats, LabelTable
+from lit_data.datasets.detection.labels import Floats, LabelTable, ignored_class
 from lit_data.grid import PatchGrid
 from lit_data.io.images.image_source import ImageBank
 from lit_data.mosaic import FILL, Ints
@@ -31,6 +31,7 @@ class WindowBank(ImageBank):
         bank: The images.
         patch_px: (height, width) of a window.
         stride_px: (down, right) from one window to the next; the last ones lie flush with the edge.
+        fill: Pixel value of the grey.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class WindowBank(ImageBank):
         bank: ImageBank,
         patch_px: tuple[int, int],
         stride_px: tuple[int, int],
+        fill: float = FILL,
     ) -> None:
+        self._fill = fill
         self.bank = bank
         sizes_px = np.stack((bank.heights_px, bank.widths_px), axis=1)
         self.image_sizes_px = sizes_px.astype(np.int64)
@@ -70,7 +73,7 @@ class WindowBank(ImageBank):
         )
         window: Array = part[0]
         if (height, width) != patch_px:
-            window = np.full((self.channels, *patch_px), FILL, self.dtype)
+            window = np.full((self.channels, *patch_px), self._fill, self.dtype)
             window[:, :height, :width] = part[0]
         return window
 
@@ -127,20 +130,32 @@ class WindowBank(ImageBank):
         self.bank.check_size()
 
 
+class MarkedBoxes(NamedTuple):
+    """Boxes of an image.
+
+    Attributes:
+        corners: [n, 4] (left, top, right, bottom) px.
+        classes: [n].
+    """
+
+    corners: Floats
+    classes: Ints
+
+
 class WholeImage(NamedTuple):
     """An image that windows are cut out of.
 
     Attributes:
         size_px: (height, width).
         frames: [w, 4] corners (left, top, right, bottom) of its windows, px.
-        corners: [n, 4] of its boxes, px.
-        classes: [n] of its boxes.
+        objects: Its boxes.
+        ignored: Its regions in which objects count for nothing.
     """
 
     size_px: tuple[int, int]
     frames: Ints
-    corners: Floats
-    classes: Ints
+    objects: MarkedBoxes
+    ignored: MarkedBoxes
 
 
 class Windows(NamedTuple):
@@ -158,12 +173,17 @@ class Windows(NamedTuple):
         """Return an image with its windows and with its boxes, which a `LabelTable` has as [n, 5]."""
         height, width = self.bank.image_sizes_px[image].tolist()
         numbers = self.bank.windows_of([image])
-        return WholeImage(
-            size_px=(height, width),
-            frames=self.bank.find_frames(numbers),
-            corners=_find_corners(boxes, self.bank.image_sizes_px[image]),
-            classes=boxes[:, 0].astype(np.int64),
-        )
+        objects, ignored = part_boxes(boxes, self.bank.image_sizes_px[image])
+        return WholeImage((height, width), self.bank.find_frames(numbers), objects, ignored)
+
+
+def part_boxes(boxes: NDArray[np.float32], size_px: Ints) -> tuple[MarkedBoxes, MarkedBoxes]:
+    """Return the objects and the ignored regions of an image of (height, width), from its [n, 5]."""
+    corners = _find_corners(boxes, size_px)
+    numbers = boxes[:, 0].astype(np.int64)
+    is_object = numbers >= 0
+    objects = MarkedBoxes(corners[is_object], numbers[is_object])
+    return objects, MarkedBoxes(corners[~is_object], ignored_class(numbers[~is_object]))
 
 
 def choose_stride(labels: LabelTable, sizes_px: Ints, patch_px: tuple[int, int]) -> tuple[int, int]:
@@ -178,10 +198,11 @@ def choose_stride(labels: LabelTable, sizes_px: Ints, patch_px: tuple[int, int])
     """
     half = np.array(patch_px) // 2
     overlap = half
-    if len(labels.boxes):
+    is_object = labels.boxes[:, 0] >= 0
+    if is_object.any():
         counts = np.diff(labels.ends, prepend=0)
-        of_box = np.repeat(np.arange(len(labels)), counts)
-        fractions = labels.boxes[:, [4, 3]].astype(np.float64)
+        of_box = np.repeat(np.arange(len(labels)), counts)[is_object]
+        fractions = labels.boxes[is_object][:, [4, 3]].astype(np.float64)
         sides = fractions * sizes_px[of_box]
         largest = np.ceil(sides.max(0) - 1e-3)
         overlap = np.minimum(largest.astype(np.int64), half)
@@ -196,6 +217,7 @@ def cut_windows(
     patch_px: tuple[int, int],
     stride_px: tuple[int, int],
     least_visible: float,
+    fill: float = FILL,
 ) -> Windows:
     """Cut images into windows, and their boxes at the edges of these.
 
@@ -206,8 +228,9 @@ def cut_windows(
         stride_px: (down, right) from one window to the next.
         least_visible: Smallest fraction of the area of a box that a window shows; boxes of which it
             shows less are left out.
+        fill: Pixel value beyond an image that is smaller than a window.
     """
-    windows = WindowBank(bank, patch_px, stride_px)
+    windows = WindowBank(bank, patch_px, stride_px, fill)
     counts = np.zeros(len(windows), np.int64)
     parts = [np.zeros((0, 5), np.float32)]
     visible = 0
@@ -221,7 +244,9 @@ def cut_windows(
         pieces = 1 + len(numbers) * len(boxes) // _PAIRS
         for some in np.array_split(numbers, pieces):
             frames = windows.find_frames(some)
-            row, box, cut = _cut_boxes(corners, frames, least_visible)
+            # Of an ignored region every part is one.
+            limits = np.where(boxes[:, 0] < 0, 0, least_visible)
+            row, box, cut = _cut_boxes(corners, frames, limits)
             counts[some] = np.bincount(row, minlength=len(some))
             is_visible[box] = True
             fractions = cut / np.tile(patch_px[::-1], 2)
@@ -249,13 +274,13 @@ def _find_corners(boxes: NDArray[np.float32], size_px: Ints) -> Floats:
     return corners * np.tile(size_px[::-1], 2)
 
 
-def _cut_boxes(corners: Floats, frames: Ints, least_visible: float) -> tuple[Ints, Ints, Floats]:
+def _cut_boxes(corners: Floats, frames: Ints, least_visible: Floats) -> tuple[Ints, Ints, Floats]:
     """Return the parts of boxes that windows show.
 
     Args:
         corners: [n, 4] of the boxes in px of the image.
         frames: [w, 4] of the windows.
-        least_visible: See `cut_windows`.
+        least_visible: [n] of each box, see `cut_windows`.
 
     Returns:
         Numbers of windows, which ascend, [K] and of boxes [K], and (left, top, right, bottom) px of

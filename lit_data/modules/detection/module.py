@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lit_data.datasets.detection.windows import MarkedBoxes
 from lit_data.devices import constant
 from lit_data.errors import ConfigError
-from lit_data.modules.detection.boxes import BoxScores, Objects, non_maximum_suppression
+from lit_data.modules.detection.boxes import Objects, non_maximum_suppression
 from lit_data.modules.detection.net import Predictions
+from lit_data.modules.detection.scores import SIZE_LIMITS_PX, SIZES, BoxScores
 from lit_data.modules.detection.seams import WindowObjects
-from lit_data.modules.detection.targets import detection_loss, read_truths
+from lit_data.modules.detection.targets import Truths, detection_loss, read_truths
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.scored import ScoredModule
 from lit_data.types import Batch
@@ -22,20 +24,29 @@ from lit_data.types import Batch
 LEAST_SCORE: Final = 0.01
 MOST_KEPT: Final = 100  # boxes of an image; what COCO counts of a class
 _MOST_COMPARED: Final = 1000  # boxes of an image that non-maximum suppression looks at
+_UNCHOSEN: Final = 0.25  # score of objects before a validation has found any
+_BUFFER: Final = "predict_threshold"
 
 
 class DetectionModule(ScoredModule):
     """A net that finds objects, its loss, and mean average precision.
 
-    Takes batches with ``image`` [B, 3, H, W] float32 in 0..1 and ``boxes`` [N, 6] float32: row in
+    Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``boxes`` [N, 6] float32: row in
     the batch, class, and centre x, centre y, width, height as fractions of the image; see
-    `read_truths`.
+    `read_truths`. In the regions of ``ignored``, of the same form, objects of their class are
+    neither learned nor wrong.
 
     Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/``
-    before it:
+    before it, see `BoxScores`:
 
     - ``map50``: mean over the classes of the average precision at IoU 0.5;
-    - ``map``: the same, mean over IoU 0.5, 0.55 .. 0.95.
+    - ``map``: the same, mean over IoU 0.5, 0.55 .. 0.95; ``map_small``, ``map_medium`` and
+      ``map_large`` of the objects of a size;
+    - ``ap50_NAME`` and ``ap_NAME`` of each class, where the datamodule names them;
+    - ``froc_0.1``, ``froc_1``, ``froc_10``: fraction of the objects found at so many false alarms
+      per image;
+    - ``object_f1_max`` and the score it has, which checkpoints hold as ``predict_threshold``: that
+      of the last validation, which ``predict`` takes.
 
     Where samples are windows of large images, what is found in the windows of an image is joined, see
     `join_windows`, and compared with the boxes of the image. An image of which windows are missing,
@@ -50,14 +61,19 @@ class DetectionModule(ScoredModule):
         schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the
             optimizer has it.
         box_weight: Weight of the boxes in the loss, see `detection_loss`.
-        score_threshold: Predicted objects have a higher score. Evaluation has its own, 0.01.
+        score_threshold: Predicted objects have a higher score; none takes the one that validation
+            chose, 0.25 before. Evaluation has its own, 0.01.
         iou_threshold: Of two objects of a class that overlap more, the one with the higher score
             stays.
+        size_limits_px: Sides of squares whose areas part small, medium and large objects, px of the
+            image on the disk.
 
     Raises:
         ConfigError: The schedule is unknown, or a threshold is no fraction; later, that the
             dataset has more classes than the net.
     """
+
+    predict_threshold: Tensor
 
     def __init__(
         self,
@@ -66,35 +82,50 @@ class DetectionModule(ScoredModule):
         optimizer: OptimizerFactory | None = None,
         schedule: Schedule = "warmup_cosine",
         box_weight: float = 2.0,
-        score_threshold: float = 0.25,
+        score_threshold: float | None = None,
         iou_threshold: float = 0.6,
+        size_limits_px: Sequence[float] = SIZE_LIMITS_PX,
     ) -> None:
         optimizer = optimizer or partial(torch.optim.AdamW, lr=5e-3, weight_decay=5e-2)
         super().__init__(net, optimizer=optimizer, schedule=schedule)
-        if not (0 <= score_threshold < 1 and 0 < iou_threshold <= 1):
+        if not (0 <= (score_threshold or 0) < 1 and 0 < iou_threshold <= 1):
             raise ConfigError(
                 f"score_threshold={score_threshold}, iou_threshold={iou_threshold}: need 0 <= "
                 "score_threshold < 1 and 0 < iou_threshold <= 1"
             )
+        _check_limits(size_limits_px)
         self.box_weight = box_weight
         self.score_threshold = score_threshold
         self.iou_threshold = iou_threshold
-        self.scores = nn.ModuleDict({"val": BoxScores(), "test": BoxScores()})
+        self.register_buffer(_BUFFER, torch.tensor(_UNCHOSEN))
+        self.register_load_state_dict_pre_hook(_add_threshold)  # type: ignore[no-untyped-call]
+        self.scores = nn.ModuleDict(
+            {"val": BoxScores(size_limits_px), "test": BoxScores(size_limits_px)}
+        )
         self._windows = {"val": WindowObjects(), "test": WindowObjects()}
         # Plain values only, so that checkpoints load with weights_only=True.
-        self.save_hyperparameters("schedule", "box_weight", "score_threshold", "iou_threshold")
+        self.save_hyperparameters(
+            "schedule", "box_weight", "score_threshold", "iou_threshold", "size_limits_px"
+        )
 
     @override
     def setup(self, stage: str) -> None:
         """Compare the classes of the net with those of the dataset, where both say them.
 
         Raises:
-            ConfigError: The set has more: their objects would fit no output of the net.
+            ConfigError: The set has more: their objects would fit no output of the net; or images
+                have other channels than the net takes.
         """
         trainer: Any = self.trainer
+        _check_channels(self.net, trainer.datamodule)
         net_classes = getattr(self.net, "classes", None)
         names = getattr(trainer.datamodule, "classes", None)
-        if not isinstance(net_classes, int) or not isinstance(names, Sequence):
+        if not isinstance(names, Sequence):
+            return
+        metrics: Any = self.scores.children()
+        for metric in metrics:
+            metric.names = names
+        if not isinstance(net_classes, int):
             return
         if len(names) > net_classes:
             raise ConfigError(
@@ -110,7 +141,12 @@ class DetectionModule(ScoredModule):
 
     @override
     def find_loss(self, batch: Batch) -> Tensor:
-        return detection_loss(self(batch["image"]), read_truths(batch), box_weight=self.box_weight)
+        return detection_loss(
+            self(batch["image"]),
+            read_truths(batch),
+            _read_ignored(batch),
+            box_weight=self.box_weight,
+        )
 
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Objects]:
@@ -121,7 +157,10 @@ class DetectionModule(ScoredModule):
             (left, top, right, bottom) in pixels of the batch image, ``scores`` [n] float32 in 0..1,
             ``classes`` [n] int64.
         """
-        return self._find(batch["image"], self.score_threshold)
+        threshold = self.score_threshold
+        if threshold is None:
+            threshold = float(self.predict_threshold)
+        return self._find(batch["image"], threshold)
 
     def _find(self, images: Tensor, score_threshold: float) -> list[Objects]:
         height_px, width_px = images.shape[-2:]
@@ -144,13 +183,12 @@ class DetectionModule(ScoredModule):
             for image in set(batch["image_index"].tolist()):
                 self._score_whole(image, stage)
             return
-        truths = read_truths(batch)
-        true = []
-        for row in range(len(batch["image"])):
-            objects = truths.of(row)
-            true.append({"boxes": objects.boxes, "classes": objects.classes})
+        count = len(batch["image"])
+        true = _list_objects(read_truths(batch), count)
+        regions = _read_ignored(batch)
+        ignored = None if regions is None else _list_objects(regions, count)
         metric: Any = self.scores[stage]
-        metric.update(predicted, true)
+        metric.update(predicted, true, ignored, _find_scales(batch))
 
     @property
     def _has_windows(self) -> bool:
@@ -166,16 +204,17 @@ class DetectionModule(ScoredModule):
         if joined is None:
             return
         best = {name: values[:_MOST_COMPARED] for name, values in joined.items()}
-        boxes = torch.from_numpy(whole_image.corners)
-        classes = torch.from_numpy(whole_image.classes)
-        self._update(stage, best, {"boxes": boxes.float(), "classes": classes})
+        self._update(
+            stage, best, _read_marked(whole_image.objects), _read_marked(whole_image.ignored)
+        )
 
-    def _update(self, stage: str, predicted: Objects, true: Objects) -> None:
+    def _update(self, stage: str, *objects: Objects) -> None:
+        """Score what is found in an image, its true boxes and its ignored regions."""
         metric: Any = self.scores[stage]
-        pair = []
-        for objects in (predicted, true):
-            pair.append({name: values.to(self.device) for name, values in objects.items()})
-        metric.update(pair[:1], pair[1:])
+        parts = []
+        for of_kind in objects:
+            parts.append([{name: values.to(self.device) for name, values in of_kind.items()}])
+        metric.update(*parts)
 
     def _score_rest(self, stage: str) -> None:
         """Score images whose windows lie on several ranks; those with windows that are missing count not."""
@@ -183,9 +222,8 @@ class DetectionModule(ScoredModule):
         for image in list(self._windows[stage].parts):
             self._score_whole(image, stage)
         self._windows[stage].parts.clear()
-        # So that a rank without an image takes part.
-        nothing = {"boxes": torch.zeros(0, 4), "classes": torch.zeros(0, dtype=torch.int64)}
-        self._update(stage, nothing | {"scores": torch.zeros(0)}, nothing)
+        metric: Any = self.scores[stage]
+        metric.update([], [])  # so that a rank without an image takes part
 
     @override
     def take_scores(self, stage: str) -> dict[str, Tensor]:
@@ -194,7 +232,65 @@ class DetectionModule(ScoredModule):
             self._score_rest(stage)
         values: dict[str, Tensor] = metric.compute()
         metric.reset()
+        chosen = values.get("object_f1_max_threshold")
+        if stage == "val" and chosen is not None:
+            self.predict_threshold.fill_(chosen)
         return values
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Hold the threshold of the last validation: callbacks that average weights average buffers."""
+        checkpoint["state_dict"][_BUFFER] = self.predict_threshold
+
+
+def _check_limits(limits_px: Sequence[float]) -> None:
+    is_pair = len(limits_px) == len(SIZES) - 1
+    if not is_pair or not 0 < limits_px[0] < limits_px[1]:
+        raise ConfigError(
+            f"size_limits_px={list(limits_px)} must be two sides that rise from above 0"
+        )
+
+
+def _check_channels(net: nn.Module, datamodule: object) -> None:
+    net_channels = getattr(net, "channels", None)
+    image_channels = getattr(getattr(datamodule, "bank", None), "channels", net_channels)
+    if net_channels != image_channels and isinstance(net_channels, int):
+        raise ConfigError(
+            f"images have {image_channels} channels and the net takes {net_channels}: set "
+            f"model.net.channels={image_channels}, or data.read.gray_to_rgb=true for grey images"
+        )
+
+
+def _add_threshold(module: nn.Module, states: dict[str, Any], prefix: str, *others: object) -> None:
+    """Complete the weights of a checkpoint from before there was a threshold."""
+    states.setdefault(prefix + _BUFFER, getattr(module, _BUFFER))
+
+
+def _read_ignored(batch: Batch) -> Truths | None:
+    return read_truths(batch, "ignored") if "ignored" in batch else None
+
+
+def _list_objects(truths: Truths, count: int) -> list[Objects]:
+    """Return the boxes of each of so many images."""
+    images = []
+    for row in range(count):
+        objects = truths.of(row)
+        images.append({"boxes": objects.boxes, "classes": objects.classes})
+    return images
+
+
+def _find_scales(batch: Batch) -> list[float] | None:
+    """Return the px of each image on the disk for one px of its sample, into which it is fitted."""
+    if "shape" not in batch:
+        return None
+    fractions = batch["shape"] / batch["shape"].new_tensor(batch["image"].shape[-2:])
+    scales: list[float] = fractions.amax(1).tolist()
+    return scales
+
+
+def _read_marked(marked: MarkedBoxes) -> Objects:
+    boxes = torch.from_numpy(marked.corners).float()
+    return {"boxes": boxes, "classes": torch.from_numpy(marked.classes)}
 
 
 def find_objects(

@@ -62,6 +62,7 @@ class DetectorNet(nn.Module):
         classes: Number of classes, or their names; None stands for 1.
         width: Channels of the first layer; deeper ones have up to eight times as many. 16 gives 0.9
             M parameters.
+        channels: Of the images.
         weights: File that the net starts from, see `load_weights_file`.
 
     Raises:
@@ -75,20 +76,25 @@ class DetectorNet(nn.Module):
         classes: int | Sequence[str] | None = None,
         *,
         width: int = 16,
+        channels: int = 3,
         weights: PathText | None = None,
     ) -> None:
         super().__init__()
         classes = count_outputs(classes)
-        if classes < 1 or width < 2 or width % 2:
+        if classes < 1 or width < 2 or width % 2 or channels < 1:
             raise ConfigError(
-                f"classes={classes}, width={width}: need classes >= 1 and an even width >= 2"
+                f"classes={classes}, width={width}, channels={channels}: need classes >= 1, an even "
+                "width >= 2 and channels >= 1"
             )
         self.classes = classes
+        self.channels = channels
         fine = 4 * width
         middle = 8 * width
         coarse = 8 * width
         self.stem = nn.Sequential(
-            _convolve(3, width, stride=2), _convolve(width, 2 * width, stride=2), _Block(2 * width)
+            _convolve(channels, width, stride=2),
+            _convolve(width, 2 * width, stride=2),
+            _Block(2 * width),
         )
         self.stages = nn.ModuleList(
             nn.Sequential(_convolve(inputs, outputs, stride=2), _Block(outputs))
@@ -107,7 +113,7 @@ class DetectorNet(nn.Module):
         """Return the predictions for a batch of images.
 
         Args:
-            images: [B, 3, H, W] float32 in 0..1; any H and W.
+            images: [B, channels, H, W] float32 in 0..1; any H and W.
         """
         features: Tensor = self.stem(images.contiguous(memory_format=torch.channels_last))
         sides: list[Tensor] = []

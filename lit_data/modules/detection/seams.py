@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lit_data.datasets.detection.windows import WholeImage
-from lit_data.modules.detection.boxes import Objects, box_iou, settle_drops
+from lit_data.modules.detection.boxes import Objects, box_iou, find_covered, settle_drops
 from lit_data.types import Batch
 
 SAME_IOU: Final = 0.4
@@ -96,7 +96,7 @@ def join_windows(parts: Sequence[Objects], frames: Tensor, size_px: tuple[int, i
     edges = [torch.zeros(2, 0, dtype=torch.int64)]
     boxes, classes = joined["boxes"], joined["classes"]
     for rows, others in _list_neighbours(counts, frames):
-        covered = _cover(boxes[rows, None], boxes[others]) > _COVERED
+        covered = find_covered(boxes[rows, None], boxes[others]) > _COVERED
         yields[rows] = cut[rows] & (covered & ~cut[others]).any(1)
         is_same = box_iou(boxes[rows, None], boxes[others]) > SAME_IOU
         is_same &= classes[rows, None] == classes[others]
@@ -134,11 +134,3 @@ def _list_neighbours(counts: Tensor, frames: Tensor) -> list[tuple[Tensor, Tenso
             joined = torch.cat([rows[other] for other in others])
             neighbours.append((rows[window], joined))
     return neighbours
-
-
-def _cover(boxes: Tensor, others: Tensor) -> Tensor:
-    """Return the fraction of each box that another one covers; the leading dimensions broadcast."""
-    low = torch.maximum(boxes[..., :2], others[..., :2])
-    high = torch.minimum(boxes[..., 2:], others[..., 2:])
-    area = (boxes[..., 2:] - boxes[..., :2]).prod(-1)
-    return (high - low).clamp(min=0).prod(-1) / area.clamp(min=1e-9)

@@ -16,7 +16,7 @@ from torch import Tensor
 from lit_data.devices import constant
 from lit_data.errors import ConfigError
 from lit_data.modules.detection.boxes import box_iou, generalised_iou, to_corners
-from lit_data.modules.detection.net import Level, Predictions
+from lit_data.modules.detection.net import Level, Predictions, place_centres
 from lit_data.types import COUNT_SUFFIX, Batch
 
 _REACH: Final = 2  # places to each side of the one that holds the centre; FCOS has 1.5
@@ -65,19 +65,20 @@ class Targets(NamedTuple):
     quality: Tensor
 
 
-def read_truths(batch: Batch) -> Truths:
+def read_truths(batch: Batch, key: str = "boxes") -> Truths:
     """Read objects in pixels from the flat boxes of a batch.
 
     Args:
         batch: ``image`` [B, C, H, W] and ``boxes`` [N, 6] (row, class, cx, cy, w, h), the last four
             in fractions of the image. Where there is ``boxes_count`` [B], it says whose the boxes
             are, in order: a micro-batch still has the row numbers of the whole batch.
+        key: Key of the boxes.
     """
-    boxes = batch["boxes"]
+    boxes = batch[key]
     height_px, width_px = batch["image"].shape[-2:]
     scale = constant((width_px, height_px) * 2, boxes.device)
     rows = boxes[:, 0].long()
-    counts = batch.get(f"boxes{COUNT_SUFFIX}")
+    counts = batch.get(f"{key}{COUNT_SUFFIX}")
     if counts is not None:
         numbers = torch.arange(len(counts), device=counts.device)
         rows = numbers.repeat_interleave(counts, output_size=len(boxes))
@@ -190,7 +191,13 @@ def _count(wins: Tensor, classes: Tensor, known: int) -> int:
     return int(count)
 
 
-def detection_loss(predictions: Predictions, truths: Truths, *, box_weight: float = 2.0) -> Tensor:
+def detection_loss(
+    predictions: Predictions,
+    truths: Truths,
+    ignored: Truths | None = None,
+    *,
+    box_weight: float = 2.0,
+) -> Tensor:
     """Cross entropy of scores plus `box_weight` times 1 - GIoU of boxes, in float32.
 
     Both are summed over the places of one image and divided by what its objects weigh there (the
@@ -205,6 +212,8 @@ def detection_loss(predictions: Predictions, truths: Truths, *, box_weight: floa
     Args:
         predictions: Of the net, for B images.
         truths: Objects of the same images.
+        ignored: Regions of them: places with their centre in one learn nothing about its class, but
+            that of an object that they learn.
         box_weight: Weight of the boxes' term.
 
     Returns:
@@ -219,7 +228,12 @@ def detection_loss(predictions: Predictions, truths: Truths, *, box_weight: floa
         rows = targets.places // places_in_image
         weight = predictions.logits.new_zeros(images).index_add(0, rows, targets.quality)
         weight = weight.clamp(min=1)
-        entropy = F.softplus(predictions.logits).flatten(1).sum(1)
+        of_places = F.softplus(predictions.logits)
+        if ignored is not None:
+            of_places = of_places.masked_fill(
+                _find_ignored(predictions, ignored, truths, targets), 0
+            )
+        entropy = of_places.flatten(1).sum(1)
         entropy = entropy.index_add(0, rows, _entropy_of_objects(predictions, truths, targets))
         predicted_boxes = predictions.boxes.flatten(0, 1)[targets.places]
         overlap = generalised_iou(predicted_boxes, truths.boxes[targets.truths])
@@ -233,3 +247,20 @@ def _entropy_of_objects(predictions: Predictions, truths: Truths, targets: Targe
     logits = predictions.logits.flatten(0, 1)[targets.places, truths.classes[targets.truths]]
     least: Tensor = torch.special.entr(targets.quality) + torch.special.entr(1 - targets.quality)
     return -targets.quality * logits - least
+
+
+def _find_ignored(
+    predictions: Predictions, ignored: Truths, truths: Truths, targets: Targets
+) -> Tensor:
+    """Mark the logits that learn nothing, [B, P, classes] bool."""
+    is_ignored = torch.zeros_like(predictions.logits, dtype=torch.bool)
+    centres = place_centres(predictions.levels, predictions.logits.device)[0]
+    corners = ignored.boxes[:, None]
+    is_inside = ((centres > corners[..., :2]) & (centres < corners[..., 2:])).all(-1)
+    region, inner = is_inside.nonzero(as_tuple=True)
+    rows = ignored.rows[region]
+    classes = ignored.classes[region]
+    is_ignored[rows, inner, classes] = True
+    # What learns an object takes part with its class.
+    is_ignored.flatten(0, 1)[targets.places, truths.classes[targets.truths]] = False
+    return is_ignored

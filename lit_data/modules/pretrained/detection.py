@@ -12,6 +12,7 @@ from lit_data.checks import check_choice, check_count
 from lit_data.errors import ConfigError
 from lit_data.modules.detection.boxes import Objects
 from lit_data.modules.detection.module import LEAST_SCORE, MOST_KEPT, DetectionModule
+from lit_data.modules.detection.scores import SIZE_LIMITS_PX
 from lit_data.modules.detection.targets import read_truths
 from lit_data.modules.layers import count_outputs
 from lit_data.modules.pretrained.libraries import (
@@ -160,9 +161,10 @@ class TorchvisionDetectionModule(DetectionModule):
         optimizer: Makes the optimizer from the parameters; AdamW by default.
         schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the
             optimizer has it.
-        score_threshold: Predicted objects have a higher score. Evaluation has its own, 0.01.
+        score_threshold: See `DetectionModule`, as `size_limits_px`.
         iou_threshold: Of two objects of a class that overlap more, the one with the higher score
             stays.
+        size_limits_px: See there.
 
     Raises:
         ConfigError: The schedule is unknown, or a threshold is no fraction; later, that the
@@ -175,8 +177,9 @@ class TorchvisionDetectionModule(DetectionModule):
         *,
         optimizer: OptimizerFactory | None = None,
         schedule: Schedule = "one_cycle",
-        score_threshold: float = 0.25,
+        score_threshold: float | None = None,
         iou_threshold: float = 0.5,
+        size_limits_px: Sequence[float] = SIZE_LIMITS_PX,
     ) -> None:
         super().__init__(
             net,
@@ -184,6 +187,7 @@ class TorchvisionDetectionModule(DetectionModule):
             schedule=schedule,
             score_threshold=score_threshold,
             iou_threshold=iou_threshold,
+            size_limits_px=size_limits_px,
         )
         for part in net.modules():
             if hasattr(part, "detections_per_img"):  # the heads of all kinds call them so

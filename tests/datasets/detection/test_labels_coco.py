@@ -52,10 +52,14 @@ def test_given_classes_set_the_order(tmp_path: Path) -> None:
     assert table.boxes[:, 0].tolist() == [1, 0]
 
 
-def test_crowds_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_crowds_are_ignored_regions_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
-    assert len(read(tmp_path, [box([0, 0, 9, 9]), box([0, 0, 50, 50], iscrowd=1)]).boxes) == 1
-    assert caplog.messages == ["1 boxes of crowds (iscrowd) are left out"]
+    labels = read(tmp_path, [box([0, 0, 9, 9]), box([0, 0, 50, 50], iscrowd=1)])
+    assert labels.boxes[:, 0].tolist() == [0, -1]  # a region of class 0
+    assert labels.object_count == 1
+    assert caplog.messages == ["1 boxes of crowds (iscrowd) are ignored regions"]
 
 
 @pytest.mark.parametrize(

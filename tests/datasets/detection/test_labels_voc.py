@@ -48,10 +48,11 @@ def test_classes_are_sorted_unless_given(tmp_path: Path) -> None:
     assert read(tmp_path, body, classes=["dog", "ant"]).boxes[:, 0].tolist() == [0, 1]
 
 
-def test_difficult_objects_are_kept_unless_left_out(tmp_path: Path) -> None:
+def test_difficult_objects_are_ignored_kept_or_left_out(tmp_path: Path) -> None:
     body = item((1, 1, 9, 9)) + item((1, 1, 9, 8), difficult=1)
-    assert len(read(tmp_path, body).boxes) == 2
-    assert len(read(tmp_path, body, difficult=False).boxes) == 1
+    assert read(tmp_path, body).boxes[:, 0].tolist() == [0, -1]
+    assert read(tmp_path, body, difficult=True).boxes[:, 0].tolist() == [0, 0]
+    assert read(tmp_path, body, difficult=False).boxes[:, 0].tolist() == [0]
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@ import torch
 from torch import Tensor
 
 from lit_data.modules.detection.boxes import (
-    BoxScores,
     Objects,
     box_iou,
     generalised_iou,
     non_maximum_suppression,
     to_corners,
 )
+from lit_data.modules.detection.scores import BoxScores
 
 
 def _boxes(*rows: list[float]) -> Tensor:

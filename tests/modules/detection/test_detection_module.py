@@ -56,7 +56,7 @@ def test_it_learns_four_images_by_heart(tmp_path: Path) -> None:
     trainer.fit(model, loader, loader)
     assert trainer.callback_metrics["val/map50"] > 0.9
     tested = trainer.test(model, loader, verbose=False)[0]
-    assert set(tested) == {"test/map50", "test/map"}
+    assert {"test/map50", "test/map", "test/map_small", "test/froc_1"} <= set(tested)
     assert tested["test/map50"] > 0.9
     found: Any = trainer.predict(model, loader)
     assert len(found[0]) == 4
@@ -69,7 +69,26 @@ def test_it_trains_in_any_precision_and_with_accumulated_gradients(
 ) -> None:
     model, batches = _module(schedule="none"), (_batch(2), _batch(1))
     trainer = assert_trains_accumulated(model, batches, tmp_path, precision=precision)
-    assert set(trainer.callback_metrics) == {"train/loss", "val/map50", "val/map"}
+    assert {"train/loss", "val/map50", "val/map"} <= set(trainer.callback_metrics)
+
+
+def test_the_threshold_of_the_last_validation_is_kept_and_predicted_with(tmp_path: Path) -> None:
+    model, loader = _module(), load_batches(_batch())
+    trainer = make_trainer(tmp_path, max_epochs=60, check_val_every_n_epoch=60)
+    trainer.fit(model, loader, loader)
+    chosen = float(trainer.callback_metrics["val/object_f1_max_threshold"])
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    content = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    assert float(content["state_dict"]["predict_threshold"]) == pytest.approx(chosen)
+    loaded = _module()
+    loaded.load_state_dict(content["state_dict"])
+    found: Any = make_trainer(tmp_path).predict(loaded, loader)
+    scores = torch.cat([image["scores"] for image in found[0]])
+    assert chosen < scores.min()
+    del content["state_dict"]["predict_threshold"]  # as older checkpoints
+    fresh = _module()
+    fresh.load_state_dict(content["state_dict"])
+    assert float(fresh.predict_threshold) == 0.25
 
 
 def test_images_may_all_be_empty(tmp_path: Path) -> None:
@@ -117,6 +136,7 @@ def test_objects_of_one_image_are_sorted_and_limited_in_number() -> None:
 
 def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
     plain = {"schedule": "cosine", "box_weight": 1.5, "score_threshold": 0.3, "iou_threshold": 0.5}
+    plain |= {"size_limits_px": (16.0, 48.0)}
     model, trainer, path = _module(**plain), make_trainer(tmp_path), tmp_path / "a.ckpt"
     trainer.fit(model, load_batches(_batch(2)), load_batches(_batch(2)))
     net, weights = DetectorNet(2, width=8), count_weights(model.net)

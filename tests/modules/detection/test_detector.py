@@ -75,7 +75,7 @@ def test_outputs_are_float32_and_the_untrained_net_finds_little(precision: torch
 
 @pytest.mark.parametrize(("classes", "width"), [(0, 16), (3, 0), (3, 7)])
 def test_impossible_sizes(classes: int, width: int) -> None:
-    message = f"classes={classes}, width={width}: need classes >= 1 and an even"
+    message = f"classes={classes}, width={width}, channels=3: need classes >= 1, an even"
     with pytest.raises(ConfigError, match=message):
         DetectorNet(classes, width=width)
 
@@ -259,6 +259,24 @@ def test_the_weight_of_boxes_leaves_the_rest(predictions: Predictions) -> None:
 def test_images_without_objects_learn_that_there_is_nothing(predictions: Predictions) -> None:
     expected = predictions.logits.exp().log1p().sum() / 2
     assert float(detection_loss(predictions, _read())) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_an_ignored_region_teaches_nothing_about_its_class_but_what_its_objects_learn() -> None:
+    predictions = _predict()
+    logits = predictions.logits.detach().requires_grad_()
+    truths = _truths((0, 1, [8.0, 8.0, 24.0, 24.0]))
+    region = _truths((0, 0, [0.0, 0.0, 32.0, 32.0]), (0, 1, [0.0, 0.0, 32.0, 32.0]))
+    given = predictions._replace(logits=logits, boxes=predictions.boxes.detach())
+    detection_loss(given, truths, region).backward()
+    assert logits.grad is not None
+    learns = logits.grad[0] != 0
+    centres = place_centres(predictions.levels, logits.device)[0]
+    is_inside = (centres < 32).all(1)
+    assert not learns[is_inside, 0].any()
+    assert learns[~is_inside].all()
+    assigned = assign(given, truths).places
+    assert learns[assigned, 1].all()
+    assert int(learns[is_inside, 1].sum()) == int(is_inside[assigned].sum())
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,12 @@ from lit_data.datamodules.image_files import ImageKeywords
 from lit_data.datamodules.image_transform import find_unit_range, to_unit
 from lit_data.datamodules.source import name_options
 from lit_data.datasets.detection.dataset import DetectionDataset
-from lit_data.datasets.detection.files import DetectionFiles, LabelFormat
+from lit_data.datasets.detection.files import DetectionFiles, LabelFormat, keep_groups_together
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.detection.sampling import BoxSampling, PositiveImages
 from lit_data.datasets.detection.voc import Difficult
 from lit_data.datasets.detection.windows import WholeImage, WindowDataset, Windows
+from lit_data.datasets.inspection.splitting import find_groups
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.grid import pair_px
@@ -92,6 +93,10 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             the bus once, and makes mosaics there of images of the same batch, see
             `DetectionDataset.plan_batch`: for fast devices.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
+        near_duplicates: `together` keeps images that show the same (saved anew, scaled, brighter)
+            in one split, where splits are fractions; `apart` does not look at them.
+        groups: A regular expression; images in whose paths it, or its first group, matches the
+            same (a lot, a panel) stay in one split.
         value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 of
             float32.
 
@@ -135,11 +140,14 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         mosaic_on: MosaicPlace = "worker",
         loader: LoaderOptions | None = None,
         augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
+        near_duplicates: Literal["together", "apart"] = "together",
+        groups: str | None = None,
         value_range: tuple[float, float] | None = None,
         batch_format: BatchFormat = "dict",
         **options: Unpack[ImageKeywords],
     ) -> None:
         check_choice("mosaic_on", mosaic_on, get_args(MosaicPlace))
+        check_choice("near_duplicates", near_duplicates, ("together", "apart"))
         if patch_px is not None:
             vars(self)["batch_keys"] = (*self.batch_keys, "window")
         is_yolo = batch_format == "yolo"
@@ -162,6 +170,8 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         self.mosaic = mosaic
         self.augment = stage_augmentations(augment)
         self.workers_draw = mosaic_on == "worker"
+        self.near_duplicates = near_duplicates
+        self.groups = groups
         self.value_range = value_range
 
     @property
@@ -359,9 +369,22 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             )
         return max(0, most - self.mosaic.close_epochs)
 
+    def _find_groups(self) -> Ints:
+        names = [self.source.name(path) for path in self.files.images]
+        return find_groups(
+            self.bank,
+            names,
+            pattern=self.groups,
+            with_near_duplicates=self.near_duplicates == "together",
+            folder=self.source.kept_folder,
+        )
+
     @override
     def open_source(self) -> None:
         self.files, self.bank = self.source.open()
+        if len([part for part in (self.files.fractions or {}).values() if part]) > 1:
+            groups = self._find_groups()
+            self.files = keep_groups_together(self.files, groups, self.source.split_seed)
         self.windows = self.source.cut(self.files, self.bank, self._fill)
         if self._has_ignored:
             keys = dict.fromkeys((*self.batch_keys, IGNORED_KEY, IGNORED_KEY + COUNT_SUFFIX))

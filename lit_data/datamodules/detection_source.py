@@ -135,6 +135,7 @@ class DetectionSource(ImageFolder):
             "images": [self.name(path) for path in self._files.images],
             "classes": labels.classes,
             "splits": self._files.splits,
+            "fractions": self._files.fractions,
             "options": self._labelling,
         }
         # Names may hold bytes that are no UTF-8, which come back as they were.
@@ -215,7 +216,8 @@ class DetectionSource(ImageFolder):
         if options["splits"] == _ALL:  # to predict, whatever the splits were
             options["splits"] = written.get("splits")
             numbers = list(range(len(files.images)))
-            files = replace(files, splits={"train": numbers, "val": [], "test": []})
+            everything = {"train": numbers, "val": [], "test": []}
+            files = replace(files, splits=everything, fractions=None)
         changes = describe_options(json.dumps(written), json.dumps(options))
         if changes:
             listed = ", ".join(change.removeprefix("decoder.") for change in changes)
@@ -258,10 +260,12 @@ def _read_files(folder: Path) -> tuple[DetectionFiles, dict[str, Any]]:
             raise ValueError("a name leads out of the folder")
         images = tuple(str(folder / name) for name in listing["images"])
         labels = LabelTable(tuple(listing["classes"]), arrays["boxes"], arrays["ends"])
+        fractions = listing.get("fractions")
         options = json.loads(listing["options"])
         if not isinstance(options, dict):
             raise ValueError("its options are none")
-        return DetectionFiles(images, labels, listing["splits"], arrays["sizes_px"]), options
+        splits = listing["splits"]
+        return DetectionFiles(images, labels, splits, arrays["sizes_px"], fractions), options
     except (OSError, ValueError, KeyError, TypeError, BadZipFile, ConfigError) as error:
         raise DataError(
             f"{show_path(folder / _LABELS)}: no boxes of a set of shards ({error!s:.80})"
@@ -285,4 +289,5 @@ def _leave_out(files: DetectionFiles, paths: Set[str]) -> DetectionFiles:
         LabelTable(files.labels.classes, np.concatenate(boxes), ends),
         splits,
         files.sizes_px[good_numbers],
+        files.fractions,
     )

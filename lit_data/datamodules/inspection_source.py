@@ -268,11 +268,6 @@ class InspectionFiles(MaskedImageFolder):
         return OriginalSizes(self.scaling, sizes_px)
 
     @property
-    def kept_folder(self) -> Path:
-        """Folder of what was found by reading a whole dataset."""
-        return self.store_folder / "found"
-
-    @property
     def _kinds_are_classes(self) -> bool:
         """True if masks are black and white, and the kind of an image names the class of its mask."""
         if self.image_set.layout in _DRAWN or self.mask_read.classes != 2:

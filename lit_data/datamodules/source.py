@@ -271,6 +271,11 @@ class Source(FileOptions, ABC):
         return kind(self.root, self._cache / "shards", self.remote, max_bytes)
 
     @property
+    def kept_folder(self) -> Path:
+        """Folder of what was found by reading a whole dataset."""
+        return self.store_folder / "found"
+
+    @property
     def store_folder(self) -> Path:
         """Folder of the stores: one for each root and way of finding its files."""
         # Paths may hold bytes that are no UTF-8.

@@ -48,7 +48,7 @@ class BoxTask(Task[DetectionDataModule]):
 
     predicts = "list of objects"
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
-    neutral_data = (*Task.neutral_data, "sampling")
+    neutral_data = (*Task.neutral_data, "groups", "near_duplicates", "sampling")
     trained_data = ("classes", "read", "size_px", "patch_px", "stride_px", "value_range")
 
     @override

@@ -3,9 +3,9 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from lit_data.datasets.detection.yolo import (
     read_splits,
     read_yolo_labels,
 )
+from lit_data.datasets.inspection.splitting import split_stratified
 from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_images
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.io.discovery import check_inside, find_images
@@ -61,6 +62,7 @@ class DetectionFiles:
         labels: The boxes of each.
         splits: For each of train, val, test the ascending numbers of its images.
         sizes_px: [I, 2] int64 (height, width) of each.
+        fractions: Of the splits, where these were shared out so.
 
     Raises:
         ConfigError: They do not fit together.
@@ -70,6 +72,7 @@ class DetectionFiles:
     labels: LabelTable
     splits: dict[str, list[int]]
     sizes_px: NDArray[np.int64]
+    fractions: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         numbers = sorted(number for split in self.splits.values() for number in split)
@@ -175,14 +178,17 @@ def find_detection_files(
         ConfigError: An argument is not allowed.
         DataError: Lists what is wrong with all lists, all images, or all labels.
     """
+    if difficult not in (True, False, "ignore"):
+        raise ConfigError(f"difficult={difficult!r} is not allowed; give true, false or ignore")
     listing = _list_dataset(
         root, label_format, classes, annotations, splits, on_bad, exclude, allow_outside
     )
     folder, fixed = listing.folder, listing.fixed
     members, sizes_px = _measure(folder, listing.members, read)
     labels = _read_labels(folder, listing.labels, members, sizes_px, classes, difficult)
-    numbered_splits = _number_splits(folder.names, members, fixed, splits, seed)
-    return DetectionFiles(folder.locate(members), labels, numbered_splits, sizes_px)
+    fractions = _read_fractions(splits) if fixed is None else None
+    numbered_splits = _number_splits(folder.names, members, fixed, fractions, seed)
+    return DetectionFiles(folder.locate(members), labels, numbered_splits, sizes_px, fractions)
 
 
 def list_detection_images(
@@ -226,8 +232,6 @@ def _list_dataset(
     allow_outside: bool,
 ) -> _Listing:
     check_choice("label_format", label_format, get_args(LabelFormat))
-    if difficult not in (True, False, "ignore"):
-        raise ConfigError(f"difficult={difficult!r} is not allowed; give true, false or ignore")
     if on_bad not in get_args(OnBad):
         raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
     path = Path(os.path.abspath(root))  # noqa: PTH100 - keeps links
@@ -235,6 +239,30 @@ def _list_dataset(
     label_files = _find_labels(folder, label_format, annotations, unlabelled=bool(classes))
     fixed = _find_splits(folder, splits, label_files.coco)
     return _Listing(folder, label_files, fixed, _list_members(folder, label_files.coco, fixed))
+
+
+def keep_groups_together(
+    files: DetectionFiles, groups: NDArray[np.int64], seed: int
+) -> DetectionFiles:
+    """Share images out again so that each group lies in one split, as far as any has several.
+
+    Images with the same classes are spread over the splits.
+
+    Args:
+        files: Images whose splits are fractions.
+        groups: [I] number of the group of each image.
+        seed: Chooses the images of a share.
+    """
+    if files.fractions is None or len(np.unique(groups)) == len(groups):
+        return files
+    strata = []
+    for image in range(len(files.images)):
+        numbers = set(files.labels.of(image)[:, 0].tolist())
+        strata.append(str(sorted(numbers)))
+    fractions = {split: files.fractions.get(split, 0.0) for split in SPLITS}
+    parts = split_stratified(strata, groups, fractions, seed=seed)
+    splits = {split: part.tolist() for split, part in parts.items()}
+    return replace(files, splits=splits)
 
 
 def _open_folder(root: Path, exclude: Sequence[str], allow_outside: bool, on_bad: OnBad) -> _Folder:
@@ -461,17 +489,22 @@ def _read_labels(
     return read_yolo_labels(images, sizes_px, files, classes=names, on_bad=on_bad)
 
 
+def _read_fractions(splits: Splits) -> Mapping[str, float]:
+    fractions: Any = DEFAULT_SHARES if splits == "auto" else splits
+    return dict(fractions)
+
+
 def _number_splits(
     names: Sequence[str],
     members: Sequence[int],
     fixed: Mapping[str, Sequence[int]] | None,
-    splits: Splits,
+    fractions: Mapping[str, float] | None,
     seed: int,
 ) -> dict[str, list[int]]:
     """Return the splits by the numbers of the images that are left."""
     if fixed is None:
-        fractions = DEFAULT_SHARES if splits == "auto" else splits
-        parts = split_images([names[number] for number in members], fractions, seed=seed)
+        known = [names[number] for number in members]
+        parts = split_images(known, fractions or DEFAULT_SHARES, seed=seed)
         return {split: part.tolist() for split, part in parts.items()}
     # Numbers without the images that are left out.
     new_numbers = {number: index for index, number in enumerate(members)}

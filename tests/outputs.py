@@ -46,6 +46,14 @@ VOLUMES: Final = (
     "model.net.width=4",
     "model.net.hidden=8",
 )
+VOXELS: Final = (
+    "data.samples={count: 6, shape: [24, 24, 24]}",
+    "data.windows.size=16",
+    "data.windows.per_volume=2",
+    "data.processes=1",
+    "model.net.width=4",
+    "model.net.depth=1",
+)
 MARKS: Final = (
     "data.samples={count: 6, size_px: [96, 96]}",
     "data.patch_px=64",
@@ -82,6 +90,7 @@ EXPERIMENTS: Final = {
     "steel": (*STRIPES, "--config-dir", str(EXAMPLES)),
     "detection": BOXES,
     "ct": VOLUMES,
+    "ct_segmentation": VOXELS,
     "watermark": MARKS,
     "gan": GENERATED,
     "gan_rays": (*GENERATED, *RAYS),

@@ -1,11 +1,13 @@
 """`CTDataModule`: CT volumes as sets of occupied voxels, or as dense windows of them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal, Unpack, cast, get_args
 
 import torch
 from typing_extensions import override
 
+from lit_data.augment.volumes import DRAWS, VolumeAugment
 from lit_data.checks import check_choice
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
@@ -14,18 +16,21 @@ from lit_data.datamodules.ct_source import (
     CTVolumes,
     SampleKind,
     TooFew,
+    read_classes,
     read_most,
     read_range,
     read_sdf,
 )
 from lit_data.datamodules.source import FileKeywords, name_options
 from lit_data.datasets.ct.dataset import CTDataset
+from lit_data.datasets.ct.dense import DenseVolumes
 from lit_data.datasets.ct.distance import PointDistances
 from lit_data.datasets.ct.points import PointRows, WindowRows
 from lit_data.datasets.ct.windows import WindowSpec
 from lit_data.errors import ConfigError
 from lit_data.io.volumes.hounsfield import Window, read_window
 from lit_data.io.volumes.resampling import Resolution
+from lit_data.io.volumes.sparse_store import SparseStore
 from lit_data.loading import LoaderOptions
 from lit_data.types import COUNT_SUFFIX, Batch, PathText, PlannedBatch, Stage
 
@@ -169,6 +174,10 @@ class CTDataModule(BaseDataModule[CTDataset]):
             `choose_points`; `None` takes all.
         sdf: Largest signed distance in mm, `exact` for no limit; `None` leaves distances out.
         windows: Size and places of windows.
+        classes: Names of the labels 1, 2, ... of windows that are to be segmented. Volumes without
+            labels are then left out of training and scores, and other labels are bad, as are those
+            whose affine is not that of their volume.
+        augment: Changes windows of training, see `VolumeAugment`.
 
     Raises:
         ConfigError: An option is out of its range.
@@ -191,6 +200,8 @@ class CTDataModule(BaseDataModule[CTDataset]):
         max_points: int | None = None,
         sdf: float | Literal["exact"] | None = None,
         windows: WindowSpec | None = None,
+        classes: Sequence[str] | None = None,
+        augment: VolumeAugment | None = None,
         processes: int | Literal["auto"] = "auto",
         nan_fill: float | None = None,
         loader: LoaderOptions | None = None,
@@ -202,6 +213,14 @@ class CTDataModule(BaseDataModule[CTDataset]):
         self.sample = sample
         self.window = read_window(window)
         self.windows = windows or WindowSpec()
+        self.classes = read_classes(classes)
+        self.augment = augment
+        needs_windows = bool(self.classes) or augment is not None
+        if needs_windows and (sample == "points" or sdf is not None):
+            raise ConfigError(
+                f"classes and augment are for windows alone: set data.sample=windows, not {sample}, "
+                "and data.sdf=null"
+            )
         self.max_points = read_most(max_points)
         self.has_sdf = sdf is not None
         self.most_mm = read_sdf(sdf)
@@ -213,6 +232,7 @@ class CTDataModule(BaseDataModule[CTDataset]):
             too_few=too_few,
             processes=processes,
             nan_fill=nan_fill,
+            class_count=len(self.classes) or None,
             **options,
         )
 
@@ -223,6 +243,9 @@ class CTDataModule(BaseDataModule[CTDataset]):
         # Of volumes that are fetched they are measured when they are needed.
         if distances is not None and not self.volumes.bank.fetches:
             distances.prepare()
+        dense = self._dense()
+        if dense is not None:
+            dense.prepare()
 
     def build_dataset(self, stage: Stage) -> CTDataset:
         """Build the dataset of a stage: its volumes, or windows of them; all to predict."""
@@ -237,9 +260,12 @@ class CTDataModule(BaseDataModule[CTDataset]):
                 seed=self.loader.seed,
             )
             return CTDataset(points)
+        volumes = self.volumes.of(stage)
+        if self.classes and stage != "predict":
+            volumes = self.volumes.labelled(volumes)
         windows = WindowRows(
             self.volumes.bank,
-            self.volumes.of(stage),
+            volumes,
             self.volumes.bank.shapes,
             window=self.window,
             spec=self.windows,
@@ -248,16 +274,44 @@ class CTDataModule(BaseDataModule[CTDataset]):
             sdf=self.has_sdf,
             most_mm=self.most_mm,
             seed=self.loader.seed,
+            dense=self._dense(),
         )
         return CTDataset(windows)
 
+    def overlap_windows(self, overlap: int | None) -> None:
+        """Let the windows of the grid share voxels; all are kept, also empty ones.
+
+        Args:
+            overlap: Voxels that neighbours share along each axis; None: half a window.
+
+        Raises:
+            ConfigError: It is as large as a window.
+        """
+        sides = self.windows.sides
+        shared = [side // 2 if overlap is None else overlap for side in sides]
+        if not 0 <= max(shared) < min(sides) and overlap is not None:
+            raise ConfigError(
+                f"overlap_px={overlap} must be at least 0 and less than a window of {sides} voxels"
+            )
+        stride = [side - voxels for side, voxels in zip(sides, shared, strict=True)]
+        self.windows = replace(self.windows, stride=stride, min_points=0)
+        self._datasets.pop("predict", None)
+
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
-        """Name the files; nothing is drawn here."""
+        """Name the files, and draw the numbers of the augmentation."""
         paths = [self.volumes.bank.name(number) for number in batch["volume_index"].tolist()]
-        return keep_one_count(batch) | {"path": paths}
+        planned: PlannedBatch = keep_one_count(batch) | {"path": paths}
+        if self.augment is not None and stage == "train":
+            numbers = batch["index"].numpy()
+            epoch = int(batch["epoch"][0])
+            planned[DRAWS] = self.augment.draw(self.loader.seed, epoch, numbers)
+        return planned
 
     def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
-        """Widen labels, which travel in four bytes."""
+        """Widen labels, which travel in four bytes, and augment windows of training."""
+        draws = batch.pop(DRAWS, None)
+        if self.augment is not None and draws is not None:
+            batch = batch | self.augment(batch, draws)
         return widen_labels(batch)
 
     def slice_batch(self, batch: Any, start: int, stop: int) -> Any:  # noqa: ANN401 - the user's format
@@ -289,6 +343,13 @@ class CTDataModule(BaseDataModule[CTDataset]):
             return None
         folder = self.source.store_folder / "distances"
         return PointDistances(self.volumes.bank, folder, self.most_mm)
+
+    def _dense(self) -> DenseVolumes | None:
+        """Return the dense copies that windows with classes are cut of; None where there are none."""
+        bank = self.volumes.bank
+        if not self.classes or not isinstance(bank, SparseStore):
+            return None
+        return DenseVolumes(bank, self.source.store_folder / "dense", self.window.low_hu)
 
     @override
     def open_source(self) -> None:

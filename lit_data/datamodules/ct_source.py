@@ -28,7 +28,7 @@ from lit_data.io.volumes.sources import SUFFIXES, VolumeSource, find_volumes
 from lit_data.io.volumes.sparse import VolumeBank
 from lit_data.io.volumes.sparse_store import SparseStore
 from lit_data.samples.ct import CTSampleSpec
-from lit_data.types import Stage
+from lit_data.types import IGNORED, Stage
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,24 @@ class CTVolumes:
         if stage == "predict":
             return np.sort(np.concatenate([self.splits[split] for split in SPLITS]))
         return self.splits[stage]
+
+    def labelled(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those of some volumes that have labels, in their order.
+
+        Raises:
+            ConfigError: No volume of the dataset has any.
+        """
+        has_labels = np.array(self.bank.has_labels, np.bool_)
+        if not has_labels.any():
+            raise ConfigError(
+                f"none of {len(has_labels)} volumes has labels: put them beside NAME as "
+                "NAME_labels, NAME_seg or NAME_mask"
+            )
+        labelled_numbers = numbers[has_labels[numbers]]
+        left_out = len(numbers) - len(labelled_numbers)
+        if left_out:
+            log.warning("%d of %d volumes have no labels and are left out", left_out, len(numbers))
+        return labelled_numbers
 
     def find_room(self, max_points: int | None) -> int:
         """Return the largest number of points of a sample."""
@@ -126,6 +144,20 @@ def read_most(most: int | None) -> int | None:
     return most
 
 
+def read_classes(classes: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of the labels 1, 2, ...; none for null.
+
+    Raises:
+        ConfigError: Two are equal, or there are more than masks can number.
+    """
+    if isinstance(classes, str):
+        raise ConfigError(f"classes={classes!r} is not allowed: a list of names or null is")
+    names = tuple(map(str, classes or ()))
+    if len(set(names)) < len(names) or len(names) >= IGNORED:
+        raise ConfigError(f"classes={list(names)}: give up to {IGNORED - 1} names, each once")
+    return names
+
+
 def read_sdf(sdf: float | str | None) -> float | None:
     """Return the largest signed distance in mm; None without a limit, or without distances.
 
@@ -158,6 +190,7 @@ class CTSource(Source):
         too_few: `error` lists them and ends; `skip` leaves them out and counts them.
         processes: Of the indexing; `auto` takes the cores.
         nan_fill: Replaces NaN and infinite voxels, which are bad otherwise.
+        class_count: Highest label, above which volumes are bad; None takes any.
 
     Raises:
         ConfigError: An option is out of its range.
@@ -169,6 +202,7 @@ class CTSource(Source):
     too_few: TooFew
     processes: int | Literal["auto"]
     nan_fill: float | None
+    class_count: int | None = None
 
     takes_shards = True
     late_suffixes = (*SUFFIXES, *EXTENSIONS)
@@ -223,7 +257,11 @@ class CTSource(Source):
         """Options of the index: which voxels are occupied, and how volumes are read."""
         low_hu, high_hu = self.occupied_hu
         return IndexOptions(
-            low_hu=low_hu, high_hu=high_hu, resolution=self.resolution, nan_fill=self.nan_fill
+            low_hu=low_hu,
+            high_hu=high_hu,
+            resolution=self.resolution,
+            nan_fill=self.nan_fill,
+            classes=self.class_count,
         )
 
     @property

@@ -66,7 +66,7 @@ def weigh_tiles(starts: Sequence[int], tile_px: int, seams: Seams) -> list[Weigh
     Returns:
         For each tile [tile_px] weights that sum to 1 at each pixel.
     """
-    raw_weights = [_weigh_tile(tile_px, seams.blend) for _ in starts]
+    raw_weights = [weigh_tile(tile_px, seams.blend) for _ in starts]
     for tile in range(len(starts) - 1):
         shared_px = starts[tile] + tile_px - starts[tile + 1]
         before_px, behind_px = seams.margins(shared_px)
@@ -81,7 +81,7 @@ def weigh_tiles(starts: Sequence[int], tile_px: int, seams: Seams) -> list[Weigh
     return raw_weights
 
 
-def _weigh_tile(tile_px: int, blend: Blend) -> Weights:
+def weigh_tile(tile_px: int, blend: Blend) -> Weights:
     """Return the weights of a tile by itself."""
     if blend == "constant":
         return np.ones(tile_px)

@@ -17,7 +17,8 @@ from lit_data.modules.pretrained.nets import (
     TorchvisionSegmenter,
 )
 from lit_data.modules.segmentation.module import SegmentationModule
-from lit_data.modules.segmentation.nets import CompareNet, UNet
+from lit_data.modules.segmentation.nets import CompareNet, UNet, VolumeUNet
+from lit_data.modules.segmentation.volumes import VolumeSegmentationModule
 from lit_data.modules.voxel.blocks import VectorQuantiser
 from lit_data.modules.voxel.module import VoxelModule
 from lit_data.modules.voxel.net import PointVoxelNet
@@ -48,5 +49,7 @@ __all__ = [
     "TextureEncoder",
     "UNet",
     "VectorQuantiser",
+    "VolumeSegmentationModule",
+    "VolumeUNet",
     "VoxelModule",
 ]

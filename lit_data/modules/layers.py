@@ -11,7 +11,7 @@ def count_outputs(classes: int | Sequence[str] | None) -> int:
     return classes if isinstance(classes, int) else len(classes or "1")
 
 
-def run_in_float32(layer: nn.Conv2d | nn.Linear, features: Tensor) -> Tensor:
+def run_in_float32(layer: nn.Conv2d | nn.Conv3d | nn.Linear, features: Tensor) -> Tensor:
     """Run the layer that gives a net's logits in float32 under autocast, too.
 
     bfloat16 has 8 significant bits: near 1 in 50 its logits are 1/64 apart, so that scores of

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import lightning as L
 import numpy as np
@@ -20,7 +20,8 @@ from lit_data.tasks.answers import ask_step
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, new_axes, save_figure
 from lit_data.tasks.journal import Entry
-from lit_data.tasks.options import PredictOptions, PredictRun
+from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
+from lit_data.tasks.volume_labels import LabelWriter, draw_labels
 from lit_data.tasks.volume_views import PLANES, VolumeShown, show_slice, show_view
 from lit_data.tasks.writer import PredictionWriter, Written
 from lit_data.types import COUNT_SUFFIX, Array, Batch, Stage
@@ -40,7 +41,10 @@ class VolumeTask(Task[CTDataModule]):
 
     predicts = "reconstructions"
     candidates = 8
-    neutral_data = (*Task.neutral_data, "processes")
+    _surface_mm = 1.0  # of a model that does not say it
+    neutral_data = (*Task.neutral_data, "augment", "processes")
+    predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
+    trained_data = ("classes", "occupied_hu", "resolution", "window")
 
     @override
     def draw_samples(
@@ -52,7 +56,8 @@ class VolumeTask(Task[CTDataModule]):
     def draw_predictions(
         self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
-        return draw_reconstructions(self.datamodule, model, batch, path, title, count=count)
+        draw = draw_labels if self.datamodule.classes else draw_reconstructions
+        return draw(self.datamodule, model, batch, path, title, count=count)
 
     @override
     def draw_augmented(
@@ -61,7 +66,19 @@ class VolumeTask(Task[CTDataModule]):
         """Volumes have no augmentation."""
 
     @override
-    def writer(self, run: PredictRun, options: PredictOptions) -> "VolumeWriter":
+    def predict(
+        self, model: L.LightningModule, run: PredictRun, options: PredictOptions
+    ) -> Predicted:
+        self._surface_mm = float(getattr(model, "surface_mm", self._surface_mm))
+        return super().predict(model, run, options)
+
+    @override
+    def writer(self, run: PredictRun, options: PredictOptions) -> PredictionWriter:
+        if self.datamodule.classes:
+            unused = [name for name in self.unused if name != "overlap_px"]
+            options.refuse("labels of volumes", *unused, "threshold", "min_area_px")
+            self.datamodule.overlap_windows(options.overlap_px)
+            return LabelWriter(self.datamodule, run.folder, surface_mm=self._surface_mm)
         options.refuse("volumes", *self.unused)
         return VolumeWriter(self.datamodule, run.folder, threshold=options.least_score)
 

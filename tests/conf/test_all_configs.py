@@ -59,6 +59,8 @@ MADE_BY = {  # option files that are for an experiment of their kind alone
     "synthesis/watermark": "watermark",
     "data/ct": "ct",
     "model/voxel_autoencoder": "ct",
+    "augment/volume": "ct_segmentation",
+    "model/volume_unet": "ct_segmentation",
     "data/gan": "gan",
     "model/gan": "gan",
     "model/gan_rays": "gan_rays",
@@ -75,11 +77,13 @@ FOREIGN_NETS += ("torchvision_detector", "torchvision_segmentation")
 APART = [*map(Path, MADE_BY), *(Path(f"model/{name}") for name in ("voxel_vqvae", *FOREIGN_NETS))]
 # Each is named in a test below, in test_gan_configs or in tests/commands.
 NAMED = {"anomaly", "classification", "ct", "ct_100k", "ct_500k", "segmentation", "watermark"}
+NAMED |= {"ct_segmentation"}
 NAMED |= {"gan", "gan_images", "gan_lowmem", "gan_rays"}
 QUICK = outputs.QUICK
 TOY = [*QUICK, *outputs.STRIPES]
 BOXES = [*QUICK, *outputs.BOXES]
 VOLUMES = [*QUICK, *outputs.VOLUMES]
+VOXELS = [*QUICK, *outputs.VOXELS]
 
 pytestmark = [
     # Whether a toy run on this machine could be faster is not the question here.
@@ -222,7 +226,7 @@ def test_an_option_makes_its_experiment(option: str, experiment: str) -> None:
     own = OmegaConf.load(CONF / f"{option}.yaml")
     assert isinstance(own, DictConfig)
     group = option.partition("/")[0]
-    node = cfg.data.synthesis if group == "synthesis" else cfg[group]
+    node = cfg.data[group] if group in ("augment", "synthesis") else cfg[group]
     assert own.get("_target_") == node.get("_target_")
     assert own.keys() - {"defaults"} <= node.keys()
 
@@ -373,6 +377,22 @@ def test_the_experiment_of_volumes_goes_all_the_way(run: Run) -> None:
     checked = run("prepare", *words, "prepare.check=true")
     assert checked["prepare/points"] == prepared["prepare/points"]
     assert run("prepare", *words, "prepare.verify=true")["prepare/refused"] == 0
+
+
+@pytest.mark.slow
+def test_labelled_volumes_are_segmented_all_the_way(run: Run) -> None:
+    words = ["+experiment=ct_segmentation", *VOXELS]
+    fitted = run("fit", *words)
+    _check_fit(fitted, "ct_segmentation")
+    assert fitted["test/mean_dice"] == fitted["test/dice_tumour"]
+    _check_scores(run, words, fitted, "mean_dice")
+    predicted = run("predict", *words)
+    assert predicted["predict/volumes"] == 6
+    assert 0 <= predicted["predict/dice_tumour"] <= 1
+    again = run("predict", *words, f"predict.folder={predicted['folder']}", "predict.resume=true")
+    assert again["predict/images_kept"] == 6
+    assert again["predict/mean_dice"] == predicted["predict/mean_dice"]
+    assert run("show", *words, "show.count=3")["show/patches"] == 3
 
 
 @pytest.mark.slow

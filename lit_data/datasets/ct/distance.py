@@ -57,7 +57,7 @@ def measure_depth(
     """
     transform = _import_transform()
     depth_mm = np.zeros(occupied.shape, np.float32)
-    box = _find_box(occupied)
+    box = find_box(occupied)
     inside = np.ascontiguousarray(occupied[box])
     if inside.size:
         inside_mm = transform(inside, anisotropy=spacing_mm, black_border=False)
@@ -155,7 +155,7 @@ def read_limit(
     return most_mm, margin
 
 
-def _find_box(occupied: Mask) -> tuple[slice, ...]:
+def find_box(occupied: Mask) -> tuple[slice, ...]:
     """Return the box around the occupied voxels, and one voxel more on each side.
 
     No free voxel outside of it is the nearest one of any.

@@ -7,10 +7,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_data.datasets.ct.dense import DenseVolume, DenseVolumes
 from lit_data.datasets.ct.distance import PointDistances, empty_box, measure_signed, read_limit
 from lit_data.datasets.ct.windows import (
     WindowGrid,
     WindowSpec,
+    choose_labelled,
     count_inside,
     draw_start,
     find_inside,
@@ -205,6 +207,7 @@ class WindowRows:
         sdf: Write signed distances.
         most_mm: Largest distance; none has no limit, and measures each over its whole volume.
         seed: Of every draw.
+        dense: Dense copies of the volumes, of which windows are cut in less time.
     """
 
     def __init__(
@@ -220,6 +223,7 @@ class WindowRows:
         sdf: bool,
         most_mm: float | None,
         seed: int,
+        dense: DenseVolumes | None = None,
     ) -> None:
         self.bank = bank
         self.volumes = volumes
@@ -230,6 +234,7 @@ class WindowRows:
         self.sdf = sdf
         self.most_mm = most_mm
         self.seed = seed
+        self.dense = dense
         self.grid = WindowGrid(shapes, spec.sides, spec.steps)
         self.left_out = 0
         self._numbers = np.zeros(0, np.int64) if draws else self._list_windows()
@@ -271,6 +276,18 @@ class WindowRows:
         index, number = self.locate(number)
         volume = self.bank[number]
         start = self._place(volume, index, epoch)
+        if self.dense is None:
+            self._write_sparse(rows, row, volume, start)
+        else:
+            self._write_dense(rows, row, self.dense[number], start)
+        rows["position"][row] = start
+        if self.sdf:
+            rows["sdf"][row, 0] = self._measure(volume, start)
+        return volume
+
+    def _write_sparse(
+        self, rows: Mapping[str, Array], row: int, volume: SparseVolume, start: Ints
+    ) -> None:
         numbers, places = find_inside(volume, start.tolist(), self.spec.sides)
         image, occupied = rows["image"][row], rows["occupied"][row]
         image[...] = 0
@@ -278,16 +295,32 @@ class WindowRows:
         image.reshape(-1)[places] = self.window.scale(volume.values[numbers])
         occupied[...] = False
         occupied.reshape(-1)[places] = True
-        rows["position"][row] = start
-        if self.sdf:
-            rows["sdf"][row, 0] = self._measure(volume, start)
         if not self.has_labels:
-            return volume
+            return
         if volume.label_index is None:
             rows["mask"][row, 0] = UNLABELLED
         else:
             rows["mask"][row, 0] = volume.window_labels(start.tolist(), self.spec.sides)
-        return volume
+
+    def _write_dense(
+        self, rows: Mapping[str, Array], row: int, volume: DenseVolume, start: Ints
+    ) -> None:
+        """Write the same of a dense volume; what reaches past its edge is empty."""
+        box = tuple(map(slice, start, start + self.spec.sides))
+        values = volume.values[box]
+        inside = tuple(map(slice, values.shape))
+        names = ("image", "occupied", "mask") if self.has_labels else ("image", "occupied")
+        if values.shape != self.spec.sides:
+            for name in names:
+                rows[name][row] = 0
+        write_values(values, self.window, rows["image"][row, 0][inside])
+        np.greater(values, volume.empty, out=rows["occupied"][row, 0][inside])
+        if not self.has_labels:
+            return
+        if volume.labels is None:
+            rows["mask"][row] = UNLABELLED
+        else:
+            rows["mask"][row, 0][inside] = volume.labels[box]
 
     def describe(self, number: int) -> str:
         """Name a sample by its file, and by its place where that is not drawn."""
@@ -301,7 +334,11 @@ class WindowRows:
     def _place(self, volume: SparseVolume, index: int, epoch: int) -> Ints:
         if not self.draws:
             return np.asarray(self.grid.locate([index])[1][0])
-        labelled = None if volume.label_index is None else volume.label_index.positions
+        labelled = None
+        if volume.label_index is not None:
+            labelled = choose_labelled(
+                volume.label_index, self.spec, seed=self.seed, epoch=epoch, number=index
+            )
         return draw_start(
             volume.shape, self.spec, labelled, seed=self.seed, epoch=epoch, index=index
         )

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lit_data.checks import check_choice, check_count, check_fraction, is_count
 from lit_data.errors import ConfigError
-from lit_data.io.volumes.sparse import SparseVolume
+from lit_data.io.volumes.sparse import LabelIndex, SparseVolume
 from lit_data.rng import Stream, random_words
 
 WindowMode = Literal["sliding", "random"]
@@ -32,6 +32,8 @@ class WindowSpec:
         label_bias: Share of random windows in the middle of which a labelled voxel lies; where the
             window would reach past an edge of the volume, it is moved inside. Volumes without
             labels have none of these.
+        balanced: Each class of a volume is in the middle of as many of these, however few voxels it
+            has; else each labelled voxel is as likely.
         min_points: Sliding windows with fewer occupied voxels are left out.
 
     Raises:
@@ -43,6 +45,7 @@ class WindowSpec:
     mode: WindowMode = "random"
     per_volume: int = 8
     label_bias: float = 0.0
+    balanced: bool = False
     min_points: int = 0
 
     def __post_init__(self) -> None:
@@ -64,6 +67,29 @@ class WindowSpec:
     def steps(self) -> tuple[int, int, int]:
         """(z, y, x) voxels between two sliding windows."""
         return _three("stride", self.size if self.stride is None else self.stride)
+
+
+def choose_labelled(
+    index: LabelIndex, spec: WindowSpec, *, seed: int, epoch: int, number: int
+) -> NDArray[np.signedinteger]:
+    """Choose the labelled voxels that may lie in the middle of a random window.
+
+    Args:
+        index: Labelled voxels of the volume.
+        spec: All of them, or with `balanced` those of one class, each equally likely.
+        seed: 0 <= seed < 2**64.
+        epoch: 0 <= epoch < 2**32.
+        number: Number of the sample.
+
+    Returns:
+        [L] flat positions.
+    """
+    if not spec.balanced or not len(index.classes):
+        return index.positions
+    # The word behind those of `draw_start`, of the same stream.
+    word = random_words(seed, Stream.POINTS, number, epoch, _WORDS + 1)[0, _WORDS]
+    row = int(np.uint64(word) * np.uint64(len(index.classes)) >> _WORD_BITS)
+    return index.of(int(index.classes[row]))
 
 
 class WindowGrid:

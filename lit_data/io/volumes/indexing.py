@@ -21,6 +21,7 @@ from lit_data.types import Array
 
 AIR_HU = -1024.0
 _NO_LABELS = np.zeros(0, np.int32)
+_LISTED: Final = 5  # unknown labels in a message
 _FORMAT = 1  # raised when the same files and options give other voxels
 
 GROUP: Final = 8
@@ -204,6 +205,25 @@ class LabelCollector(Generic[T]):
             yield from self._parts[label]
 
 
+def check_labels(labels: NDArray[np.int32], classes: int | None) -> None:
+    """Refuse labels of a volume that no class has.
+
+    Args:
+        labels: Those that occur, ascending.
+        classes: Highest label; None takes any.
+
+    Raises:
+        DataError: There are higher ones.
+    """
+    unknown = [] if classes is None else labels[labels > classes].tolist()
+    if unknown:
+        listed = ", ".join(map(str, unknown[:_LISTED]))
+        more = ", ..." if len(unknown) > _LISTED else ""
+        raise DataError(
+            f"unknown labels {listed}{more}; data.classes names {classes}, which are 1 to {classes}"
+        )
+
+
 def join_labels(collector: LabelCollector[Array], shape: Triple) -> LabelIndex:
     """Make the index of a collector that keeps the labelled voxels in memory."""
     parts = list(collector.parts())
@@ -222,6 +242,8 @@ class IndexOptions:
         high_hu: ... up to and with this one; None for no limit.
         resolution: What the volume is brought to first.
         nan_fill: Replaces NaN and infinite voxels; None makes them an error.
+        classes: Highest label. Volumes with a higher one are bad, and so are labels that lie
+            elsewhere than their volume; None takes any label.
 
     Raises:
         ConfigError: an option is not allowed.
@@ -231,6 +253,7 @@ class IndexOptions:
     high_hu: float | None = None
     resolution: Resolution = field(default_factory=Resolution)
     nan_fill: float | None = None
+    classes: int | None = None
 
     def __post_init__(self) -> None:
         _check_range(self.low_hu, self.high_hu)
@@ -239,7 +262,10 @@ class IndexOptions:
 
     def fingerprint(self) -> str:
         """Return all that decides the result, as JSON with sorted keys."""
-        return json.dumps({"format": _FORMAT, **asdict(self)}, sort_keys=True)
+        options = asdict(self)
+        if self.classes is None:
+            del options["classes"]  # stores of any labels keep their names
+        return json.dumps({"format": _FORMAT, **options}, sort_keys=True)
 
 
 class Slab(NamedTuple):
@@ -270,7 +296,7 @@ def open_with_labels(
         DataError: the volume or its labels are bad.
     """
     with open_volume(source, nan_fill=options.nan_fill) as volume:
-        labels = open_labels(source, volume)
+        labels = open_labels(source, volume, aligned=options.classes is not None)
         with labels or nullcontext():
             yield volume, labels
 
@@ -288,6 +314,7 @@ def index_source(source: VolumeSource, options: IndexOptions) -> SparseVolume:
             options.high_hu,
             resolution=options.resolution,
             labels=labels,
+            classes=options.classes,
         )
 
 
@@ -298,6 +325,7 @@ def index_volume(
     *,
     resolution: Resolution | None = None,
     labels: Volume | None = None,
+    classes: int | None = None,
 ) -> SparseVolume:
     """Find the occupied voxels of a volume: those above ``low_hu``, and not above ``high_hu``.
 
@@ -307,10 +335,12 @@ def index_volume(
         high_hu: ... up to and with this one; None for no limit.
         resolution: What the volume is brought to first; None leaves it as it is.
         labels: Of the same shape as the volume.
+        classes: Highest label; None takes any.
 
     Raises:
         ConfigError: the range is empty.
-        DataError: the volume is bad, or its labels have another shape or are not whole numbers.
+        DataError: the volume is bad, or its labels have another shape, are not whole numbers or
+            are unknown.
     """
     _check_range(low_hu, high_hu)
     volume, labels = bring_to(resolution or Resolution(), volume, labels, low_hu)
@@ -321,6 +351,7 @@ def index_volume(
         values = values.astype(np.int16)
     voxel_labels, label_index = None, None
     if collector is not None:
+        check_labels(collector.classes, classes)
         voxel_labels = np.concatenate([slab.labels for slab in slabs]).astype(collector.dtype)
         label_index = join_labels(collector, volume.shape)
     return SparseVolume(

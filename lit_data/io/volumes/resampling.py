@@ -43,6 +43,11 @@ class Resolution:
                 "shape= and spacing_mm= contradict each other; give one, or fit='pad_crop' for both"
             )
 
+    @property
+    def is_original(self) -> bool:
+        """True if volumes are left as they are."""
+        return self.shape is None and self.spacing_mm is None
+
     def apply(self, volume: Volume, *, fill: float, nearest: bool = False) -> Volume:
         """Return the volume at this resolution; closing it closes the volume.
 
@@ -65,6 +70,25 @@ class Resolution:
             return _PaddedVolume(volume, shape, fill)
         steps = np.divide(volume.shape, shape).tolist()
         return _ResampledVolume(volume, shape, steps, nearest=nearest)
+
+
+def resample_labels(labels: Array, like: Volume, spacing_mm: Spacing) -> Array:
+    """Bring labels of a resampled volume back to the grid of the volume, each voxel from the nearest.
+
+    Args:
+        labels: [z, y, x].
+        like: The volume as its file has it.
+        spacing_mm: (z, y, x) of the labels.
+
+    Returns:
+        [Z, Y, X] of the shape of the volume.
+    """
+    if labels.shape == like.shape:
+        return labels
+    # New voxels in an old one: both grids begin at the edge of the first voxel.
+    steps = np.divide(like.spacing_mm, spacing_mm).tolist()
+    axes = [_plan(*axis) for axis in zip(like.shape, labels.shape, steps, strict=True)]
+    return labels[np.ix_(*(axis.nearest for axis in axes))]
 
 
 class _ResampledAxis(NamedTuple):

@@ -226,18 +226,19 @@ def open_volume(
         return open_npz(source.files[0], nan_fill)
 
 
-def open_labels(source: VolumeSource, volume: Volume) -> Volume | None:
+def open_labels(source: VolumeSource, volume: Volume, *, aligned: bool = False) -> Volume | None:
     """Open the labels that lie beside a volume.
 
     Args:
         source: The volume's.
         volume: It, opened.
+        aligned: Refuse labels whose header puts them elsewhere, instead of a warning.
 
     Returns:
         The labels, of the shape of the volume; None if there are none.
 
     Raises:
-        DataError: they cannot be read, or have another shape.
+        DataError: they cannot be read, have another shape, or lie elsewhere.
     """
     if source.labels is None:
         return None
@@ -248,6 +249,12 @@ def open_labels(source: VolumeSource, volume: Volume) -> Volume | None:
         with naming(source.labels):
             check_same_shape(labels, volume)
     if not _lie_alike(labels, volume):
+        if aligned:
+            labels.close()
+            raise DataError(
+                f"{show_path(source.labels)}: the affine of its header differs from that of its "
+                "volume by more than half a voxel; save both on one grid"
+            )
         log.warning(
             "%s: its header puts it elsewhere than its volume; are its axes turned?",
             show_path(source.labels),

@@ -21,6 +21,7 @@ from lit_data.io.volumes.indexing import (
     IndexOptions,
     LabelCollector,
     bring_to,
+    check_labels,
     is_whole,
     open_with_labels,
     scan_slabs,
@@ -300,6 +301,7 @@ def _write_arrays(
     values_dtype = np.dtype(np.int16) if is_int16 else slab_dtype
     writer.join("values", values_dtype, values.read(slab_dtype))
     if collector is not None:
+        check_labels(collector.classes, options.classes)
         writer.join("labels", collector.dtype, voxel_labels.read(np.dtype(np.int32)))
         writer.add("classes", collector.classes)
         writer.add("class_starts", collector.starts)

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import Any, ClassVar, Final
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,24 @@ from lit_data.errors import ConfigError
 from lit_data.modules.layers import run_in_float32
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import PathText
+
+
+class Layers2d:
+    """Layers of a `UNet` of images, and the format in which these lie."""
+
+    convolution: ClassVar[type[nn.Conv2d | nn.Conv3d]] = nn.Conv2d
+    norm: ClassVar[type[nn.BatchNorm2d | nn.BatchNorm3d]] = nn.BatchNorm2d
+    finer: ClassVar[str] = "bilinear"
+    memory_format: ClassVar[torch.memory_format] = torch.channels_last
+
+
+class Layers3d(Layers2d):
+    """Layers of a `UNet` of volumes."""
+
+    convolution = nn.Conv3d
+    norm = nn.BatchNorm3d
+    finer = "trilinear"
+    memory_format = torch.channels_last_3d
 
 
 class UNet(nn.Module):
@@ -44,6 +63,8 @@ class UNet(nn.Module):
         ConfigError: A size is not positive, or the prior is no fraction.
     """
 
+    layers: ClassVar = Layers2d
+
     def __init__(
         self,
         *,
@@ -61,19 +82,20 @@ class UNet(nn.Module):
         check_counts(channels=channels, classes=classes, width=width, depth=depth)
         self.depth = depth
         widths = [width * 2**scale for scale in range(depth + 1)]
-        self.standardise = nn.BatchNorm2d(channels, affine=False) if standardise else nn.Identity()
-        self.stem = _convolve_twice(channels, width)
-        pairs = list(pairwise(widths))
-        self.down = nn.ModuleList(_convolve_twice(fine, coarse, stride=2) for fine, coarse in pairs)
-        self.up = nn.ModuleList(
-            _convolve_twice(fine + coarse, fine) for fine, coarse in reversed(pairs)
-        )
-        self.head = nn.Conv2d(width, classes, 1)
+        layers = self.layers
+        self.standardise = layers.norm(channels, affine=False) if standardise else nn.Identity()
+        self.stem = _convolve_twice(layers, channels, width)
+        self.down, self.up = nn.ModuleList(), nn.ModuleList()
+        for fine, coarse in pairwise(widths):
+            self.down.append(_convolve_twice(layers, fine, coarse, stride=2))
+        for fine, coarse in reversed(list(pairwise(widths))):
+            self.up.append(_convolve_twice(layers, fine + coarse, fine))
+        self.head = layers.convolution(width, classes, 1)
         with torch.no_grad():
             self.head.bias.copy_(bias)  # type: ignore[union-attr]  # it has one
         # Of one channel torch cannot see how images lie: the weights decide the format of what
         # follows.
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.to(memory_format=layers.memory_format)  # type: ignore[call-overload]
         load_weights_file(self, weights)
 
     @override
@@ -86,35 +108,51 @@ class UNet(nn.Module):
         Returns:
             [B, classes, H, W] logits.
         """
-        height, width = images.shape[-2:]
+        sides = images.shape[2:]
         step = 2**self.depth
-        padded = F.pad(images, (0, -width % step, 0, -height % step), mode="replicate")
-        padded = padded.contiguous(memory_format=torch.channels_last)
+        padding: list[int] = []
+        for side in reversed(sides):  # the last axis comes first
+            padding += (0, -side % step)
+        padded = F.pad(images, padding, mode="replicate")
+        padded = padded.contiguous(memory_format=self.layers.memory_format)
         features: Tensor = self.stem(self.standardise(padded))
-        sides = []
+        finer_features = []
         for layer in self.down:
-            sides.append(features)
+            finer_features.append(features)
             features = layer(features)
         for layer in self.up:
-            features = layer(torch.cat((sides.pop(), _double_resolution(features)), dim=1))
-        return run_in_float32(self.head, features)[..., :height, :width]
+            doubled = _double_resolution(features, self.layers)
+            features = layer(torch.cat((finer_features.pop(), doubled), dim=1))
+        logits = run_in_float32(self.head, features)
+        inside: tuple[Any, ...] = (..., *map(slice, sides))
+        return logits[inside]
 
 
-def _double_resolution(features: Tensor) -> Tensor:
+class VolumeUNet(UNet):
+    """`UNet` of volumes: three axes in the place of two, and trilinear on the way up.
+
+    Cicek et al., "3D U-Net", MICCAI 2016. Takes [B, C, D, H, W] and gives [B, classes, D, H, W].
+    """
+
+    layers: ClassVar = Layers3d
+
+
+def _double_resolution(features: Tensor, layers: type[Layers2d]) -> Tensor:
     """[B, C, 2 H, 2 W] of [B, C, H, W], whose gradient comes back channels last.
 
     The gradient of one part of a concatenation is a view with gaps, which torch takes for another
     format: it copied it, and the backward of the interpolation took five times as long on a CPU.
     """
-    finer = F.interpolate(features, scale_factor=2.0, mode="bilinear", align_corners=False)
+    finer = F.interpolate(features, scale_factor=2.0, mode=layers.finer, align_corners=False)
     if finer.requires_grad and not torch.compiler.is_compiling():
-        finer.register_hook(_close_gaps)  # type: ignore[no-untyped-call]
+        close_gaps = partial(_close_gaps, memory_format=layers.memory_format)
+        finer.register_hook(close_gaps)  # type: ignore[no-untyped-call]
     return finer
 
 
-def _close_gaps(gradient: Tensor | None) -> Tensor | None:
+def _close_gaps(gradient: Tensor | None, memory_format: torch.memory_format) -> Tensor | None:
     # None where autograd leaves a gradient undefined.
-    return None if gradient is None else gradient.contiguous(memory_format=torch.channels_last)
+    return None if gradient is None else gradient.contiguous(memory_format=memory_format)
 
 
 def prior_logits(classes: int | Sequence[str] | None, prior: float) -> Tensor:
@@ -145,15 +183,20 @@ def prior_logits(classes: int | Sequence[str] | None, prior: float) -> Tensor:
     return bias
 
 
-def _convolve_twice(inputs: int, outputs: int, *, stride: int = 1) -> nn.Sequential:
-    return nn.Sequential(*_convolve(inputs, outputs, stride), *_convolve(outputs, outputs, 1))
+def _convolve_twice(
+    layers: type[Layers2d], inputs: int, outputs: int, *, stride: int = 1
+) -> nn.Sequential:
+    first = _convolve(layers, inputs, outputs, stride)
+    return nn.Sequential(*first, *_convolve(layers, outputs, outputs, 1))
 
 
-def _convolve(inputs: int, outputs: int, stride: int) -> tuple[nn.Module, ...]:
+def _convolve(
+    layers: type[Layers2d], inputs: int, outputs: int, stride: int
+) -> tuple[nn.Module, ...]:
     # Batch normalisation, because in evaluation it is local: a tile of an image gets what the whole
     # image would.
-    convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
-    return convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)
+    convolution = layers.convolution(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+    return convolution, layers.norm(outputs), nn.ReLU(inplace=True)
 
 
 _POOL_PX: Final = 4

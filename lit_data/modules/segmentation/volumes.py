@@ -1,0 +1,139 @@
+"""`VolumeSegmentationModule`: learn the class of each voxel of labelled volumes."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.errors import ConfigError
+from lit_data.modules.schedule import OptimizerFactory, Schedule
+from lit_data.modules.scored import ScoredModule
+from lit_data.modules.segmentation.losses import PixelLoss
+from lit_data.modules.segmentation.module import ClassScores
+from lit_data.modules.segmentation.nets import VolumeUNet
+from lit_data.types import Batch
+
+_HYPERPARAMETERS: Final = ("classes", "schedule", "dice_weight", "class_weights", "surface_mm")
+
+
+class VolumeSegmentationModule(ScoredModule):
+    """A net that gives each voxel of a window its class, by cross entropy and Dice.
+
+    Takes batches with ``image`` [B, 1, D, H, W] float32 in 0..1 and ``mask`` [B, 1, D, H, W] int64:
+    0 for the background, then the numbers of `classes`.
+
+    Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/``
+    before it, ``dice_NAME`` and ``iou_NAME`` of each class, over the voxels of all windows, and
+    ``mean_dice`` and ``mean_iou`` of those that there are. Distances of surfaces are those of whole
+    volumes: ``predict`` gives them.
+
+    Args:
+        net: From [B, 1, D, H, W] to logits [B, K, D, H, W] of the background and of each class;
+            `VolumeUNet` by default.
+        classes: Names of the labels 1, 2, ...
+        optimizer: Makes the optimizer from the parameters; AdamW by default.
+        schedule: Learning rate over the run, see `learning_rate_factor`.
+        loss: `mean`, see `PixelLoss`; or a loss of your own, from the logits and masks
+            [B, 1, D, H, W] int64, as those of MONAI are with ``to_onehot_y=True, softmax=True``.
+        dice_weight: See `PixelLoss`.
+        class_weights: [K] factors on the cross entropy of the background and of each class.
+        surface_mm: In the surface Dice of ``predict``, surfaces that are nearer agree.
+
+    Raises:
+        ConfigError: An option is out of its range, or there are no classes; later, that the net or
+            the datamodule has others.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module | None = None,
+        *,
+        classes: Sequence[str],
+        optimizer: OptimizerFactory | None = None,
+        schedule: Schedule = "one_cycle",
+        loss: Literal["mean"] | nn.Module = "mean",
+        dice_weight: float = 1.0,
+        class_weights: Sequence[float] | None = None,
+        surface_mm: float = 1.0,
+    ) -> None:
+        names = tuple(map(str, classes or ()))
+        if not names or surface_mm < 0:
+            raise ConfigError(
+                f"classes={list(names)}, surface_mm={surface_mm}: name at least one class, "
+                "as data.classes, and give a distance of at least 0"
+            )
+        optimizer = optimizer or partial(torch.optim.AdamW, lr=5e-3, weight_decay=1e-2)
+        super().__init__(
+            net or VolumeUNet(channels=1, classes=names),
+            optimizer=optimizer,
+            schedule=schedule,
+        )
+        self.classes = names
+        self.surface_mm = surface_mm
+        self.loss: nn.Module
+        if isinstance(loss, nn.Module):
+            self.loss = loss
+        else:
+            self.loss = PixelLoss(loss, dice_weight=dice_weight, class_weights=class_weights)
+        self.scores = nn.ModuleDict()
+        for stage in ("val", "test"):
+            self.scores[stage] = ClassScores(self.classes)
+        self.save_hyperparameters(*_HYPERPARAMETERS)
+
+    @override
+    def setup(self, stage: str) -> None:
+        """Refuse a datamodule with other classes.
+
+        Raises:
+            ConfigError: It has.
+        """
+        datamodule: Any = getattr(self.trainer, "datamodule", None)
+        known_classes = tuple(getattr(datamodule, "classes", self.classes))
+        if known_classes != self.classes:
+            raise ConfigError(
+                f"data.classes={list(known_classes)} and model.classes={list(self.classes)} differ: "
+                "set data.classes alone, which the model takes over"
+            )
+
+    @override
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits [B, K, D, H, W] of windows [B, 1, D, H, W], the background first.
+
+        Raises:
+            ConfigError: The net gives others.
+        """
+        logits: Tensor = self.net(images)
+        needed_shape = (len(images), len(self.classes) + 1, *images.shape[2:])
+        if logits.shape != needed_shape:
+            raise ConfigError(
+                f"the net gives {list(logits.shape)} and {list(needed_shape)} is needed, for the "
+                f"background and {', '.join(self.classes)}: see model.net.classes, and sides of "
+                "data.windows.size that the net can halve"
+            )
+        return logits
+
+    @override
+    def find_loss(self, batch: Batch) -> Tensor:
+        loss: Tensor = self.loss(self(batch["image"]), batch["mask"])
+        return loss
+
+    @override
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return probabilities [B, K, D, H, W] float32, the background first."""
+        logits: Tensor = self(batch["image"])
+        return logits.float().softmax(1)
+
+    @override
+    def score(self, batch: Batch, stage: str) -> None:
+        scores: Any = self.scores[stage]
+        scores.update(self(batch["image"]).float(), batch["mask"][:, 0])
+
+    @override
+    def take_scores(self, stage: str) -> dict[str, Tensor]:
+        scores: Any = self.scores[stage]
+        named: dict[str, Tensor] = scores.compute()
+        scores.reset()
+        return named

@@ -1,0 +1,190 @@
+"""Labels of volumes: how windows are joined, what is written, and which inputs are bad."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import cv2
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lit_data.datamodules import CTDataModule
+from lit_data.datasets.ct.windows import WindowSpec
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.volumes.resampling import Resolution
+from lit_data.loading import LoaderOptions
+from lit_data.tasks.volume_labels import WindowBlend, draw_labels
+from lit_data.types import Batch
+from tests.reading import first, opened
+from tests.tasks.running import predict, read_rows
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+
+SHAPE = (13, 24, 20)
+AFFINE = np.array([[-0.8, 0, 0, 5], [0, 0, 2.0, -3], [0, 0.7, 0, 9], [0, 0, 0, 1]])
+
+
+class Threshold(L.LightningModule):
+    """Says bone above 300 HU and soft tissue above 0, which is all there is to know."""
+
+    surface_mm = 0.5
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        hu = batch["image"][:, 0] * 1000 - 500
+        labels = 2 * (hu > 0).long() - (hu > 300).long()
+        return torch.nn.functional.one_hot(labels, 3).movedim(-1, 1).float()
+
+
+def _save(folder: Path, name: str, values: Any, affine: Any = AFFINE) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    folder.mkdir(exist_ok=True, parents=True)
+    nibabel.save(nibabel.Nifti1Image(values.T, affine), folder / f"{name}.nii.gz")
+
+
+def _volume() -> tuple[Any, Any]:
+    """Blobs in Hounsfield units, and their labels."""
+    rng = np.random.default_rng(1)
+    values = rng.normal(0, 900, SHAPE)
+    for axis in range(3):
+        values += np.roll(values, 1, axis)
+    values = values.clip(-1000, 1000).astype(np.int16)
+    labels = (2 * (values > 0) - (values > 300)).astype(np.uint8)
+    return values, labels
+
+
+def _data(root: Path, cache: Path, **options: Any) -> CTDataModule:
+    given: dict[str, Any] = {
+        "sample": "windows",
+        "window": (0, 1000),
+        "windows": WindowSpec(size=(4, 8, 24), stride=(4, 8, 24)),
+        "classes": ["bone", "soft"],
+        "splits": {"train": 1.0},
+        "processes": 1,
+    } | options
+    loader = LoaderOptions(batch_size=3, worker_kind="inline")
+    data = CTDataModule(str(root), cache_dir=str(cache), loader=loader, **given)
+    return opened(data)
+
+
+def test_labels_are_joined_from_windows_and_written_on_the_grid_of_the_input(
+    tmp_path: Path,
+) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    values, labels = _volume()
+    _save(tmp_path / "set", "a", values)
+    wrong = labels.copy()
+    wrong[0, 0, :5] = 0
+    _save(tmp_path / "set", "a_labels", wrong)
+    np.save(tmp_path / "set" / "b.npy", values)
+    data = _data(tmp_path / "set", tmp_path / "cache")
+    out = tmp_path / "out"
+    metrics = predict(data, Threshold(), out).metrics
+    image = nibabel.load(out / "labels" / "a.nii.gz")
+    np.testing.assert_array_equal(np.asarray(image.dataobj).T, labels)
+    np.testing.assert_allclose(image.affine, AFFINE, atol=1e-6)
+    assert image.get_data_dtype() == np.uint8
+    np.testing.assert_array_equal(np.load(out / "labels" / "b.npy"), labels)
+    rows = read_rows(out / "volumes.csv")
+    assert [(row["volume"], row["class"]) for row in rows] == [
+        *(("a", "bone"), ("a", "soft")),
+        *(("b", "bone"), ("b", "soft")),
+    ]
+    for row, label in zip(rows[:2], (1, 2), strict=True):
+        mine, true = int((labels == label).sum()), int((wrong == label).sum())
+        assert int(row["voxels"]) == mine
+        assert float(row["volume_ml"]) == pytest.approx(mine * 0.8 * 2.0 * 0.7 / 1000, abs=1e-4)
+        assert float(row["true_ml"]) == pytest.approx(true * 0.8 * 2.0 * 0.7 / 1000, abs=1e-4)
+        assert float(row["dice"]) == pytest.approx(2 * true / (mine + true), abs=1e-6)
+        assert 0.9 < float(row["surface_dice"]) <= 1
+        assert float(row["hausdorff_95_mm"]) == 0
+    assert rows[2]["dice"] == rows[2]["true_ml"] == ""
+    assert metrics["predict/volumes"] == 2
+    assert metrics["predict/mean_dice"] == pytest.approx(
+        np.mean([float(row["dice"]) for row in rows[:2]]), abs=1e-6
+    )
+
+
+def test_labels_of_a_resampled_volume_lie_on_the_grid_of_the_file(tmp_path: Path) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    values = np.full(SHAPE, -500, np.int16)
+    values[4:8, 8:16, 5:15] = 700
+    _save(tmp_path / "set", "a", values, np.diag([1.0, 1.0, 2.0, 1.0]))
+    data = _data(tmp_path / "set", tmp_path / "cache", resolution=Resolution(spacing_mm=1.0))
+    assert data.volumes.bank.shapes[0] == (26, 24, 20)
+    predict(data, Threshold(), tmp_path / "out")
+    image = nibabel.load(tmp_path / "out" / "labels" / "a.nii.gz")
+    np.testing.assert_array_equal(np.asarray(image.dataobj).T == 1, values > 0)
+    np.testing.assert_array_equal(image.affine, np.diag([1.0, 1.0, 2.0, 1.0]))
+    padded = Resolution(shape=16, fit="pad_crop")
+    data = _data(tmp_path / "set", tmp_path / "other", resolution=padded)
+    with pytest.raises(ConfigError, match="pad_crop: leave these out"):
+        predict(data, Threshold(), tmp_path / "out2")
+
+
+def test_windows_that_overlap_are_weighed_by_their_middle() -> None:
+    blend = WindowBlend((6, 1, 1), (4, 1, 1), 2)
+    sure, unsure = np.array([0.0, 1.0]), np.array([0.6, 0.4])
+    blend.add(np.broadcast_to(sure[:, None, None, None], (2, 4, 1, 1)), (0, 0, 0))
+    blend.add(np.broadcast_to(unsure[:, None, None, None], (2, 4, 1, 1)), (2, 0, 0))
+    # Slice 3 is the edge of the first window, and in the middle of the second one.
+    assert blend.finish().ravel().tolist() == [1, 1, 1, 0, 0, 0]
+
+
+def test_all_bad_volumes_are_listed_at_once(tmp_path: Path) -> None:
+    values, labels = _volume()
+    root = tmp_path / "set"
+    for name in ("affine", "good", "shape", "unknown"):
+        _save(root, name, values)
+    _save(root, "good_labels", labels)
+    moved = AFFINE.copy()
+    moved[0, 3] += 2
+    _save(root, "affine_labels", labels, moved)
+    _save(root, "shape_labels", labels[1:])
+    _save(root, "unknown_labels", labels + 5)
+    _save(root, "spacing", values)
+    path = root / "spacing.nii.gz"
+    header = bytearray(gzip.decompress(path.read_bytes()))
+    header[80:84] = np.float32(np.nan).tobytes()  # pixdim[1]
+    path.write_bytes(gzip.compress(bytes(header)))
+    with pytest.raises(DataError) as caught:
+        _data(root, tmp_path / "cache")
+    faults = {Path(name).name.split(".")[0]: fault for name, fault in caught.value.problems}
+    assert faults.keys() == {"affine", "shape", "spacing", "unknown"}
+    assert "differs from that of its volume" in faults["affine"]
+    assert "labels of shape (12, 24, 20)" in faults["shape"]
+    assert "voxel spacing" in faults["spacing"]
+    assert "unknown labels 5, 6, 7; data.classes names 2" in faults["unknown"]
+    data = _data(root, tmp_path / "cache", on_bad="skip")
+    assert len(data.volumes.sources) == 1
+
+
+def test_volumes_without_labels_are_predicted_and_not_trained_on(tmp_path: Path) -> None:
+    values, labels = _volume()
+    for name in ("a", "b"):
+        _save(tmp_path / "set", name, values)
+    with pytest.raises(ConfigError, match="none of 2 volumes has labels"):
+        _data(tmp_path / "set", tmp_path / "cache").dataset("train")
+    _save(tmp_path / "set", "b_seg", labels)
+    data = _data(tmp_path / "set", tmp_path / "cache")
+    assert first(data, "train", 3)["volume_index"].tolist() == [1, 1, 1]
+    assert set(first(data, "predict", 12)["volume_index"].tolist()) == {0}
+    assert draw_labels(data, Threshold(), first(data, "train", 3), tmp_path / "a.png", "t", count=2)
+    assert cv2.imread(str(tmp_path / "a.png")) is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"classes": ["a", "a"]}, "each once"),
+        ({"classes": "bone"}, "a list of names"),
+        ({"sample": "points"}, "set data.sample=windows"),
+        ({"sdf": 3.0}, "data.sdf=null"),
+    ],
+)
+def test_wrong_options_are_refused(options: Any, words: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", _volume()[0])
+    with pytest.raises(ConfigError, match=words):
+        _data(tmp_path, tmp_path / "cache", **options)

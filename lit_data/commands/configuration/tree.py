@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Self, cast
+from typing import Final, Self, cast
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -74,6 +74,10 @@ def _add_folder(search_path: ConfigSearchPath, provider: str, folder: Path) -> N
     search_path.prepend(provider=provider, path=f"file://{folder}", anchor=before_schemas)
 
 
+_PACKAGED_FILES: Final[dict[tuple[object, ...], ConfigResult | None]] = {}
+"""Parsed files of packages, which stay as they are while a process runs."""
+
+
 class FilesReadOnce(ConfigRepository):
     """Files below a search path, each parsed once however often a configuration is composed."""
 
@@ -88,9 +92,11 @@ class FilesReadOnce(ConfigRepository):
     @override
     def load_config(self, config_path: str) -> ConfigResult | None:
         key = (config_path, *((source.provider, source.path) for source in self.sources))
-        if key not in self._read:
-            self._read[key] = super().load_config(config_path)
-        result = self._read[key]
+        has_folders = any(source.scheme() == "file" for source in self.sources)
+        files = self._read if has_folders else _PACKAGED_FILES
+        if key not in files:
+            files[key] = super().load_config(config_path)
+        result = files[key]
         if result is None:
             return None
         # What is composed takes the nodes of its files away.

@@ -25,7 +25,15 @@ LONGEST = (
     "test_cli",
     "test_compose",
     "test_notebooks",
+    "test_elastic",
+    "test_predict",
     "test_ranks",
+    "test_ranks_nodes",
+    "test_predict_ranks",
+    "test_remote_runs_s3",
+    "test_sweep_launchers",
+    "test_learning",
+    "test_extend",
     "test_adaptive_ranks",
 )
 

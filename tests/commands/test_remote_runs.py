@@ -239,6 +239,33 @@ def test_files_are_copied_again_as_they_change_and_links_not_followed(
     assert store.cat("/bucket/runs/run/checkpoints/best.ckpt") == b"new"
 
 
+def test_a_journal_at_an_address_names_only_what_is_there(
+    store: Any, puts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    _write(folder, ["maps/a.png", "images.csv"])
+    (folder / "images.jsonl").write_bytes(b"a\n")
+    put = ListedConnection.put
+
+    async def go_on(self: ListedConnection, path: Path, name: str) -> None:
+        """Predict the next image while files are copied."""
+        if name == "maps/a.png":
+            _write(folder, ["maps/b.png"])
+            with (folder / "images.jsonl").open("ab") as journal:
+                journal.write(b"b\n")
+        await put(self, path, name)
+
+    monkeypatch.setattr(ListedConnection, "put", go_on)
+    run = RunUpload(folder, f"{RUNS}/run")
+    assert run.copy_changes() == ""
+    assert puts[0] == "maps/a.png"
+    assert store.cat("/bucket/runs/run/images.jsonl") == b"a\n"
+    assert run.copy_changes(ends=True) == ""
+    assert store.cat("/bucket/runs/run/images.jsonl") == b"a\nb\n"
+    assert sorted(puts[3:]) == ["images.jsonl", "maps/b.png"]
+    assert puts[3] == "maps/b.png"
+
+
 def test_a_checkpoint_in_pieces_is_not_copied_and_the_end_says_so(
     store: Any, tmp_path: Path, caplog: Any
 ) -> None:

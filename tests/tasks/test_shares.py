@@ -23,6 +23,7 @@ from lit_data.datamodules import (
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.loading import LoaderOptions
+from lit_data.modules import AnomalyModule
 from lit_data.parts import Part
 from lit_data.tasks import Predicted, PredictOptions, find_task, writer
 from lit_data.tasks import watermarks as watermark_predict
@@ -56,6 +57,28 @@ class Boxes(L.LightningModule):
         return [
             {"boxes": each.corners, "classes": each.classes, "scores": score}
             for each, score in zip(true, scores, strict=True)
+        ]
+
+
+class Found(L.LightningModule):
+    """Finds a box in each window, whose size depends on a net, and so on how it rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 4, 3)
+        )
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Any:
+        sizes = 10 + self.net(batch["image"]).mean((2, 3)).abs()
+        return [
+            {
+                "boxes": torch.cat((torch.ones(1, 2), 1 + size[None, :2]), 1),
+                "classes": torch.zeros(1, dtype=torch.int64),
+                "scores": (size[2:3] / 20).clamp(0, 1),
+            }
+            for size in sizes
         ]
 
 
@@ -99,6 +122,15 @@ def _make_maps(folder: Path) -> Kind:
     return Kind(data, Marker(), {"tile_px": 48, "multiple_px": 1, "image_threshold": 0.9}, "images")
 
 
+def _make_anomalies(folder: Path) -> Kind:
+    """Distances to a memory bank, whose rows are those of random features."""
+    torch.manual_seed(0)
+    model = AnomalyModule(bank_size=60, candidates=400)
+    model.bank = torch.rand(60, 96)
+    model.pixel_mean, model.pixel_std = torch.full((3,), 0.5), torch.tensor(0.3)
+    return _make_maps(folder)._replace(model=model)
+
+
 def _make_marks(folder: Path) -> Kind:
     root = _write_images(folder / "set", [f"{name}/{name}.png" for name in "abcde"])
     data = WatermarkDataModule(root, cache_dir=str(folder), splits={"train": 1.0}, loader=LOADER)
@@ -122,6 +154,15 @@ def _make_boxes(folder: Path) -> Kind:
     return Kind(data, Boxes(), {"threshold": 0.0, "min_area_px": 0}, "")
 
 
+def _make_windows(folder: Path) -> Kind:
+    made = _make_boxes(folder)
+    samples = {"count": 5, "size_px": [64, 90]}
+    data = DetectionDataModule(
+        cache_dir=str(folder), samples=samples, patch_px=(40, 40), loader=LOADER
+    )
+    return made._replace(data=data, model=Found(), options={"threshold": 0.0, "overlap_px": 10})
+
+
 def _make_volumes(folder: Path) -> Kind:
     data = CTDataModule(
         cache_dir=str(folder),
@@ -132,7 +173,15 @@ def _make_volumes(folder: Path) -> Kind:
     return Kind(data, Volumes(), {}, "volumes")
 
 
-KINDS = (_make_maps, _make_marks, _make_labels, _make_boxes, _make_volumes)
+KINDS = (
+    _make_maps,
+    _make_anomalies,
+    _make_marks,
+    _make_labels,
+    _make_boxes,
+    _make_windows,
+    _make_volumes,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

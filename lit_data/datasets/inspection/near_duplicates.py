@@ -1,6 +1,6 @@
 """Near-duplicates: images that show the same, saved anew, scaled or brighter.
 
-Images are compared by small pictures of 4 KB, which lie in a temporary file: in memory are 170 bytes of
+Images are compared by small pictures of 4 KB, which lie in a temporary file: in memory are 200 bytes of
 each image, and some thousands of pictures at a time. Of these a random projection says which pairs
 may be alike, and only their pictures are read and compared.
 """

@@ -141,7 +141,7 @@ def _predict_at_an_address(
     ):
         code, output = _fit(folder / "two", url, *words, *options, command="predict")
         assert code == 0, output
-    half = len(list((folder / "alone/maps").iterdir())) // 2
+    half = len(list((folder / "alone/maps").rglob("*.png"))) // 2
     assert _summary(client, output)["predict/images_kept"] == half
     keys = [key for key in _list(client) if key.startswith("results/") and ".jsonl" not in key]
     paths = [path for path in (folder / "alone").rglob("*") if path.is_file()]

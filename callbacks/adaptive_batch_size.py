@@ -228,6 +228,11 @@ class AdaptiveBatchSize(L.Callback):
             summary["batch/size"] = self._size_of_full_batches
         return summary
 
+    def leaves_on_host(self, batch: Any) -> bool:  # noqa: ANN401 - any form
+        """Return True for a batch under way that reaches the device, and its augmentation, in pieces."""
+        active = self._replay.active if self._replay is not None else None
+        return active is not None and active.host is batch
+
     def _install(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Replay:
         if self._replay is not None:
             return self._replay

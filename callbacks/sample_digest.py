@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, cast
 
@@ -15,6 +15,7 @@ from typing_extensions import override
 from lit_data.batch_form import batch_tensors, slice_batch
 from lit_data.callbacks.loader_facts import count_batch
 from lit_data.errors import ConfigError
+from lit_data.lightning_internals import count_batches
 from lit_data.types import COUNT_SUFFIX
 
 _MODULUS: Final = 2**256
@@ -30,11 +31,13 @@ class _ComingBatch(NamedTuple):
         batch: Of tensors on the host, which are not filled yet.
         arrived: The event behind the copies.
         samples: Number of its samples.
+        step: Batches of the run before it.
     """
 
     batch: Any
     arrived: Any
     samples: int
+    step: int
 
 
 class SampleDigest(L.Callback):
@@ -53,6 +56,10 @@ class SampleDigest(L.Callback):
 
     Args:
         max_samples: Stop after this many samples, those of all ranks together; none hashes all.
+
+    Attributes:
+        listener: Is given the number of a batch and the digests of its samples on this rank, once
+            they are known; see `StepRecord`.
     """
 
     def __init__(self, max_samples: int | None = 20_000) -> None:
@@ -60,6 +67,7 @@ class SampleDigest(L.Callback):
         self.samples = 0
         self._sum = 0
         self._coming: deque[_ComingBatch] = deque()
+        self.listener: Callable[[int, Sequence[int]], None] | None = None
 
     @override
     def on_train_batch_start(
@@ -68,13 +76,14 @@ class SampleDigest(L.Callback):
         if self.max_samples is not None and self.samples >= self.max_samples:
             return
         count = count_batch(trainer, batch)
+        step = count_batches(trainer) if self.listener else 0
         device = _find_cuda(batch)
         if device is not None and trainer.world_size == 1 and _is_plain(batch):
             self.samples += count
-            self._coming.append(_send(batch, device, count))
-            self._read(leave=_MOST_COMING)
+            self._coming.append(_send(batch, device, count, step))
+            self.read(leave=_MOST_COMING)
             return
-        digest = _hash_batch(batch, count)  # on several ranks at once, as the sum needs all
+        digest = self._hash(batch, count, step)  # on several ranks at once, as the sum needs all
         if trainer.world_size > 1:
             count, digest = _add_ranks(trainer, count, digest % _MODULUS)
         self.samples += count
@@ -88,7 +97,7 @@ class SampleDigest(L.Callback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        self._read()
+        self.read()
         return {"samples": self.samples, "sum": f"{self._sum:064x}"}
 
     @override
@@ -101,12 +110,12 @@ class SampleDigest(L.Callback):
 
         Empty before the first step.
         """
-        self._read()
+        self.read()
         if not self.samples:
             return {}
         return {"samples_sha256": f"{self._sum:064x}", "train/samples_hashed": self.samples}
 
-    def _read(self, leave: int = 0) -> None:
+    def read(self, leave: int = 0) -> None:
         """Hash batches that have come, and of the others all but so many."""
         while self._coming:
             coming = self._coming[0]
@@ -115,7 +124,15 @@ class SampleDigest(L.Callback):
                     return
                 coming.arrived.synchronize()
             self._coming.popleft()
-            self._sum = (self._sum + _hash_batch(coming.batch, coming.samples)) % _MODULUS
+            digest = self._hash(coming.batch, coming.samples, coming.step)
+            self._sum = (self._sum + digest) % _MODULUS
+
+    def _hash(self, batch: Any, count: int, step: int) -> int:  # noqa: ANN401 - any form
+        """Return the sum of the digests of the samples."""
+        digests = hash_samples(batch, count)
+        if self.listener is not None:
+            self.listener(step, digests)
+        return sum(digests)
 
 
 def _find_cuda(batch: Any) -> torch.device | None:  # noqa: ANN401 - any nesting
@@ -139,21 +156,27 @@ def _send(
     batch: Any,  # noqa: ANN401 - any nesting
     device: torch.device,
     samples: int,
+    step: int,
 ) -> _ComingBatch:
     """Send a batch to the host, and return it with the event behind it."""
     sent = tree_map_only(Tensor, _copy_to_host, batch)
     arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record(torch.cuda.current_stream(device))
-    return _ComingBatch(sent, arrived, samples)
+    return _ComingBatch(sent, arrived, samples, step)
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True, non_blocking=True)
 
 
-def _hash_batch(batch: Any, count: int) -> int:  # noqa: ANN401 - any form
-    """Return the sum of the digests of the samples."""
-    return sum(_hash_sample(tensors) for tensors in _list_samples(batch, count))
+def hash_samples(batch: Any, count: int) -> list[int]:  # noqa: ANN401 - any form
+    """Return the SHA-256 of each sample of a batch as the model gets it, as a number.
+
+    Args:
+        batch: Of any form.
+        count: Number of its samples.
+    """
+    return [_hash_sample(tensors) for tensors in _list_samples(batch, count)]
 
 
 def _list_samples(batch: Any, count: int) -> Iterator[Sequence[Tensor]]:  # noqa: ANN401 - any form

@@ -182,3 +182,8 @@ def count_trained(trainer: L.Trainer) -> tuple[int, int]:
     loop: Any = trainer.fit_loop  # its progress is typed without `processed`
     epoch = loop.epoch_progress.current.processed
     return epoch, loop.epoch_loop.batch_progress.current.processed
+
+
+def count_batches(trainer: L.Trainer) -> int:
+    """Return the training batches before the one under way, those before a resume included."""
+    return int(trainer.fit_loop.epoch_loop.batch_progress.total.completed)

@@ -20,6 +20,9 @@ ON_RUNS = ("calibrate", "pod")
 TOOLS: dict[str, str] = {
     "report": "write one HTML page of a run, of several, or of a sweep: report RUN...",
     "rerun": "start a run again, with changes if any: rerun RUN [key=value ...]",
+    "replay": "make a training batch of a run again: replay RUN step=N",
+    "spike": "make the batches of the highest loss again: spike RUN",
+    "why": "say in what two runs differ, and from which sample on: why RUN RUN",
     "new-kind": "write a kind of data of your own, with a test: new-kind NAME",
 }
 """The same of commands that have no configuration: each module has `main`, which gets the words that follow."""

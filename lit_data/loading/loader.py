@@ -179,6 +179,22 @@ class MicroBatchLoader:
         staging = Staging(self._layout, shared=False, pinned=None)
         return self._hand_out(staging, slot, len(positions), answer or {})
 
+    def locate(self, batch: int) -> tuple[int, int, int] | None:
+        """Return the samples of one of the last batches; None of an older one.
+
+        Args:
+            batch: Its number in the epoch.
+
+        Returns:
+            The epoch, the position of the first of them in its order, and their number, over all
+            ranks.
+        """
+        progress = self._progress
+        if progress is None or batch + 1 not in progress.ends:
+            return None
+        position = progress.ends.get(batch, 0)
+        return progress.epoch, position, progress.ends[batch + 1] - position
+
     def close(self) -> None:
         """End the workers; the next iteration starts others."""
         workers, self._workers = self._workers, None

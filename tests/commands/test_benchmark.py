@@ -149,7 +149,17 @@ def test_batches_of_any_kind_are_measured(
 def test_each_callback_has_a_row(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["callbacks=safe", "benchmark.steps=3", "trainer.accelerator=cpu"]
     metrics, lines = run("+benchmark=callbacks", *words)
-    names = {"data_wait", "memory", "adaptive", "amp", "digest", "interrupt", "empty_cache", "all"}
+    names = {
+        "data_wait",
+        "memory",
+        "adaptive",
+        "amp",
+        "digest",
+        "steps",
+        "interrupt",
+        "empty_cache",
+        "all",
+    }
     assert {key.removesuffix("_us") for key in metrics if key.endswith("_us")} - {"step"} == names
     assert metrics["all_share_of_5_ms"] == pytest.approx(metrics["all_us"] / 5000)
     assert {line["callback"] for line in lines} == names

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Final, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +35,14 @@ from lit_data.datasets.splits import SPLITS, split_images
 from lit_data.errors import ConfigError
 from lit_data.grid import Edges, PatchGrid, pair_px
 from lit_data.io.images.image_source import ImageBank, describe_bank
+from lit_data.io.images.scaling import Scaling
 from lit_data.loading import LoaderOptions
 from lit_data.samples.stripes import StripeSampleSpec
 from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.watermarks import WatermarkSpec
 from lit_data.types import Batch, PathText, PlannedBatch, Stage
+
+PATCH_PX: Final = 128
 
 log = logging.getLogger(__name__)
 
@@ -375,3 +378,31 @@ class StripeDataModule(ImageDataModule):
         is_split = sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1
         if is_split and self.source.mask_folder is None and self.synthesis is not None:
             log.info("no masks: targets are taken as good, and defects are drawn into them")
+
+
+def choose_grid(
+    scaling: Scaling | None,
+    patch_px: int | tuple[int, int],
+    stride_px: int | tuple[int, int] | None,
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return size and distance of patches, (height, width) each.
+
+    Where each image is scaled to fit, both are the size of a whole image.
+
+    Raises:
+        ConfigError: A size is not positive, or patches are chosen beside whole images.
+    """
+    sides_px = pair_px("patch_px", patch_px)
+    whole_px = None if scaling is None else scaling.size_px
+    if whole_px is None:
+        return sides_px, sides_px if stride_px is None else pair_px("stride_px", stride_px)
+    if stride_px is not None or sides_px not in (whole_px, pair_px("patch_px", PATCH_PX)):
+        patch_option = (
+            f"data.patch_px={patch_px}" if stride_px is None else f"data.stride_px={stride_px}"
+        )
+        raise ConfigError(
+            f"data.size_px={list(whole_px)} makes a sample of each whole image, and "
+            f"{patch_option} is for patches: leave "
+            "data.patch_px and data.stride_px out, or scale by data.scale=0.5 and cut patches"
+        )
+    return whole_px, whole_px

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Final, Literal, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import torch
@@ -14,13 +14,18 @@ from typing_extensions import override
 from lit_data.checks import check_choice
 from lit_data.datamodules.base import Visuals
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datamodules.image import Augment, ImageDataModule
+from lit_data.datamodules.image import PATCH_PX, Augment, ImageDataModule, choose_grid
 from lit_data.datamodules.image_files import FolderKeywords, MaskedKeywords
 from lit_data.datamodules.inspection_source import InspectionFiles, LabelledFiles
 from lit_data.datamodules.source import name_options
 from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes, is_defect
 from lit_data.datasets.inspection.patches import Paster, SampledPatches, Sampling, SamplingOptions
-from lit_data.datasets.inspection.splitting import ImageSplitter, describe_splits, find_groups
+from lit_data.datasets.inspection.splitting import (
+    ImageSplitter,
+    check_folds,
+    describe_splits,
+    find_groups,
+)
 from lit_data.datasets.patch_source import PatchSource
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, show_path
@@ -30,8 +35,6 @@ from lit_data.io.images.scaling import OriginalSizes, Scaling
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.types import Array, PathText, Stage
-
-_PATCH_PX: Final = 128
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +70,12 @@ class InspectionDataModule(ImageDataModule):
             masks at all. An image shows one where its mask marks a pixel, or where folders are
             named after kinds and its own is not ``good``. Splits are then those of
             `ImageSplitter.split_good`; without masks, defective images are in none.
+        protocol: `mvtec` holds the data to the protocol of the field: only good images train, all
+            of the folder ``test`` is test, and any other layout, split or choice is refused; a
+            part of ``train/good`` validates. `auto` leaves all that to the other options.
+        folds: Cross-validation in so many folds, in the place of `splits`; see
+            `ImageSplitter.split_folds`.
+        fold: Number of the fold that is test, from 0.
         sampling: Which patches train, see `SamplingOptions`.
         patch_px: Patch size, one number or (height, width); smaller images are reflect-padded.
         size_px: Makes a sample of each whole image, in the place of patches: image and mask are
@@ -101,8 +110,11 @@ class InspectionDataModule(ImageDataModule):
         near_duplicates: Literal["together", "apart"] = "together",
         groups: str | None = None,
         train_on: Literal["all", "good"] = "all",
+        protocol: Literal["auto", "mvtec"] = "auto",
+        folds: int | None = None,
+        fold: int = 0,
         sampling: SamplingOptions | None = None,
-        patch_px: int | tuple[int, int] = _PATCH_PX,
+        patch_px: int | tuple[int, int] = PATCH_PX,
         stride_px: int | tuple[int, int] | None = None,
         size_px: int | tuple[int, int] | None = None,
         scale: float | None = None,
@@ -114,7 +126,7 @@ class InspectionDataModule(ImageDataModule):
         **options: Unpack[MaskedKeywords],
     ) -> None:
         scaling = Scaling.of(size_px, scale)
-        patch_px, stride_px = _choose_grid(scaling, patch_px, stride_px)
+        patch_px, stride_px = choose_grid(scaling, patch_px, stride_px)
         super().__init__(
             source=InspectionFiles.of(root=root, classes=classes, scaling=scaling, **options),
             patch_px=patch_px,
@@ -128,7 +140,9 @@ class InspectionDataModule(ImageDataModule):
         )
         self.near_duplicates = near_duplicates
         self.groups = groups
-        self.train_on = train_on
+        self.train_on = "good" if protocol == "mvtec" else train_on
+        self.protocol = protocol
+        self.folds, self.fold = folds, fold
         self.classes = self.source.classes
         self._check()
         self.sampling = Sampling(
@@ -298,6 +312,8 @@ class InspectionDataModule(ImageDataModule):
     def _check(self) -> None:
         check_choice("near_duplicates", self.near_duplicates, ("together", "apart"))
         check_choice("train_on", self.train_on, ("all", "good"))
+        check_choice("protocol", self.protocol, ("auto", "mvtec"))
+        check_folds(self.source.splits, self.folds, self.fold, protocol=self.protocol)
         if self.synthesis is not None and self.source.classes is not None:
             raise ConfigError(
                 "drawn defects are of no class: set synthesis=none, or leave data.classes out"
@@ -319,11 +335,20 @@ class InspectionDataModule(ImageDataModule):
             find_groups=self._find_groups,
             seed=self.source.split_seed,
         )
+        is_anomaly_set = self.source.image_set.layout == "anomaly"
+        if self.protocol == "mvtec" and not (is_anomaly_set and splitter.has_split_folders):
+            raise ConfigError(
+                f"{show_path(self.source.folder)}: data.protocol=mvtec needs the layout anomaly, and "
+                f"nothing beside it (found: {self.source.image_set.layout}); see docs/anomaly.md"
+            )
+        splits = None if self.folds is None else splitter.split_folds(self.folds, self.fold)
         if self.train_on == "all":
-            is_anomaly_set = self.source.image_set.layout == "anomaly"
-            return splitter.split(self.source.splits, is_anomaly_set=is_anomaly_set)
+            return splits or splitter.split(self.source.splits, is_anomaly_set=is_anomaly_set)
         is_good = self._find_good()
-        splits = splitter.split_good(self.source.splits, is_good)
+        if splits is None:
+            splits = splitter.split_good(self.source.splits, is_good)
+        else:
+            splits["train"] = splits["train"][is_good[splits["train"]]]
         if masks is None:  # nothing says where their defects are, so that they cannot be scored
             splits = {split: numbers[is_good[numbers]] for split, numbers in splits.items()}
         return splits
@@ -386,6 +411,8 @@ class LabelledImageDataModule(InspectionDataModule):
         size_px: int | tuple[int, int] = 128,
         near_duplicates: Literal["together", "apart"] = "together",
         groups: str | None = None,
+        folds: int | None = None,
+        fold: int = 0,
         value_range: tuple[float, float] | None = None,
         loader: LoaderOptions | None = None,
         augment: Augment = None,
@@ -398,6 +425,8 @@ class LabelledImageDataModule(InspectionDataModule):
             classes=classes,
             near_duplicates=near_duplicates,
             groups=groups,
+            folds=folds,
+            fold=fold,
             patch_px=size_px,
             value_range=value_range,
             loader=loader,
@@ -465,31 +494,3 @@ class LabelledImageDataModule(InspectionDataModule):
                 f"data.classes names {missing}, but the labels are {', '.join(known)}: name them "
                 f"in the order of their numbers, 'data.classes=[{','.join(known)}]'"
             )
-
-
-def _choose_grid(
-    scaling: Scaling | None,
-    patch_px: int | tuple[int, int],
-    stride_px: int | tuple[int, int] | None,
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return size and distance of patches, (height, width) each.
-
-    Where each image is scaled to fit, both are the size of a whole image.
-
-    Raises:
-        ConfigError: A size is not positive, or patches are chosen beside whole images.
-    """
-    sides_px = pair_px("patch_px", patch_px)
-    whole_px = None if scaling is None else scaling.size_px
-    if whole_px is None:
-        return sides_px, sides_px if stride_px is None else pair_px("stride_px", stride_px)
-    if stride_px is not None or sides_px not in (whole_px, pair_px("patch_px", _PATCH_PX)):
-        patch_option = (
-            f"data.patch_px={patch_px}" if stride_px is None else f"data.stride_px={stride_px}"
-        )
-        raise ConfigError(
-            f"data.size_px={list(whole_px)} makes a sample of each whole image, and "
-            f"{patch_option} is for patches: leave "
-            "data.patch_px and data.stride_px out, or scale by data.scale=0.5 and cut patches"
-        )
-    return whole_px, whole_px

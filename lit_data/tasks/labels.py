@@ -28,8 +28,8 @@ class LabelTask(Task[LabelledImageDataModule]):
     """Images with the names of their classes; predictions are a table of labels."""
 
     predicts = "probabilities [B, classes]"
-    neutral_data = (*Task.neutral_data, "groups", "near_duplicates")
-    predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
+    neutral_data = (*Task.neutral_data, "fold", "folds", "groups", "near_duplicates")
+    predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}, "folds": None}
     trained_data = ("classes", "read", "size_px", "value_range")
 
     @override

@@ -204,13 +204,20 @@ class InspectionTask(PixelTask[InspectionDataModule]):
     neutral_data = (
         *Task.neutral_data,
         "groups",
+        "fold",
+        "folds",
         "patch_px",
+        "protocol",
         "sampling",
         "near_duplicates",
         "stride_px",
         "train_on",
     )
-    predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
+    predict_data: ClassVar[Mapping[str, Any]] = {
+        "splits": {"train": 1.0},
+        "folds": None,
+        "protocol": "auto",
+    }
     trained_data = ("classes", "mask_read", "patch_px", "read", "scale", "size_px", "value_range")
     unused = ("clean", "count")
 

@@ -57,6 +57,25 @@ def test_the_anomaly_layout_keeps_its_protocol(tmp_path: Path) -> None:
     assert all(name.startswith("test/") for name in test)
 
 
+def test_the_protocol_of_the_field_is_held_and_any_other_layout_refused(tmp_path: Path) -> None:
+    _write_anomaly_set(tmp_path / "set")
+    data = _open(tmp_path, train_on="all", protocol="mvtec")
+    train, val, test = (_names(data, split) for split in ("train", "val", "test"))
+    assert (len(train), len(val), len(test)) == (12, 2, 6)
+    assert all(name.startswith("train/good/") for name in (*train, *val))
+    with pytest.raises(ConfigError, match=r"leave data\.splits and data\.folds out"):
+        _open(tmp_path, protocol="mvtec", folds=5)
+    with pytest.raises(ConfigError, match="protocol='mvtech'"):
+        _open(tmp_path, protocol="mvtech")
+    folds = [_open(tmp_path, folds=4, fold=fold) for fold in range(4)]
+    tested = [name for fold in folds for name in _names(fold, "test")]
+    assert sorted(tested) == sorted(folds[0].source.names(folds[0].bank))
+    assert not [name for fold in folds for name in _names(fold, "train") if "crack" in name]
+    (tmp_path / "set/ground_truth").rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"needs the layout anomaly, .*\(found: none\)"):
+        _open(tmp_path, protocol="mvtec")
+
+
 def test_without_masks_defective_images_are_in_no_split(tmp_path: Path) -> None:
     _write_anomaly_set(tmp_path / "set", masks=False)
     data = _open(tmp_path)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, Final
 
 from matplotlib.figure import Figure
@@ -13,7 +14,14 @@ from rich.text import Text
 
 from lit_data.commands.report import add_report
 from lit_data.commands.reports.results import find_differing, shorten_keys
-from lit_data.commands.result import KEYS, find_monitor, find_summary, print_table, read_number
+from lit_data.commands.result import (
+    KEYS,
+    find_monitor,
+    find_summary,
+    is_score,
+    print_table,
+    read_number,
+)
 from lit_data.commands.sweeps.job import (
     JobRecord,
     Sweep,
@@ -39,6 +47,7 @@ _COLOURS: Final = {
 """Of statuses in the table; the rest is red."""
 _MOST_ROWS: Final = 60  # of the picture: more jobs have no labels in it
 _LONGEST_LABEL: Final = 40
+_FOLD_COLUMNS: Final = ("overrides", "metric", "folds", "mean", "deviation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +131,7 @@ def report(jobs: Sequence[ReportedJob], cfg: DictConfig, sweep: Sweep, *, second
     title = f"{sweep.command} {sweep.experiment}"
     print_jobs(jobs, title, columns, best)
     _write_csv(sweep.folder / "sweep.csv", jobs)
+    report_folds(jobs, sweep.folder / "folds.csv")
     picture = sweep.folder / "sweep.png"
     picture.unlink(missing_ok=True)  # one of an earlier start would be wrong by now
     if metric is not None and measured:
@@ -190,6 +200,51 @@ def print_jobs(
         title=f"{title}: {len(jobs)} jobs",
         caption=f"* best {columns[0]}" if best is not None else None,
     )
+
+
+def average_folds(jobs: Sequence[ReportedJob]) -> list[dict[str, Any]]:
+    """Return mean and standard deviation of each score over the folds that are done.
+
+    Args:
+        jobs: at least one.
+
+    Returns:
+        A row for each score of each combination of the other overrides; none without swept folds.
+        The deviation is that of a sample (n - 1), and None of a single fold.
+    """
+    if not any(_is_fold(key) for key in jobs[0].swept):
+        return []
+    groups: dict[str, list[ReportedJob]] = {}
+    for job in jobs:
+        if job.record.status == "done":
+            others = {key: value for key, value in job.swept.items() if not _is_fold(key)}
+            label = " ".join(f"{key}={value}" for key, value in others.items())
+            groups.setdefault(label, []).append(job)
+    rows = []
+    for label, folds in groups.items():
+        for name, score in folds[0].metrics.items():
+            numbers = [read_number(job.metrics, name) for job in folds]
+            values = [number for number in numbers if number is not None]
+            if is_score(name, score) and values:
+                spread = stdev(values) if len(values) > 1 else None
+                cells = (label, name, len(values), fmean(values), spread)
+                rows.append(dict(zip(_FOLD_COLUMNS, cells, strict=True)))
+    return rows
+
+
+def report_folds(jobs: Sequence[ReportedJob], path: Path) -> None:
+    """Print mean and standard deviation of the scores over folds, and write them; nothing without folds."""
+    path.unlink(missing_ok=True)  # one of an earlier start would be wrong by now
+    rows = average_folds(jobs)
+    if not rows:
+        return
+    write_table(path, _FOLD_COLUMNS, rows)
+    cells = [[_format_value(value) for value in row.values()] for row in rows]
+    print_table(_FOLD_COLUMNS, cells, texts=["overrides", "metric"], title="over the folds")
+
+
+def _is_fold(key: str) -> bool:
+    return key.rpartition(".")[2] == "fold"
 
 
 def _label_jobs(jobs: Sequence[ReportedJob]) -> list[str]:

@@ -10,9 +10,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_data.checks import check_count
 from lit_data.datasets.inspection.layouts import describe_counts, split_of
 from lit_data.datasets.inspection.near_duplicates import group_similar
 from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, group_by_name, split_images
+from lit_data.errors import ConfigError
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.store.store import StoredImages
 from lit_data.rng import Stream, uniform
@@ -99,6 +101,31 @@ class ImageSplitter:
         train = by_split["train"]
         return by_split | {"train": train[is_good[train]]}
 
+    def split_folds(self, folds: int, fold: int) -> dict[str, Ints]:
+        """Return the splits of one fold of a cross-validation: over all folds each image is in test once.
+
+        Kinds, classes and sizes of defects are spread over the folds, and images that belong
+        together are in one. The next fold validates, the others train.
+
+        Args:
+            folds: At least 3.
+            fold: Number of the fold that is test, from 0.
+
+        Raises:
+            ConfigError: There are fewer images, or groups of them, than folds.
+        """
+        groups = self.find_groups(self.names)
+        fractions = {str(number): 1 / folds for number in range(folds)}
+        parts = list(split_stratified(self._describe(), groups, fractions, seed=self.seed).values())
+        if not all(map(len, parts)):
+            raise ConfigError(
+                f"data.folds={folds} is more than the {len(np.unique(groups))} images or groups of "
+                "images that stay together: choose fewer folds"
+            )
+        test, val = parts[fold], parts[(fold + 1) % folds]
+        train = np.setdiff1d(np.arange(len(self.names)), np.concatenate((val, test)))
+        return {"train": train, "val": val, "test": test}
+
     def _share_out_good(
         self, fractions: Mapping[str, float], is_good: NDArray[np.bool_]
     ) -> dict[str, Ints]:
@@ -113,6 +140,11 @@ class ImageSplitter:
         for split, numbers in others.items():
             by_split[split] = np.sort(np.concatenate([by_split[split], numbers]))
         return by_split
+
+    @property
+    def has_split_folders(self) -> bool:
+        """Return True if all images lie in folders named after splits."""
+        return self._by_folders() is not None
 
     def _by_folders(self) -> dict[str, Ints] | None:
         """Split by folders named after splits, if all images lie in such; without a val take a part of train."""
@@ -152,6 +184,34 @@ class ImageSplitter:
             present = "".join(str(int(count > 0)) for count in counts[number, 1:])
             strata.append(f"{kind} {self.has_mask[number]} {present} {sizes[number]:02}")
         return strata
+
+
+def check_folds(splits: Splits, folds: int | None, fold: int, *, protocol: str) -> None:
+    """Refuse a cross-validation that cannot be, or that another option contradicts.
+
+    Args:
+        splits: As `InspectionDataModule` has them, like the other arguments.
+        folds: Their number; None for none.
+        fold: The one that is test.
+        protocol: `mvtec` allows neither splits nor folds.
+
+    Raises:
+        ConfigError: Says which.
+    """
+    if protocol == "mvtec" and (splits != "auto" or folds is not None):
+        raise ConfigError(
+            "data.protocol=mvtec tests on all of the folder test: leave data.splits and data.folds out"
+        )
+    if folds is None:
+        return
+    check_count("data.folds", folds, 3)
+    check_count("data.fold", fold, 0)
+    if fold >= folds:
+        raise ConfigError(f"data.fold={fold} is none of data.folds={folds}: give 0 to {folds - 1}")
+    if splits != "auto":
+        raise ConfigError(
+            f"data.folds shares out all images, and so does data.splits={splits}: leave out one of them"
+        )
 
 
 def _read_fractions(splits: Splits) -> dict[str, float] | None:

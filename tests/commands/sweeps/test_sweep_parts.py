@@ -27,7 +27,7 @@ from lit_data.commands.sweeps.job import (
 )
 from lit_data.commands.sweeps.overrides import keep_computing
 from lit_data.commands.sweeps.process import run_process
-from lit_data.commands.sweeps.report import ReportedJob, draw_sweep, print_jobs
+from lit_data.commands.sweeps.report import ReportedJob, draw_sweep, print_jobs, report_folds
 from lit_data.commands.sweeps.run import JobWatch
 from lit_data.errors import BatchMemoryError, ConfigError, StoreSpaceError
 
@@ -329,3 +329,29 @@ def test_escapes_of_another_persons_reason_do_not_reach_the_terminal(
     out = capsys.readouterr().out
     assert "\x1b[2J" not in out
     assert "x1b[2Jgood" in "".join(out.split())
+
+
+def test_scores_are_averaged_over_the_folds_that_are_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = []
+    for number, score in enumerate([0.5, 0.7, 0.9, 0.25]):
+        width = "16" if number < 3 else "32"
+        swept = {"data.fold": f"{number}", "model.net.width": width}
+        record = make_record(number).end(Outcome(status="done"), 1.0)
+        metrics = {"command": "fit", "seconds": 3.0, "test/dice": score}
+        jobs.append(ReportedJob(record=record, metrics=metrics, swept=swept))
+    failed = make_record(4).end(Outcome(status="failed"), 1.0)
+    jobs.append(ReportedJob(record=failed, metrics={}, swept=jobs[0].swept))
+    report_folds(jobs, tmp_path / "folds.csv")
+    lines = (tmp_path / "folds.csv").read_text().splitlines()
+    assert lines[0] == "overrides,metric,folds,mean,deviation"
+    (label, name, count, mean, deviation), last = (line.split(",") for line in lines[1:])
+    assert (label, name, count) == ("model.net.width=16", "test/dice", "3")
+    assert float(mean) == pytest.approx(0.7, abs=1e-12)
+    assert float(deviation) == pytest.approx(0.2, abs=1e-12)
+    assert last == ["model.net.width=32", "test/dice", "1", "0.25", ""]
+    assert "over the folds" in capsys.readouterr().out
+    alone = [ReportedJob(record=failed, metrics={}, swept={"seed": "1"})]
+    report_folds(alone, tmp_path / "folds.csv")
+    assert not (tmp_path / "folds.csv").exists()

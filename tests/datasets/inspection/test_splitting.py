@@ -2,13 +2,19 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 
 from lit_data.datasets.inspection.near_duplicates import group_similar
-from lit_data.datasets.inspection.splitting import ImageSplitter, describe_splits, join_groups
+from lit_data.datasets.inspection.splitting import (
+    ImageSplitter,
+    check_folds,
+    describe_splits,
+    join_groups,
+)
 from lit_data.datasets.splits import group_by_name
 from lit_data.errors import ConfigError
 from lit_data.io.images.decoders import ImageDecoder, ImageSource
@@ -174,3 +180,44 @@ def test_splits_that_groups_make_uneven_are_told(caplog: pytest.LogCaptureFixtur
     split(np.zeros(40, np.int64))
     assert "has 0 of 40 images, not 15%" in caplog.text
     assert "data.near_duplicates=apart spreads them" in caplog.text
+
+
+def test_each_image_is_in_the_test_of_one_fold_and_what_belongs_together_is_in_one() -> None:
+    kinds = ["good"] * 20 + ["dent"] * 10
+    groups = np.append(np.arange(28), [27, 27])  # the last three dents are of one part
+
+    def splitter(groups: np.ndarray) -> ImageSplitter:
+        return ImageSplitter(
+            names=[f"{number}.png" for number in range(len(groups))],
+            kinds=kinds,
+            has_mask=None,
+            count_classes=lambda: np.zeros((0, 2), np.int64),
+            find_groups=lambda _: groups,
+            seed=0,
+        )
+
+    folds = [splitter(groups).split_folds(5, fold) for fold in range(5)]
+    assert np.sort(np.concatenate([fold["test"] for fold in folds])).tolist() == list(range(30))
+    for number, fold in enumerate(folds):
+        assert fold["val"].tolist() == folds[(number + 1) % 5]["test"].tolist()
+        assert np.sort(np.concatenate(list(fold.values()))).tolist() == list(range(30))
+        assert (fold["test"] < 20).sum() == 4
+        assert np.isin([27, 28, 29], fold["test"]).sum() in (0, 3)
+    with pytest.raises(ConfigError, match=r"folds=5 is more than the 4 images or groups"):
+        splitter(np.arange(30) % 4).split_folds(5, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"folds": 2}, "data.folds"),
+        ({"folds": 5, "fold": 5}, "data.fold=5 is none of data.folds=5: give 0 to 4"),
+        ({"folds": 5, "splits": {"train": 1.0}}, "leave out one of them"),
+        ({"folds": 5, "protocol": "mvtec"}, "leave data.splits and data.folds out"),
+        ({"splits": "folders", "protocol": "mvtec"}, "leave data.splits and data.folds out"),
+    ],
+)
+def test_folds_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    words = {"splits": "auto", "folds": None, "fold": 0, "protocol": "auto"} | options
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_folds(**words)

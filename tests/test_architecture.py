@@ -33,7 +33,7 @@ OUTSIDE = [
     {"kornia"},
     {"lightning", "packaging"},
     {"torchmetrics", "anomalib", "safetensors"},
-    {"matplotlib", "pyarrow"},
+    {"matplotlib", "pyarrow", "lit_inspect"},
     {"hydra", "omegaconf", "yaml", "jinja2", "markupsafe", "optuna"},
 ]
 """What each layer may import beside the layers below it."""
@@ -52,7 +52,7 @@ ONLY_HERE = {
     "matplotlib": ["tasks", "commands", "callbacks"],  # timelines are drawn in plain scripts too
 }
 INSIDE_FUNCTIONS_ONLY = DECODERS | {"torchao", "onnxruntime", "fsspec", "aiohttp"}
-INSIDE_FUNCTIONS_ONLY |= {"anomalib", "safetensors"}
+INSIDE_FUNCTIONS_ONLY |= {"anomalib", "safetensors", "lit_inspect"}
 NO_LAYER = {"lit_data"}  # lit_data/__init__.py: only the version
 
 
@@ -197,3 +197,11 @@ def test_tests_name_no_private_parts_of_the_package() -> None:
         names = {name for pair in reached for name in pair} & ours - set(defined.findall(text))
         found |= {f"{path.name}: {name}" for name in names}
     assert found == PRIVATE_USES
+
+
+def test_the_runtime_of_exported_files_stands_alone() -> None:
+    allowed = sys.stdlib_module_names | {"lit_inspect", "numpy", "cv2", "onnxruntime"}
+    paths = sorted((PACKAGE.parent / "lit_inspect").glob("*.py"))
+    assert len(paths) > 5
+    for path in paths:
+        assert {name.split(".")[0] for name, _, _ in _imports(path)} <= allowed, path

@@ -23,6 +23,7 @@ TOOLS: dict[str, str] = {
     "replay": "make a training batch of a run again: replay RUN step=N",
     "spike": "make the batches of the highest loss again: spike RUN",
     "why": "say in what two runs differ, and from which sample on: why RUN RUN",
+    "export": "write a trained model as one file that runs without torch: export RUN [FILE]",
     "new-kind": "write a kind of data of your own, with a test: new-kind NAME",
 }
 """The same of commands that have no configuration: each module has `main`, which gets the words that follow."""

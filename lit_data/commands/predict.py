@@ -146,11 +146,9 @@ def prepare_prediction(
     task = find_task(datamodule)
     # Thresholds that validation chose lie among the weights.
     load_weights(model, checkpoint)
-    options = _take_threshold(model, options)
+    options = take_thresholds(model, options, has_verdicts="image_threshold" not in task.unused)
     doubt = find_doubt(record)
-    if "image_threshold" not in task.unused:
-        options = _take_image_threshold(model, options)
-    elif doubt is not None:  # where there are verdicts, they say so
+    if doubt is not None and "image_threshold" in task.unused:  # verdicts would say so
         log.warning("%s: train longer, or choose another run", doubt)
     model_options, data_options = to_plain(cfg.model), to_plain(cfg.data)
     run = PredictRun(
@@ -202,6 +200,23 @@ def _describe_bad(
     error = PartlyDoneError(problems.describe(headline), metrics)
     error.problems = problems.entries
     return error
+
+
+def take_thresholds(
+    model: L.LightningModule, options: PredictOptions, *, has_verdicts: bool
+) -> PredictOptions:
+    """Return the options with the thresholds that validation chose, where they name none.
+
+    Args:
+        model: With its weights, among which the thresholds lie.
+        options: As typed.
+        has_verdicts: Images get a verdict, by a threshold of their own.
+
+    Raises:
+        ConfigError: A threshold was chosen for another score.
+    """
+    options = _take_threshold(model, options)
+    return _take_image_threshold(model, options) if has_verdicts else options
 
 
 def _take_threshold(model: L.LightningModule, options: PredictOptions) -> PredictOptions:

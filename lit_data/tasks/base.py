@@ -28,6 +28,7 @@ from lit_data.tasks.figures import (
 from lit_data.tasks.options import (
     TILE_OPTIONS,
     VERDICT_OPTIONS,
+    ExportRequest,
     Predicted,
     PredictOptions,
     PredictRun,
@@ -154,6 +155,17 @@ class Task(Generic[Data]):
     ) -> Predicted:
         """Predict all samples, batch by batch, and write the predictions into the run folder."""
         return predict_batches(self.datamodule, model, self.writer(run, options), run, options)
+
+    def export(self, request: ExportRequest) -> bytes:
+        """Return the bytes of an ``.inspect`` file of a model.
+
+        Raises:
+            ConfigError: There is none for this kind of data.
+        """
+        raise ConfigError(
+            "export is for maps of defects and for classes of images, and not for a "
+            f"{type(self.datamodule).__name__}"
+        )
 
 
 def find_task(datamodule: BaseDataModule) -> Task[Any]:

@@ -14,9 +14,10 @@ from typing_extensions import override
 from lit_data.datamodules.inspection import LabelledImageDataModule
 from lit_data.tasks.answers import ask_step
 from lit_data.tasks.base import Task, register
+from lit_data.tasks.export import encode_labels
 from lit_data.tasks.figures import CELL_INCHES, TRUE_COLOUR, new_axes, save_figure, show_pixels
 from lit_data.tasks.journal import Entry
-from lit_data.tasks.options import PredictOptions, PredictRun
+from lit_data.tasks.options import ExportRequest, PredictOptions, PredictRun
 from lit_data.tasks.writer import BankWriter, Written
 from lit_data.types import Batch
 
@@ -68,6 +69,10 @@ class LabelTask(Task[LabelledImageDataModule]):
     def writer(self, run: PredictRun, options: PredictOptions) -> "LabelWriter":
         options.refuse("labels", *self.unused, "threshold", "min_area_px")
         return LabelWriter(self.datamodule, run.folder)
+
+    @override
+    def export(self, request: ExportRequest) -> bytes:
+        return encode_labels(self.datamodule, request)
 
 
 class LabelWriter(BankWriter):

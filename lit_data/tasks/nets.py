@@ -91,15 +91,51 @@ class ProbabilityNet(nn.Module):
     def _make_batch(self, tiles: Tensor) -> Batch:
         if self._channels != tuple(range(tiles.shape[1])):
             tiles = tiles[:, list(self._channels)]
-        # Not len(tiles), which would tie what is traced to one size of batches.
-        unknown = torch.full((tiles.shape[0],), -1, dtype=torch.int64, device=tiles.device)
-        return {
-            "image": tiles,
-            "index": unknown,
-            "image_index": unknown,
-            "position": unknown[:, None].expand(-1, 2),
-            "epoch": torch.zeros_like(unknown),
-        }
+        return make_batch(tiles)
+
+
+class LabelNet(nn.Module):
+    """Asks a module for the probability of each class of whole images.
+
+    Args:
+        model: Its `predict_step` returns probabilities [B, classes].
+        batch_format: See `BaseDataModule`.
+        classes: Number of classes.
+    """
+
+    def __init__(self, model: L.LightningModule, batch_format: BatchFormat, classes: int) -> None:
+        super().__init__()
+        self.model = model
+        self._classes = classes
+        self._question = Question(model, batch_format, {})
+
+    @override
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the probabilities [B, classes] of images [B, C, h, w] float32 in 0..1.
+
+        Raises:
+            ConfigError: The module returns something else.
+        """
+        outputs = self._question.ask(make_batch(images))
+        if not isinstance(outputs, Tensor) or outputs.shape[1:] != (self._classes,):
+            raise ConfigError(
+                f"predict_step of {type(self.model).__name__} must return probabilities "
+                f"[B, {self._classes}]; it returned {_describe(outputs)}"
+            )
+        return outputs.float()
+
+
+def make_batch(images: Tensor) -> Batch:
+    """Return a batch of images [B, C, h, w] that are no patches of the grid."""
+    # Not len(images), which would tie what is traced to one size of batches.
+    unknown = torch.full((images.shape[0],), -1, dtype=torch.int64, device=images.device)
+    return {
+        "image": images,
+        "index": unknown,
+        "image_index": unknown,
+        "position": unknown[:, None].expand(-1, 2),
+        "epoch": torch.zeros_like(unknown),
+    }
 
 
 def choose_overlap_px(
@@ -115,12 +151,29 @@ def choose_overlap_px(
     """
     if options.overlap_px is not None:
         return options.overlap_px
-    height_px, width_px = options.tile_sides_px
-    if not images.exceed((height_px, width_px)):
+    if not images.exceed(options.tile_sides_px):
         return 0  # there are no seams
+    return measure_overlap_px(net, images.tile_channels, options, device)
+
+
+def measure_overlap_px(
+    net: nn.Module, channels: int, options: PredictOptions, device: torch.device
+) -> int:
+    """Return the net's receptive field; a quarter of a tile if half does not hold that.
+
+    Args:
+        net: A `ProbabilityNet`.
+        channels: Of a tile.
+        options: Tiles.
+        device: Where the net computes.
+
+    Raises:
+        ConfigError: The net gives no probability.
+        BatchMemoryError: A single tile does not fit into memory.
+    """
+    height_px, width_px = options.tile_sides_px
     measured_px = (min(_MEASURED_PX, height_px), min(_MEASURED_PX, width_px))
     forward = Forward(net, device, ForwardOptions())
-    channels = images.tile_channels
     reach_px = find_reach_px(forward, channels, measured_px, multiple_px=options.multiple_px)
     shorter_px = min(height_px, width_px)
     if reach_px is None or 2 * reach_px > shorter_px // 2:
@@ -217,8 +270,20 @@ def _takes_any_size(
     sides_px = np.concatenate((images.bank.heights_px, images.bank.widths_px))
     if not (sides_px % options.multiple_px).any():
         return True
-    side_px = 4 * options.multiple_px + 1
-    tile = torch.zeros(1, images.tile_channels, side_px, side_px)
+    return takes_any_size(net, images.tile_channels, options.multiple_px, device)
+
+
+def takes_any_size(net: nn.Module, channels: int, multiple_px: int, device: torch.device) -> bool:
+    """Return True if a net takes a tile whose sides its stride does not divide.
+
+    Args:
+        net: A `ProbabilityNet`.
+        channels: Of a tile.
+        multiple_px: Total stride of the net.
+        device: Where the net computes.
+    """
+    side_px = 4 * multiple_px + 1
+    tile = torch.zeros(1, channels, side_px, side_px)
     try:
         answer = Forward(net, device, ForwardOptions()).call_plain(tile)
     except Exception as error:

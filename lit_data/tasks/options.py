@@ -321,6 +321,21 @@ class PredictRun:
     bring: Callable[[Path], Path] = _is_here
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExportRequest:
+    """Model of an export, and the options that go into its file.
+
+    Args:
+        model: With its weights, on the host, in evaluation mode.
+        options: Of ``predict``, with the thresholds of the model.
+        doubt: Why verdicts of this model are worth nothing; None where they are.
+    """
+
+    model: L.LightningModule
+    options: PredictOptions
+    doubt: str | None
+
+
 class Predicted(NamedTuple):
     """Result of a run.
 

@@ -21,6 +21,7 @@ from lit_data.errors import ConfigError
 from lit_data.synthesis.canvas import ValueRange
 from lit_data.tasks.answers import ask_step, read_kinds, read_probability, read_threshold
 from lit_data.tasks.base import Data, Task, register
+from lit_data.tasks.export import encode_maps
 from lit_data.tasks.figures import (
     CLASS_COLOURS,
     DISTRACTOR_COLOUR,
@@ -39,7 +40,13 @@ from lit_data.tasks.figures import (
     show_probability,
 )
 from lit_data.tasks.maps import ImageWriter, MapWriter, VerdictWriter, WholeImages
-from lit_data.tasks.options import VERDICT_OPTIONS, Predicted, PredictOptions, PredictRun
+from lit_data.tasks.options import (
+    VERDICT_OPTIONS,
+    ExportRequest,
+    Predicted,
+    PredictOptions,
+    PredictRun,
+)
 from lit_data.tasks.predict import predict_images
 from lit_data.tasks.watermarks import MarkWriter
 from lit_data.types import IGNORED, Array, Batch, Stage
@@ -239,6 +246,11 @@ class InspectionTask(PixelTask[InspectionDataModule]):
         self, model: L.LightningModule, run: PredictRun, options: PredictOptions
     ) -> Predicted:
         return super().predict(model, run, self._fit_tile(options))
+
+    @override
+    def export(self, request: ExportRequest) -> bytes:
+        request = replace(request, options=self._fit_tile(request.options))
+        return encode_maps(self.datamodule, self.open_images(), request)
 
     def _fit_tile(self, options: PredictOptions) -> PredictOptions:
         """Enlarge the default tile to the whole image for a net that was trained with whole images."""

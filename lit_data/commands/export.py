@@ -1,0 +1,137 @@
+"""``export``: one file of a trained model, which `lit_inspect` runs without torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from omegaconf import DictConfig, OmegaConf
+
+from lit_data.commands.build import build_input_data, build_model
+from lit_data.commands.checkpoints import find_checkpoint, load_weights
+from lit_data.commands.configuration.names import allow_packages
+from lit_data.commands.configuration.suggest import Parser
+from lit_data.commands.configuration.targets import read_options
+from lit_data.commands.predict import take_thresholds
+from lit_data.commands.rerun import read_started
+from lit_data.commands.trained import find_doubt, take_trained
+from lit_data.errors import ConfigError, StoreError, show_path
+from lit_data.files import explaining, replacing_by_path
+from lit_data.tasks import find_task
+from lit_data.tasks.export import check_runtime
+from lit_data.tasks.options import ExportRequest, PredictOptions
+
+_SUFFIX: Final = ".inspect"
+_HELP: Final = """\
+usage: python -m lit_data export RUN [FILE] [key=value ...] [--package NAME]
+
+Writes the best checkpoint of a run as one .inspect file, by default RUN/model.inspect, for `python -m lit_inspect FILE
+IMAGES --out DIR`, which needs neither torch nor lit_data. It is for maps of defects and for classes of images. Keys:
+data.root=FOLDER of images that the file is checked with, where those of the training are gone; ckpt=best, last or a
+path; and options of tiles and thresholds of predict, such as predict.tile_px=256. --package NAME allows classes of a
+package of yours."""
+
+
+def main(words: Sequence[str]) -> None:
+    """Export a run.
+
+    Args:
+        words: Those behind ``export``.
+
+    Raises:
+        LitDataError: There is no such run, or its model cannot be exported.
+    """
+    parser = Parser("python -m lit_data export")
+    parser.add_argument("--package", action="append", default=[])
+    parser.add_argument("words", nargs="*")
+    options = parser.read(words)
+    if options.help:
+        print(_HELP)
+        return
+    keys = [word for word in options.words if "=" in word]
+    paths = [word for word in options.words if "=" not in word]
+    if not 1 <= len(paths) <= 2:
+        raise ConfigError(
+            "export needs the folder of a run, and takes a file: export RUN board.inspect"
+        )
+    run = Path(paths[0])
+    path = Path(paths[1]) if len(paths) > 1 else run / f"model{_SUFFIX}"
+    if path.suffix != _SUFFIX:
+        raise ConfigError(f"{path}: name a file that ends in {_SUFFIX}")
+    check_runtime()
+    with allow_packages(options.package):
+        data = encode_run(run, _read_keys(keys))
+    _write(path, data)
+
+
+def _read_keys(words: Sequence[str]) -> dict[str, Any]:
+    """Return the values of the keys that are typed.
+
+    Raises:
+        ConfigError: A key is none of those that change an export.
+    """
+    typed = OmegaConf.from_dotlist(list(words))
+    predict = OmegaConf.select(typed, "predict")
+    for word in words:
+        key = word.partition("=")[0]
+        if key not in ("data.root", "ckpt") and not key.startswith("predict."):
+            raise ConfigError(f"'{key}' changes no export: data.root, ckpt and predict.* do")
+    values = {} if predict is None else OmegaConf.to_container(predict)
+    root, ckpt = OmegaConf.select(typed, "data.root"), OmegaConf.select(typed, "ckpt")
+    return {"predict": values, "root": root, "ckpt": ckpt}
+
+
+def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
+    """Return the bytes of the file of a run.
+
+    Args:
+        run: The run folder, whose configuration says which model and data.
+        typed: Options of ``predict``, and in the place of those of the run `root` and `ckpt`.
+
+    Raises:
+        LitDataError: The configuration is refused, or the model cannot be exported.
+    """
+    started = read_started(run)
+    cfg = OmegaConf.load(run / ".hydra" / "config.yaml")
+    assert isinstance(cfg, DictConfig)
+    checkpoint = _find(typed["ckpt"], run, cfg)
+    record = take_trained(cfg, checkpoint)
+    root = cfg.data.get("root") if typed["root"] is None else typed["root"]
+    if root is not None and typed["root"] is None and "://" not in str(root):
+        root = str(started.folder / str(root))  # relative to where the run was started
+    cfg.data.root = root
+    datamodule = build_input_data(cfg, "skip")
+    datamodule.setup("predict")
+    model = build_model(cfg, trained=True)
+    load_weights(model, checkpoint)
+    task = find_task(datamodule)
+    options = read_options(PredictOptions, typed["predict"], "predict")
+    has_verdicts = "image_threshold" not in task.unused
+    options = take_thresholds(model, options, has_verdicts=has_verdicts)
+    request = ExportRequest(model=model.eval(), options=options, doubt=find_doubt(record))
+    encoded: bytes = task.export(request)
+    return encoded
+
+
+def _find(ckpt: object, run: Path, cfg: DictConfig) -> Path:
+    is_path = ckpt not in (None, "best", "last")
+    return find_checkpoint(ckpt, None if is_path else str(run), run, Path(cfg.paths.cache))
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file that the runtime has accepted.
+
+    Raises:
+        StoreError: It cannot be written, or gives other answers than torch did.
+    """
+    from lit_inspect import InspectError, Inspector
+
+    with explaining(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_by_path(path) as part:
+            part.write_bytes(data)
+            try:
+                inspector = Inspector(part)
+            except InspectError as error:
+                raise StoreError(f"{show_path(path)} was not written: {error}") from error
+    settings = inspector.settings
+    print(f"{path}: {settings.task}, {len(data)} bytes, {settings.golden} golden answers agree")

@@ -1,0 +1,22 @@
+"""Verdicts of images by an ``.inspect`` file of lit_data, without torch.
+
+from lit_inspect import Inspector
+
+inspector = Inspector("board.inspect")
+verdict = inspector(pixels)
+print(verdict.verdict, verdict.score, verdict.defects)
+"""
+
+from lit_inspect.errors import BoardError, ImageError, InspectError, UsageError
+from lit_inspect.inspector import Inspector, Verdict
+from lit_inspect.version import VERSION as __version__
+
+__all__ = [
+    "Inspector",
+    "Verdict",
+    "InspectError",
+    "UsageError",
+    "ImageError",
+    "BoardError",
+    "__version__",
+]

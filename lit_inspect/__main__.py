@@ -1,0 +1,66 @@
+"""``python -m lit_inspect FILE IMAGES --out DIR``: verdicts of all images of a folder."""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from lit_inspect.errors import ImageError, InspectError, UsageError
+from lit_inspect.images import list_images
+from lit_inspect.inspector import Inspector
+from lit_inspect.results import Results, writing
+from lit_inspect.version import VERSION
+
+_EPILOG = """\
+Into DIR go what `python -m lit_data predict` writes, but for its pictures: images.csv, defects.csv and maps/, or
+labels.csv; and bad.csv. Exit codes: 0 good; 2 wrong arguments; 3 images are bad, all others have a verdict; 4 the
+file is damaged, gives other answers on this machine, or DIR cannot be written."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    parser = argparse.ArgumentParser("python -m lit_inspect", epilog=_EPILOG)
+    parser.add_argument("file", type=Path, help="an .inspect file of `python -m lit_data export`")
+    parser.add_argument("images", type=Path, help="a folder of images, or one image")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--threads", type=int, help="of the net; by default one for each core")
+    parser.add_argument("--version", action="version", version=f"lit_inspect {VERSION}")
+    options = parser.parse_args(argv)
+    try:
+        return _run(options)
+    except InspectError as error:
+        print(f"lit_inspect: {error}".replace("\n", " "), file=sys.stderr)
+        return error.exit_code
+
+
+def _run(options: argparse.Namespace) -> int:
+    folder: Path = options.images
+    names = list_images(folder)
+    if folder.is_file():
+        folder, names = folder.parent, [folder.name]
+    if not names:
+        raise UsageError(f"{folder}: no images")
+    if options.threads is not None and options.threads < 1:
+        raise UsageError(f"--threads {options.threads} must be at least 1")
+    inspector = Inspector(options.file, threads=options.threads)
+    with writing(options.out):
+        options.out.mkdir(parents=True, exist_ok=True)
+    results = Results(inspector, options.out)
+    counts: Counter[str] = Counter()
+    for name in names:
+        try:
+            verdict = results.add(name, inspector.open(folder / name))
+        except (ImageError, UsageError) as error:  # one that does not fit the model is bad too
+            results.note_bad(folder / name, str(error))
+            counts["bad"] += 1
+        else:
+            counts[verdict.verdict] += 1
+    results.finish()
+    listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    print(f"{len(names)} images: {listed}; {options.out}")
+    return ImageError.exit_code if counts["bad"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

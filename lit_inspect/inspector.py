@@ -1,0 +1,277 @@
+"""`Inspector`: an ``.inspect`` file, ready to say what it thinks of an image."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_inspect.board import NET, Board, read_board
+from lit_inspect.errors import BoardError, UsageError
+from lit_inspect.images import ReadOptions, Scaling, finish, open_image
+from lit_inspect.regions import Defect, find_defects, mean_highest, slabs
+from lit_inspect.rows import ArrayRows, MapFile
+from lit_inspect.tiles import Rows, Tiling, cut, stitch
+
+Floats = NDArray[np.float32]
+
+TOLERANCE: Final = 1e-4
+"""Largest difference between a golden answer and what this machine says, as at the export."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Result of one image.
+
+    Attributes:
+        verdict: ``good``, ``defect`` or ``unsure`` of a map, else the name of the class.
+        score: Of the image: the mean of the highest probabilities of a map, or the probability of
+            the class.
+        defects: Regions of the map, the surest first.
+        probability: [H, W] of each pixel of a map, or [classes].
+        kinds: [H, W] number of the class of each pixel that reaches the threshold, from 1; None
+            where classes are not told apart.
+    """
+
+    verdict: str
+    score: float
+    defects: tuple[Defect, ...]
+    probability: Floats
+    kinds: NDArray[np.uint8] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What ``inspect.json`` says beside its digests and versions."""
+
+    task: str
+    read: ReadOptions
+    channels: int
+    dtype: str
+    value_range: tuple[float, float] | None
+    scaling: Scaling | None
+    classes: tuple[str, ...]
+    golden: int
+    tiling: Tiling | None
+    threshold: float
+    image_threshold: float | None
+    top_fraction: float
+    min_area_px: int
+    large_px: int
+    doubt: str | None
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> "Settings":
+        """Return the settings of a manifest."""
+        values = {name: manifest[name] for name in cls.__slots__}
+        values["read"] = ReadOptions.of(manifest["read"])
+        values["classes"] = tuple(manifest["classes"])
+        if manifest["value_range"] is not None:
+            values["value_range"] = tuple(manifest["value_range"])
+        if manifest["scaling"] is not None:
+            size_px = manifest["scaling"]["size_px"]
+            size_px = None if size_px is None else tuple(size_px)
+            values["scaling"] = Scaling(size_px, manifest["scaling"]["factor"])
+        if manifest["tiling"] is not None:
+            rules = manifest["tiling"]
+            values["tiling"] = Tiling(**{**rules, "tile_px": tuple(rules["tile_px"])})
+        if manifest["task"] not in ("maps", "labels"):
+            raise ValueError(f"task {manifest['task']!r:.40} is unknown")
+        return cls(**values)
+
+
+class Inspector:
+    """Verdicts of images by an ``.inspect`` file.
+
+    It checks all digests, and holds the golden answers of the file against what this machine says.
+
+    Args:
+        path: The file.
+        threads: That the net computes with; None: one for each core of this process.
+
+    Attributes:
+        settings: What the file says.
+        versions: Releases that the file was made with.
+
+    Raises:
+        UsageError: There is no such file.
+        BoardError: It is damaged, of a newer format, or this machine gives other answers.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, threads: int | None = None) -> None:
+        board = read_board(path)
+        try:
+            self.settings = Settings.of(board.manifest)
+            self.versions = dict(board.manifest["versions"])
+            self._session = _open_session(board.parts[NET], threads)
+        except Exception as error:  # onnxruntime has errors of its own
+            raise BoardError(f"{path}: no usable .inspect file ({str(error)[:200]})") from error
+        self._check_golden(Path(path), board)
+
+    def __call__(self, array: NDArray[Any]) -> Verdict:
+        """Inspect an image of a camera.
+
+        Args:
+            array: [H, W] or [H, W, C], pixels and channels as in the files that the model was
+                trained with: R, G, B unless they were read otherwise.
+
+        Raises:
+            UsageError: It has another form.
+        """
+        planes = np.moveaxis(array, -1, 0) if array.ndim == 3 else array[None]
+        if planes.ndim != 3 or not all(planes.shape):
+            raise UsageError(f"an array {list(array.shape)}: give [H, W] or [H, W, C]")
+        return self.inspect(ArrayRows(finish(planes, self.settings.read)))
+
+    def open(self, path: str | os.PathLike[str]) -> Rows:
+        """Open an image file, for `inspect`.
+
+        Raises:
+            ImageError: It is bad, or has other channels or another dtype than the trained ones.
+        """
+        return open_image(Path(path), self.settings.read)
+
+    def inspect(self, image: Rows) -> Verdict:
+        """Inspect an image that fits into memory.
+
+        Raises:
+            UsageError: It has other channels or another dtype than the images that were trained on.
+        """
+        if self.settings.task == "labels":
+            return self._classify(image)
+        shape = (len(self.settings.classes) + 1, *image.shape[1:])
+        return self.judge(ArrayRows(self.predict(image, shape)))
+
+    def predict(self, image: Rows, shape: tuple[int, int, int]) -> Floats:
+        """Return the probability of each pixel, [K, H, W]."""
+        source, settings = image, self.settings
+        if settings.scaling is not None:
+            source = ArrayRows(settings.scaling.scale(image.read(0, image.shape[1])))
+        values: Floats | None = None
+        for top, rows in self.stream(source):
+            if values is None:
+                values = np.empty((len(rows), *source.shape[1:]), np.float32)
+            values[:, top : top + rows.shape[1]] = rows
+        assert values is not None
+        if settings.scaling is not None:
+            values = settings.scaling.restore(values, shape[1:])
+        return values
+
+    def stream(self, image: Rows) -> Iterator[tuple[int, Floats]]:
+        """Yield (first row, values [K, n, W]) of an image that is not scaled."""
+        assert self.settings.tiling is not None
+        self._check(image)
+        rows, columns = self.settings.tiling.plan(*image.shape[1:])
+        values = (self._run(tile)[0] for tile in cut(image, rows, columns))
+        return stitch(values, rows, columns)
+
+    def judge(self, values: ArrayRows | MapFile) -> Verdict:
+        """Return the verdict of a map; of a map in a file without the map itself."""
+        settings = self.settings
+        height, width = values.shape[1:]
+        is_large = isinstance(values, MapFile)
+        parts = list(slabs(height, width))
+        score = mean_highest(
+            (_to_unit(values.read(part.start, part.stop)[0]) for part in parts),
+            height * width,
+            settings.top_fraction,
+        )
+        pairs = (
+            self.read_pair(values, part) for part in (parts if is_large else [slice(0, height)])
+        )
+        defects = find_defects(
+            pairs,
+            threshold=settings.threshold,
+            min_area_px=settings.min_area_px,
+            classes=len(settings.classes),
+        )
+        limit = settings.image_threshold
+        is_defective = bool(defects) if limit is None else score >= limit
+        verdict = "unsure" if settings.doubt else ("good", "defect")[is_defective]
+        if is_large:
+            return Verdict(verdict, score, tuple(defects), np.zeros((0, 0), np.float32))
+        probability, kinds = self.read_pair(values, slice(0, height))
+        return Verdict(verdict, score, tuple(defects), probability, kinds)
+
+    def read_pair(
+        self, values: ArrayRows | MapFile, part: slice
+    ) -> tuple[Floats, NDArray[np.uint8] | None]:
+        """Return rows of a map, [n, W] in 0..1, and the numbers of their classes, if any."""
+        rows = values.read(part.start, part.stop)
+        probability = _to_unit(rows[0])
+        if len(rows) == 1:
+            return probability, None
+        numbers = (1 + rows[1:].argmax(0)).astype(np.uint8)
+        return probability, np.where(probability >= self.settings.threshold, numbers, np.uint8(0))
+
+    def _classify(self, image: Rows) -> Verdict:
+        self._check(image)
+        assert self.settings.scaling is not None
+        pixels = self.settings.scaling.scale(image.read(0, image.shape[1]))
+        probabilities = self._run(pixels)[0]
+        best = int(probabilities.argmax())
+        return Verdict(self.settings.classes[best], float(probabilities[best]), (), probabilities)
+
+    def _check(self, image: Rows) -> None:
+        dtype = image.read(0, 1).dtype.name
+        if (image.shape[0], dtype) != (self.settings.channels, self.settings.dtype):
+            raise UsageError(
+                f"{image.shape[0]} channels of {dtype}, and the model was trained with "
+                f"{self.settings.channels} of {self.settings.dtype}"
+            )
+
+    def _run(self, tile: NDArray[Any]) -> Floats:
+        """Return the answer of the net for a tile of stored pixels, with an axis of 1 before it."""
+        images = tile.astype(np.float32)[None]
+        if self.settings.value_range is not None:
+            low, high = self.settings.value_range
+            images = ((images - np.float32(low)) / np.float32(high - low)).clip(0, 1)
+        elif tile.dtype.kind in "iu":
+            images /= np.float32(np.iinfo(tile.dtype).max)
+        answer: Floats = self._session.run(None, {"images": images})[0]
+        return answer
+
+    def _check_golden(self, path: Path, board: Board) -> None:
+        """Hold the golden answers against what this machine says."""
+        for number in range(self.settings.golden):
+            try:
+                image = ArrayRows(board.load_array(f"golden/{number}.npy"))
+                expected = board.load_array(f"golden/{number}_answer.npy")
+                answer = self.answer(image)
+                is_equal_form = answer.shape == expected.shape
+                difference = np.abs(answer - expected).max() if is_equal_form else np.inf
+            except Exception as error:  # whatever an input that does not fit makes of it
+                raise BoardError(
+                    f"{path}: golden input {number} cannot be inspected ({str(error)[:200]})"
+                ) from error
+            if not difference <= TOLERANCE:  # in this form it refuses NaN too
+                raise BoardError(
+                    f"{path}: the answer to golden input {number} differs by {difference:.2g} on "
+                    f"this machine, and {TOLERANCE:g} is allowed: export it again, or use another "
+                    "release of onnxruntime"
+                )
+
+    def answer(self, image: Rows) -> Floats:
+        """Return what a golden answer holds: the whole map [K, H, W], or [classes]."""
+        if self.settings.task == "labels":
+            return self._classify(image).probability
+        return self.predict(image, (0, *image.shape[1:]))
+
+
+def _to_unit(rows: NDArray[Any]) -> Floats:
+    if rows.dtype == np.float32:
+        return rows
+    unit: Floats = np.divide(rows, np.float32(65535), dtype=np.float32)
+    return unit
+
+
+def _open_session(data: bytes, threads: int | None) -> Any:  # noqa: ANN401 - onnxruntime ships no types
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])

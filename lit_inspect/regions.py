@@ -1,0 +1,168 @@
+"""Scores and defects of a map, those of `predict`; of large maps by rows."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+_MOST_PX: Final = 1024
+_SLAB_PX: Final = 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """One connected region of a map, see `lit_data.inference.Defect`."""
+
+    y: float
+    x: float
+    height_px: int
+    width_px: int
+    area_px: int
+    score: float
+    kind: int = 0
+
+
+def slabs(height: int, width: int) -> Iterator[slice]:
+    """Yield the rows of an image in parts that memory holds; most images are one part."""
+    step = max(1, _SLAB_PX // width)
+    for top in range(0, height, step):
+        yield slice(top, min(top + step, height))
+
+
+def mean_highest(parts: Iterable[Floats], pixels: int, fraction: float) -> float:
+    """Return the mean of the highest fraction of pixels, from 1 to 1024 of them."""
+    count = min(max(int(fraction * pixels + 0.5), 1), _MOST_PX)
+    highest: Floats = np.zeros(0, np.float32)
+    for part in parts:
+        values = np.concatenate((highest, part.ravel()))
+        surplus = len(values) - count
+        highest = values if surplus <= 0 else np.partition(values, surplus)[surplus:]
+    return float(highest.mean(dtype=np.float64))
+
+
+@dataclass(slots=True)
+class _Regions:
+    """Sums over the regions of all slabs so far; a region that joins another one points to it.
+
+    Attributes:
+        parents: The region that each one belongs to.
+        rows: Of each region (left, top, right, bottom, area, sum of x, sum of y, score).
+        kinds: Of each region its pixels of each class.
+    """
+
+    parents: list[int] = field(default_factory=list)
+    rows: list[list[float]] = field(default_factory=list)
+    kinds: list[NDArray[np.int64]] = field(default_factory=list)
+
+    def find(self, region: int) -> int:
+        while self.parents[region] != region:
+            self.parents[region] = self.parents[self.parents[region]]
+            region = self.parents[region]
+        return region
+
+    def join(self, one: int, other: int) -> None:
+        first, second = sorted((self.find(one), self.find(other)))
+        if first == second:
+            return
+        self.parents[second] = first
+        row, joined = self.rows[first], self.rows[second]
+        row[:2] = [min(pair) for pair in zip(row[:2], joined[:2], strict=True)]
+        row[2:4] = [max(pair) for pair in zip(row[2:4], joined[2:4], strict=True)]
+        row[4:7] = [sum(pair) for pair in zip(row[4:7], joined[4:7], strict=True)]
+        row[7] = max(row[7], joined[7])
+        self.kinds[first] = self.kinds[first] + self.kinds[second]
+
+
+def find_defects(
+    parts: Iterable[tuple[Floats, NDArray[np.uint8] | None]],
+    *,
+    threshold: float,
+    min_area_px: int,
+    classes: int = 0,
+) -> list[Defect]:
+    """Find regions of pixels (8-connected) that reach a threshold.
+
+    Args:
+        parts: Rows of a map from the top, [n, W], with the number of the class of each pixel.
+        threshold: Least probability of a pixel.
+        min_area_px: Smaller regions are left out.
+        classes: Number of classes.
+
+    Returns:
+        The regions by falling score.
+    """
+    regions = _Regions()
+    above: NDArray[np.int64] | None = None  # region of each pixel of the row above, -1 without
+    top = 0
+    for probability, kinds in parts:
+        numbers = _add_slab(regions, probability, kinds, top, threshold, classes)
+        if above is not None:
+            _join_rows(regions, above, numbers[0])
+        above = numbers[-1]
+        top += len(probability)
+    defects = []
+    for region, row in enumerate(regions.rows):
+        if regions.parents[region] == region and row[4] >= min_area_px:
+            defects.append(_describe(row, regions.kinds[region]))
+    return sorted(defects, key=lambda defect: -defect.score)
+
+
+def _add_slab(
+    regions: _Regions,
+    probability: Floats,
+    kinds: NDArray[np.uint8] | None,
+    top: int,
+    threshold: float,
+    classes: int,
+) -> NDArray[np.int64]:
+    """Add the regions of some rows; return that of each pixel, -1 where there is none."""
+    is_marked = (probability >= threshold).astype(np.uint8)
+    if not is_marked.any():
+        return np.full(is_marked[:1].shape, -1, np.int64)
+    count, labels, stats, centres = cv2.connectedComponentsWithStats(is_marked, connectivity=8)
+    marked = np.flatnonzero(labels)
+    label_of = labels.ravel()[marked]
+    scores = np.zeros(count, np.float32)
+    np.maximum.at(scores, label_of, probability.ravel()[marked])
+    pixels_of_kind = np.zeros((count, classes + 1), np.int64)
+    if kinds is not None:
+        np.add.at(pixels_of_kind, (label_of, kinds.ravel()[marked]), 1)
+    first = len(regions.rows) - 1  # label 0 is the background
+    for label in range(1, count):
+        left, above, width, height, area = stats[label].tolist()
+        x, y = centres[label].tolist()
+        box = [left, above + top, left + width, above + top + height]
+        sums = round(x * area), round(y * area) + top * area  # whole numbers, as of all pixels
+        regions.rows.append([*box, area, *sums, float(scores[label])])
+        regions.parents.append(first + label)
+        regions.kinds.append(pixels_of_kind[label])
+    ends = labels[[0, -1]].astype(np.int64)
+    return np.where(ends > 0, ends + first, -1)
+
+
+def _join_rows(regions: _Regions, above: NDArray[np.int64], row: NDArray[np.int64]) -> None:
+    padded = np.pad(above, 1, constant_values=-1)
+    width = len(row)
+    for shift in range(3):  # 8-connected: the pixel above, and its neighbours
+        upper = padded[shift : shift + width]
+        is_joined = (upper >= 0) & (row >= 0)
+        for pair in np.unique(np.stack((upper[is_joined], row[is_joined])), axis=1).T.tolist():
+            regions.join(*pair)
+
+
+def _describe(row: list[float], kinds: NDArray[np.int64]) -> Defect:
+    left, top, right, bottom, area, x, y, score = row
+    return Defect(
+        y=y / area,
+        x=x / area,
+        height_px=int(bottom - top),
+        width_px=int(right - left),
+        area_px=int(area),
+        score=score,
+        kind=int(kinds.argmax()),
+    )

@@ -1,0 +1,124 @@
+"""Images and maps by rows: in memory, or in a file of which no more than some rows are held."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pixels = NDArray[Any]
+
+
+class ArrayRows:
+    """An image in memory.
+
+    Args:
+        pixels: [C, H, W].
+    """
+
+    def __init__(self, pixels: Pixels) -> None:
+        self.pixels = pixels
+        self.shape: tuple[int, int, int] = pixels.shape
+
+    def read(self, top: int, bottom: int) -> Pixels:
+        """Return rows [C, bottom - top, W]."""
+        return self.pixels[:, top:bottom]
+
+    def write(self, top: int, values: NDArray[np.float32]) -> None:
+        """Take rows."""
+        self.pixels[:, top : top + values.shape[1]] = values
+
+
+class FileRows:
+    """Rows of a ``.npy`` file, read and not mapped, so that they do not stay in memory.
+
+    Args:
+        path: The file.
+        offset: Of its first pixel.
+        shape: [C, H, W].
+        dtype: As stored.
+        is_last: True if the file holds [H, W, C].
+        options: For `finish`.
+        finish: Makes what the net is trained on of [C, h, W].
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        offset: int,
+        shape: tuple[int, int, int],
+        dtype: "np.dtype[Any]",
+        is_last: bool,
+        options: Any,  # noqa: ANN401 - those of `finish`
+        finish: Callable[[Pixels, Any], Pixels],
+    ) -> None:
+        self._path = path
+        self._offset = offset
+        self._stored = shape
+        self._dtype = dtype
+        self._is_last = is_last
+        self._finish = finish
+        self._options = options
+        self.shape = (len(self.read(0, 1)), *shape[1:])
+
+    def read(self, top: int, bottom: int) -> Pixels:
+        """Return rows [C, bottom - top, W]."""
+        channels, height, width = self._stored
+        if self._is_last:
+            rows = self._load(top * width * channels, (bottom - top, width, channels))
+            planes = np.moveaxis(rows, -1, 0)
+        else:
+            parts = []
+            for channel in range(channels):
+                start = (channel * height + top) * width
+                parts.append(self._load(start, (bottom - top, width)))
+            planes = np.stack(parts)
+        native = self._dtype.newbyteorder("=")
+        return self._finish(planes.astype(native, copy=False), self._options)
+
+    def _load(self, start: int, shape: tuple[int, ...]) -> Pixels:
+        offset = self._offset + start * self._dtype.itemsize
+        count = int(np.prod(shape))
+        return np.fromfile(self._path, self._dtype, count, offset=offset).reshape(shape)
+
+
+class MapFile:
+    """A map of a large image in a file without a name, 16 bit, 65535 is probability 1.
+
+    Args:
+        folder: Where there is room.
+        shape: [K, H, W].
+    """
+
+    def __init__(self, folder: Path, shape: tuple[int, int, int]) -> None:
+        self.shape = shape
+        self._fd = os.open(folder, os.O_TMPFILE | os.O_RDWR)
+        os.posix_fallocate(self._fd, 0, 2 * int(np.prod(shape)))  # a full disk shows now
+
+    def write(self, top: int, values: NDArray[np.float32]) -> None:
+        """Take rows [K, n, W] in 0..1."""
+        encoded = np.rint(np.clip(np.nan_to_num(values, nan=0), 0, 1) * 65535).astype(np.uint16)
+        for channel, rows in enumerate(encoded):
+            data = np.ascontiguousarray(rows).data.cast("B")
+            offset = 2 * (channel * self.shape[1] + top) * self.shape[2]
+            while data:
+                count = os.pwrite(self._fd, data, offset)
+                data, offset = data[count:], offset + count
+
+    def read(self, top: int, bottom: int) -> Pixels:
+        """Return rows [K, bottom - top, W] uint16."""
+        channels, height, width = self.shape
+        rows = np.empty((channels, bottom - top, width), np.uint16)
+        for channel, part in enumerate(rows):
+            data = part.data.cast("B")
+            offset = 2 * (channel * height + top) * width
+            while data:
+                count = os.preadv(self._fd, [data], offset)
+                data, offset = data[count:], offset + count
+        return rows
+
+    def close(self) -> None:
+        """Give the room on the disk back."""
+        os.close(self._fd)

@@ -1,0 +1,3 @@
+"""Version of the package, beside which nothing is imported."""
+
+VERSION = "0.1.0"

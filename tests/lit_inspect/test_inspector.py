@@ -1,0 +1,190 @@
+"""Exported models say what `predict` says, and files that say anything else are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from lit_data.datamodules import InspectionDataModule
+from lit_data.errors import ConfigError
+from lit_data.loading import LoaderOptions
+from lit_data.tasks import PredictOptions, find_task
+from lit_data.tasks.options import ExportRequest
+from lit_inspect.__main__ import main
+from lit_inspect.board import encode_array, encode_board, read_board
+from lit_inspect.errors import BoardError, UsageError
+from lit_inspect.inspector import Inspector
+from tests.tasks.running import Marker, predict
+
+TILES = {"tile_px": 64, "multiple_px": 4, "threshold": 0.6, "image_threshold": 0.7}
+
+
+def _open(root: Path, cache: Path, **options: Any) -> InspectionDataModule:
+    loader = LoaderOptions(batch_size=2, num_workers=0)
+    splits = {"train": 1.0}
+    data = InspectionDataModule(
+        str(root), cache_dir=str(cache), splits=splits, loader=loader, **options
+    )
+    data.prepare_data()
+    data.setup("predict")
+    return data
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "b").mkdir()
+    rng = np.random.default_rng(0)
+    for name, size in (("a.png", (50, 60)), ("b/c.jpg", (150, 201)), ("d.bmp", (64, 300))):
+        pixels = cv2.GaussianBlur(rng.integers(0, 256, size, np.uint8), (0, 0), 3)
+        cv2.imwrite(str(folder / name), cv2.normalize(pixels, None, 0, 255, cv2.NORM_MINMAX))
+    np.save(folder / "e.npy", rng.integers(0, 256, (90, 40), np.uint8))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def board(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("board")
+    return _export(_open(images, folder), folder / "a.inspect", **TILES)
+
+
+def _export(data: InspectionDataModule, path: Path, **options: Any) -> Path:
+    model = Marker(scale=60).eval()
+    request = ExportRequest(model=model, options=PredictOptions(**options), doubt=None)
+    path.write_bytes(find_task(data).export(request))
+    return path
+
+
+def _compare(one: Path, other: Path) -> int:
+    """Compare the maps of two folders; return how many there are."""
+    names = sorted(path.relative_to(one) for path in (one / "maps").rglob("*.png"))
+    for name in names:
+        maps = [cv2.imread(str(folder / name), -1).astype(int) for folder in (one, other)]
+        assert np.abs(maps[0] - maps[1]).max() <= 1, name
+    return len(names)
+
+
+@pytest.mark.parametrize("large_px", [50_000_000, 10_000])
+def test_results_are_those_of_predict(
+    large_px: int, images: Path, board: Path, tmp_path: Path
+) -> None:
+    data = _open(images, tmp_path)
+    predict(data, Marker(scale=60), tmp_path / "one", large_px=large_px, **TILES)
+    contents = read_board(board)
+    manifest = {**contents.manifest, "large_px": large_px}
+    path = tmp_path / "a.inspect"
+    path.write_bytes(encode_board(manifest, contents.parts))
+    assert main([str(path), str(images), "--out", str(tmp_path / "other")]) == 0
+    for name in ("images.csv", "defects.csv", "bad.csv"):
+        table = (tmp_path / "other" / name).read_bytes()
+        assert table == (tmp_path / "one" / name).read_bytes()
+    rows = (tmp_path / "one/images.csv").read_text().split()
+    assert {row.rpartition(",")[2] for row in rows[1:]} == {"good", "defect"}
+    assert _compare(tmp_path / "one", tmp_path / "other") == 4
+
+
+@pytest.mark.slow
+def test_scaled_images_too(images: Path, tmp_path: Path) -> None:
+    data = _open(images, tmp_path, size_px=[64, 80])
+    predict(data, Marker(scale=60), tmp_path / "one", threshold=0.6)
+    path = _export(data, tmp_path / "a.inspect", threshold=0.6)
+    assert main([str(path), str(images), "--out", str(tmp_path / "other")]) == 0
+    tables = [(tmp_path / name / "images.csv").read_text() for name in ("one", "other")]
+    assert tables[0] == tables[1]
+    assert _compare(tmp_path / "one", tmp_path / "other") == 4
+
+
+def test_a_camera_gets_the_verdict_of_its_file(images: Path, board: Path) -> None:
+    inspector = Inspector(board, threads=1)
+    pixels = np.load(images / "e.npy")
+    of_file = inspector.inspect(inspector.open(images / "e.npy"))
+    for array in (pixels, np.repeat(pixels[..., None], 3, axis=2)):
+        verdict = inspector(array)
+        assert (verdict.verdict, verdict.score) == (of_file.verdict, of_file.score)
+        assert np.array_equal(verdict.probability, of_file.probability)
+        assert verdict.defects == of_file.defects
+    with pytest.raises(UsageError, match="3 channels of uint16, and the model was trained with 3"):
+        inspector(pixels.astype(np.uint16))
+    with pytest.raises(UsageError, match=r"give \[H, W\] or \[H, W, C\]"):
+        inspector(pixels[0])
+
+
+def test_a_changed_golden_answer_is_refused_though_all_digests_fit(
+    board: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = read_board(board)
+    parts = dict(contents.parts)
+    answer = contents.load_array("golden/3_answer.npy")
+    answer[0, 5, 7] += 1e-3
+    parts["golden/3_answer.npy"] = encode_array(answer)
+    path = tmp_path / "a.inspect"
+    path.write_bytes(encode_board(contents.manifest, parts))
+    with pytest.raises(BoardError, match=r"golden input 3 differs by 0\.001 on this machine"):
+        Inspector(path)
+    (tmp_path / "images").mkdir()
+    assert main([str(path), str(tmp_path / "images"), "--out", str(tmp_path / "out")]) == 2
+    cv2.imwrite(str(tmp_path / "images" / "a.png"), np.zeros((9, 9), np.uint8))
+    assert main([str(path), str(tmp_path / "images"), "--out", str(tmp_path / "out")]) == 4
+    assert "export it again" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task": "volumes"},
+        {"read": {}},
+        {"tiling": None},
+        {"value_range": [1]},
+        {"golden": 9},
+        {"classes": 3},
+        {"tiling": {"tile_px": 0}},
+    ],
+)
+def test_a_manifest_that_does_not_fit_is_refused(
+    change: dict[str, Any], board: Path, tmp_path: Path
+) -> None:
+    contents = read_board(board)
+    path = tmp_path / "a.inspect"
+    path.write_bytes(encode_board({**contents.manifest, **change}, contents.parts))
+    with pytest.raises(BoardError, match=r"no usable|cannot be inspected"):
+        Inspector(path)
+
+
+def test_bad_images_are_listed_and_the_others_inspected(
+    images: Path, board: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    (folder / "good.png").write_bytes((images / "a.png").read_bytes())
+    (folder / "cut.png").write_bytes((images / "a.png").read_bytes()[:300])
+    np.save(folder / "deep.npy", np.zeros((20, 20), np.uint16))
+    out = tmp_path / "out"
+    assert main([str(board), str(folder), "--out", str(out)]) == 3
+    assert (out / "images.csv").read_text().splitlines()[1].startswith("good.png,")
+    bad = (out / "bad.csv").read_text()
+    assert "cut.png: truncated or damaged PNG" in bad
+    assert "3 channels of uint16" in bad
+    (tmp_path / "file").write_text("")
+    assert main([str(board), str(folder), "--out", str(tmp_path / "file")]) == 4
+
+
+def test_options_that_the_runtime_lacks_are_refused(images: Path, tmp_path: Path) -> None:
+    data = _open(images, tmp_path)
+    with pytest.raises(ConfigError, match=r"predict\.augment=flips means nothing for an \.inspect"):
+        _export(data, tmp_path / "a.inspect", augment="flips")
+    with pytest.raises(ConfigError, match=r"predict\.precision=bf16"):
+        _export(data, tmp_path / "a.inspect", precision="bf16")
+
+
+def test_the_manifest_says_what_was_exported(board: Path) -> None:
+    manifest = json.loads(json.dumps(dict(read_board(board).manifest)))
+    assert manifest["tiling"] == {
+        **{"tile_px": [64, 64], "overlap_px": 4, "margin_px": None},
+        **{"blend": "constant", "multiple_px": 4, "round_px": 1},
+    }
+    assert (manifest["value_range"], manifest["threshold"]) == ([0.0, 255.0], 0.6)
+    assert set(manifest["versions"]) == {"lit_data", "torch"}

@@ -1,0 +1,181 @@
+"""Pre-processing, tiles and defects of the runtime are those of lit_data, on a grid of cases."""
+
+import contextlib
+import itertools
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import tifffile
+import torch
+from numpy.typing import NDArray
+
+from lit_data.errors import DataError
+from lit_data.inference.batches import ImageJob, MemoryTarget, open_source
+from lit_data.inference.defects import find_defects
+from lit_data.inference.tiling import Tiling
+from lit_data.io.images.decoders import ImageDecoder, ImageSource
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.scaling import Scaling
+from lit_data.modules.segmentation.anomaly_metrics import count_top_px, mean_highest
+from lit_inspect import images as runtime
+from lit_inspect import regions, rows, tiles
+from lit_inspect.errors import ImageError
+
+RULES = [
+    (1, 0, None, "constant", 1),
+    (4, 12, None, "constant", 4),
+    (16, 16, 5, "constant", 1),
+    (4, 20, None, "gaussian", 16),
+    (8, 24, 12, "gaussian", 8),
+]
+
+
+@pytest.mark.parametrize(("multiple", "overlap", "margin", "blend", "rounded"), RULES)
+def test_tiles_and_what_they_blend_to(
+    multiple: int, overlap: int, margin: int | None, blend: Any, rounded: int
+) -> None:
+    ours = tiles.Tiling((64, 48), overlap, margin, blend, multiple, rounded)
+    theirs = Tiling((64, 48), overlap, margin, blend, multiple, rounded)
+    sizes = (1, 7, 47, 48, 49, 63, 64, 65, 100, 131, 257)
+    for height, width in itertools.product(sizes, repeat=2):
+        for axis, other in zip(ours.plan(height, width), theirs.plan(height, width), strict=True):
+            assert (axis.tile_px, axis.starts, axis.counted) == (
+                other.tile_px,
+                other.starts,
+                other.counted,
+            )
+            for weights, other_weights in zip(axis.weights, other.weights, strict=True):
+                assert (weights is None) == (other_weights is None)
+                assert weights is None or np.array_equal(weights, other_weights.numpy())
+    image = np.random.default_rng(0).random((2, 131, 257), np.float32)
+    job = ImageJob(open_source(0, image), theirs, MemoryTarget)
+    axes = ours.plan(131, 257)
+    for tile, other_tile in zip(tiles.cut(rows.ArrayRows(image), *axes), job.tiles, strict=True):
+        assert np.array_equal(tile, other_tile)
+        job.stitcher.add(torch.from_numpy(np.ascontiguousarray(other_tile)))
+    blended = np.empty_like(image)
+    for top, part in tiles.stitch(iter(tiles.cut(rows.ArrayRows(image), *axes)), *axes):
+        blended[:, top : top + part.shape[1]] = part
+    assert isinstance(job.stitcher.target, MemoryTarget)
+    assert np.abs(blended - job.stitcher.target.values.numpy()).max() <= 1e-6
+    assert np.abs(blended - image).max() <= 1e-6
+
+
+def _write_all(folder: Path) -> list[Path]:
+    rng = np.random.default_rng(0)
+    gray = rng.integers(0, 256, (23, 31), np.uint8)
+    colour = rng.integers(0, 256, (23, 31, 3), np.uint8)
+    opaque = np.dstack((colour, np.full((23, 31), 255, np.uint8)))
+    deep = rng.integers(0, 65536, (23, 31), np.uint16)
+    floats = rng.random((23, 31), np.float32)
+    for name, pixels in (("gray", gray), ("colour", colour), ("opaque", opaque), ("deep", deep)):
+        cv2.imwrite(str(folder / f"{name}.png"), pixels)
+        np.save(folder / f"{name}.npy", pixels)
+        if name != "opaque":
+            tifffile.imwrite(folder / f"{name}.tif", pixels, compression="zlib")
+        if name in ("gray", "colour"):
+            cv2.imwrite(str(folder / f"{name}.bmp"), pixels)
+            cv2.imwrite(str(folder / f"{name}.jpg"), pixels)
+    equal = np.repeat(gray[..., None], 3, axis=2)
+    cv2.imwrite(str(folder / "equal.png"), equal)
+    cv2.imwrite(str(folder / "clear.png"), np.dstack((colour, gray)))
+    tifffile.imwrite(folder / "floats.tif", floats)
+    np.save(folder / "floats.npy", floats.astype(">f8"))
+    np.save(folder / "fortran.npy", np.asfortranarray(np.moveaxis(colour, -1, 0)))
+    np.save(folder / "bool.npy", gray > 100)
+    floats[3, 4] = np.nan
+    np.save(folder / "nan.npy", floats)
+    whole = (folder / "colour.png").read_bytes()
+    (folder / "cut.png").write_bytes(whole[:-30])
+    (folder / "flipped.png").write_bytes(whole[:200] + b"\xff" + whole[201:])
+    (folder / "cut.jpg").write_bytes((folder / "colour.jpg").read_bytes()[:-40])
+    (folder / "cut.npy").write_bytes((folder / "deep.npy").read_bytes()[:-4])
+    (folder / "text.png").write_text("no image")
+    (folder / "empty.tif").write_bytes(b"")
+    return sorted(folder.iterdir())
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"gray_to_rgb": True},
+    {"cv2_order": True},
+    {"equal_channels": "collapse"},
+    {"equal_channels": "brightest", "as_float": True},
+    {"alpha": "drop", "nan_fill": 0.5},
+    {"max_pixels": 700},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_files_are_read_alike_and_refused_alike(options: dict[str, Any], tmp_path: Path) -> None:
+    decoder = ImageDecoder(ReadOptions(**options))
+    read = runtime.ReadOptions(**options)
+    outcomes = set()
+    for path in _write_all(tmp_path):
+        expected: NDArray[Any] | None = None
+        with contextlib.suppress(DataError):
+            expected = decoder(ImageSource((str(path),))).array
+        try:
+            image = runtime.open_image(path, read)
+            pixels = image.read(0, image.shape[1])
+        except ImageError:
+            assert expected is None, path
+            outcomes.add("refused")
+            continue
+        assert expected is not None, path
+        assert pixels.dtype == expected.dtype, path
+        assert np.array_equal(pixels, expected), path
+        assert np.array_equal(image.read(5, 9), expected[:, 5:9]), path
+        outcomes.add("read")
+    assert outcomes == ({"refused"} if "max_pixels" in options else {"read", "refused"})
+
+
+def test_kinds_of_tiff_that_opencv_reads_otherwise_are_refused(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 20), np.uint8)
+    tifffile.imwrite(tmp_path / "white.tif", pixels, photometric="miniswhite")
+    tifffile.imwrite(tmp_path / "pages.tif", np.stack((pixels, pixels)), photometric="minisblack")
+    for name in ("white", "pages"):
+        with pytest.raises(ImageError, match="lit_inspect does not read"):
+            runtime.open_image(tmp_path / f"{name}.tif", runtime.ReadOptions())
+
+
+@pytest.mark.parametrize("size_px", [(40, 40), (33, 64), (7, 90), None])
+def test_images_are_scaled_alike(size_px: tuple[int, int] | None) -> None:
+    factor = 0.37 if size_px is None else None
+    theirs, ours = Scaling(size_px=size_px, factor=factor), runtime.Scaling(size_px, factor)
+    rng = np.random.default_rng(0)
+    for height, width in ((40, 40), (100, 53), (21, 160), (64, 33)):
+        for dtype in (np.uint8, np.uint16, np.float32):
+            image = (255 * rng.random((2, height, width))).astype(dtype)
+            assert np.array_equal(ours.scale(image), theirs.scale_image(image))
+        values = rng.random((1, *theirs.stored_px((height, width))), np.float32)
+        restored = theirs.restore(values, (height, width))
+        assert np.array_equal(ours.restore(values, (height, width)), restored)
+
+
+@pytest.mark.parametrize("step", [1, 7, 200])
+def test_defects_and_scores_are_those_of_the_whole_map(step: int) -> None:
+    rng = np.random.default_rng(step)
+    probability = cv2.GaussianBlur(rng.random((120, 90), np.float32), (0, 0), 2)
+    probability = (probability - probability.min()) / np.ptp(probability)
+    kinds = rng.integers(1, 4, probability.shape).astype(np.uint8)
+    kinds[probability < 0.55] = 0
+    parts = [slice(top, top + step) for top in range(0, 120, step)]
+    found = regions.find_defects(
+        ((probability[part], kinds[part]) for part in parts),
+        threshold=0.55,
+        min_area_px=3,
+        classes=3,
+    )
+    expected = find_defects(probability, threshold=0.55, min_area_px=3, kinds=kinds)
+    assert len(found) > 20
+    for defect, other in zip(found, expected, strict=True):
+        assert tuple(getattr(defect, name) for name in other.__slots__) == tuple(
+            getattr(other, name) for name in other.__slots__
+        )
+    score = regions.mean_highest((probability[part] for part in parts), probability.size, 0.01)
+    count = count_top_px(probability.size, 0.01)
+    assert score == pytest.approx(mean_highest([probability], count), abs=1e-12)

@@ -2,17 +2,19 @@
 
 import json
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 from zipfile import BadZipFile
 
 import numpy as np
 from typing_extensions import override
 
-from lit_data.checks import check_fraction
+from lit_data.checks import check_choice, check_fraction
+from lit_data.datamodules.detection_masks import find_mask_boxes
 from lit_data.datamodules.image_files import ImageFolder
+from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datasets.detection.files import (
     DetectionFiles,
     LabelFormat,
@@ -22,11 +24,13 @@ from lit_data.datasets.detection.files import (
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.detection.voc import Difficult
 from lit_data.datasets.detection.windows import Windows, choose_stride, cut_windows
+from lit_data.datasets.inspection.splitting import split_stratified
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.files import replacing
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
 from lit_data.io.images.header_scan import SKIPPING, find_faults
 from lit_data.io.images.image_source import ImageBank
+from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.npy import NPY_LOCK
 from lit_data.io.images.scaling import ScaledDecoder, Scaling
 from lit_data.io.remote import Scope
@@ -34,6 +38,8 @@ from lit_data.io.remote.scope import find_fault
 from lit_data.io.store.build import describe_options
 from lit_data.io.store.pixels import WHOLE, StoreOptions
 from lit_data.samples.detection import DetectionSampleSpec
+
+BoxesFrom = Literal["labels", "masks"]
 
 _LABELS: Final = "boxes.npz"
 _ALL: Final = {"train": 1.0}
@@ -49,6 +55,10 @@ class DetectionSource(ImageFolder):
         annotations: The one COCO file to read, relative to the root.
         difficult: What becomes of VOC objects that are marked as difficult: True keeps them, False
             leaves them out, `ignore` takes them as regions where nothing is learned or wrong.
+        boxes_from: `labels`, or `masks` for a box around each connected part of the masks, in the
+            layouts of `InspectionFiles`.
+        masks: Folder of the masks, see there, as `mask_read`.
+        mask_read: See there.
         size_px: (height, width) of a sample.
         patch_px: (height, width) of windows of images at full resolution; none scales whole images
             to `size_px`.
@@ -60,6 +70,9 @@ class DetectionSource(ImageFolder):
     classes: tuple[str, ...] | None = None
     annotations: str | None = None
     difficult: Difficult = "ignore"
+    boxes_from: BoxesFrom = "labels"
+    masks: str | None = None
+    mask_read: MaskOptions = field(default_factory=MaskOptions)
     size_px: tuple[int, int]
     patch_px: tuple[int, int] | None = None
     stride_px: tuple[int, int] | None = None
@@ -67,9 +80,24 @@ class DetectionSource(ImageFolder):
 
     def __post_init__(self) -> None:
         check_fraction("min_visible", self.min_visible)
+        check_choice("boxes_from", self.boxes_from, get_args(BoxesFrom))
+        if self.boxes_from == "masks":
+            self._check_masks()
+        elif self.masks is not None:
+            raise ConfigError(f"masks={self.masks} is for boxes_from=masks: set that, or leave it")
         if self.stride_px is not None:
             _check_stride(self.stride_px, self.patch_px)
         super().__post_init__()
+
+    def _check_masks(self) -> None:
+        if self.root is None:
+            raise ConfigError("boxes_from=masks needs data.root: the synthetic dataset has labels")
+        if self.label_format != "auto" or self.annotations is not None:
+            raise ConfigError(
+                "boxes_from=masks reads no labels: leave label_format and annotations out"
+            )
+        # Boxes are made of the pixels of masks, so that no file of a server may come late.
+        object.__setattr__(self, "late_suffixes", ())
 
     takes_shards = True
     part = "detection"
@@ -170,6 +198,8 @@ class DetectionSource(ImageFolder):
     @override
     def list_published(self) -> list[ImageSource]:
         # Their sizes, against which boxes are held, are read for `list_beside` alone.
+        if self.boxes_from == "masks":
+            return self.find_images()
         return _list_sources(list_detection_images(self.folder, **self._listing_options))
 
     @cached_property
@@ -184,12 +214,20 @@ class DetectionSource(ImageFolder):
     @property
     def _labelling(self) -> str:
         """The options that boxes and splits go by, as JSON."""
-        names = ("label_format", "classes", "annotations", "difficult", "splits", "split_seed")
+        names = ["label_format", "classes", "annotations", "difficult", "splits", "split_seed"]
+        if self.boxes_from == "masks":
+            names += ["boxes_from", "masks"]
         return json.dumps({name: getattr(self, name) for name in names}, default=_to_plain)
 
     def _find(self) -> DetectionFiles:
         if self.shards is not None:
             return self._read_shards()
+        if self.boxes_from == "masks":
+            shared = {each.name: getattr(self, each.name) for each in fields(ImageFolder)}
+            masks = InspectionFiles(
+                **shared, masks=self.masks, mask_read=self.mask_read, classes=self.classes
+            )
+            return find_mask_boxes(masks)
         return find_detection_files(
             self.folder,
             difficult=self.difficult,
@@ -270,6 +308,29 @@ def _read_files(folder: Path) -> tuple[DetectionFiles, dict[str, Any]]:
         raise DataError(
             f"{show_path(folder / _LABELS)}: no boxes of a set of shards ({error!s:.80})"
         ) from error
+
+
+def keep_groups_together(
+    files: DetectionFiles, groups: NDArray[np.int64], seed: int
+) -> DetectionFiles:
+    """Share images out again so that each group lies in one split, as far as any has several.
+
+    Images with the same classes are spread over the splits.
+
+    Args:
+        files: Images whose splits are fractions.
+        groups: [I] number of the group of each image.
+        seed: Chooses the images of a share.
+    """
+    if files.fractions is None or len(np.unique(groups)) == len(groups):
+        return files
+    strata = []
+    for image in range(len(files.images)):
+        numbers = set(files.labels.of(image)[:, 0].tolist())
+        strata.append(str(sorted(numbers)))
+    parts = split_stratified(strata, groups, files.fractions, seed=seed)
+    splits = {split: part.tolist() for split, part in parts.items()}
+    return replace(files, splits=splits)
 
 
 def _leave_out(files: DetectionFiles, paths: Set[str]) -> DetectionFiles:

@@ -247,7 +247,7 @@ class InspectionFiles(MaskedImageFolder):
         if bad_images:
             log.warning("%d images are left out with their masks, which are bad", len(bad_images))
         kinds = [self.image_set.kinds[position] for position in positions]
-        class_numbers = self._number_kinds(kinds, of_image >= 0)
+        class_numbers = self.number_kinds(kinds, of_image >= 0)
         return PartialMasks(bank, np.arange(len(bank)), masks, of_image, class_numbers), bad_images
 
     def _find_positions(self, bank: ImageBank) -> list[int]:
@@ -274,7 +274,7 @@ class InspectionFiles(MaskedImageFolder):
             return False
         return not set(self.classes or ()).isdisjoint(self.image_set.kinds)
 
-    def _number_kinds(
+    def number_kinds(
         self, kinds: Sequence[str], has_mask: NDArray[np.bool_]
     ) -> NDArray[np.int64] | None:
         """Return the class of each image by its kind, 0 for others; None where kinds are no classes."""

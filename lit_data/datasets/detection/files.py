@@ -3,9 +3,9 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from lit_data.datasets.detection.yolo import (
     read_splits,
     read_yolo_labels,
 )
-from lit_data.datasets.inspection.splitting import split_stratified
+from lit_data.datasets.inspection.splitting import read_fractions
 from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_images
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.io.discovery import check_inside, find_images
@@ -186,7 +186,9 @@ def find_detection_files(
     folder, fixed = listing.folder, listing.fixed
     members, sizes_px = _measure(folder, listing.members, read)
     labels = _read_labels(folder, listing.labels, members, sizes_px, classes, difficult)
-    fractions = _read_fractions(splits) if fixed is None else None
+    fractions = None
+    if fixed is None:
+        fractions = read_fractions(DEFAULT_SHARES if splits == "auto" else splits)
     numbered_splits = _number_splits(folder.names, members, fixed, fractions, seed)
     return DetectionFiles(folder.locate(members), labels, numbered_splits, sizes_px, fractions)
 
@@ -239,30 +241,6 @@ def _list_dataset(
     label_files = _find_labels(folder, label_format, annotations, unlabelled=bool(classes))
     fixed = _find_splits(folder, splits, label_files.coco)
     return _Listing(folder, label_files, fixed, _list_members(folder, label_files.coco, fixed))
-
-
-def keep_groups_together(
-    files: DetectionFiles, groups: NDArray[np.int64], seed: int
-) -> DetectionFiles:
-    """Share images out again so that each group lies in one split, as far as any has several.
-
-    Images with the same classes are spread over the splits.
-
-    Args:
-        files: Images whose splits are fractions.
-        groups: [I] number of the group of each image.
-        seed: Chooses the images of a share.
-    """
-    if files.fractions is None or len(np.unique(groups)) == len(groups):
-        return files
-    strata = []
-    for image in range(len(files.images)):
-        numbers = set(files.labels.of(image)[:, 0].tolist())
-        strata.append(str(sorted(numbers)))
-    fractions = {split: files.fractions.get(split, 0.0) for split in SPLITS}
-    parts = split_stratified(strata, groups, fractions, seed=seed)
-    splits = {split: part.tolist() for split, part in parts.items()}
-    return replace(files, splits=splits)
 
 
 def _open_folder(root: Path, exclude: Sequence[str], allow_outside: bool, on_bad: OnBad) -> _Folder:
@@ -487,11 +465,6 @@ def _read_labels(
             f"{show_path(folder.root)}: no data.yaml or classes.txt names the classes; give classes="
         )
     return read_yolo_labels(images, sizes_px, files, classes=names, on_bad=on_bad)
-
-
-def _read_fractions(splits: Splits) -> Mapping[str, float]:
-    fractions: Any = DEFAULT_SHARES if splits == "auto" else splits
-    return dict(fractions)
 
 
 def _number_splits(

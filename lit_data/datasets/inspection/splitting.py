@@ -69,7 +69,7 @@ class ImageSplitter:
                     "see docs/inspection.md"
                 )
             splits = DEFAULT_SHARES
-        fractions = _read_fractions(splits)
+        fractions = read_fractions(splits)
         if fractions is None:
             return split_images(self.names, splits, seed=self.seed)
         split_images(self.names, splits)  # checks the fractions
@@ -87,7 +87,7 @@ class ImageSplitter:
             splits: As for `split`.
             is_good: [n] which images show no defect.
         """
-        fractions = _read_fractions(splits)
+        fractions = read_fractions(splits)
         if splits == "auto":
             by_split = self._by_folders()
             if by_split is None:
@@ -214,7 +214,7 @@ def check_folds(splits: Splits, folds: int | None, fold: int, *, protocol: str) 
         )
 
 
-def _read_fractions(splits: Splits) -> dict[str, float] | None:
+def read_fractions(splits: Splits) -> dict[str, float] | None:
     """Return the fraction of each split, 0 for those that are not named; None where splits are no fractions."""
     if not isinstance(splits, Mapping):
         return None

@@ -1,0 +1,163 @@
+"""Boxes around the connected parts of masks, in all layouts of images with masks."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.datamodules.inspection_source import InspectionFiles
+from lit_data.datasets.detection.files import DetectionFiles
+from lit_data.datasets.detection.labels import LabelTable
+from lit_data.datasets.inspection.layouts import split_of
+from lit_data.datasets.inspection.splitting import read_fractions
+from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_images
+from lit_data.errors import DataError, Problems
+from lit_data.io.images.decoders import ImageSource, MaskDecoder
+from lit_data.io.images.header import describe_size_mismatch, read_header
+from lit_data.io.progress import track
+from lit_data.mosaic import Ints
+from lit_data.types import IGNORED
+
+log = logging.getLogger(__name__)
+
+_ONE_CLASS: Final = ("defect",)
+
+
+class _Marked(NamedTuple):
+    """An image with what its mask says.
+
+    Attributes:
+        path: Of the image.
+        size_px: (height, width).
+        boxes: [n, 5] float32 as in `LabelTable`.
+    """
+
+    path: Path
+    size_px: tuple[int, int]
+    boxes: NDArray[np.float32]
+
+
+def find_mask_boxes(files: InspectionFiles) -> DetectionFiles:
+    """Find images with masks, and a box around each connected part (8 neighbours) of a class.
+
+    Pixels that are ignored are ignored regions of all classes. An image without a mask has no box.
+
+    Args:
+        files: Images and masks, whose classes the boxes have; without classes all are `defect`.
+
+    Raises:
+        DataError: Images or masks are bad, and `files.on_bad` is no `skip`; all are listed.
+    """
+    image_set = files.image_set
+    classes = tuple(files.classes or _ONE_CLASS)
+    has_mask = np.array([mask is not None for mask in image_set.masks])
+    kinds = files.number_kinds(image_set.kinds, has_mask)
+    decoder = MaskDecoder(files.mask_options)
+    problems = Problems()
+    marked: list[_Marked] = []
+    pairs = list(zip(image_set.images, image_set.masks, strict=True))
+    for number, (image, mask) in enumerate(track(pairs, "reading masks", len(pairs))):
+        kind = None if kinds is None else int(kinds[number])
+        try:
+            header = read_header(image, files.read)
+            size_px = header.height_px, header.width_px
+            boxes = np.zeros((0, 5), np.float32)
+            if mask is not None and image not in image_set.bad:
+                numbers = _read_mask(decoder, mask, image, size_px)
+                boxes = box_parts(numbers, len(classes), kind)
+            marked.append(_Marked(image, size_px, boxes))
+        except DataError as error:
+            problems.add(image, str(error))
+    _report(problems, files, len(marked))
+    return _join(files, marked, classes)
+
+
+def box_parts(
+    numbers: NDArray[np.uint8], class_count: int, kind: int | None
+) -> NDArray[np.float32]:
+    """Return a box around each connected part (8 neighbours) of each class.
+
+    Args:
+        numbers: [H, W] class of each pixel from 1, 0 for the background, 255 for ignored ones.
+        class_count: How many classes there are.
+        kind: Class from 1 of all that is marked; none takes the numbers.
+
+    Returns:
+        [n, 5] as in `LabelTable`, class after class, and ignored regions behind them.
+    """
+    is_ignored = numbers == IGNORED
+    boxes = []
+    for number in np.unique(numbers[~is_ignored & (numbers > 0)]).tolist():
+        class_number = (kind or number) - 1
+        boxes.append(_box_components(numbers == number, class_number))
+    for class_number in range(class_count if is_ignored.any() else 0):
+        boxes.append(_box_components(is_ignored, -1 - class_number))
+    return np.concatenate([np.zeros((0, 5), np.float32), *boxes])
+
+
+def _box_components(is_marked: NDArray[np.bool_], number: int) -> NDArray[np.float32]:
+    import cv2
+
+    mask = is_marked.astype(np.uint8)
+    _, _, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=8)
+    # A row is (left, top, width, height, area), the first one that of the background.
+    corners = stats[1:, :2].astype(np.float64)
+    sides = stats[1:, 2:4].astype(np.float64)
+    size_px = is_marked.shape[::-1]
+    classes = np.full((len(sides), 1), number)
+    columns = (classes, (corners + sides / 2) / size_px, sides / size_px)
+    boxes: NDArray[np.float32] = np.hstack(columns).astype(np.float32)
+    return boxes
+
+
+def _read_mask(
+    decoder: MaskDecoder, mask: Path, image: Path, size_px: tuple[int, int]
+) -> NDArray[np.uint8]:
+    numbers: NDArray[np.uint8] = decoder(ImageSource((str(mask),))).array[0]
+    height, width = numbers.shape
+    if (height, width) != size_px:
+        raise DataError(describe_size_mismatch((mask, image), ((height, width), size_px)))
+    return numbers
+
+
+def _report(problems: Problems, files: InspectionFiles, good: int) -> None:
+    heading = f"{len(problems)} images with masks are bad"
+    if files.on_bad == "skip" and good:
+        problems.warn_if_any(log, f"{heading}; they are left out")
+    else:
+        problems.raise_if_any(heading)
+
+
+def _join(
+    files: InspectionFiles, marked: Sequence[_Marked], classes: tuple[str, ...]
+) -> DetectionFiles:
+    sizes_px: Ints = np.array([image.size_px for image in marked], np.int64)
+    boxes = np.concatenate([image.boxes for image in marked])
+    counts = [len(image.boxes) for image in marked]
+    labels = LabelTable(classes, boxes, np.cumsum(counts, dtype=np.int64))
+    names = [image.path.relative_to(files.folder).as_posix() for image in marked]
+    splits = _choose_splits(files, names)
+    fractions = read_fractions(splits)
+    numbers = {}
+    for split, part in split_images(names, splits, seed=files.split_seed).items():
+        numbers[split] = part.tolist()
+    paths = tuple(str(image.path) for image in marked)
+    return DetectionFiles(paths, labels, numbers, sizes_px, fractions)
+
+
+def _choose_splits(files: InspectionFiles, names: Sequence[str]) -> Splits:
+    """Return the splits that `auto` stands for: folders named after them, else fractions."""
+    if files.splits != "auto":
+        return files.splits
+    split_of_image = [split_of(name) for name in names]
+    # Train of an anomaly dataset shows no defect, so its images are shared out anew.
+    if files.image_set.layout == "anomaly" or None in split_of_image:
+        return DEFAULT_SHARES
+    lists = {}
+    for split in SPLITS:
+        pairs = zip(names, split_of_image, strict=True)
+        lists[split] = [name for name, of_image in pairs if of_image == split]
+    return lists

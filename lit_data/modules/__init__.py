@@ -16,6 +16,7 @@ from lit_data.modules.pretrained.nets import (
     TorchvisionClassifier,
     TorchvisionSegmenter,
 )
+from lit_data.modules.pretrained.volumes import MonaiLoss, MonaiNet
 from lit_data.modules.segmentation.module import SegmentationModule
 from lit_data.modules.segmentation.nets import CompareNet, UNet, VolumeUNet
 from lit_data.modules.segmentation.volumes import VolumeSegmentationModule
@@ -35,6 +36,8 @@ __all__ = [
     "DetectionModule",
     "DetectorNet",
     "GANModule",
+    "MonaiLoss",
+    "MonaiNet",
     "PointVoxelNet",
     "QueryCounts",
     "RayGenerator",

@@ -18,7 +18,7 @@ from lit_data.inference.tiling import weigh_tile
 from lit_data.io.volumes.resampling import resample_labels
 from lit_data.io.volumes.sources import open_labels, open_volume
 from lit_data.io.volumes.volume import Spacing, Volume, import_medical
-from lit_data.modules.segmentation.surfaces import score_surfaces
+from lit_data.modules.segmentation.volumes import score_surfaces
 from lit_data.tasks.answers import ask_step
 from lit_data.tasks.figures import CELL_INCHES, new_axes, save_figure
 from lit_data.tasks.journal import Entry

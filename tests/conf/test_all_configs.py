@@ -73,7 +73,7 @@ MADE_BY = {  # option files that are for an experiment of their kind alone
 }
 # Nets of packages that need not be installed: see tests/modules/test_pretrained.py.
 FOREIGN_NETS = ("smp_unet", "timm_classifier", "torchvision_classifier")
-FOREIGN_NETS += ("torchvision_detector", "torchvision_segmentation")
+FOREIGN_NETS += ("torchvision_detector", "torchvision_segmentation", "monai")
 APART = [*map(Path, MADE_BY), *(Path(f"model/{name}") for name in ("voxel_vqvae", *FOREIGN_NETS))]
 # Each is named in a test below, in test_gan_configs or in tests/commands.
 NAMED = {"anomaly", "classification", "ct", "ct_100k", "ct_500k", "segmentation", "watermark"}

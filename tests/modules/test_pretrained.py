@@ -30,6 +30,7 @@ GROUPS = {
     "timm_classifier": ("classification", "timm", "timm"),
     "torchvision_classifier": ("classification", "torchvision", "torchvision"),
     "torchvision_detector": ("detection", "torchvision", "torchvision"),
+    "monai": ("ct_segmentation", "monai", "monai"),
 }
 
 
@@ -56,7 +57,8 @@ def test_a_group_has_every_argument_and_names_a_missing_package(
         return importing(name, *args)
 
     monkeypatch.setattr(importlib, "import_module", refuse)
-    cure = f"^model.net needs {module}: pip install {package}, or lit_data with its extra nets$"
+    extra = "medical" if group == "monai" else "nets"
+    cure = f"^model.net needs {module}: pip install {package}, or lit_data with its extra {extra}$"
     with pytest.raises(ConfigError, match=cure):
         instantiate(cfg.model)
 

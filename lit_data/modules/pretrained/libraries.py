@@ -20,6 +20,7 @@ IMAGENET: Final = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 """Of the three channels of ImageNet, on which most weights were trained."""
 
 _INSTALL: Final = {
+    "monai": "monai",
     "segmentation_models_pytorch": "segmentation-models-pytorch",
     "timm": "timm",
     "torchvision": "torchvision",
@@ -47,9 +48,10 @@ def open_library(name: str) -> Any:  # noqa: ANN401 - a module
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        extra = "medical" if name == "monai" else "nets"
         raise ConfigError(
             f"model.net needs {error.name or name}: pip install {package}, or lit_data with its "
-            "extra nets"
+            f"extra {extra}"
         ) from error
     except (ImportError, RuntimeError) as error:  # compiled for another torch
         raise ConfigError(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lit_data.datasets.ct.distance import Mask
-from lit_data.modules.segmentation.surfaces import find_surface, score_surfaces
+from lit_data.modules.segmentation.volumes import find_surface, score_surfaces
 
 SHAPE = (12, 16, 20)
 FINE, COARSE = (1.0, 1.0, 1.0), (3.0, 0.8, 0.7)

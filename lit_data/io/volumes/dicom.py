@@ -16,7 +16,14 @@ from lit_data.errors import DataError, show_path
 from lit_data.io.progress import ordered_map
 from lit_data.io.source import check_regular, naming, open_binary
 from lit_data.io.volumes.hounsfield import StoredScale
-from lit_data.io.volumes.volume import FileVolume, Spacing, Triple, import_medical
+from lit_data.io.volumes.volume import (
+    FileVolume,
+    Spacing,
+    Triple,
+    Volume,
+    import_medical,
+    wrap_array,
+)
 from lit_data.types import Array
 
 GAP_TOLERANCE: Final = 0.02
@@ -123,6 +130,47 @@ def open_dicom(files: Sequence[str], name: str, nan_fill: float | None) -> FileV
         affine=affine,
         nan_fill=nan_fill,
     )
+
+
+def open_segmentation(path: str, volume: Volume) -> Volume:
+    """Open a DICOM segmentation (SEG) as labels on the grid of its volume: numbers of segments.
+
+    Each frame shows one segment in one slice, which its position names. Where segments overlap, the
+    highest number counts.
+
+    Args:
+        path: The file.
+        volume: The series that it was drawn on.
+
+    Raises:
+        DataError: It is no binary segmentation, or its frames lie elsewhere than the slices.
+    """
+    with naming(path):
+        dataset = _read_dataset(path)
+        if dataset.get("SegmentationType") != "BINARY":
+            raise DataError("not a binary DICOM segmentation; export one, or a NIfTI file")
+        if volume.affine is None:
+            raise DataError("its series has no ImagePositionPatient; the slices are unknown")
+        # One frame at a time: all of them would take a byte for each voxel and segment.
+        frames = import_medical("pydicom").pixels.iter_pixels(dataset)
+        to_voxels = np.linalg.inv(volume.affine)
+        labels = np.zeros(volume.shape, np.uint8)
+        for frame, facts in zip(frames, dataset.PerFrameFunctionalGroupsSequence, strict=True):
+            position_mm = facts.PlanePositionSequence[0].ImagePositionPatient
+            # DICOM's own axes are left, posterior, superior.
+            corner = to_voxels @ [-position_mm[0], -position_mm[1], position_mm[2], 1]
+            x, y, z = corner[:3].tolist()
+            slice_number = round(z)
+            apart = max(abs(x), abs(y), abs(z - slice_number))
+            if frame.shape != volume.shape[1:] or apart > 0.5 or not 0 <= z < len(labels):
+                raise DataError(
+                    f"a frame of {frame.shape} px at voxel ({x:.1f}, {y:.1f}, {z:.1f}) "
+                    f"is on no slice of {show_path(volume.name)}, {volume.shape[1:]} px"
+                )
+            segment = int(facts.SegmentIdentificationSequence[0].ReferencedSegmentNumber)
+            plane = labels[slice_number]
+            np.maximum(plane, frame * np.uint8(segment), out=plane)
+    return wrap_array(labels, name=path, spacing_mm=volume.spacing_mm, affine=volume.affine)
 
 
 class _SeriesReader:

@@ -13,7 +13,7 @@ import numpy as np
 from lit_data.errors import DataError, Problems, show_path
 from lit_data.io.discovery import describe_outside, is_hidden, is_inside
 from lit_data.io.source import check_regular, naming, nearest_existing
-from lit_data.io.volumes.dicom import group_series, is_dicom_name, open_dicom
+from lit_data.io.volumes.dicom import group_series, is_dicom_name, open_dicom, open_segmentation
 from lit_data.io.volumes.files import open_nifti, open_npy, open_npz
 from lit_data.io.volumes.volume import Volume
 
@@ -57,8 +57,8 @@ def find_volumes(root: str | os.PathLike[str]) -> list[VolumeSource]:
 
     ``.npy``, ``.npz``, ``.nii`` and ``.nii.gz`` files are volumes, and so is each series of the
     DICOM files of a folder (``.dcm``, ``.ima``, or no extension). ``NAME_labels.*``, ``NAME_seg.*``
-    and ``NAME_mask.*`` hold the labels of ``NAME`` in the same folder. Hidden files and all others
-    are left out.
+    and ``NAME_mask.*`` hold the labels of ``NAME`` in the same folder; DICOM files of that name are
+    segmentations (SEG). Hidden files and all others are left out.
 
     Args:
         root: The folder or file.
@@ -138,6 +138,10 @@ def _list_folder(
             if _suffix(name) in SUFFIXES:
                 check_regular(path)
                 yield _make_source(root, path.relative_to(root).as_posix())
+            elif is_dicom_name(path) and _find_owner(path.stem) is not None:
+                check_regular(path)  # a segmentation, which belongs to no series of slices
+                relative = path.relative_to(root).with_suffix("").as_posix()
+                yield VolumeSource(relative, os.fspath(path), "dicom", (os.fspath(path),))
             elif is_dicom_name(path):
                 dicom.append(path)
         except DataError as error:
@@ -243,6 +247,8 @@ def open_labels(source: VolumeSource, volume: Volume, *, aligned: bool = False) 
     if source.labels is None:
         return None
     kind = guess_kind(source.labels)
+    if kind == "dicom":
+        return open_segmentation(source.labels, volume)
     labels = open_volume(VolumeSource(source.name, source.labels, kind, (source.labels,)))
     if labels.shape != volume.shape:
         labels.close()

@@ -8,6 +8,7 @@ import pytest
 
 from lit_data.errors import DataError
 from lit_data.io.volumes import find_volumes, open_volume
+from lit_data.io.volumes.sources import open_labels
 from lit_data.types import Array
 
 pydicom = pytest.importorskip("pydicom")
@@ -125,3 +126,59 @@ def test_a_compressed_slice_says_what_to_install(tmp_path: Path) -> None:
     path.write_bytes(b"no dicom" * 100)
     with pytest.raises(DataError, match=r"a\.dcm"):
         find_volumes(tmp_path)
+
+
+def _write_segmentation(path: Path, frames: list[tuple[int, float, Array]], **tags: Any) -> None:
+    """Segment, height in mm and mask of each frame."""
+    meta = pydicom.dataset.FileMetaDataset()
+    meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    seg = pydicom.dataset.FileDataset(str(path), {}, file_meta=meta, preamble=bytes(128))
+    seg.SegmentationType = "BINARY"
+    seg.Rows, seg.Columns = frames[0][2].shape
+    seg.NumberOfFrames = len(frames)
+    seg.SamplesPerPixel = seg.BitsAllocated = seg.BitsStored = 1
+    seg.PhotometricInterpretation = "MONOCHROME2"
+    seg.HighBit = seg.PixelRepresentation = 0
+    facts = []
+    for segment, z_mm, _ in frames:
+        frame, place, number = pydicom.Dataset(), pydicom.Dataset(), pydicom.Dataset()
+        place.ImagePositionPatient = [-10, -20, z_mm]
+        number.ReferencedSegmentNumber = segment
+        frame.PlanePositionSequence = [place]
+        frame.SegmentIdentificationSequence = [number]
+        facts.append(frame)
+    seg.PerFrameFunctionalGroupsSequence = facts
+    masks = np.stack([mask for _, _, mask in frames])
+    seg.PixelData = np.packbits(masks.ravel(), bitorder="little").tobytes()
+    if len(seg.PixelData) % 2:
+        seg.PixelData += b"\0"
+    for name, value in tags.items():
+        setattr(seg, name, value)
+    seg.save_as(path)
+
+
+def test_a_segmentation_labels_the_slices_that_its_frames_name(tmp_path: Path) -> None:
+    stored = _write_series(tmp_path / "p", [4.0, 0.0, 2.0])
+    side = stored.shape[1:]
+    rng = np.random.default_rng(0)
+    first, second = rng.random((2, *side)) < 0.5
+    frames = [(2, 4.0, second), (1, 4.0, first), (1, 0.0, first)]
+    _write_segmentation(tmp_path / "p_seg.dcm", frames)
+    (source,) = find_volumes(tmp_path)
+    assert source.name == "p"
+    with open_volume(source) as volume:
+        labels = open_labels(source, volume, aligned=True)
+        assert labels is not None
+        expected = np.stack([first, np.zeros(side, bool), np.where(second, 2, first)])
+        np.testing.assert_array_equal(labels.read(0, 3), expected)
+        for faults, message in (
+            ([(1, 9.0, first)], "is on no slice of"),
+            ([(1, 1.0, first[1:])], "is on no slice of"),
+            ([(300, 0.0, first)], "300"),
+        ):
+            _write_segmentation(tmp_path / "p_seg.dcm", faults)
+            with pytest.raises(DataError, match=message):
+                open_labels(source, volume)
+        _write_segmentation(tmp_path / "p_seg.dcm", frames, SegmentationType="FRACTIONAL")
+        with pytest.raises(DataError, match="not a binary DICOM segmentation"):
+            open_labels(source, volume)

@@ -66,9 +66,8 @@ class _Look(NamedTuple):
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes beside the target, brings it to the disk, and renames it.
 
-    Lightning builds a checkpoint in memory and then in TMPDIR, and moves it from there: where that
-    is another file system, the move is a copy over the old checkpoint, which a kill leaves cut
-    short. Addresses such as ``s3://`` are written as Lightning writes them.
+    Lightning builds a checkpoint in TMPDIR and moves it. Across file systems that is a copy over
+    the old checkpoint, which a kill leaves cut short. It still writes addresses such as ``s3://``.
     """
 
     @override
@@ -87,9 +86,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class MonitorGuard(L.Callback):
     """Lets the last checkpoint count as the best where a model does not log what is monitored.
 
-    Models of the user's own log other names. What they log is known after Lightning's sanity check
-    or, without one, after the first validation, before a checkpoint is written; of a model without
-    validation, after its first epoch.
+    The names that it logs are known after Lightning's sanity check or, without one, after the first
+    validation; of a model without validation, after its first epoch.
     """
 
     def __init__(self) -> None:
@@ -441,7 +439,8 @@ def _check_states(content: Mapping[str, Any], trainer: L.Trainer, path: Path) ->
     for name, state, template in _pair_states(content, trainer):
         if fault := _find_fault(state, template):
             raise StoreError(
-                f"{path} is damaged: {name}: {fault}; go on from an earlier checkpoint"
+                f"{path} is damaged: the state of {name} has {fault}; go on from an earlier "
+                "checkpoint"
             )
 
 

@@ -74,7 +74,7 @@ def _add_folder(search_path: ConfigSearchPath, provider: str, folder: Path) -> N
     search_path.prepend(provider=provider, path=f"file://{folder}", anchor=before_schemas)
 
 
-_PACKAGED_FILES: Final[dict[tuple[object, ...], ConfigResult | None]] = {}
+PACKAGED_FILES: Final[dict[tuple[object, ...], ConfigResult | None]] = {}
 """Parsed files of packages, which stay as they are while a process runs."""
 
 
@@ -93,7 +93,7 @@ class FilesReadOnce(ConfigRepository):
     def load_config(self, config_path: str) -> ConfigResult | None:
         key = (config_path, *((source.provider, source.path) for source in self.sources))
         has_folders = any(source.scheme() == "file" for source in self.sources)
-        files = self._read if has_folders else _PACKAGED_FILES
+        files = self._read if has_folders else PACKAGED_FILES
         if key not in files:
             files[key] = super().load_config(config_path)
         result = files[key]

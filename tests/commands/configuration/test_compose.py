@@ -68,7 +68,7 @@ def test_plus_before_an_optional_group_may_be_left_out(word: str) -> None:
 def test_each_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     load = OmegaConf.load
-    monkeypatch.setattr(tree, "_PACKAGED_FILES", {})
+    monkeypatch.setattr(tree, "PACKAGED_FILES", {})
     monkeypatch.setattr(
         OmegaConf, "load", lambda file: (read.append(str(file.name)), load(file))[1]
     )

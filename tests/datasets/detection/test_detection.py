@@ -6,7 +6,7 @@ import torch
 
 from lit_data.datasets import DetectionDataset
 from lit_data.datasets.detection.labels import LabelTable
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError
 from lit_data.mosaic import FILL, MosaicSpec
 from lit_data.testing import check_dataset
 from lit_data.types import Array, read_rows
@@ -145,8 +145,3 @@ def _corners(boxes: Array) -> Array:
 def test_banks_and_tables_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="6 images, boxes of 6 and sizes of 2 of them"):
         DetectionDataset(BANK, _table(), ORIGINALS[:2], size_px=(64, 64))
-    for images in ([image[:1] for image in IMAGES], [np.uint16(image) for image in IMAGES]):
-        with pytest.raises(
-            DataError, match=r"needs three of uint8; set data\.read\.gray_to_rgb=tr"
-        ):
-            _dataset(MemoryBank(images))

@@ -27,7 +27,7 @@ class Verdict:
     """Result of one image.
 
     Attributes:
-        verdict: ``good``, ``defect`` or ``unsure`` of a map, else the name of the class.
+        verdict: ``good``, ``defect``, ``review`` or ``unsure`` of a map, else the name of the class.
         score: Of the image: the mean of the highest probabilities of a map, or the probability of
             the class.
         defects: Regions of the map, the surest first.
@@ -62,6 +62,7 @@ class Settings:
     min_area_px: int
     large_px: int
     doubt: str | None
+    review: tuple[float, float] | None
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> "Settings":
@@ -71,6 +72,9 @@ class Settings:
         values["classes"] = tuple(manifest["classes"])
         if manifest["value_range"] is not None:
             values["value_range"] = tuple(manifest["value_range"])
+        if manifest["review"] is not None:
+            good_below, defect_above = manifest["review"]
+            values["review"] = (float(good_below), float(defect_above))
         if manifest["scaling"] is not None:
             size_px = manifest["scaling"]["size_px"]
             size_px = None if size_px is None else tuple(size_px)
@@ -188,13 +192,25 @@ class Inspector:
             min_area_px=settings.min_area_px,
             classes=len(settings.classes),
         )
-        limit = settings.image_threshold
-        is_defective = bool(defects) if limit is None else score >= limit
-        verdict = "unsure" if settings.doubt else ("good", "defect")[is_defective]
+        verdict = self._choose_verdict(score, has_defects=bool(defects))
         if is_large:
             return Verdict(verdict, score, tuple(defects), np.zeros((0, 0), np.float32))
         probability, kinds = self.read_pair(values, slice(0, height))
         return Verdict(verdict, score, tuple(defects), probability, kinds)
+
+    def _choose_verdict(self, score: float, *, has_defects: bool) -> str:
+        settings = self.settings
+        if settings.doubt:
+            return "unsure"
+        if settings.review is not None:
+            good_below, defect_above = settings.review
+            score = round(score, 6)  # as in images.csv, whose scores were calibrated
+            if good_below <= score <= defect_above:
+                return "review"
+            return "good" if score < good_below else "defect"
+        limit = settings.image_threshold
+        is_defective = has_defects if limit is None else score >= limit
+        return "defect" if is_defective else "good"
 
     def read_pair(
         self, values: ArrayRows | MapFile, part: slice

@@ -1,5 +1,6 @@
 """``export``: one file of a trained model, which `lit_inspect` runs without torch."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,14 +12,18 @@ from lit_data.commands.checkpoints import find_checkpoint, load_weights
 from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.configuration.targets import read_options
-from lit_data.commands.predict import take_thresholds
+from lit_data.commands.predict import list_conditions, take_thresholds
 from lit_data.commands.rerun import read_started
 from lit_data.commands.trained import find_doubt, take_trained
 from lit_data.errors import ConfigError, StoreError, show_path
 from lit_data.files import explaining, replacing_by_path
 from lit_data.tasks import find_task
+from lit_data.tasks.base import Task
 from lit_data.tasks.export import check_runtime
 from lit_data.tasks.options import ExportRequest, PredictOptions
+from lit_data.tasks.verdicts import find_calibration
+
+log = logging.getLogger(__name__)
 
 _SUFFIX: Final = ".inspect"
 _HELP: Final = """\
@@ -107,9 +112,29 @@ def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
     options = read_options(PredictOptions, typed["predict"], "predict")
     has_verdicts = "image_threshold" not in task.unused
     options = take_thresholds(model, options, has_verdicts=has_verdicts)
-    request = ExportRequest(model=model.eval(), options=options, doubt=find_doubt(record))
+    review = None
+    if has_verdicts and "image_threshold" not in typed["predict"]:
+        review = _find_review(cfg, checkpoint, task, options)
+    request = ExportRequest(
+        model=model.eval(), options=options, doubt=find_doubt(record), review=review
+    )
     encoded: bytes = task.export(request)
     return encoded
+
+
+def _find_review(
+    cfg: DictConfig, checkpoint: Path, task: Task[Any], options: PredictOptions
+) -> tuple[float, float] | None:
+    """Return the two thresholds of the calibration of a checkpoint; None without one that holds."""
+    conditions = list_conditions(cfg, task, options)
+    calibration = find_calibration(checkpoint, conditions)
+    if calibration is None:
+        return None
+    log.warning(
+        "the file takes the thresholds of the calibration (%s), and not its watch over drift",
+        calibration.promise,
+    )
+    return calibration.good_below, calibration.defect_above
 
 
 def _find(ckpt: object, run: Path, cfg: DictConfig) -> Path:

@@ -161,12 +161,18 @@ def prepare_prediction(
         bring=folder.bring,
         chosen=datamodule.split_images[split].tolist() if split else None,
     )
-    conditions = {
-        "model": model_options,
+    conditions = list_conditions(cfg, task, options)
+    return Prediction(task, model, run, options, checkpoint, record, conditions)
+
+
+def list_conditions(cfg: DictConfig, task: Task[Any], options: PredictOptions) -> dict[str, Any]:
+    """Return the options that scores of images depend on."""
+    data_options = to_plain(cfg.data)
+    return {
+        "model": to_plain(cfg.model),
         "data": {name: data_options.get(name) for name in task.trained_data},
         "predict": options.list_scoring(),
     }
-    return Prediction(task, model, run, options, checkpoint, record, conditions)
 
 
 def _identify(

@@ -93,6 +93,7 @@ def encode_maps(data: InspectionDataModule, images: WholeImages, request: Export
         probes=read_tiles(images, options.tile_sides_px, _PROBES),
         settings={
             **{"task": "maps", "classes": list(images.classes[:classes]), "doubt": request.doubt},
+            "review": None if request.review is None else list(request.review),
             **_list_thresholds(options),
         },
         scaling=scaling,
@@ -141,7 +142,7 @@ def encode_labels(data: InspectionDataModule, request: ExportRequest) -> bytes:
         settings={
             **{"task": "labels", "classes": classes, "tiling": None, "threshold": 0.0},
             **{"image_threshold": None, "top_fraction": 0.0, "min_area_px": 0, "large_px": 0},
-            "doubt": request.doubt,
+            **{"doubt": request.doubt, "review": None},
         },
         scaling=scaling,
         values=values,

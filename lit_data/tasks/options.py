@@ -329,11 +329,14 @@ class ExportRequest:
         model: With its weights, on the host, in evaluation mode.
         options: Of ``predict``, with the thresholds of the model.
         doubt: Why verdicts of this model are worth nothing; None where they are.
+        review: Scores of a calibration, below the first of which an image is good and above the
+            second defective; None without one.
     """
 
     model: L.LightningModule
     options: PredictOptions
     doubt: str | None
+    review: tuple[float, float] | None = None
 
 
 class Predicted(NamedTuple):

@@ -112,6 +112,17 @@ def test_a_camera_gets_the_verdict_of_its_file(images: Path, board: Path) -> Non
         inspector(pixels[0])
 
 
+def test_a_calibration_leaves_images_for_review(images: Path, board: Path, tmp_path: Path) -> None:
+    contents = read_board(board)
+    path = tmp_path / "a.inspect"
+    pixels = np.load(images / "e.npy")
+    score = round(Inspector(board)(pixels).score, 6)
+    cases = {"review": (score, score), "good": (score + 1e-6, 1.0), "defect": (0.0, score - 1e-6)}
+    for verdict, review in cases.items():
+        path.write_bytes(encode_board({**contents.manifest, "review": review}, contents.parts))
+        assert Inspector(path)(pixels).verdict == verdict
+
+
 def test_a_changed_golden_answer_is_refused_though_all_digests_fit(
     board: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

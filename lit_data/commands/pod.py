@@ -143,7 +143,7 @@ def _open_bench(prediction: Prediction, writer: MapWriter, options: PodOptions, 
 def judge_families(bench: Bench, options: PodOptions) -> list[Target]:
     """Draw and judge the targets of all families at all sizes."""
     low, high = options.size_px
-    sizes_px = np.geomspace(low, high, _SIZES).round(1).tolist()
+    sizes_px = np.geomspace(low, high, _SIZES).round().astype(int).tolist()
     counts = np.diff(np.linspace(0, options.targets, _SIZES + 1).round()).astype(int).tolist()
     names = list(FAMILIES)
     targets = []
@@ -184,6 +184,7 @@ def _fit_contrasts(family: str, targets: Sequence[Target]) -> list[dict[str, Any
     contrasts = np.array([target.contrast for target in targets])
     if np.isnan(contrasts).any() or len(targets) < _LEAST_IN_CELL:
         return []
+    # Thirds, so that each has targets enough; their limits stand in the table.
     edges = np.quantile(contrasts, (1 / 3, 2 / 3))
     third = np.searchsorted(edges, contrasts)
     rows = []
@@ -251,6 +252,7 @@ def map_places(targets: Sequence[Target]) -> list[dict[str, Any]]:
 
     A cell is blind where the bound of its hits is below what is expected.
     """
+    # Places are compared by defects that may lie anywhere; real ones lie where they come from.
     synthetic = [target for target in targets if not np.isnan(target.contrast)]
     expected = _expect(synthetic)
     hits = np.array([target.hit for target in synthetic])
@@ -277,7 +279,7 @@ def _expect(targets: Sequence[Target]) -> NDArray[np.float64]:
     for family in np.unique(families):
         is_of_family = families == family
         curve = fit_curve(sizes_px[is_of_family], hits[is_of_family])
-        if curve is None:
+        if curve is None:  # always or never found, whatever the size
             expected[is_of_family] = hits[is_of_family].mean()
         else:
             expected[is_of_family] = curve.at(sizes_px[is_of_family])

@@ -211,6 +211,7 @@ def take_run(command: str, run: str, typed: Sequence[str]) -> OnRun:
         raise ConfigError(f"{command} needs the folder of a run of fit, and {run} is one of {kind}")
     address = run if is_remote(run) else str(Path(run).resolve())
     words = [f"run={address}", *typed]
+    # What the folder says holds as a file's: it may be anybody's.
     read = started.list_read(run, words)
     overrides = started.replace(words, without=_OF_TRAINING)
     _go_to(started.folder)

@@ -94,6 +94,7 @@ def p_value_of_mean(losses: Floats, rate: float) -> float:
 def _find_rate(find_p: Callable[[float], float], level: float) -> float:
     """Return the rate at which a p-value, which falls as the rate rises, reaches a level."""
     low, high = 0.0, 1.0
+    # The upper end is returned, so that rounding never makes a bound too small.
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         if find_p(middle) > level:

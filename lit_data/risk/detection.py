@@ -174,6 +174,7 @@ def _profile(counts: _Counts, logit: float, x: float, slope: float) -> float:
         probability = 1 / (1 + np.exp(-(logit + slope * distance)))
         gradient = float((distance * (counts.hits - counts.trials * probability)).sum())
         curvature = counts.trials * probability * (1 - probability) * distance**2
+        # Newton's step, halved below until it gains; a slope that falls is no detection.
         step = gradient / (float(curvature.sum()) + _CONVERGED)
         moved = min(max(slope + step, 0.0), _STEEPEST)
         after = counts.likelihood(logit + moved * distance)
@@ -190,6 +191,7 @@ def _profile(counts: _Counts, logit: float, x: float, slope: float) -> float:
 def _find_first(is_beyond: Callable[[float], bool], start: float, step: float) -> float | None:
     """Return the first point behind a start that is beyond a limit, by doubling and halving."""
     low, high = start, start + step
+    # Few targets leave the bound open: the likelihood hardly falls, however far one goes.
     while not is_beyond(high):
         low, step = high, 2 * step
         high += step

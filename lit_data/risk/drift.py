@@ -51,6 +51,7 @@ def find_drift(reference: Floats, features: Floats, level: float = 0.01) -> str 
         level: Probability of a false alarm over all blocks and features.
     """
     starts = range(0, len(features), BLOCK)
+    # All tests share the level (Bonferroni), so many blocks alarm no more often than one.
     least, name = level / max(1, len(starts) * len(FEATURES)), None
     for start in starts:
         block = features[start : start + BLOCK]

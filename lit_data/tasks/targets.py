@@ -42,19 +42,14 @@ _SIZES: Final[Mapping[str, tuple[str, float]]] = {
 """Option of a family that is its size, and the size in units of it."""
 
 
-def size_family(family: str, size_px: float) -> dict[str, Any]:
+def size_family(family: str, size_px: int) -> dict[str, Any]:
     """Return the options of a family of defects that all have one size."""
     if family == "spot":
-        side_px = round(size_px)
-        # As in the spots of 3 px that training draws.
-        sigma_px = size_px / 3
-        sides = {"height_px": side_px, "width_px": side_px}
+        sigma_px = size_px / 3  # as in the spots of 3 px that training draws
+        sides = {"height_px": size_px, "width_px": size_px}
         return {"shapes": [{**sides, "sigma_y_px": sigma_px, "sigma_x_px": sigma_px}]}
     name, unit = _SIZES[family]
-    value = unit * size_px
-    if family == "line":
-        value = round(value)  # whole lines of a camera
-    return {name: [value, value]}
+    return {name: [unit * size_px, unit * size_px]}
 
 
 class Target(NamedTuple):
@@ -166,6 +161,7 @@ class Bench:
         for number in images:
             candidates = grid.patches_of(number)
             marks = self._read_marks(number)
+            # An image that shows a defect already has its verdict by that one.
             if marks is None or not marks.any():
                 patches += candidates
             elif not isinstance(self._writer, VerdictWriter):
@@ -190,7 +186,7 @@ class Bench:
             calls += self._marks_enough(self._cut(values, patch))
         return calls, len(self.patches)
 
-    def judge(self, family: str, size_px: float, count: int, first: int) -> list[Target]:
+    def judge(self, family: str, size_px: int, count: int, first: int) -> list[Target]:
         """Draw defects of one size, and ask the model for each.
 
         Args:
@@ -200,7 +196,9 @@ class Bench:
             first: Number of the first, which decides places and defects with the seed.
         """
         drawn = self._draw(family, size_px, _SPARE * count, first)
-        drawn = drawn.select(self._find_visible(drawn)[:count])
+        chosen = self._find_visible(drawn)[:count]
+        # In the order of the images, as few maps are held in memory at a time.
+        drawn = drawn.select(chosen[np.argsort(drawn.image_index[chosen], kind="stable")])
         targets = []
         for number, values in self._predictor.predict(list(drawn.images)):
             probability = values[0].numpy()
@@ -238,6 +236,7 @@ class Bench:
             kinds = getattr(self._data, "image_kinds", ())
             family = f"real {kinds[number]}" if kinds and kinds[number] else "real"
             height, width = marks.shape
+            # Several defects share the verdict of their image, so each is judged by its pixels.
             for piece, size_px in _separate(marks):
                 grown = _grow(torch.from_numpy(piece).float()[None, None])[0, 0].numpy() > 0
                 y, x = (float(axis.mean()) for axis in np.nonzero(piece))
@@ -246,7 +245,7 @@ class Bench:
                 targets.append(Target(family, name, y, x, place_y, place_x, size_px, np.nan, hit))
         return targets
 
-    def _draw(self, family: str, size_px: float, count: int, first: int) -> _Drawn:
+    def _draw(self, family: str, size_px: int, count: int, first: int) -> _Drawn:
         transformation = self._data.transformation
         transform = replace(
             transformation,
@@ -262,7 +261,7 @@ class Bench:
             read_px={**transformation.read_px, "test": self._data.patch_px},
         )
         random = np.random.default_rng([self._seed % 2**63, first])
-        patches = np.sort(random.choice(self.patches, count))
+        patches = random.choice(self.patches, count)
         parts = []
         for start in range(0, count, _BATCH):
             numbers = np.arange(start, min(start + _BATCH, count))

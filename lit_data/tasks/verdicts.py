@@ -163,6 +163,7 @@ def _read(path: Path) -> Calibration:
             raise ValueError("its parts are others")
         check_types(Calibration, content)
         calibration = Calibration(**content)
+        # Checked here: they would fail later, at the end of a long prediction.
         features = np.array(calibration.features, np.float64)
         if calibration.version != _VERSION or features.shape != (len(features), len(FEATURES)):
             raise ValueError("it is of another version")

@@ -105,6 +105,25 @@ def _write_images(folder: Path, source: Path, gain: float) -> None:
         cv2.imwrite(str(folder / path.name), (gain * pixels).clip(0, 255).astype(np.uint8))
 
 
+def _check_pod(run: str, folder: Path) -> None:
+    pod = ["targets=40", "size_px=[2,24]"]
+    measured = _call("pod", run, *pod, "families=[spot,stain]")
+    targets = _read(folder / "pod/pod.csv")
+    assert sum(row["family"] == "spot" for row in targets) == 40
+    spots = [row for row in targets if row["family"] == "spot"]
+    # Of all good images of the split, in which a defect may lie anywhere.
+    good = {row["image"] for row in _read(folder / "pod/images.csv") if row["truth"] == "good"}
+    assert {row["image"] for row in spots} <= good
+    assert len({row["image"] for row in spots}) > len(good) / 2
+    sizes = {int(row["size_px"]) for row in spots}
+    assert sizes == {2, 3, 5, 6, 8, 10, 14, 18, 24}
+    assert 0 <= measured["pod/false_call_rate"] <= 1
+    assert "Size that is found" in (folder / "pod/report.html").read_text()
+    _call("pod", run, *pod, "families=[stain]")
+    again = [row for row in _read(folder / "pod/pod.csv") if row["family"] == "stain"]
+    assert again == [row for row in targets if row["family"] == "stain"]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
@@ -139,15 +158,7 @@ def test_a_run_is_calibrated_and_its_smallest_defect_measured(
     assert {row["guarantee"] for row in table} == {"withdrawn"}
     _call("predict", *words, "predict.augment=flips")
     assert "guarantee" not in _read(tmp_path / "predict/images.csv")[0]
-    pod = ["targets=40", "size_px=[2,24]"]
-    measured = _call("pod", run, *pod, "families=[spot,stain]")
-    targets = _read(tmp_path / "pod/pod.csv")
-    assert sum(row["family"] == "spot" for row in targets) == 40
-    assert 0 <= measured["pod/false_call_rate"] <= 1
-    assert "Size that is found" in (tmp_path / "pod/report.html").read_text()
-    _call("pod", run, *pod, "families=[stain]")
-    again = [row for row in _read(tmp_path / "pod/pod.csv") if row["family"] == "stain"]
-    assert again == [row for row in targets if row["family"] == "stain"]
+    _check_pod(run, tmp_path)
 
 
 def test_a_run_of_another_command_is_refused(

@@ -269,11 +269,11 @@ def tabulate_detection(run: Run) -> ResultTable:
             cells.append(format_value("", by_contrast.get(contrast, {}).get("a90_95_px")))
         rows.append([family, *cells, str(overall.get("note") or "")])
     columns = ["defect", "targets", "found", "a50 px", "a90 px", "a90/95 px"]
-    columns += [*(f"of {contrast} contrast" for contrast in _CONTRASTS), "why none"]
+    columns += [*(f"a90/95 {contrast}" for contrast in _CONTRASTS), "remark"]
     calls, chances = (run.detection.get(key) for key in ("false_calls", "false_call_chances"))
     note = (
-        f"a90/95: the size that is found with 90 % at least, at a confidence of 95 %; false calls: "
-        f"{calls} of {chances}"
+        f"false calls: {calls} of {chances}; a90/95 is the size that is found with 90 % at least, at "
+        "a confidence of 95 %"
     )
     return ResultTable("Size that is found", columns, rows, note)
 

@@ -15,22 +15,23 @@ from lit_data.augment import Augmentation, Layers, draw_tiles, pack_tiles, stage
 from lit_data.checks import check_choice
 from lit_data.datamodules.base import BaseDataModule, Visuals
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datamodules.detection_source import BoxesFrom, DetectionSource, keep_groups_together
-from lit_data.datamodules.image_files import ImageKeywords
+from lit_data.datamodules.detection_source import (
+    DetectionKeywords,
+    DetectionSource,
+    keep_groups_together,
+)
 from lit_data.datamodules.image_transform import find_unit_range, to_unit
 from lit_data.datamodules.source import name_options
 from lit_data.datasets.detection.dataset import DetectionDataset
-from lit_data.datasets.detection.files import DetectionFiles, LabelFormat
+from lit_data.datasets.detection.files import DetectionFiles
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.detection.sampling import BoxSampling, PositiveImages
-from lit_data.datasets.detection.voc import Difficult
 from lit_data.datasets.detection.windows import WholeImage, WindowDataset, Windows
 from lit_data.datasets.inspection.splitting import find_groups
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.grid import pair_px
 from lit_data.io.images.image_source import ImageBank, describe_bank
-from lit_data.io.images.masks import MaskOptions
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.mosaic import FILL, Ints, MosaicSpec
 from lit_data.synthesis.canvas import ValueRange
@@ -128,17 +129,10 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         self,
         root: PathText | None = None,
         *,
-        label_format: LabelFormat = "auto",
         classes: Sequence[str] | None = None,
-        annotations: PathText | None = None,
-        difficult: Difficult = "ignore",
-        boxes_from: BoxesFrom = "labels",
-        masks: PathText | None = None,
-        mask_read: MaskOptions | None = None,
         size_px: int | tuple[int, int] | None = None,
         patch_px: int | tuple[int, int] | None = None,
         stride_px: int | tuple[int, int] | None = None,
-        min_visible: float = 0.25,
         sampling: BoxSampling | None = None,
         mosaic: MosaicSpec | None = None,
         mosaic_on: MosaicPlace = "worker",
@@ -148,7 +142,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         groups: str | None = None,
         value_range: tuple[float, float] | None = None,
         batch_format: BatchFormat = "dict",
-        **options: Unpack[ImageKeywords],
+        **options: Unpack[DetectionKeywords],
     ) -> None:
         check_choice("mosaic_on", mosaic_on, get_args(MosaicPlace))
         check_choice("near_duplicates", near_duplicates, ("together", "apart"))
@@ -160,17 +154,10 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             self.batch_format = _YOLO
         self.source: DetectionSource = DetectionSource.of(
             root=root,
-            label_format=label_format,
             classes=tuple(classes) if classes else None,
-            annotations=annotations,
-            difficult=difficult,
-            boxes_from=boxes_from,
-            masks=masks,
-            mask_read=mask_read,
             size_px=choose_size(size_px, patch_px),
             patch_px=None if patch_px is None else pair_px("patch_px", patch_px),
             stride_px=None if stride_px is None else pair_px("stride_px", stride_px),
-            min_visible=min_visible,
             **options,
         )
         self.sampling = sampling or BoxSampling()

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice, check_fraction
 from lit_data.datamodules.detection_masks import find_mask_boxes
-from lit_data.datamodules.image_files import ImageFolder
+from lit_data.datamodules.image_files import ImageFolder, ImageKeywords
 from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datasets.detection.files import (
     DetectionFiles,
@@ -38,12 +38,26 @@ from lit_data.io.remote import Scope
 from lit_data.io.remote.scope import find_fault
 from lit_data.io.store.build import describe_options
 from lit_data.io.store.pixels import WHOLE, StoreOptions
+from lit_data.mosaic import Ints
 from lit_data.samples.detection import DetectionSampleSpec
+from lit_data.types import PathText
 
 BoxesFrom = Literal["labels", "masks"]
 
 _LABELS: Final = "boxes.npz"
 _ALL: Final = {"train": 1.0}
+
+
+class DetectionKeywords(ImageKeywords, total=False):
+    """Keywords of `DetectionSource` that a datamodule passes on."""
+
+    label_format: LabelFormat
+    annotations: PathText | None
+    difficult: Difficult
+    boxes_from: BoxesFrom
+    masks: PathText | None
+    mask_read: MaskOptions | None
+    min_visible: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,9 +325,7 @@ def _read_files(folder: Path) -> tuple[DetectionFiles, dict[str, Any]]:
         ) from error
 
 
-def keep_groups_together(
-    files: DetectionFiles, groups: NDArray[np.int64], seed: int
-) -> DetectionFiles:
+def keep_groups_together(files: DetectionFiles, groups: Ints, seed: int) -> DetectionFiles:
     """Share images out again so that each group lies in one split, as far as any has several.
 
     Images with the same classes are spread over the splits.

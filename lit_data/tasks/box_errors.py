@@ -93,8 +93,9 @@ class BoxErrors:
         columns = max(len(missed), len(alarms))
         if not columns:
             return
-        figure, axes = new_axes(2, columns, 2 * CELL_INCHES + 1.2)
-        for cells, errors in zip(axes, (missed, alarms), strict=True):
+        rows = [errors for errors in (missed, alarms) if errors]
+        figure, axes = new_axes(len(rows), columns, len(rows) * (CELL_INCHES + 0.6))
+        for cells, errors in zip(axes, rows, strict=True):
             for cell in cells[len(errors) :]:
                 cell.set_axis_off()
             for cell, error in zip(cells, errors, strict=False):

@@ -84,6 +84,7 @@ class VolumeAugment(nn.Module):
         warps = uniform(seed, Stream.GEOMETRY, index, epoch, 3 + _WARP_DRAWS)
         values = uniform(seed, Stream.PHOTOMETRY, index, epoch, _VALUE_DRAWS)
         signs = np.where((warps[:, :3] < 0.5) & np.array(self.flip), -1, 1)
+        # Each number is drawn in any case, so that no option moves the others.
         is_warped = warps[:, 3] < self.probability
         angle = (2 * warps[:, 4] - 1) * math.radians(self.rotate_deg) * is_warped
         smallest, largest = self.scale

@@ -85,6 +85,7 @@ class WindowBlend:
         # One slice at a time: the largest of all sums would be another copy of them.
         for number, plane in enumerate(labels):
             plane[:] = self._sums[:, number].argmax(0)
+        # Class by class, as an overlapping move needs a copy of what it moves.
         for sums in self._sums:
             sums[:-count] = sums[count:].copy()
             sums[-count:] = 0
@@ -174,6 +175,7 @@ class LabelWriter(PredictionWriter):
         spacing_mm, affine = volume.spacing_mm, volume.affine
         true: NDArray[np.generic] | None = None
         if not self._volumes.bank.fetches:
+            # The bank knows the resampled volume alone.
             source = self._volumes.sources[volume_number]
             with open_volume(source) as original:
                 answer = resample_labels(answer, original, spacing_mm)

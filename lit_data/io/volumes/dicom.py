@@ -159,6 +159,7 @@ def open_segmentation(path: str, volume: Volume) -> Volume:
             position_mm = facts.PlanePositionSequence[0].ImagePositionPatient
             # DICOM's own axes are left, posterior, superior.
             corner = to_voxels @ [-position_mm[0], -position_mm[1], position_mm[2], 1]
+            # That of the first pixel, in voxels of the series: (0, 0, number of the slice).
             x, y, z = corner[:3].tolist()
             slice_number = round(z)
             apart = max(abs(x), abs(y), abs(z - slice_number))
@@ -169,6 +170,7 @@ def open_segmentation(path: str, volume: Volume) -> Volume:
                 )
             segment = int(facts.SegmentIdentificationSequence[0].ReferencedSegmentNumber)
             plane = labels[slice_number]
+            # A frame holds 0 and 1; the product is refused where a byte is too small for it.
             np.maximum(plane, frame * np.uint8(segment), out=plane)
     return wrap_array(labels, name=path, spacing_mm=volume.spacing_mm, affine=volume.affine)
 

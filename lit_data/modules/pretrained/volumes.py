@@ -15,7 +15,6 @@ from lit_data.modules.weights import load_weights_file
 from lit_data.types import PathText
 
 _OF_CLASSES: Final = ("to_onehot_y", "softmax", "use_softmax")  # of losses
-_SHAPE: Final = ("spatial_dims", "in_channels", "out_channels")
 
 
 class MonaiNet(nn.Module):
@@ -48,14 +47,18 @@ class MonaiNet(nn.Module):
         super().__init__()
         count = len(prior_logits(classes, 0.5))
         check_counts(classes=count, channels=channels)
-        shape = dict(zip(_SHAPE, (3, channels, count), strict=True))
-        self.net = _build("networks.nets", architecture, shape | check_options(options))
+        arguments = check_options(options)
+        arguments["spatial_dims"] = 3
+        arguments["in_channels"] = channels
+        arguments["out_channels"] = count
+        self.net = _build("networks.nets", architecture, arguments)
         load_weights_file(self, weights)
 
     @override
     def forward(self, images: Tensor) -> Tensor:
         """Return logits [B, K, D, H, W] of windows [B, C, D, H, W]."""
         outputs: Any = self.net(images)
+        # With deep supervision coarser ones follow.
         logits: Tensor = outputs if isinstance(outputs, Tensor) else outputs[0]
         return logits
 
@@ -97,13 +100,18 @@ def _build(
     library = open_library("monai")
     for part in package.split("."):
         library = getattr(library, part)
+    # Only its public modules, as the name comes from a configuration.
     known = []
     for public_name, value in vars(library).items():
         if isinstance(value, type) and issubclass(value, nn.Module):
             known.append(public_name)
     check_choice("architecture" if "nets" in package else "loss", name, known)
     kind = getattr(library, name)
-    taken = dict.fromkeys(set(defaults) & inspect.signature(kind).parameters.keys(), True)
+    taken = {}
+    # Losses call the same option by several names, of which each takes some.
+    for option in inspect.signature(kind).parameters:
+        if option in defaults:
+            taken[option] = True
     with building(name):
         built: nn.Module = kind(**taken | dict(arguments))
     return built

@@ -9,7 +9,6 @@ from typing import Any, Final, Literal, get_args
 from zipfile import BadZipFile
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.checks import check_choice, check_fraction

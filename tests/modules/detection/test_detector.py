@@ -44,6 +44,22 @@ def test_shapes(height: int, width: int, levels: tuple[tuple[int, int], ...]) ->
     assert (boxes[..., 2:] > boxes[..., :2]).all()
 
 
+def test_a_finer_level_has_places_for_objects_of_a_few_pixels() -> None:
+    net = DetectorNet(2, width=4, finest_stride_px=4).eval()
+    with torch.no_grad():
+        found = net(torch.rand(1, 3, 100, 36))
+    sizes = (4, 25, 9), (8, 13, 5), (16, 7, 3), (32, 4, 2)
+    assert found.levels == tuple(Level(*size) for size in sizes)
+    assert found.logits.shape == (1, 25 * 9 + 13 * 5 + 7 * 3 + 4 * 2, 2)
+    # Two objects side by side, which lie in one cell of 8 px.
+    boxes = torch.tensor([[0.0, 0.0, 4.0, 4.0], [4.0, 0.0, 8.0, 4.0]])
+    truths = Truths(torch.tensor([0, 0]), torch.tensor([0, 1]), boxes)
+    learned = assign(found, truths)
+    assert {0, 1} <= set(learned.places.tolist())
+    with pytest.raises(ConfigError, match="finest_stride_px=2 is unknown: choose one of"):
+        DetectorNet(2, finest_stride_px=2)
+
+
 def test_it_is_small() -> None:
     assert sum(weight.numel() for weight in DetectorNet(3).parameters()) == 942_597
     assert sum(weight.numel() for weight in DetectorNet(80, width=24).parameters()) < 3_000_000

@@ -58,21 +58,21 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
 
     A batch is a dict:
 
-    ===============  =======================  ==================================================================
-    key              shape, dtype             what
-    ===============  =======================  ==================================================================
-    ``image``        [B, C, H, W] float32     0..1; R, G, B of colour images
-    ``boxes``        [N, 6] float32           (row, class, cx, cy, w, h), the last four in shares of H and W
-    ``boxes_count``  [B] int64                boxes of each image, in order
-    ``index``        [B] int64                number of the image or window of the sample
-    ``image_index``  [B] int64                number of its image (of the first one of a mosaic)
-    ``shape``        [B, 2] int64             (height, width) px of that image on the disk
-    ``path``         B paths                  of that image
-    ``epoch``        [B] int64                epoch the sample was drawn for
-    ``window``       [B, 2] int64             (top, left) px of the window in its image, with `patch_px`
-    ``ignored``      [M, 6] float32           as ``boxes``: regions in which objects of the class count for nothing
+    =================  =======================  ==================================================================
+    key                shape, dtype             what
+    =================  =======================  ==================================================================
+    ``image``          [B, C, H, W] float32     0..1; R, G, B of colour images
+    ``boxes``          [N, 6] float32           (row, class, cx, cy, w, h), the last four in fractions of H, W
+    ``boxes_count``    [B] int64                boxes of each image, in order
+    ``index``          [B] int64                number of the image or window of the sample
+    ``image_index``    [B] int64                number of its image (of the first one of a mosaic)
+    ``shape``          [B, 2] int64             (height, width) px of that image on the disk
+    ``path``           B paths                  of that image
+    ``epoch``          [B] int64                epoch the sample was drawn for
+    ``window``         [B, 2] int64             (top, left) px of the window in its image, with `patch_px`
+    ``ignored``        [M, 6] float32           as ``boxes``: regions in which objects of the class count for nothing
     ``ignored_count``  [B] int64              regions of each image; both only where the labels have some
-    ===============  =======================  ==================================================================
+    =================  =======================  ==================================================================
 
     `batch_format=yolo` is the tuple that YOLO trainers take: images, targets (``boxes``), paths,
     and for each sample ``((height, width), ((scale of y, scale of x), (left, top)))``, how its

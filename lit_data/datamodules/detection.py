@@ -71,7 +71,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
     ``epoch``          [B] int64                epoch the sample was drawn for
     ``window``         [B, 2] int64             (top, left) px of the window in its image, with `patch_px`
     ``ignored``        [M, 6] float32           as ``boxes``: regions in which objects of the class count for nothing
-    ``ignored_count``  [B] int64              regions of each image; both only where the labels have some
+    ``ignored_count``  [B] int64                regions of each image; both only where the labels have some
     =================  =======================  ==================================================================
 
     `batch_format=yolo` is the tuple that YOLO trainers take: images, targets (``boxes``), paths,

@@ -50,6 +50,7 @@ sys.modules[module.__name__] = module
 """
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(sys.platform != "linux", reason="the server asks Linux to adopt processes"),
 ]

@@ -69,6 +69,7 @@ class StepRecord(L.Callback):
         self.path = None if path is None else Path(path)
         self._folder: Path | None = None
         self._digest: SampleDigest | None = None
+        self._cutting: list[AdaptiveBatchSize] = []
         self._row = np.zeros((), STEP)  # of the batch under way
         self._rows: list[NDArray[np.void]] = []
         self._losses: list[Tensor] = []
@@ -96,20 +97,23 @@ class StepRecord(L.Callback):
             if isinstance(callback, SampleDigest):
                 self._digest = callback
                 callback.listener = self._note_digests
+            elif isinstance(callback, AdaptiveBatchSize):
+                self._cutting.append(callback)
 
     @override
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        if self._folder is None:
+            return
         self._row = np.zeros((), STEP)
         loader = trainer.train_dataloader
         located = loader.locate(batch_idx) if isinstance(loader, MicroBatchLoader) else None
         if located is not None:
             self._row["epoch"], self._row["position"], self._row["samples"] = located
             self._row["ranks"] = trainer.world_size
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by its callback connector
-            if isinstance(callback, AdaptiveBatchSize) and callback.leaves_on_host(batch):
-                self._cut.add(count_batches(trainer))
+        if any(callback.leaves_on_host(batch) for callback in self._cutting):
+            self._cut.add(count_batches(trainer))
 
     @override
     def on_train_batch_end(
@@ -159,6 +163,7 @@ class StepRecord(L.Callback):
         if self._digest is not None:
             self._digest.listener = None
         self._folder = self._digest = None
+        self._cutting = []
 
     def _begin(self, loader: MicroBatchLoader, trainer: L.Trainer) -> None:
         """Write what decides the samples beside the configuration, and cut off what a killed run wrote further on."""

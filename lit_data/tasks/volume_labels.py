@@ -92,7 +92,29 @@ class WindowBlend:
         self._first = end
 
 
-class LabelWriter(PredictionWriter):
+class InputVolumesWriter(PredictionWriter):
+    """Writer of predictions of whole volumes, one for each input.
+
+    Args:
+        datamodule: The volumes.
+    """
+
+    def __init__(self, datamodule: CTDataModule) -> None:
+        self._volumes = datamodule.volumes
+        self._numbers: list[int] = datamodule.volumes.of("predict").tolist()
+        self.names = [self._volumes.sources[number].name for number in self._numbers]
+        self.bad = self._volumes.bank.skipped
+
+    @override
+    def stamp(self, number: int) -> Sequence[int]:
+        return self._volumes.bank.stamp(self._numbers[number])
+
+    @override
+    def path(self, number: int) -> str:
+        return self._volumes.bank.name(self._numbers[number])
+
+
+class LabelWriter(InputVolumesWriter):
     """Writes the labels of each volume as soon as its last window is predicted.
 
     Into the folder go ``labels/<name>.nii.gz`` with the grid and the affine of the input, ``.npy``
@@ -109,12 +131,11 @@ class LabelWriter(PredictionWriter):
     expects = "probabilities [B, K, D, H, W] of the background and of each class"
 
     def __init__(self, datamodule: CTDataModule, folder: Path, *, surface_mm: float) -> None:
+        super().__init__(datamodule)
         self._folder = folder
         self._classes = datamodule.classes
         self._surface_mm = surface_mm
-        self._volumes = datamodule.volumes
         self._sides = datamodule.windows.sides
-        self._numbers = datamodule.volumes.of("predict").tolist()
         self._blends: dict[int, WindowBlend] = {}
         resolution = datamodule.source.resolution
         has_files = not self._volumes.bank.fetches
@@ -128,16 +149,6 @@ class LabelWriter(PredictionWriter):
         # Windows of a volume follow one another.
         self._starts = np.searchsorted(volumes, self._numbers).tolist()
         self._ends = np.searchsorted(volumes, self._numbers, side="right").tolist()
-        self.names = [self._volumes.sources[number].name for number in self._numbers]
-        self.bad = self._volumes.bank.skipped
-
-    @override
-    def stamp(self, number: int) -> Sequence[int]:
-        return self._volumes.bank.stamp(self._numbers[number])
-
-    @override
-    def path(self, number: int) -> str:
-        return self._volumes.bank.name(self._numbers[number])
 
     @override
     def samples(self, number: int) -> Sequence[int]:

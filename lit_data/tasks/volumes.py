@@ -21,7 +21,7 @@ from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, new_axes, save_figure
 from lit_data.tasks.journal import Entry
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
-from lit_data.tasks.volume_labels import LabelWriter, draw_labels
+from lit_data.tasks.volume_labels import InputVolumesWriter, LabelWriter, draw_labels
 from lit_data.tasks.volume_views import PLANES, VolumeShown, show_slice, show_view
 from lit_data.tasks.writer import PredictionWriter, Written
 from lit_data.types import COUNT_SUFFIX, Array, Batch, Stage
@@ -264,7 +264,7 @@ _PAIRS: Final = ".shown/"
 """Folder of what the picture shows, which another process than the one that found it may draw."""
 
 
-class VolumeWriter(PredictionWriter):
+class VolumeWriter(InputVolumesWriter):
     """Writes the reconstruction of each volume.
 
     Into the folder go ``volumes/<name>.nii.gz`` where the source has an affine, else
@@ -292,21 +292,10 @@ class VolumeWriter(PredictionWriter):
             raise ConfigError(
                 f"predict writes whole volumes: set data.sample=points, not {datamodule.sample}"
             )
+        super().__init__(datamodule)
         self._folder = folder
         self._threshold = threshold
-        self._volumes = datamodule.volumes
         self._window = datamodule.window
-        self._numbers = datamodule.volumes.of("predict").tolist()
-        self.names = [self._volumes.sources[number].name for number in self._numbers]
-        self.bad = self._volumes.bank.skipped
-
-    @override
-    def stamp(self, number: int) -> Sequence[int]:
-        return self._volumes.bank.stamp(self._numbers[number])
-
-    @override
-    def path(self, number: int) -> str:
-        return self._volumes.bank.name(self._numbers[number])
 
     @override
     def read(

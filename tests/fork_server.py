@@ -118,17 +118,31 @@ class Server:
     Args:
         connection: To the server's process.
         environment: In which the server has imported all.
+        process: The server's, where this process has started it.
     """
 
-    def __init__(self, connection: socket.socket, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        environment: Mapping[str, str],
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
         self.environment = environment
         self._connection = connection
+        self._process = process
         self._lock = threading.Lock()
         self._owner = os.getpid()
 
     def close(self) -> None:
         """End the server, unless a command still comes from it."""
         self._connection.close()
+        if self._process is not None:
+            self._process.wait()
+
+    def has_ended(self) -> bool:
+        """Return True if a test has ended all children of this process, and the server with them."""
+        is_ours = self._process is not None and os.getpid() == self._owner
+        return is_ours and self._process.poll() is not None
 
     def fork(self, request: Mapping[str, object], streams: Sequence[int]) -> int | None:
         """Return the process id of a command, now a child of this process; None without a server.
@@ -142,9 +156,7 @@ class Server:
         with self._lock, _adopting():
             try:
                 socket.send_fds(self._connection, [message], streams)
-            except (
-                OSError
-            ):  # it was killed with the group of this process, or the command is too long
+            except OSError:  # the server has just been killed, or the command is too long
                 return None
             if not select.select([self._connection], [], [], _LONGEST_S)[0]:
                 raise TimeoutError(f"the fork server does not answer within {_LONGEST_S:.0f} s")
@@ -259,13 +271,13 @@ def make_starter() -> Callable[[], Server | None]:
     servers: list[Server | None] = []
     lock = threading.Lock()
 
-    def start_once() -> Server | None:
+    def find_server() -> Server | None:
         with lock:
-            if not servers:
+            if not servers or (servers[-1] is not None and servers[-1].has_ended()):
                 servers.append(_start_server(environment))
-        return servers[0]
+        return servers[-1]
 
-    return start_once
+    return find_server
 
 
 def _start_server(environment: Mapping[str, str]) -> Server | None:
@@ -279,14 +291,9 @@ def _start_server(environment: Mapping[str, str]) -> Server | None:
         stderr=subprocess.DEVNULL,
     )
     theirs.close()
-    server = Server(ours, environment)
+    server = Server(ours, environment, process)
     is_ready = ours.recv(16) == b"ready"
-
-    def end() -> None:
-        server.close()
-        process.wait()
-
-    atexit.register(end)
+    atexit.register(server.close)
     return server if is_ready else None
 
 

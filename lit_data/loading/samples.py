@@ -8,11 +8,12 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import default_collate
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading.options import LoaderOptions
 from lit_data.rng import Stream, random_words, seed_generators, unchanged_generators
-from lit_data.types import Array, Batch, FieldSpec, RowWriter, read_samples
+from lit_data.types import COUNT_SUFFIX, Array, Batch, FieldSpec, RowWriter, read_samples
 
 _VIEWED_AS: Final = {
     torch.bfloat16: torch.int16,
@@ -393,3 +394,25 @@ class SingleSamples:
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return read_samples(self._dataset, [index], self.epoch)[0]
+
+    @property
+    def collate_fn(self) -> Collate | None:
+        """That of torch's loader: None, its own, where all samples have the same shapes."""
+        fields = self._dataset.fields.values()
+        return self._collate if any(field.max_items is not None for field in fields) else None
+
+    def _collate(self, samples: list[Batch]) -> Batch:
+        """Stack samples; items of ragged fields lie behind each other, with their counts."""
+        batch = {}
+        for name, field in self._dataset.fields.items():
+            values = [sample[name] for sample in samples]
+            if field.max_items is None:
+                batch[name] = default_collate(values)
+                continue
+            counts = torch.tensor([len(items) for items in values])
+            batch[name] = torch.cat(values)
+            batch[name + COUNT_SUFFIX] = counts
+            if field.row_column:
+                rows = torch.arange(len(samples))
+                batch[name][:, 0] = rows.repeat_interleave(counts)
+        return batch

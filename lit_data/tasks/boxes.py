@@ -76,7 +76,7 @@ class BoxTask(Task[DetectionDataModule]):
         detections = read_objects(ask_step(model, batch))
         if detections is None:
             return False
-        figure, cells = open_pairs(len(images), ("boxes of the set", "found"))
+        figure, cells = open_pairs(len(images), ("labelled boxes", "predicted boxes"))
         for row, (image, boxes) in enumerate(zip(images, detections, strict=True)):
             true_cell, detected_cell = cells[2 * row : 2 * row + 2]
             true_cell.set_ylabel(Path(str(batch["path"][row])).name[-24:], fontsize=8)

@@ -272,7 +272,7 @@ def draw_whole_images(images: Sequence[ShownImage], path: Path, title: str, leas
         axes = axes.T  # a row of cells for each image again
     for image, part, cells in zip(images, parts, axes, strict=True):
         _draw_whole_image(cells, image, part, least)
-    save_figure(figure, path, title, ("found",), (FOUND_COLOUR,))
+    save_figure(figure, path, title, ("predicted",), (FOUND_COLOUR,))
 
 
 def _draw_whole_image(

@@ -128,7 +128,7 @@ class PixelTask(Task[Images]):
         if classes:
             save_figure(figure, path, title, number_classes(classes), CLASS_COLOURS)
         else:
-            save_figure(figure, path, title, ("mask", "found"), (TRUE_COLOUR, FOUND_COLOUR))
+            save_figure(figure, path, title, ("mask", "predicted"), (TRUE_COLOUR, FOUND_COLOUR))
         return True
 
     @override
@@ -309,7 +309,7 @@ class PatchTask(Task[Data]):
             image = chosen["image"][row]
             mask = chosen["mask"][row, 0]
             _draw_patch(cells, image, mask, probability[row, 0].numpy(), threshold)
-        save_figure(figure, path, title, ("true defect", "found"), (TRUE_COLOUR, FOUND_COLOUR))
+        save_figure(figure, path, title, ("true defect", "predicted"), (TRUE_COLOUR, FOUND_COLOUR))
         return True
 
     @override

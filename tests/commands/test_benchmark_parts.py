@@ -183,7 +183,7 @@ def test_rows_are_measured_in_turn_and_a_failing_one_has_a_note(
         def __iter__(self) -> Iterator[Batch]:
             order.append(self.row.method)
             if self.row.method == "textbook":
-                raise RuntimeError("Bus\nerror")
+                raise RuntimeError("Caught in worker 0:\n  line 3, in get\nBus error\n")
             yield from [{"image": torch.zeros(4)}] * 2
 
     make_loader = "lit_data.commands.benchmarks.measure.make_torch_loader"

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import SequentialSampler
+from torch.utils.data import DataLoader, SequentialSampler
 
 from lit_data.errors import ConfigError, WorkerDiedError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.loading.samples import SingleSamples
 from lit_data.types import FieldSpec
 from tests.loading.rows import KINDS as FEW_KINDS
 from tests.loading.rows import Indices, Rows
@@ -56,6 +57,17 @@ KINDS = [*FEW_KINDS, {"worker_kind": "thread", "num_workers": 1}]
 
 def _stream(loader: MicroBatchLoader) -> list[dict[str, torch.Tensor]]:
     return [{key: value.clone() for key, value in batch.items()} for batch in loader]
+
+
+def test_a_torch_loader_of_single_samples_joins_ragged_fields_as_ours_does() -> None:
+    samples = SingleSamples(Boxes())
+    torch_loader = DataLoader(samples, batch_size=8, collate_fn=samples.collate_fn)
+    options = LoaderOptions(batch_size=8, worker_kind="inline")
+    loader = MicroBatchLoader(Boxes(), options, shuffle=False)
+    for batch, expected in zip(torch_loader, loader, strict=True):
+        assert batch.keys() == expected.keys()
+        assert all(batch[key].equal(expected[key]) for key in batch)
+    assert SingleSamples(Numbers(3)).collate_fn is None
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -91,13 +91,16 @@ def make_torch_loader(row: Row, candidate: Candidate, seed: int) -> DataLoader[B
         seed: Of the order.
     """
     dataset = candidate.dataset
+    collate_fn = None
     if not hasattr(dataset, "__getitem__"):
         dataset = SingleSamples(dataset)
+        collate_fn = dataset.collate_fn
     return DataLoader(
         dataset,
         row.batch_size,
         shuffle=True,
         num_workers=row.num_workers,
+        collate_fn=collate_fn,
         persistent_workers=row.num_workers > 0,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator().manual_seed(seed % 2**63),
@@ -232,7 +235,8 @@ def measure_rows(
             result.laps.append(lap)
         except (LitDataError, RuntimeError) as error:  # RuntimeError: of torch's loader and CUDA
             log.debug("%s", result.row, exc_info=True)
-            result.note = f"not available: {' '.join(str(error).split())}"
+            # An error of a worker of torch is its traceback: the last line says what it is.
+            result.note = f"not available: {str(error).strip().splitlines()[-1]}"
             result.laps = []
             failures.append(error.with_traceback(None))  # its frames would keep the workers alive
     if failures and not any(result.laps for result in results):

@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 LabelFormat = Literal["auto", "yolo", "coco", "voc", "none"]
 
 _PLACES: Final = {
-    "yolo": (".txt", ("labels",)),
-    "voc": (".xml", ("Annotations", "annotations", "annotations_voc")),
+    "yolo": (".txt", ("labels", "Labels", "LABELS")),
+    "voc": (".xml", ("Annotations", "annotations", "ANNOTATIONS", "annotations_voc")),
 }
 _READERS: Final = 8  # threads that wait for a disk in the network, or a server
 _COCO_OF_SPLITS: Final = "annotations/*.json"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,7 @@ class DetectionModule(ScoredModule):
     """
 
     predict_threshold: Tensor
+    not_in_bar: ClassVar[tuple[str, ...]] = ("map_", "ap50_", "ap_", "froc_", "object_f1_max")
 
     def __init__(
         self,

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datasets.detection.files import DetectionFiles
 from lit_data.datasets.detection.labels import LabelTable
-from lit_data.datasets.inspection.layouts import split_of
-from lit_data.datasets.inspection.splitting import read_fractions
-from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_images
+from lit_data.datasets.inspection.splitting import ImageSplitter
 from lit_data.errors import DataError, Problems
 from lit_data.io.images.decoders import ImageSource, MaskDecoder
 from lit_data.io.images.header import describe_size_mismatch, read_header
@@ -139,25 +137,17 @@ def _join(
     counts = [len(image.boxes) for image in marked]
     labels = LabelTable(classes, boxes, np.cumsum(counts, dtype=np.int64))
     names = [image.path.relative_to(files.folder).as_posix() for image in marked]
-    splits = _choose_splits(files, names)
-    fractions = read_fractions(splits)
-    numbers = {}
-    for split, part in split_images(names, splits, seed=files.split_seed).items():
-        numbers[split] = part.tolist()
+    splitter = ImageSplitter(
+        names=names,
+        kinds=labels.strata,
+        has_mask=None,
+        count_classes=None,
+        find_groups=lambda names: np.arange(len(names)),  # `keep_groups_together` comes later
+        seed=files.split_seed,
+    )
+    is_anomaly_set = files.image_set.layout == "anomaly"
+    parts = splitter.split(files.splits, is_anomaly_set=is_anomaly_set)
+    splits = {split: part.tolist() for split, part in parts.items()}
+    fractions = splitter.find_fractions(files.splits, is_anomaly_set=is_anomaly_set)
     paths = tuple(str(image.path) for image in marked)
-    return DetectionFiles(paths, labels, numbers, sizes_px, fractions)
-
-
-def _choose_splits(files: InspectionFiles, names: Sequence[str]) -> Splits:
-    """Return the splits that `auto` stands for: folders named after them, else fractions."""
-    if files.splits != "auto":
-        return files.splits
-    split_of_image = [split_of(name) for name in names]
-    # Train of an anomaly dataset shows no defect, so its images are shared out anew.
-    if files.image_set.layout == "anomaly" or None in split_of_image:
-        return DEFAULT_SHARES
-    lists = {}
-    for split in SPLITS:
-        pairs = zip(names, split_of_image, strict=True)
-        lists[split] = [name for name, of_image in pairs if of_image == split]
-    return lists
+    return DetectionFiles(paths, labels, splits, sizes_px, fractions)

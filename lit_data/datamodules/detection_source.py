@@ -21,12 +21,13 @@ from lit_data.datasets.detection.files import (
     find_detection_files,
     list_detection_images,
 )
-from lit_data.datasets.detection.labels import LabelTable
+from lit_data.datasets.detection.labels import Faults, LabelTable
 from lit_data.datasets.detection.voc import Difficult
 from lit_data.datasets.detection.windows import Windows, choose_stride, cut_windows
 from lit_data.datasets.inspection.splitting import split_stratified
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.files import replacing
+from lit_data.grid import pair_px
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
 from lit_data.io.images.header_scan import SKIPPING, find_faults
 from lit_data.io.images.image_source import ImageBank
@@ -45,6 +46,7 @@ BoxesFrom = Literal["labels", "masks"]
 
 _LABELS: Final = "boxes.npz"
 _ALL: Final = {"train": 1.0}
+_SIZE_PX: Final = 320
 
 
 class DetectionKeywords(ImageKeywords, total=False):
@@ -200,10 +202,31 @@ class DetectionSource(ImageFolder):
         """
         self._refuse_shards()
         self.refresh()
-        files = self._find()
-        problems = find_faults(_list_sources(files.images), ImageDecoder(self.read))
-        problems.raise_if_any(f"{len(problems)} of {len(files.images)} images are bad", SKIPPING)
+        faults = Faults(self.folder, "error")
+        try:
+            files = self._find()
+            images = files.images
+        except DataError as error:
+            faults.take(error)
+            images = self._list_others(error)
+        problems = find_faults(_list_sources(images), ImageDecoder(self.read))
+        if len(problems):
+            heading = f"{len(problems)} of {len(images)} images are bad"
+            faults.take(problems.make_error(heading, SKIPPING))
+        faults.raise_if_any()
         return {"images": len(files.images), "boxes": len(files.labels.boxes)}
+
+    def _list_others(self, error: DataError) -> tuple[str, ...]:
+        """Return the images that an error about labels or masks does not name."""
+        try:
+            if self.boxes_from == "masks":
+                images = tuple(map(str, self._masked_files.image_set.images))
+            else:
+                images = list_detection_images(self.folder, **self._listing_options)
+        except DataError:  # the same once more
+            return ()
+        named = {path for path, _ in error.problems}
+        return tuple(image for image in images if image not in named)
 
     @override
     def find_images(self) -> list[ImageSource]:
@@ -237,17 +260,21 @@ class DetectionSource(ImageFolder):
         if self.shards is not None:
             return self._read_shards()
         if self.boxes_from == "masks":
-            shared = {each.name: getattr(self, each.name) for each in fields(ImageFolder)}
-            masks = InspectionFiles(
-                **shared, masks=self.masks, mask_read=self.mask_read, classes=self.classes
-            )
-            return find_mask_boxes(masks)
+            return find_mask_boxes(self._masked_files)
         return find_detection_files(
             self.folder,
             difficult=self.difficult,
             seed=self.split_seed,
             read=self.read,
             **self._listing_options,
+        )
+
+    @property
+    def _masked_files(self) -> InspectionFiles:
+        """Images and masks, from which boxes come."""
+        shared = {each.name: getattr(self, each.name) for each in fields(ImageFolder)}
+        return InspectionFiles(
+            **shared, masks=self.masks, mask_read=self.mask_read, classes=self.classes
         )
 
     @property
@@ -324,24 +351,46 @@ def _read_files(folder: Path) -> tuple[DetectionFiles, dict[str, Any]]:
         ) from error
 
 
+def choose_size(
+    size_px: int | tuple[int, int] | None, patch_px: int | tuple[int, int] | None
+) -> tuple[int, int]:
+    """Return (height, width) of a sample.
+
+    Raises:
+        ConfigError: Images are to be scaled and to be cut into windows.
+    """
+    if size_px is not None and patch_px is not None:
+        raise ConfigError(
+            f"size_px={size_px} scales whole images and patch_px={patch_px} cuts windows out of "
+            "them: leave one of them null"
+        )
+    if patch_px is not None:
+        return pair_px("patch_px", patch_px)
+    if size_px is not None:
+        return pair_px("size_px", size_px)
+    return _SIZE_PX, _SIZE_PX
+
+
 def keep_groups_together(files: DetectionFiles, groups: Ints, seed: int) -> DetectionFiles:
-    """Share images out again so that each group lies in one split, as far as any has several.
+    """Share images out again so that each group lies in one of the splits that are fractions.
 
     Images with the same classes are spread over the splits.
 
     Args:
-        files: Images whose splits are fractions.
+        files: Images of which some splits are fractions; the others stay as they are.
         groups: [I] number of the group of each image.
         seed: Chooses the images of a share.
     """
     if files.fractions is None or len(np.unique(groups)) == len(groups):
         return files
-    strata = []
-    for image in range(len(files.images)):
-        numbers = set(files.labels.of(image)[:, 0].tolist())
-        strata.append(str(sorted(numbers)))
-    parts = split_stratified(strata, groups, files.fractions, seed=seed)
-    splits = {split: part.tolist() for split, part in parts.items()}
+    shared = sorted(number for split in files.fractions for number in files.splits[split])
+    strata = files.labels.strata
+    parts = split_stratified(
+        [strata[number] for number in shared], groups[shared], files.fractions, seed=seed
+    )
+    splits = dict(files.splits)
+    for split, part in parts.items():
+        splits[split] = [shared[rank] for rank in part.tolist()]
     return replace(files, splits=splits)
 
 

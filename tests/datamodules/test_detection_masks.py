@@ -19,18 +19,18 @@ SIZE = (48, 64)
 PARTS = ((4, 4, 12, 14), (30, 20, 40, 24))  # (left, top, right, bottom) px
 
 
-def _write(folder: Path, *, values: tuple[int, int] = (255, 255)) -> Path:
-    """Eight images with masks of two parts, which are numbers of classes or white; the last has none."""
+def _write(folder: Path, *, values: tuple[int, int] = (255, 255), count: int = 8) -> Path:
+    """Images with masks of two parts, which are numbers of classes or white; the last has none."""
     rng = np.random.default_rng(0)
     for name in ("images", "masks"):
         (folder / name).mkdir(parents=True)
-    for number in range(8):
+    for number in range(count):
         image = rng.integers(0, 256, (*SIZE, 3), np.uint8)
         cv2.imwrite(str(folder / "images" / f"{number}.png"), image)
         mask = np.zeros(SIZE, np.uint8)
         for (left, top, right, bottom), value in zip(PARTS, values, strict=True):
             mask[top:bottom, left:right] = value
-        cv2.imwrite(str(folder / "masks" / f"{number}.png"), mask * (number < 7))
+        cv2.imwrite(str(folder / "masks" / f"{number}.png"), mask * (number < count - 1))
     return folder
 
 
@@ -123,3 +123,27 @@ def test_options_that_do_not_go_together(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         DetectionDataModule(str(tmp_path), **({"boxes_from": "masks"} | options))
+
+
+def test_a_part_of_train_validates_where_no_folder_says_val(cache: str, tmp_path: Path) -> None:
+    flat = _write(tmp_path / "flat", count=14)
+    root = tmp_path / "set"
+    rng = np.random.default_rng(1)
+    for number in range(0, 14, 2):
+        cells = cv2.resize(rng.integers(0, 250, (8, 8, 3), np.uint8), SIZE[::-1])
+        split = "test" if number == 0 else "train"
+        for brighter in (0, 1):  # pairs of near-duplicates
+            name = f"{number + brighter}.png"
+            cv2.imwrite(str(flat / "images" / name), cv2.add(cells, 2 * brighter))
+            for folder in ("images", "masks"):
+                (root / split / folder).mkdir(parents=True, exist_ok=True)
+                (flat / folder / name).rename(root / split / folder / name)
+    files = _data(root, Path(cache)).files
+    assert files.fractions == {"train": 0.85, "val": 0.15}
+    stems = {}
+    for split, numbers in files.splits.items():
+        stems[split] = [int(Path(files.images[number]).stem) for number in numbers]
+    assert sorted(stems["test"]) == [0, 1]
+    one, other = sorted(stems["val"])
+    assert (one % 2, other) == (0, one + 1)
+    assert sorted(stems["train"] + stems["val"]) == list(range(2, 14))

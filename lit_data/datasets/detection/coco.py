@@ -6,6 +6,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -15,13 +16,16 @@ from lit_data.datasets.detection.labels import (
     AnyPath,
     BoxCollector,
     BoxForm,
+    Faults,
     Floats,
     LabelTable,
     check_classes,
+    find_split,
     is_share_box,
 )
 from lit_data.datasets.detection.voc import NameIndex
 from lit_data.errors import DataError, Problems, escape, show_path
+from lit_data.io.discovery import check_inside
 from lit_data.io.images.header import describe_size_mismatch
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.source import naming, open_source, read_whole
@@ -37,6 +41,13 @@ def _find_shares(boxes: Floats) -> NDArray[np.bool_]:
     return is_share_box(np.hstack([boxes, boxes[:, :2] + boxes[:, 2:]]))
 
 
+_COCO_OF_SPLITS: Final = "annotations/*.json"
+COCO_PLACES: Final = (
+    "annotations/instances_*.json",
+    _COCO_OF_SPLITS,
+    "_annotations.coco.json",  # as Roboflow exports them
+    "*/_annotations.coco.json",
+)
 _MAX_SIDE_PX: Final = 10**9  # no image is larger, and messages stay short
 
 _FORM: Final = BoxForm(
@@ -50,20 +61,22 @@ class CocoFile:
 
     Args:
         path: Of the file.
-        images: Its ``images``, each with an ``id`` and a ``file_name``.
+        images: Its ``images`` by their number there, each with an ``id`` and a ``file_name``.
         annotations: Its ``annotations``, unchecked.
         categories: Name of each category by its id; categories of one name are one class.
         headings: Ids of categories that head others and that no annotation names, as Roboflow
             writes one for the dataset.
         split: Split of all its images, if its name or folder says so.
+        faults: Images and categories that are left out, as they name no or another one.
     """
 
     path: AnyPath
-    images: tuple[Mapping[str, Any], ...]
+    images: Mapping[int, Mapping[str, Any]]
     annotations: tuple[Any, ...]
     categories: Mapping[int, str]
     headings: frozenset[int] = frozenset()
     split: str | None = None
+    faults: tuple[str, ...] = ()
 
     def match(self, index: NameIndex) -> tuple[dict[int, int], Problems]:
         """Find its images.
@@ -78,14 +91,14 @@ class CocoFile:
         numbers: dict[int, int] = {}
         problems = Problems()
         folder = os.path.dirname(self.path)  # noqa: PTH120 - str or PathLike
-        for entry_number, entry in enumerate(self.images):
+        for entry_number, entry in self.images.items():
             name = entry["file_name"]
             try:
                 # An image beside the file is meant before one of its name elsewhere.
                 beside = index.find_path(os.path.join(folder, name))  # noqa: PTH118
                 numbers[entry["id"]] = index.find(name, self.split) if beside is None else beside
             except DataError as error:
-                problems.add(self.path, f"images[{entry_number}] of {len(self.images)}: {error}")
+                problems.add(self.path, f"images[{entry_number}]: {error}")
         return numbers, problems
 
 
@@ -104,6 +117,39 @@ def load_coco(path: AnyPath, split: str | None = None) -> CocoFile:
     return replace(parse_coco(path, text), split=split)
 
 
+def list_coco(root: Path, annotations: AnyPath | None, *, allow_outside: bool) -> list[Path]:
+    """Return the COCO file that is named, else those of the first of the known places that has any."""
+    if annotations is not None:
+        path = root / annotations
+        if path.is_symlink() and not allow_outside:
+            check_inside(path, root)
+        return [path]
+    for pattern in COCO_PLACES:
+        paths = sorted(root.glob(pattern))
+        if pattern == _COCO_OF_SPLITS:
+            paths = [path for path in paths if find_split(path.stem)]
+        if paths:
+            return paths
+    return []
+
+
+def load_coco_files(paths: Sequence[Path], root: Path, faults: Faults) -> tuple[CocoFile, ...]:
+    """Read some files below a root; those that cannot be read are faults.
+
+    Raises:
+        DataError: None of them can be read.
+    """
+    files = []
+    for path in paths:
+        try:
+            files.append(load_coco(path, find_split(os.path.relpath(path, root))))
+        except DataError as error:
+            faults.take(error)
+    if not files:
+        faults.raise_if_any()
+    return tuple(files)
+
+
 def parse_coco(path: AnyPath, text: bytes) -> CocoFile:
     """As `load_coco`, of a file that was read."""
     with naming(path):
@@ -113,13 +159,13 @@ def parse_coco(path: AnyPath, text: bytes) -> CocoFile:
             raise DataError(f"damaged JSON: {error}") from error
         if not isinstance(content, dict):
             raise DataError("must hold images, annotations and categories")
-        images, annotations = _list_items(content, "images"), _list_items(content, "annotations")
-        _check_entries("images", images, "file_name")
-        categories = _list_items(content, "categories")
-        _check_entries("categories", categories, "name", is_name_unique=False)
-        names = {entry["id"]: entry["name"] for entry in categories}
-        headings = _find_headings(categories, annotations)
-        return CocoFile(path, tuple(images), tuple(annotations), names, headings)
+        faults: list[str] = []
+        images = _take_entries(content, "images", "file_name", faults)
+        annotations = _list_items(content, "annotations")
+        categories = _take_entries(content, "categories", "name", faults, is_name_unique=False)
+        names = {entry["id"]: entry["name"] for entry in categories.values()}
+        headings = _find_headings(list(categories.values()), annotations)
+        return CocoFile(path, images, tuple(annotations), names, headings, faults=tuple(faults))
 
 
 def split_by_file(files: Sequence[CocoFile], index: NameIndex) -> dict[str, list[int]]:
@@ -172,7 +218,7 @@ def read_coco_labels(
         DataError: Lists what is wrong with any file.
     """
     collector = BoxCollector(_FORM, sizes_px, on_bad=on_bad)
-    categories = _merge_categories(files)
+    categories = _merge_categories(files, collector.problems)
     if classes is None:
         # In the order of their ids; categories of one name are one class.
         names = tuple(dict.fromkeys(categories[key] for key in sorted(categories)))
@@ -182,6 +228,8 @@ def read_coco_labels(
     crowds = 0
     for file in files:
         collector.start_file(file.path)
+        for fault in file.faults:
+            collector.problems.add(file.path, fault)
         numbers, missing = file.match(index)
         collector.bad.extend(missing)
         # Numbers beyond are those of images that are left out.
@@ -203,23 +251,43 @@ def _list_items(content: Mapping[str, Any], key: str) -> list[Any]:
     return items
 
 
-def _check_entries(
-    key: str, entries: Sequence[Any], text: str, *, is_name_unique: bool = True
-) -> None:
-    """Refuse entries without a whole id and a name, and those that repeat one."""
+def _take_entries(
+    content: Mapping[str, Any],
+    key: str,
+    text: str,
+    faults: list[str],
+    *,
+    is_name_unique: bool = True,
+) -> dict[int, Any]:
+    """Return by their numbers the entries of a list that have a whole id and a name, each once.
+
+    Args:
+        content: Of the file.
+        key: Of the list.
+        text: Key of the name.
+        faults: Takes what is wrong with the others.
+        is_name_unique: Refuse names that repeat.
+
+    Raises:
+        DataError: There is no such list.
+    """
     ids, names = set(), set()
-    for index, entry in enumerate(entries):
+    entries = {}
+    for index, entry in enumerate(_list_items(content, key)):
         has_id = isinstance(entry, dict) and type(entry.get("id")) is int
         if not has_id or not isinstance(entry.get(text), str):
-            raise DataError(
+            faults.append(
                 f"{key}[{index}] must have a whole number 'id' and a text {text!r}, found {quote(entry)}"
             )
-        if entry["id"] in ids or (is_name_unique and entry[text] in names):
-            raise DataError(
+        elif entry["id"] in ids or (is_name_unique and entry[text] in names):
+            faults.append(
                 f"{key}[{index}] repeats the id {quote(entry['id'])} or the {text} {quote(entry[text])}"
             )
-        ids.add(entry["id"])
-        names.add(entry[text])
+        else:
+            ids.add(entry["id"])
+            names.add(entry[text])
+            entries[index] = entry
+    return entries
 
 
 def _find_headings(categories: Sequence[Any], annotations: Sequence[Any]) -> frozenset[int]:
@@ -238,7 +306,7 @@ def _find_headings(categories: Sequence[Any], annotations: Sequence[Any]) -> fro
     return frozenset(headings)
 
 
-def _merge_categories(files: Sequence[CocoFile]) -> dict[int, str]:
+def _merge_categories(files: Sequence[CocoFile], problems: Problems) -> dict[int, str]:
     """Return the name of each category but of those that are headings in all files."""
     # A category that any file marks with is a class in all of them.
     headings = frozenset.intersection(*(file.headings for file in files))
@@ -249,9 +317,7 @@ def _merge_categories(files: Sequence[CocoFile]) -> dict[int, str]:
                 continue
             if merged.setdefault(key, name) != name:
                 other = quote(merged[key])
-                raise DataError(
-                    f"{show_path(file.path)}: category {key} is {quote(name)}, in another file {other}"
-                )
+                problems.add(file.path, f"category {key} is {quote(name)}, in another file {other}")
     return merged
 
 
@@ -262,7 +328,7 @@ def _check_sizes(
     images: Sequence[AnyPath],
     sizes_px: NDArray[np.int64],
 ) -> None:
-    for index, entry in enumerate(file.images):
+    for index, entry in file.images.items():
         stated = entry.get("height"), entry.get("width")
         if entry["id"] not in numbers or stated == (None, None):
             continue
@@ -283,7 +349,7 @@ def _add_boxes(
 ) -> int:
     """Add all boxes of a file, and count those of crowds."""
     crowds = 0
-    known = {entry["id"] for entry in file.images}
+    known = {entry["id"] for entry in file.images.values()}
     for index, entry in enumerate(file.annotations):
         if not isinstance(entry, dict):
             collector.reject(index, f"{quote(entry)} is no annotation")

@@ -11,8 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.checks import check_choice
-from lit_data.datasets.detection.coco import CocoFile, load_coco, read_coco_labels, split_by_file
-from lit_data.datasets.detection.labels import AnyPath, LabelTable, find_split
+from lit_data.datasets.detection.coco import (
+    COCO_PLACES,
+    CocoFile,
+    list_coco,
+    load_coco_files,
+    read_coco_labels,
+    split_by_file,
+)
+from lit_data.datasets.detection.labels import AnyPath, Faults, LabelTable, find_split
 from lit_data.datasets.detection.voc import Difficult, NameIndex, match_label_files, read_voc_labels
 from lit_data.datasets.detection.yolo import (
     DataYaml,
@@ -40,15 +47,8 @@ _PLACES: Final = {
     "voc": (".xml", ("Annotations", "annotations", "ANNOTATIONS", "annotations_voc")),
 }
 _READERS: Final = 8  # threads that wait for a disk in the network, or a server
-_COCO_OF_SPLITS: Final = "annotations/*.json"
-_COCO_PLACES: Final = (
-    "annotations/instances_*.json",
-    _COCO_OF_SPLITS,
-    "_annotations.coco.json",  # as Roboflow exports them
-    "*/_annotations.coco.json",
-)
 _SIDE_FILES: Final = (
-    *("data.yaml", "classes.txt", "labels/classes.txt", *_COCO_PLACES),
+    *("data.yaml", "classes.txt", "labels/classes.txt", *COCO_PLACES),
     *(f"{split}.txt" for split in SPLITS),
 )
 
@@ -93,7 +93,7 @@ class _Folder:
     excluded: tuple[str, ...]  # lists, COCO files and label files may still name them
     exclude: tuple[str, ...]
     allow_outside: bool
-    on_bad: OnBad
+    faults: Faults
     index: NameIndex
     yaml: DataYaml
 
@@ -185,7 +185,11 @@ def find_detection_files(
     )
     folder, fixed = listing.folder, listing.fixed
     members, sizes_px = _measure(folder, listing.members, read)
-    labels = _read_labels(folder, listing.labels, members, sizes_px, classes, difficult)
+    try:
+        labels = _read_labels(folder, listing.labels, members, sizes_px, classes, difficult)
+    except DataError as error:
+        folder.faults.take(error)
+    folder.faults.raise_if_any()
     fractions = None
     if fixed is None:
         fractions = read_fractions(DEFAULT_SHARES if splits == "auto" else splits)
@@ -220,6 +224,7 @@ def list_detection_images(
     listing = _list_dataset(
         root, label_format, classes, annotations, splits, on_bad, exclude, allow_outside=False
     )
+    listing.folder.faults.raise_if_any()
     return listing.folder.locate(listing.members)
 
 
@@ -237,13 +242,19 @@ def _list_dataset(
     if on_bad not in get_args(OnBad):
         raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
     path = Path(os.path.abspath(root))  # noqa: PTH100 - keeps links
-    folder = _open_folder(path, exclude, allow_outside, on_bad)
+    folder = _open_folder(path, exclude, allow_outside, Faults(path, on_bad))
     label_files = _find_labels(folder, label_format, annotations, unlabelled=bool(classes))
-    fixed = _find_splits(folder, splits, label_files.coco)
+    fixed = None
+    try:
+        fixed = _find_splits(folder, splits, label_files.coco)
+    except DataError as error:
+        folder.faults.take(error)
     return _Listing(folder, label_files, fixed, _list_members(folder, label_files.coco, fixed))
 
 
-def _open_folder(root: Path, exclude: Sequence[str], allow_outside: bool, on_bad: OnBad) -> _Folder:
+def _open_folder(
+    root: Path, exclude: Sequence[str], allow_outside: bool, faults: Faults
+) -> _Folder:
     patterns = [f"{name}/**/*" for name in ("images", "JPEGImages") if (root / name).is_dir()]
     if not patterns:
         patterns = ["*/images/**/*" if _has_image_folders(root) else "**/*"]
@@ -262,7 +273,7 @@ def _open_folder(root: Path, exclude: Sequence[str], allow_outside: bool, on_bad
         excluded=tuple(path.relative_to(root).as_posix() for path in listing.excluded),
         exclude=tuple(exclude),
         allow_outside=allow_outside,
-        on_bad=on_bad,
+        faults=faults,
         index=NameIndex(listing.paths, listing.excluded),
         yaml=yaml,
     )
@@ -299,13 +310,13 @@ def _find_labels(
             if label_files:
                 return _Labels(label_format, (), label_files)
             continue
-        paths = _list_coco(folder.root, annotations, allow_outside=folder.allow_outside)
+        paths = list_coco(folder.root, annotations, allow_outside=folder.allow_outside)
         if paths:
-            splits = [find_split(os.path.relpath(path, folder.root)) for path in paths]
-            return _Labels("coco", tuple(map(load_coco, paths, splits)), {})
+            return _Labels("coco", load_coco_files(paths, folder.root, folder.faults), {})
     if is_open and unlabelled:
         log.info("%s: %d images without labels", show_path(folder.root), len(folder.names))
         return _Labels("none", (), {})
+    folder.faults.raise_if_any()  # such as labels that fit no image
     raise DataError(
         f"{show_path(folder.root)}: no labels (data.label_format={wanted}); looked for "
         "labels/*.txt, annotations/instances_*.json, annotations/train.json, "
@@ -325,25 +336,10 @@ def _match_files(folder: _Folder, label_format: LabelFormat) -> dict[int, Path]:
         exclude=folder.exclude,
         allow_outside=folder.allow_outside,
     )
-    heading = f"{len(problems)} label files fit none of {len(folder.names)} images"
-    _report(problems, heading, folder.on_bad)
+    folder.faults.add(
+        problems, f"{len(problems)} label files fit none of {len(folder.names)} images"
+    )
     return files
-
-
-def _list_coco(root: Path, annotations: AnyPath | None, *, allow_outside: bool) -> list[Path]:
-    """Return the COCO file that is named, else those of the first of the known places that has any."""
-    if annotations is not None:
-        path = root / annotations
-        if path.is_symlink() and not allow_outside:
-            check_inside(path, root)
-        return [path]
-    for pattern in _COCO_PLACES:
-        paths = sorted(root.glob(pattern))
-        if pattern == _COCO_OF_SPLITS:
-            paths = [path for path in paths if find_split(path.stem)]
-        if paths:
-            return paths
-    return []
 
 
 def _find_splits(
@@ -392,6 +388,7 @@ def _list_members(
     if fixed is not None:
         numbers &= {number for part in fixed.values() for number in part}
     if not numbers:
+        folder.faults.raise_if_any()
         raise DataError(
             f"{show_path(folder.root)}: none of its {len(folder.names)} images is in a list or COCO file"
         )
@@ -425,9 +422,11 @@ def _measure(
             problems.add(folder.root / folder.names[number], str(size))
         else:
             good[number] = size
-    # A dataset of which nothing is left cannot go on.
-    on_bad = folder.on_bad if good else "error"
-    _report(problems, f"{len(problems)} of {len(members)} images are bad", on_bad)
+    heading = f"{len(problems)} of {len(members)} images are bad"
+    if not good:  # a dataset of which nothing is left cannot go on
+        folder.faults.take(problems.make_error(heading))
+        folder.faults.raise_if_any()
+    folder.faults.add(problems, heading)
     return list(good), np.array(list(good.values()), np.int64)
 
 
@@ -439,7 +438,7 @@ def _read_labels(
     classes: Sequence[str] | None,
     difficult: Difficult,
 ) -> LabelTable:
-    paths, on_bad = folder.paths, folder.on_bad
+    paths, on_bad = folder.paths, folder.faults.on_bad
     images = [paths[number] for number in members]
     if label_files.label_format == "coco":
         return read_coco_labels(
@@ -486,10 +485,3 @@ def _number_splits(
         left = [number for number in fixed.get(split, ()) if number in new_numbers]
         numbered[split] = sorted(new_numbers[number] for number in left)
     return numbered
-
-
-def _report(problems: Problems, heading: str, on_bad: OnBad) -> None:
-    if on_bad == "error":
-        problems.raise_if_any(heading)
-    else:
-        problems.warn_if_any(log, f"{heading}; they are left out")

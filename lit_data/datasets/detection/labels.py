@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.errors import ConfigError, Problems, escape
+from lit_data.errors import ConfigError, DataError, Problems, escape, list_problems
 from lit_data.io.images.header_scan import OnBad
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,11 @@ class LabelTable:
         """Number of the boxes that are no ignored regions."""
         return int((self.boxes[:, 0] >= 0).sum())
 
+    @property
+    def strata(self) -> list[str]:
+        """The classes of each image as a text, by which splits are stratified."""
+        return [str(np.unique(self.of(image)[:, 0]).tolist()) for image in range(len(self))]
+
     def of(self, image: int) -> NDArray[np.float32]:
         """Return the boxes of one image.
 
@@ -121,6 +126,52 @@ def find_split(text: str) -> str | None:
     """
     words = {match[1] for match in _SPLIT_WORD.finditer(text.lower())}
     return words.pop() if len(words) == 1 else None
+
+
+class Faults:
+    """Faults that the steps of reading a dataset meet, which are raised together.
+
+    Args:
+        root: Of the dataset.
+        on_bad: ``skip`` warns of files that can be left out.
+    """
+
+    def __init__(self, root: AnyPath, on_bad: OnBad) -> None:
+        self.on_bad = on_bad
+        self._root = root
+        self._errors: list[DataError] = []
+
+    def add(self, problems: Problems, heading: str) -> None:
+        """Take faults of files that can be left out."""
+        if self.on_bad == "skip":
+            problems.warn_if_any(log, f"{heading}; they are left out")
+        elif len(problems):
+            self.take(problems.make_error(heading))
+
+    def take(self, error: DataError) -> None:
+        """Take an error that ends the reading, once the rest is looked at."""
+        self._errors.append(error)
+
+    def raise_if_any(self) -> None:
+        """Raise one error for all of them.
+
+        Raises:
+            DataError: There are faults.
+        """
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        problems = Problems()
+        headings = []
+        others = 0
+        for error in self._errors:
+            problems.extend(list_problems(error.problems or ((os.fspath(self._root), str(error)),)))
+            if error.problems:
+                headings.append(error.headline.removesuffix(":"))
+            else:
+                others += 1
+        if others:
+            headings.append(f"{others} other faults")
+        problems.raise_if_any("; ".join(headings))
 
 
 @dataclass(frozen=True, slots=True)

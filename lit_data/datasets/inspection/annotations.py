@@ -274,7 +274,9 @@ def _read_coco(path: Path, annotated: Annotated) -> None:
     if b'"annotations"' not in text or b'"images"' not in text:
         return  # JSON of another kind
     content = parse_coco(path, text)
-    names = {entry["id"]: str(entry["file_name"]) for entry in content.images}
+    if content.faults:
+        raise DataError("; ".join(content.faults))
+    names = {entry["id"]: str(entry["file_name"]) for entry in content.images.values()}
     numbers = {
         key: annotated.find((str(path.parent / name), name), str(path))
         for key, name in names.items()

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
 _GOOD_ALONE: Final = {"train": 0.85, "val": 0.15, "test": 0.0}
 """Fractions where no image shows a defect, without which a test says nothing."""
+_OF_TRAIN: Final = {"train": 1 - DEFAULT_SHARES["val"], "val": DEFAULT_SHARES["val"]}
+"""Fractions of the images of train where no folder is named after val."""
 _UNEVEN: Final = 1 / 3  # of its fraction, by which a split may miss it
 _FEW: Final = 20  # images of which fractions are rough in any case
 
@@ -36,7 +38,8 @@ class ImageSplitter:
         names: Of the images, below the root.
         kinds: Kind of each, ``good`` for those without a defect; empty where no folder says so.
         has_mask: [n] of each; `None` where there are no masks.
-        count_classes: Gives [n, classes] pixels of each class, the background first.
+        count_classes: Gives [n, classes] pixels of each class, the background first; `None` as
+            `has_mask`.
         find_groups: Gives for the names the number of the group of each image that stays in one
             split.
         seed: Chooses the images of each share.
@@ -45,7 +48,7 @@ class ImageSplitter:
     names: Sequence[str]
     kinds: Sequence[str]
     has_mask: NDArray[np.bool_] | None
-    count_classes: Callable[[], Ints]
+    count_classes: Callable[[], Ints] | None
     find_groups: Callable[[Sequence[str]], Ints]
     seed: int
 
@@ -74,6 +77,23 @@ class ImageSplitter:
             return split_images(self.names, splits, seed=self.seed)
         split_images(self.names, splits)  # checks the fractions
         return self._share_out(np.arange(len(self.names)), fractions)
+
+    def find_fractions(self, splits: Splits, *, is_anomaly_set: bool) -> dict[str, float] | None:
+        """Return the fractions by which `split` shares out the images of the splits that they name.
+
+        Args:
+            splits: As for `split`.
+            is_anomaly_set: See there.
+
+        Returns:
+            The fractions; none where folders or lists say the split of each image.
+        """
+        if splits != "auto":
+            return read_fractions(splits)
+        if is_anomaly_set or not self.has_split_folders:
+            return read_fractions(DEFAULT_SHARES)
+        has_val = any(split_of(name) == "val" for name in self.names)
+        return None if has_val else _OF_TRAIN
 
     def split_good(self, splits: Splits, is_good: NDArray[np.bool_]) -> dict[str, Ints]:
         """As `split`, but only images without a defect train.
@@ -155,8 +175,7 @@ class ImageSplitter:
         by_split = {split: np.flatnonzero(name_array == split) for split in SPLITS}
         if len(by_split["val"]):
             return by_split
-        val = DEFAULT_SHARES["val"]
-        return by_split | self._share_out(by_split["train"], {"train": 1 - val, "val": val})
+        return by_split | self._share_out(by_split["train"], _OF_TRAIN)
 
     def _share_out(self, images: Ints, fractions: Mapping[str, float]) -> dict[str, Ints]:
         filled_splits = [split for split, fraction in fractions.items() if fraction > 0]
@@ -172,7 +191,7 @@ class ImageSplitter:
 
     def _describe(self) -> Sequence[str]:
         """Return the strata of images: kind, classes, and size of the defects to a factor of two."""
-        if self.has_mask is None:
+        if self.has_mask is None or self.count_classes is None:
             return self.kinds
         counts = self.count_classes()
         defect_fractions = 1 - counts[:, 0] / counts.sum(1)

@@ -1,5 +1,6 @@
 import json
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -471,3 +472,79 @@ def test_images_without_labels_are_taken_where_classes_are_named(tmp_path: Path)
         found = find_detection_files(tmp_path, label_format=form, **options)
         assert by_name(found)["train"] == ["a", "b"]
         assert (found.labels.classes, found.labels.ends.tolist()) == (("dot",), [0, 0])
+
+
+def test_faults_of_every_kind_are_in_one_error(flat: Path) -> None:
+    (flat / "images" / "d.png").write_bytes(b"no image")
+    lines = (
+        "3 .5 .5 .1 .1",
+        "0 nan .5 .1 .1",
+        "0 .5 .5 -.1 .1",
+        "0 .5 .5 0 .1",
+        "0 1.2 .5 .1 .1",
+        "0 .5 .5 .1",
+        "0 .5 .5 .1 .1",
+    )
+    write(flat, labels__a="\n".join(lines), labels__e=LINE, train="a\nb\nx", val="c\nd")
+    with pytest.raises(DataError) as caught:
+        find_detection_files(flat)
+    faults = [
+        (Path(path).name, "" if path.endswith(".png") else text.partition(":")[0])
+        for path, text in caught.value.problems
+    ]
+    assert sorted(faults) == [
+        ("a.txt", "line 1"),
+        ("a.txt", "line 2"),
+        ("a.txt", "line 3"),
+        ("a.txt", "line 4"),
+        ("a.txt", "line 5"),
+        ("a.txt", "line 6"),
+        ("d.png", ""),
+        ("e.txt", "label file 4 of 4"),
+        ("train.txt", "line 3 of 3"),
+    ]
+    headline = (
+        "1 label files fit none of 4 images; 1 problems with the lists of splits; "
+        "1 of 4 images are bad; 6 problems with labels"
+    )
+    assert caught.value.headline.removesuffix(":") == headline
+
+
+def test_faults_of_several_coco_files_are_in_one_error(tmp_path: Path) -> None:
+    put(tmp_path, "images/a.png", "images/b.png")
+    train = json.loads(coco(["a.png", "gone.png"]))
+    boxes: list[Any] = [
+        {"image_id": 1, "category_id": 9, "bbox": [0, 0, 9, 9]},
+        {"image_id": 1, "category_id": 7, "bbox": [25, 0, 9, 9]},
+        {"image_id": 1, "category_id": 7, "bbox": [0, 0, float("nan"), 9]},
+        {"image_id": 1, "category_id": 7, "bbox": [5, 5, -3, 9]},
+        {"image_id": 44, "category_id": 7, "bbox": [0, 0, 9, 9]},
+    ]
+    train["images"] += [{"id": 1, "file_name": "b.png"}, {"file_name": "c.png"}]
+    train["annotations"] += boxes
+    val = json.loads(coco(["b.png"])) | {"categories": [{"id": 7, "name": "dog"}]}
+    write(
+        tmp_path,
+        annotations__instances_train=json.dumps(train),
+        annotations__instances_val=json.dumps(val),
+        annotations__instances_test="{",
+    )
+    with pytest.raises(DataError) as caught:
+        find_detection_files(tmp_path)
+    text = "\n".join(f"{Path(path).name} {message}" for path, message in caught.value.problems)
+    for fault in (
+        r"instances_test.json: damaged JSON",
+        r"instances_train.json images\[2\] repeats the id 1",
+        r"instances_train.json images\[3\] must have a whole number 'id'",
+        r"instances_train.json images\[1\]: no image is named 'gone.png'",
+        r"instances_train.json annotations\[1\]: category_id 9 is not allowed",
+        r"instances_train.json annotations\[2\]: box .* lies by 44.4 % outside",
+        r"instances_train.json annotations\[3\]: box .* holds what is no number",
+        r"instances_train.json annotations\[4\]: box .* has no area",
+        r"instances_train.json annotations\[5\]: image_id 44 is none of the 2 images",
+        r"instances_val.json category 7 is 'dog', in another file 'cat'",
+        r"instances_val.json annotations\[0\]: category_id 7 \('dog'\) is not allowed",
+    ):
+        assert re.search(fault, text), fault
+    assert len(caught.value.problems) == 11
+    assert caught.value.headline == "10 problems with labels; 1 other faults"

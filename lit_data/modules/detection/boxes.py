@@ -84,6 +84,49 @@ def non_maximum_suppression(
     return order[stays][:most]
 
 
+def soft_suppression(
+    boxes: Tensor,
+    scores: Tensor,
+    classes: Tensor,
+    *,
+    iou_threshold: float,
+    most: int,
+    least_score: float,
+) -> tuple[Tensor, Tensor]:
+    """Lower the scores of boxes that overlap one of their class with a higher score.
+
+    Linear Soft-NMS: Bodla et al., "Soft-NMS - improving object detection with one line of code",
+    ICCV 2017. Boxes are taken from the highest score down; each multiplies the scores that follow
+    by 1 - IoU where it overlaps more than the threshold.
+
+    Args:
+        boxes: [n, 4] corners.
+        scores: [n] in 0..1.
+        classes: [n]; boxes of different classes never lower each other.
+        iou_threshold: Boxes that overlap more are lowered.
+        most: Boxes to keep at most.
+        least_score: Boxes are kept whose score stays above it.
+
+    Returns:
+        [kept] int64 numbers of boxes, the highest score first, and their scores [kept].
+    """
+    overlap = box_iou(boxes[:, None], boxes)
+    is_lowered = (overlap > iou_threshold) & (classes[:, None] == classes)
+    factors = torch.where(is_lowered, 1 - overlap, 1)
+    scores_left = scores
+    order: list[int] = []
+    final_scores = [scores[:0]]
+    while len(order) < min(most, len(scores)):
+        best = int(scores_left.argmax())
+        if scores_left[best] <= least_score:
+            break
+        order.append(best)
+        final_scores.append(scores_left[best : best + 1])
+        scores_left = scores_left * factors[best]
+        scores_left[best] = -1  # taken
+    return torch.tensor(order, dtype=torch.int64, device=boxes.device), torch.cat(final_scores)
+
+
 def settle_drops(alive: Tensor, edges: Tensor) -> Tensor:
     """Return which boxes stay where some drop others.
 

@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lit_data.checks import check_choice
 from lit_data.datasets.detection.windows import MarkedBoxes
 from lit_data.devices import constant
 from lit_data.errors import ConfigError
-from lit_data.modules.detection.boxes import Objects, non_maximum_suppression
+from lit_data.modules.detection.boxes import Objects, non_maximum_suppression, soft_suppression
 from lit_data.modules.detection.net import Predictions
 from lit_data.modules.detection.scores import SIZE_LIMITS_PX, SIZES, BoxScores
 from lit_data.modules.detection.seams import WindowObjects
@@ -19,6 +20,8 @@ from lit_data.modules.detection.targets import Truths, detection_loss, read_trut
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.scored import ScoredModule
 from lit_data.types import Batch
+
+Suppression = Literal["hard", "soft"]
 
 # In evaluation: average precision ranks all scores, but most places have lower ones.
 LEAST_SCORE: Final = 0.01
@@ -65,6 +68,8 @@ class DetectionModule(ScoredModule):
             chose, 0.25 before. Evaluation has its own, 0.01.
         iou_threshold: Of two objects of a class that overlap more, the one with the higher score
             stays.
+        nms: `hard` drops objects so. `soft` multiplies their score by 1 - IoU instead, and keeps those
+            that stay above the threshold: for objects that lie close together.
         size_limits_px: Sides of squares whose areas part small, medium and large objects, px of the
             image on the disk.
 
@@ -85,6 +90,7 @@ class DetectionModule(ScoredModule):
         box_weight: float = 2.0,
         score_threshold: float | None = None,
         iou_threshold: float = 0.6,
+        nms: Suppression = "hard",
         size_limits_px: Sequence[float] = SIZE_LIMITS_PX,
     ) -> None:
         optimizer = optimizer or partial(torch.optim.AdamW, lr=5e-3, weight_decay=5e-2)
@@ -94,10 +100,12 @@ class DetectionModule(ScoredModule):
                 f"score_threshold={score_threshold}, iou_threshold={iou_threshold}: need 0 <= "
                 "score_threshold < 1 and 0 < iou_threshold <= 1"
             )
+        check_choice("nms", nms, get_args(Suppression))
         _check_limits(size_limits_px)
         self.box_weight = box_weight
         self.score_threshold = score_threshold
         self.iou_threshold = iou_threshold
+        self.nms: Suppression = nms
         self.register_buffer(_BUFFER, torch.tensor(_UNCHOSEN))
         self.register_load_state_dict_pre_hook(_add_threshold)  # type: ignore[no-untyped-call]
         self.scores = nn.ModuleDict(
@@ -106,7 +114,7 @@ class DetectionModule(ScoredModule):
         self._windows = {"val": WindowObjects(), "test": WindowObjects()}
         # Plain values only, so that checkpoints load with weights_only=True.
         self.save_hyperparameters(
-            "schedule", "box_weight", "score_threshold", "iou_threshold", "size_limits_px"
+            "schedule", "box_weight", "score_threshold", "iou_threshold", "nms", "size_limits_px"
         )
 
     @override
@@ -172,7 +180,9 @@ class DetectionModule(ScoredModule):
         boxes = predictions.boxes.clamp(min=0).minimum(limits)
         objects = []
         for logits, places in zip(predictions.logits, boxes, strict=True):
-            objects.append(find_objects(logits, places, score_threshold, self.iou_threshold))
+            objects.append(
+                find_objects(logits, places, score_threshold, self.iou_threshold, self.nms)
+            )
         return objects
 
     @override
@@ -195,7 +205,7 @@ class DetectionModule(ScoredModule):
     def _has_windows(self) -> bool:
         """True if samples are windows of images, which are scored as a whole."""
         trainer: Any = self._trainer
-        return getattr(getattr(trainer, "datamodule", None), "windows", None) is not None
+        return bool(getattr(getattr(trainer, "datamodule", None), "windows", None))
 
     def _score_whole(self, image: int, stage: str) -> None:
         """Score an image if all of its windows are there."""
@@ -295,17 +305,22 @@ def _read_marked(marked: MarkedBoxes) -> Objects:
 
 
 def find_objects(
-    logits: Tensor, boxes: Tensor, score_threshold: float, iou_threshold: float
+    logits: Tensor,
+    boxes: Tensor,
+    score_threshold: float,
+    iou_threshold: float,
+    nms: Suppression = "hard",
 ) -> Objects:
     """Find the objects of one image.
 
-    Each place and class above the threshold, less those that a better one overlaps.
+    Each place and class above the threshold, less those that a better one overlaps too much.
 
     Args:
         logits: [P, classes].
         boxes: [P, 4] corners in pixels.
         score_threshold: Objects have a higher score.
         iou_threshold: See `non_maximum_suppression`.
+        nms: `soft` for `soft_suppression`.
 
     Returns:
         ``boxes`` [n, 4], ``scores`` [n], ``classes`` [n] int64 of up to 100 objects, the highest
@@ -317,7 +332,13 @@ def find_objects(
     scores = scores[scores > score_threshold]
     places = flat // logits.shape[1]
     classes = flat % logits.shape[1]
-    best = non_maximum_suppression(
-        boxes[places], scores, classes, iou_threshold=iou_threshold, most=MOST_KEPT
-    )
-    return {"boxes": boxes[places][best], "scores": scores[best], "classes": classes[best]}
+    corners = boxes[places]
+    limits: dict[str, Any] = {"iou_threshold": iou_threshold, "most": MOST_KEPT}
+    if nms == "soft":
+        best, best_scores = soft_suppression(
+            corners, scores, classes, least_score=score_threshold, **limits
+        )
+    else:
+        best = non_maximum_suppression(corners, scores, classes, **limits)
+        best_scores = scores[best]
+    return {"boxes": corners[best], "scores": best_scores, "classes": classes[best]}

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from lit_data.modules.detection.boxes import (
     box_iou,
     generalised_iou,
     non_maximum_suppression,
+    soft_suppression,
     to_corners,
 )
 from lit_data.modules.detection.scores import BoxScores
@@ -80,6 +83,25 @@ def test_a_dropped_box_drops_none() -> None:
     scores, classes = torch.linspace(1, 0.5, 6), torch.zeros(6, dtype=torch.int64)
     kept = non_maximum_suppression(chain, scores, classes, iou_threshold=0.5, most=10)
     assert kept.tolist() == [0, 2, 4]
+
+
+def test_soft_suppression_of_a_case_computed_by_hand() -> None:
+    # IoU of the first with the second: 8 x 10 of 120 px, 2 / 3; with the third 6 x 10 of 140, 3 / 7;
+    # of the second with the third 8 x 10 of 120, 2 / 3. The fourth is of another class.
+    boxes = _boxes([0.0, 0, 10, 10], [2.0, 0, 12, 10], [4.0, 0, 14, 10], [0.0, 0, 10, 10])
+    scores, classes = torch.tensor([0.9, 0.8, 0.6, 0.5]), torch.tensor([0, 0, 0, 1])
+    options: dict[str, Any] = {"iou_threshold": 0.4}
+    order, left = soft_suppression(boxes, scores, classes, most=9, least_score=0.1, **options)
+    # 0.6 * (1 - 3 / 7) = 0.343; 0.8 * (1 - 2 / 3) = 0.267, and then times 1 - 2 / 3.
+    assert order.tolist() == [0, 3, 2]
+    assert left.tolist() == pytest.approx([0.9, 0.5, 0.6 * 4 / 7])
+    order, left = soft_suppression(boxes, scores, classes, most=9, least_score=0.08, **options)
+    assert order.tolist() == [0, 3, 2, 1]
+    assert left.tolist() == pytest.approx([0.9, 0.5, 0.6 * 4 / 7, 0.8 / 9])
+    options = {"iou_threshold": 0.5, "least_score": 0.1, "most": 2}  # the third meets the second
+    assert soft_suppression(boxes, scores, classes, **options)[0].tolist() == [0, 2]
+    nothing = soft_suppression(boxes[:0], scores[:0], classes[:0], **options)
+    assert [len(part) for part in nothing] == [0, 0]
 
 
 def _found(*rows: tuple[float, int, list[float]]) -> Objects:

@@ -128,6 +128,14 @@ def test_objects_of_one_image_are_sorted_and_limited_in_number() -> None:
     assert found["boxes"].tolist() == boxes[[1, 2, 0]].tolist()
     assert found["classes"].tolist() == [0, 1, 1]
     assert torch.equal(found["scores"], torch.tensor([3.0, 0.5, -1.5]).sigmoid())
+    soft = find_objects(logits, boxes, score_threshold=0.1, iou_threshold=0.5, nms="soft")
+    assert soft["boxes"].tolist() == boxes[[1, 2, 0, 0]].tolist()
+    assert soft["classes"].tolist() == [0, 1, 1, 0]
+    factors = torch.tensor([1, 1, 1, 1 / 8])  # of 56 and 64 px
+    expected = torch.tensor([3.0, 0.5, -1.5, 2.0]).sigmoid() * factors
+    assert soft["scores"].tolist() == pytest.approx(expected.tolist())
+    with pytest.raises(ConfigError, match="nms='gaussian' is unknown: choose one of hard, soft"):
+        _module(nms="gaussian")
     corners = torch.arange(300.0)[:, None] * 10 + torch.tensor([0, 0, 5, 5])
     many = torch.linspace(-1, 1, 300)[:, None]
     found = find_objects(many, corners, score_threshold=0.1, iou_threshold=0.5)
@@ -136,7 +144,7 @@ def test_objects_of_one_image_are_sorted_and_limited_in_number() -> None:
 
 def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
     plain = {"schedule": "cosine", "box_weight": 1.5, "score_threshold": 0.3, "iou_threshold": 0.5}
-    plain |= {"size_limits_px": (16.0, 48.0)}
+    plain |= {"nms": "soft", "size_limits_px": (16.0, 48.0)}
     model, trainer, path = _module(**plain), make_trainer(tmp_path), tmp_path / "a.ckpt"
     trainer.fit(model, load_batches(_batch(2)), load_batches(_batch(2)))
     net, weights = DetectorNet(2, width=8), count_weights(model.net)

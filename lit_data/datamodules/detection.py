@@ -18,6 +18,7 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.detection_source import (
     DetectionKeywords,
     DetectionSource,
+    choose_size,
     keep_groups_together,
 )
 from lit_data.datamodules.image_transform import find_unit_range, to_unit
@@ -26,6 +27,7 @@ from lit_data.datasets.detection.dataset import DetectionDataset
 from lit_data.datasets.detection.files import DetectionFiles
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.detection.sampling import BoxSampling, PositiveImages
+from lit_data.datasets.detection.synthetic import SyntheticObjects, check_synthesis
 from lit_data.datasets.detection.windows import WholeImage, WindowDataset, Windows
 from lit_data.datasets.inspection.splitting import find_groups
 from lit_data.datasets.splits import SPLITS
@@ -34,6 +36,7 @@ from lit_data.grid import pair_px
 from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.mosaic import FILL, Ints, MosaicSpec
+from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.canvas import ValueRange
 from lit_data.types import COUNT_SUFFIX, Batch, PathText, PlannedBatch, Stage
 
@@ -48,7 +51,6 @@ SHAPES_KEY: Final = "shapes"
 IGNORED_KEY: Final = "ignored"
 """Key of a batch with regions, in the form of ``boxes``, where objects of their class count for nothing."""
 
-_SIZE_PX: Final = 320
 _BYTE: Final = 255.0
 _YOLO: Final = ("image", "boxes", "path", SHAPES_KEY)
 
@@ -101,6 +103,10 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             same (a lot, a panel) stay in one split.
         value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 of
             float32.
+        synthesis: Synthetic defects of training samples, beside the objects that these show; where
+            no image has a box, of those that are scored too.
+        synthetic_class: Class of synthetic defects, or for names of their families, the only ones
+            then, theirs; none where there is one class.
 
     Attributes:
         bank: The stored images.
@@ -141,11 +147,15 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         near_duplicates: Literal["together", "apart"] = "together",
         groups: str | None = None,
         value_range: tuple[float, float] | None = None,
+        synthesis: DefectSpec | None = None,
+        synthetic_class: str | Mapping[str, str] | None = None,
         batch_format: BatchFormat = "dict",
         **options: Unpack[DetectionKeywords],
     ) -> None:
         check_choice("mosaic_on", mosaic_on, get_args(MosaicPlace))
         check_choice("near_duplicates", near_duplicates, ("together", "apart"))
+        is_on_device = mosaic is not None and mosaic_on == "device"
+        check_synthesis(synthesis, synthetic_class, mosaics_on_device=is_on_device)
         if patch_px is not None:
             vars(self)["batch_keys"] = (*self.batch_keys, "window")
         is_yolo = batch_format == "yolo"
@@ -167,6 +177,8 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         self.near_duplicates = near_duplicates
         self.groups = groups
         self.value_range = value_range
+        self.synthesis = synthesis
+        self.synthetic_class = synthetic_class
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -197,6 +209,11 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         return self.windows.find_whole(image, self.files.labels.of(image))
 
     @property
+    def joins_windows(self) -> bool:
+        """True if windows are scored as whole images, whose boxes are known."""
+        return self.windows is not None and self.files.labels.object_count > 0
+
+    @property
     def chosen_options(self) -> dict[str, Any]:
         """Options that the data have chosen, for the checkpoint."""
         if self.windows is None:
@@ -212,7 +229,8 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
 
     def build_dataset(self, stage: Stage) -> DetectionDataset:
         """Return the images of one stage; all of them to predict."""
-        if stage != "predict" and not self.files.labels.object_count:
+        synthetic = self._choose_synthetic(stage)
+        if stage != "predict" and synthetic is None and not self.files.labels.object_count:
             raise DataError(
                 f"{show_path(self.source.folder)}: no image has a box, so there is nothing to learn or to score; see "
                 "docs/detection.md for the labels that are known"
@@ -223,6 +241,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             "mosaic": self.mosaic if stage == "train" else None,
             "draws_mosaics": self.workers_draw,
             "seed": self.loader.seed,
+            "synthetic": synthetic,
             "fill": self._fill,
         }
         if self.windows is None:
@@ -256,10 +275,28 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         sources: Ints,
     ) -> PositiveImages | None:
         """Return the choice of the samples of a stage; none where each is taken once."""
+        if self.synthesis is not None and self.sampling.positives == "auto":
+            counts = np.diff(labels.ends, prepend=0)
+            if not counts[images].any():  # all of them are backgrounds
+                return None
         shares = self.sampling.find_shares(has_windows=self.windows is not None)
         if stage != "train" or not shares or not len(images):
             return None
         return PositiveImages(labels, images, sources, shares, self.loader.seed)
+
+    def _choose_synthetic(self, stage: Stage) -> SyntheticObjects | None:
+        """Return the synthetic defects of the samples of a stage, if it has any."""
+        if self.synthesis is None or stage == "predict":
+            return None
+        if stage != "train" and self.files.labels.object_count:
+            return None
+        return SyntheticObjects.of(
+            self.synthesis,
+            self.synthetic_class,
+            self.classes,
+            seed=self.loader.seed,
+            values=self._values,
+        )
 
     @override
     def make_loader(self, stage: Stage) -> MicroBatchLoader:
@@ -383,26 +420,6 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         if self._has_ignored:
             keys = dict.fromkeys((*self.batch_keys, IGNORED_KEY, IGNORED_KEY + COUNT_SUFFIX))
             vars(self)["batch_keys"] = tuple(keys)
-
-
-def choose_size(
-    size_px: int | tuple[int, int] | None, patch_px: int | tuple[int, int] | None
-) -> tuple[int, int]:
-    """Return (height, width) of a sample.
-
-    Raises:
-        ConfigError: Images are to be scaled and to be cut into windows.
-    """
-    if size_px is not None and patch_px is not None:
-        raise ConfigError(
-            f"size_px={size_px} scales whole images and patch_px={patch_px} cuts windows out of "
-            "them: leave one of them null"
-        )
-    if patch_px is not None:
-        return pair_px("patch_px", patch_px)
-    if size_px is not None:
-        return pair_px("size_px", size_px)
-    return _SIZE_PX, _SIZE_PX
 
 
 def plan_mosaics(dataset: DetectionDataset, batch: Batch) -> Batch:

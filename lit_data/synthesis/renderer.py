@@ -247,6 +247,37 @@ def draw(images: Tensor, masks: Tensor, plan: DefectPlan, values: ValueRange) ->
     plan = plan.to(images.device)
     touches = find_touches(canvas, plan)
     _mark(masks, canvas, plan, touches)
+    _add_steps(canvas, plan, touches)
+
+
+@torch.no_grad()
+def draw_boxes(images: Tensor, plan: DefectPlan, values: ValueRange) -> Tensor:
+    """Draw as `draw` does, and return the box around the pixels that show each defect in the target.
+
+    Args:
+        images: [B, C, H, W] uint8, uint16, int16 or float32, contiguous; changed in place.
+        plan: N > 0 defects for these B samples.
+        values: The value range of the images.
+
+    Returns:
+        [N, 4] int64 (left, top, right, bottom) px, ends excluded; right and bottom are 0 where no
+        pixel shows the defect.
+    """
+    canvas = Canvas(images, values)
+    plan = plan.to(images.device)
+    touches = find_touches(canvas, plan)
+    _add_steps(canvas, plan, touches)
+    shows = touches.shows[:, 0]
+    pixel = touches.pixel[shows] % (canvas.height_px * canvas.width_px)
+    column_row = torch.stack((pixel % canvas.width_px, pixel // canvas.width_px), dim=1)
+    defect = touches.defect[shows, None].expand(-1, 2)
+    low = pixel.new_full((len(plan), 2), sys.maxsize).scatter_reduce(0, defect, column_row, "amin")
+    high = pixel.new_zeros((len(plan), 2)).scatter_reduce(0, defect, column_row + 1, "amax")
+    return torch.cat((low, high), dim=1)
+
+
+def _add_steps(canvas: Canvas, plan: DefectPlan, touches: Touches) -> None:
+    """Add the defects to the channels that carry them."""
     carried = plan.channels[touches.defect]
     if canvas.device.type == "cpu":
         touch, channel = torch.nonzero(carried, as_tuple=True)

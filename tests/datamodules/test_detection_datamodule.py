@@ -18,6 +18,7 @@ from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.scaling import scale_size
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.mosaic import MosaicSpec
+from lit_data.synthesis import DefectSpec
 from lit_data.types import Batch
 from tests.reading import Watcher, assert_equal, assert_resumes, first, fit, opened, plan
 
@@ -494,3 +495,62 @@ def test_photographs_of_blood_cells(shared_data: Path, tmp_path: Path) -> None:
     batch = first(data, "train", 40)
     assert batch["shape"].unique(dim=0).tolist() == [[480, 640]]
     assert batch["boxes"][:, 1].unique().tolist() == [0, 1, 2]
+
+
+DRAWN = DefectSpec(probability=1, count=(3, 3), true_count=(3, 3), amplitude=(0.4, 0.4))
+
+
+def test_synthetic_defects_train_and_nothing_else_changes(cache: str) -> None:
+    plain = _data(cache, mosaic=None)
+    options: dict[str, Any] = {"mosaic": None, "synthesis": DRAWN, "synthetic_class": "square"}
+    data = _data(cache, **options)
+    for stage in ("val", "test", "predict"):
+        assert_equal(first(data, stage, 2), first(plain, stage, 2))
+    real, batch = first(plain), first(data)
+    assert torch.equal(batch["index"], real["index"])
+    assert (batch["boxes_count"] - real["boxes_count"]).tolist() == pytest.approx([3] * 4, abs=3)
+    added = len(batch["boxes"]) - len(real["boxes"])
+    assert 0 < added <= 12
+    squares = [int((found["boxes"][:, 1] == 1).sum()) for found in (batch, real)]
+    assert squares[0] - squares[1] == added
+    assert not torch.equal(first(data, epoch=1)["boxes"], batch["boxes"])
+    workers = {"worker_kind": "thread", "num_workers": 2, "micro_batch_size": 1}
+    assert_equal(first(_data(cache, loader=workers, **options)), batch)
+
+
+def test_good_images_alone_train_and_are_scored_by_synthetic_defects(
+    cache: str, tmp_path: Path
+) -> None:
+    root = _write_set(tmp_path / "set", 9)
+    for path in (root / "labels").iterdir():
+        path.unlink()
+    options: dict[str, Any] = {
+        "root": str(root),
+        "classes": ["pit"],
+        "size_px": (30, 40),
+        "mosaic": None,
+    }
+    with pytest.raises(DataError, match="no image has a box"):
+        first(_data(cache, **options))
+    data = _data(cache, synthesis=DRAWN, **options)
+    val = first(data, "val", 1)
+    assert val["boxes_count"].tolist() == [3]
+    assert_equal(first(data, "val", 1, epoch=0), val)
+    assert first(data)["boxes_count"].tolist() == [3] * 4
+    assert first(data, "predict", 9)["boxes_count"].tolist() == [0] * 9
+    windows = _data(cache, synthesis=DRAWN, **options | {"size_px": None, "patch_px": 24})
+    for stage in ("train", "val"):
+        assert first(windows, stage)["boxes_count"].tolist() == [3] * 4
+    assert not windows.joins_windows  # each is scored alone
+
+
+def test_a_check_lists_labels_and_damaged_images_together(cache: str, tmp_path: Path) -> None:
+    root = _write_set(tmp_path / "set")
+    (root / "labels" / "3.txt").write_text("7 0.5 0.5 0.1 0.1\n0 nan 0.5 0.1 0.1\n")
+    damaged = root / "images" / "2.png"
+    damaged.write_bytes(damaged.read_bytes()[:-300])
+    with pytest.raises(DataError) as caught:
+        _data(cache, root=str(root), setup=False).check_sources()
+    names = [Path(path).name for path, _ in caught.value.problems]
+    assert names == ["3.txt", "3.txt", "2.png"]
+    assert "2 problems with labels; 1 of 6 images are bad" in str(caught.value)

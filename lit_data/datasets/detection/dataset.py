@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.io.images.image_source import ImageBank
 from lit_data.mosaic import FILL, Ints, MosaicPlan, MosaicSpec, move_boxes, sample_mosaics
 from lit_data.types import COUNT_SUFFIX, Array, FieldSpec, SampleRuns
+
+if TYPE_CHECKING:
+    from lit_data.datasets.detection.synthetic import SyntheticObjects
 
 BOX_COLUMNS: Final = 6
 _DTYPES: Final = ("uint8", "uint16", "float32")  # that OpenCV scales
@@ -65,6 +68,7 @@ class DetectionDataset(BankDataset):
             plans mosaics of a batch of them.
         seed: Seed of every draw.
         positives: Draws the image of each sample; none takes each image once.
+        synthetic: Draws defects into the samples, whose boxes come behind those of the image.
         fill: Pixel value of the grey.
 
     Raises:
@@ -85,6 +89,7 @@ class DetectionDataset(BankDataset):
         draws_mosaics: bool = True,
         seed: int = 0,
         positives: PositiveImages | None = None,
+        synthetic: "SyntheticObjects | None" = None,
         fill: float = FILL,
     ) -> None:
         if not len(bank) == len(labels) == len(original_px):
@@ -106,6 +111,7 @@ class DetectionDataset(BankDataset):
         self.draws_mosaics = draws_mosaics
         self.seed = seed
         self.positives = positives
+        self.synthetic = synthetic
         self.fill = fill
         self._sizes_px = np.stack((bank.heights_px, bank.widths_px), axis=1).astype(np.int64)
         self.fields = self._describe()
@@ -136,6 +142,11 @@ class DetectionDataset(BankDataset):
         draw_tiles(rows["image"], plan, self.bank, self.fill)
         limits = self._spec_of(epoch) or _KEEP_ALL
         boxes, counts = self._find_boxes(plan, plan.image, self._sizes_px, len(images), limits)
+        if self.synthetic is not None:
+            drawn = self.synthetic.draw(rows["image"], plan, streams, epoch)
+            boxes = np.concatenate((boxes, drawn))
+            boxes = boxes[np.argsort(boxes[:, 0], kind="stable")]
+            counts = np.bincount(boxes[:, 0].astype(np.int64), minlength=len(images))
         # Boxes lie flat in the order of the rows: each goes to the next place of its row.
         box_in_row = np.arange(len(boxes)) - np.repeat(np.cumsum(counts) - counts, counts)
         row = np.repeat(np.arange(len(counts)), counts)
@@ -286,10 +297,12 @@ class DetectionDataset(BankDataset):
     def _describe(self) -> dict[str, FieldSpec]:
         tiles = self.mosaic.tiles if self.mosaic and self.draws_mosaics else 1
         counts = np.diff(self.labels.ends, prepend=0)[self.images]
-        most = max(1, tiles * int(counts.max(initial=0)))
+        most = tiles * int(counts.max(initial=0))
+        if self.synthetic is not None:
+            most += self.synthetic.most
         fields = {
             "image": FieldSpec((self.bank.channels, *self.size_px), self.bank.dtype.name),
-            "boxes": FieldSpec((BOX_COLUMNS,), "float32", max_items=most, row_column=True),
+            "boxes": FieldSpec((BOX_COLUMNS,), "float32", max_items=max(1, most), row_column=True),
             "index": FieldSpec((), "int64"),
             "image_index": FieldSpec((), "int64"),
             "shape": FieldSpec((2,), "int64"),

@@ -205,7 +205,7 @@ class DetectionModule(ScoredModule):
     def _has_windows(self) -> bool:
         """True if samples are windows of images, which are scored as a whole."""
         trainer: Any = self._trainer
-        return bool(getattr(getattr(trainer, "datamodule", None), "windows", None))
+        return bool(getattr(getattr(trainer, "datamodule", None), "joins_windows", False))
 
     def _score_whole(self, image: int, stage: str) -> None:
         """Score an image if all of its windows are there."""
@@ -292,7 +292,7 @@ def _list_objects(truths: Truths, count: int) -> list[Objects]:
 
 def _find_scales(batch: Batch) -> list[float] | None:
     """Return the px of each image on the disk for one px of its sample, into which it is fitted."""
-    if "shape" not in batch:
+    if "shape" not in batch or "window" in batch:  # windows are as large as on the disk
         return None
     fractions = batch["shape"] / batch["shape"].new_tensor(batch["image"].shape[-2:])
     scales: list[float] = fractions.amax(1).tolist()

@@ -21,11 +21,11 @@ from lit_data.datasets.detection.files import (
     find_detection_files,
     list_detection_images,
 )
-from lit_data.datasets.detection.labels import Faults, LabelTable
+from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.detection.voc import Difficult
 from lit_data.datasets.detection.windows import Windows, choose_stride, cut_windows
 from lit_data.datasets.inspection.splitting import split_stratified
-from lit_data.errors import ConfigError, DataError, show_path
+from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.files import replacing
 from lit_data.grid import pair_px
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
@@ -202,31 +202,8 @@ class DetectionSource(ImageFolder):
         """
         self._refuse_shards()
         self.refresh()
-        faults = Faults(self.folder, "error")
-        try:
-            files = self._find()
-            images = files.images
-        except DataError as error:
-            faults.take(error)
-            images = self._list_others(error)
-        problems = find_faults(_list_sources(images), ImageDecoder(self.read))
-        if len(problems):
-            heading = f"{len(problems)} of {len(images)} images are bad"
-            faults.take(problems.make_error(heading, SKIPPING))
-        faults.raise_if_any()
+        files = self._find(check=True)
         return {"images": len(files.images), "boxes": len(files.labels.boxes)}
-
-    def _list_others(self, error: DataError) -> tuple[str, ...]:
-        """Return the images that an error about labels or masks does not name."""
-        try:
-            if self.boxes_from == "masks":
-                images = tuple(map(str, self._masked_files.image_set.images))
-            else:
-                images = list_detection_images(self.folder, **self._listing_options)
-        except DataError:  # the same once more
-            return ()
-        named = {path for path, _ in error.problems}
-        return tuple(image for image in images if image not in named)
 
     @override
     def find_images(self) -> list[ImageSource]:
@@ -256,18 +233,28 @@ class DetectionSource(ImageFolder):
             names += ["boxes_from", "masks"]
         return json.dumps({name: getattr(self, name) for name in names}, default=_to_plain)
 
-    def _find(self) -> DetectionFiles:
+    def _find(self, *, check: bool = False) -> DetectionFiles:
+        """Find the images with their boxes; on request decode them all, to check them."""
         if self.shards is not None:
             return self._read_shards()
         if self.boxes_from == "masks":
-            return find_mask_boxes(self._masked_files)
+            files = find_mask_boxes(self._masked_files)
+            if check:
+                problems = self._find_damaged(files.images)
+                heading = f"{len(problems)} of {len(files.images)} images are bad"
+                problems.raise_if_any(heading, SKIPPING)
+            return files
         return find_detection_files(
             self.folder,
             difficult=self.difficult,
             seed=self.split_seed,
             read=self.read,
+            examine=self._find_damaged if check else None,
             **self._listing_options,
         )
+
+    def _find_damaged(self, images: Sequence[str]) -> Problems:
+        return find_faults(_list_sources(images), ImageDecoder(self.read))
 
     @property
     def _masked_files(self) -> InspectionFiles:

@@ -552,5 +552,5 @@ def test_a_check_lists_labels_and_damaged_images_together(cache: str, tmp_path: 
     with pytest.raises(DataError) as caught:
         _data(cache, root=str(root), setup=False).check_sources()
     names = [Path(path).name for path, _ in caught.value.problems]
-    assert names == ["3.txt", "3.txt", "2.png"]
-    assert "2 problems with labels; 1 of 6 images are bad" in str(caught.value)
+    assert names == ["2.png", "3.txt", "3.txt"]
+    assert "1 of 6 images are bad; 2 problems with labels" in str(caught.value)

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, get_args
@@ -33,7 +33,7 @@ from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_image
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.io.discovery import check_inside, find_images
 from lit_data.io.images.header import read_header
-from lit_data.io.images.header_scan import OnBad
+from lit_data.io.images.header_scan import SKIPPING, OnBad
 from lit_data.io.images.options import DEFAULT_READ, ReadOptions
 from lit_data.io.progress import ordered_map, track
 
@@ -143,6 +143,7 @@ def find_detection_files(
     read: ReadOptions = DEFAULT_READ,
     exclude: Sequence[str] = (),
     allow_outside: bool = False,
+    examine: Callable[[Sequence[str]], Problems] | None = None,
 ) -> DetectionFiles:
     """Find images, boxes and splits of a detection set, without decoding an image.
 
@@ -173,6 +174,7 @@ def find_detection_files(
         exclude: Globs below the root of images and label files that are left out; a folder stands
             for all in it.
         allow_outside: Follow links that lead out of the root.
+        examine: Finds faults of images that their headers do not show.
 
     Raises:
         ConfigError: An argument is not allowed.
@@ -185,6 +187,11 @@ def find_detection_files(
     )
     folder, fixed = listing.folder, listing.fixed
     members, sizes_px = _measure(folder, listing.members, read)
+    if examine is not None:
+        damaged = examine(folder.locate(members))
+        if len(damaged):
+            heading = f"{len(damaged)} of {len(members)} images are bad"
+            folder.faults.take(damaged.make_error(heading, SKIPPING))
     try:
         labels = _read_labels(folder, listing.labels, members, sizes_px, classes, difficult)
     except DataError as error:
@@ -335,6 +342,7 @@ def _match_files(folder: _Folder, label_format: LabelFormat) -> dict[int, Path]:
         parents,
         exclude=folder.exclude,
         allow_outside=folder.allow_outside,
+        faults=folder.faults,
     )
     folder.faults.add(
         problems, f"{len(problems)} label files fit none of {len(folder.names)} images"

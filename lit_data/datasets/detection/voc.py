@@ -20,6 +20,7 @@ from lit_data.datasets.detection.labels import (
     AnyPath,
     BoxCollector,
     BoxForm,
+    Faults,
     Floats,
     LabelTable,
     check_classes,
@@ -172,18 +173,20 @@ def match_label_files(
     *,
     exclude: Sequence[str] = (),
     allow_outside: bool = False,
+    faults: Faults,
 ) -> tuple[dict[int, Path], Problems]:
     """Find the files of one extension in folders of some names, and the images they belong to.
 
     Returns:
-        The label file of each image that has one, and what is wrong with the other files.
-
-    Raises:
-        DataError: A link leads nowhere or, unless allowed, out of the root.
+        The label file of each image that has one, and what is wrong with the other files. Links that
+        lead nowhere or, unless allowed, out of the root, and what is no file, are among the faults.
     """
     walk = _LabelWalk(root, suffix, parents, exclude, allow_outside=allow_outside)
     names = sorted(walk.run())
-    walk.problems.raise_if_any(f"{len(walk.problems)} bad names under {show_path(root)}")
+    if len(walk.problems):
+        faults.take(
+            walk.problems.make_error(f"{len(walk.problems)} bad names under {show_path(root)}")
+        )
     files: dict[int, Path] = {}
     problems = Problems()
     for row, name in enumerate(names, 1):

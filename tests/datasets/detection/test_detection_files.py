@@ -1,5 +1,6 @@
 import json
 import logging
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -486,6 +487,7 @@ def test_faults_of_every_kind_are_in_one_error(flat: Path) -> None:
         "0 .5 .5 .1 .1",
     )
     write(flat, labels__a="\n".join(lines), labels__e=LINE, train="a\nb\nx", val="c\nd")
+    os.mkfifo(flat / "labels" / "d.txt")
     with pytest.raises(DataError) as caught:
         find_detection_files(flat)
     faults = [
@@ -500,11 +502,12 @@ def test_faults_of_every_kind_are_in_one_error(flat: Path) -> None:
         ("a.txt", "line 5"),
         ("a.txt", "line 6"),
         ("d.png", ""),
+        ("d.txt", "not a regular file"),
         ("e.txt", "label file 4 of 4"),
         ("train.txt", "line 3 of 3"),
     ]
     headline = (
-        "1 label files fit none of 4 images; 1 problems with the lists of splits; "
+        f"1 bad names under {flat}; 1 label files fit none of 4 images; 1 problems with the lists of splits; "
         "1 of 4 images are bad; 6 problems with labels"
     )
     assert caught.value.headline.removesuffix(":") == headline

@@ -146,6 +146,36 @@ class PatchGrid:
         index: Ints = self._ends[image] - (self.rows[image] - row) * self.columns[image] + column
         return index
 
+    def find_owned(
+        self, image: Ints, y: Ints, x: Ints
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return the rows and columns of patches that count, if each pixel is to count once.
+
+        Neighbours that overlap meet in the middle of what both show.
+
+        Args:
+            image: [N] image numbers.
+            y: [N] top edges, px.
+            x: [N] left edges, px.
+
+        Returns:
+            [N, height] and [N, width], True where a row or column counts.
+        """
+        rows = self._own(y, self.vertical, self.heights_px[image], self.rows[image])
+        columns = self._own(x, self.horizontal, self.widths_px[image], self.columns[image])
+        return rows, columns
+
+    def _own(self, start: Ints, axis: Axis, length_px: Ints, count: Ints) -> NDArray[np.bool_]:
+        step = -(-start // axis.stride_px)  # rounded up: the last one may lie closer
+        shared_before = self._start(step - 1, axis, length_px) + axis.patch_px - start
+        shared_behind = start + axis.patch_px - self._start(step + 1, axis, length_px)
+        first = np.where(step > 0, (shared_before + 1) // 2, 0)
+        cut = np.where(step + 1 < count, shared_behind // 2, 0)
+        offset = np.arange(axis.patch_px)
+        owned: NDArray[np.bool_] = offset >= first[:, None]
+        owned &= offset < axis.patch_px - cut[:, None]
+        return owned
+
     def _start(self, step: Ints, axis: Axis, length_px: Ints) -> Ints:
         start = step * axis.stride_px
         if self.edges == "cover":

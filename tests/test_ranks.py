@@ -24,10 +24,13 @@ from lit_data.commands import predict
 from lit_data.commands.configuration.compose import compose
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, RankMismatchError
+from lit_data.grid import PatchGrid
 from lit_data.loading import LoaderOptions
 from lit_data.modules import SegmentationModule
 from lit_data.modules.scored import DefectRecall, PixelScores
+from lit_data.modules.segmentation import whole_masks
 from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
+from lit_data.modules.segmentation.whole_masks import WholeMasks
 from lit_data.rng import uniform
 from lit_data.testing import QUIET
 from lit_data.types import Batch, FieldSpec, Stage
@@ -163,6 +166,12 @@ def _score(rank: int, ranks: int) -> dict[str, float]:
     # Patches overlap, and those of an image lie on both ranks.
     positions = torch.stack((torch.arange(21) % 3, torch.zeros(21, dtype=torch.int64)), dim=1)
     masks[images % 2 == 0] = 0
+    whole_masks.PIMO_RATES = (1e-2, 1e-1)  # type: ignore[misc]  # of few pixels
+    anomalies.whole_masks = WholeMasks(
+        PatchGrid([34] * 7, [32] * 7, 32, 1),
+        torch.tensor([[34, 32]] * 7),
+        lambda image: np.full((34, 32), image % 2, np.uint8),
+    )
     anomalies.update(*(values[rank::ranks] for values in (scores, masks, images, positions)))
     found = {**pixels.compute(), "best": best.compute()["dice"], "recall": defects.compute()}
     found |= {f"anomaly_{name}": value for name, value in anomalies.compute().items()}

@@ -239,13 +239,19 @@ class InspectionDataModule(ImageDataModule):
 
         Of a scaled image it has the size of the file, and the accuracy of the scaled mask.
         """
+        mask = self.read_stored_mask(number)
+        if mask is None or self.original_sizes is None:
+            return mask
+        sizes = self.original_sizes
+        restored: Array = sizes.scaling.restore_mask(mask[None], sizes.of(number))[0]
+        return restored
+
+    def read_stored_mask(self, number: int) -> Array | None:
+        """[H, W] uint8 as `read_mask`, but of the size of which patches are cut."""
         if self._masks is None or number in self._bad:
             return None
-        mask: Array = self._masks[number]
-        sizes = self.original_sizes
-        restored = mask if sizes is None else sizes.scaling.restore_mask(mask, sizes.of(number))
-        class_numbers: Array = restored[0]
-        return class_numbers
+        mask: Array = self._masks[number][0]
+        return mask
 
     def has_defect(self, number: int) -> bool | None:
         """Return True if the mask of an image shows a defect; None where there are no masks, or its mask is bad."""

@@ -22,7 +22,7 @@ from lit_data.io.images.readers import read_image
 from lit_data.io.images.scaling import OriginalSizes
 from lit_data.io.images.writing import write_png_parts
 from lit_data.io.store.store import StoredImages
-from lit_data.modules.segmentation.anomaly_metrics import count_top_px, mean_highest
+from lit_data.modules.segmentation.top_pixels import count_top_px, mean_highest
 from lit_data.tasks.figures import (
     CELL_INCHES,
     TRUE_COLOUR,

@@ -14,7 +14,7 @@ from lit_data.inference.export.quantise import Mode
 from lit_data.inference.forward import Augment, Precision
 from lit_data.inference.tiling import Blend
 from lit_data.io.images.header_scan import OnBad
-from lit_data.modules.segmentation.anomaly_metrics import SCORE_FRACTION
+from lit_data.modules.segmentation.top_pixels import SCORE_FRACTION
 from lit_data.parts import Part
 from lit_data.tasks.verdicts import Calibration
 

@@ -14,7 +14,7 @@ from torch.nn.functional import max_pool2d
 from lit_data.datamodules.image import ImageDataModule
 from lit_data.datamodules.image_transform import ImageTransform
 from lit_data.inference import TiledPredictor
-from lit_data.modules.segmentation.anomaly_metrics import count_top_px, mean_highest
+from lit_data.modules.segmentation.top_pixels import count_top_px, mean_highest
 from lit_data.synthesis import DefectSpec
 from lit_data.tasks.maps import MapWriter, VerdictWriter, slabs
 from lit_data.tasks.options import PredictOptions

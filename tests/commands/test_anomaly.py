@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from lit_data.cli import main
 QUICK = (
     *("trainer=cpu", "trainer.enable_progress_bar=false", "+trainer.enable_model_summary=false"),
     *("data.patch_px=64", "data.loader.batch_size=4", "data.loader.num_workers=0"),
-    *("model.bank_size=200", "model.candidates=2000"),
 )
+BANK = ("+experiment=anomaly", "model.bank_size=200", "model.candidates=2000")
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,10 +26,12 @@ pytestmark = [
 ]
 
 
-def _run(tmp_path: Path, command: str, *words: str, code: int = 0) -> dict[str, Any]:
+def _run(
+    tmp_path: Path, command: str, *words: str, code: int = 0, model: Sequence[str] = BANK
+) -> dict[str, Any]:
     folder = tmp_path / command
     places = [f"paths.run={folder}", f"hydra.run.dir={folder}", f"paths.cache={tmp_path}/cache"]
-    assert main([command, "+experiment=anomaly", *QUICK, *words, *places]) == code
+    assert main([command, *model, *QUICK, *words, *places]) == code
     path = folder / "summary.json"
     return json.loads(path.read_text()) if path.is_file() else {}
 
@@ -79,6 +82,33 @@ def test_the_small_dataset_goes_all_the_way(tmp_path: Path) -> None:
         assert scored[key] == pytest.approx(fitted[key], abs=1e-6)
     assert _run(tmp_path, "predict", *words, checkpoint)["predict/images"] == 16
     assert _run(tmp_path, "show", *words)["show/patches"] > 0
+
+
+def test_segmentation_by_the_protocol_of_the_field_judges_by_good_parts(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    _write(root / "train/good", 12)
+    _write(root / "test/good", 14, seed=1)  # enough pixels for a rate of 1e-5
+    _write(root / "test/spot", 3, seed=2, defects=True)
+    (root / "ground_truth/spot").mkdir(parents=True)
+    mask = np.zeros((80, 96), np.uint8)
+    mask[30:44, 40:54] = 255
+    for number in range(3):
+        cv2.imwrite(str(root / f"ground_truth/spot/{number}_mask.png"), mask)
+    model = ("+experiment=segmentation", "model.net.width=4")
+    words = [f"data.root={root}", "data.protocol=mvtec", "synthesis=library", "model.quantile=1"]
+    words += ["callbacks.checkpoint.monitor=null", "trainer.max_epochs=2"]
+    fitted = _run(tmp_path, "fit", *words, model=model)
+    for name in ("aupimo", "aupro_30", "image_auroc", "pixel_auroc"):
+        assert 0 <= fitted[f"test/{name}"] <= 1
+    checkpoint = tmp_path / "fit/checkpoints/best.ckpt"
+    state = torch.load(checkpoint, weights_only=True)["state_dict"]
+    assert float(state["predict_threshold"]) == pytest.approx(fitted["val/good_threshold"])
+    assert float(state["image_threshold"]) == pytest.approx(fitted["val/image_good_threshold"])
+    _run(tmp_path, "predict", f"data.root={root}/test", f"ckpt={checkpoint}", model=model)
+    with (tmp_path / "predict/images.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            is_defect = float(row["score"]) >= float(state["image_threshold"])
+            assert row["verdict"] == ("defect" if is_defect else "good")
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")

@@ -19,7 +19,7 @@ from lit_data.inference.tiling import Tiling
 from lit_data.io.images.decoders import ImageDecoder, ImageSource
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.scaling import Scaling
-from lit_data.modules.segmentation.anomaly_metrics import count_top_px, mean_highest
+from lit_data.modules.segmentation.top_pixels import count_top_px, mean_highest
 from lit_inspect import images as runtime
 from lit_inspect import regions, rows, tiles
 from lit_inspect.errors import ImageError

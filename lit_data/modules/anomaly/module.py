@@ -238,7 +238,7 @@ class AnomalyModule(ScoredModule):
         datamodule: Any = getattr(self.trainer, "datamodule", None)
         for metric in self.scores.values():
             if isinstance(metric, AnomalyMetrics):
-                metric.kinds = getattr(datamodule, "image_kinds", ())
+                metric.look_at(datamodule)
 
     @override
     def train(self, mode: bool = True) -> "AnomalyModule":
@@ -397,7 +397,7 @@ class AnomalyModule(ScoredModule):
         metric: Any = self.scores[f"{stage}_pixels"]
         # Where nothing says of which image a patch is, it is one of its own.
         patches = sum(map(len, metric.images)) + torch.arange(len(masks), device=masks.device)
-        metric.update(probability, masks, batch.get("image_index", patches))
+        metric.update(probability, masks, batch.get("image_index", patches), batch.get("position"))
 
     @override
     def take_scores(self, stage: str) -> dict[str, Tensor]:

@@ -1,14 +1,11 @@
-"""Scores by which methods of anomaly detection are compared, and the score of an image.
+"""`AnomalyMetrics`: scores by which methods of anomaly detection are compared."""
 
-An image scores as the mean of its highest pixels, of which patches or slabs each hold some.
-"""
-
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+import math
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import avg_pool1d
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision
@@ -24,151 +21,35 @@ from lit_data.modules.scored import (
     find_bins,
     is_marked,
 )
+from lit_data.modules.segmentation.top_pixels import (
+    MOST_PX,
+    SCORE_FRACTION,
+    TopPixels,
+    count_top_px,
+    keep_highest,
+    mean_by_image,
+    take_highest,
+)
+from lit_data.modules.segmentation.whole_masks import (
+    WholeMasks,
+    count_bins,
+    find_aupimo,
+    find_regions,
+)
 from lit_data.types import IGNORED
 
-MOST_PX: Final = 1024
-SCORE_FRACTION: Final = 0.0005
 _EPS: Final = 1e-9  # logits go up to 20.7
-_NOWHERE: Final = -1
-_SIDE_PX: Final = 2**31  # no image is wider
 _LIMITS: Final = {"aupro_30": 0.3, "aupro_5": 0.05}
 ANOMALY_METRICS: Final = (
     *("image_auroc", "image_average_precision", "pixel_auroc"),
     *_LIMITS,
+    "aupimo",
     *("f1_max", "f1_max_threshold", "image_f1_max", "image_f1_max_threshold"),
 )
 _SMOOTH: Final = 50  # bins to each side, of 42 / 8192 logits
 _TOP_PIXELS: Final = ("top_images", "top_pixels", "top_scores")
-MERGE_AFTER: Final = 2**20  # pixels of the states, before each image keeps its highest ones only
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.floating[Any]]
-
-
-def count_top_px(pixels: int, fraction: float) -> int:
-    """Number of the highest pixels whose mean is the score of an image.
-
-    Args:
-        pixels: Of the image.
-        fraction: Of them, 0..1; 0 takes the highest one.
-
-    Returns:
-        ``fraction * pixels``, rounded, from 1 to 1024.
-    """
-    return min(max(int(fraction * pixels + 0.5), 1), MOST_PX)
-
-
-def mean_highest(parts: Iterable[Floats], count: int) -> float:
-    """Mean of the highest values of an image, of which no more than one part is held in memory.
-
-    Args:
-        parts: Of the image, of any shapes.
-        count: How many values; all of them where there are fewer.
-    """
-    highest: Floats = np.zeros(0, np.float32)
-    for part in parts:
-        values = np.concatenate((highest, part.ravel()))
-        surplus = len(values) - count
-        highest = values if surplus <= 0 else np.partition(values, surplus)[surplus:]
-    return float(highest.mean(dtype=np.float64))
-
-
-class TopPixels(NamedTuple):
-    """Some of the highest pixels of images.
-
-    Attributes:
-        image: [n] int64 number of the image.
-        pixel: [n] int64 number of the pixel in it; -1 where it is not known.
-        score: [n] float32 in 0..1.
-    """
-
-    image: Tensor
-    pixel: Tensor
-    score: Tensor
-
-
-def take_highest(
-    scores: Tensor,
-    masks: Tensor,
-    images: Tensor,
-    positions: Tensor | None,
-    sizes_px: Tensor | None,
-    count: int,
-) -> TopPixels:
-    """Highest pixels of patches, without those that are ignored or were reflect-padded.
-
-    Args:
-        scores: [B, 1, H, W] float in 0..1.
-        masks: The same shape; 255 where pixels are ignored.
-        images: [B] int64, the number of each patch's image.
-        positions: [B, 2] int64 (y, x) of the patch in its image, px; None leaves the pixels without
-            numbers.
-        sizes_px: [images, 2] int64 (height, width); None takes all pixels as those of the image.
-        count: How many of each patch.
-    """
-    height, width = scores.shape[-2:]
-    counts = masks != IGNORED
-    if positions is not None and sizes_px is not None:
-        # Rows and columns from the corner to the edges.
-        rest = sizes_px.to(scores.device)[images] - positions
-        rows, columns = (torch.arange(length, device=scores.device) for length in (height, width))
-        counts &= (rows < rest[:, :1])[:, None, :, None] & (columns < rest[:, 1:])[:, None, None, :]
-    counted = scores.detach().float().masked_fill(~counts, -1).flatten(1)
-    highest = counted.topk(min(count, height * width))
-    pixel = torch.full_like(highest.indices, _NOWHERE)
-    if positions is not None:
-        y = highest.indices // width + positions[:, :1]
-        x = highest.indices % width + positions[:, 1:]
-        pixel = y * _SIDE_PX + x
-    is_counted = highest.values >= 0
-    of_image = images[:, None].expand_as(pixel)
-    return TopPixels(of_image[is_counted], pixel[is_counted], highest.values[is_counted])
-
-
-def keep_highest(top: TopPixels, limits: int | Ints) -> TopPixels:
-    """Highest pixels of each image, each pixel once.
-
-    Where several patches show it, the highest score counts.
-
-    Args:
-        top: Of any patches, on any device.
-        limits: How many of an image are kept; or [images] for each number of an image.
-
-    Returns:
-        Those on the host, by image and falling score.
-    """
-    image, pixel, score = (part.cpu().numpy() for part in top)
-    order = np.lexsort((-score, pixel, image))
-    image = image[order]
-    pixel = pixel[order]
-    score = score[order]
-    is_same = (image[1:] == image[:-1]) & (pixel[1:] == pixel[:-1]) & (pixel[1:] != _NOWHERE)
-    is_first = np.append(True, ~is_same)[: len(image)]
-    image = image[is_first]
-    pixel = pixel[is_first]
-    score = score[is_first]
-    order = np.lexsort((-score, image))
-    image = image[order]
-    pixel = pixel[order]
-    score = score[order]
-    rank = np.arange(len(image)) - np.searchsorted(image, image)
-    is_kept = rank < (limits if isinstance(limits, int) else limits[image])
-    return TopPixels(*(torch.from_numpy(part[is_kept]) for part in (image, pixel, score)))
-
-
-def mean_by_image(top: TopPixels, count: int) -> Tensor:
-    """Mean of the pixels of each image.
-
-    Args:
-        top: As `keep_highest` gives them.
-        count: Images.
-
-    Returns:
-        [count] float64 on the host, so that it is the same on every device; 0 where an image has no
-        pixels.
-    """
-    pixels = torch.bincount(top.image, minlength=count)
-    return torch.bincount(top.image, top.score.double(), count) / pixels.clamp(min=1)
+_OVERLAP: Final = ("overlap_keys", "overlap_counts")
+MERGE_AFTER: Final = 2**20  # rows of a state, before those of an image are put together
 
 
 def choose_threshold(scores: Tensor, defective: Tensor) -> tuple[float, float]:
@@ -208,19 +89,20 @@ class AnomalyMetrics(PixelScores):
     - ``pixel_auroc``: area under the ROC curve of the pixels;
     - ``aupro_30``, ``aupro_5``: area under the curve of per-region overlap over the false positive
       rate, up to 0.3 and 0.05, as a fraction of the limit (Bergmann et al., "The MVTec anomaly
-      detection dataset", IJCV 2021). A region is a connected part (8 neighbours) of the mask of a
-      patch, so one that patches divide counts in each;
+      detection dataset", IJCV 2021). A region is a connected part (8 neighbours) of the mask of an
+      image; without `whole_masks` of that of a patch, so one that patches divide counts in each;
+    - ``aupimo``: see `find_aupimo`; with `whole_masks`, and enough pixels of good images;
     - ``f1_max`` of the pixels, and ``f1_max_threshold``, where the mean F1 of the thresholds within
       a quarter of a logit is largest: the single best threshold moves with few pixels.
 
     The curves have 8192 thresholds. A region weighs 1 in a histogram of its pixels' scores, so the
-    state of the pixels is of fixed size; that of the images is three numbers for each patch, and
-    for each image up to 1024 pixels.
+    state of the pixels is of fixed size; that of the images is three numbers for each patch, for
+    each image up to 1024 pixels, and for each defective one up to 8192 bins of its marked pixels.
 
-    The patches of an image may come in any batches and on any ranks. A pixel that several of them
-    show counts once, by its highest score, and what was reflect-padded does not count, if
-    `sizes_px` and the places of the patches are known; without them all pixels of all patches
-    count.
+    The patches of an image may come in any batches and on any ranks. What was reflect-padded does
+    not count, and a pixel that several patches show counts once: for the score of an image by its
+    highest score, with `sizes_px`; for all else by the patch that it lies deeper in, with
+    `whole_masks`. Without these, or the places of patches, all pixels of all patches count.
 
     Args:
         kinds: Kind of the defects of each image, by its number; empty where none is known.
@@ -229,14 +111,21 @@ class AnomalyMetrics(PixelScores):
     Attributes:
         sizes_px: [images, 2] int64 (height, width) of each image, by its number; None where they
             are not known.
+        whole_masks: Masks of the images, by their numbers; None where they are not known.
+        good_quantile: Choose ``good_threshold`` of pixels and ``image_good_threshold`` of images
+            too, which so large a fraction of the good images lies below; None: do not.
+        margin: The odds of these thresholds are that much higher, as a fraction.
         image_threshold: Score from which an image counts as defective in `confusion`; None: the
-            one of the largest F1.
+            one of the good images, without `good_quantile` the one of the largest F1.
         confusion: Good and defective images (rows) by what the threshold says (columns), as of the
             last `compute`; None where all images have a defect or none has.
     """
 
     regions: Tensor
     region_count: Tensor
+    good_bins: Tensor
+    overlap_keys: list[Tensor]
+    overlap_counts: list[Tensor]
     images: list[Tensor]
     areas_px: list[Tensor]
     defective: list[Tensor]
@@ -251,12 +140,22 @@ class AnomalyMetrics(PixelScores):
         self.kinds = kinds
         self.score_fraction = score_fraction
         self.sizes_px: Tensor | None = None
+        self.whole_masks: WholeMasks | None = None
+        self.good_quantile: float | None = None
+        self.margin = 0.0
         self.image_threshold: float | None = None
         self.confusion: Confusion | None = None
-        self.add_state("regions", torch.zeros(BINS, dtype=widest_float()), dist_reduce_fx="sum")
-        self.add_state("region_count", torch.tensor(0), dist_reduce_fx="sum")
-        for name in ("images", "areas_px", "defective", *_TOP_PIXELS):
+        for name in ("regions", "good_bins"):
+            self.add_state(name, torch.zeros(BINS, dtype=widest_float()), dist_reduce_fx="sum")
+        region_count = torch.tensor(0.0, dtype=widest_float())
+        self.add_state("region_count", region_count, dist_reduce_fx="sum")
+        for name in ("images", "areas_px", "defective", *_TOP_PIXELS, *_OVERLAP):
             self.add_state(name, [], dist_reduce_fx="cat")
+
+    def look_at(self, datamodule: object) -> None:
+        """Take kinds of defects and masks of whole images from a datamodule that knows them."""
+        self.kinds = getattr(datamodule, "image_kinds", ())
+        self.whole_masks = WholeMasks.of(datamodule)
 
     @override
     def update(
@@ -275,11 +174,16 @@ class AnomalyMetrics(PixelScores):
             positions: [B, 2] int64 (y, x) of each patch in its image, px; without it patches share
                 no pixel.
         """
-        super().update(scores, masks)
-        marked = is_marked(masks)
-        defective = marked.flatten(1).any(1)
-        for row in torch.nonzero(defective).flatten().tolist():
-            self._count_regions(scores[row, 0].detach(), marked[row, 0].cpu().numpy())
+        defective = is_marked(masks).flatten(1).any(1)
+        if self.whole_masks is None or images is None or positions is None:
+            super().update(scores, masks)
+            self._count_regions(scores, masks)
+        else:
+            shared = self.whole_masks.find_shared(images, positions)
+            once = masks.masked_fill(shared, IGNORED)
+            super().update(scores, once)
+            self._count_regions(scores, once, images, positions)
+            self._count_overlap(scores, once, images)
         if images is not None:
             self.images.append(images)
             self.areas_px.append(torch.full_like(images, scores[0].numel()))
@@ -308,17 +212,53 @@ class AnomalyMetrics(PixelScores):
             return MOST_PX
         return count_top_px(int(self.sizes_px.prod(1).max()), self.score_fraction)
 
-    def _count_regions(self, scores: Tensor, mask: NDArray[np.bool_]) -> None:
-        import cv2
+    def _count_regions(
+        self,
+        scores: Tensor,
+        masks: Tensor,
+        images: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> None:
+        marks = is_marked(masks)
+        for row in torch.nonzero(marks.flatten(1).any(1)).flatten().tolist():
+            mask = masks[row, 0].cpu().numpy()
+            if self.whole_masks is None or images is None or positions is None:
+                weights = find_regions(mask).weight
+            else:
+                y, x = positions[row].tolist()
+                weights = self.whole_masks.weigh(int(images[row]), (y, x), mask)
+            # On the CPU: CUDA adds weights in any order, so that two runs would differ.
+            bins = find_bins(scores[row].detach()[marks[row]]).cpu().numpy()
+            counts = torch.from_numpy(np.bincount(bins, weights, BINS)).to(self.regions.dtype)
+            self.regions += counts.to(self.regions.device)
+            self.region_count += float(weights.sum())
 
-        count, labels = cv2.connectedComponents(mask.view(np.uint8), connectivity=8)
-        of_pixel = labels[mask]
-        weights = 1 / np.bincount(of_pixel, minlength=count)[of_pixel]
-        # On the CPU: CUDA adds weights in any order, so that two runs would differ.
-        bins = find_bins(scores[torch.from_numpy(mask).to(scores.device)]).cpu().numpy()
-        counts = torch.from_numpy(np.bincount(bins, weights, BINS)).to(self.regions.dtype)
-        self.regions += counts.to(self.regions.device)
-        self.region_count += count - 1
+    def _count_overlap(self, scores: Tensor, masks: Tensor, images: Tensor) -> None:
+        """Count the pixels of good images, and the marked ones of each other image, by their bins."""
+        assert self.whole_masks is not None
+        marks = is_marked(masks)
+        for image in sorted(set(images.tolist())):
+            regions = self.whole_masks.regions_of(image)
+            if not len(regions.pixel):
+                is_good = (images == image)[:, None, None, None] & (masks != IGNORED)
+                counts = torch.bincount(find_bins(scores[is_good]), minlength=BINS)
+                self.good_bins += counts.to(self.good_bins.dtype) / regions.counted_px
+        bins = find_bins(scores.detach()[marks])
+        image_of = images[torch.nonzero(marks)[:, 0]]
+        self._add_overlap(*count_bins(image_of, bins, torch.ones_like(bins)))
+
+    def _add_overlap(self, keys: Tensor, counts: Tensor) -> None:
+        """Add counts to the states; where these grow large, put equal keys together."""
+        self.overlap_keys.append(keys)
+        self.overlap_counts.append(counts)
+        merged_rows = len(self.overlap_keys[0])  # all that the last merge left is in the first part
+        if sum(map(len, self.overlap_keys)) > max(MERGE_AFTER, 2 * merged_rows):
+            keys, counts = self._merge_overlap()
+            self.overlap_keys, self.overlap_counts = [keys], [counts]
+
+    def _merge_overlap(self) -> tuple[Tensor, Tensor]:
+        keys = dim_zero_cat(self.overlap_keys)
+        return count_bins(keys // BINS, keys % BINS, dim_zero_cat(self.overlap_counts))
 
     @override
     def compute(self) -> dict[str, Tensor]:
@@ -327,15 +267,24 @@ class AnomalyMetrics(PixelScores):
         above = self.regions.cpu().flip(0).cumsum(0)  # CUDA adds up floats in any order
         overlap = above.to(self.regions.device) / self.region_count.clamp(min=1)
         dice = self.dice_curve()
-        values = super().compute() | self._rank_images()
+        values = super().compute() | self._choose_by_good()
+        values |= self._rank_images(values.get("image_good_threshold"))
         values["pixel_auroc"] = _area(false, true, 1.0)
         values |= {name: _area(false, overlap, limit) for name, limit in _LIMITS.items()}
         threshold = bin_edge(BINS - 1 - _find_best(dice))
         values |= {"f1_max": dice.max().float(), "f1_max_threshold": threshold.to(dice.device)}
+        if len(self.overlap_keys):
+            pixels = (part.cpu().numpy() for part in self._merge_overlap())
+            aupimo = find_aupimo(self.good_bins.double().cpu().numpy(), *pixels)
+            if aupimo is not None:
+                values["aupimo"] = torch.tensor(aupimo, device=self.device)
         return values
 
-    def score_images(self) -> tuple[Tensor, Tensor, Tensor]:
+    def score_images(self, fraction: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Score of each image that was seen, in this process alone where there are several.
+
+        Args:
+            fraction: See `count_top_px`; None: `score_fraction`.
 
         Returns:
             [images] int64 numbers of the images, which rise, their scores as float32, and whether
@@ -346,7 +295,8 @@ class AnomalyMetrics(PixelScores):
             areas_px = torch.bincount(image_of, dim_zero_cat(self.areas_px).cpu().double())
         else:
             areas_px = self.sizes_px.prod(1)[numbers]
-        limits = [count_top_px(int(area), self.score_fraction) for area in areas_px.tolist()]
+        fraction = self.score_fraction if fraction is None else fraction
+        limits = [count_top_px(int(area), fraction) for area in areas_px.tolist()]
         top = self._collect()
         renumbered = TopPixels(torch.searchsorted(numbers, top.image.cpu()), top.pixel, top.score)
         scores = mean_by_image(keep_highest(renumbered, np.array(limits)), len(numbers)).float()
@@ -354,7 +304,22 @@ class AnomalyMetrics(PixelScores):
         defective[image_of[dim_zero_cat(self.defective).cpu()]] = 1
         return numbers, scores, defective
 
-    def _rank_images(self) -> dict[str, Tensor]:
+    def _choose_by_good(self) -> dict[str, Tensor]:
+        """Choose the thresholds that `good_quantile` asks for; none where no image is good."""
+        if self.good_quantile is None or not len(self.images):
+            return {}
+        thresholds = {}
+        # Defects are found in a good image if its highest pixel reaches the threshold of pixels.
+        for name, fraction in (("good_threshold", 0.0), ("image_good_threshold", None)):
+            _, scores, defective = self.score_images(fraction)
+            if defective.all():
+                return {}
+            level = scores[defective == 0].double().quantile(self.good_quantile)
+            odds = torch.logit(level, eps=_EPS) + math.log1p(self.margin)
+            thresholds[name] = odds.sigmoid().float().to(self.device)
+        return thresholds
+
+    def _rank_images(self, good_threshold: Tensor | None) -> dict[str, Tensor]:
         self.confusion = None
         if not len(self.images):
             return {}
@@ -362,7 +327,9 @@ class AnomalyMetrics(PixelScores):
         if defective.all() or not defective.any():
             return {}
         best_f1, threshold = choose_threshold(scores, defective)
-        least = threshold if self.image_threshold is None else self.image_threshold
+        least = threshold if good_threshold is None else float(good_threshold)
+        if self.image_threshold is not None:
+            least = self.image_threshold
         self.confusion = count_confusion(scores >= least, defective.bool())
         values = {
             "image_auroc": binary_auroc(scores, defective),

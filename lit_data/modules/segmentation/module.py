@@ -1,5 +1,7 @@
 """`SegmentationModule`: learn to mark the pixels of true defects."""
 
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -11,7 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 from typing_extensions import override
 
-from lit_data.checks import check_fraction
+from lit_data.checks import check_fraction, check_share
 from lit_data.devices import widest_float
 from lit_data.errors import ConfigError
 from lit_data.modules.schedule import OptimizerFactory, Schedule
@@ -21,14 +23,13 @@ from lit_data.modules.scored import (
     ScoredModule,
     balance_classes,
 )
-from lit_data.modules.segmentation.anomaly_metrics import (
-    ANOMALY_METRICS,
-    SCORE_FRACTION,
-    AnomalyMetrics,
-)
+from lit_data.modules.segmentation.anomaly_metrics import ANOMALY_METRICS, AnomalyMetrics
 from lit_data.modules.segmentation.losses import PixelLoss
 from lit_data.modules.segmentation.nets import CompareNet
+from lit_data.modules.segmentation.top_pixels import SCORE_FRACTION
 from lit_data.types import IGNORED, Batch
+
+log = logging.getLogger(__name__)
 
 _STAGES: Final = ("val", "test")
 _HYPERPARAMETERS: Final = (
@@ -42,6 +43,8 @@ _HYPERPARAMETERS: Final = (
     "false_alarms_per_patch",
     "anomaly_metrics",
     "image_score_fraction",
+    "quantile",
+    "margin",
 )
 _THRESHOLDS: Final = {
     "predict_threshold": 0.5,
@@ -69,7 +72,9 @@ class SegmentationModule(ScoredModule):
     - with `anomaly_metrics` those of `AnomalyMetrics`; checkpoints then hold the thresholds of the
       last validation, which ``predict`` takes: ``predict_threshold`` of pixels, and, where good and
       defective images were validated, ``image_threshold`` of images, which is else -1, with
-      ``image_threshold_fraction``, the fraction it is for.
+      ``image_threshold_fraction``, the fraction it is for;
+    - with `quantile` these thresholds, ``good_threshold`` and ``image_good_threshold``, after
+      validation alone.
 
     `load_from_checkpoint(path)` restores the plain arguments; a `net` or `optimizer` of your own is
     given again: ``SegmentationModule.load_from_checkpoint(path, net=CompareNet(width=32))``.
@@ -94,10 +99,16 @@ class SegmentationModule(ScoredModule):
             tells whose patches they are.
         image_score_fraction: An image scores as the mean of this fraction of its pixels, the
             highest ones, at least 1 and at most 1024; 0: as its highest pixel.
+        quantile: Of the good validation images, the fraction that lies below the thresholds, by the
+            score of the image and by its highest pixel; 1 is the highest of them. None: thresholds
+            of the largest F1, which defective images are needed for.
+        margin: The odds of the thresholds of `quantile` are that much higher, as a fraction, since
+            a few images do not show the highest score.
 
     Raises:
-        ConfigError: The schedule or the loss is unknown, or a fraction is out of its range; later,
-            that the net or the datamodule has other classes.
+        ConfigError: The schedule or the loss is unknown, a fraction is out of its range, or
+            `quantile` is given without `anomaly_metrics`; later, that the net or the datamodule
+            has other classes.
     """
 
     predict_threshold: Tensor
@@ -121,8 +132,11 @@ class SegmentationModule(ScoredModule):
         baseline: bool = True,
         anomaly_metrics: bool = False,
         image_score_fraction: float = SCORE_FRACTION,
+        quantile: float | None = None,
+        margin: float = 0.05,
     ) -> None:
         check_fraction("image_score_fraction", image_score_fraction)
+        _check_quantile(quantile, margin, anomaly_metrics=anomaly_metrics)
         optimizer = optimizer or partial(torch.optim.AdamW, lr=2e-2, weight_decay=1e-2)
         super().__init__(net or CompareNet(), optimizer=optimizer, schedule=schedule)
         self.classes = tuple(map(str, classes or ()))
@@ -146,6 +160,7 @@ class SegmentationModule(ScoredModule):
                 self.register_buffer(name, torch.tensor(value))
         fraction = image_score_fraction if anomaly_metrics else None
         self.scores = nn.ModuleDict(_make_scores(self.suffixes, false_alarms_per_patch, fraction))
+        self.quantile, self.margin = quantile, margin
         if self.classes:
             self.class_scores = nn.ModuleDict()
             for stage in _STAGES:
@@ -171,7 +186,7 @@ class SegmentationModule(ScoredModule):
             )
         for metric in self.scores.modules():
             if isinstance(metric, AnomalyMetrics):
-                metric.kinds = getattr(datamodule, "image_kinds", ())
+                metric.look_at(datamodule)
                 metric.sizes_px = getattr(datamodule, "image_sizes_px", None)
 
     @override
@@ -259,12 +274,11 @@ class SegmentationModule(ScoredModule):
         for suffix in self.suffixes:
             metrics: Any = self.scores[stage + suffix]
             pixels = metrics["pixels"]
-            # Test images are judged by the threshold that validation chose, if it chose one.
-            if isinstance(pixels, AnomalyMetrics) and stage == "test" and self.image_threshold >= 0:
-                pixels.image_threshold = float(self.image_threshold)
+            if isinstance(pixels, AnomalyMetrics):
+                self._prepare(pixels, stage)
             values = dict(pixels.compute())
-            if stage == "val":
-                self._take_thresholds(values)  # those of the baseline are none
+            if stage == "val" and not suffix:
+                self._take_thresholds(values)
             if isinstance(pixels, AnomalyMetrics) and pixels.confusion and not suffix:
                 self.confusion[stage] = pixels.confusion
             if "defects" in metrics:
@@ -278,7 +292,25 @@ class SegmentationModule(ScoredModule):
             scores.reset()
         return named
 
+    def _prepare(self, pixels: AnomalyMetrics, stage: str) -> None:
+        """Let validation choose thresholds, by which test images are judged."""
+        if stage == "val":
+            pixels.good_quantile, pixels.margin = self.quantile, self.margin
+        elif self.image_threshold >= 0:
+            pixels.image_threshold = float(self.image_threshold)
+
     def _take_thresholds(self, scores: Mapping[str, Tensor]) -> None:
+        if "good_threshold" in scores:
+            self.predict_threshold.fill_(scores["good_threshold"])
+            self.image_threshold.fill_(scores["image_good_threshold"])
+            self.image_threshold_fraction.fill_(self.image_score_fraction)
+            return
+        if self.quantile is not None:
+            log.warning(
+                "no good image validates, so that model.quantile=%g gives no threshold: it is the "
+                "one of the best F1, if there is any",
+                self.quantile,
+            )
         # Without a defect among the validated pixels no threshold is better than another.
         if scores.get("f1_max", 0) > 0:
             self.predict_threshold.fill_(scores["f1_max_threshold"])
@@ -323,6 +355,18 @@ class ClassScores(MulticlassConfusionMatrix):
         scores = {f"iou_{name}": score for name, score in zip(names, iou, strict=True)}
         scores |= {f"dice_{name}": score for name, score in zip(names, dice, strict=True)}
         return scores | {"mean_iou": iou.mean(), "mean_dice": dice.mean()}
+
+
+def _check_quantile(quantile: float | None, margin: float, *, anomaly_metrics: bool) -> None:
+    if not 0 <= margin < math.inf:
+        raise ConfigError(f"margin={margin}: give a finite number of 0 or more")
+    if quantile is None:
+        return
+    check_share("quantile", quantile)
+    if not anomaly_metrics:
+        raise ConfigError(
+            f"quantile={quantile} is of the scores of images: set anomaly_metrics=true"
+        )
 
 
 def _join_classes(logits: Tensor) -> Tensor:

@@ -92,6 +92,7 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
     plain |= {"false_alarms_per_patch": 0.2, "baseline": True, "focal_gamma": 0.0}
     plain |= {"tversky": (0.5, 0.5), "class_weights": None, "classes": None}
     plain |= {"anomaly_metrics": False, "image_score_fraction": 0.0005, "num_parameters": 5393}
+    plain |= {"quantile": None, "margin": 0.05}
     assert_plain_checkpoint(model, SegmentationModule(), trainer, path, plain)
     loaded = SegmentationModule.load_from_checkpoint(path, weights_only=True, strict=True)
     assert torch.equal(next(loaded.parameters()), next(model.parameters()))
@@ -124,6 +125,44 @@ def test_checkpoints_hold_the_thresholds_that_validation_chose(
     assert float(loaded.image_threshold_fraction) == pytest.approx(0.01)
     trainer.test(model, DataLoader(samples[:2], batch_size=4), verbose=False)  # type: ignore[arg-type]
     assert averaged or [float(model.predict_threshold), float(model.image_threshold)] == chosen
+
+
+@pytest.mark.parametrize(("quantile", "margin"), [(1.0, 0.0), (0.5, 0.2)])
+def test_thresholds_lie_above_a_fraction_of_the_good_images(
+    tmp_path: Path, quantile: float, margin: float
+) -> None:
+    samples = [
+        sample | {"image_index": torch.tensor(row)} for row, sample in enumerate(_samples(8))
+    ]
+    for sample in samples[:5]:
+        sample["mask"] = torch.zeros_like(sample["mask"])
+    options: dict[str, Any] = {"anomaly_metrics": True, "image_score_fraction": 0.1}
+    model = SegmentationModule(**options, quantile=quantile, margin=margin)
+    trainer = make_trainer(tmp_path)
+    trainer.validate(model, DataLoader(samples[:5], batch_size=4), verbose=False)  # type: ignore[arg-type]
+    images = torch.stack([sample["image"] for sample in samples[:5]])
+    ranked = model(images).detach().sigmoid().flatten(1).sort(descending=True).values.double()
+    count = round(0.1 * ranked.shape[1])
+    for chosen, scores in (
+        (model.predict_threshold, ranked[:, 0]),
+        (model.image_threshold, ranked[:, :count].mean(1)),
+    ):
+        odds = scores.quantile(quantile).logit().exp() * (1 + margin)
+        assert float(chosen) == pytest.approx(float(odds / (1 + odds)), rel=1e-5)
+    assert float(model.image_threshold_fraction) == pytest.approx(0.1)
+    # Where no image is good they are those of the best F1.
+    trainer.validate(model, DataLoader(samples[5:], batch_size=4), verbose=False)  # type: ignore[arg-type]
+    chosen_f1 = float(trainer.callback_metrics["val/f1_max_threshold"])
+    assert float(model.predict_threshold) == chosen_f1
+
+
+def test_a_quantile_that_chooses_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="set anomaly_metrics=true"):
+        SegmentationModule(quantile=1.0)
+    with pytest.raises(ConfigError, match="quantile=0 is a share"):
+        SegmentationModule(quantile=0, anomaly_metrics=True)
+    with pytest.raises(ConfigError, match="margin=-1: give a finite number"):
+        SegmentationModule(margin=-1)
 
 
 def test_images_of_one_kind_give_no_threshold(tmp_path: Path) -> None:

@@ -96,7 +96,8 @@ def test_segmentation_by_the_protocol_of_the_field_judges_by_good_parts(tmp_path
         cv2.imwrite(str(root / f"ground_truth/spot/{number}_mask.png"), mask)
     model = ("+experiment=segmentation", "model.net.width=4")
     words = [f"data.root={root}", "data.protocol=mvtec", "synthesis=library", "model.quantile=1"]
-    words += ["callbacks.checkpoint.monitor=null", "trainer.max_epochs=2"]
+    words += ["data.sampling.positives=null", "callbacks.checkpoint.monitor=null"]
+    words += ["trainer.max_epochs=2"]
     fitted = _run(tmp_path, "fit", *words, model=model)
     for name in ("aupimo", "aupro_30", "image_auroc", "pixel_auroc"):
         assert 0 <= fitted[f"test/{name}"] <= 1

@@ -4,6 +4,7 @@ import csv
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from lit_data.errors import DataError
 from lit_data.lightning_internals import count_batches
 from lit_data.modules import SegmentationModule
 from lit_data.testing import write_images
+from tests.families import run_family
 
+ROOT = Path(__file__).resolve().parents[2]
 Saved = dict[int, dict[str, torch.Tensor]]
 
 QUICK = (
@@ -173,6 +176,68 @@ def test_batches_of_a_run_that_was_split_and_resumed_are_made_again(
     with Path("run/spike/spike.csv").open(newline="") as file:
         spikes = [int(line["step"]) for line in csv.DictReader(file)]
     assert spikes == np.argsort(-record.steps["loss"], kind="stable")[:2].tolist()
+
+
+SAVER = """
+import os
+import signal
+from pathlib import Path
+
+import lightning as L
+import torch
+
+from lit_data.lightning_internals import count_batches
+
+
+class Saver(L.Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        step = count_batches(trainer)
+        torch.save(dict(batch), f"{step}-{trainer.global_rank}.pt")
+        if step == 3 and trainer.is_global_zero and not Path("stopped").exists():
+            Path("stopped").touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainers", [("ddp_cpu", "cpu"), ("cpu", "ddp_cpu")])
+def test_batches_of_each_rank_are_made_again_after_a_resume_with_other_ranks(
+    tmp_path: Path, trainers: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "saver.py").write_text(SAVER)
+    words = [
+        *("fit", "--package", "saver", "+experiment=stripe", *QUICK, "hydra.run.dir=run"),
+        *("data.patch_px=32", "data.samples.count=6", "data.loader.global_batch_size=6"),
+        *("+callbacks.saver._target_=saver.Saver", "report=false", "resume=auto"),
+        *("trainer.max_epochs=-1", "trainer.max_steps=9", "trainer.check_val_every_n_epoch=100"),
+    ]
+    ranks = {"cpu": 1, "ddp_cpu": 2}
+    for trainer, expected in zip(trainers, (143, 0), strict=True):
+        code, output = run_family(
+            [sys.executable, "-W", "ignore", "-m", "lit_data", *words, f"trainer={trainer}"],
+            cwd=tmp_path,
+            limit_s=120,
+            OMP_NUM_THREADS="1",
+            LIT_DATA_CACHE=str(tmp_path / "cache"),
+            PYTHONPATH=os.pathsep.join((str(tmp_path), str(ROOT))),
+        )
+        assert code == expected, output
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("LIT_DATA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    record = Record.read(tmp_path / "run")
+    first, second = (ranks[trainer] for trainer in trainers)
+    assert record.steps["ranks"].tolist() == [first] * 4 + [second] * 5
+    with opening("run", tmp_path / "run", packages=["saver"]) as replay:
+        for step, rank_count in enumerate(record.steps["ranks"].tolist()):
+            for rank in range(rank_count):
+                replayed = replay.make(step, rank)
+                trained = torch.load(f"{step}-{rank}.pt", weights_only=True)
+                assert replayed.batch.keys() == trained.keys()
+                for key, tensor in replayed.batch.items():
+                    assert tensor.numpy().tobytes() == trained[key].numpy().tobytes()
+                assert replayed.differing == ([] if rank == 0 else None)
+    assert len(list(tmp_path.glob("*.pt"))) == record.steps["ranks"].sum()
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 from omegaconf import DictConfig
+from torch import Tensor
 from typing_extensions import override
 
 from benchmarks.predict_variants import (
@@ -24,7 +25,6 @@ from benchmarks.predict_variants import (
 from lit_data.commands.benchmarks.options import Suite, choose_device
 from lit_data.commands.benchmarks.table import collect, report_lines
 from lit_data.commands.build import build_datamodule
-from lit_data.inference.export.quantise import Agreement, compare_values
 from lit_data.io.progress import track
 from lit_data.loading.device_timer import time_in_turn
 
@@ -46,8 +46,8 @@ class PredictSuite(Suite):
 
     A row for each way, from file to array: ``original`` one at a time in float32, ``batched`` tiles
     of all images in batches, ``threads`` several batches at a time, ``bf16`` in bfloat16 too; with
-    `compile` ``compiled``, ``compiled_bf16``, and with int8 convolutions ``static``,
-    ``static_bf16``, for which images are filled up to whole tiles. Columns: ``images_per_s``;
+    `compile` ``compiled`` and ``compiled_bf16``, for which images are filled up to whole tiles.
+    Columns: ``images_per_s``;
     ``ratio_to_original``; ``dice_to_fp32``, ``mean_difference``, ``max_difference`` of masks and
     probabilities to those of ``original``; ``peak_mib``, most memory of tensors while a batch is
     predicted, for what is not compiled; ``note``, why a way was not measured. summary.json holds
@@ -58,8 +58,7 @@ class PredictSuite(Suite):
         images: How many, cut from validation samples.
         tile_px: Size of the tiles.
         steps: Of training before, without ``ckpt``.
-        compile: Measure the net compiled by torch.compile too, and with int8 convolutions; needs a
-            C++ compiler.
+        compile: Measure the net compiled by torch.compile too; needs a C++ compiler.
     """
 
     batch_sizes: Sequence[int] = (1,)
@@ -129,9 +128,57 @@ def _measure(
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Two nets on the same images.
+
+    Attributes:
+        mean_difference: Mean absolute difference of the probabilities, 0 to 1.
+        max_difference: The largest.
+        dice: Of both masks together: 2 * shared pixels / (pixels of one + pixels of the other); NaN
+            if neither marks a pixel.
+        marked_share: Fraction of the pixels that the first net marks, without which Dice says
+            little.
+    """
+
+    mean_difference: float
+    max_difference: float
+    dice: float
+    marked_share: float
+
+
 def _compare(way: PredictVariant, original: PredictVariant, paths: Sequence[Path]) -> Agreement:
     """Agreement with the original way, which is float32 of whole images."""
     compared = paths[:_COMPARED]
     pairs = zip(original.predict(compared), way.predict(compared), strict=True)
     tracked = track(pairs, f"comparing {way.name}", len(compared))
     return compare_values(tracked, threshold=_THRESHOLD)
+
+
+def compare_values(pairs: Iterable[tuple[Tensor, Tensor]], *, threshold: float) -> Agreement:
+    """Compare probabilities with others.
+
+    Args:
+        pairs: Two tensors of one shape each; the reference comes first.
+        threshold: Least probability of a marked pixel.
+    """
+    sum_of_differences = 0.0
+    max_difference = 0.0
+    pixels = shared_pixels = marked_pixels = other_marked_pixels = 0
+    for values, other_values in pairs:
+        difference = (values.float() - other_values.float()).abs()
+        sum_of_differences += float(difference.sum(dtype=torch.float64))
+        max_difference = max(max_difference, float(difference.max()))
+        mask = values >= threshold
+        other_mask = other_values >= threshold
+        pixels += values.numel()
+        shared_pixels += int((mask & other_mask).sum())
+        marked_pixels += int(mask.sum())
+        other_marked_pixels += int(other_mask.sum())
+    all_marked = marked_pixels + other_marked_pixels
+    return Agreement(
+        mean_difference=sum_of_differences / pixels,
+        max_difference=max_difference,
+        dice=2 * shared_pixels / all_marked if all_marked else math.nan,
+        marked_share=marked_pixels / pixels,
+    )

@@ -24,7 +24,6 @@ from lit_data.errors import ConfigError
 from lit_data.inference import TiledPredictor
 from lit_data.inference.batch_size_table import measure_peak_bytes
 from lit_data.inference.batches import Image
-from lit_data.inference.export.quantise import quantise
 from lit_data.inference.forward import check_compiler, choose_threads
 from lit_data.io.images.readers import read_image
 from lit_data.io.progress import track
@@ -132,11 +131,8 @@ NAMES: Final = {
     "bf16": "the same, bfloat16",
     "compiled": "channels last, compiled",
     "compiled_bf16": "channels last, compiled, bfloat16",
-    "static": "int8 convolutions, float32",
-    "static_bf16": "int8 convolutions, bfloat16",
 }
-COMPILED: Final = ("compiled", "compiled_bf16", "static", "static_bf16")
-_CALIBRATION: Final = 32  # images
+COMPILED: Final = ("compiled", "compiled_bf16")
 _READERS: Final = 2  # threads
 
 Predict = Callable[[Sequence[Path]], Iterator[Tensor]]
@@ -213,7 +209,7 @@ def list_ways(
         cfg: With the model.
         datamodule: Whose format it wants.
         weights: Of the model.
-        paths: The images, of which some calibrate.
+        paths: The images.
         options: Sizes, device.
     """
     # a net each, as predictors change how it is stored
@@ -229,7 +225,7 @@ def list_ways(
     for kind in ("threads", "bf16"):
         ways += [_make_in_threads(kind, make(), size, options) for size in options.batch_sizes]
     if options.compile:
-        ways += [_make_compiled(kind, make(), paths, options) for kind in COMPILED]
+        ways += [_make_compiled(kind, make(), options) for kind in COMPILED]
     return ways
 
 
@@ -246,16 +242,11 @@ def _make_in_threads(
     )
 
 
-def _make_compiled(
-    kind: str, net: nn.Module, paths: Sequence[Path], options: WayOptions
-) -> PredictVariant:
+def _make_compiled(kind: str, net: nn.Module, options: WayOptions) -> PredictVariant:
     """Make a way whose net is compiled, at the first batch size alone, as that takes a minute."""
     size = options.batch_sizes[0]
     try:
         check_compiler(options.device)
-        if kind.startswith("static"):
-            tiles = [_cut_tile(path, options.tile_px) for path in paths[:_CALIBRATION]]
-            net = quantise(net, mode="static", calibration=tiles)
         predictor = _open(kind, net, size, options)
     except ConfigError as error:
         unused = partial(_predict_one_by_one, net, has_bf16=False)
@@ -297,13 +288,3 @@ def _predict_one_by_one(
 def _predict_tiles(predictor: TiledPredictor, paths: Sequence[Path]) -> Iterator[Tensor]:
     images: list[Image] = [partial(read_image, path) for path in paths]
     return (values for _, values in predictor.predict(images))
-
-
-def _cut_tile(path: Path, tile_px: int) -> Tensor:
-    """Return a tile, reflect-padded where the image is smaller: [1, C, h, w] float32 in 0..1."""
-    image: Any = torch.from_numpy(read_image(path))[:, :tile_px, :tile_px].float().div(255)
-    while image.shape[1] < tile_px or image.shape[2] < tile_px:
-        # a reflection is shorter than the image, so a small image takes several
-        below, right = (min(tile_px - length, length - 1) for length in image.shape[1:])
-        image = nn.functional.pad(image[None], (0, right, 0, below), mode="reflect")[0]
-    return image[None]  # type: ignore[no-any-return]

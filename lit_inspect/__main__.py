@@ -56,7 +56,12 @@ def _run(options: argparse.Namespace) -> int:
             counts["bad"] += 1
         else:
             counts[verdict.verdict] += 1
-    results.finish()
+    if drift := results.finish():
+        print(
+            f"lit_inspect: the guarantee is withdrawn: the {drift} of these images is unlike that "
+            "of the calibration; calibrate with images as they are now",
+            file=sys.stderr,
+        )
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     print(f"{len(names)} images: {listed}; {options.out}")
     return ImageError.exit_code if counts["bad"] else 0

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_inspect.board import NET, Board, read_board
+from lit_inspect.drift import Guarantee, describe
 from lit_inspect.errors import BoardError, UsageError
 from lit_inspect.images import ReadOptions, Scaling, finish, open_image
 from lit_inspect.regions import Defect, find_defects, mean_highest, slabs
@@ -63,10 +64,15 @@ class Settings:
     large_px: int
     doubt: str | None
     review: tuple[float, float] | None
+    guarantee: Guarantee | None
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> "Settings":
         """Return the settings of a manifest."""
+        manifest = {
+            "guarantee": None,
+            **manifest,
+        }  # which files that are not of a map may leave out
         values = {name: manifest[name] for name in cls.__slots__}
         values["read"] = ReadOptions.of(manifest["read"])
         values["classes"] = tuple(manifest["classes"])
@@ -75,6 +81,8 @@ class Settings:
         if manifest["review"] is not None:
             good_below, defect_above = manifest["review"]
             values["review"] = (float(good_below), float(defect_above))
+        if values["guarantee"] is not None:
+            values["guarantee"] = Guarantee.of(values["guarantee"])
         if manifest["scaling"] is not None:
             size_px = manifest["scaling"]["size_px"]
             size_px = None if size_px is None else tuple(size_px)
@@ -116,7 +124,11 @@ class Inspector:
         self._check_golden(Path(path), board)
 
     def __call__(self, array: NDArray[Any]) -> Verdict:
-        """Inspect an image of a camera.
+        """Inspect an image of a camera; for the argument and errors see `take`."""
+        return self.inspect(self.take(array))
+
+    def take(self, array: NDArray[Any]) -> Rows:
+        """Return an image of a camera, for `inspect` and `describe`.
 
         Args:
             array: [H, W] or [H, W, C], pixels and channels as in the files that the model was
@@ -128,7 +140,7 @@ class Inspector:
         planes = np.moveaxis(array, -1, 0) if array.ndim == 3 else array[None]
         if planes.ndim != 3 or not all(planes.shape):
             raise UsageError(f"an array {list(array.shape)}: give [H, W] or [H, W, C]")
-        return self.inspect(ArrayRows(finish(planes, self.settings.read)))
+        return ArrayRows(finish(planes, self.settings.read))
 
     def open(self, path: str | os.PathLike[str]) -> Rows:
         """Open an image file, for `inspect`.
@@ -148,6 +160,13 @@ class Inspector:
             return self._classify(image)
         shape = (len(self.settings.classes) + 1, *image.shape[1:])
         return self.judge(ArrayRows(self.predict(image, shape)))
+
+    def describe(self, image: Rows) -> NDArray[np.float64]:
+        """Return the features by which drift is noticed, see `Guarantee.find_drift`: [3]."""
+        scaling = self.settings.scaling
+        if scaling is not None:
+            image = ArrayRows(scaling.scale(image.read(0, image.shape[1])))
+        return describe(image)
 
     def predict(self, image: Rows, shape: tuple[int, int, int]) -> Floats:
         """Return the probability of each pixel, [K, H, W]."""
@@ -247,8 +266,17 @@ class Inspector:
             images = ((images - np.float32(low)) / np.float32(high - low)).clip(0, 1)
         elif tile.dtype.kind in "iu":
             images /= np.float32(np.iinfo(tile.dtype).max)
-        answer: Floats = self._session.run(None, {"images": images})[0]
-        return answer
+        return self.run(images)
+
+    def run(self, images: Floats) -> Floats:
+        """Return the answers of the net for a batch [B, C, h, w] in 0..1."""
+        answers: Floats = self._session.run(None, {"images": np.ascontiguousarray(images)})[0]
+        return answers
+
+    @property
+    def input_shape(self) -> list[int | str]:
+        """Length of each axis of a batch; the name of one that is free."""
+        return list(self._session.get_inputs()[0].shape)
 
     def _check_golden(self, path: Path, board: Board) -> None:
         """Hold the golden answers against what this machine says."""

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_inspect.drift import FEATURES, WITHDRAWN
 from lit_inspect.errors import BoardError
 from lit_inspect.inspector import Inspector, Verdict
 from lit_inspect.regions import Defect, slabs
@@ -41,6 +42,8 @@ class Results:
         self._rows: list[dict[str, Any]] = []
         self._defects: list[dict[str, Any]] = []
         self._bad: list[dict[str, str]] = []
+        self._features: list[NDArray[np.float64]] = []
+        self._guarantee = inspector.settings.guarantee
 
     def add(self, name: str, image: Rows) -> Verdict:
         """Inspect an image, and write its map.
@@ -62,21 +65,36 @@ class Results:
         else:
             verdict = self._add_large(name, image)
         self._note(name, verdict)
+        if self._guarantee is not None:
+            self._features.append(self._inspector.describe(image))
         return verdict
 
     def note_bad(self, path: Path, reason: str) -> None:
         """Note an image that has no verdict."""
         self._bad.append({"image": str(path), "reason": reason})
 
-    def finish(self) -> None:
-        """Write the tables."""
+    def finish(self) -> str | None:
+        """Write the tables.
+
+        Returns:
+            The feature in which the images differ so much from those of the calibration that the
+            guarantee is withdrawn; None if they do not.
+        """
+        drift = None
+        columns: tuple[str, ...] = _MAP_COLUMNS
+        if self._guarantee is not None:
+            drift = self._guarantee.find_drift(np.array(self._features).reshape(-1, len(FEATURES)))
+            text = WITHDRAWN if drift else self._guarantee.promise
+            columns = (*columns, "guarantee")
+            self._rows = [row | {"guarantee": text} for row in self._rows]
         if self._inspector.settings.task == "labels":
             self._write("labels.csv", ("image", "label", "score"), self._rows)
         else:
             classes = ("class",) if self._inspector.settings.classes else ()
-            self._write("images.csv", _MAP_COLUMNS, self._rows)
+            self._write("images.csv", columns, self._rows)
             self._write("defects.csv", (*_DEFECT_COLUMNS, *classes), self._defects)
         self._write("bad.csv", ("image", "reason"), self._bad)
+        return drift
 
     def _add_large(self, name: str, image: Rows) -> Verdict:
         """Inspect an image a row of tiles at a time, through a file of 16 bit."""

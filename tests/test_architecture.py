@@ -29,7 +29,7 @@ DECODERS = {"cv2", "tifffile", "PIL", "imagecodecs", "simplejpeg", "nibabel", "p
 OUTSIDE = [
     {"numpy"},
     DECODERS | {"filelock", "psutil", "rich", "yaml", "fsspec", "aiohttp"},
-    {"torch", "torchao", "onnxruntime"},
+    {"torch", "onnxruntime"},
     {"kornia"},
     {"lightning", "packaging"},
     {"torchmetrics", "anomalib", "safetensors"},
@@ -52,7 +52,7 @@ ONLY_HERE = {
     "optuna": ["commands"],
     "matplotlib": ["tasks", "commands", "callbacks"],  # timelines are drawn in plain scripts too
 }
-INSIDE_FUNCTIONS_ONLY = DECODERS | {"torchao", "onnxruntime", "fsspec", "aiohttp"}
+INSIDE_FUNCTIONS_ONLY = DECODERS | {"onnxruntime", "fsspec", "aiohttp"}
 INSIDE_FUNCTIONS_ONLY |= {"anomalib", "safetensors", "lit_inspect"}
 NO_LAYER = {"lit_data"}  # lit_data/__init__.py: only the version
 

@@ -7,9 +7,11 @@ from typing import Any, Final
 from omegaconf import DictConfig
 
 from lit_data.commands.benchmarks.compare import run_loaders
+from lit_data.commands.benchmarks.exported import run_exported
 from lit_data.commands.benchmarks.options import BenchmarkOptions, choose_device
 from lit_data.commands.benchmarks.training import run_headroom, run_overhead
 from lit_data.commands.configuration.targets import instantiate, read_options
+from lit_data.commands.exported import is_exported
 from lit_data.commands.machine import describe_machine, print_machine
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,10 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     - ``transfer_ms``: copy of a batch from host to device; 0 where that is the CPU
     - ``pss_mib``: memory of the main process and its workers, shared pages counted once
     - ``samples``, ``repeats``, ``note``: what was measured, or why it was not
+
+    With ``ckpt=FILE.inspect`` that file is measured, with up to 64 images of ``data.root`` one at a
+    time: ``start_ms``, ``median_ms`` and ``p99_ms`` of a call, ``images_per_s``,
+    ``pixels_per_image``.
 
     With `suite`, a `Suite` of a package that ``--package`` names is run in place of a mode, as
     those are that lie beside this package in the repository, under ``benchmarks``.
@@ -62,7 +68,13 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     options = suite or read_options(BenchmarkOptions, cfg.benchmark, "benchmark")
     machine = describe_machine(choose_device(options.device))
     log.info("%s", print_machine(machine))
-    metrics = suite.run(cfg) if suite else _MODES[options.mode](cfg, options)
+    metrics: dict[str, Any]
+    if suite:
+        metrics = suite.run(cfg)
+    elif is_exported(cfg.ckpt):
+        metrics = run_exported(cfg, options)
+    else:
+        metrics = _MODES[options.mode](cfg, options)
     return {f"benchmark/{name}": value for name, value in machine.items()} | metrics
 
 

@@ -36,6 +36,8 @@ from lit_data.commands.configuration.targets import (
     leave_out_unknown,
     read_recipe,
 )
+from lit_data.commands.exported import COMMANDS as EXPORTED_COMMANDS
+from lit_data.commands.exported import is_exported
 from lit_data.commands.launcher import AUTO, is_first_of_machine
 from lit_data.commands.result import TRIAL_VARIABLE
 from lit_data.commands.terminal import LogInterval, RunBar, quieten
@@ -158,6 +160,11 @@ def load_trained(run: Path, checkpoint: Path, packages: Sequence[str] = ()) -> L
 
 def find_trained(cfg: DictConfig) -> Path:
     """Return the checkpoint that a command reads; for errors see `find_checkpoint`."""
+    if is_exported(cfg.ckpt) and cfg.command not in EXPORTED_COMMANDS:
+        raise ConfigError(
+            f"ckpt={cfg.ckpt} is an exported file, which {', '.join(EXPORTED_COMMANDS)} take: "
+            "python -m lit_inspect FILE IMAGES --out DIR predicts with it"
+        )
     return find_checkpoint(cfg.ckpt, cfg.get("run"), _fit_folder(cfg), Path(cfg.paths.cache))
 
 

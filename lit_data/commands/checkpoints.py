@@ -192,13 +192,13 @@ def read_record(checkpoint: Path) -> Mapping[str, Any] | None:
     record = content.get(_KEY)
     if record is None or (isinstance(record, Mapping) and record.get("version") != _VERSION):
         return None
-    if not _is_record(record):
+    if not is_record(record):
         raise StoreError(f"{checkpoint} is damaged: what it says of its training cannot be read")
     epoch = content.get("epoch")
     return {**record, "epochs": epoch + 1 if isinstance(epoch, int) else 0}
 
 
-def _is_record(record: object) -> bool:
+def is_record(record: object) -> bool:
     """Return True for the parts of a record, of plain values: a checkpoint may be anybody's."""
     if not isinstance(record, Mapping) or not all(_is_plain(value) for _, value in walk(record)):
         return False

@@ -1,8 +1,9 @@
 """``export``: one file of a trained model, which `lit_inspect` runs without torch."""
 
-import logging
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import fields
+from pathlib import Path, PurePath
 from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
@@ -12,28 +13,28 @@ from lit_data.commands.checkpoints import find_checkpoint, load_weights
 from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.configuration.targets import read_options
+from lit_data.commands.exported import SUFFIX
+from lit_data.commands.int8 import Int8Options, choose_precision
 from lit_data.commands.predict import list_conditions, take_thresholds
 from lit_data.commands.rerun import read_started
 from lit_data.commands.trained import find_doubt, take_trained
 from lit_data.errors import ConfigError, StoreError, show_path
 from lit_data.files import explaining, replacing_by_path
 from lit_data.tasks import find_task
-from lit_data.tasks.base import Task
 from lit_data.tasks.export import check_runtime
 from lit_data.tasks.options import ExportRequest, PredictOptions
 from lit_data.tasks.verdicts import find_calibration
 
-log = logging.getLogger(__name__)
-
-_SUFFIX: Final = ".inspect"
+_INT8: Final = tuple(field.name for field in fields(Int8Options))
 _HELP: Final = """\
 usage: python -m lit_data export RUN [FILE] [key=value ...] [--package NAME]
 
 Writes the best checkpoint of a run as one .inspect file, by default RUN/model.inspect, for `python -m lit_inspect FILE
 IMAGES --out DIR`, which needs neither torch nor lit_data. It is for maps of defects and for classes of images. Keys:
 data.root=FOLDER of images that the file is checked with, where those of the training are gone; ckpt=best, last or a
-path; and options of tiles and thresholds of predict, such as predict.tile_px=256. --package NAME allows classes of a
-package of yours."""
+path; options of tiles and thresholds of predict, such as predict.tile_px=256; and int8=true for a net in int8, if the
+score of validation drops by no more than int8_drop=0.01 (ranges are those of int8_images=64 samples of the training).
+--package NAME allows classes of a package of yours."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -59,9 +60,9 @@ def main(words: Sequence[str]) -> None:
             "export needs the folder of a run, and takes a file: export RUN board.inspect"
         )
     run = Path(paths[0])
-    path = Path(paths[1]) if len(paths) > 1 else run / f"model{_SUFFIX}"
-    if path.suffix != _SUFFIX:
-        raise ConfigError(f"{path}: name a file that ends in {_SUFFIX}")
+    path = Path(paths[1]) if len(paths) > 1 else run / f"model{SUFFIX}"
+    if path.suffix != SUFFIX:
+        raise ConfigError(f"{path}: name a file that ends in {SUFFIX}")
     check_runtime()
     with allow_packages(options.package):
         data = encode_run(run, _read_keys(keys))
@@ -78,11 +79,14 @@ def _read_keys(words: Sequence[str]) -> dict[str, Any]:
     predict = OmegaConf.select(typed, "predict")
     for word in words:
         key = word.partition("=")[0]
-        if key not in ("data.root", "ckpt") and not key.startswith("predict."):
-            raise ConfigError(f"'{key}' changes no export: data.root, ckpt and predict.* do")
+        if key not in ("data.root", "ckpt", *_INT8) and not key.startswith("predict."):
+            raise ConfigError(
+                f"'{key}' changes no export: data.root, ckpt, {', '.join(_INT8)} and predict.* do"
+            )
     values = {} if predict is None else OmegaConf.to_container(predict)
     root, ckpt = OmegaConf.select(typed, "data.root"), OmegaConf.select(typed, "ckpt")
-    return {"predict": values, "root": root, "ckpt": ckpt}
+    int8 = Int8Options(**{name: typed[name] for name in _INT8 if name in typed})
+    return {"predict": values, "root": root, "ckpt": ckpt, "int8": int8}
 
 
 def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
@@ -90,7 +94,8 @@ def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
 
     Args:
         run: The run folder, whose configuration says which model and data.
-        typed: Options of ``predict``, and in the place of those of the run `root` and `ckpt`.
+        typed: Options of ``predict`` and of int8, and in the place of those of the run `root` and
+            `ckpt`.
 
     Raises:
         LitDataError: The configuration is refused, or the model cannot be exported.
@@ -104,6 +109,7 @@ def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
     if root is not None and typed["root"] is None and "://" not in str(root):
         root = str(started.folder / str(root))  # relative to where the run was started
     cfg.data.root = root
+    training = deepcopy(cfg)
     datamodule = build_input_data(cfg, "skip")
     datamodule.setup("predict")
     model = build_model(cfg, trained=True)
@@ -112,29 +118,27 @@ def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
     options = read_options(PredictOptions, typed["predict"], "predict")
     has_verdicts = "image_threshold" not in task.unused
     options = take_thresholds(model, options, has_verdicts=has_verdicts)
-    review = None
+    calibration = None
     if has_verdicts and "image_threshold" not in typed["predict"]:
-        review = _find_review(cfg, checkpoint, task, options)
+        calibration = find_calibration(checkpoint, list_conditions(cfg, task, options))
     request = ExportRequest(
-        model=model.eval(), options=options, doubt=find_doubt(record), review=review
+        model=model.eval(),
+        options=options,
+        doubt=find_doubt(record),
+        calibration=calibration,
+        trained=_list_trained(record),
     )
     encoded: bytes = task.export(request)
-    return encoded
+    int8: Int8Options = typed["int8"]
+    return choose_precision(encoded, training, int8) if int8.int8 else encoded
 
 
-def _find_review(
-    cfg: DictConfig, checkpoint: Path, task: Task[Any], options: PredictOptions
-) -> tuple[float, float] | None:
-    """Return the two thresholds of the calibration of a checkpoint; None without one that holds."""
-    conditions = list_conditions(cfg, task, options)
-    calibration = find_calibration(checkpoint, conditions)
-    if calibration is None:
+def _list_trained(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return what a file says of its training: of the images the last name alone."""
+    if record is None:
         return None
-    log.warning(
-        "the file takes the thresholds of the calibration (%s), and not its watch over drift",
-        calibration.promise,
-    )
-    return calibration.good_below, calibration.defect_above
+    root = record["root"]
+    return {**record, "root": None if root is None else PurePath(root).name}
 
 
 def _find(ckpt: object, run: Path, cfg: DictConfig) -> Path:

@@ -83,7 +83,6 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     if cfg.data.get("cache") == "device":
         cfg.data.cache = "store"  # patches are drawn on here
     prediction = open_split(cfg, find_trained(cfg), options.images)
-    prediction.options.refuse("pod", "quantise")
     prediction = prediction.take_calibration()
     writer = prediction.task.writer(prediction.run, prediction.options)
     if not isinstance(writer, MapWriter):

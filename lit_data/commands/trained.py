@@ -15,6 +15,7 @@ from lit_data.commands.configuration.names import (
     resolve_target,
     to_plain,
 )
+from lit_data.commands.exported import is_exported, read_exported_record
 from lit_data.errors import escape
 from lit_data.files import flatten
 from lit_data.io.images.image_source import ImageBank
@@ -43,7 +44,8 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
     Raises:
         StoreError: The file is no checkpoint, or its record is damaged.
     """
-    record = read_record(checkpoint)
+    read = read_exported_record if is_exported(checkpoint) else read_record
+    record = read(checkpoint)
     if record is None:
         return None
     log.info("%s", escape(describe_record(record, checkpoint)))

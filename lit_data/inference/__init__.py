@@ -2,7 +2,6 @@
 
 from lit_data.inference.defects import Defect, find_defects
 from lit_data.inference.export.onnx_file import OnnxFile, export_onnx
-from lit_data.inference.export.quantise import quantise
 from lit_data.inference.predictor import TiledPredictor
 from lit_data.inference.tiling import measure_reach_px
 
@@ -13,5 +12,4 @@ __all__ = [
     "export_onnx",
     "find_defects",
     "measure_reach_px",
-    "quantise",
 ]

@@ -100,6 +100,7 @@ class ClassificationModule(ScoredModule):
 
     weights: Tensor
     not_in_bar: ClassVar[tuple[str, ...]] = ("recall",)
+    exported_as = "labels"
 
     def __init__(
         self,
@@ -178,6 +179,11 @@ class ClassificationModule(ScoredModule):
         """Probability of each class, [B, classes]."""
         probability: Tensor = self(batch["image"]).float().softmax(1)
         return probability
+
+    @override
+    def invert(self, answers: Tensor, images: Tensor) -> Tensor:
+        """Return logits by probabilities [B, classes]."""
+        return answers.clamp(min=torch.finfo(answers.dtype).tiny).log()
 
     @override
     def score(self, batch: Batch, stage: str) -> None:

@@ -228,6 +228,7 @@ class ScoredModule(L.LightningModule):
         schedule: Learning rate over the run, see `learning_rate_factor`.
 
     Attributes:
+        exported_as: Task of the exported files that it can be scored by; None if by none.
         confusion: Images by true and said class in the last ``val`` and ``test``, where there are
             such.
 
@@ -236,6 +237,7 @@ class ScoredModule(L.LightningModule):
     """
 
     not_in_bar: ClassVar[tuple[str, ...]] = ("_baseline",)
+    exported_as: ClassVar[str | None] = None
 
     def __init__(self, net: nn.Module, *, optimizer: OptimizerFactory, schedule: Schedule) -> None:
         super().__init__()
@@ -258,6 +260,15 @@ class ScoredModule(L.LightningModule):
     @abstractmethod
     def take_scores(self, stage: str) -> Mapping[str, Tensor]:
         """The scores of a stage, the same on all ranks; the next ones begin anew."""
+
+    def invert(self, answers: Tensor, images: Tensor) -> Any:  # noqa: ANN401 - as `forward` gives it
+        """Return what `forward` gives for images, by what an exported file says of them.
+
+        Args:
+            answers: Of the graph of the file.
+            images: [B, C, H, W].
+        """
+        raise NotImplementedError
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -49,8 +49,8 @@ _READ: Final = (
 
 _UNUSED: Final = (
     *("folder", "resume", "on_bad", "count", "clean", "precision", "compile", "augment"),
-    *("quantise", "onnx", "memory_limit_bytes", "channels_last", "threads", "readers"),
-    *("batch_size", "max_batch_size", "min_batch_size", "calibration_images", *JOINT_OPTIONS),
+    *("onnx", "memory_limit_bytes", "channels_last", "threads", "readers"),
+    *("batch_size", "max_batch_size", "min_batch_size", *JOINT_OPTIONS),
 )
 
 
@@ -92,8 +92,9 @@ def encode_maps(data: InspectionDataModule, images: WholeImages, request: Export
         net=net,
         probes=read_tiles(images, options.tile_sides_px, _PROBES),
         settings={
-            **{"task": "maps", "classes": list(images.classes[:classes]), "doubt": request.doubt},
-            "review": None if request.review is None else list(request.review),
+            **{"task": "maps", "classes": list(images.classes[:classes])},
+            **_list_verdicts(request),
+            "expand": list(images.channels),
             **_list_thresholds(options),
         },
         scaling=scaling,
@@ -142,13 +143,30 @@ def encode_labels(data: InspectionDataModule, request: ExportRequest) -> bytes:
         settings={
             **{"task": "labels", "classes": classes, "tiling": None, "threshold": 0.0},
             **{"image_threshold": None, "top_fraction": 0.0, "min_area_px": 0, "large_px": 0},
-            **{"doubt": request.doubt, "review": None},
+            **_list_verdicts(request),
         },
         scaling=scaling,
         values=values,
     )
     graph, _ = _write_graph(facts, request.options)
     return _encode(data, facts, graph, answer)
+
+
+def _list_verdicts(request: ExportRequest) -> dict[str, Any]:
+    """Return what verdicts are worth, and what the model was trained on."""
+    calibration = request.calibration
+    review = guarantee = None
+    if calibration is not None:
+        review = [calibration.good_below, calibration.defect_above]
+        # Doubtful verdicts are unsure, and nothing is promised of them.
+        if not request.doubt:
+            guarantee = {"promise": calibration.promise, "features": calibration.features}
+    return {
+        "doubt": request.doubt,
+        "review": review,
+        "guarantee": guarantee,
+        "trained": request.trained,
+    }
 
 
 def _list_thresholds(options: PredictOptions) -> dict[str, Any]:

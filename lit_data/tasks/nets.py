@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import lightning as L
@@ -16,9 +15,7 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.inference import TiledPredictor
 from lit_data.inference.batch_size_table import find_reach_px
 from lit_data.inference.export.onnx_file import export_onnx
-from lit_data.inference.export.quantise import measure_agreement, quantise
 from lit_data.inference.forward import Forward, ForwardOptions, choose_threads
-from lit_data.loading.device_timer import time_in_turn
 from lit_data.tasks.answers import Question, read_kinds, read_probability
 from lit_data.tasks.maps import WholeImages
 from lit_data.tasks.options import PredictOptions
@@ -220,15 +217,12 @@ def open_predictor(
     threads = options.threads
     if not threads:
         # What is compiled uses all cores by itself.
-        is_compiled = options.compile or options.quantise == "static"
-        threads = 1 if is_compiled else choose_threads(device)
+        threads = 1 if options.compile else choose_threads(device)
     batch_size = options.batch_size or _choose_batch_size(options, threads, on_cpu=on_cpu)
     channels_last = options.channels_last
     if channels_last is None:  # faster on the CPU, and elsewhere in half precision
         channels_last = on_cpu or options.precision != "fp32"
-    if options.quantise == "static":  # compiled for tiles of one size
-        round_px = max(options.tile_sides_px)
-    elif options.round_px:
+    if options.round_px:
         round_px = options.round_px
     elif _takes_any_size(net, images, options, device):
         round_px = 1
@@ -316,58 +310,34 @@ def _describe(outputs: object) -> str:
 
 
 _COMPARED: Final = 4  # images, each one tile
-_REPEATS: Final = 3
 
 
-def convert_net(
-    net: nn.Module, images: WholeImages, options: PredictOptions
-) -> tuple[nn.Module, dict[str, Any]]:
-    """Quantise the net and write it as ONNX, as the options say.
+def write_onnx(net: nn.Module, images: WholeImages, options: PredictOptions) -> dict[str, Any]:
+    """Write the net as ONNX, as the options say.
 
     Args:
         net: On the CPU, from [B, C, h, w] float32 in 0..1 to probability [B, K, h, w].
-        images: Those to predict; some of them, spread evenly, set the ranges of int8 and are
-            compared.
-        options: With ``quantise`` or ``onnx``.
+        images: Those to predict; some of them are compared.
+        options: With ``onnx``, or without.
 
     Returns:
-        The net that predicts, and the keys of summary.json:
-
-        - ``predict/quantise_mean_difference``, ``predict/quantise_max_difference``: of the
-          probabilities to those of float32, on up to four tiles of other images than the
-          calibration's, if there are more
-        - ``predict/quantise_dice_to_fp32``: of both masks; not there if neither marks a pixel
-        - ``predict/quantise_marked_share``: share of their pixels that float32 marks
-        - ``predict/quantise_speedup``: time of float32 by that of the quantised net, in the same
-          memory format
-        - ``predict/onnx_max_difference``: largest difference between onnxruntime and torch
+        ``predict/onnx_max_difference``, the largest difference between onnxruntime and torch, for
+        summary.json; nothing without the option.
 
     Raises:
-        ConfigError: The options do not fit the net, or a package that they need is not installed.
-        DataError: No image can be read, or the ONNX file gives other values than the net.
+        ConfigError: The net is not on the CPU or cannot be written, or a package is not installed.
+        DataError: No image can be read, or the file gives other values than the net.
     """
-    if options.quantise is None and options.onnx is None:
-        return net, {}
+    if options.onnx is None:
+        return {}
     if any(weight.device.type != "cpu" for weight in net.parameters()):
-        raise ConfigError("predict.quantise and predict.onnx are for the CPU: add trainer=cpu")
-    calibration_count = options.calibration_images if options.quantise == "static" else 0
-    tiles = read_tiles(images, options.tile_sides_px, calibration_count + _COMPARED)
-    compared = tiles[-_COMPARED:]
-    metrics: dict[str, Any] = {}
-    if options.onnx is not None:
-        exported = export_onnx(net.eval(), options.onnx, compared)
-        axes = " and ".join(exported.free_axes) or "no axis"
-        difference = exported.max_difference
-        log.info("%s: %s free, %.2g away from torch at most", exported.path, axes, difference)
-        metrics["predict/onnx_max_difference"] = difference
-    if options.quantise is None:
-        return net, metrics
-    calibration: list[Tensor] = []
-    if calibration_count:
-        # Other images than those compared, if there are any.
-        calibration = [tile[None] for tile in tiles[:-_COMPARED] or tiles]
-    quantised = quantise(net, mode=options.quantise, calibration=calibration)
-    return quantised, metrics | _compare(net, quantised, compared, options)
+        raise ConfigError("predict.onnx is for the CPU: add trainer=cpu")
+    tiles = read_tiles(images, options.tile_sides_px, _COMPARED)
+    exported = export_onnx(net.eval(), options.onnx, tiles)
+    axes = " and ".join(exported.free_axes) or "no axis"
+    difference = exported.max_difference
+    log.info("%s: %s free, %.2g away from torch at most", exported.path, axes, difference)
+    return {"predict/onnx_max_difference": difference}
 
 
 def read_tiles(images: WholeImages, sides_px: tuple[int, int], count: int) -> Sequence[Tensor]:
@@ -380,9 +350,7 @@ def read_tiles(images: WholeImages, sides_px: tuple[int, int], count: int) -> Se
     """
     tiles = list(_read_tiles(images, sides_px, count))
     if not tiles:
-        raise DataError(
-            "none of the images that a net would be calibrated or checked with can be read"
-        )
+        raise DataError("none of the images that a net would be checked with can be read")
     return tiles
 
 
@@ -391,16 +359,14 @@ def _read_tiles(images: WholeImages, sides_px: tuple[int, int], count: int) -> I
     options = ForwardOptions(value_range=images.value_range)
     scale = Forward(nn.Identity(), torch.device("cpu"), options)
     spread = np.linspace(0, len(images) - 1, min(count, len(images)))
-    chosen = np.unique(spread.round().astype(int))
-    # Shuffled, so that those at the end, which are compared, are spread as well as the others.
-    for number in np.random.default_rng(0).permutation(chosen):
+    for number in np.unique(spread.round().astype(int)):
         try:
             pixels = np.asarray(images.load(int(number)))
         except DataError as error:
-            log.warning("left out of the calibration: %s", error)
+            log.warning("left out of the check: %s", error)
             continue
         tile = _cut_middle(pixels, sides_px)
-        # The clone is no inference tensor any more, so that it can be traced and calibrated with.
+        # The clone is no inference tensor any more, so that it can be traced with.
         yield scale(torch.from_numpy(tile)[None])[0].clone()
 
 
@@ -412,39 +378,3 @@ def _cut_middle(pixels: Array, sides_px: tuple[int, int]) -> Array:
     tile = pixels[:, top : top + height, left : left + width]
     padding = ((0, 0), (0, height - tile.shape[1]), (0, width - tile.shape[2]))
     return np.pad(tile, padding, mode="symmetric")
-
-
-def _compare(
-    net: nn.Module, quantised: nn.Module, tiles: Sequence[Tensor], options: PredictOptions
-) -> dict[str, Any]:
-    """Compare a quantised net with that of float32 on some tiles; see `convert_net`."""
-    device = torch.device("cpu")
-    channels_last = options.channels_last is not False  # the same for both: it changes the speed
-    plain = Forward(net, device, ForwardOptions(channels_last=channels_last))
-    quantised_options = ForwardOptions(channels_last=channels_last, precision=options.precision)
-    other = Forward(quantised, device, quantised_options)
-    batch = torch.stack(list(tiles))
-    agreement = measure_agreement(plain, other, [batch], threshold=options.least_score)
-    calls = {"fp32": partial(plain, batch), "quantised": partial(other, batch)}
-    times_s = time_in_turn(calls, _REPEATS, device)
-    speedup = times_s["fp32"] / times_s["quantised"]
-    log.info(
-        "quantise=%s with precision=%s beside fp32 on %d tiles: probabilities differ by %.2g on "
-        "average and %.2g at most, Dice of the masks %.4f, %.2f times as fast",
-        options.quantise,
-        options.precision,
-        len(tiles),
-        agreement.mean_difference,
-        agreement.max_difference,
-        agreement.dice,
-        speedup,
-    )
-    metrics = {
-        "predict/quantise_mean_difference": agreement.mean_difference,
-        "predict/quantise_max_difference": agreement.max_difference,
-        "predict/quantise_marked_share": agreement.marked_share,
-        "predict/quantise_speedup": speedup,
-    }
-    if not np.isnan(agreement.dice):  # not a number if neither marks a pixel
-        metrics["predict/quantise_dice_to_fp32"] = agreement.dice
-    return metrics

@@ -10,7 +10,6 @@ import lightning as L
 from lit_data.checks import check_count, check_fraction, check_types
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
-from lit_data.inference.export.quantise import Mode
 from lit_data.inference.forward import Augment, Precision
 from lit_data.inference.tiling import Blend
 from lit_data.io.images.header_scan import OnBad
@@ -52,8 +51,6 @@ TILE_OPTIONS: Final = (
     "compile",
     "augment",
     "readers",
-    "quantise",
-    "calibration_images",
     "onnx",
 )
 """Options of images that are predicted tile by tile."""
@@ -106,9 +103,6 @@ class PredictOptions:
             precision.
         threads: Inference threads, which call the net side by side on the CPU; `None`: for tiles one for each
             core that torch uses, at most 4, and one for what is compiled; else one.
-        quantise: On the CPU `static` (int8 convolutions), `dynamic` (int8 linear layers) or `bf16`;
-            see `lit_data.inference.export.quantise`.
-        calibration_images: For `static`, images that set the ranges of int8.
         onnx: Write the net as this file too.
 
     Raises:
@@ -145,8 +139,6 @@ class PredictOptions:
     augment: Augment | None = None
     threads: int | None = None
     readers: int = 2
-    quantise: Mode | None = None
-    calibration_images: int = 32
     onnx: str | None = None
 
     def __post_init__(self) -> None:
@@ -167,12 +159,6 @@ class PredictOptions:
             raise ConfigError(f"predict.count={self.count} must be at least 1")
         if self.overlap_px is None and self.margin_px is not None:
             raise ConfigError(f"predict.margin_px={self.margin_px} needs predict.overlap_px too")
-        if self.calibration_images < 1:
-            raise ConfigError(
-                f"predict.calibration_images={self.calibration_images} must be at least 1"
-            )
-        if self.quantise == "static":
-            self._check_static()
 
     @property
     def least_score(self) -> float:
@@ -201,22 +187,6 @@ class PredictOptions:
             option = "predict.finish=true" if self.finish else f"predict.part={part}"
             raise ConfigError(
                 f"{option} needs predict.folder=FOLDER, into which all parts are predicted"
-            )
-
-    def _check_static(self) -> None:
-        if self.compile:
-            raise ConfigError(
-                "predict.quantise=static compiles by itself: leave predict.compile out"
-            )
-        if self.threads is not None and self.threads > 1:
-            raise ConfigError(
-                f"predict.threads={self.threads} is not for what predict.quantise=static compiles, "
-                "which uses all cores by itself: leave it out"
-            )
-        if self.memory_limit_bytes is not None:
-            raise ConfigError(
-                "predict.memory_limit_bytes counts tensors, which does not work within what "
-                "predict.quantise=static compiles: set predict.batch_size instead"
             )
 
     @property
@@ -329,14 +299,15 @@ class ExportRequest:
         model: With its weights, on the host, in evaluation mode.
         options: Of ``predict``, with the thresholds of the model.
         doubt: Why verdicts of this model are worth nothing; None where they are.
-        review: Scores of a calibration, below the first of which an image is good and above the
-            second defective; None without one.
+        calibration: Thresholds of verdicts with their bounds; None where there are none.
+        trained: What the checkpoint says of its training; None where it says nothing.
     """
 
     model: L.LightningModule
     options: PredictOptions
     doubt: str | None
-    review: tuple[float, float] | None = None
+    calibration: Calibration | None = None
+    trained: Mapping[str, Any] | None = None
 
 
 class Predicted(NamedTuple):

@@ -26,8 +26,8 @@ from lit_data.tasks.maps import ImageWriter, ProbabilityMap, WholeImages
 from lit_data.tasks.nets import (
     ProbabilityNet,
     choose_overlap_px,
-    convert_net,
     open_predictor,
+    write_onnx,
 )
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 from lit_data.tasks.writer import PredictionWriter, Work
@@ -196,9 +196,8 @@ def predict_images(
             datamodule.channel_names,
             len(images.classes),
         )
-        # Measured before the conversion, as rounding to int8 hides how far a net sees.
         overlap_px = choose_overlap_px(net, images, options, device)
-        net, net_metrics = convert_net(net, images, options)
+        net_metrics = write_onnx(net, images, options)
         predictor = open_predictor(net, images, options, device, overlap_px=overlap_px)
         small = [number for number in work.waiting if images.count_px(number) <= options.large_px]
         large = [number for number in work.waiting if images.count_px(number) > options.large_px]

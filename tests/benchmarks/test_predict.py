@@ -1,7 +1,7 @@
 """`python -m benchmarks predict`: the ways give the same values; a table is written."""
 
 import math
-from importlib.util import find_spec
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import predict_variants as predict_ways
 from benchmarks.__main__ import run as measure
-from benchmarks.predict import COLUMNS, collect_metrics
+from benchmarks.predict import COLUMNS, collect_metrics, compare_values
 from benchmarks.predict_variants import NAMES, write_images
 from lit_data.commands.build import build_datamodule
 from lit_data.errors import ConfigError
@@ -58,11 +58,11 @@ def test_each_way_is_measured_and_written(
     rows = [(line["way"], line["batch_size"]) for line in lines]
     assert rows[:2] == [(way, "1") for way in ORIGINAL]
     assert rows[2:8] == [(way, size) for way in EAGER for size in ("2", "3")]
-    assert [way for way, _ in rows[8:]] == ["compiled", "compiled_bf16", "static", "static_bf16"]
+    assert [way for way, _ in rows[8:]] == ["compiled", "compiled_bf16"]
     notes = [(line["note"], line["images_per_s"]) for line in lines[8:]]
-    assert notes == [("there is no compiler", "")] * 4
-    assert "static_images_per_s" not in metrics
-    assert f"{NAMES['static']}: there is no compiler" in capsys.readouterr().out
+    assert notes == [("there is no compiler", "")] * 2
+    assert "compiled_images_per_s" not in metrics
+    assert f"{NAMES['compiled']}: there is no compiler" in capsys.readouterr().out
     for line in lines[1:8]:
         # Short sides are mirrored, so borders differ.
         most = 0.15 if line["way"].endswith("bf16") else 0.05
@@ -77,9 +77,6 @@ def test_each_way_is_measured_and_written(
 
 
 @pytest.mark.slow  # compiling takes minutes
-@pytest.mark.skipif(
-    find_spec("torchao") is None, reason="needs torchao: pip install -e '.[quantise]'"
-)
 def test_compiled_ways_are_measured(tmp_path: Path, cache: Path) -> None:
     lines, _ = run(tmp_path, cache, "suite.compile=true", "suite.batch_sizes=[2]")
     for line in lines[5:]:
@@ -107,12 +104,12 @@ def test_the_fastest_line_of_each_way_is_summarised() -> None:
     for way, size, speed in [*speeds, ("original_bf16", 1, 30.0)]:
         measured = {"images_per_s": speed, "ratio_to_original": speed / 10}
         lines.append(blank | {"way": way, "batch_size": size} | measured)
-    lines.append(blank | {"way": "static", "batch_size": 2, "note": "no compiler"})
+    lines.append(blank | {"way": "compiled", "batch_size": 2, "note": "no compiler"})
     metrics = collect_metrics(lines)
     assert metrics["benchmark/bf16_batch_size"] == 2
     assert (metrics["benchmark/best_way"], metrics["benchmark/batch_size"]) == ("bf16", 2)
     assert metrics["benchmark/ratio_to_original"] == 2.5
-    assert "benchmark/static_images_per_s" not in metrics
+    assert "benchmark/compiled_images_per_s" not in metrics
     assert "benchmark/bf16_peak_mib" not in metrics
 
 
@@ -123,3 +120,24 @@ def test_wrong_counts_are_refused(word: str, tmp_path: Path) -> None:
     refused = rf"^{name}='?{value}'? is not usable: choose a whole number of at least 1$"
     with pytest.raises(ConfigError, match=refused):
         build_suite(cfg)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "dice", "marked"),
+    [
+        ([0.9, 0.9, 0.1, 0.1], [0.8, 0.2, 0.6, 0.1], 2 * 1 / (2 + 2), 0.5),
+        ([0.9, 0.5, 0.1, 0.1], [0.9, 0.5, 0.1, 0.1], 1.0, 0.5),
+        ([0.1, 0.1, 0.1, 0.1], [0.1, 0.4, 0.1, 0.1], math.nan, 0.0),
+        ([0.1, 0.1, 0.1, 0.1], [0.1, 0.5, 0.1, 0.1], 0.0, 0.0),
+    ],
+)
+def test_agreement(
+    one: Sequence[float], other: Sequence[float], dice: float, marked: float
+) -> None:
+    pairs = [(torch.tensor([a]), torch.tensor([b])) for a, b in zip(one, other, strict=True)]
+    found = compare_values(pairs, threshold=0.5)
+    differences = [abs(a - b) for a, b in zip(one, other, strict=True)]
+    assert found.mean_difference == pytest.approx(sum(differences) / 4)
+    assert found.max_difference == pytest.approx(max(differences))
+    assert found.dice == pytest.approx(dice, nan_ok=True)
+    assert found.marked_share == marked

@@ -120,6 +120,10 @@ def test_module_runs_as_a_program() -> None:
         ("show --resolve", "--resolve belongs to --cfg: write --cfg job --resolve."),
         ("show --package ../x", "--package '../x' is not a package name such as my_project or "),
         ("show sed=3", "unknown key 'sed'. Did you mean 'seed'?"),
+        (
+            "predict predict.quantise=static",
+            "'predict.quantise' is gone: python -m lit_data export ",
+        ),
         ("show -m trainer=cpu,gpuu", "unknown option 'gpuu' of 'trainer'. Did you mean 'gpu'?"),
     ],
 )

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from lit_data.commands.pod import PodOptions, map_places, summarise
 from lit_data.commands.rerun import take_run
 from lit_data.errors import ConfigError
 from lit_data.tasks.targets import Target
+from lit_inspect.__main__ import main as inspect
+from lit_inspect.board import read_board
 
 _QUICK = (
     *("trainer=cpu", "trainer.enable_progress_bar=false", "+trainer.enable_model_summary=false"),
@@ -105,6 +108,39 @@ def _write_images(folder: Path, source: Path, gain: float) -> None:
         cv2.imwrite(str(folder / path.name), (gain * pixels).clip(0, 255).astype(np.uint8))
 
 
+def _check_exported(words: Sequence[str], folder: Path) -> None:
+    """The file of a calibrated run is scored as the run, and says of images what `predict` said."""
+    assert main(["export", "fit", "board.inspect"]) == 0
+    (folder / "line").mkdir()
+    for path in (folder / "brighter").glob("????.png"):  # without the masks
+        shutil.copy(path, folder / "line" / path.name)
+    assert inspect(["board.inspect", "line", "--out", "verdicts"]) == 0
+    inspected, predicted = (_read(folder / name / "images.csv") for name in ("verdicts", "predict"))
+    for row, other in zip(inspected, predicted, strict=True):
+        # Sums in another order: the last of six decimals may differ.
+        assert float(row.pop("score")) == pytest.approx(float(other["score"]), abs=2e-6)
+        assert row == {name: other[name] for name in row}
+    assert {row["guarantee"] for row in inspected} == {"withdrawn"}
+    by_run = _call("test", *words, "callbacks.amp.precision=fp32")  # some processors take bfloat16
+    plain = ["+experiment=segmentation", *_QUICK]
+    by_file = _call("test", *plain, "ckpt=board.inspect")
+    scores = [name for name in by_run if name.startswith("test/")]
+    assert "test/average_precision" in scores
+    for name in scores:
+        assert by_file[name] == pytest.approx(by_run[name], abs=1e-4), name
+    int8 = ["export", "fit", "int8.inspect", "int8=true", "int8_images=32"]
+    assert main([*int8, "int8_drop=1"]) == 0
+    assert read_board("int8.inspect").manifest["precision"] == "int8"
+    in_int8 = _call("test", *plain, "ckpt=int8.inspect")
+    difference = in_int8["test/average_precision"] - by_run["test/average_precision"]
+    assert 0 < abs(difference) < 0.1
+    measured = _call("benchmark", *plain, "ckpt=int8.inspect", f"data.root={folder}/line")
+    assert measured["benchmark/calls"] == 3 * measured["benchmark/images"] == 3 * len(inspected)
+    assert measured["benchmark/p99_ms"] >= measured["benchmark/median_ms"] > 0
+    _call("predict", *plain, "ckpt=board.inspect", code=2)
+    _call("benchmark", *plain, "ckpt=board.inspect", code=2)
+
+
 def _check_pod(run: str, folder: Path) -> None:
     pod = ["targets=40", "size_px=[2,24]"]
     measured = _call("pod", run, *pod, "families=[spot,stain]")
@@ -156,6 +192,7 @@ def test_a_run_is_calibrated_and_its_smallest_defect_measured(
     _call("predict", *words, f"data.root={tmp_path}/brighter")
     table = _read(tmp_path / "predict/images.csv")
     assert {row["guarantee"] for row in table} == {"withdrawn"}
+    _check_exported(words, tmp_path)
     _call("predict", *words, "predict.augment=flips")
     assert "guarantee" not in _read(tmp_path / "predict/images.csv")[0]
     _check_pod(run, tmp_path)

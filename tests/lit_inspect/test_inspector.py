@@ -1,6 +1,7 @@
 """Exported models say what `predict` says, and files that say anything else are refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.tasks import PredictOptions, find_task
 from lit_data.tasks.options import ExportRequest
+from lit_data.tasks.verdicts import Calibration, describe_images
 from lit_inspect.__main__ import main
 from lit_inspect.board import encode_array, encode_board, read_board
 from lit_inspect.errors import BoardError, UsageError
 from lit_inspect.inspector import Inspector
-from tests.tasks.running import Marker, predict
+from tests.tasks.running import Marker, make_run, predict
 
 TILES = {"tile_px": 64, "multiple_px": 4, "threshold": 0.6, "image_threshold": 0.7}
 
@@ -123,6 +125,36 @@ def test_a_calibration_leaves_images_for_review(images: Path, board: Path, tmp_p
         assert Inspector(path)(pixels).verdict == verdict
 
 
+@pytest.mark.parametrize("gain", [1.0, 0.5])
+def test_a_guarantee_is_given_and_withdrawn_as_by_predict(
+    gain: float, images: Path, board: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = _open(images, tmp_path)
+    features = gain * describe_images(data.bank, range(4))
+    calibration = Calibration(
+        **{"good_below": 0.6, "defect_above": 0.9, "miss": 0.02, "false_alarms": 0.1},
+        **{"confidence": 0.95, "unit": "image", "checkpoint_sha256": "", "conditions": {}},
+        features=np.tile(features, (60, 1)).tolist(),
+    )
+    run = replace(make_run(tmp_path / "one"), calibration=calibration)
+    find_task(data).predict(Marker(scale=60), run, PredictOptions(**TILES))
+    contents = read_board(board)
+    guarantee = {"promise": calibration.promise, "features": calibration.features}
+    manifest = {**contents.manifest, "review": [0.6, 0.9], "guarantee": guarantee}
+    path = tmp_path / "a.inspect"
+    path.write_bytes(encode_board(manifest, contents.parts))
+    assert main([str(path), str(images), "--out", str(tmp_path / "other")]) == 0
+    tables = [(tmp_path / name / "images.csv").read_bytes() for name in ("one", "other")]
+    assert tables[0] == tables[1]
+    error = capsys.readouterr().err
+    if gain == 1:
+        assert (b"misses <= 0.02 and false alarms <= 0.1" in tables[0], error) == (True, "")
+    else:
+        assert tables[0].count(b",withdrawn") == 4
+        assert error.startswith("lit_inspect: the guarantee is withdrawn: the grey level of these ")
+        assert error.count("\n") == 1
+
+
 def test_a_changed_golden_answer_is_refused_though_all_digests_fit(
     board: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +185,7 @@ def test_a_changed_golden_answer_is_refused_though_all_digests_fit(
         {"golden": 9},
         {"classes": 3},
         {"tiling": {"tile_px": 0}},
+        {"guarantee": {"promise": "", "features": [[1, 2]]}},
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(

@@ -20,8 +20,9 @@ from lit_data.io.images.decoders import ImageDecoder, ImageSource
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.scaling import Scaling
 from lit_data.modules.segmentation.top_pixels import count_top_px, mean_highest
+from lit_data.risk.drift import FEATURES, describe_pixels, find_drift
+from lit_inspect import drift, regions, rows, tiles
 from lit_inspect import images as runtime
-from lit_inspect import regions, rows, tiles
 from lit_inspect.errors import ImageError
 
 RULES = [
@@ -179,3 +180,23 @@ def test_defects_and_scores_are_those_of_the_whole_map(step: int) -> None:
     score = regions.mean_highest((probability[part] for part in parts), probability.size, 0.01)
     count = count_top_px(probability.size, 0.01)
     assert score == pytest.approx(mean_highest([probability], count), abs=1e-12)
+
+
+def test_drift_is_found_alike() -> None:
+    assert drift.FEATURES == FEATURES
+    rng = np.random.default_rng(0)
+    for dtype in (np.uint8, np.uint16, np.float32):
+        image = (255 * rng.random((2, 40, 31))).astype(dtype)
+        assert np.array_equal(drift.describe(rows.ArrayRows(image)), describe_pixels(image))
+    wide = rng.integers(0, 256, (1, 1100, 1301), np.uint8)
+    middle = wide[:, 38:1062, 138:1162]
+    assert np.array_equal(drift.describe(rows.ArrayRows(wide)), describe_pixels(middle))
+    reference = rng.normal(size=(300, 3))
+    guarantee = drift.Guarantee("", reference)
+    answers = set()
+    for shift, count in ((0.0, 500), (0.0, 1), (0.5, 250), (3.0, 4)):
+        features = rng.normal((0.0, shift, 0.0), size=(count, 3))
+        answer = guarantee.find_drift(features)
+        assert answer == find_drift(reference, features)
+        answers.add(answer)
+    assert answers == {None, "contrast"}

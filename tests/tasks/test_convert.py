@@ -1,4 +1,4 @@
-"""`predict.quantise` and `predict.onnx`: what is calibrated, compared and written before anything is predicted."""
+"""`predict.onnx`: what is compared and written before anything is predicted."""
 
 import json
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ from lit_data.modules import SegmentationModule, UNet
 from lit_data.tasks import nets as predict_convert
 from lit_data.tasks import watermarks as watermark_predict
 from lit_data.tasks.maps import WholeImages
-from lit_data.tasks.nets import convert_net, read_tiles
+from lit_data.tasks.nets import read_tiles, write_onnx
 from lit_data.tasks.options import PredictOptions
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
@@ -64,43 +64,6 @@ def test_tiles_are_cut_from_the_middle_and_bad_images_left_out() -> None:
     assert 1 <= len(read_tiles(make_images(), (32, 48), 2)) <= 2
 
 
-def test_the_quantised_net_is_compared_with_float32() -> None:
-    net = make_net()
-    options = PredictOptions(quantise="bf16", tile_px=32, threshold=0.45)
-    quantised, metrics = convert_net(net, make_images(), options)
-    assert quantised is not net
-    mean, most = (metrics[f"predict/quantise_{name}_difference"] for name in ("mean", "max"))
-    assert 0 < mean <= most < 0.02
-    assert 0.5 < metrics["predict/quantise_dice_to_fp32"] <= 1
-    assert 0 < metrics["predict/quantise_marked_share"] <= 1
-    assert metrics["predict/quantise_speedup"] > 0
-    options = PredictOptions(quantise="bf16", tile_px=32, threshold=1)
-    nothing_marked = convert_net(net, make_images(), options)[1]
-    assert "predict/quantise_dice_to_fp32" not in nothing_marked
-    assert convert_net(net, make_images(), PredictOptions()) == (net, {})
-
-
-def test_calibration_images_are_others_than_those_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, list[int]] = {}
-
-    def pretend(net: nn.Module, *, mode: str, calibration: list[Tensor]) -> nn.Module:
-        seen["calibration"] = [round(255 * float(tile.mean())) for tile in calibration]
-        return net
-
-    def compare(net: object, other: object, batches: list[Tensor], **_: float) -> Any:
-        seen["compared"] = [round(255 * float(tile.mean())) for tile in batches[0]]
-        return real(net, other, batches, threshold=0.5)  # type: ignore[arg-type]
-
-    real = predict_convert.measure_agreement
-    monkeypatch.setattr(predict_convert, "quantise", pretend)
-    monkeypatch.setattr(predict_convert, "measure_agreement", compare)
-    options = PredictOptions(quantise="static", tile_px=32, calibration_images=2)
-    convert_net(make_net(), make_images(), options)
-    assert len(seen["compared"]) == 4
-    assert len(seen["calibration"]) == 1  # the other one is bad
-    assert not set(seen["calibration"]) & set(seen["compared"])
-
-
 def test_the_net_is_written_with_images_of_the_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,32 +74,17 @@ def test_the_net_is_written_with_images_of_the_set(
     monkeypatch.setattr(predict_convert, "export_onnx", write)
     net = make_net()
     options = PredictOptions(onnx=str(tmp_path / "net.onnx"), tile_px=32)
-    assert convert_net(net, make_images(), options) == (net, {"predict/onnx_max_difference": 1e-6})
-
-
-@pytest.mark.parametrize(
-    ("given", "match"),
-    [
-        ({"quantise": "int8"}, "'int8': give one of dynamic, static, bf16 or null$"),
-        ({"calibration_images": 0}, r"^predict\.calibration_images=0 must be at least 1$"),
-        (
-            {"quantise": "static", "memory_limit_bytes": 10**9},
-            r"^predict\.memory_limit_bytes counts tensors, which does not",
-        ),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(given: dict[str, Any], match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
-        PredictOptions(**given)
+    assert write_onnx(net, make_images(), options) == {"predict/onnx_max_difference": 1e-6}
+    assert write_onnx(net, make_images(), PredictOptions()) == {}
 
 
 def test_nets_elsewhere_and_sets_of_bad_images_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = PredictOptions(quantise="bf16")
-    with pytest.raises(ConfigError, match=r"predict\.onnx are for the CPU: add trainer=cpu$"):
-        convert_net(make_net().to("meta"), make_images(), options)
+    options = PredictOptions(onnx="net.onnx")
+    with pytest.raises(ConfigError, match=r"^predict\.onnx is for the CPU: add trainer=cpu$"):
+        write_onnx(make_net().to("meta"), make_images(), options)
     monkeypatch.setattr(Bank, "__getitem__", _fail)
-    with pytest.raises(DataError, match=r"^none of the images that a net would be calibrated"):
-        convert_net(make_net(), make_images(), options)
+    with pytest.raises(DataError, match=r"^none of the images that a net would be checked"):
+        write_onnx(make_net(), make_images(), options)
 
 
 @pytest.mark.slow  # loads the exporter, which takes most of the time
@@ -144,7 +92,7 @@ def test_nets_elsewhere_and_sets_of_bad_images_are_refused(monkeypatch: pytest.M
     find_spec("onnxscript") is None, reason="needs onnxscript: pip install -e '.[export]'"
 )
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
-def test_predict_writes_its_net_and_tells_what_fewer_bits_do(
+def test_predict_writes_its_net(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watermark_predict, "SHOWN", 1)
@@ -156,13 +104,12 @@ def test_predict_writes_its_net_and_tells_what_fewer_bits_do(
     torch.save({"state_dict": model.state_dict()}, tmp_path / "model.ckpt")
     words = ["predict", "experiment=watermark", "trainer=cpu", "trainer.enable_progress_bar=false"]
     words += ["model.net.width=2", "model.net.depth=1", f"data.root={tmp_path}/set"]
-    words += ["predict.tile_px=64", "predict.quantise=bf16"]
+    words += ["predict.tile_px=64"]
     words += [f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]
     assert main([*words, f"ckpt={tmp_path}/model.ckpt", f"predict.onnx={tmp_path}/net.onnx"]) == 0
     summary = json.loads(Path(capsys.readouterr().out.splitlines()[-1]).read_text())
     assert summary["predict/images"] == 2
     assert summary["predict/onnx_max_difference"] < 1e-4
-    assert summary["predict/quantise_max_difference"] < 0.1
     assert (tmp_path / "net.onnx").stat().st_size > 1000
 
 

@@ -42,11 +42,6 @@ def test_what_changes_no_result_is_no_part_of_the_identity() -> None:
         ({"on_bad": "ignore"}, r"'predict.on_bad' is 'ignore': give one of error, skip"),
         ({"margin_px": 3}, r"predict.margin_px=3 needs predict.overlap_px too"),
         ({"readers": "two"}, r"'predict.readers' is 'two': give a whole number"),
-        (
-            {"quantise": "static", "threads": 2},
-            r"predict.threads=2 is not for what predict.quantise=static compiles",
-        ),
-        ({"quantise": "static", "compile": True}, r"predict.quantise=static compiles by itself"),
         ({"tiles": 3}, r"unknown key 'predict.tiles'.*Did you mean 'predict.tile_px'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A net as an ONNX file, which runs without torch."""
+"""A net as an ONNX file, which runs without torch, in float32 or in int8."""
 
 import logging
 import os
@@ -8,14 +8,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lit_data.errors import ConfigError, DataError, first_line
 from lit_data.files import replacing_by_path
+
+Floats = NDArray[np.float32]
 
 TOLERANCE: Final = 1e-4
 _NEEDED: Final = ("onnx", "onnxruntime", "onnxscript")
@@ -181,10 +185,66 @@ def _list_probes(images: Sequence[Tensor], free_axes: Sequence[str]) -> Iterator
         yield torch.rand(count, channels, height, width, generator=generator)
 
 
+def quantise(graph: bytes, batches: Sequence[Floats]) -> bytes:
+    """Return a graph that computes in int8 what onnxruntime can.
+
+    Weights are int8 for each output channel, activations uint8 in the ranges that the batches
+    span (static quantisation; B. Jacob et al., "Quantization and training of neural networks for
+    efficient integer-arithmetic-only inference", CVPR 2018).
+
+    Args:
+        graph: An ONNX file whose input is ``images`` [B, C, h, w] float32.
+        batches: Inputs like those to come.
+
+    Raises:
+        ConfigError: onnxruntime cannot quantise it.
+    """
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    with TemporaryDirectory(prefix="lit_data-") as folder, without_noise():
+        source, merged, quantised = (Path(folder, f"{name}.onnx") for name in "abc")
+        source.write_bytes(graph)
+        try:
+            # Normalisation is merged into convolutions first, and not rounded by itself.
+            quant_pre_process(source, merged, skip_symbolic_shape=True)
+            quantize_static(
+                merged,
+                quantised,
+                _Batches(batches),
+                quant_format=QuantFormat.QDQ,
+                per_channel=True,
+                activation_type=QuantType.QUInt8,
+                weight_type=QuantType.QInt8,
+            )
+        except Exception as error:  # onnxruntime has errors of its own
+            raise ConfigError(
+                f"onnxruntime cannot quantise this net ({first_line(error)}): leave int8 out"
+            ) from error
+        return quantised.read_bytes()
+
+
+class _Batches:
+    """Batches as onnxruntime reads them for a calibration.
+
+    Args:
+        batches: [B, C, h, w] each.
+    """
+
+    def __init__(self, batches: Sequence[Floats]) -> None:
+        self._batches: Iterator[Floats] = iter(batches)
+
+    def get_next(self) -> dict[str, Any] | None:
+        """Return the next batch by the name of the input; None behind the last one."""
+        batch = next(self._batches, None)
+        return None if batch is None else {"images": batch}
+
+
 @contextmanager
 def without_noise() -> Iterator[None]:
     """Hold back warnings, of the log too: of missing CUDA libraries, of deprecations in torch."""
     before = logging.root.manager.disable
+    handlers = list(logging.root.handlers)  # onnxruntime adds one
     logging.disable(max(before, logging.WARNING))
     try:
         with warnings.catch_warnings():
@@ -192,3 +252,4 @@ def without_noise() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+        logging.root.handlers[:] = handlers

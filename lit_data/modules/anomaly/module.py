@@ -181,6 +181,7 @@ class AnomalyModule(ScoredModule):
     threshold: Tensor
     pixel_mean: Tensor
     pixel_std: Tensor
+    exported_as = "maps"
     image_score_fraction = 0.0
     """An image scores as its highest pixel, in `predict` too: one threshold is that of pixels and of images."""
     not_in_bar: ClassVar[tuple[str, ...]] = (
@@ -382,6 +383,11 @@ class AnomalyModule(ScoredModule):
             key: batch[key] for key in ("index", "image_index", "position") if key in batch
         }
         return answers | {"probability": find_probability(self(batch["image"]), self.threshold)}
+
+    @override
+    def invert(self, answers: Tensor, images: Tensor) -> Tensor:
+        """Return distances by probabilities [B, 1, H, W]."""
+        return find_distance(answers, self.threshold).float()
 
     @override
     def find_loss(self, batch: Batch) -> Tensor:

@@ -46,6 +46,7 @@ _HYPERPARAMETERS: Final = (
     "quantile",
     "margin",
 )
+_LEAST_PROBABILITY: Final = 1e-12
 _THRESHOLDS: Final = {
     "predict_threshold": 0.5,
     "image_threshold": -1.0,
@@ -115,6 +116,7 @@ class SegmentationModule(ScoredModule):
     image_threshold: Tensor
     image_threshold_fraction: Tensor
     not_in_bar: ClassVar[tuple[str, ...]] = ("_baseline", *ANOMALY_METRICS)
+    exported_as = "maps"
 
     def __init__(
         self,
@@ -239,6 +241,15 @@ class SegmentationModule(ScoredModule):
         if self.classes:
             answers["classes"] = logits.softmax(1)[:, 1:]
         return answers
+
+    @override
+    def invert(self, answers: Tensor, images: Tensor) -> Tensor:
+        """Return logits by probabilities [B, 1, H, W], or with those of the classes behind."""
+        exact = answers.double()
+        if not self.classes:
+            return exact.logit(eps=_LEAST_PROBABILITY).float()
+        probabilities = torch.cat((1 - exact[:, :1], exact[:, 1:]), 1)
+        return probabilities.clamp(min=_LEAST_PROBABILITY).log().float()
 
     @override
     def score(self, batch: Batch, stage: str) -> None:

@@ -1,0 +1,166 @@
+"""Exported files as models of ``test`` and ``validate``: what is deployed is what is scored."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lit_data.commands.checkpoints import is_record
+from lit_data.errors import ConfigError, StoreError
+from lit_data.modules.scored import ScoredModule
+from lit_data.tasks.export import check_runtime
+
+if TYPE_CHECKING:
+    from lit_inspect import Inspector
+    from lit_inspect.board import Board
+
+SUFFIX: Final = ".inspect"
+COMMANDS: Final = ("test", "validate", "benchmark")
+"""Those that take such a file as a checkpoint."""
+
+
+def is_exported(path: object) -> bool:
+    """Return True for the name of an exported file."""
+    return str(path).endswith(SUFFIX)
+
+
+def read_exported(path: Path) -> "Board":
+    """Return the parts of an exported file.
+
+    Raises:
+        ConfigError: The runtime is not installed.
+        StoreError: It is damaged, or no such file.
+    """
+    check_runtime()
+    from lit_inspect import InspectError
+    from lit_inspect.board import read_board
+
+    try:
+        return read_board(path)
+    except InspectError as error:
+        raise StoreError(str(error)) from error
+
+
+def open_exported(path: Path, threads: int | None = None) -> "Inspector":
+    """Return an exported file, ready to answer.
+
+    Args:
+        path: The file.
+        threads: That its graph computes with; None: one for each core of this process.
+
+    Raises:
+        ConfigError: The runtime is not installed.
+        StoreError: It is damaged, or gives other answers on this machine.
+    """
+    check_runtime()
+    from lit_inspect import InspectError, Inspector
+
+    try:
+        return Inspector(path, threads=threads)
+    except InspectError as error:
+        raise StoreError(str(error)) from error
+
+
+def read_exported_record(path: Path) -> Mapping[str, Any] | None:
+    """Return what the file says of its training, as `read_record` does of a checkpoint.
+
+    Raises:
+        StoreError: It is damaged, or no such file.
+    """
+    record = read_exported(path).manifest.get("trained")
+    if record is None:
+        return None
+    if not is_record(record) or not isinstance(record.get("epochs"), int):
+        raise StoreError(f"{path} is damaged: what it says of its training cannot be read")
+    trained: Mapping[str, Any] = record
+    return trained
+
+
+def use_exported(model: L.LightningModule, path: Path) -> None:
+    """Let a module answer by the graph and the thresholds of an exported file.
+
+    Args:
+        model: Of the kind that was exported; its weights are not used.
+        path: The file.
+
+    Raises:
+        ConfigError: The module is scored by more than the file answers.
+        StoreError: The file is damaged, or gives other answers on this machine.
+    """
+    graph = Graph(path)
+    task = graph.inspector.settings.task
+    has_hook = type(model).on_after_batch_transfer is not L.LightningModule.on_after_batch_transfer
+    if not isinstance(model, ScoredModule) or model.exported_as != task or has_hook:
+        raise ConfigError(
+            f"{path} holds {task}, by which a {type(model).__name__} cannot be scored: choose the "
+            "experiment that it was exported from, or test the checkpoint"
+        )
+
+    def forward(images: Tensor) -> Any:  # noqa: ANN401 - as the module gives it
+        return model.invert(graph(images), images)
+
+    # An attribute of the object goes before the method of its class.
+    vars(model)["forward"] = forward
+    for name, value in graph.thresholds.items():
+        threshold = getattr(model, name, None)
+        if isinstance(threshold, Tensor):
+            threshold.fill_(value)
+
+
+class Graph:
+    """The graph of an exported file, for batches as a module gets them.
+
+    Args:
+        path: The file.
+
+    Raises:
+        StoreError: The file is damaged, or gives other answers on this machine.
+    """
+
+    def __init__(self, path: Path) -> None:
+        manifest = read_exported(path).manifest
+        self.inspector = open_exported(path, threads=torch.get_num_threads())
+        settings = self.inspector.settings
+        self._path = path
+        self._stored = _find_stored(manifest.get("expand"), settings.channels)
+        limit = settings.image_threshold
+        self.thresholds = {
+            "predict_threshold": settings.threshold,
+            "image_threshold": -1.0 if limit is None else limit,
+            "image_threshold_fraction": settings.top_fraction,
+        }
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the answers for images [B, C, h, w] in 0..1, on their device.
+
+        Raises:
+            ConfigError: The graph takes images of another size alone.
+        """
+        sides = zip(self.inspector.input_shape[2:], images.shape[2:], strict=True)
+        if any(isinstance(allowed, int) and allowed != side for allowed, side in sides):
+            raise ConfigError(
+                f"{self._path} takes images of {list(self.inspector.input_shape[2:])} px alone, "
+                f"and samples have {list(images.shape[2:])}: test the checkpoint, or export with "
+                f"predict.tile_px={list(images.shape[2:])}"
+            )
+        answers = self.inspector.run(self.to_stored(images).float().cpu().numpy())
+        return torch.from_numpy(answers).to(images.device)
+
+    def to_stored(self, images: Tensor) -> Tensor:
+        """Return the channels as they are stored, of those that a module gets."""
+        return images[:, self._stored] if self._stored else images
+
+
+def _find_stored(expand: Sequence[int] | None, channels: int) -> list[int]:
+    """Return where a module gets each stored channel; empty if it gets them as they are.
+
+    Args:
+        expand: For each channel that a module gets the stored one.
+        channels: Stored channels; those that a module does not get may be anything.
+    """
+    if expand is None or list(expand) == list(range(channels)):
+        return []
+    return [expand.index(channel) if channel in expand else 0 for channel in range(channels)]

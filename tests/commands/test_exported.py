@@ -1,0 +1,135 @@
+"""Exported files as models: modules answer by them, and what does not fit is refused in one line."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+
+from lit_data.cli import main
+from lit_data.commands import export
+from lit_data.commands.exported import read_exported_record, use_exported
+from lit_data.commands.int8 import Int8Options
+from lit_data.errors import ConfigError, StoreError
+from lit_data.modules import AnomalyModule, ClassificationModule, SegmentationModule
+from lit_data.modules.scored import ScoredModule
+from tests.lit_inspect.boards import write_board
+
+IMAGES = torch.rand(2, 1, 12, 9, generator=torch.Generator().manual_seed(0))
+RECORD: dict[str, Any] = {
+    **{"experiment": "segmentation", "kind": "a.B", "data": {}, "scores": {}, "look": None},
+    **{"model": {"_target_": "lit_data.modules.SegmentationModule"}, "root": None, "epochs": 3},
+}
+
+
+def test_a_module_answers_by_the_file(tmp_path: Path) -> None:
+    path = write_board(tmp_path / "a.inspect", threshold=0.3, image_threshold=0.8)
+    model = SegmentationModule(nn.Identity(), anomaly_metrics=True)
+    use_exported(model, path)
+    torch.testing.assert_close(model(IMAGES).sigmoid(), IMAGES)
+    assert float(model.predict_threshold) == pytest.approx(0.3)
+    assert float(model.image_threshold) == pytest.approx(0.8)
+    write_board(path, expand=[0, 0, 0])
+    use_exported(model, path)
+    torch.testing.assert_close(model(IMAGES.expand(-1, 3, -1, -1)).sigmoid(), IMAGES)
+    assert float(model.image_threshold) == -1
+    write_board(path, side=9)
+    use_exported(model, path)
+    with pytest.raises(
+        ConfigError, match=r"takes images of \[9, 9\] px alone, and samples have \[12"
+    ):
+        model(IMAGES)
+
+
+def test_what_a_module_gives_is_found_by_what_it_predicts() -> None:
+    torch.manual_seed(0)
+    model = SegmentationModule(nn.Conv2d(1, 3, 3), classes=["a", "b"])
+    said = model.predict_step({"image": IMAGES}, 0)
+    logits = model.invert(torch.cat((said["probability"], said["classes"]), 1), IMAGES)
+    torch.testing.assert_close(logits.softmax(1), model(IMAGES).softmax(1))
+    labels = ClassificationModule(
+        nn.Sequential(nn.Flatten(), nn.Linear(108, 2)), classes=["a", "b"]
+    )
+    said = labels.predict_step({"image": IMAGES}, 0)
+    torch.testing.assert_close(labels.invert(said, IMAGES).softmax(1), said)
+    anomaly = AnomalyModule(nn.Identity())
+    distances = torch.tensor([0.1, 1.0, 3.0])
+    probability = (4 * distances.log()).sigmoid()
+    torch.testing.assert_close(anomaly.invert(probability, IMAGES), distances)
+
+
+class _Hooked(SegmentationModule):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch
+
+
+@pytest.mark.parametrize("kind", [_Hooked, L.LightningModule, ClassificationModule, ScoredModule])
+def test_a_module_of_another_kind_is_refused(kind: Any, tmp_path: Path) -> None:
+    path = write_board(tmp_path / "a.inspect")
+    model = kind.__new__(kind)
+    with pytest.raises(
+        ConfigError, match=rf"holds maps, by which a {kind.__name__} cannot be scored"
+    ):
+        use_exported(model, path)
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    path = write_board(tmp_path / "a.inspect", trained=RECORD)
+    record = read_exported_record(path)
+    assert record is not None
+    assert record["epochs"] == 3
+    data = path.read_bytes()
+    checkpoint = tmp_path / "b.inspect"
+    torch.save({"state_dict": {}}, checkpoint)
+    damaged = tmp_path / "c.inspect"
+    damaged.write_bytes(data[:400] + bytes([data[400] ^ 1]) + data[401:])
+    for wrong in (checkpoint, damaged):
+        with pytest.raises(
+            StoreError, match=r"damaged, or no \.inspect file: its SHA-256 is another"
+        ):
+            read_exported_record(wrong)
+    for change in ({"model": {"_target_": "${oc.env:HOME}"}}, {"epochs": "3"}, {"scores": 1}):
+        write_board(path, trained={**RECORD, **change})
+        with pytest.raises(StoreError, match="what it says of its training cannot be read"):
+            read_exported_record(path)
+    write_board(path)
+    assert read_exported_record(path) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"int8_images": 0}, "int8_images=0"),
+        ({"int8_drop": 1.5}, "int8_drop=1.5 must lie between 0 and 1"),
+        ({"int8": "yes"}, "'int8' is 'yes'"),
+    ],
+)
+def test_wrong_keys_of_int8_are_refused(given: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Int8Options(**given)
+
+
+def test_a_disk_that_is_full_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_board(tmp_path / "a.inspect").read_bytes()
+
+    def fill(path: Path, content: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(content[:100])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(export, "encode_run", lambda run, typed: data + b"more")
+    words = ["export", str(tmp_path), str(tmp_path / "a.inspect")]
+    assert main(words) == 4  # what the runtime refuses is not written
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    assert main(words) == 4
+    errors = capsys.readouterr().err.splitlines()
+    assert "a.inspect was not written: " in errors[0]
+    assert "No space left on device" in errors[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.inspect"]
+    assert (tmp_path / "a.inspect").read_bytes() == data

@@ -1,0 +1,39 @@
+"""An exported file whose net gives back its input, made without torch."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_inspect.board import NET, encode_board
+from lit_inspect.images import ReadOptions
+
+
+def write_board(path: Path, *, side: int | str = "side", **changes: Any) -> Path:
+    """Write a file whose one channel is the probability of a defect.
+
+    Args:
+        path: Of the file.
+        side: Length of an image; a name where it is free.
+        changes: Parts of the manifest.
+    """
+    onnx = pytest.importorskip("onnx", reason="needs onnx: pip install -e '.[export]'")
+    helper = onnx.helper
+    ends = []
+    for name in ("images", "probability"):
+        shape = ["batch", 1, side, side]
+        ends.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
+    node = helper.make_node("Identity", ["images"], ["probability"])
+    graph = helper.make_graph([node], "net", ends[:1], ends[1:])
+    net = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    tiling = {"tile_px": [64, 64], "overlap_px": 0, "margin_px": None, "blend": "constant"}
+    manifest = {
+        **{"task": "maps", "read": asdict(ReadOptions()), "channels": 1, "dtype": "uint8"},
+        **{"value_range": None, "scaling": None, "classes": [], "golden": 0, "boxes": None},
+        **{"tiling": {**tiling, "multiple_px": 1, "round_px": 1}, "threshold": 0.5},
+        **{"image_threshold": None, "top_fraction": 0.0, "min_area_px": 1, "large_px": 10**6},
+        **{"doubt": None, "review": None, "guarantee": None, "versions": {}},
+    }
+    path.write_bytes(encode_board({**manifest, **changes}, {NET: net.SerializeToString()}))
+    return path

@@ -79,9 +79,9 @@ class CTDataset:
             epoch: The epoch they are read for.
         """
         rows["epoch"][:] = epoch
-        for row, number in enumerate(indices.tolist()):
-            rows["index"][row], rows["volume_index"][row] = self.rows.locate(number)
-            volume = self.rows.write(rows, row, number, epoch)
+        self.rows.place(rows, indices, epoch)
+        for row in range(len(indices)):
+            volume = self.rows.write(rows, row, epoch)
             rows["shape"][row], rows["spacing"][row] = volume.shape, volume.spacing_mm
 
     @property

@@ -1,6 +1,7 @@
 """Dense copies of sparse volumes, of which a window is a slice."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -73,16 +74,33 @@ class DenseVolumes:
 
     def _open(self, number: int) -> DenseVolume:
         volume = self.bank[number]
-        empty = float(max(math.floor(min(self.empty_hu, volume.low_hu)), _LEAST_INT16))
+        empty = choose_empty(volume, self.empty_hu)
         # The folder of a sparse volume is named by its files and all options.
         key = f"{self.bank.paths[number].stem}_{empty:g}"
         arrays = keep_arrays(
             self.folder, key, "dense", FORMAT_VERSION, lambda: fill_dense(volume, empty)
         )
-        parts: dict[str, Array] = {}
-        for name, facts in arrays.arrays.items():
-            parts[name] = arrays.map(name, facts.dtype).reshape(volume.shape)
-        return DenseVolume(parts["values"], parts.get("labels"), empty)
+        parts = {name: arrays.map(name, facts.dtype) for name, facts in arrays.arrays.items()}
+        return shape_dense(parts, volume, empty)
+
+
+def choose_empty(volume: SparseVolume, empty_hu: float) -> float:
+    """Return the whole number of Hounsfield units that stands where nothing is occupied.
+
+    Args:
+        volume: Its occupied voxels lie above.
+        empty_hu: As low at least.
+    """
+    return float(max(math.floor(min(empty_hu, volume.low_hu)), _LEAST_INT16))
+
+
+def shape_dense(arrays: Mapping[str, Array], volume: SparseVolume, empty: float) -> DenseVolume:
+    """Return the dense volume of the flat arrays of `fill_dense`."""
+    values = arrays["values"].reshape(volume.shape)
+    labels = arrays.get("labels")
+    if labels is not None:
+        labels = labels.reshape(volume.shape)
+    return DenseVolume(values, labels, empty)
 
 
 def fill_dense(volume: SparseVolume, empty: float) -> dict[str, Array]:

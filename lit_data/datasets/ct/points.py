@@ -7,7 +7,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.datasets.ct.dense import DenseVolume, DenseVolumes
+from lit_data.datasets.ct.dense import (
+    DenseVolume,
+    DenseVolumes,
+    choose_empty,
+    fill_dense,
+    shape_dense,
+)
 from lit_data.datasets.ct.distance import PointDistances, empty_box, measure_signed, read_limit
 from lit_data.datasets.ct.windows import (
     WindowGrid,
@@ -15,6 +21,7 @@ from lit_data.datasets.ct.windows import (
     choose_labelled,
     count_inside,
     draw_start,
+    draw_words,
     find_inside,
 )
 from lit_data.errors import ConfigError, show_path
@@ -110,6 +117,34 @@ def write_values(values: Array, window: Window, out: Array) -> None:
         np.minimum(target, 1, out=target)
 
 
+def write_box(values: Array, window: Window, out: Array) -> None:
+    """Do what `write_values` does for a box of voxels.
+
+    Args:
+        values: [D, H, W] Hounsfield units, of which lines may lie apart.
+        window: What 0 and 1 are.
+        out: [D, H, W] float32, written.
+    """
+    low_hu, width_hu = np.float32(window.low_hu), np.float32(window.width_hu)
+    step = max(1, _CHUNK // max(1, values[0].size))
+    for begin in range(0, len(values), step):
+        target = out[begin : begin + step]
+        # Converted first: arithmetic of two types goes through small buffers.
+        target[...] = values[begin : begin + step]
+        target -= low_hu
+        target /= width_hu
+        np.maximum(target, 0, out=target)
+        np.minimum(target, 1, out=target)
+
+
+def clear_outside(out: Array, shape: Sequence[int]) -> None:
+    """Write 0 to the voxels of a box [D, H, W] that lie behind a smaller one, at its first voxel."""
+    depth, height, width = shape
+    out[depth:] = 0
+    out[:depth, height:] = 0
+    out[:depth, :height, width:] = 0
+
+
 UNLABELLED: Final = -1
 """Label of every voxel of a volume that has no labels, in a set where others have them."""
 
@@ -156,20 +191,19 @@ class PointRows:
         fields["occupied_total"] = FieldSpec((), "int64")
         return fields
 
-    def locate(self, number: int) -> tuple[int, int]:
-        """Return the number of a sample among all splits, and that of its volume: the same."""
-        volume = int(self.volumes[number])
-        return volume, volume
-
     def volumes_of(self, numbers: Ints) -> Ints:
         """[n] volume of each of some samples."""
         return self.volumes[numbers]
 
-    def write(self, rows: Mapping[str, Array], row: int, number: int, epoch: int) -> SparseVolume:
+    def place(self, rows: Mapping[str, Array], numbers: Ints, epoch: int) -> None:
+        """Write the number among all splits of some samples, and that of their volumes: the same."""
+        rows["index"][:] = rows["volume_index"][:] = self.volumes_of(numbers)
+
+    def write(self, rows: Mapping[str, Array], row: int, epoch: int) -> SparseVolume:
         """Write one sample and give the volume that it is of."""
-        index, number = self.locate(number)
+        number = int(rows["volume_index"][row])
         volume = self.bank[number]
-        chosen = choose_points(len(volume), self.most, seed=self.seed, epoch=epoch, index=index)
+        chosen = choose_points(len(volume), self.most, seed=self.seed, epoch=epoch, index=number)
         count = len(volume) if chosen is None else len(chosen)
         write_coordinates(
             _take(volume.positions, chosen), volume.shape, rows["coords"][row, :count]
@@ -256,39 +290,57 @@ class WindowRows:
         fields["position"] = FieldSpec((3,), "int64")
         return fields
 
-    def locate(self, number: int) -> tuple[int, int]:
-        """Return the number of a sample among those of all splits, and of its volume."""
+    def locate(self, numbers: Ints) -> tuple[Ints, Ints]:
+        """Return the numbers of some samples among those of all splits, and of their volumes."""
         if not self.draws:
-            window = int(self._numbers[number])
-            return window, int(self.grid.locate([window])[0][0])
-        volume = int(self.volumes[number // self.spec.per_volume])
+            windows = self._numbers[numbers]
+            return windows, self.grid.locate(windows)[0]
+        volumes = self.volumes[numbers // self.spec.per_volume]
         # Numbered by volume, so that other splits do not change them.
-        return volume * self.spec.per_volume + number % self.spec.per_volume, volume
+        return volumes * self.spec.per_volume + numbers % self.spec.per_volume, volumes
 
     def volumes_of(self, numbers: Ints) -> Ints:
         """[n] volume of each of some samples."""
-        if self.draws:
-            return self.volumes[numbers // self.spec.per_volume]
-        return self.grid.locate(self._numbers[numbers])[0]
+        return self.locate(numbers)[1]
 
-    def write(self, rows: Mapping[str, Array], row: int, number: int, epoch: int) -> SparseVolume:
+    def place(self, rows: Mapping[str, Array], numbers: Ints, epoch: int) -> None:
+        """Write the numbers of some samples, those of their volumes, and where the windows lie."""
+        indices, volumes = self.locate(numbers)
+        rows["index"][:] = indices
+        rows["volume_index"][:] = volumes
+        if not self.draws:
+            rows["position"][:] = self.grid.locate(indices)[1]
+            return
+        # One call for all samples: it takes as long for one.
+        words = draw_words(self.seed, indices, epoch)
+        for row, volume in enumerate(volumes.tolist()):
+            rows["position"][row] = self._draw(self.bank[volume], words[row])
+
+    def write(self, rows: Mapping[str, Array], row: int, epoch: int) -> SparseVolume:
         """Write one sample and give the volume that it is of."""
-        index, number = self.locate(number)
+        number = int(rows["volume_index"][row])
         volume = self.bank[number]
-        start = self._place(volume, index, epoch)
+        start = rows["position"][row].tolist()
         if self.dense is None:
             self._write_sparse(rows, row, volume, start)
         else:
             self._write_dense(rows, row, self.dense[number], start)
-        rows["position"][row] = start
         if self.sdf:
-            rows["sdf"][row, 0] = self._measure(volume, start)
+            rows["sdf"][row, 0] = self._measure(volume, np.array(start))
         return volume
 
+    def densify(self, number: int) -> DenseVolume:
+        """Return all voxels of a volume: its dense copy, or one in memory where there is none."""
+        if self.dense is not None:
+            return self.dense[number]
+        volume = self.bank[number]
+        empty = choose_empty(volume, self.window.low_hu)
+        return shape_dense(fill_dense(volume, empty), volume, empty)
+
     def _write_sparse(
-        self, rows: Mapping[str, Array], row: int, volume: SparseVolume, start: Ints
+        self, rows: Mapping[str, Array], row: int, volume: SparseVolume, start: Sequence[int]
     ) -> None:
-        numbers, places = find_inside(volume, start.tolist(), self.spec.sides)
+        numbers, places = find_inside(volume, start, self.spec.sides)
         image, occupied = rows["image"][row], rows["occupied"][row]
         image[...] = 0
         # Only occupied voxels are scaled.
@@ -300,21 +352,25 @@ class WindowRows:
         if volume.label_index is None:
             rows["mask"][row, 0] = UNLABELLED
         else:
-            rows["mask"][row, 0] = volume.window_labels(start.tolist(), self.spec.sides)
+            rows["mask"][row, 0] = volume.window_labels(start, self.spec.sides)
 
     def _write_dense(
-        self, rows: Mapping[str, Array], row: int, volume: DenseVolume, start: Ints
+        self, rows: Mapping[str, Array], row: int, volume: DenseVolume, start: Sequence[int]
     ) -> None:
         """Write the same of a dense volume; what reaches past its edge is empty."""
-        box = tuple(map(slice, start, start + self.spec.sides))
+        z, y, x = start
+        depth, height, width = self.spec.sides
+        box = (slice(z, z + depth), slice(y, y + height), slice(x, x + width))
         values = volume.values[box]
         inside = tuple(map(slice, values.shape))
         names = ("image", "occupied", "mask") if self.has_labels else ("image", "occupied")
         if values.shape != self.spec.sides:
             for name in names:
-                rows[name][row] = 0
-        write_values(values, self.window, rows["image"][row, 0][inside])
-        np.greater(values, volume.empty, out=rows["occupied"][row, 0][inside])
+                clear_outside(rows[name][row, 0], values.shape)
+        write_box(values, self.window, rows["image"][row, 0][inside])
+        # A number of another type would be compared in float64.
+        empty = values.dtype.type(volume.empty)
+        np.greater(values, empty, out=rows["occupied"][row, 0][inside])
         if not self.has_labels:
             return
         if volume.labels is None:
@@ -324,24 +380,20 @@ class WindowRows:
 
     def describe(self, number: int) -> str:
         """Name a sample by its file, and by its place where that is not drawn."""
-        index, volume = self.locate(number)
-        name = show_path(self.bank.name(volume))
+        indices, volumes = self.locate(np.array([number]))
+        index = int(indices[0])
+        name = show_path(self.bank.name(int(volumes[0])))
         if self.draws:
             return f"{name}, window {index % self.spec.per_volume}"
         z, y, x = self.grid.locate([index])[1][0].tolist()
         return f"{name}, window at (z {z}, y {y}, x {x})"
 
-    def _place(self, volume: SparseVolume, index: int, epoch: int) -> Ints:
-        if not self.draws:
-            return np.asarray(self.grid.locate([index])[1][0])
+    def _draw(self, volume: SparseVolume, words: Sequence[int]) -> list[int]:
+        """Return the first voxel of a window of a volume."""
         labelled = None
         if volume.label_index is not None:
-            labelled = choose_labelled(
-                volume.label_index, self.spec, seed=self.seed, epoch=epoch, number=index
-            )
-        return draw_start(
-            volume.shape, self.spec, labelled, seed=self.seed, epoch=epoch, index=index
-        )
+            labelled = choose_labelled(volume.label_index, self.spec, words)
+        return draw_start(volume.shape, self.spec, labelled, words)
 
     def _measure(self, volume: SparseVolume, start: Ints) -> NDArray[np.float32]:
         """Measure the signed distances of a window over all of the volume that they depend on."""

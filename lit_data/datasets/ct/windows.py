@@ -16,7 +16,7 @@ WindowMode = Literal["sliding", "random"]
 Ints = NDArray[np.int64]
 
 _WORDS: Final = 5  # labelled or not, which labelled voxel, z, y, x
-_WORD_BITS: Final = np.uint64(32)
+_WORD_BITS: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,26 +69,37 @@ class WindowSpec:
         return _three("stride", self.size if self.stride is None else self.stride)
 
 
+def draw_words(seed: int, numbers: Ints, epoch: int) -> list[list[int]]:
+    """Draw the random words of some windows from their streams `Stream.POINTS`.
+
+    Args:
+        seed: 0 <= seed < 2**64.
+        numbers: [M] numbers of the samples.
+        epoch: 0 <= epoch < 2**32.
+
+    Returns:
+        For each sample the words of `draw_start`, and that of `choose_labelled` behind them.
+    """
+    words: list[list[int]] = random_words(seed, Stream.POINTS, numbers, epoch, _WORDS + 1).tolist()
+    return words
+
+
 def choose_labelled(
-    index: LabelIndex, spec: WindowSpec, *, seed: int, epoch: int, number: int
+    index: LabelIndex, spec: WindowSpec, words: Sequence[int]
 ) -> NDArray[np.signedinteger]:
     """Choose the labelled voxels that may lie in the middle of a random window.
 
     Args:
         index: Labelled voxels of the volume.
         spec: All of them, or with `balanced` those of one class, each equally likely.
-        seed: 0 <= seed < 2**64.
-        epoch: 0 <= epoch < 2**32.
-        number: Number of the sample.
+        words: See `draw_words`.
 
     Returns:
         [L] flat positions.
     """
     if not spec.balanced or not len(index.classes):
         return index.positions
-    # The word behind those of `draw_start`, of the same stream.
-    word = random_words(seed, Stream.POINTS, number, epoch, _WORDS + 1)[0, _WORDS]
-    row = int(np.uint64(word) * np.uint64(len(index.classes)) >> _WORD_BITS)
+    row = words[_WORDS] * len(index.classes) >> _WORD_BITS
     return index.of(int(index.classes[row]))
 
 
@@ -140,33 +151,30 @@ def draw_start(
     shape: tuple[int, int, int],
     spec: WindowSpec,
     labelled: NDArray[np.signedinteger] | None,
-    *,
-    seed: int,
-    epoch: int,
-    index: int,
-) -> Ints:
-    """Draw the first voxel of a random window from the sample's stream `Stream.POINTS`.
+    words: Sequence[int],
+) -> list[int]:
+    """Return the first voxel of a random window, (z, y, x).
 
     Args:
         shape: (Z, Y, X) of the volume.
         spec: Size of the window, and how often it has a labelled voxel in its middle.
         labelled: [L] flat positions of the labelled voxels, if there are any.
-        seed: 0 <= seed < 2**64.
-        epoch: 0 <= epoch < 2**32.
-        index: Number of the sample.
-
-    Returns:
-        [3] int64 (z, y, x).
+        words: See `draw_words`.
     """
-    words = random_words(seed, Stream.POINTS, index, epoch, _WORDS)[0].astype(np.uint64)
-    slack = np.maximum(np.subtract(shape, spec.sides), 0)
-    is_biased = float(words[0]) * 2.0**-32 < spec.label_bias
-    if is_biased and labelled is not None and len(labelled):
+    # Whole numbers of Python: arrays of three take longer to make than all of this.
+    slack = [max(0, length - side) for length, side in zip(shape, spec.sides, strict=True)]
+    is_biased = words[0] * 2.0**-32 < spec.label_bias
+    if not is_biased or labelled is None or not len(labelled):
         # word * n >> 32 is a whole number below n, each equally likely.
-        chosen = int(words[1] * np.uint64(len(labelled)) >> _WORD_BITS)
-        middle = np.array(np.unravel_index(int(labelled[chosen]), shape), np.int64)
-        return np.asarray(np.clip(middle - np.array(spec.sides) // 2, 0, slack))
-    return np.asarray(words[2:] * (slack + 1).astype(np.uint64) >> _WORD_BITS, np.int64)
+        return [
+            word * (most + 1) >> _WORD_BITS for word, most in zip(words[2:5], slack, strict=True)
+        ]
+    line, x = divmod(int(labelled[words[1] * len(labelled) >> _WORD_BITS]), shape[2])
+    middle = (*divmod(line, shape[1]), x)
+    start = []
+    for position, side, most in zip(middle, spec.sides, slack, strict=True):
+        start.append(min(max(position - side // 2, 0), most))
+    return start
 
 
 def find_inside(

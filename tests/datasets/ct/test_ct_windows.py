@@ -10,6 +10,7 @@ from lit_data.datasets.ct.windows import (
     WindowSpec,
     count_inside,
     draw_start,
+    draw_words,
     find_inside,
 )
 from lit_data.errors import ConfigError
@@ -75,17 +76,13 @@ def test_voxels_of_many_windows_are_counted_at_once(sides: Any, steps: Any) -> N
 
 def test_random_windows_lie_inside_and_depend_on_the_sample_alone() -> None:
     spec = WindowSpec(size=(4, 8, 40))
-    starts = np.array(
-        [draw_start((6, 20, 30), spec, None, seed=1, epoch=2, index=index) for index in range(300)]
-    )
+    words = draw_words(1, np.arange(300), epoch=2)
+    starts = np.array([draw_start((6, 20, 30), spec, None, drawn) for drawn in words])
     assert starts.min(0).tolist() == [0, 0, 0]
     assert starts.max(0).tolist() == [2, 12, 0]
-    again = draw_start((6, 20, 30), spec, None, seed=1, epoch=2, index=7)
-    assert again.tolist() == starts[7].tolist()
-    other = [
-        draw_start((6, 20, 30), spec, None, seed=1, epoch=3, index=index).tolist()
-        for index in range(300)
-    ]
+    assert draw_words(1, np.array([7]), epoch=2) == [words[7]]
+    other_words = draw_words(1, np.arange(300), epoch=3)
+    other = [draw_start((6, 20, 30), spec, None, drawn) for drawn in other_words]
     assert other != starts.tolist()
 
 
@@ -93,12 +90,12 @@ def test_random_windows_lie_inside_and_depend_on_the_sample_alone() -> None:
 def test_so_many_windows_have_a_labelled_voxel_in_their_middle(share: float) -> None:
     shape, spec = (100, 100, 100), WindowSpec(size=10, label_bias=share)
     labelled = np.ravel_multi_index(([40, 41], [50, 50], [60, 2]), shape)
-    draws = [draw_start(shape, spec, labelled, seed=0, epoch=0, index=n) for n in range(400)]
-    starts = [start.tolist() for start in draws]
+    words = draw_words(0, np.arange(400), epoch=0)
+    starts = [draw_start(shape, spec, labelled, drawn) for drawn in words]
     hits = [starts.count(place) for place in ([35, 45, 55], [36, 45, 0])]
     assert sum(hits) == pytest.approx(400 * share, abs=40 if 0 < share < 1 else 0)
     assert min(hits) >= 140 * share
-    assert draw_start(shape, spec, labelled[:0], seed=0, epoch=0, index=0).max() < 91
+    assert max(draw_start(shape, spec, labelled[:0], words[0])) < 91
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from lit_data.datasets.ct.dataset import CTDataset
 from lit_data.datasets.ct.dense import DenseVolumes
 from lit_data.datasets.ct.points import WindowRows
-from lit_data.datasets.ct.windows import WindowSpec, choose_labelled, draw_start
+from lit_data.datasets.ct.windows import WindowSpec, choose_labelled, draw_start, draw_words
 from lit_data.io.volumes.hounsfield import Window
 from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.sources import find_volumes
@@ -38,7 +38,7 @@ def test_dense_windows_are_those_of_the_sparse_volume(
     dtype: str, low_hu: float, tmp_path: Path
 ) -> None:
     store = _store(tmp_path, dtype, low_hu)
-    rows = []
+    rows, writers = [], []
     for dense in (None, DenseVolumes(store, tmp_path / "dense", WINDOW.low_hu)):
         writer = WindowRows(
             store,
@@ -53,12 +53,26 @@ def test_dense_windows_are_those_of_the_sparse_volume(
             seed=5,
             dense=dense,
         )
+        writers.append(writer)
         rows.append(read_rows(CTDataset(writer), np.arange(16), epoch=3))
     sparse, dense_rows = rows
     for name, values in sparse.items():
         np.testing.assert_array_equal(values, dense_rows[name], name)
     assert sparse["occupied"].any()
     assert (sparse["mask"][8:] == -1).all()
+    stale = {name: np.ones_like(values) for name, values in dense_rows.items()}
+    CTDataset(writers[1]).write_into(stale, np.arange(16), epoch=3)
+    for name, values in stale.items():  # rows are written again and again
+        np.testing.assert_array_equal(values, dense_rows[name], name)
+    for number in range(16):  # alone as in a batch
+        single = read_rows(CTDataset(writers[1]), np.array([number]), epoch=3)
+        for name, values in single.items():
+            np.testing.assert_array_equal(values[0], dense_rows[name][number], name)
+    for number in range(2):
+        in_memory, mapped = (writer.densify(number) for writer in writers)
+        assert in_memory.empty == mapped.empty
+        np.testing.assert_array_equal(in_memory.values, mapped.values)
+        np.testing.assert_array_equal(in_memory.labels, mapped.labels)
 
 
 def test_each_class_is_in_the_middle_of_as_many_windows(tmp_path: Path) -> None:
@@ -67,10 +81,11 @@ def test_each_class_is_in_the_middle_of_as_many_windows(tmp_path: Path) -> None:
     assert index is not None
     spec = WindowSpec(size=1, label_bias=1.0, balanced=True)
     labels = []
-    for number in range(400):
-        positions = choose_labelled(index, spec, seed=1, epoch=0, number=number)
-        start = draw_start(index.shape, spec, positions, seed=1, epoch=0, index=number)
-        labels.append(int(index.window(start.tolist(), (1, 1, 1))[0, 0, 0]))
+    words = draw_words(1, np.arange(400), epoch=0)
+    for drawn in words:
+        positions = choose_labelled(index, spec, drawn)
+        start = draw_start(index.shape, spec, positions, drawn)
+        labels.append(int(index.window(start, (1, 1, 1))[0, 0, 0]))
     # One voxel of the first class, 96 of the second.
     assert np.bincount(labels).tolist() == [0, 203, 197]
-    assert choose_labelled(index, WindowSpec(size=1), seed=1, epoch=0, number=0) is index.positions
+    assert choose_labelled(index, WindowSpec(size=1), words[0]) is index.positions

@@ -73,9 +73,12 @@ class CTVolumes:
                 "NAME_labels, NAME_seg or NAME_mask"
             )
         labelled_numbers = numbers[has_labels[numbers]]
-        left_out = len(numbers) - len(labelled_numbers)
-        if left_out:
-            log.warning("%d of %d volumes have no labels and are left out", left_out, len(numbers))
+        unlabelled = Problems()
+        for number in numbers[~has_labels[numbers]].tolist():
+            unlabelled.add(self.bank.name(number), "no labels beside it")
+        unlabelled.warn_if_any(
+            log, f"{len(unlabelled)} of {len(numbers)} volumes have no labels and are left out"
+        )
         return labelled_numbers
 
     def find_room(self, max_points: int | None) -> int:
@@ -294,14 +297,26 @@ class CTSource(Source):
         if self.shards is not None:
             sharded_volumes = self.shards.open_volumes(self.index_options)
             return sharded_volumes.list_sources(), sharded_volumes
-        sources = find_volumes(self.folder)
-        store = SparseStore.build(
-            sources,
-            self.store_folder,
-            options=self.index_options,
-            processes=self.workers,
-            on_bad=self.on_bad,
-        )
+        bad_names = Problems()
+        # Names are refused also where bad volumes are left out.
+        sources = find_volumes(self.folder, None if self.on_bad == "skip" else bad_names)
+        try:
+            store = SparseStore.build(
+                sources,
+                self.store_folder,
+                options=self.index_options,
+                processes=self.workers,
+                on_bad=self.on_bad,
+            )
+        except DataError as error:
+            if not bad_names or not error.problems:
+                raise
+            for path, fault in error.problems:
+                bad_names.add(path, fault)
+            raise bad_names.make_error(
+                f"{len(bad_names)} bad names and volumes under {show_path(self.folder)}"
+            ) from error
+        bad_names.raise_if_any(f"{len(bad_names)} bad names under {show_path(self.folder)}")
         return sources, store
 
     def check(self) -> dict[str, int]:
@@ -312,7 +327,8 @@ class CTSource(Source):
         """
         self._refuse_shards()
         self.refresh()
-        sources = find_volumes(self.folder)
+        bad_names = Problems()
+        sources = find_volumes(self.folder, bad_names)
         problems, points = Problems(), 0
         counts = ordered_map(self._count, sources, self.workers)
         for source, count in zip(sources, track(counts, "checking", len(sources)), strict=True):
@@ -322,7 +338,11 @@ class CTSource(Source):
                 problems.add(source.path, self._describe_too_few(count))
             else:
                 points += count
-        problems.raise_if_any(f"{len(problems)} of {len(sources)} volumes are bad")
+        headline = f"{len(problems)} of {len(sources)} volumes are bad"
+        if bad_names:
+            headline = f"{len(bad_names)} names and {headline}"
+        bad_names.extend(problems)
+        bad_names.raise_if_any(headline)
         return {"volumes": len(sources), "points": points}
 
     def verify(self, volumes: CTVolumes) -> list[str]:

@@ -52,7 +52,9 @@ class VolumeSource:
         return self.files if self.labels is None else (*self.files, self.labels)
 
 
-def find_volumes(root: str | os.PathLike[str]) -> list[VolumeSource]:
+def find_volumes(
+    root: str | os.PathLike[str], bad_names: Problems | None = None
+) -> list[VolumeSource]:
     """List the volumes of a folder and its subfolders, or the one volume that a file is.
 
     ``.npy``, ``.npz``, ``.nii`` and ``.nii.gz`` files are volumes, and so is each series of the
@@ -62,6 +64,8 @@ def find_volumes(root: str | os.PathLike[str]) -> list[VolumeSource]:
 
     Args:
         root: The folder or file.
+        bad_names: Takes bad names, which are an error without it, so that they can be listed with
+            the faults of other files; their volumes are left out.
 
     Returns:
         Sorted by name. A series is named by its folder, and by its first file as well where a
@@ -87,7 +91,13 @@ def find_volumes(root: str | os.PathLike[str]) -> list[VolumeSource]:
             if first is not source:
                 problems.add(source.path, f"the same name as {show_path(first.path)}")
     volumes = _join_labels(sources, problems)
-    problems.raise_if_any(f"{len(problems)} bad names under {show_path(root)}")
+    # What a link outside leads to is not read.
+    bad_paths = set(problems.skipped)
+    volumes = [volume for volume in volumes if bad_paths.isdisjoint(volume.all_files)]
+    if bad_names is None or not volumes:
+        problems.raise_if_any(f"{len(problems)} bad names under {show_path(root)}")
+    else:
+        bad_names.extend(problems)
     if not volumes:
         raise DataError(
             f"{show_path(root)}: no volume; .npy, .npz, .nii, .nii.gz and DICOM files are read"

@@ -7,21 +7,23 @@ from typing import Any, Final
 
 import lightning as L
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
 from lit_data.datamodules import CTDataModule
+from lit_data.datasets.ct.points import WindowRows
 from lit_data.errors import ConfigError
 from lit_data.files import explaining, replacing
-from lit_data.inference.tiling import weigh_tile
+from lit_data.inference.windows import WindowBlend
 from lit_data.io.volumes.resampling import resample_labels
 from lit_data.io.volumes.sources import open_labels, open_volume
-from lit_data.io.volumes.volume import Spacing, Volume, import_medical
-from lit_data.modules.segmentation.volumes import score_surfaces
+from lit_data.io.volumes.volume import Volume, import_medical
+from lit_data.modules.segmentation.volume_scores import average_scores, score_class
 from lit_data.tasks.answers import ask_step
-from lit_data.tasks.figures import CELL_INCHES, new_axes, save_figure
 from lit_data.tasks.journal import Entry
+from lit_data.tasks.volume_views import LabelledSlices, cut_labelled, draw_labelled
 from lit_data.tasks.writer import PredictionWriter, Written
 from lit_data.types import Array, Batch
 
@@ -29,67 +31,10 @@ log = logging.getLogger(__name__)
 
 _SCORES: Final = ("dice", "surface_dice", "hausdorff_95_mm")
 COLUMNS: Final = ("volume", "file", "class", "voxels", "volume_ml", "true_ml", *_SCORES)
-_MM3_PER_ML: Final = 1000.0
-_LEAST_WEIGHT: Final = 1e-3  # of the corners of a window: some voxels lie in no other one
-
-
-class WindowBlend:
-    """Labels of a volume from the probabilities of windows that overlap.
-
-    Probabilities are added up by the weight of a Gaussian in the middle of each window, of which
-    the standard deviation is an eighth of its side, as in nnU-Net and MONAI. Windows come in
-    ascending order of z, so that only the slices of one window hold probabilities; those above are
-    labels already.
-
-    Args:
-        shape: (z, y, x) of the volume.
-        sides: (z, y, x) of a window, which may reach past the volume.
-        count: Classes with the background.
-    """
-
-    def __init__(self, shape: Sequence[int], sides: Sequence[int], count: int) -> None:
-        self.labels: NDArray[np.uint8] = np.zeros(tuple(shape), np.uint8)
-        self._sides = tuple(sides)
-        self._first = 0  # slice of the volume that is the first of the sums
-        self._sums = np.zeros((count, sides[0], *shape[1:]), np.float32)
-        z, y, x = (np.maximum(weigh_tile(side, "gaussian"), _LEAST_WEIGHT) for side in sides)
-        weights = z[:, None, None] * y[:, None] * x
-        self._weights = np.maximum(weights, _LEAST_WEIGHT).astype(np.float32)
-
-    def add(self, probability: Array, start: Sequence[int]) -> None:
-        """Add a window.
-
-        Args:
-            probability: [K, D, H, W] float32.
-            start: (z, y, x) of its first voxel.
-        """
-        self._finish_slices(start[0])
-        _, height, width = self.labels.shape
-        _, y, x = start
-        rows, columns = slice(y, y + self._sides[1]), slice(x, x + self._sides[2])
-        weighted = probability * self._weights
-        inside = weighted[:, :, : height - y, : width - x]
-        self._sums[:, :, rows, columns] += inside
-
-    def finish(self) -> NDArray[np.uint8]:
-        """Return the labels, [Z, Y, X], when all windows are there."""
-        self._finish_slices(self._first + self._sides[0])
-        return self.labels
-
-    def _finish_slices(self, end: int) -> None:
-        """Turn the sums of the slices above `end` into labels, and move the others up."""
-        count = end - self._first
-        if count == 0:
-            return
-        labels = self.labels[self._first : end]
-        # One slice at a time: the largest of all sums would be another copy of them.
-        for number, plane in enumerate(labels):
-            plane[:] = self._sums[:, number].argmax(0)
-        # Class by class, as an overlapping move needs a copy of what it moves.
-        for sums in self._sums:
-            sums[:-count] = sums[count:].copy()
-            sums[-count:] = 0
-        self._first = end
+_DECIMALS: Final = {"volume_ml": 4, "true_ml": 4, "hausdorff_95_mm": 4}
+_PARTS: Final = ".shown"  # folder of what the picture shows, which another process may draw
+_DRAWN: Final = 4  # volumes in a picture
+_AXES: Final = ("z", "y", "x")
 
 
 class InputVolumesWriter(PredictionWriter):
@@ -97,9 +42,11 @@ class InputVolumesWriter(PredictionWriter):
 
     Args:
         datamodule: The volumes.
+        folder: Where to write.
     """
 
-    def __init__(self, datamodule: CTDataModule) -> None:
+    def __init__(self, datamodule: CTDataModule, folder: Path) -> None:
+        self._folder = folder
         self._volumes = datamodule.volumes
         self._numbers: list[int] = datamodule.volumes.of("predict").tolist()
         self.names = [self._volumes.sources[number].name for number in self._numbers]
@@ -113,6 +60,23 @@ class InputVolumesWriter(PredictionWriter):
     def path(self, number: int) -> str:
         return self._volumes.bank.name(self._numbers[number])
 
+    def make_part_path(self, number: int) -> Path | None:
+        """Return where to put what the picture shows of a volume; None if it does not show it."""
+        if number >= _DRAWN:
+            return None
+        path = self._folder / _PARTS / f"{self.names[number]}.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def bring_parts(self, entries: Sequence[Entry]) -> list[Path]:
+        """Return the files of `make_part_path` of the volumes that are done."""
+        paths = []
+        for entry in entries[:_DRAWN]:
+            for file_name in entry.files:
+                if file_name.startswith(f"{_PARTS}/"):
+                    paths.append(self.bring(self._folder / file_name))
+        return paths
+
 
 class LabelWriter(InputVolumesWriter):
     """Writes the labels of each volume as soon as its last window is predicted.
@@ -120,7 +84,8 @@ class LabelWriter(InputVolumesWriter):
     Into the folder go ``labels/<name>.nii.gz`` with the grid and the affine of the input, ``.npy``
     where that has no affine; and ``volumes.csv`` with a row for each class of each volume: its
     voxels and volume, and beside labels of the input their volume, Dice, and the scores of
-    `score_surfaces`, which are left out where one of both is empty.
+    `score_surfaces`, which are left out where one of both is empty; and ``predictions.png`` with
+    slices of the first ones.
 
     Args:
         datamodule: The volumes.
@@ -131,11 +96,11 @@ class LabelWriter(InputVolumesWriter):
     expects = "probabilities [B, K, D, H, W] of the background and of each class"
 
     def __init__(self, datamodule: CTDataModule, folder: Path, *, surface_mm: float) -> None:
-        super().__init__(datamodule)
-        self._folder = folder
+        super().__init__(datamodule, folder)
         self._classes = datamodule.classes
         self._surface_mm = surface_mm
         self._sides = datamodule.windows.sides
+        self._window = datamodule.window
         self._blends: dict[int, WindowBlend] = {}
         resolution = datamodule.source.resolution
         has_files = not self._volumes.bank.fetches
@@ -145,7 +110,9 @@ class LabelWriter(InputVolumesWriter):
                 "data.resolution, nor with data.resolution.fit=pad_crop: leave these out"
             )
         dataset = datamodule.dataset("predict")
-        volumes = dataset.rows.volumes_of(np.arange(len(dataset)))
+        assert isinstance(dataset.rows, WindowRows)  # classes are refused of others
+        self._rows = dataset.rows
+        volumes = self._rows.volumes_of(np.arange(len(dataset)))
         # Windows of a volume follow one another.
         self._starts = np.searchsorted(volumes, self._numbers).tolist()
         self._ends = np.searchsorted(volumes, self._numbers, side="right").tolist()
@@ -183,6 +150,7 @@ class LabelWriter(InputVolumesWriter):
     def write(self, number: int, answer: NDArray[np.uint8], seconds: float) -> Written:
         volume_number = self._numbers[number]
         volume = self._volumes.bank[volume_number]
+        picture_parts = self._write_slices(number, answer)
         spacing_mm, affine = volume.spacing_mm, volume.affine
         true: NDArray[np.generic] | None = None
         if not self._volumes.bank.fetches:
@@ -196,31 +164,30 @@ class LabelWriter(InputVolumesWriter):
         file_name = path.relative_to(self._folder).as_posix()
         rows = []
         for label, name in enumerate(self._classes, 1):
-            row = {"volume": self.names[number], "file": file_name, "class": name}
-            rows.append(row | self._describe(answer, true, label, spacing_mm))
-        return Written([path], rows)
+            row: dict[str, Any] = {"volume": self.names[number], "file": file_name, "class": name}
+            true_mask = None if true is None else true == label
+            scores = score_class(answer == label, true_mask, spacing_mm, self._surface_mm)
+            for score, value in scores.items():
+                row[score] = round(value, _DECIMALS.get(score, 6))
+            rows.append(row)
+        return Written([path, *picture_parts], rows)
 
-    def _describe(
-        self, labels: Array, true: Array | None, label: int, spacing_mm: Spacing
-    ) -> dict[str, Any]:
-        """Return size and scores of one class."""
-        predicted_mask = labels == label
-        count = int(predicted_mask.sum())
-        voxel_ml = float(np.prod(spacing_mm)) / _MM3_PER_ML
-        row: dict[str, Any] = {"voxels": count, "volume_ml": round(count * voxel_ml, 4)}
-        if true is None:
-            return row
-        true_mask = true == label
-        true_count = int(true_mask.sum())
-        row["true_ml"] = round(true_count * voxel_ml, 4)
-        if count + true_count:
-            both = int((predicted_mask & true_mask).sum())
-            row["dice"] = round(2 * both / (count + true_count), 6)
-        scores = score_surfaces(predicted_mask, true_mask, spacing_mm, self._surface_mm)
-        if scores is not None:
-            row["surface_dice"] = round(scores.dice, 6)
-            row["hausdorff_95_mm"] = round(scores.hausdorff_95_mm, 4)
-        return row
+    def _write_slices(self, number: int, labels: NDArray[np.uint8]) -> list[Path]:
+        """Write what the picture shows of a volume, if it shows it; return the path of the file."""
+        path = self.make_part_path(number)
+        if path is None:
+            return []
+        dense = self._rows.densify(self._numbers[number])
+        slices = cut_labelled(
+            self.names[number][-24:],
+            dense.values,
+            labels,
+            dense.labels,
+            spacing_mm=self._volumes.bank[self._numbers[number]].spacing_mm,
+            window=self._window,
+        )
+        save_slices(path, slices)
+        return [path]
 
     def _write_labels(self, name: str, labels: NDArray[np.uint8], affine: Array | None) -> Path:
         ending = ".npy" if affine is None else ".nii.gz"
@@ -238,17 +205,31 @@ class LabelWriter(InputVolumesWriter):
         rows = [row for entry in entries for row in entry.rows]
         path = self.write_rows(self._folder / "volumes", COLUMNS, rows)
         log.info("volumes: %s", path)
+        slices = [load_slices(path) for path in self.bring_parts(entries)]
+        if slices:
+            title = "volumes with their labels, and with those predicted"
+            draw_labelled(slices, self._classes, self._folder / "predictions.png", title)
         metrics: dict[str, Any] = {"predict/volumes": len(entries)}
-        for score in _SCORES:
-            means = []
-            for name in self._classes:
-                values = [row[score] for row in rows if row["class"] == name and score in row]
-                if values:
-                    means.append(float(np.mean(values)))
-                    metrics[f"predict/{score}_{name}"] = means[-1]
-            if means:
-                metrics[f"predict/mean_{score}"] = float(np.mean(means))
+        for name, value in average_scores(rows, self._classes, _SCORES).items():
+            metrics[f"predict/{name}"] = value
         return metrics
+
+
+def save_slices(path: Path, slices: LabelledSlices) -> None:
+    """Write slices of a volume for a picture that is drawn later."""
+    parts: dict[str, Any] = dict(zip(_AXES, slices.planes, strict=True))
+    parts |= {"spacing_mm": slices.spacing_mm, "positions": slices.positions}
+    with explaining(path), replacing(path) as file:
+        np.savez(file, name=slices.name, **parts)
+
+
+def load_slices(path: Path) -> LabelledSlices:
+    """Read what `save_slices` wrote."""
+    with np.load(path, allow_pickle=False) as parts:
+        spacing_mm: Any = tuple(parts["spacing_mm"].tolist())
+        positions: Any = tuple(parts["positions"].tolist())
+        z, y, x = (parts[axis] for axis in _AXES)
+        return LabelledSlices(str(parts["name"]), spacing_mm, positions, (z, y, x))
 
 
 def pack_nifti(labels: NDArray[np.uint8], affine: Array) -> bytes:
@@ -306,23 +287,18 @@ def draw_labels(
     outputs = ask_step(model, batch)
     if not isinstance(outputs, Tensor) or outputs.ndim != 5:
         return False
-    labels = {"labels": batch["mask"][:, 0], "predicted": outputs.argmax(1).cpu()}
-    figure, cells = new_axes(len(outputs), 3, CELL_INCHES * len(outputs) + 0.7)
-    for row, line in enumerate(cells):
-        # The slice with the most labelled voxels.
-        number = int((batch["mask"][row, 0] > 0).sum((1, 2)).argmax())
-        image = batch["image"][row, 0, number].numpy()
-        line[0].set_ylabel(
-            f"{Path(str(batch['path'][row])).name[-24:]}, slice {number}", fontsize=8
+    predicted = outputs.argmax(1).to("cpu", torch.uint8).numpy()
+    windows = []
+    for row, labels in enumerate(predicted):
+        spacing_mm: Any = tuple(batch["spacing"][row].tolist())
+        windows.append(
+            cut_labelled(
+                Path(str(batch["path"][row])).name[-24:],
+                batch["image"][row, 0].numpy(),
+                labels,
+                batch["mask"][row, 0].numpy(),
+                spacing_mm=spacing_mm,
+            )
         )
-        for cell, name in zip(line, ("image", *labels), strict=True):
-            cell.imshow(image, cmap="gray", vmin=0, vmax=1)
-            if row == 0:
-                cell.set_title(name, fontsize=10)
-            if name in labels:
-                labelled = np.ma.masked_less(labels[name][row, number].numpy(), 1)
-                cell.imshow(
-                    labelled, cmap="tab10", vmin=1, vmax=10, alpha=0.6, interpolation="none"
-                )
-    save_figure(figure, path, f"{title}: {', '.join(datamodule.classes)}", ())
+    draw_labelled(windows, datamodule.classes, path, title)
     return True

@@ -1,13 +1,25 @@
 """Pictures of volumes: central slices, and views of occupied voxels from outside."""
 
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from numpy.typing import NDArray
 
+from lit_data.io.volumes.hounsfield import Window
+from lit_data.io.volumes.volume import Spacing, Triple
+from lit_data.tasks.figures import (
+    CELL_INCHES,
+    colour_of_class,
+    new_axes,
+    number_classes,
+    save_figure,
+)
 from lit_data.types import Array
 
 _SIDE_PX: Final = 320  # of a view, at most; smaller volumes get a pixel or so for each voxel
@@ -16,6 +28,8 @@ _EMPTY: Final = "#12233a"  # behind voxels: no grey level, so that dark voxels a
 _GREYS: Final = matplotlib.colormaps["gray"].with_extremes(bad=_EMPTY)
 _TILT: Final = math.radians(20)
 _LIGHT: Final = np.array([-0.4, -0.5, 0.77], np.float32)  # from the upper left, a little in front
+_TINT: Final = 0.5  # opacity of labels
+_MOST_NAMED: Final = 16  # classes in a legend
 
 PLANES: Final = ("axial", "coronal", "sagittal")
 """The slices across z, y and x."""
@@ -55,17 +69,116 @@ def show_slice(cell: Axes, volume: VolumeShown, axis: int, *, mark: bool) -> Non
     """
     occupied = _cut(volume, axis)
     image = occupied if volume.slices is None else volume.slices[axis]
-    height, width = (mm for number, mm in enumerate(volume.spacing_mm) if number != axis)
-    options: dict[str, Any] = {
-        "origin": "upper" if axis == 0 else "lower",
-        "aspect": height / width,
-        "interpolation": "nearest",
-    }
+    options = _orient(volume.spacing_mm, axis)
     cell.imshow(image, cmap=_GREYS, vmin=0, vmax=1, **options)
     if mark:
         tint = np.zeros((*occupied.shape, 4), np.float32)
         tint[np.isfinite(occupied)] = _MARK
         cell.imshow(tint, **options)
+
+
+def _orient(spacing_mm: Spacing, axis: int) -> dict[str, Any]:
+    """Return how `Axes.imshow` shows a slice across an axis: in mm, with z upwards."""
+    height, width = (mm for number, mm in enumerate(spacing_mm) if number != axis)
+    return {
+        "origin": "upper" if axis == 0 else "lower",
+        "aspect": height / width,
+        "interpolation": "nearest",
+    }
+
+
+class LabelledSlices(NamedTuple):
+    """Slices of a volume across z, y and x, with labels.
+
+    Attributes:
+        name: Beside them.
+        spacing_mm: (z, y, x).
+        positions: (z, y, x) of the slices.
+        planes: For each axis [2 or 3, H, W] float32: values in 0..1, predicted labels, and true
+            labels where they are known.
+    """
+
+    name: str
+    spacing_mm: Spacing
+    positions: Triple
+    planes: tuple[Floats, Floats, Floats]
+
+
+def cut_labelled(
+    name: str,
+    values: Array,
+    predicted: Array,
+    true: Array | None,
+    *,
+    spacing_mm: Spacing,
+    window: Window | None = None,
+) -> LabelledSlices:
+    """Cut the slices with the most labelled voxels; the middle ones where there are none.
+
+    Args:
+        name: Of the volume.
+        values: [Z, Y, X] in 0..1, or Hounsfield units.
+        predicted: [Z, Y, X] labels.
+        true: [Z, Y, X] labels, if they are known.
+        spacing_mm: (z, y, x).
+        window: Scales Hounsfield units to 0..1.
+    """
+    layers = [predicted] if true is None else [predicted, true]
+    is_labelled = np.zeros(predicted.shape, np.bool_)
+    for layer in layers:
+        is_labelled |= layer > 0
+    positions: list[int] = []
+    planes: list[Floats] = []
+    for axis, other_axes in enumerate(((1, 2), (0, 2), (0, 1))):
+        counts = is_labelled.sum(other_axes)
+        positions.append(int(counts.argmax()) if counts.any() else len(counts) // 2)
+        image = np.take(values, positions[axis], axis)
+        if window is not None:
+            image = window.scale(image)
+        slices = [np.take(layer, positions[axis], axis) for layer in layers]
+        planes.append(np.stack([image, *slices]).astype(np.float32))
+    z, y, x = positions
+    axial, coronal, sagittal = planes
+    return LabelledSlices(name, spacing_mm, (z, y, x), (axial, coronal, sagittal))
+
+
+def draw_labelled(
+    volumes: Sequence[LabelledSlices], classes: Sequence[str], path: Path, title: str
+) -> None:
+    """Draw volumes in rows: each slice with its true labels, and beside it with those predicted.
+
+    Args:
+        volumes: At least one.
+        classes: Names of the labels 1, 2, ...
+        path: The PNG to write.
+        title: Of the picture.
+    """
+    figure, cells = new_axes(len(volumes), 6, CELL_INCHES * len(volumes) + 0.9)
+    numbers: set[int] = set()
+    for axis, plane_name in enumerate(PLANES):
+        cells[0][2 * axis].set_title(plane_name, fontsize=10)
+        cells[0][2 * axis + 1].set_title("predicted", fontsize=10)
+    for volume, line in zip(volumes, cells, strict=True):
+        for axis, (image, predicted, *true) in enumerate(volume.planes):
+            options = _orient(volume.spacing_mm, axis)
+            for cell, layers in zip(line[2 * axis :], (true, [predicted]), strict=False):
+                cell.imshow(image, cmap="gray", vmin=0, vmax=1, **options)
+                for labels in layers:
+                    cell.imshow(_tint_labels(labels, len(classes)), **options)
+                    numbers |= set(np.unique(labels).astype(int).tolist())
+        z, y, x = volume.positions
+        line[0].set_ylabel(f"{volume.name}\nz {z}, y {y}, x {x}", fontsize=8)
+    named = sorted(numbers & set(range(1, len(classes) + 1)))[:_MOST_NAMED]
+    legend = [number_classes(classes)[number - 1] for number in named]
+    save_figure(figure, path, title, legend, [colour_of_class(number) for number in named])
+
+
+def _tint_labels(labels: Floats, count: int) -> Floats:
+    """Return a layer with the colours of the classes 1 to `count`, [H, W, 4], over a slice."""
+    tint = np.zeros((*labels.shape, 4), np.float32)
+    for number in range(1, count + 1):
+        tint[labels == number] = to_rgba(colour_of_class(number), _TINT)
+    return tint
 
 
 def show_view(cell: Axes, volume: VolumeShown, angle_deg: float) -> None:

@@ -258,10 +258,7 @@ def _cut_slabs(volume: Volume) -> Iterator[tuple[Array, Array, Array]]:
 
 _SCORES: Final = ("iou", "f1", "value_mae", "psnr")
 COLUMNS: Final = ("volume", "file", "occupied", "found", "both", *_SCORES)
-_SHOWN: Final = 4
 _PEAK_DB: Final = 120.0  # of values without an error
-_PAIRS: Final = ".shown/"
-"""Folder of what the picture shows, which another process than the one that found it may draw."""
 
 
 class VolumeWriter(InputVolumesWriter):
@@ -292,8 +289,7 @@ class VolumeWriter(InputVolumesWriter):
             raise ConfigError(
                 f"predict writes whole volumes: set data.sample=points, not {datamodule.sample}"
             )
-        super().__init__(datamodule)
-        self._folder = folder
+        super().__init__(datamodule, folder)
         self._threshold = threshold
         self._window = datamodule.window
 
@@ -322,8 +318,10 @@ class VolumeWriter(InputVolumesWriter):
     ) -> Written:
         true, reconstructed, total = answer
         files = [self._write(number, reconstructed)]
-        if number < _SHOWN:
-            files.append(self._write_pair(number, true, reconstructed))
+        part_path = self.make_part_path(number)
+        if part_path is not None:
+            _write_pair(part_path, true, reconstructed)
+            files.append(part_path)
         file_name = files[0].relative_to(self._folder).as_posix()
         row = {"volume": self.names[number], "file": file_name}
         return Written(files, [row | compare_voxels(true, reconstructed, total=total)])
@@ -333,7 +331,7 @@ class VolumeWriter(InputVolumesWriter):
         rows = [row for entry in entries for row in entry.rows]
         path = self.write_rows(self._folder / "volumes", COLUMNS, rows)
         log.info("volumes: %s", path)
-        pairs = self._read_pairs(entries)
+        pairs = [_read_pair(path) for path in self.bring_parts(entries)]
         if pairs:
             picture = self._folder / "predictions.png"
             draw_pairs(pairs, picture, "volumes and their reconstructions")
@@ -364,30 +362,19 @@ class VolumeWriter(InputVolumesWriter):
             write_nifti(path, dense, affine)
         return path
 
-    def _write_pair(self, number: int, true: VolumeShown, reconstructed: VolumeShown) -> Path:
-        """Write what the picture shows of a volume; return the path of the file."""
-        path = self._folder / _PAIRS / f"{self.names[number]}.npz"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(
-            path,
-            name=true.name,
-            shape=true.shape,
-            spacing_mm=true.spacing_mm,
-            true_coords=true.coords,
-            true_values=true.values,
-            coords=reconstructed.coords,
-            values=reconstructed.values,
-        )
-        return path
 
-    def _read_pairs(self, entries: Sequence[Entry]) -> list[tuple[VolumeShown, VolumeShown]]:
-        """Return the volumes of the picture and their reconstructions."""
-        pairs = []
-        for entry in entries[:_SHOWN]:
-            for file_name in entry.files:
-                if file_name.startswith(_PAIRS):
-                    pairs.append(_read_pair(self.bring(self._folder / file_name)))
-        return pairs
+def _write_pair(path: Path, true: VolumeShown, reconstructed: VolumeShown) -> None:
+    """Write what the picture shows of a volume."""
+    np.savez(
+        path,
+        name=true.name,
+        shape=true.shape,
+        spacing_mm=true.spacing_mm,
+        true_coords=true.coords,
+        true_values=true.values,
+        coords=reconstructed.coords,
+        values=reconstructed.values,
+    )
 
 
 def _read_pair(path: Path) -> tuple[VolumeShown, VolumeShown]:

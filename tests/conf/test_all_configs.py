@@ -385,6 +385,7 @@ def test_labelled_volumes_are_segmented_all_the_way(run: Run) -> None:
     fitted = run("fit", *words)
     _check_fit(fitted, "ct_segmentation")
     assert fitted["test/mean_dice"] == fitted["test/dice_tumour"]
+    assert fitted["test/true_ml_tumour"] == fitted["test/mean_true_ml"] > 0
     _check_scores(run, words, fitted, "mean_dice")
     predicted = run("predict", *words)
     assert predicted["predict/volumes"] == 6
@@ -393,6 +394,28 @@ def test_labelled_volumes_are_segmented_all_the_way(run: Run) -> None:
     assert again["predict/images_kept"] == 6
     assert again["predict/mean_dice"] == predicted["predict/mean_dice"]
     assert run("show", *words, "show.count=3")["show/patches"] == 3
+
+
+@pytest.mark.slow
+def test_a_net_of_monai_segments_volumes_all_the_way(run: Run) -> None:
+    pytest.importorskip("monai")
+    net = [
+        "model=monai",
+        "model.net.options={init_filters: 8, blocks_down: [1, 1], blocks_up: [1]}",
+    ]
+    words = ["+experiment=ct_segmentation", *QUICK, *outputs.VOXELS[:4], *net]
+    fitted = run("fit", *words)
+    _check_fit(fitted, "ct_segmentation")
+    checkpoint = f"ckpt={fitted['folder']}/checkpoints/best.ckpt"
+    tested = run("test", checkpoint)
+    scores = {name: value for name, value in tested.items() if name.startswith("test/")}
+    assert scores == pytest.approx({name: fitted[name] for name in scores}, abs=1e-6)
+    assert scores.keys() >= {"test/dice_tumour", "test/volume_ml_tumour", "test/mean_true_ml"}
+    predicted = run("predict", checkpoint)
+    assert predicted["predict/volumes"] == 6
+    assert cv2.imread(str(predicted["folder"] / "predictions.png")).shape[1] > 1000
+    resumed = run("fit", f"resume={fitted['folder']}", "trainer.max_epochs=2")
+    assert resumed["folder"] == fitted["folder"]
 
 
 @pytest.mark.slow

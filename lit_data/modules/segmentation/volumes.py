@@ -1,25 +1,27 @@
 """`VolumeSegmentationModule`: learn the class of each voxel of labelled volumes, and score surfaces."""
 
+import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple
+from importlib.util import find_spec
+from typing import Any, Final, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_data.datasets.ct.distance import Mask, find_box, measure_depth
 from lit_data.errors import ConfigError
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.scored import ScoredModule
 from lit_data.modules.segmentation.losses import PixelLoss
 from lit_data.modules.segmentation.module import ClassScores
 from lit_data.modules.segmentation.nets import VolumeUNet
+from lit_data.modules.segmentation.volume_scores import VolumeScores
 from lit_data.types import Batch
 
+log = logging.getLogger(__name__)
+
 _HYPERPARAMETERS: Final = ("classes", "schedule", "dice_weight", "class_weights", "surface_mm")
-_PERCENT: Final = 95  # of the Hausdorff distance, whose largest one follows a single voxel
 
 
 class VolumeSegmentationModule(ScoredModule):
@@ -30,8 +32,10 @@ class VolumeSegmentationModule(ScoredModule):
 
     Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/``
     before it, ``dice_NAME`` and ``iou_NAME`` of each class, over the voxels of all windows, and
-    ``mean_dice`` and ``mean_iou`` of those that there are. Distances of surfaces are those of whole
-    volumes: ``predict`` gives them.
+    ``mean_dice`` and ``mean_iou`` of those that there are. ``test`` joins the windows of each volume
+    and logs the means over volumes of ``surface_dice``, ``hausdorff_95_mm``, ``volume_ml`` and
+    ``true_ml``, see `score_class`, as ``surface_dice_NAME`` and ``mean_surface_dice``, ...: in one
+    process, with the package edt, of batches with a ``position``.
 
     Args:
         net: From [B, 1, D, H, W] to logits [B, K, D, H, W] of the background and of each class;
@@ -43,7 +47,7 @@ class VolumeSegmentationModule(ScoredModule):
             [B, 1, D, H, W] int64, as those of MONAI are with ``to_onehot_y=True, softmax=True``.
         dice_weight: See `PixelLoss`.
         class_weights: [K] factors on the cross entropy of the background and of each class.
-        surface_mm: In the surface Dice of ``predict``, surfaces that are nearer agree.
+        surface_mm: In the surface Dice, surfaces that are nearer agree.
 
     Raises:
         ConfigError: An option is out of its range, or there are no classes; later, that the net or
@@ -84,6 +88,7 @@ class VolumeSegmentationModule(ScoredModule):
         self.scores = nn.ModuleDict()
         for stage in ("val", "test"):
             self.scores[stage] = ClassScores(self.classes)
+        self._volumes: VolumeScores | None = None  # of a test
         self.save_hyperparameters(*_HYPERPARAMETERS)
 
     @override
@@ -130,75 +135,36 @@ class VolumeSegmentationModule(ScoredModule):
         return logits.float().softmax(1)
 
     @override
+    def on_test_start(self) -> None:
+        """Begin to join windows to volumes, or warn that they cannot be joined."""
+        self._volumes = None
+        if self.trainer.world_size > 1:
+            log.warning(
+                "%d processes test some windows of each volume: surfaces and sizes are not scored; "
+                "test with trainer.devices=1, or predict",
+                self.trainer.world_size,
+            )
+        elif find_spec("edt") is None:
+            log.warning("surfaces and sizes are not scored: pip install edt")
+        else:
+            self._volumes = VolumeScores(self.classes, self.surface_mm)
+
+    @override
     def score(self, batch: Batch, stage: str) -> None:
         scores: Any = self.scores[stage]
-        scores.update(self(batch["image"]).float(), batch["mask"][:, 0])
+        logits = self(batch["image"]).float()
+        # What takes memory of the device comes first: a step that runs out of it is taken again.
+        probabilities = logits.softmax(1) if stage == "test" else logits
+        scores.update(logits, batch["mask"][:, 0])
+        if stage == "test" and self._volumes is not None and "position" in batch:
+            self._volumes.add(probabilities, batch)
 
     @override
     def take_scores(self, stage: str) -> dict[str, Tensor]:
         scores: Any = self.scores[stage]
         named: dict[str, Tensor] = scores.compute()
         scores.reset()
+        if stage == "test" and self._volumes is not None:
+            for name, value in self._volumes.take().items():
+                named[name] = torch.tensor(value)
         return named
-
-
-class SurfaceScores(NamedTuple):
-    """Scores of one class of one volume.
-
-    Attributes:
-        dice: Surface Dice, 0..1: the fraction of both surfaces that lies within the tolerance of
-            the other one (Nikolov et al., "Deep learning to achieve clinically applicable
-            segmentation", 2018).
-        hausdorff_95_mm: The larger one of the two directions' 95th percentile of the distances of
-            surface voxels to the other surface.
-    """
-
-    dice: float
-    hausdorff_95_mm: float
-
-
-def score_surfaces(
-    predicted: Mask, true: Mask, spacing_mm: tuple[float, float, float], tolerance_mm: float
-) -> SurfaceScores | None:
-    """Compare the surfaces of two masks, as ``compute_surface_dice`` and ``compute_hausdorff_distance`` of MONAI do.
-
-    A voxel is of the surface if one of its six neighbours is not of the mask.
-
-    Args:
-        predicted: [Z, Y, X].
-        true: [Z, Y, X].
-        spacing_mm: (z, y, x) between voxel centres.
-        tolerance_mm: Distance up to which surfaces agree.
-
-    Returns:
-        None where one of the masks is empty, which has no surface.
-
-    Raises:
-        ConfigError: The package edt is not installed.
-    """
-    if not predicted.any() or not true.any():
-        return None
-    # Nothing outside of both masks changes a distance between them.
-    box = find_box(predicted | true)
-    surfaces = find_surface(predicted[box]), find_surface(true[box])
-    near, total, farthest_mm = 0, 0, 0.0
-    # One direction after the other: the distances of a volume take four bytes a voxel.
-    for surface, other in (surfaces, reversed(surfaces)):
-        distances_mm = measure_depth(~other, spacing_mm, np.inf)[surface]
-        near += int((distances_mm <= tolerance_mm).sum())
-        total += len(distances_mm)
-        farthest_mm = max(farthest_mm, float(np.percentile(distances_mm, _PERCENT)))
-    return SurfaceScores(near / total, farthest_mm)
-
-
-def find_surface(mask: Mask) -> Mask:
-    """Return the voxels of a mask that have a neighbour outside of it; beyond the array all is."""
-    inside = mask.copy()
-    for axis in range(3):
-        forward = np.moveaxis(inside, axis, 0)
-        source = np.moveaxis(mask, axis, 0)
-        forward[1:] &= source[:-1]
-        forward[:-1] &= source[1:]
-        forward[0] = False
-        forward[-1] = False
-    return mask & ~inside

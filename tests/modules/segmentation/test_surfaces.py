@@ -6,9 +6,12 @@ They are those of ``compute_surface_dice(..., [1.0], include_background=True)`` 
 
 import numpy as np
 import pytest
+import torch
 
 from lit_data.datasets.ct.distance import Mask
-from lit_data.modules.segmentation.volumes import find_surface, score_surfaces
+from lit_data.datasets.ct.windows import WindowGrid
+from lit_data.modules.segmentation.volume_scores import VolumeScores, find_surface, score_surfaces
+from lit_data.types import Batch
 
 SHAPE = (12, 16, 20)
 FINE, COARSE = (1.0, 1.0, 1.0), (3.0, 0.8, 0.7)
@@ -56,3 +59,50 @@ def test_a_mask_without_voxels_has_no_surface() -> None:
     assert score_surfaces(mask, empty, FINE, 1.0) is None
     assert score_surfaces(empty, mask, FINE, 1.0) is None
     assert find_surface(np.ones((3, 3, 3), bool)).sum() == 26
+
+
+def _cut(mask: Mask, start: list[int], sides: tuple[int, int, int]) -> Mask:
+    """Cut a window, which is true where it reaches past the mask."""
+    padded = np.pad(mask, 16, constant_values=True)
+    z, y, x = (position + 16 for position in start)
+    depth, height, width = sides
+    return padded[z : z + depth, y : y + height, x : x + width]
+
+
+def test_windows_are_joined_to_volumes_that_are_scored_class_by_class() -> None:
+    pytest.importorskip("edt")
+    cases, sides = ("balls", "edge"), (4, 24, 8)
+    grid = WindowGrid([SHAPE] * 2, sides, (4, 24, 6))
+    volumes, starts = grid.locate(np.arange(len(grid)))
+    scores = VolumeScores(("organ", "never"), 1.0)
+    for begin in range(0, len(grid), 4):  # the windows of both volumes lie in one of the batches
+        rows = slice(begin, begin + 4)
+        predicted, true = [], []
+        for volume, start in zip(volumes[rows].tolist(), starts[rows].tolist(), strict=True):
+            first, second = _masks(cases[volume])
+            predicted.append(_cut(first, start, sides))
+            true.append(_cut(second, start, sides))
+        count = len(true)
+        batch: Batch = {
+            "mask": torch.from_numpy(np.stack(true)[:, None]).long(),
+            "position": torch.from_numpy(starts[rows]),
+            "volume_index": torch.from_numpy(volumes[rows]) + 3,
+            "shape": torch.tensor([SHAPE] * count),
+            "spacing": torch.tensor([COARSE] * count),
+        }
+        is_organ = np.stack(predicted)
+        parts = np.stack((~is_organ, is_organ, np.zeros_like(is_organ)), axis=1)
+        scores.add(torch.from_numpy(parts).float(), batch)
+    means = scores.take()
+    # Means of the figures of MONAI above.
+    assert means["surface_dice_organ"] == pytest.approx((0.3375 + 0.64) / 2, abs=1e-6)
+    assert means["hausdorff_95_mm_organ"] == pytest.approx((4.1615963 + 3.0805843) / 2, abs=1e-5)
+    assert means["mean_surface_dice"] == means["surface_dice_organ"]
+    assert "surface_dice_never" not in means
+    voxel_ml = 3.0 * 0.8 * 0.7 / 1000
+    for name, number in (("volume_ml", 0), ("true_ml", 1)):
+        voxels = sum(int(_masks(case)[number].sum()) for case in cases)
+        assert means[f"{name}_organ"] == pytest.approx(voxels / 2 * voxel_ml, rel=1e-6)
+        assert means[f"{name}_never"] == 0
+        assert means[f"mean_{name}"] == pytest.approx(voxels / 4 * voxel_ml, rel=1e-6)
+    assert scores.take() == {}

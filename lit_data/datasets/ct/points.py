@@ -133,8 +133,7 @@ def write_box(values: Array, window: Window, out: Array) -> None:
         target[...] = values[begin : begin + step]
         target -= low_hu
         target /= width_hu
-        np.maximum(target, 0, out=target)
-        np.minimum(target, 1, out=target)
+        np.clip(target, 0, 1, out=target)
 
 
 def clear_outside(out: Array, shape: Sequence[int]) -> None:

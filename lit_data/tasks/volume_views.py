@@ -113,7 +113,9 @@ def cut_labelled(
     spacing_mm: Spacing,
     window: Window | None = None,
 ) -> LabelledSlices:
-    """Cut the slices with the most labelled voxels; the middle ones where there are none.
+    """Cut the slices with the most truly labelled voxels, or else with the most predicted ones.
+
+    Of several such slices the one in their middle is cut.
 
     Args:
         name: Of the volume.
@@ -124,14 +126,15 @@ def cut_labelled(
         window: Scales Hounsfield units to 0..1.
     """
     layers = [predicted] if true is None else [predicted, true]
-    is_labelled = np.zeros(predicted.shape, np.bool_)
-    for layer in layers:
-        is_labelled |= layer > 0
+    is_labelled = layers[-1] > 0
+    if not is_labelled.any():
+        is_labelled = predicted > 0
     positions: list[int] = []
     planes: list[Floats] = []
     for axis, other_axes in enumerate(((1, 2), (0, 2), (0, 1))):
         counts = is_labelled.sum(other_axes)
-        positions.append(int(counts.argmax()) if counts.any() else len(counts) // 2)
+        fullest = np.flatnonzero(counts == counts.max())
+        positions.append(int(fullest[len(fullest) // 2]))
         image = np.take(values, positions[axis], axis)
         if window is not None:
             image = window.scale(image)

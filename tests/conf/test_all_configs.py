@@ -406,16 +406,18 @@ def test_a_net_of_monai_segments_volumes_all_the_way(run: Run) -> None:
     words = ["+experiment=ct_segmentation", *QUICK, *outputs.VOXELS[:4], *net]
     fitted = run("fit", *words)
     _check_fit(fitted, "ct_segmentation")
-    checkpoint = f"ckpt={fitted['folder']}/checkpoints/best.ckpt"
-    tested = run("test", checkpoint)
+    tested = run("test", *words)
     scores = {name: value for name, value in tested.items() if name.startswith("test/")}
     assert scores == pytest.approx({name: fitted[name] for name in scores}, abs=1e-6)
     assert scores.keys() >= {"test/dice_tumour", "test/volume_ml_tumour", "test/mean_true_ml"}
-    predicted = run("predict", checkpoint)
+    predicted = run("predict", *words)
     assert predicted["predict/volumes"] == 6
     assert cv2.imread(str(predicted["folder"] / "predictions.png")).shape[1] > 1000
-    resumed = run("fit", f"resume={fitted['folder']}", "trainer.max_epochs=2")
-    assert resumed["folder"] == fitted["folder"]
+    resumed = run("fit", *words, f"resume={fitted['folder']}", "trainer.max_epochs=2")
+    with (resumed["folder"] / "csv" / "metrics.csv").open(newline="") as file:
+        epochs = {row["epoch"] for row in csv.DictReader(file)}
+    assert "1" in epochs
+    assert "0" not in epochs  # that was the first run's
 
 
 @pytest.mark.slow

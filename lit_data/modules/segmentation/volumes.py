@@ -99,7 +99,7 @@ class VolumeSegmentationModule(ScoredModule):
             ConfigError: It has.
         """
         datamodule: Any = getattr(self.trainer, "datamodule", None)
-        known_classes = tuple(getattr(datamodule, "classes", self.classes))
+        known_classes = tuple(getattr(datamodule, "classes", self.classes) or ())
         if known_classes != self.classes:
             raise ConfigError(
                 f"data.classes={list(known_classes)} and model.classes={list(self.classes)} differ: "

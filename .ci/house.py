@@ -17,14 +17,14 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
-    "files": 348,
+    "files": 358,
     "files in circles": 0,
     "casts": 18,
     "longest function": 54,
     "lone files": 1,
     "median function": 7,
     "files with private names of Lightning": 1,
-    "tokens": 497_500,
+    "tokens": 511000,
     "tokens per 100 code lines": 924,
     "dense expressions per 1000 code lines": 46,
     "functions with vague names": 0,

@@ -143,7 +143,7 @@ class DetectionDataset(BankDataset):
         limits = self._spec_of(epoch) or _KEEP_ALL
         boxes, counts = self._find_boxes(plan, plan.image, self._sizes_px, len(images), limits)
         if self.synthetic is not None:
-            drawn = self.synthetic.draw(rows["image"], plan, streams, epoch)
+            drawn = self.synthetic.draw(rows["image"], self._leave_grey_out(plan), streams, epoch)
             boxes = np.concatenate((boxes, drawn))
             boxes = boxes[np.argsort(boxes[:, 0], kind="stable")]
             counts = np.bincount(boxes[:, 0].astype(np.int64), minlength=len(images))
@@ -246,6 +246,10 @@ class DetectionDataset(BankDataset):
         stored_px = np.tile(self._sizes_px[images][:, ::-1], 2)
         in_tile = boxes / plan.scale[:, None] - np.tile(plan.origin[:, ::-1], 2)
         return np.clip(in_tile * original_px / stored_px, 0, original_px)
+
+    def _leave_grey_out(self, plan: MosaicPlan) -> MosaicPlan:
+        """Return tiles whose rectangles hold pixels of images alone."""
+        return plan
 
     def _spec_of(self, epoch: int) -> MosaicSpec | None:
         """Return the mosaics that samples of an epoch are themselves, if any."""

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from lit_data.datasets.detection.dataset import DetectionDataset
 from lit_data.datasets.detection.labels import Floats, LabelTable, ignored_class
 from lit_data.grid import PatchGrid
 from lit_data.io.images.image_source import ImageBank
-from lit_data.mosaic import FILL, Ints
+from lit_data.mosaic import FILL, Ints, MosaicPlan
 from lit_data.types import Array, FieldSpec, LookAhead
 
 log = logging.getLogger(__name__)
@@ -327,6 +328,15 @@ class WindowDataset(DetectionDataset):
         numbers = self.bank.images_of(images)
         sizes_px = self.bank.image_sizes_px[numbers]
         return np.minimum(moved, np.tile(sizes_px[:, ::-1], 2))
+
+    @override
+    def _leave_grey_out(self, plan: MosaicPlan) -> MosaicPlan:
+        images = self.bank.images_of(plan.image)
+        filled_px = np.minimum(self.bank.image_sizes_px[images], self.bank.grid.patch_px)
+        ends = np.ceil((filled_px + plan.origin) * plan.scale[:, None]).astype(np.int64)
+        low, high = plan.window[:, :2], plan.window[:, 2:]
+        rectangles = np.concatenate((low, np.minimum(high, ends)), axis=1)
+        return replace(plan, window=rectangles)
 
     @override
     def _describe(self) -> dict[str, FieldSpec]:

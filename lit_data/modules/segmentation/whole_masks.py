@@ -177,26 +177,28 @@ def find_aupimo(good: Floats, keys: Ints, counts: Ints) -> float | None:
         counts: See there.
 
     Returns:
-        0..1; None without good or defective images, or where the good images have too few pixels
-        for a rate of 1e-5.
+        0..1; None without good or defective images, or where no threshold has a rate of 1e-4. Rates
+        below the lowest one have the overlap of what is above all good pixels.
     """
     if not len(keys) or not good.any():
         return None
     rates = good[::-1].cumsum() / good.sum()
-    reached = rates > 0
+    first = int(np.argmax(rates > 0))
     low, high = (math.log(rate) for rate in PIMO_RATES)
-    rate_logs = np.log(rates[reached])
-    if rate_logs[0] > low + 1e-9:
+    rate_logs = np.log(rates[first:])
+    if rate_logs[0] > high:
         return None
+    rate_logs = np.r_[min(low, rate_logs[0]), rate_logs[0], rate_logs]
     inside = (rate_logs >= low) & (rate_logs <= high)
     x = np.r_[low, rate_logs[inside], high]
     image_ends = np.flatnonzero(np.diff(keys // BINS)) + 1
+    bins_of_images = np.split(keys % BINS, image_ends)
     areas = []
-    for bins, pixels in zip(
-        np.split(keys % BINS, image_ends), np.split(counts, image_ends), strict=True
-    ):
+    for bins, pixels in zip(bins_of_images, np.split(counts, image_ends), strict=True):
         histogram = np.bincount(bins, pixels, BINS)
-        overlap = (histogram[::-1].cumsum() / histogram.sum())[reached]
-        first, last = np.interp((low, high), rate_logs, overlap)
-        areas.append(np.trapezoid(np.r_[first, overlap[inside], last], x))
+        overlap = histogram[::-1].cumsum() / histogram.sum()
+        highest = overlap[first - 1] if first else 0.0
+        curve = np.r_[highest, highest, overlap[first:]]
+        ends = np.interp((low, high), rate_logs, curve)
+        areas.append(np.trapezoid(np.r_[ends[0], curve[inside], ends[1]], x))
     return float(np.mean(areas)) / (high - low)

@@ -131,15 +131,20 @@ def test_neighbours_share_out_what_both_show(length: int, patch: int, stride: in
     assert columns.all()
 
 
-def test_too_few_pixels_of_good_images_have_no_aupimo() -> None:
+def test_rates_below_the_lowest_one_have_the_overlap_above_all_good_pixels() -> None:
     bins = np.zeros(8192)
     bins[:4] = 0.25
-    keys, counts = np.array([8192 + 3]), np.array([5])
-    assert find_aupimo(bins, keys, counts) is None
+    keys, counts = np.array([8192 + 2, 8192 + 9, 2 * 8192 + 9]), np.array([5, 15, 7])
+    assert find_aupimo(bins, keys, counts) is None  # no rate is as low
     assert find_aupimo(np.zeros(8192), keys, counts) is None
     assert find_aupimo(bins, keys[:0], counts[:0]) is None
-    bins[:4] = 1 - 5e-6, 0, 0, 5e-6  # all that is marked lies above any rate up to 5e-6
-    assert find_aupimo(bins, keys, counts) == pytest.approx(1)
+    bins[:4] = 1 - 5e-5, 0, 0, 5e-5
+    until_lowest = np.log(5e-5 / 1e-5) / np.log(10)
+    # Of image 1 three quarters lie above all good pixels, and the rest above all but 5e-5 of them.
+    expected = (0.75 * until_lowest + (1 - until_lowest) + 1) / 2
+    assert find_aupimo(bins, keys, counts) == pytest.approx(expected)
+    bins[:4] = 1 - 5e-6, 0, 0, 5e-6
+    assert find_aupimo(bins, keys[2:], counts[2:]) == pytest.approx(1)
 
 
 def test_a_copy_of_a_metric_sees_the_same_masks_and_a_file_none(tmp_path: Path) -> None:

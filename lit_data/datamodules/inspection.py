@@ -239,12 +239,10 @@ class InspectionDataModule(ImageDataModule):
 
         Of a scaled image it has the size of the file, and the accuracy of the scaled mask.
         """
-        mask = self.read_stored_mask(number)
-        if mask is None or self.original_sizes is None:
+        mask, sizes = self.read_stored_mask(number), self.original_sizes
+        if mask is None or sizes is None:
             return mask
-        sizes = self.original_sizes
-        restored: Array = sizes.scaling.restore_mask(mask[None], sizes.of(number))[0]
-        return restored
+        return np.asarray(sizes.scaling.restore_mask(mask[None], sizes.of(number))[0])
 
     def read_stored_mask(self, number: int) -> Array | None:
         """[H, W] uint8 as `read_mask`, but of the size of which patches are cut."""

@@ -15,7 +15,13 @@ from lit_data.commands import export
 from lit_data.commands.exported import read_exported_record, use_exported
 from lit_data.commands.int8 import Int8Options
 from lit_data.errors import ConfigError, StoreError
-from lit_data.modules import AnomalyModule, ClassificationModule, SegmentationModule
+from lit_data.modules import (
+    AnomalyModule,
+    ClassificationModule,
+    DetectionModule,
+    DetectorNet,
+    SegmentationModule,
+)
 from lit_data.modules.scored import ScoredModule
 from tests.lit_inspect.boards import write_board
 
@@ -60,6 +66,19 @@ def test_what_a_module_gives_is_found_by_what_it_predicts() -> None:
     distances = torch.tensor([0.1, 1.0, 3.0])
     probability = (4 * distances.log()).sigmoid()
     torch.testing.assert_close(anomaly.invert(probability, IMAGES), distances)
+
+
+def test_objects_are_found_as_by_the_net() -> None:
+    torch.manual_seed(0)
+    detector = DetectionModule(DetectorNet(classes=2, width=4)).eval()
+    images, limits = torch.rand(2, 3, 64, 96), torch.tensor([96.0, 64.0, 96.0, 64.0])
+    with torch.no_grad():
+        predictions = detector(images)
+    boxes = predictions.boxes.clamp(min=0).minimum(limits)
+    answers = torch.cat((boxes / limits, predictions.logits.sigmoid()), 2)
+    inverted = detector.invert(answers, images)
+    torch.testing.assert_close(inverted.logits, predictions.logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(inverted.boxes, boxes)
 
 
 class _Hooked(SegmentationModule):

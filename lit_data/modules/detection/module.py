@@ -28,6 +28,7 @@ LEAST_SCORE: Final = 0.01
 MOST_KEPT: Final = 100  # boxes of an image; what COCO counts of a class
 _MOST_COMPARED: Final = 1000  # boxes of an image that non-maximum suppression looks at
 _UNCHOSEN: Final = 0.25  # score of objects before a validation has found any
+_LEAST_PROBABILITY: Final = 1e-12  # in an exported file
 _BUFFER: Final = "predict_threshold"
 
 
@@ -79,6 +80,7 @@ class DetectionModule(ScoredModule):
     """
 
     predict_threshold: Tensor
+    exported_as = "boxes"
     not_in_bar: ClassVar[tuple[str, ...]] = ("map_", "ap50_", "ap_", "froc_", "object_f1_max")
 
     def __init__(
@@ -184,6 +186,14 @@ class DetectionModule(ScoredModule):
                 find_objects(logits, places, score_threshold, self.iou_threshold, self.nms)
             )
         return objects
+
+    @override
+    def invert(self, answers: Tensor, images: Tensor) -> Predictions:
+        """Return predictions by [B, P, 4 + classes]: boxes in parts of an image, probabilities."""
+        height_px, width_px = images.shape[-2:]
+        limits = answers.new_tensor((width_px, height_px) * 2)
+        logits = answers[..., 4:].double().logit(eps=_LEAST_PROBABILITY).float()
+        return Predictions(logits, answers[..., :4] * limits, ())
 
     @override
     def score(self, batch: Batch, stage: str) -> None:

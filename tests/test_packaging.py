@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,9 @@ def wheel_names(built: Path) -> list[str]:
 def test_one_version_is_stated(built: Path) -> None:
     version = lit_data.__version__
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
-    names = [path.name.removesuffix(".tar.gz") for path in built.glob("lit_data-*")]
-    assert {name.split("-")[1] for name in names} == {version}
+    names = {path.name for path in built.iterdir() if path.is_file()}
+    stem = f"lit_data_inspect-{version}"
+    assert names == {f"{stem}.tar.gz", f"{stem}-py3-none-any.whl"}
 
 
 @pytest.mark.timeout(300)
@@ -76,6 +78,13 @@ def test_the_wheel_runs_outside_the_checkout(built: Path, tmp_path: Path) -> Non
 def test_only_lit_data_is_importable(wheel_names: list[str]) -> None:
     tops = {name.split("/")[0] for name in wheel_names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"lit_data"}
+
+
+def test_the_source_distribution_holds_the_package_alone(built: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        names = [Path(name).parts[1:] for name in archive.getnames()]
+    tops = {parts[0] for parts in names if len(parts) > 1}
+    assert tops == {"lit_data", "lit_data_inspect.egg-info"}
 
 
 def test_code_and_configuration_are_complete(wheel_names: list[str]) -> None:

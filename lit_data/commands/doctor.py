@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -67,6 +68,8 @@ _SAME_MODULE: Final = (
     "opencv-contrib-python",
     "opencv-contrib-python-headless",
 )
+_DISTRIBUTIONS: Final = ("lit-data-inspect", "lit_data")
+"""Names by which pip may know this package: the second is that of its first drafts."""
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
@@ -189,14 +192,37 @@ def check_packages() -> Iterator[Finding]:
         if version:
             versions.append(f"{name} {version}")
     yield Finding("ok", "versions", ", ".join(versions))
-    requirements = [Requirement(text) for text in metadata.requires("lit_data") or []]
-    needed = [each for each in requirements if each.marker is None or each.marker.evaluate()]
-    yield judge_requirements(needed)
     yield from find_malicious()
     yield judge_opencv([name for name in _SAME_MODULE if find_version(name)])
     yield from find_unfit_torchvision()
-    extras = metadata.metadata("lit_data").get_all("Provides-Extra") or []
+    distributions = list_distributions()
+    yield judge_distributions([distribution.name for distribution in distributions])
+    if not distributions:
+        return
+    newest = distributions[0]
+    requirements = [Requirement(text) for text in newest.requires or []]
+    needed = [each for each in requirements if each.marker is None or each.marker.evaluate()]
+    yield judge_requirements(needed)
+    extras = newest.metadata.get_all("Provides-Extra") or []
     yield describe_extras(requirements, extras)
+
+
+def list_distributions() -> list[metadata.Distribution]:
+    """List the installed distributions that bring lit_data; none for a checkout on the path alone."""
+    distributions = []
+    for name in _DISTRIBUTIONS:
+        with suppress(metadata.PackageNotFoundError):
+            distributions.append(metadata.distribution(name))
+    return distributions
+
+
+def judge_distributions(names: Sequence[str]) -> Finding:
+    """Judge if one distribution brings lit_data: two overwrite each other's files."""
+    remedy = "pip install -e . in lit_data's folder"
+    if len(names) > 1:
+        remedy = f"pip uninstall -y {' '.join(names)}; then install lit-data-inspect again"
+    state = ", ".join(names) or "lit_data is not installed, so its requirements are not known"
+    return judge("distribution", state, bad=len(names) != 1, remedy=remedy)
 
 
 def judge_requirements(requirements: Sequence[Requirement]) -> Finding:

@@ -355,7 +355,7 @@ def _check_parquet(count: int) -> None:
     if find_spec("pyarrow") is None:
         raise ConfigError(
             f"tables of {count} inputs are written as Parquet, which needs pyarrow: "
-            "pip install 'lit_data[parquet]', or set predict.many_inputs to more"
+            "pip install pyarrow, or set predict.many_inputs to more"
         )
 
 

@@ -3,7 +3,6 @@
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -63,6 +62,14 @@ CASES: list[tuple[Callable[..., Finding], tuple[object, ...], str, str]] = [
     (diagnosis.judge_share, (6, 2), "warning", "data.cache=device"),
     (doctor.judge_opencv, (["opencv-python-headless"],), "ok", ""),
     (doctor.judge_opencv, (BOTH_OPENCV,), "warning", "pip uninstall opencv-python"),
+    (doctor.judge_distributions, (["lit-data-inspect"],), "ok", ""),
+    (
+        doctor.judge_distributions,
+        (["lit-data-inspect", "lit_data"],),
+        "warning",
+        "pip uninstall -y lit-data-inspect lit_data; ",
+    ),
+    (doctor.judge_distributions, ([],), "warning", "pip install -e ."),
     (doctor.judge_requirements, ([Requirement("numpy>=2.0")],), "ok", ""),
     (doctor.judge_requirements, ([Requirement("numpy>=99")],), "fault", "pip install"),
     (doctor.judge_requirements, ([Requirement("lit-data-no-such")],), "fault", "pip install"),
@@ -150,8 +157,36 @@ def test_an_extra_is_installed_when_all_of_it_is() -> None:
     assert ".[half]" in finding.remedy
 
 
+def install(folder: Path, name: str, requirement: str) -> None:
+    info = folder / f"{name.replace('-', '_')}-0.1.0.dist-info"
+    info.mkdir()
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 0.1.0", "Provides-Extra: lamps"]
+    (info / "METADATA").write_text("\n".join([*lines, f"Requires-Dist: {requirement}", ""]))
+
+
+def test_requirements_are_those_of_the_newer_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "lit_data", "no-such-old")
+    install(tmp_path, "lit-data-inspect", "no-such-new")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    findings = {finding.what: finding for finding in doctor.check_packages()}
+    assert findings["distribution"].found == "lit-data-inspect, lit_data"
+    assert findings["requirements"].found == "no-such-new (found: None)"
+    assert findings["extras"].found == "installed: lamps; not installed: none"
+
+
+def test_a_checkout_that_is_not_installed_is_looked_at_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "_DISTRIBUTIONS", ("lit-data-no-such",))
+    findings = {finding.what: finding.level for finding in doctor.check_packages()}
+    assert findings["distribution"] == "warning"
+    assert "requirements" not in findings
+
+
 def test_every_extra_of_the_project_is_described() -> None:
-    extras = set(metadata.metadata("lit_data").get_all("Provides-Extra") or [])
+    extras = set(doctor.list_distributions()[0].metadata.get_all("Provides-Extra") or [])
     found = {finding.what: finding.found for finding in doctor.check_packages()}
     assert all(extra in found["extras"] for extra in extras - {"dev", "test", "notebooks"})
 

@@ -58,7 +58,7 @@ def test_a_group_has_every_argument_and_names_a_missing_package(
 
     monkeypatch.setattr(importlib, "import_module", refuse)
     extra = "medical" if group == "monai" else "nets"
-    cure = f"^model.net needs {module}: pip install {package}, or lit_data with its extra {extra}$"
+    cure = rf"^model.net needs {module}: pip install {package}, or 'lit-data-inspect\[{extra}\]'$"
     with pytest.raises(ConfigError, match=cure):
         instantiate(cfg.model)
 

@@ -50,8 +50,8 @@ def open_library(name: str) -> Any:  # noqa: ANN401 - a module
     except ModuleNotFoundError as error:
         extra = "medical" if name == "monai" else "nets"
         raise ConfigError(
-            f"model.net needs {error.name or name}: pip install {package}, or lit_data with its "
-            f"extra {extra}"
+            f"model.net needs {error.name or name}: pip install {package}, or "
+            f"'lit-data-inspect[{extra}]'"
         ) from error
     except (ImportError, RuntimeError) as error:  # compiled for another torch
         raise ConfigError(

@@ -312,10 +312,16 @@ def _to_unit(rows: NDArray[Any]) -> Floats:
     return unit
 
 
+def _count_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS and Windows give no mask
+
+
 def _open_session(data: bytes, threads: int | None) -> Any:  # noqa: ANN401 - onnxruntime ships no types
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+    options.intra_op_num_threads = threads or _count_cores()
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])

@@ -1,6 +1,7 @@
 """Images and maps by rows: in memory, or in a file of which no more than some rows are held."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ class FileRows:
 
 
 class MapFile:
-    """A map of a large image in a file without a name, 16 bit, 65535 is probability 1.
+    """A map of a large image in a temporary file, 16 bit, 65535 is probability 1.
 
     Args:
         folder: Where there is room.
@@ -94,31 +95,33 @@ class MapFile:
 
     def __init__(self, folder: Path, shape: tuple[int, int, int]) -> None:
         self.shape = shape
-        self._fd = os.open(folder, os.O_TMPFILE | os.O_RDWR)
-        os.posix_fallocate(self._fd, 0, 2 * int(np.prod(shape)))  # a full disk shows now
+        self._file = tempfile.TemporaryFile(dir=folder, prefix=".lit_inspect-")  # noqa: SIM115
+        size_bytes = 2 * int(np.prod(shape))
+        if hasattr(os, "posix_fallocate"):  # a full disk shows now; Windows reserves with truncate
+            os.posix_fallocate(self._file.fileno(), 0, size_bytes)
+        else:
+            self._file.truncate(size_bytes)
 
     def write(self, top: int, values: NDArray[np.float32]) -> None:
         """Take rows [K, n, W] in 0..1."""
         encoded = np.rint(np.clip(np.nan_to_num(values, nan=0), 0, 1) * 65535).astype(np.uint16)
         for channel, rows in enumerate(encoded):
-            data = np.ascontiguousarray(rows).data.cast("B")
-            offset = 2 * (channel * self.shape[1] + top) * self.shape[2]
-            while data:
-                count = os.pwrite(self._fd, data, offset)
-                data, offset = data[count:], offset + count
+            self._seek(channel, top)
+            self._file.write(np.ascontiguousarray(rows).data)
+        self._file.flush()
 
     def read(self, top: int, bottom: int) -> Pixels:
         """Return rows [K, bottom - top, W] uint16."""
-        channels, height, width = self.shape
+        channels, _, width = self.shape
         rows = np.empty((channels, bottom - top, width), np.uint16)
         for channel, part in enumerate(rows):
-            data = part.data.cast("B")
-            offset = 2 * (channel * height + top) * width
-            while data:
-                count = os.preadv(self._fd, [data], offset)
-                data, offset = data[count:], offset + count
+            self._seek(channel, top)
+            self._file.readinto(part.data)
         return rows
 
     def close(self) -> None:
         """Give the room on the disk back."""
-        os.close(self._fd)
+        self._file.close()
+
+    def _seek(self, channel: int, top: int) -> None:
+        self._file.seek(2 * (channel * self.shape[1] + top) * self.shape[2])

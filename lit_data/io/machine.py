@@ -57,7 +57,7 @@ def count_disk_bytes() -> int:
 def count_files() -> tuple[int, int]:
     """Return the most files that this process may open (``ulimit -n``), and those it has open."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return limit, len(list(Path("/proc/self/fd").iterdir()))
+    return limit, psutil.Process().num_fds()
 
 
 def count_local_ranks(world_size: int) -> int:

@@ -153,7 +153,7 @@ def _check_threads(rows: RowWriter, kind: WorkerKind) -> tuple[WorkerKind, str]:
     rows.isolated = rows.probe()
     if not rows.isolated:
         return kind, "as configured"
-    instead: WorkerKind = "process" if hasattr(os, "memfd_create") else "inline"
+    instead = _choose_without_threads()
     log.warning(
         "worker_kind=thread: %s draws from the global generators of torch, NumPy or random, which "
         "threads share with training, so samples would change from run to run: worker_kind=%s is "
@@ -162,6 +162,11 @@ def _check_threads(rows: RowWriter, kind: WorkerKind) -> tuple[WorkerKind, str]:
         instead,
     )
     return instead, "the dataset draws from global generators, which threads share"
+
+
+def _choose_without_threads() -> WorkerKind:
+    # Worker processes share memory without a name, which Linux alone has.
+    return "process" if hasattr(os, "memfd_create") else "inline"
 
 
 def _choose(
@@ -181,8 +186,11 @@ def _choose(
         kind, workers = "inline", 0
         reason = f"a whole epoch takes {epoch_s:.3f} s"
     else:
-        kind = "thread" if gain is not None and gain >= _THREADS_GAIN else "process"
-        workers = _count_workers(kind, num_workers, len(rows), world_size)
+        is_gain = gain is not None and gain >= _THREADS_GAIN
+        kind = "thread" if is_gain else _choose_without_threads()
+        workers = 0
+        if kind != "inline":
+            workers = _count_workers(kind, num_workers, len(rows), world_size)
         reason = _explain(inline_s, gain)
     return Choice(
         kind=kind,

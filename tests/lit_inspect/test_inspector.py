@@ -1,6 +1,8 @@
 """Exported models say what `predict` says, and files that say anything else are refused."""
 
 import json
+import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,23 @@ def test_results_are_those_of_predict(
     rows = (tmp_path / "one/images.csv").read_text().split()
     assert {row.rpartition(",")[2] for row in rows[1:]} == {"good", "defect"}
     assert _compare(tmp_path / "one", tmp_path / "other") == 4
+
+
+def test_functions_that_windows_lacks_are_not_needed(
+    images: Path, board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = read_board(board)
+    path = tmp_path / "a.inspect"
+    path.write_bytes(encode_board({**contents.manifest, "large_px": 10_000}, contents.parts))
+    assert main([str(path), str(images), "--out", str(tmp_path / "all")]) == 0
+    monkeypatch.setattr(tempfile, "TemporaryFile", tempfile.NamedTemporaryFile)  # as there
+    for name in ("sched_getaffinity", "posix_fallocate", "pread", "preadv", "pwrite", "O_TMPFILE"):
+        monkeypatch.delattr(os, name)
+    assert main([str(path), str(images), "--out", str(tmp_path / "fewer")]) == 0
+    names = [path.relative_to(tmp_path / "all") for path in (tmp_path / "all").rglob("*.*")]
+    assert len(names) == 7
+    for name in names:
+        assert (tmp_path / "fewer" / name).read_bytes() == (tmp_path / "all" / name).read_bytes()
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
 import logging
+import os
 import threading
 import time
 from typing import Any
@@ -58,6 +59,16 @@ def test_threads_where_they_gain_and_processes_where_they_do_not(fake: Any) -> N
     text = "1000 us per sample in the main thread, two threads are 1.2 times as fast"
     assert found.reason == text
     assert found.inline_us_per_sample == pytest.approx(1000)
+
+
+def test_no_processes_where_the_system_has_no_memory_without_a_name(
+    fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    fake(1e-3, gain=1.8)
+    assert (_choose(10_000).kind, _choose(10_000).workers) == ("thread", 8)
+    fake(1e-3, gain=1.2)
+    assert (_choose(10_000).kind, _choose(10_000).workers) == ("inline", 0)
 
 
 class Threaded(Indices):

@@ -41,13 +41,21 @@ def _list_commands(text: str) -> list[str]:
     return [line for line in lines if not re.search("`|--config-dir|my_conf", line)]
 
 
+def _list_short_commands(text: str) -> list[str]:
+    """The commands within the text of pages that say that these begin with the name of the program."""
+    if not re.search("begins? with `python -m lit_data`", text):
+        return []
+    lines = re.findall(r"`((?:fit|predict|prepare|show|test) [^`]*\+experiment[^`]*)`", text)
+    return [f"python -m lit_data {line}" for line in lines]
+
+
 COMMANDS = [
     *_list_commands(README),
     *(
         pytest.param(line, marks=pytest.mark.slow)
         for name, page in PAGES.items()
         if not name.startswith("scale/")  # tests/scale composes those
-        for line in _list_commands(page)
+        for line in (*_list_commands(page), *_list_short_commands(page))
     ),
 ]
 
@@ -72,7 +80,7 @@ def test_commands_compose(line: str, tmp_path: Path) -> None:
         return
     packages = [name for flag, name in pairwise(words) if flag == "--package"]
     overrides = [word for word in words if word not in ("-m", "--package", *packages)]
-    single = [re.sub(r"=(range\()?(\w+),[\w,]+\)?$", r"=\2", word) for word in overrides]
+    single = [re.sub(r"=(range\()?([\w.]+),[\w.,]+\)?$", r"=\2", word) for word in overrides]
     cfg = compose(command, [*single, f"paths.run={tmp_path}"], packages=packages)
     assert cfg.command == command
 

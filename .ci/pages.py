@@ -22,6 +22,8 @@ WORDS = {
     "seen from all sides": "multi-view",
     "mirrored on": "reflect-padded",
     "share of": "fraction of",
+    "told": "logged",
+    "says": "prints, logs or names",
 }
 CODE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`[^`]*`")

@@ -18,8 +18,11 @@ NAMES = [
     "attach_to_your_module",
     "design_a_synthesis",
     "feed_the_gpu",
+    "large_images",
     "memory_and_batch_size",
+    "own_folder_to_verdicts",
     "quick_start",
+    "several_machines",
 ]
 PLACES = re.compile(
     rf"(?:{re.escape(tempfile.gettempdir())}/tmp\w+|{re.escape(str(FOLDER.parent))})/"

@@ -7,6 +7,7 @@ verdict = inspector(pixels)
 print(verdict.verdict, verdict.score, verdict.defects)
 """
 
+from lit_inspect.boxes import Box
 from lit_inspect.errors import BoardError, ImageError, InspectError, UsageError
 from lit_inspect.inspector import Inspector, Verdict
 from lit_inspect.version import VERSION as __version__
@@ -14,6 +15,7 @@ from lit_inspect.version import VERSION as __version__
 __all__ = [
     "Inspector",
     "Verdict",
+    "Box",
     "InspectError",
     "UsageError",
     "ImageError",

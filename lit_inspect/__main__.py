@@ -13,9 +13,9 @@ from lit_inspect.results import Results, writing
 from lit_inspect.version import VERSION
 
 _EPILOG = """\
-Into DIR go what `python -m lit_data predict` writes, but for its pictures: images.csv, defects.csv and maps/, or
-labels.csv; and bad.csv. Exit codes: 0 good; 2 wrong arguments; 3 images are bad, all others have a verdict; 4 the
-file is damaged, gives other answers on this machine, or DIR cannot be written."""
+Into DIR go what `python -m lit_data predict` writes, but for its pictures: images.csv, defects.csv and maps/;
+labels.csv; or detections.json and labels/ of boxes; and bad.csv. Exit codes: 0 good; 2 wrong arguments; 3 images are
+bad, all others have a verdict; 4 the file is damaged, gives other answers on this machine, or DIR cannot be written."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

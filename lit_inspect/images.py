@@ -239,8 +239,12 @@ class Scaling:
 
     def scale(self, image: Pixels) -> Pixels:
         """Scale an image: [C, H, W] to [C, h, w]."""
-        scaled_px = self.scaled_px(*image.shape[1:])
-        return _place(_resize(image, scaled_px), self.size_px or scaled_px)
+        resized = self.resize(image)
+        return _place(resized, self.size_px or resized.shape[1:])
+
+    def resize(self, image: Pixels) -> Pixels:
+        """Scale an image without padding: [C, H, W] to [C, h, w]."""
+        return _resize(image, self.scaled_px(*image.shape[1:]))
 
     def restore(self, values: Pixels, size_px: tuple[int, int]) -> Pixels:
         """Bring values of a scaled image back to the size of its file."""
@@ -256,7 +260,7 @@ def _resize(image: Pixels, size_px: tuple[int, int]) -> Pixels:
     return np.stack([cv2.resize(plane, size_px[::-1], interpolation=method) for plane in image])
 
 
-def _place(image: Pixels, size_px: tuple[int, int]) -> Pixels:
+def _place(image: Pixels, size_px: tuple[int, ...]) -> Pixels:
     """Crop or reflect-pad an image around its centre; an odd pixel goes to bottom and right."""
     widths = [(0, 0)]
     for axis, length in enumerate(size_px, 1):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_inspect.board import NET, Board, read_board
+from lit_inspect.boxes import Box, BoxRules
 from lit_inspect.drift import Guarantee, describe
 from lit_inspect.errors import BoardError, UsageError
 from lit_inspect.images import ReadOptions, Scaling, finish, open_image
@@ -28,13 +29,15 @@ class Verdict:
     """Result of one image.
 
     Attributes:
-        verdict: ``good``, ``defect``, ``review`` or ``unsure`` of a map, else the name of the class.
-        score: Of the image: the mean of the highest probabilities of a map, or the probability of
-            the class.
+        verdict: ``good``, ``defect``, ``review`` or ``unsure`` of a map or of boxes, else the name
+            of the class.
+        score: Of the image: the mean of the highest probabilities of a map, the probability of the
+            class, or the score of the surest box.
         defects: Regions of the map, the surest first.
-        probability: [H, W] of each pixel of a map, or [classes].
+        probability: [H, W] of each pixel of a map, or [classes]; empty for boxes.
         kinds: [H, W] number of the class of each pixel that reaches the threshold, from 1; None
             where classes are not told apart.
+        boxes: Objects that a detector finds, the surest first.
     """
 
     verdict: str
@@ -42,6 +45,7 @@ class Verdict:
     defects: tuple[Defect, ...]
     probability: Floats
     kinds: NDArray[np.uint8] | None = None
+    boxes: tuple[Box, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,7 @@ class Settings:
     doubt: str | None
     review: tuple[float, float] | None
     guarantee: Guarantee | None
+    boxes: BoxRules | None
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> "Settings":
@@ -90,8 +95,10 @@ class Settings:
         if manifest["tiling"] is not None:
             rules = manifest["tiling"]
             values["tiling"] = Tiling(**{**rules, "tile_px": tuple(rules["tile_px"])})
-        if manifest["task"] not in ("maps", "labels"):
+        if manifest["task"] not in ("maps", "labels", "boxes"):
             raise ValueError(f"task {manifest['task']!r:.40} is unknown")
+        if manifest["task"] == "boxes":
+            values["boxes"] = BoxRules.of(manifest["boxes"])
         return cls(**values)
 
 
@@ -158,6 +165,8 @@ class Inspector:
         """
         if self.settings.task == "labels":
             return self._classify(image)
+        if self.settings.task == "boxes":
+            return self._find_boxes(image)
         shape = (len(self.settings.classes) + 1, *image.shape[1:])
         return self.judge(ArrayRows(self.predict(image, shape)))
 
@@ -250,6 +259,39 @@ class Inspector:
         best = int(probabilities.argmax())
         return Verdict(self.settings.classes[best], float(probabilities[best]), (), probabilities)
 
+    def _find_boxes(self, image: Rows) -> Verdict:
+        self._check(image)
+        settings = self.settings
+        assert settings.boxes is not None
+        objects = settings.boxes.find(
+            image,
+            self._find_places,
+            threshold=settings.threshold,
+            min_area_px=settings.min_area_px,
+        )
+        columns = [column.tolist() for column in objects]
+        boxes = []
+        for (left, top, right, bottom), kind, score in zip(*columns, strict=True):
+            boxes.append(Box(left, top, right, bottom, kind, settings.classes[kind], score))
+        highest = max((box.score for box in boxes), default=0.0)
+        verdict = "defect" if boxes else "good"
+        if settings.doubt:
+            verdict = "unsure"
+        return Verdict(verdict, highest, (), np.zeros(0, np.float32), boxes=tuple(boxes))
+
+    def _find_places(self, pixels: NDArray[Any]) -> Floats:
+        """Return [P, 4 + classes] of a sample, see `lit_inspect.boxes.find_objects`.
+
+        Raises:
+            BoardError: The net gives something else.
+        """
+        answer = self._run(pixels)
+        columns = 4 + len(self.settings.classes)
+        if answer.ndim != 3 or answer.shape[2] != columns:
+            raise BoardError(f"the net gives {list(answer.shape)}, and [1, P, {columns}] is needed")
+        places: Floats = answer[0]
+        return places
+
     def _check(self, image: Rows) -> None:
         dtype = image.read(0, 1).dtype.name
         if (image.shape[0], dtype) != (self.settings.channels, self.settings.dtype):
@@ -299,9 +341,13 @@ class Inspector:
                 )
 
     def answer(self, image: Rows) -> Floats:
-        """Return what a golden answer holds: the whole map [K, H, W], or [classes]."""
+        """Return what a golden answer holds: the whole map [K, H, W], [classes], or some places."""
         if self.settings.task == "labels":
             return self._classify(image).probability
+        if self.settings.task == "boxes":
+            assert self.settings.boxes is not None
+            first = next(self.settings.boxes.sample(image))
+            return self.settings.boxes.thin(self._find_places(first.pixels))
         return self.predict(image, (0, *image.shape[1:]))
 
 

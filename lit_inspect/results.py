@@ -9,12 +9,13 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_inspect.coco import CocoTable, describe_boxes
 from lit_inspect.drift import FEATURES, WITHDRAWN
 from lit_inspect.errors import BoardError
 from lit_inspect.inspector import Inspector, Verdict
@@ -44,13 +45,14 @@ class Results:
         self._bad: list[dict[str, str]] = []
         self._features: list[NDArray[np.float64]] = []
         self._guarantee = inspector.settings.guarantee
+        self._objects = CocoTable()
 
     def add(self, name: str, image: Rows) -> Verdict:
-        """Inspect an image, and write its map.
+        """Inspect an image, and write its map or its boxes.
 
         Raises:
             UsageError: It does not fit the model.
-            BoardError: Its map cannot be written.
+            BoardError: Its file cannot be written.
         """
         settings = self._inspector.settings
         height, width = image.shape[1:]
@@ -59,6 +61,8 @@ class Results:
             score = round(verdict.score, 4)
             self._rows.append({"image": name, "label": verdict.verdict, "score": score})
             return verdict
+        if settings.task == "boxes":
+            return self._add_boxes(name, image)
         if height * width <= settings.large_px or settings.scaling is not None:
             values = ArrayRows(self._inspector.predict(image, (0, height, width)))
             verdict = self._write_map(name, values)
@@ -67,6 +71,15 @@ class Results:
         self._note(name, verdict)
         if self._guarantee is not None:
             self._features.append(self._inspector.describe(image))
+        return verdict
+
+    def _add_boxes(self, name: str, image: Rows) -> Verdict:
+        verdict = self._inspector.inspect(image)
+        height, width = image.shape[1:]
+        self._objects.add(name, (height, width), verdict.boxes)
+        text = describe_boxes(verdict.boxes, (height, width))
+        with replacing(self._folder / "labels" / PurePath(name).with_suffix(".txt")) as file:
+            file.write(text.encode())
         return verdict
 
     def note_bad(self, path: Path, reason: str) -> None:
@@ -89,6 +102,9 @@ class Results:
             self._rows = [row | {"guarantee": text} for row in self._rows]
         if self._inspector.settings.task == "labels":
             self._write("labels.csv", ("image", "label", "score"), self._rows)
+        elif self._inspector.settings.task == "boxes":
+            with replacing(self._folder / "detections.json") as file:
+                file.write(self._objects.encode(self._inspector.settings.classes))
         else:
             classes = ("class",) if self._inspector.settings.classes else ()
             self._write("images.csv", columns, self._rows)

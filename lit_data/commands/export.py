@@ -30,7 +30,7 @@ _HELP: Final = """\
 usage: python -m lit_data export RUN [FILE] [key=value ...] [--package NAME]
 
 Writes the best checkpoint of a run as one .inspect file, by default RUN/model.inspect, for `python -m lit_inspect FILE
-IMAGES --out DIR`, which needs neither torch nor lit_data. It is for maps of defects and for classes of images. Keys:
+IMAGES --out DIR`, which needs neither torch nor lit_data. It is for maps of defects, classes of images and boxes. Keys:
 data.root=FOLDER of images that the file is checked with, where those of the training are gone; ckpt=best, last or a
 path; options of tiles and thresholds of predict, such as predict.tile_px=256; and int8=true for a net in int8, if the
 score of validation drops by no more than int8_drop=0.01 (ranges are those of int8_images=64 samples of the training).

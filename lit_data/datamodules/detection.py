@@ -199,7 +199,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             )
         stride_px = height - overlap_px, width - overlap_px
         self.source = replace(self.source, stride_px=stride_px)
-        self.windows = self.source.cut(self.files, self.bank, self._fill)
+        self.windows = self.source.cut(self.files, self.bank, self.fill)
         self._datasets = {}
 
     def find_whole(self, image: int) -> WholeImage | None:
@@ -242,7 +242,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             "draws_mosaics": self.workers_draw,
             "seed": self.loader.seed,
             "synthetic": synthetic,
-            "fill": self._fill,
+            "fill": self.fill,
         }
         if self.windows is None:
             labels = self.files.labels
@@ -295,7 +295,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             self.synthetic_class,
             self.classes,
             seed=self.loader.seed,
-            values=self._values,
+            values=self.values,
         )
 
     @override
@@ -344,7 +344,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
     def _finish(self, batch: PlannedBatch, augment: Augmentation | None) -> Batch:
         images = batch["image"]
         if not self._has_bytes:
-            images = to_unit(images, self._values)
+            images = to_unit(images, self.values)
         if MOSAIC_KEY in batch:
             if not self._has_bytes:
                 images = images * _BYTE
@@ -364,21 +364,21 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         return finished | _count_rows("boxes", boxes, len(images))
 
     @property
-    def _values(self) -> ValueRange:
+    def values(self) -> ValueRange:
         """Pixel values that become 0 and 1."""
         return find_unit_range(self.bank.dtype, self.value_range)
 
     @property
     def _has_bytes(self) -> bool:
         """True if pixels are bytes and take all of their range, as augmentation takes them."""
-        is_whole = (self._values.low, self._values.high) == (0.0, _BYTE)
+        is_whole = (self.values.low, self.values.high) == (0.0, _BYTE)
         return self.bank.dtype == np.uint8 and is_whole
 
     @property
-    def _fill(self) -> float:
+    def fill(self) -> float:
         """Pixel value of the grey around images and tiles."""
-        fill = self._values.low + FILL / _BYTE * self._values.scale
-        return round(fill) if self._values.whole else fill
+        fill = self.values.low + FILL / _BYTE * self.values.scale
+        return round(fill) if self.values.whole else fill
 
     @property
     def _has_ignored(self) -> bool:
@@ -416,7 +416,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         if len([part for part in (self.files.fractions or {}).values() if part]) > 1:
             groups = self._find_groups()
             self.files = keep_groups_together(self.files, groups, self.source.split_seed)
-        self.windows = self.source.cut(self.files, self.bank, self._fill)
+        self.windows = self.source.cut(self.files, self.bank, self.fill)
         if self._has_ignored:
             keys = dict.fromkeys((*self.batch_keys, IGNORED_KEY, IGNORED_KEY + COUNT_SUFFIX))
             vars(self)["batch_keys"] = tuple(keys)

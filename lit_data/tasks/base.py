@@ -163,7 +163,7 @@ class Task(Generic[Data]):
             ConfigError: There is none for this kind of data.
         """
         raise ConfigError(
-            "export is for maps of defects and for classes of images, and not for a "
+            "export is for maps of defects, classes of images and boxes, and not for a "
             f"{type(self.datamodule).__name__}"
         )
 

@@ -33,9 +33,10 @@ from lit_data.tasks.box_figures import (
     show_boxes,
     to_bytes,
 )
+from lit_data.tasks.export import encode_boxes
 from lit_data.tasks.figures import draw_before_after, save_figure
 from lit_data.tasks.journal import Entry
-from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
+from lit_data.tasks.options import ExportRequest, Predicted, PredictOptions, PredictRun
 from lit_data.tasks.writer import BankWriter, Written
 from lit_data.types import Batch, Stage
 
@@ -111,13 +112,26 @@ class BoxTask(Task[DetectionDataModule]):
 
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "BoxWriter":
+        self._take_overlap(options)
+        return BoxWriter(self.datamodule, run.folder, options)
+
+    @override
+    def export(self, request: ExportRequest) -> bytes:
+        self._take_overlap(request.options)
+        return encode_boxes(self.datamodule, request)
+
+    def _take_overlap(self, options: PredictOptions) -> None:
+        """Cut images into windows as the options say.
+
+        Raises:
+            ConfigError: They say what means nothing for boxes.
+        """
         unused = self.unused
         if self.datamodule.windows is not None:
             unused = [name for name in unused if name != "overlap_px"]
             if options.overlap_px is not None:
                 self.datamodule.overlap_windows(options.overlap_px)
         options.refuse("images with boxes", *unused)
-        return BoxWriter(self.datamodule, run.folder, options)
 
 
 def read_objects(outputs: Any) -> list[Boxes] | None:  # noqa: ANN401 - what a user's predict_step returns

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import lit_data
+from lit_data.datamodules.detection import DetectionDataModule
 from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.inspection_source import LabelledFiles
 from lit_data.errors import ConfigError
@@ -22,9 +23,11 @@ from lit_data.inference.forward import Forward, ForwardOptions
 from lit_data.io.images.decoders import ImageDecoder, ImageSource
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.scaling import Scaling
+from lit_data.modules.detection.module import DetectionModule
 from lit_data.synthesis.canvas import ValueRange
 from lit_data.tasks.maps import WholeImages
 from lit_data.tasks.nets import (
+    BoxNet,
     LabelNet,
     ProbabilityNet,
     measure_overlap_px,
@@ -37,6 +40,8 @@ from lit_data.types import Array
 
 log = logging.getLogger(__name__)
 
+_Images = InspectionDataModule | DetectionDataModule
+
 _GOLDEN: Final = 5
 _GOLDEN_PX: Final = 160  # longest side, so that the runtime starts quickly
 _PROBES: Final = 4  # tiles that the ONNX file is compared with torch on
@@ -47,6 +52,10 @@ _READ: Final = (
 )
 """Options of reading that the runtime knows."""
 
+_NO_MAP: Final[dict[str, Any]] = {
+    **{"tiling": None, "threshold": 0.0, "image_threshold": None, "top_fraction": 0.0},
+    **{"min_area_px": 0, "large_px": 0, "review": None},
+}
 _UNUSED: Final = (
     *("folder", "resume", "on_bad", "count", "clean", "precision", "compile", "augment"),
     *("onnx", "memory_limit_bytes", "channels_last", "threads", "readers"),
@@ -140,11 +149,7 @@ def encode_labels(data: InspectionDataModule, request: ExportRequest) -> bytes:
     facts = _Facts(
         net=net,
         probes=probes,
-        settings={
-            **{"task": "labels", "classes": classes, "tiling": None, "threshold": 0.0},
-            **{"image_threshold": None, "top_fraction": 0.0, "min_area_px": 0, "large_px": 0},
-            **_list_verdicts(request),
-        },
+        settings={**_NO_MAP, "task": "labels", "classes": classes, **_list_verdicts(request)},
         scaling=scaling,
         values=values,
     )
@@ -167,6 +172,61 @@ def _list_verdicts(request: ExportRequest) -> dict[str, Any]:
         "guarantee": guarantee,
         "trained": request.trained,
     }
+
+
+def encode_boxes(data: DetectionDataModule, request: ExportRequest) -> bytes:
+    """Return the bytes of an ``.inspect`` file of a model that finds objects.
+
+    Args:
+        data: As for `encode_maps`, as are the errors.
+        request: Model and options.
+    """
+    from lit_inspect.boxes import BoxRules
+    from lit_inspect.rows import ArrayRows
+
+    model, options = request.model, request.options
+    if type(model).predict_step is not DetectionModule.predict_step:
+        raise ConfigError(
+            f"{type(model).__name__} cannot be exported: boxes are for a "
+            "lit_data.modules.DetectionModule whose predict_step is as it was"
+        )
+    assert isinstance(model, DetectionModule)
+    options.refuse("an .inspect file", *_UNUSED)
+    rules = BoxRules(
+        sample_px=data.source.size_px,
+        stride_px=data.chosen_options.get("stride_px"),
+        fill=data.fill,
+        iou_threshold=model.iou_threshold,
+    )
+    net = BoxNet(model, len(data.classes)).eval()
+
+    def to_input(pixels: Array) -> Tensor:
+        sample = next(rules.sample(ArrayRows(pixels)))
+        return _to_input(sample.pixels, data.values)
+
+    def answer(pixels: Array) -> Array:
+        with torch.inference_mode():
+            places: Array = net(to_input(pixels))[0].numpy()
+        return rules.thin(places)
+
+    probes = [to_input(pixels)[0] for pixels in _read_spread(data, _PROBES)]
+    with torch.inference_mode():
+        net(probes[0][None])  # what it cannot say is refused before it is traced
+    facts = _Facts(
+        net=net,
+        probes=probes,
+        settings={
+            **_NO_MAP,
+            **{"task": "boxes", "classes": list(data.classes)},
+            **_list_verdicts(request),
+            **{"threshold": options.least_score, "min_area_px": options.min_area_px},
+            "boxes": asdict(rules),
+        },
+        scaling=None,
+        values=data.values,
+    )
+    graph, _ = _write_graph(facts, options)
+    return _encode(data, facts, graph, answer)
 
 
 def _list_thresholds(options: PredictOptions) -> dict[str, Any]:
@@ -235,9 +295,7 @@ def _write_graph(facts: _Facts, options: PredictOptions) -> tuple[bytes, Predict
     return graph, options
 
 
-def _encode(
-    data: InspectionDataModule, facts: _Facts, graph: bytes, answer: Callable[[Array], Array]
-) -> bytes:
+def _encode(data: _Images, facts: _Facts, graph: bytes, answer: Callable[[Array], Array]) -> bytes:
     from lit_inspect.board import NET, encode_array, encode_board
 
     bank, values, scaling = data.bank, facts.values, facts.scaling
@@ -250,6 +308,7 @@ def _encode(
         size_px = None if scaling.size_px is None else list(scaling.size_px)
         sizes = {"size_px": size_px, "factor": scaling.factor}
     manifest = {
+        "boxes": None,
         **facts.settings,
         "read": _list_read(data.source.read),
         "channels": bank.channels,
@@ -283,7 +342,7 @@ def _list_read(read: ReadOptions) -> dict[str, Any]:
     return {name: values[name] for name in _READ}
 
 
-def _read_golden(data: InspectionDataModule) -> Iterator[Array]:
+def _read_golden(data: _Images) -> Iterator[Array]:
     """Yield parts of images as they are read, before any scaling: [C, h, w]."""
     pictures = list(_read_spread(data, _GOLDEN))
     for number in range(_GOLDEN):
@@ -295,7 +354,7 @@ def _read_golden(data: InspectionDataModule) -> Iterator[Array]:
         yield np.ascontiguousarray(part)
 
 
-def _read_spread(data: InspectionDataModule, count: int) -> Iterator[Array]:
+def _read_spread(data: _Images, count: int) -> Iterator[Array]:
     """Yield some images as they are read, before any scaling."""
     bank = data.bank
     spread = np.linspace(0, len(bank) - 1, min(count, len(bank))).round().astype(int)

@@ -225,15 +225,20 @@ def test_a_trained_run_goes_all_the_way(tmp_path: Path) -> None:
     run, cache = tmp_path / "run", f"paths.cache={tmp_path}/cache"
     words = ["+experiment=detection", "trainer=cpu", "trainer.enable_progress_bar=false", cache]
     words += ["+trainer.enable_model_summary=false", "data.loader.num_workers=0"]
-    words += ["data.patch_px=96", "data.samples={count: 10, size_px: [150, 200]}"]
-    words += ["model.net.width=4", "trainer.max_epochs=8", "predict.threshold=0.05"]
-    assert commands(["fit", *words, f"paths.run={run}", f"hydra.run.dir={run}"]) == 0
+    words += ["data.patch_px=96", "data.samples={count: 8, size_px: [130, 170]}"]
+    words += ["model.net.width=4"]
+    assert (
+        commands(
+            ["fit", *words, "trainer.max_epochs=5", f"paths.run={run}", f"hydra.run.dir={run}"]
+        )
+        == 0
+    )
     path = tmp_path / "a.inspect"
-    assert commands(["export", str(run), str(path), "predict.threshold=0.05"]) == 0
-    images = next((tmp_path / "cache").rglob("*.png")).parent
+    assert commands(["export", str(run), str(path), "predict.threshold=0.012"]) == 0
+    images = next((tmp_path / "cache").rglob("*.png")).parents[1]
     predicted = tmp_path / "predicted"
     words += [f"ckpt={run}/checkpoints/best.ckpt", f"data.root={images}", "data.label_format=none"]
-    words += [f"paths.run={predicted}", f"hydra.run.dir={predicted}"]
+    words += ["predict.threshold=0.012", f"paths.run={predicted}", f"hydra.run.dir={predicted}"]
     assert commands(["predict", *words]) == 0
     assert main([str(path), str(images), "--out", str(tmp_path / "other")]) == 0
     assert _compare(predicted, tmp_path / "other") > 20

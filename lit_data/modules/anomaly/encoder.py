@@ -178,7 +178,8 @@ def _bring_to(maps: Tensor, octave: int, target: int) -> Tensor:
         return maps
     if octave < target:
         return F.avg_pool2d(maps, 2 ** (target - octave))
-    return F.interpolate(maps, scale_factor=2.0 ** (octave - target), mode="bilinear")
+    size = [side * 2 ** (octave - target) for side in maps.shape[2:]]
+    return F.interpolate(maps, size, mode="bilinear")
 
 
 def _find_highest(maps: Tensor) -> Tensor:
@@ -200,5 +201,26 @@ def blur(maps: Tensor, sigma: float) -> Tensor:
 
 def pad_reflected(maps: Tensor, left: int, right: int, top: int, bottom: int) -> Tensor:
     """Reflect-pad [B, C, H, W]; where a side is too short for that, its last value is repeated."""
+    if torch.compiler.is_exporting():  # which cannot ask how long a side is
+        return _pad_by_index(maps, (top, bottom), (left, right))
     is_long = maps.shape[3] > max(left, right) and maps.shape[2] > max(top, bottom)
     return F.pad(maps, (left, right, top, bottom), mode="reflect" if is_long else "replicate")
+
+
+def _pad_by_index(maps: Tensor, down: tuple[int, int], across: tuple[int, int]) -> Tensor:
+    """Reflect-pad or repeat by numbers of pixels, so that one graph is for sides of any length."""
+    is_long = torch.tensor(True)
+    numbers = []
+    for axis, (before, behind) in ((2, down), (3, across)):
+        if isinstance(behind, int) and before == behind == 0:
+            continue
+        length = maps.shape[axis]
+        last = torch.arange(length).amax(0)
+        places = torch.arange(before + length + behind) - before
+        reflected = last - (last - places.abs()).abs()
+        repeated = places.clamp(min=0).minimum(last)
+        numbers.append((axis, reflected, repeated))
+        is_long = is_long & (last >= torch.sym_max(before, behind))
+    for axis, reflected, repeated in numbers:
+        maps = maps.index_select(axis, torch.where(is_long, reflected, repeated))
+    return maps

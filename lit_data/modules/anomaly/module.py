@@ -1,6 +1,7 @@
 """`AnomalyModule`: score how far the features of an image are from those of good images."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 import torch
@@ -18,6 +19,7 @@ from lit_data.types import Batch
 
 _PROJECTED: Final = 64
 _STEEPNESS: Final = 4.0
+_GRAPH_ROWS: Final = 512  # of the bank at a time, in a graph that is exported
 _PENDING: Final = "candidates"  # key of a checkpoint
 
 
@@ -124,15 +126,23 @@ def find_distances(rows: Tensor, bank: Tensor, *, chunk_bytes: int = 2**26) -> T
     with torch.autocast(rows.device.type, enabled=False):
         rows = rows.float()
         bank = bank.float()
-        lengths = bank.pow(2).sum(1)
-        transposed = bank.T
+        if torch.compiler.is_exporting():  # the number of rows is not known yet
+            return _measure(rows, bank.split(_GRAPH_ROWS))
         step = max(1, chunk_bytes // (4 * len(bank)))
-        parts = []
+        parts = [rows.new_zeros(0)]
         for begin in range(0, len(rows), step):
-            part = rows[begin : begin + step]
-            nearest = torch.addmm(lengths, part, transposed, alpha=-2.0).amin(1)
-            parts.append((nearest + part.pow(2).sum(1)).clamp(min=0).sqrt())
-        return torch.cat(parts) if parts else rows.new_zeros(0)
+            parts.append(_measure(rows[begin : begin + step], [bank]))
+        return torch.cat(parts)
+
+
+def _measure(rows: Tensor, banks: Sequence[Tensor]) -> Tensor:
+    """Return the distance of each row [N, D] to the nearest one of all banks [M, D]."""
+    nearest = []
+    for bank in banks:
+        products = torch.addmm(bank.pow(2).sum(1), rows, bank.T, alpha=-2.0)
+        nearest.append(products.amin(1))
+    squared = torch.stack(nearest).amin(0) + rows.pow(2).sum(1)
+    return squared.clamp(min=0).sqrt()
 
 
 class AnomalyModule(ScoredModule):
@@ -325,8 +335,9 @@ class AnomalyModule(ScoredModule):
         multiple = self._stride_px
         scaled = (images - self.pixel_mean[:, None, None]) / self.pixel_std
         scaled = scaled.expand(-1, 3, -1, -1) if scaled.shape[1] == 1 else scaled
-        height, width = images.shape[-2:]
-        maps = self.net(pad_reflected(scaled, 0, -width % multiple, 0, -height % multiple))
+        height, width = (_round_up(side, multiple) for side in images.shape[-2:])
+        right, bottom = width - images.shape[-1], height - images.shape[-2]
+        maps = self.net(pad_reflected(scaled, 0, right, 0, bottom))
         are_maps = isinstance(maps, list | tuple) and all(
             getattr(one, "ndim", 0) == 4 for one in maps
         )
@@ -367,7 +378,7 @@ class AnomalyModule(ScoredModule):
             )
         distances = find_distances(features.permute(0, 2, 3, 1).reshape(-1, width), self.bank)
         multiple = self._stride_px
-        padded = [-(-side // multiple) * multiple for side in images.shape[-2:]]
+        padded = [_round_up(side, multiple) for side in images.shape[-2:]]
         maps = F.interpolate(distances.view(count, 1, rows, columns), padded, mode="bilinear")
         return blur(maps[..., : images.shape[-2], : images.shape[-1]], self.smooth_px)
 
@@ -438,6 +449,10 @@ class AnomalyModule(ScoredModule):
         """A quantile of the scores of good images, and a margin."""
         chosen = find_distance(highest.double().cpu().quantile(self.quantile), self.threshold.cpu())
         return (chosen * (1 + self.margin)).clamp(min=1e-6).to(self.threshold)
+
+
+def _round_up(side_px: int, multiple: int) -> int:
+    return (side_px + multiple - 1) // multiple * multiple
 
 
 def find_probability(distances: Tensor, threshold: Tensor) -> Tensor:

@@ -1,0 +1,94 @@
+"""A memory bank in a file: its maps and verdicts are those of `predict`, on images of any size."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from lit_data.datamodules import InspectionDataModule
+from lit_data.loading import LoaderOptions
+from lit_data.modules import AnomalyModule
+from lit_data.modules.anomaly import encoder
+from lit_data.modules.anomaly.module import find_distances
+from lit_data.tasks import PredictOptions, find_task
+from lit_data.tasks.options import ExportRequest
+from lit_inspect.__main__ import main
+from lit_inspect.inspector import Inspector
+from tests.reading import opened
+from tests.tasks.running import predict
+
+OPTIONS = {"tile_px": 128, "overlap_px": 32, "image_score_fraction": 0.0, "image_threshold": 0.5}
+SIZES = [(1, 1), (5, 70), (33, 20), (60, 61), (128, 128), (150, 201)]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for number, (height, width) in enumerate(SIZES):
+        waves = np.tile(0.5 + 0.2 * np.sin(np.arange(width) + number), (height, 1))
+        waves += rng.normal(0, 0.02, waves.shape)
+        waves[60:80, 40:60] = 0.9
+        cv2.imwrite(str(folder / f"{number}.png"), (255 * waves.clip(0, 1)).astype(np.uint8))
+    return folder
+
+
+def _fit() -> AnomalyModule:
+    """Return a module whose bank is that of one image of waves."""
+    model = AnomalyModule(bank_size=700, candidates=1024)
+    waves = torch.linspace(0, 128, 128).sin().mul(0.2).add(0.5).expand(1, 3, 128, 128)
+    waves = waves + 0.02 * torch.randn(waves.shape, generator=torch.Generator().manual_seed(0))
+    model.training_step({"image": waves.contiguous()}, 0)
+    model.on_train_epoch_end()
+    model.threshold = 15 * model.threshold  # other waves than those are good as well
+    return model.eval()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You are trying to .self.log")
+def test_maps_and_verdicts_are_those_of_predict(images: Path, tmp_path: Path) -> None:
+    data = InspectionDataModule(
+        str(images),
+        cache_dir=str(tmp_path),
+        splits={"train": 1.0},
+        loader=LoaderOptions(batch_size=2, num_workers=0),
+    )
+    opened(data, "predict")
+    model = _fit()
+    predict(data, model, tmp_path / "one", **OPTIONS)
+    path = tmp_path / "a.inspect"
+    request = ExportRequest(model=model, options=PredictOptions(**OPTIONS), doubt=None)
+    path.write_bytes(find_task(data).export(request))
+    tiling = Inspector(path).settings.tiling
+    assert tiling is not None
+    assert tiling.round_px == 1  # sides are free
+    assert main([str(path), str(images), "--out", str(tmp_path / "other")]) == 0
+    tables = [(tmp_path / name / "images.csv").read_text() for name in ("one", "other")]
+    assert tables[0] == tables[1]
+    assert {row.rpartition(",")[2] for row in tables[0].split()[1:]} == {"good", "defect"}
+    differences = []
+    for number in range(len(SIZES)):
+        maps = []
+        for folder in ("one", "other"):
+            stored = cv2.imread(str(tmp_path / folder / "maps" / f"{number}.png.png"), -1)
+            maps.append(stored.astype(int))
+        differences.append(np.abs(maps[0] - maps[1]).ravel())
+    assert np.concatenate(differences).max() <= 3
+    assert (np.concatenate(differences) <= 1).mean() >= 0.9999
+
+
+def test_a_graph_pads_and_measures_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows, bank = torch.randn(20, 5, generator=generator), torch.randn(1100, 5, generator=generator)
+    cases = []
+    for sides in ((1, 1), (1, 9), (6, 7), (7, 6), (7, 7), (20, 30)):
+        for padding in ((6, 6, 6, 6), (0, 7, 0, 0), (1, 1, 0, 0)):
+            cases.append((torch.rand(1, 2, *sides, generator=generator), padding))
+    padded = [encoder.pad_reflected(maps, *padding) for maps, padding in cases]
+    distances = find_distances(rows, bank)
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    for (maps, padding), expected in zip(cases, padded, strict=True):
+        assert torch.equal(encoder.pad_reflected(maps, *padding), expected)
+    torch.testing.assert_close(find_distances(rows, bank), distances)

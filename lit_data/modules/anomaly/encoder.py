@@ -220,7 +220,7 @@ def _pad_by_index(maps: Tensor, down: tuple[int, int], across: tuple[int, int]) 
         reflected = last - (last - places.abs()).abs()
         repeated = places.clamp(min=0).minimum(last)
         numbers.append((axis, reflected, repeated))
-        is_long = is_long & (last >= torch.sym_max(before, behind))
+        is_long = is_long & (last >= before) & (last >= behind)
     for axis, reflected, repeated in numbers:
         maps = maps.index_select(axis, torch.where(is_long, reflected, repeated))
     return maps

@@ -127,7 +127,7 @@ def find_distances(rows: Tensor, bank: Tensor, *, chunk_bytes: int = 2**26) -> T
         rows = rows.float()
         bank = bank.float()
         if torch.compiler.is_exporting():  # the number of rows is not known yet
-            return _measure(rows, bank.split(_GRAPH_ROWS))
+            return _measure(rows, torch.split(bank, _GRAPH_ROWS))
         step = max(1, chunk_bytes // (4 * len(bank)))
         parts = [rows.new_zeros(0)]
         for begin in range(0, len(rows), step):

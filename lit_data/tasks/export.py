@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+import lightning as L
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -54,7 +55,7 @@ _READ: Final = (
 
 _NO_MAP: Final[dict[str, Any]] = {
     **{"tiling": None, "threshold": 0.0, "image_threshold": None, "top_fraction": 0.0},
-    **{"min_area_px": 0, "large_px": 0, "review": None},
+    **{"min_area_px": 0, "large_px": 0},
 }
 _UNUSED: Final = (
     *("folder", "resume", "on_bad", "count", "clean", "precision", "compile", "augment"),
@@ -184,13 +185,7 @@ def encode_boxes(data: DetectionDataModule, request: ExportRequest) -> bytes:
     from lit_inspect.boxes import BoxRules
     from lit_inspect.rows import ArrayRows
 
-    model, options = request.model, request.options
-    if type(model).predict_step is not DetectionModule.predict_step:
-        raise ConfigError(
-            f"{type(model).__name__} cannot be exported: boxes are for a "
-            "lit_data.modules.DetectionModule whose predict_step is as it was"
-        )
-    assert isinstance(model, DetectionModule)
+    model, options = _check_detector(request.model), request.options
     options.refuse("an .inspect file", *_UNUSED)
     rules = BoxRules(
         sample_px=data.source.size_px,
@@ -216,10 +211,8 @@ def encode_boxes(data: DetectionDataModule, request: ExportRequest) -> bytes:
         net=net,
         probes=probes,
         settings={
-            **_NO_MAP,
-            **{"task": "boxes", "classes": list(data.classes)},
+            **_list_boxes(options, data.classes),
             **_list_verdicts(request),
-            **{"threshold": options.least_score, "min_area_px": options.min_area_px},
             "boxes": asdict(rules),
         },
         scaling=None,
@@ -227,6 +220,31 @@ def encode_boxes(data: DetectionDataModule, request: ExportRequest) -> bytes:
     )
     graph, _ = _write_graph(facts, options)
     return _encode(data, facts, graph, answer)
+
+
+def _check_detector(model: L.LightningModule) -> DetectionModule:
+    if type(model).predict_step is not DetectionModule.predict_step:
+        raise ConfigError(
+            f"{type(model).__name__} cannot be exported: boxes are for a "
+            "lit_data.modules.DetectionModule whose predict_step is as it was"
+        )
+    assert isinstance(model, DetectionModule)
+    if model.nms != "hard":
+        raise ConfigError(
+            f"model.nms={model.nms} is not for an .inspect file, whose runtime knows hard: train "
+            "with model.nms=hard"
+        )
+    return model
+
+
+def _list_boxes(options: PredictOptions, classes: Sequence[str]) -> dict[str, Any]:
+    return {
+        **_NO_MAP,
+        "task": "boxes",
+        "classes": list(classes),
+        "threshold": options.least_score,
+        "min_area_px": options.min_area_px,
+    }
 
 
 def _list_thresholds(options: PredictOptions) -> dict[str, Any]:

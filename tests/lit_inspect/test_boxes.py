@@ -59,8 +59,8 @@ class Tiny(torch.nn.Module):
 
 
 class Detector(module.DetectionModule):
-    def __init__(self, net: Any = None) -> None:
-        super().__init__(net or Tiny())
+    def __init__(self, net: Any = None, **options: Any) -> None:
+        super().__init__(net or Tiny(), **options)
         self.eval()
 
 
@@ -186,6 +186,7 @@ def test_models_that_the_runtime_would_not_repeat_are_refused(images: Path, tmp_
     data, path = _open(images, tmp_path), tmp_path / "a.inspect"
     cases = {
         "Changed cannot be exported": Changed(),
+        "model.nms=soft is not for an .inspect file": Detector(nms="soft"),
         "Detector must give Predictions of 2 classes": Detector(DetectorNet(3, width=4)),
         "must give Predictions": Detector(Lists()),
     }

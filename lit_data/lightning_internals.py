@@ -180,8 +180,27 @@ def count_trained(trainer: L.Trainer) -> tuple[int, int]:
     Lightning fetches batches ahead of their steps; those are not counted.
     """
     loop: Any = trainer.fit_loop  # its progress is typed without `processed`
-    epoch = loop.epoch_progress.current.processed
+    epoch = loop.epoch_progress.current.processed - _has_cut_epoch(trainer)
     return epoch, loop.epoch_loop.batch_progress.current.processed
+
+
+def reopen_epoch(trainer: L.Trainer) -> None:
+    """Let a resumed run go on inside an epoch that was cut, which Lightning counts as done."""
+    loop: Any = trainer.fit_loop
+    if not _has_cut_epoch(trainer):
+        return
+    for counts in (loop.epoch_progress.current, loop.epoch_progress.total):
+        counts.processed = counts.ready - 1
+        counts.completed = min(counts.completed, counts.processed)
+    loop.restarting = True  # which Lightning left out, as there seemed to be no open epoch
+
+
+def _has_cut_epoch(trainer: L.Trainer) -> bool:
+    """Return True if `max_steps`, `max_time` or an early stop left out batches of the last epoch."""
+    loop: Any = trainer.fit_loop
+    epochs = loop.epoch_progress.current
+    is_done: bool = 0 < epochs.ready == epochs.processed
+    return is_done and not loop.epoch_loop.batch_progress.is_last_batch
 
 
 def count_batches(trainer: L.Trainer) -> int:

@@ -24,7 +24,7 @@ from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, RankMismatchError
 from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.io.store.store import StoredImages
-from lit_data.lightning_internals import check_version, count_trained
+from lit_data.lightning_internals import check_version, count_trained, reopen_epoch
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.order import ChosenRows
 from lit_data.synthesis import DefectPlan
@@ -356,6 +356,8 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
             loader.count_trained = partial(count_trained, self.trainer)
         if self._resumed is not None:
             loader.load_state_dict(self._resumed)
+            if self.trainer and self._resumed["batches"]:
+                reopen_epoch(self.trainer)
             self._resumed = None
         return loader
 

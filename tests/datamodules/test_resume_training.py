@@ -133,6 +133,39 @@ def test_every_checkpoint_of_a_run_can_be_gone_on_from(
             assert torch.equal(mine, other)
 
 
+class StopEarly(L.Callback):
+    """Stops as `max_time` and early stopping do."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        trainer.should_stop = trainer.global_step == self.steps
+
+
+@pytest.mark.parametrize("resizable", [False, True])
+@pytest.mark.parametrize("is_early", [False, True])
+@pytest.mark.parametrize("steps", [2, 6, 9, 11])
+def test_an_epoch_that_a_limit_has_cut_is_gone_on_with(
+    tmp_path: Path, steps: int, is_early: bool, resizable: bool
+) -> None:
+    whole, cut, again = Model(), Model(), Model()
+    _trainer(tmp_path).fit(whole, datamodule=_data())
+    saving = ModelCheckpoint(tmp_path, save_last=True)
+    callbacks = [saving, *([StopEarly(steps)] if is_early else [])]
+    _trainer(
+        tmp_path,
+        callbacks=callbacks,
+        enable_checkpointing=True,
+        max_steps=-1 if is_early else steps,
+    ).fit(cut, datamodule=_data(resizable=resizable))
+    trainer = _trainer(tmp_path)
+    data, path = _data(resizable=resizable), tmp_path / "last.ckpt"
+    trainer.fit(again, datamodule=data, ckpt_path=path, weights_only=True)
+    assert cut.seen + again.seen == whole.seen
+    assert (trainer.current_epoch, trainer.global_step) == (EPOCHS, EPOCHS * 6)
+
+
 @pytest.mark.parametrize("resizable", [False, True])
 @pytest.mark.parametrize("batch_size", [3, 11])
 def test_going_on_with_another_batch_size(tmp_path: Path, resizable: bool, batch_size: int) -> None:

@@ -275,7 +275,7 @@ class AnomalyMetrics(PixelScores):
         values |= {"f1_max": dice.max().float(), "f1_max_threshold": threshold.to(dice.device)}
         if len(self.overlap_keys):
             pixels = (part.cpu().numpy() for part in self._merge_overlap())
-            aupimo = find_aupimo(self.good_bins.double().cpu().numpy(), *pixels)
+            aupimo = find_aupimo(self.good_bins.cpu().double().numpy(), *pixels)
             if aupimo is not None:
                 values["aupimo"] = torch.tensor(aupimo, device=self.device)
         return values

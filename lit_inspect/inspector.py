@@ -74,10 +74,6 @@ class Settings:
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> "Settings":
         """Return the settings of a manifest."""
-        manifest = {
-            "guarantee": None,
-            **manifest,
-        }  # which files that are not of a map may leave out
         values = {name: manifest[name] for name in cls.__slots__}
         values["read"] = ReadOptions.of(manifest["read"])
         values["classes"] = tuple(manifest["classes"])

@@ -6,7 +6,7 @@ from omegaconf import DictConfig
 
 from lit_data.commands.build import build_trained, prepare
 from lit_data.commands.checkpoints import load_weights
-from lit_data.commands.exported import is_exported, use_exported
+from lit_data.commands.exported import Graph, is_exported, use_exported
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.result import join_scores, write_confusion
 from lit_data.modules.scored import ScoredModule
@@ -20,8 +20,10 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     """
     scoring = build_trained(cfg)
     assert scoring.start is not None  # only fit may begin without a checkpoint
-    load = use_exported if is_exported(scoring.start) else load_weights
-    load(scoring.model, scoring.start)
+    if is_exported(scoring.start):
+        use_exported(scoring.model, Graph(scoring.start))
+    else:
+        load_weights(scoring.model, scoring.start)
     prepare(scoring.datamodule)
     if cfg.command == "validate":
         stage, score = "val", scoring.trainer.validate

@@ -79,23 +79,21 @@ def read_exported_record(path: Path) -> Mapping[str, Any] | None:
     return trained
 
 
-def use_exported(model: L.LightningModule, path: Path) -> None:
+def use_exported(model: L.LightningModule, graph: "Graph") -> None:
     """Let a module answer by the graph and the thresholds of an exported file.
 
     Args:
         model: Of the kind that was exported; its weights are not used.
-        path: The file.
+        graph: Of the file.
 
     Raises:
         ConfigError: The module is scored by more than the file answers.
-        StoreError: The file is damaged, or gives other answers on this machine.
     """
-    graph = Graph(path)
     task = graph.inspector.settings.task
     has_hook = type(model).on_after_batch_transfer is not L.LightningModule.on_after_batch_transfer
     if not isinstance(model, ScoredModule) or model.exported_as != task or has_hook:
         raise ConfigError(
-            f"{path} holds {task}, by which a {type(model).__name__} cannot be scored: choose the "
+            f"{graph.path} holds {task}, by which a {type(model).__name__} cannot be scored: choose the "
             "experiment that it was exported from, or test the checkpoint"
         )
 
@@ -124,7 +122,7 @@ class Graph:
         manifest = read_exported(path).manifest
         self.inspector = open_exported(path, threads=torch.get_num_threads())
         settings = self.inspector.settings
-        self._path = path
+        self.path = path
         self._stored = _find_stored(manifest.get("expand"), settings.channels)
         limit = settings.image_threshold
         self.thresholds = {
@@ -142,7 +140,7 @@ class Graph:
         sides = zip(self.inspector.input_shape[2:], images.shape[2:], strict=True)
         if any(isinstance(allowed, int) and allowed != side for allowed, side in sides):
             raise ConfigError(
-                f"{self._path} takes images of {list(self.inspector.input_shape[2:])} px alone, "
+                f"{self.path} takes images of {list(self.inspector.input_shape[2:])} px alone, "
                 f"and samples have {list(images.shape[2:])}: test the checkpoint, or export with "
                 f"predict.tile_px={list(images.shape[2:])}"
             )

@@ -22,6 +22,7 @@ from lit_data.commands.terminal import quieten
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.inference.export.onnx_file import quantise
+from lit_data.testing import QUIET
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +73,13 @@ def choose_precision(encoded: bytes, cfg: DictConfig, options: Int8Options) -> b
     with TemporaryDirectory(prefix="lit_data-") as folder:
         before, after = (Path(folder, f"{name}{SUFFIX}") for name in ("float32", "int8"))
         before.write_bytes(encoded)
-        batches = list(_read_training(datamodule, Graph(before), options.int8_images))
+        float_graph = Graph(before)
+        batches = list(_read_training(datamodule, float_graph, options.int8_images))
         quantised = encode_int8(before, batches)
         after.write_bytes(quantised)
-        scores = [_score(cfg, datamodule, path) for path in (before, after)]
-        speedup = _time(before, batches[0]) / _time(after, batches[0])
+        int8_graph = Graph(after)
+    scores = [_score(cfg, datamodule, graph) for graph in (float_graph, int8_graph)]
+    speedup = _time(float_graph, batches[0]) / _time(int8_graph, batches[0])
     name = str(OmegaConf.select(cfg, f"{_MONITOR}.monitor"))
     drop = scores[0] - scores[1]
     if OmegaConf.select(cfg, f"{_MONITOR}.mode") == "min":
@@ -139,24 +142,16 @@ def encode_int8(path: Path, batches: list[Floats]) -> bytes:
     return encode_board(manifest, parts)
 
 
-def _score(cfg: DictConfig, datamodule: BaseDataModule, path: Path) -> float:
+def _score(cfg: DictConfig, datamodule: BaseDataModule, graph: Graph) -> float:
     """Return the score of validation that checkpoints of the run are chosen by.
 
     Raises:
         ConfigError: It is not logged.
     """
     model = build_model(cfg, trained=True)
-    use_exported(model, path)
+    use_exported(model, graph)
     quieten()
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=cfg.trainer.get("limit_val_batches"),
-    )
+    trainer = L.Trainer(**QUIET, limit_val_batches=cfg.trainer.get("limit_val_batches"))
     scores: Mapping[str, Any] = {}
     for logged in trainer.validate(model, datamodule=datamodule, verbose=False):
         scores = {**scores, **logged}
@@ -169,9 +164,8 @@ def _score(cfg: DictConfig, datamodule: BaseDataModule, path: Path) -> float:
     return float(scores[name])
 
 
-def _time(path: Path, batch: Floats) -> float:
-    """Return the median seconds of a call of the graph of a file."""
-    graph = Graph(path)
+def _time(graph: Graph, batch: Floats) -> float:
+    """Return the median seconds of a call."""
     times_s = []
     for _ in range(_REPEATS + 1):
         began_s = perf_counter()

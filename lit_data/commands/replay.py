@@ -43,6 +43,7 @@ from lit_data.errors import ConfigError, DataError, first_line, show_path
 from lit_data.files import explaining, replacing, write_table
 from lit_data.io.remote.options import is_remote
 from lit_data.tasks import find_task
+from lit_data.testing import QUIET
 from lit_data.types import Batch
 
 log = logging.getLogger(__name__)
@@ -317,14 +318,9 @@ def _stand_in(cfg: DictConfig) -> L.Trainer:
     """Return a Trainer for what datasets ask of theirs: its epochs, and whether it overfits."""
     quieten()
     return L.Trainer(
+        **QUIET,
         max_epochs=cfg.trainer.get("max_epochs"),
         overfit_batches=cfg.trainer.get("overfit_batches", 0.0),
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
     )
 
 

@@ -203,6 +203,30 @@ def test_rows_are_measured_in_turn_and_a_failing_one_has_a_note(
     assert turns == ["original", "textbook", "dataloader", "original", "dataloader"]
 
 
+@pytest.mark.parametrize(
+    ("error", "note"),
+    [
+        (RuntimeError(), ""),
+        (RuntimeError("Caught in worker 0:\n  line 3\nBus error\n"), "Bus error"),
+        (DataError("2 images are bad:\na.png: truncated"), "2 images are bad: a.png: truncated"),
+    ],
+)
+def test_a_row_that_fails_has_a_note_of_one_line(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, note: str
+) -> None:
+    def make(row: Row, candidate: Candidate, seed: int) -> list[Batch]:
+        if row.method == "original":
+            raise error
+        return [{"image": torch.zeros(4)}] * 2
+
+    monkeypatch.setattr("lit_data.commands.benchmarks.measure.make_torch_loader", make)
+    rows = [Row(method, 4, 0, 4) for method in ("original", "dataloader")]
+    candidates = {row.method: Candidate(dataset=None) for row in rows}
+    limits = Limits(seconds=60, samples=4, warmup_batches=1)
+    failed, measured = measure_rows(rows, candidates, repeats=1, limits=limits, device=CPU, seed=0)
+    assert (failed.note, measured.note) == (f"not available: {note}", "")
+
+
 def test_it_is_an_error_when_no_row_can_be_measured() -> None:
     limits = Limits(seconds=1, samples=1, warmup_batches=1)
     rows = [Row("inline", 16, 0, 16)]

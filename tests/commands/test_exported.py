@@ -12,7 +12,7 @@ from torch import nn
 
 from lit_data.cli import main
 from lit_data.commands import export
-from lit_data.commands.exported import read_exported_record, use_exported
+from lit_data.commands.exported import Graph, read_exported_record, use_exported
 from lit_data.commands.int8 import Int8Options
 from lit_data.errors import ConfigError, StoreError
 from lit_data.modules import (
@@ -35,16 +35,16 @@ RECORD: dict[str, Any] = {
 def test_a_module_answers_by_the_file(tmp_path: Path) -> None:
     path = write_board(tmp_path / "a.inspect", threshold=0.3, image_threshold=0.8)
     model = SegmentationModule(nn.Identity(), anomaly_metrics=True)
-    use_exported(model, path)
+    use_exported(model, Graph(path))
     torch.testing.assert_close(model(IMAGES).sigmoid(), IMAGES)
     assert float(model.predict_threshold) == pytest.approx(0.3)
     assert float(model.image_threshold) == pytest.approx(0.8)
     write_board(path, expand=[0, 0, 0])
-    use_exported(model, path)
+    use_exported(model, Graph(path))
     torch.testing.assert_close(model(IMAGES.expand(-1, 3, -1, -1)).sigmoid(), IMAGES)
     assert float(model.image_threshold) == -1
     write_board(path, side=9)
-    use_exported(model, path)
+    use_exported(model, Graph(path))
     with pytest.raises(
         ConfigError, match=r"takes images of \[9, 9\] px alone, and samples have \[12"
     ):
@@ -93,7 +93,7 @@ def test_a_module_of_another_kind_is_refused(kind: Any, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=rf"holds maps, by which a {kind.__name__} cannot be scored"
     ):
-        use_exported(model, path)
+        use_exported(model, Graph(path))
 
 
 def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:

@@ -235,13 +235,18 @@ def measure_rows(
             result.laps.append(lap)
         except (LitDataError, RuntimeError) as error:  # RuntimeError: of torch's loader and CUDA
             log.debug("%s", result.row, exc_info=True)
-            # An error of a worker of torch is its traceback: the last line says what it is.
-            result.note = f"not available: {str(error).strip().splitlines()[-1]}"
+            result.note = f"not available: {_describe(error)}"
             result.laps = []
             failures.append(error.with_traceback(None))  # its frames would keep the workers alive
     if failures and not any(result.laps for result in results):
         raise failures[0]
     return results
+
+
+def _describe(error: Exception) -> str:
+    """Return an error in one line; one of a worker of torch is a traceback, which ends with it."""
+    text = str(error).strip()
+    return " ".join(text.split()) if isinstance(error, LitDataError) else text.rpartition("\n")[2]
 
 
 @torch.no_grad()

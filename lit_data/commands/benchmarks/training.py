@@ -32,6 +32,7 @@ from lit_data.commands.terminal import quieten
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import format_batch
 from lit_data.loading.device_timer import read_clock
+from lit_data.testing import QUIET
 
 log = logging.getLogger(__name__)
 
@@ -336,16 +337,12 @@ def _train(cfg: DictConfig, options: BenchmarkOptions, callbacks: Sequence[L.Cal
         "image": torch.zeros(samples, _CHANNELS, _SIZE_PX, _SIZE_PX),
         "label": torch.arange(samples) % 2,
     }
+    settings = {**QUIET, "accelerator": cfg.trainer.accelerator}
     trainer = L.Trainer(
-        accelerator=cfg.trainer.accelerator,
-        devices=1,
+        **settings,
         callbacks=[*callbacks, clock],
         max_steps=steps,
         max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         default_root_dir=cfg.paths.run,
     )
     torch.manual_seed(0)

@@ -1,7 +1,8 @@
 """`AnomalyMetrics`: scores by which methods of anomaly detection are compared."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -31,12 +32,13 @@ from lit_data.modules.segmentation.top_pixels import (
     take_highest,
 )
 from lit_data.modules.segmentation.whole_masks import (
+    Floats,
     WholeMasks,
     count_bins,
     find_aupimo,
     find_regions,
 )
-from lit_data.types import IGNORED
+from lit_data.types import IGNORED, Array
 
 _EPS: Final = 1e-9  # logits go up to 20.7
 _LIMITS: Final = {"aupro_30": 0.3, "aupro_5": 0.05}
@@ -50,6 +52,16 @@ _SMOOTH: Final = 50  # bins to each side, of 42 / 8192 logits
 _TOP_PIXELS: Final = ("top_images", "top_pixels", "top_scores")
 _OVERLAP: Final = ("overlap_keys", "overlap_counts")
 MERGE_AFTER: Final = 2**20  # rows of a state, before those of an image are put together
+
+
+def _weigh_patch(
+    whole_masks: WholeMasks,
+    images: Sequence[int],
+    corners: Sequence[tuple[int, int]],
+    row: int,
+    mask: Array,
+) -> Floats:
+    return whole_masks.weigh(images[row], corners[row], mask)
 
 
 def choose_threshold(scores: Tensor, defective: Tensor) -> tuple[float, float]:
@@ -177,12 +189,13 @@ class AnomalyMetrics(PixelScores):
         defective = is_marked(masks).flatten(1).any(1)
         if self.whole_masks is None or images is None or positions is None:
             super().update(scores, masks)
-            self._count_regions(scores, masks)
+            self._count_regions(scores, masks, lambda row, mask: find_regions(mask).weight)
         else:
             shared = self.whole_masks.find_shared(images, positions)
             once = masks.masked_fill(shared, IGNORED)
+            weigh = partial(_weigh_patch, self.whole_masks, images.tolist(), positions.tolist())
             super().update(scores, once)
-            self._count_regions(scores, once, images, positions)
+            self._count_regions(scores, once, weigh)
             self._count_overlap(scores, once, images)
         if images is not None:
             self.images.append(images)
@@ -213,20 +226,12 @@ class AnomalyMetrics(PixelScores):
         return count_top_px(int(self.sizes_px.prod(1).max()), self.score_fraction)
 
     def _count_regions(
-        self,
-        scores: Tensor,
-        masks: Tensor,
-        images: Tensor | None = None,
-        positions: Tensor | None = None,
+        self, scores: Tensor, masks: Tensor, weigh: Callable[[int, Array], Floats]
     ) -> None:
+        """Count the marked pixels of patches, by the weights of each patch and its mask."""
         marks = is_marked(masks)
         for row in torch.nonzero(marks.flatten(1).any(1)).flatten().tolist():
-            mask = masks[row, 0].cpu().numpy()
-            if self.whole_masks is None or images is None or positions is None:
-                weights = find_regions(mask).weight
-            else:
-                y, x = positions[row].tolist()
-                weights = self.whole_masks.weigh(int(images[row]), (y, x), mask)
+            weights = weigh(row, masks[row, 0].cpu().numpy())
             # On the CPU: CUDA adds weights in any order, so that two runs would differ.
             bins = find_bins(scores[row].detach()[marks[row]]).cpu().numpy()
             counts = torch.from_numpy(np.bincount(bins, weights, BINS)).to(self.regions.dtype)

@@ -7,7 +7,9 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple, cast
 
 import lightning as L
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
@@ -17,6 +19,8 @@ from lit_data.callbacks.loader_facts import count_batch
 from lit_data.errors import ConfigError
 from lit_data.lightning_internals import count_batches
 from lit_data.types import COUNT_SUFFIX
+
+Bytes = NDArray[np.uint8]
 
 _MODULUS: Final = 2**256
 _WORD_BITS: Final = 32
@@ -176,16 +180,16 @@ def hash_samples(batch: Any, count: int) -> list[int]:  # noqa: ANN401 - any for
         batch: Of any form.
         count: Number of its samples.
     """
-    return [_hash_sample(tensors) for tensors in _list_samples(batch, count)]
+    return [_hash_sample(parts) for parts in _list_samples(batch, count)]
 
 
-def _list_samples(batch: Any, count: int) -> Iterator[Sequence[Tensor]]:  # noqa: ANN401 - any form
-    """Yield the tensors of each sample on the host: parts of stacked ones, or entries of a list."""
+def _list_samples(batch: Any, count: int) -> Iterator[Sequence[Bytes]]:  # noqa: ANN401 - any form
+    """Yield the bytes of each sample's tensors: parts of stacked ones, or entries of a list."""
     if isinstance(batch, list | tuple) and not _are_stacked(batch, count):
         with suppress(ConfigError):  # a tuple of fields of which one belongs to no sample
             for sample in range(count):
                 tensors = batch_tensors(slice_batch(batch, sample, sample + 1, count))
-                yield [tensor.detach().cpu().contiguous() for tensor in tensors]
+                yield [_read_bytes(tensor.detach().cpu()) for tensor in tensors]
             return
     fields = list(_split_fields(batch, count))
     for sample in range(count):
@@ -208,8 +212,8 @@ def _add_ranks(trainer: L.Trainer, count: int, digest: int) -> tuple[int, int]:
     return count, digest
 
 
-def _split_fields(batch: Any, count: int) -> Iterator[Sequence[Tensor]]:  # noqa: ANN401 - any nesting of tensors
-    """Yield for each tensor of a batch its part in each sample, on the host."""
+def _split_fields(batch: Any, count: int) -> Iterator[Sequence[Bytes]]:  # noqa: ANN401 - any nesting of tensors
+    """Yield for each tensor of a batch the bytes of its part in each sample."""
     named = batch if isinstance(batch, Mapping) else {}
     counts: dict[Any, list[int]] = {}  # items of each sample, of fields that lie flat
     for key in named:
@@ -218,26 +222,36 @@ def _split_fields(batch: Any, count: int) -> Iterator[Sequence[Tensor]]:  # noqa
     counts_by_length = {sum(items): items for items in counts.values()}
     for key in sorted(named) or [None]:
         for tensor in batch_tensors(batch if key is None else named[key]):
-            on_host = tensor.detach().cpu().contiguous()
+            on_host = tensor.detach().cpu()
             items = counts.get(key)
             # a field without counts that is as long as one with counts lies flat with it
             if items is None and len(on_host) != count:
                 items = counts_by_length.get(len(on_host))
             if items is not None:
                 parts = torch.split(on_host, items)
-                yield [_leave_out_row(part, row) for row, part in enumerate(parts)]
+                yield [_read_bytes(_leave_out_row(part, row)) for row, part in enumerate(parts)]
             elif len(on_host) == count:
-                yield on_host.unbind()
+                yield _read_rows(on_host)
 
 
 def _leave_out_row(items: Tensor, row: int) -> Tensor:
     """Drop a first column that holds the row of the sample in the batch."""
     has_row = items.ndim > 1 and len(items) > 0 and bool((items[:, 0] == row).all())
-    return items[:, 1:].contiguous() if has_row else items
+    return items[:, 1:] if has_row else items
 
 
-def _hash_sample(parts: Sequence[Tensor]) -> int:
+def _read_rows(tensor: Tensor) -> list[Bytes]:
+    """Return the bytes of each row of a tensor, read at once."""
+    rows = tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None]
+    return list(rows.contiguous().view(torch.uint8).numpy())
+
+
+def _read_bytes(tensor: Tensor) -> Bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _hash_sample(parts: Sequence[Bytes]) -> int:
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(part.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(part.data)
     return int.from_bytes(digest.digest(), "big")

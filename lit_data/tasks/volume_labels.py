@@ -208,7 +208,8 @@ class LabelWriter(InputVolumesWriter):
         slices = [load_slices(path) for path in self.bring_parts(entries)]
         if slices:
             title = "volumes with their labels, and with those predicted"
-            draw_labelled(slices, self._classes, self._folder / "predictions.png", title)
+            path = self._folder / "predictions.png"
+            draw_labelled(slices, self._classes, path, title, beside="predicted")
         metrics: dict[str, Any] = {"predict/volumes": len(entries)}
         for name, value in average_scores(rows, self._classes, _SCORES).items():
             metrics[f"predict/{name}"] = value
@@ -290,15 +291,36 @@ def draw_labels(
     predicted = outputs.argmax(1).to("cpu", torch.uint8).numpy()
     windows = []
     for row, labels in enumerate(predicted):
-        spacing_mm: Any = tuple(batch["spacing"][row].tolist())
-        windows.append(
-            cut_labelled(
-                Path(str(batch["path"][row])).name[-24:],
-                batch["image"][row, 0].numpy(),
-                labels,
-                batch["mask"][row, 0].numpy(),
-                spacing_mm=spacing_mm,
-            )
-        )
-    draw_labelled(windows, datamodule.classes, path, title)
+        windows.append(_cut_window(batch, row, labels, batch["mask"][row, 0].numpy()))
+    draw_labelled(windows, datamodule.classes, path, title, beside="predicted")
     return True
+
+
+def draw_label_samples(
+    datamodule: CTDataModule, batch: Batch, path: Path, title: str, *, count: int
+) -> list[int]:
+    """Draw windows, and beside each of their slices the same one with its labels.
+
+    Args:
+        datamodule: Has the names of the classes.
+        batch: A finished batch of windows on the host.
+        path: The PNG to write.
+        title: Of the picture.
+        count: Most windows of it.
+
+    Returns:
+        Rows of the batch that are drawn: those with the most labelled voxels.
+    """
+    voxels = (batch["mask"] > 0).flatten(1).sum(1)
+    rows: list[int] = torch.argsort(voxels, descending=True, stable=True)[:count].tolist()
+    windows = [_cut_window(batch, row, batch["mask"][row, 0].numpy(), None) for row in rows]
+    draw_labelled(windows, datamodule.classes, path, title, beside="labels")
+    return rows
+
+
+def _cut_window(batch: Batch, row: int, labels: Array, true: Array | None) -> LabelledSlices:
+    """Cut the slices to draw of a window of a batch; see `cut_labelled`."""
+    name = Path(str(batch["path"][row])).name[-24:]
+    spacing_mm: Any = tuple(batch["spacing"][row].tolist())
+    image = batch["image"][row, 0].numpy()
+    return cut_labelled(name, image, labels, true, spacing_mm=spacing_mm)

@@ -94,8 +94,8 @@ class LabelledSlices(NamedTuple):
         name: Beside them.
         spacing_mm: (z, y, x).
         positions: (z, y, x) of the slices.
-        planes: For each axis [2 or 3, H, W] float32: values in 0..1, predicted labels, and true
-            labels where they are known.
+        planes: For each axis [2 or 3, H, W] float32: values in 0..1, labels, and beside predicted
+            ones the true ones where they are known.
     """
 
     name: str
@@ -107,28 +107,28 @@ class LabelledSlices(NamedTuple):
 def cut_labelled(
     name: str,
     values: Array,
-    predicted: Array,
+    labels: Array,
     true: Array | None,
     *,
     spacing_mm: Spacing,
     window: Window | None = None,
 ) -> LabelledSlices:
-    """Cut the slices with the most truly labelled voxels, or else with the most predicted ones.
+    """Cut the slices with the most truly labelled voxels, or else with the most labelled ones.
 
     Of several such slices the one in their middle is cut.
 
     Args:
         name: Of the volume.
         values: [Z, Y, X] in 0..1, or Hounsfield units.
-        predicted: [Z, Y, X] labels.
-        true: [Z, Y, X] labels, if they are known.
+        labels: [Z, Y, X] labels, predicted or those of a sample.
+        true: [Z, Y, X] labels beside predicted ones, if they are known.
         spacing_mm: (z, y, x).
         window: Scales Hounsfield units to 0..1.
     """
-    layers = [predicted] if true is None else [predicted, true]
+    layers = [labels] if true is None else [labels, true]
     is_labelled = layers[-1] > 0
     if not is_labelled.any():
-        is_labelled = predicted > 0
+        is_labelled = labels > 0
     positions: list[int] = []
     planes: list[Floats] = []
     for axis, other_axes in enumerate(((1, 2), (0, 2), (0, 1))):
@@ -146,29 +146,35 @@ def cut_labelled(
 
 
 def draw_labelled(
-    volumes: Sequence[LabelledSlices], classes: Sequence[str], path: Path, title: str
+    volumes: Sequence[LabelledSlices],
+    classes: Sequence[str],
+    path: Path,
+    title: str,
+    *,
+    beside: str,
 ) -> None:
-    """Draw volumes in rows: each slice with its true labels, and beside it with those predicted.
+    """Draw volumes in rows: each slice with its true labels, and beside it with the first ones.
 
     Args:
         volumes: At least one.
         classes: Names of the labels 1, 2, ...
         path: The PNG to write.
         title: Of the picture.
+        beside: Heading of the slices with the first labels.
     """
     figure, cells = new_axes(len(volumes), 6, CELL_INCHES * len(volumes) + 0.9)
     numbers: set[int] = set()
     for axis, plane_name in enumerate(PLANES):
         cells[0][2 * axis].set_title(plane_name, fontsize=10)
-        cells[0][2 * axis + 1].set_title("predicted", fontsize=10)
+        cells[0][2 * axis + 1].set_title(beside, fontsize=10)
     for volume, line in zip(volumes, cells, strict=True):
-        for axis, (image, predicted, *true) in enumerate(volume.planes):
+        for axis, (image, labels, *true) in enumerate(volume.planes):
             options = _orient(volume.spacing_mm, axis)
-            for cell, layers in zip(line[2 * axis :], (true, [predicted]), strict=False):
+            for cell, layers in zip(line[2 * axis :], (true, [labels]), strict=False):
                 cell.imshow(image, cmap="gray", vmin=0, vmax=1, **options)
-                for labels in layers:
-                    cell.imshow(_tint_labels(labels, len(classes)), **options)
-                    numbers |= set(np.unique(labels).astype(int).tolist())
+                for layer in layers:
+                    cell.imshow(_tint_labels(layer, len(classes)), **options)
+                    numbers |= set(np.unique(layer).astype(int).tolist())
         z, y, x = volume.positions
         line[0].set_ylabel(f"{volume.name}\nz {z}, y {y}, x {x}", fontsize=8)
     named = sorted(numbers & set(range(1, len(classes) + 1)))[:_MOST_NAMED]

@@ -21,7 +21,12 @@ from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, new_axes, save_figure
 from lit_data.tasks.journal import Entry
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
-from lit_data.tasks.volume_labels import InputVolumesWriter, LabelWriter, draw_labels
+from lit_data.tasks.volume_labels import (
+    InputVolumesWriter,
+    LabelWriter,
+    draw_label_samples,
+    draw_labels,
+)
 from lit_data.tasks.volume_views import PLANES, VolumeShown, show_slice, show_view
 from lit_data.tasks.writer import PredictionWriter, Written
 from lit_data.types import COUNT_SUFFIX, Array, Batch, Stage
@@ -50,7 +55,8 @@ class VolumeTask(Task[CTDataModule]):
     def draw_samples(
         self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
     ) -> list[int]:
-        return draw_volume_samples(self.datamodule, batch, path, title, count=count)
+        draw = draw_label_samples if self.datamodule.classes else draw_volume_samples
+        return draw(self.datamodule, batch, path, title, count=count)
 
     @override
     def draw_predictions(

@@ -20,7 +20,7 @@ from lit_data.inference.windows import WindowBlend
 from lit_data.io.volumes.resampling import Resolution
 from lit_data.loading import LoaderOptions
 from lit_data.modules.segmentation.volumes import VolumeSegmentationModule
-from lit_data.tasks.volume_labels import draw_labels, load_slices
+from lit_data.tasks.volume_labels import draw_label_samples, draw_labels, load_slices
 from lit_data.testing import QUIET
 from lit_data.types import Batch
 from tests.reading import first, opened
@@ -281,6 +281,13 @@ def test_volumes_without_labels_are_predicted_and_not_trained_on(
     assert "a.nii.gz: no labels beside it\n1 of 2 volumes have no labels" in caplog.text
     assert set(first(data, "predict", 12)["volume_index"].tolist()) == {0}
     assert draw_labels(data, Threshold(), first(data, "train", 3), tmp_path / "a.png", "t", count=2)
+    batch = first(data, "train", 3)
+    batch["mask"][0] = 0
+    batch["mask"][2] = 1
+    rows = draw_label_samples(data, batch, tmp_path / "b.png", "samples", count=2)
+    assert rows == [2, 1]
+    tints = cv2.imread(str(tmp_path / "b.png")).astype(int)
+    assert (tints[..., 2] - tints[..., 0] > 60).sum() > 1_000  # labels are red
     assert cv2.imread(str(tmp_path / "a.png")) is not None
 
 

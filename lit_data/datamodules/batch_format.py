@@ -66,6 +66,13 @@ def gives_fields(batch_format: BatchFormat) -> bool:
     return batch_format != "torchvision" and not callable(batch_format)
 
 
+def names_parts(batch: Any, batch_format: BatchFormat) -> bool:  # noqa: ANN401 - any form
+    """Return True if the parts of a batch go by our keys, as they are or through its format."""
+    is_ours = isinstance(batch, Mapping) and "index" in batch
+    makes_another = callable(batch_format) or batch_format in list(_PRESETS)
+    return is_ours or not makes_another
+
+
 def format_batch(batch: Batch, batch_format: BatchFormat, channels: Mapping[str, int]) -> Any:  # noqa: ANN401
     """Give a batch the shape that the module wants; only masks of `classes` and boxes are copied.
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lit_data.augment import Augmentation, Layers, draw_tiles, pack_tiles, stage_augmentations
+from lit_data.batch_form import count_samples, slice_batch
 from lit_data.checks import check_choice
 from lit_data.datamodules.base import BaseDataModule, Visuals
-from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.batch_format import BatchFormat, names_parts
 from lit_data.datamodules.detection_source import (
     DetectionKeywords,
     DetectionSource,
@@ -236,43 +237,31 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
                 "docs/detection.md for the labels that are known"
             )
         numbers = range(len(self.bank)) if stage == "predict" else self.files.splits[stage]
-        options: dict[str, Any] = {
-            "size_px": self.source.size_px,
-            "mosaic": self.mosaic if stage == "train" else None,
-            "draws_mosaics": self.workers_draw,
-            "seed": self.loader.seed,
-            "synthetic": synthetic,
-            "fill": self.fill,
-        }
-        if self.windows is None:
-            labels = self.files.labels
-            images = np.array(numbers, np.int64)
-            return DetectionDataset(
-                self.bank,
-                labels,
-                self.files.sizes_px,
-                images=images,
-                positives=self._draw_positives(stage, labels, images, images),
-                **options,
-            )
-        bank, labels = self.windows
-        images = bank.windows_of(numbers)
-        sources = bank.images_of(images)
-        return WindowDataset(
+        kind: type[DetectionDataset] = DetectionDataset
+        bank, labels, sizes_px = self.bank, self.files.labels, self.files.sizes_px
+        images = sources = np.array(numbers, np.int64)
+        if self.windows is not None:
+            kind = WindowDataset
+            bank, labels = self.windows
+            sizes_px = np.stack((bank.heights_px, bank.widths_px), axis=1)
+            images = self.windows.bank.windows_of(numbers)
+            sources = self.windows.bank.images_of(images)
+        return kind(
             bank,
             labels,
-            np.stack((bank.heights_px, bank.widths_px), axis=1),
+            sizes_px,
             images=images,
-            positives=self._draw_positives(stage, labels, images, sources),
-            **options,
+            size_px=self.source.size_px,
+            mosaic=self.mosaic if stage == "train" else None,
+            draws_mosaics=self.workers_draw,
+            seed=self.loader.seed,
+            positives=self._choose_positives(stage, labels, images, sources),
+            synthetic=synthetic,
+            fill=self.fill,
         )
 
-    def _draw_positives(
-        self,
-        stage: Stage,
-        labels: LabelTable,
-        images: Ints,
-        sources: Ints,
+    def _choose_positives(
+        self, stage: Stage, labels: LabelTable, images: Ints, sources: Ints
     ) -> PositiveImages | None:
         """Return the choice of the samples of a stage; none where each is taken once."""
         if self.synthesis is not None and self.sampling.positives == "auto":
@@ -328,6 +317,8 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
 
     def slice_batch(self, batch: Any, start: int, stop: int) -> Any:  # noqa: ANN401 - the user's format
         """Return some samples of a batch in the format of this datamodule, for `AdaptiveBatchSize`."""
+        if not names_parts(batch, self.batch_format):
+            return slice_batch(batch, start, stop, count_samples(batch))
         return cut_batch(batch, self.batch_format, start, stop)
 
     def describe(self) -> dict[str, Any]:
@@ -400,21 +391,18 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             )
         return max(0, most - self.mosaic.close_epochs)
 
-    def _find_groups(self) -> Ints:
-        names = [self.source.name(path) for path in self.files.images]
-        return find_groups(
-            self.bank,
-            names,
-            pattern=self.groups,
-            with_near_duplicates=self.near_duplicates == "together",
-            folder=self.source.kept_folder,
-        )
-
     @override
     def open_source(self) -> None:
         self.files, self.bank = self.source.open()
-        if len([part for part in (self.files.fractions or {}).values() if part]) > 1:
-            groups = self._find_groups()
+        shared_splits = [part for part in (self.files.fractions or {}).values() if part]
+        if len(shared_splits) > 1:
+            groups = find_groups(
+                self.bank,
+                [self.source.name(path) for path in self.files.images],
+                pattern=self.groups,
+                with_near_duplicates=self.near_duplicates == "together",
+                folder=self.source.kept_folder,
+            )
             self.files = keep_groups_together(self.files, groups, self.source.split_seed)
         self.windows = self.source.cut(self.files, self.bank, self.fill)
         if self._has_ignored:

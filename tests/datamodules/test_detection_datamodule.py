@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from lit_data.augment import MixUp, detection_augment
+from lit_data.batch_form import batch_tensors
 from lit_data.datamodules import DetectionDataModule
+from lit_data.datamodules.batch_format import format_batch
 from lit_data.datasets import DetectionDataset
 from lit_data.errors import ConfigError, DataError, StoreCorruptError
 from lit_data.io.images.options import ReadOptions
@@ -554,3 +556,23 @@ def test_a_check_lists_labels_and_damaged_images_together(cache: str, tmp_path: 
     names = [Path(path).name for path, _ in caught.value.problems]
     assert names == ["2.png", "3.txt", "3.txt"]
     assert "1 of 6 images are bad; 2 problems with labels" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "batch_format",
+    [
+        "torchvision",
+        "ultralytics",
+        lambda batch: {"pixels": batch["image"], "files": batch["path"]},
+    ],
+)
+def test_a_batch_in_a_form_of_its_own_is_cut_by_that(cache: str, batch_format: Any) -> None:
+    data = _data(cache, mosaic=None)
+    whole = first(data, "predict")
+    data.batch_format = batch_format
+    formatted = format_batch(whole, batch_format, {})
+    expected = format_batch(data.slice_batch(whole, 1, 3), batch_format, {})
+    found = data.slice_batch(formatted, 1, 3)
+    assert len(batch_tensors(found)) == len(batch_tensors(expected)) > 0
+    for one, other in zip(batch_tensors(found), batch_tensors(expected), strict=True):
+        assert torch.equal(one, other)

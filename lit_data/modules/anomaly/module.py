@@ -304,9 +304,13 @@ class AnomalyModule(ScoredModule):
         if _PENDING in checkpoint:
             self.candidates.load_state_dict(checkpoint[_PENDING])
 
-    @property
-    def _stride_px(self) -> int:
-        return int(getattr(self.net, "stride_px", 32))
+    def _pad_size(self, images: Tensor) -> tuple[int, int]:
+        """Return the (height, width) of images that are padded to multiples of the encoder's stride."""
+        stride_px = int(getattr(self.net, "stride_px", 32))
+        height, width = (
+            (side + stride_px - 1) // stride_px * stride_px for side in images.shape[-2:]
+        )
+        return height, width
 
     def _fill_bank(self) -> None:
         """Choose the bank from what it holds and the candidates, and a threshold until validation has a better one."""
@@ -332,10 +336,9 @@ class AnomalyModule(ScoredModule):
         Raises:
             ConfigError: The encoder gives no list of maps.
         """
-        multiple = self._stride_px
         scaled = (images - self.pixel_mean[:, None, None]) / self.pixel_std
         scaled = scaled.expand(-1, 3, -1, -1) if scaled.shape[1] == 1 else scaled
-        height, width = (_round_up(side, multiple) for side in images.shape[-2:])
+        height, width = self._pad_size(images)
         right, bottom = width - images.shape[-1], height - images.shape[-2]
         maps = self.net(pad_reflected(scaled, 0, right, 0, bottom))
         are_maps = isinstance(maps, list | tuple) and all(
@@ -348,9 +351,8 @@ class AnomalyModule(ScoredModule):
             )
         finest, *coarser = [F.avg_pool2d(pad_reflected(one, 1, 1, 1, 1), 3, 1) for one in maps]
         size = finest.shape[2:]
-        return torch.cat(
-            [finest, *(F.interpolate(one, size, mode="bilinear") for one in coarser)], 1
-        )
+        resized = [F.interpolate(one, size, mode="bilinear") for one in coarser]
+        return torch.cat([finest, *resized], 1)
 
     @override
     def forward(self, images: Tensor) -> Tensor:
@@ -377,9 +379,8 @@ class AnomalyModule(ScoredModule):
                 "predict with the model.net that fit had"
             )
         distances = find_distances(features.permute(0, 2, 3, 1).reshape(-1, width), self.bank)
-        multiple = self._stride_px
-        padded = [_round_up(side, multiple) for side in images.shape[-2:]]
-        maps = F.interpolate(distances.view(count, 1, rows, columns), padded, mode="bilinear")
+        maps = distances.view(count, 1, rows, columns)
+        maps = F.interpolate(maps, self._pad_size(images), mode="bilinear")
         return blur(maps[..., : images.shape[-2], : images.shape[-1]], self.smooth_px)
 
     @override
@@ -440,8 +441,11 @@ class AnomalyModule(ScoredModule):
             named["false_alarms"] = is_alarm[~defective].float().mean()
         if defective.any():
             named["misses"] = (~is_alarm[defective]).float().mean()
-            distance = find_distance(values["f1_max_threshold"], before)
-            named |= values | {"f1_max_threshold": find_probability(distance, self.threshold)}
+            named |= values
+            for name in ("f1_max_threshold", "image_f1_max_threshold"):
+                if name in values:  # of images there is none where all of them are defective
+                    distance = find_distance(values[name], before)
+                    named[name] = find_probability(distance, self.threshold)
         metric.reset()
         return named
 
@@ -449,10 +453,6 @@ class AnomalyModule(ScoredModule):
         """A quantile of the scores of good images, and a margin."""
         chosen = find_distance(highest.double().cpu().quantile(self.quantile), self.threshold.cpu())
         return (chosen * (1 + self.margin)).clamp(min=1e-6).to(self.threshold)
-
-
-def _round_up(side_px: int, multiple: int) -> int:
-    return (side_px + multiple - 1) // multiple * multiple
 
 
 def find_probability(distances: Tensor, threshold: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """`AnomalyModule`, its encoder and its memory bank: tiles, calibration, checkpoints, what does not fit."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,18 @@ def test_scores_are_those_of_images_and_pixels(model: AnomalyModule, tmp_path: P
     assert bad[0] == 0 < bad[1]
     (found,) = trainer.test(model, _load(_draw(8, seed=2)), verbose=False)
     assert found.keys() == {"test/false_alarms"}
+
+
+def test_thresholds_go_with_the_threshold_that_validation_leaves(
+    model: AnomalyModule, tmp_path: Path
+) -> None:
+    validated, trainer = copy.deepcopy(model), make_trainer(tmp_path)
+    samples = _load(_draw(8, seed=2, defects=True))
+    (moved,) = trainer.validate(validated, samples, verbose=False)
+    assert float(validated.threshold) != float(model.threshold)
+    (settled,) = trainer.validate(validated, samples, verbose=False)
+    for name in ("val/image_f1_max_threshold", "val/f1_max_threshold"):
+        assert moved[name] == pytest.approx(settled[name], rel=0.02)
 
 
 def test_a_tile_is_scored_as_the_whole_image(model: AnomalyModule) -> None:

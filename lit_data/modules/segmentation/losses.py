@@ -1,7 +1,8 @@
 """`PixelLoss`: cross entropy of pixels and overlap of regions, for two classes and for more."""
 
+import inspect
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 import torch.nn.functional as F
@@ -125,6 +126,25 @@ class PixelLoss(nn.Module):
         either = 2 * false_alarms * probability.sum(2) + 2 * misses * target.sum(2)
         either = either + (1 - false_alarms - misses) * both
         return 1 - (both + _SMOOTH_PX) / (either + _SMOOTH_PX)
+
+
+def choose_loss(loss: Literal["rare", "mean"] | nn.Module, **options: Any) -> nn.Module:  # noqa: ANN401 - of `PixelLoss`
+    """Return a loss of your own as it is, or the `PixelLoss` of that name.
+
+    Raises:
+        ConfigError: Your loss would ignore an option that is not at its default.
+    """
+    if not isinstance(loss, nn.Module):
+        return PixelLoss(loss, **options)
+    parameters = inspect.signature(PixelLoss).parameters
+    for name, value in options.items():
+        plain = tuple(value) if isinstance(value, list) else value
+        if plain != parameters[name].default:
+            raise ConfigError(
+                f"{name}={value!r} is an option of loss=rare and loss=mean, which your "
+                f"{type(loss).__name__} does not take: leave it out"
+            )
+    return loss
 
 
 def _compare_two(logits: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,7 +24,7 @@ from lit_data.modules.scored import (
     balance_classes,
 )
 from lit_data.modules.segmentation.anomaly_metrics import ANOMALY_METRICS, AnomalyMetrics
-from lit_data.modules.segmentation.losses import PixelLoss
+from lit_data.modules.segmentation.losses import PixelLoss, choose_loss
 from lit_data.modules.segmentation.nets import CompareNet
 from lit_data.modules.segmentation.top_pixels import SCORE_FRACTION
 from lit_data.types import IGNORED, Batch
@@ -143,18 +143,18 @@ class SegmentationModule(ScoredModule):
         super().__init__(net or CompareNet(), optimizer=optimizer, schedule=schedule)
         self.classes = tuple(map(str, classes or ()))
         self.class_weights = class_weights
-        if isinstance(loss, nn.Module):
-            self.loss: nn.Module = loss
-        else:
-            # Weights that balance are not known before the data are: see `on_fit_start`.
-            equal_weights = [1.0] * (len(self.classes or "1") + 1)
-            self.loss = PixelLoss(
-                loss,
-                class_weights=equal_weights if class_weights == "balanced" else class_weights,
-                dice_weight=dice_weight,
-                focal_gamma=focal_gamma,
-                tversky=tversky,
-            )
+        first_weights = class_weights
+        if (
+            class_weights == "balanced"
+        ):  # they are not known before the data are: see `on_fit_start`
+            first_weights = [1.0] * (len(self.classes or "1") + 1)
+        self.loss = choose_loss(
+            loss,
+            class_weights=first_weights,
+            dice_weight=dice_weight,
+            focal_gamma=focal_gamma,
+            tversky=tversky,
+        )
         self.suffixes = ("", "_baseline") if baseline else ("",)
         self.image_score_fraction = image_score_fraction
         if anomaly_metrics:

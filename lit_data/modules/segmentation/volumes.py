@@ -13,7 +13,7 @@ from typing_extensions import override
 from lit_data.errors import ConfigError
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.scored import ScoredModule
-from lit_data.modules.segmentation.losses import PixelLoss
+from lit_data.modules.segmentation.losses import choose_loss
 from lit_data.modules.segmentation.module import ClassScores
 from lit_data.modules.segmentation.nets import VolumeUNet
 from lit_data.modules.segmentation.volume_scores import VolumeScores
@@ -80,11 +80,7 @@ class VolumeSegmentationModule(ScoredModule):
         )
         self.classes = names
         self.surface_mm = surface_mm
-        self.loss: nn.Module
-        if isinstance(loss, nn.Module):
-            self.loss = loss
-        else:
-            self.loss = PixelLoss(loss, dice_weight=dice_weight, class_weights=class_weights)
+        self.loss = choose_loss(loss, dice_weight=dice_weight, class_weights=class_weights)
         self.scores = nn.ModuleDict()
         for stage in ("val", "test"):
             self.scores[stage] = ClassScores(self.classes)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from lit_data.errors import ConfigError
-from lit_data.modules.segmentation.losses import PixelLoss
+from lit_data.modules.segmentation.losses import PixelLoss, choose_loss
 
 
 def _batch(samples: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,3 +138,13 @@ def test_settings_that_mean_nothing_are_refused() -> None:
         PixelLoss(tversky=[1])
     with pytest.raises(ConfigError, match="nothing below 0"):
         PixelLoss(focal_gamma=-1)
+
+
+def test_options_that_a_loss_of_your_own_would_ignore_are_refused() -> None:
+    loss = torch.nn.CrossEntropyLoss()
+    assert choose_loss(loss, class_weights=None, tversky=[0.5, 0.5], dice_weight=1) is loss
+    for options in ({"class_weights": [1.0, 2.0]}, {"dice_weight": 0.5}, {"tversky": (0.3, 0.7)}):
+        (name,) = options
+        with pytest.raises(ConfigError, match=f"{name}=.* your CrossEntropyLoss does not take"):
+            choose_loss(loss, **options)
+    assert isinstance(choose_loss("mean", dice_weight=0.5), PixelLoss)

@@ -162,6 +162,31 @@ def bin_edge(number: int) -> Tensor:
     return torch.tensor((number / BINS - 0.5) * 42).sigmoid()
 
 
+def find_best_f1(
+    scores: Tensor, hits: Tensor, true_count: int, *, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Find the largest F1, and the score from which things count there.
+
+    It lies halfway, in logits, between the lowest score that counts and the next lower one.
+
+    Args:
+        scores: [n] float64 in 0..1, the highest first.
+        hits: [n] how many of the things up to each are right.
+        true_count: How many there are to find.
+        eps: Scores are kept so far from 0 and 1.
+    """
+    f1 = 2 * hits / (torch.arange(1, len(scores) + 1) + true_count)
+    is_last = torch.cat(
+        (scores[1:] < scores[:-1], torch.ones(1, dtype=torch.bool))
+    )  # of equal ones
+    levels = scores[is_last]
+    f1 = f1[is_last]
+    best = int(f1.argmax())
+    neighbours = levels[[best, min(best + 1, len(levels) - 1)]]
+    middle = torch.logit(neighbours, eps=eps).mean().sigmoid()
+    return f1[best], torch.minimum(middle, levels[best])
+
+
 def _score_defects(scores: Tensor, masks: Tensor) -> Tensor:
     """Return the highest score in each connected region of the masks, [defects]."""
     import cv2

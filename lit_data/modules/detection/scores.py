@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from lit_data.devices import constant
 from lit_data.modules.detection.boxes import Objects, box_iou, find_covered
+from lit_data.modules.scored import find_best_f1
 
 IOU_THRESHOLDS: Final = tuple(0.5 + 0.05 * step for step in range(10))
 SIZES: Final = ("small", "medium", "large")
@@ -279,8 +280,6 @@ def count_hits(scores: Tensor, outcomes: Tensor, allowed: int) -> int:
 def choose_threshold(scores: Tensor, outcomes: Tensor, true_count: int) -> dict[str, Tensor]:
     """Choose the score from which boxes count, so that their F1 is largest.
 
-    It lies halfway, in logits, between the lowest score that counts there and the next lower one.
-
     Args:
         scores: [n] in 0..1, the highest first.
         outcomes: [n] of `Matches`.
@@ -294,16 +293,8 @@ def choose_threshold(scores: Tensor, outcomes: Tensor, true_count: int) -> dict[
     hits = outcomes[counts].cumsum(0)
     if not len(levels) or not hits[-1]:
         return {}
-    f1 = 2 * hits / (torch.arange(1, len(levels) + 1) + true_count)
-    # Of boxes of equal scores.
-    is_last = torch.cat((levels[1:] < levels[:-1], torch.ones(1, dtype=torch.bool)))
-    levels = levels[is_last]
-    f1 = f1[is_last]
-    best = int(f1.argmax())
-    neighbours = levels[[best, min(best + 1, len(levels) - 1)]]
-    middle = torch.logit(neighbours, eps=_EPS).mean().sigmoid()
-    threshold = torch.minimum(middle, levels[best]).float()
-    return {"object_f1_max": f1[best], "object_f1_max_threshold": threshold}
+    f1, threshold = find_best_f1(levels, hits, true_count, eps=_EPS)
+    return {"object_f1_max": f1, "object_f1_max_threshold": threshold.float()}
 
 
 def _average_precision(outcomes: Tensor, true: int) -> Tensor:

@@ -19,6 +19,7 @@ from lit_data.modules.scored import (
     Confusion,
     PixelScores,
     bin_edge,
+    find_best_f1,
     find_bins,
     is_marked,
 )
@@ -77,15 +78,8 @@ def choose_threshold(scores: Tensor, defective: Tensor) -> tuple[float, float]:
     """
     ranked, order = scores.double().sort(descending=True)
     hits = defective[order].cumsum(0)
-    f1 = 2 * hits / (torch.arange(1, len(ranked) + 1) + hits[-1])
-    # Of images of equal scores.
-    is_last = torch.cat((ranked[1:] < ranked[:-1], torch.ones(1, dtype=torch.bool)))
-    levels = ranked[is_last]
-    f1 = f1[is_last]
-    best = int(f1.argmax())
-    neighbours = levels[[best, min(best + 1, len(levels) - 1)]]
-    middle = torch.logit(neighbours, eps=_EPS).mean().sigmoid()
-    return float(f1[best]), float(torch.minimum(middle, levels[best]))
+    f1, threshold = find_best_f1(ranked, hits, int(hits[-1]), eps=_EPS)
+    return float(f1), float(threshold)
 
 
 class AnomalyMetrics(PixelScores):

@@ -46,7 +46,8 @@ _BATCH: Final = 32
 README: Final = """A set of samples rendered by lit_data.
 
 images/            [H, W, 3] target, ref1, ref2: whole pixel values as PNG or TIFF, or 0..1 as float32 TIFF
-masks/             the same stems; 255 where a true defect visibly changes the target, else 0
+masks/             the same stems; 255 where a true defect visibly changes the target, else 0;
+                   numbers of classes, and 255 for ignored pixels, where the masks that were read have such
 annotations.json   COCO: true defects; bbox [x, y, width, height] px, uncompressed RLE, `change` (mean, in shares of
                    the value range) and `severity` (the same in standard deviations of the noise around the defect)
 distractors.json   the same for what looks like a defect and is none, with the images that show it (`channels`)
@@ -271,6 +272,10 @@ class _Book:
 
     def __init__(self, datamodule: BaseDataModule, folder: Path, stage: Stage) -> None:
         self.datamodule, self.folder, self.stage = datamodule, folder, stage
+        mask_read = getattr(datamodule.source, "mask_read", None)
+        ignored_value = getattr(mask_read, "ignore", None)
+        holds_numbers = bool(getattr(datamodule, "classes", None)) or ignored_value is not None
+        self.mask_scale = 1 if holds_numbers else 255
         self.inspection = datamodule.inspect(stage)
         self.images: list[dict[str, Any]] = []
         self.lists: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
@@ -319,7 +324,8 @@ class _Book:
         index = int(finished["index"][row])
         image, mask = finished["image"][row], finished["mask"][row]
         name = write_image(self.folder / "images" / f"{index:08d}", self._to_pixels(image))
-        write_image(self.folder / "masks" / f"{index:08d}", (mask.numpy() * 255).astype(np.uint8))
+        numbers = (mask.numpy() * self.mask_scale).astype(np.uint8)
+        write_image(self.folder / "masks" / f"{index:08d}", numbers)
         entry: dict[str, Any] = {
             "id": len(self.images),
             "file_name": f"images/{name}",

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 from lit_data.augment import StripeAugment
 from lit_data.cli import main
 from lit_data.commands.prepare import export_set
-from lit_data.datamodules import StripeDataModule
+from lit_data.datamodules import InspectionDataModule, StripeDataModule
 from lit_data.errors import ConfigError
+from lit_data.io.images.masks import MaskOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import FAMILIES, DefectSpec
 from lit_data.types import Batch
@@ -112,6 +114,33 @@ def test_annotations_say_what_the_masks_show(tmp_path: Path) -> None:
     text = r"prepare.export=.*images is not empty: name a new folder"
     with pytest.raises(ConfigError, match=text):
         export_set(datamodule, images, stage="train", epoch=0, origin={})
+
+
+def test_masks_of_classes_keep_their_numbers_and_ignored_pixels(tmp_path: Path) -> None:
+    numbers = np.zeros((64, 64), np.uint8)
+    numbers[:8], numbers[8:16], numbers[16:24] = 1, 2, 255
+    for name in ("images", "masks"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+    for number in range(3):
+        pixels = np.random.default_rng(number).integers(0, 256, (64, 64, 3), np.uint8)
+        cv2.imwrite(str(tmp_path / f"set/images/{number}.png"), pixels)
+        cv2.imwrite(str(tmp_path / f"set/masks/{number}.png"), numbers)
+    datamodule = InspectionDataModule(
+        tmp_path / "set",
+        classes=["dent", "spot"],
+        mask_read=MaskOptions(ignore=255),
+        patch_px=64,
+        splits={"train": 1.0},
+        cache_dir=str(tmp_path / "cache"),
+        loader=LoaderOptions(batch_size=2, num_workers=0),
+    )
+    datamodule.prepare_data()
+    datamodule.setup("fit")
+    export_set(datamodule, tmp_path / "out", stage="train", epoch=0, origin={})
+    written = sorted((tmp_path / "out" / "masks").iterdir())
+    assert len(written) == 3
+    for path in written:
+        assert np.array_equal(cv2.imread(str(path), cv2.IMREAD_UNCHANGED), numbers)
 
 
 @pytest.mark.slow

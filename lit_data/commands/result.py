@@ -170,9 +170,11 @@ def read_summary(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(f"{folder} has no summary.json: the run failed, or has not ended")
     try:
-        summary: dict[str, Any] = parse_json(read_text(folder, path))
+        summary = parse_json(read_text(folder, path))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
+    if not isinstance(summary, dict):
+        raise DataError(f"{path} is not an object of JSON")
     return summary
 
 
@@ -182,8 +184,7 @@ def find_summary(folder: Path) -> dict[str, Any] | None:
         summary = read_summary(folder)
     except DataError:
         return None
-    is_whole = isinstance(summary, dict) and summary.keys() >= set(KEYS)
-    return summary if is_whole else None
+    return summary if summary.keys() >= set(KEYS) else None
 
 
 def read_number(metrics: Mapping[str, Any], name: str | None) -> float | None:

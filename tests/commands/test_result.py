@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.commands.result import KEYS, join_scores, write_confusion, write_summary
-from lit_data.errors import StoreError
+from lit_data.commands.result import (
+    KEYS,
+    find_summary,
+    join_scores,
+    read_summary,
+    write_confusion,
+    write_summary,
+)
+from lit_data.errors import DataError, StoreError
 from lit_data.modules.scored import Confusion
 
 
@@ -81,3 +88,10 @@ def test_confusions_of_a_run_share_their_classes(tmp_path: Path) -> None:
     write_confusion(tmp_path, {"test": Confusion(("good", "bad"), counts)})
     content = json.loads((tmp_path / "confusion.json").read_text(encoding="utf-8"))
     assert content == {"classes": ["good", "bad"], "test": counts}
+
+
+def test_a_summary_that_is_no_object_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("[1, 2]")
+    with pytest.raises(DataError, match=r"summary.json is not an object of JSON"):
+        read_summary(tmp_path)
+    assert find_summary(tmp_path) is None

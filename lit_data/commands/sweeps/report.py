@@ -222,10 +222,12 @@ def average_folds(jobs: Sequence[ReportedJob]) -> list[dict[str, Any]]:
             groups.setdefault(label, []).append(job)
     rows = []
     for label, folds in groups.items():
-        for name, score in folds[0].metrics.items():
+        # A fold may lack some, such as the score of a class that it does not show.
+        names = dict.fromkeys(name for job in folds for name in job.metrics)
+        for name in names:
             numbers = [read_number(job.metrics, name) for job in folds]
             values = [number for number in numbers if number is not None]
-            if is_score(name, score) and values:
+            if values and is_score(name, values[0]):
                 spread = stdev(values) if len(values) > 1 else None
                 cells = (label, name, len(values), fmean(values), spread)
                 rows.append(dict(zip(_FOLD_COLUMNS, cells, strict=True)))

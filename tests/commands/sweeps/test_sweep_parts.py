@@ -340,16 +340,21 @@ def test_scores_are_averaged_over_the_folds_that_are_done(
         swept = {"data.fold": f"{number}", "model.net.width": width}
         record = make_record(number).end(Outcome(status="done"), 1.0)
         metrics = {"command": "fit", "seconds": 3.0, "test/dice": score}
+        if number:  # the first fold has no dent
+            metrics["test/iou_dent"] = 0.5
         jobs.append(ReportedJob(record=record, metrics=metrics, swept=swept))
     failed = make_record(4).end(Outcome(status="failed"), 1.0)
     jobs.append(ReportedJob(record=failed, metrics={}, swept=jobs[0].swept))
     report_folds(jobs, tmp_path / "folds.csv")
     lines = (tmp_path / "folds.csv").read_text().splitlines()
     assert lines[0] == "overrides,metric,folds,mean,deviation"
-    (label, name, count, mean, deviation), last = (line.split(",") for line in lines[1:])
+    (label, name, count, mean, deviation), of_dent, last, _ = (
+        line.split(",") for line in lines[1:]
+    )
     assert (label, name, count) == ("model.net.width=16", "test/dice", "3")
     assert float(mean) == pytest.approx(0.7, abs=1e-12)
     assert float(deviation) == pytest.approx(0.2, abs=1e-12)
+    assert of_dent == ["model.net.width=16", "test/iou_dent", "2", "0.5", "0.0"]
     assert last == ["model.net.width=32", "test/dice", "1", "0.25", ""]
     assert "over the folds" in capsys.readouterr().out
     alone = [ReportedJob(record=failed, metrics={}, swept={"seed": "1"})]

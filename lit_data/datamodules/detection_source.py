@@ -19,7 +19,7 @@ from lit_data.datasets.detection.files import (
     DetectionFiles,
     LabelFormat,
     find_detection_files,
-    list_detection_images,
+    list_dataset,
 )
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.detection.voc import Difficult
@@ -214,7 +214,8 @@ class DetectionSource(ImageFolder):
         # Their sizes, against which boxes are held, are read for `list_beside` alone.
         if self.boxes_from == "masks":
             return self.find_images()
-        return _list_sources(list_detection_images(self.folder, **self._listing_options))
+        listing = list_dataset(self.folder, **self._listing_options)
+        return _list_sources(listing.locate_images())
 
     @cached_property
     def _files(self) -> DetectionFiles:

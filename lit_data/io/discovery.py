@@ -41,7 +41,6 @@ class FolderWalk:
         root: The folder.
         patterns: Which files to keep, relative to the folder.
         exclude: Which of these, or of their folders, to leave out.
-        allow_outside: Follow links that lead out of the folder.
 
     Attributes:
         ignored: How many files were left out, by reason.
@@ -58,8 +57,6 @@ class FolderWalk:
         root: Path,
         patterns: Sequence[str],
         exclude: Sequence[str] = (),
-        *,
-        allow_outside: bool,
     ) -> None:
         self.excluded: list[str] = []
         self.ignored: Counter[str] = Counter()
@@ -68,7 +65,6 @@ class FolderWalk:
         self._root = root
         self._exclude = exclude
         self._excludes = compile_exclusion(exclude).fullmatch
-        self._allow_outside = allow_outside
         self._real_root = os.path.realpath(root)
         self._open = [_ListedFolder(os.fspath(root), "", ())]
 
@@ -124,7 +120,7 @@ class FolderWalk:
         if not stat.S_ISDIR(mode) and not self._is_wanted(link.name, relative):
             return
         target = os.path.realpath(link.path)
-        if not self._allow_outside and not is_inside(target, self._real_root):
+        if not is_inside(target, self._real_root):
             self.problems.add(link.path, describe_outside(target))
         elif stat.S_ISREG(mode):
             yield relative
@@ -307,7 +303,6 @@ def find_images(
     *,
     patterns: Sequence[str] = ("**/*",),
     exclude: Sequence[str] = (),
-    allow_outside: bool = False,
 ) -> Listing:
     """List the image files of a folder and its subfolders.
 
@@ -319,7 +314,6 @@ def find_images(
         patterns: Which files, relative to the folder: ``*`` and ``?`` within a name, ``[...]``,
             ``**/`` for any number of folders.
         exclude: Which of these to leave out; the name of a folder stands for all in it.
-        allow_outside: Follow links that lead out of the folder.
 
     Raises:
         ConfigError: a pattern leaves the folder.
@@ -332,7 +326,7 @@ def find_images(
         if not root.exists():
             reason = f"no such folder; {show_path(nearest_existing(root))} exists"
         raise DataError(f"{show_path(root)}: {reason}")
-    walk = FolderWalk(root, patterns, exclude, allow_outside=allow_outside)
+    walk = FolderWalk(root, patterns, exclude)
     names = sorted(walk.run())
     walk.tell_excluded()
     _check_stems(walk.problems, root, names)

@@ -117,11 +117,11 @@ def load_coco(path: AnyPath, split: str | None = None) -> CocoFile:
     return replace(parse_coco(path, text), split=split)
 
 
-def list_coco(root: Path, annotations: AnyPath | None, *, allow_outside: bool) -> list[Path]:
+def list_coco(root: Path, annotations: AnyPath | None) -> list[Path]:
     """Return the COCO file that is named, else those of the first of the known places that has any."""
     if annotations is not None:
         path = root / annotations
-        if path.is_symlink() and not allow_outside:
+        if path.is_symlink():
             check_inside(path, root)
         return [path]
     for pattern in COCO_PLACES:

@@ -257,15 +257,14 @@ class DetectionDataset(BankDataset):
 
     def _plan_alone(self, images: Ints) -> MosaicPlan:
         """Plan samples that show one image each."""
-        sizes_px, output_px = self._sizes_px, self.size_px
         return sample_mosaics(
             None,
             0,
             0,
             images,
             images=images,
-            sizes_px=sizes_px,
-            output_px=output_px,
+            sizes_px=self._sizes_px,
+            output_px=self.size_px,
             choices=images,
         )
 

@@ -92,7 +92,6 @@ class _Folder:
     names: tuple[str, ...]  # of the images, relative to the root
     excluded: tuple[str, ...]  # lists, COCO files and label files may still name them
     exclude: tuple[str, ...]
-    allow_outside: bool
     faults: Faults
     index: NameIndex
     yaml: DataYaml
@@ -114,7 +113,7 @@ class _Labels:
     files: Mapping[int, Path]  # of images by their number; not for COCO
 
 
-class _Listing(NamedTuple):
+class Listing(NamedTuple):
     """Names of a dataset, of which no image is opened.
 
     Attributes:
@@ -129,6 +128,15 @@ class _Listing(NamedTuple):
     fixed: Mapping[str, Sequence[int]] | None
     members: Sequence[int]
 
+    def locate_images(self) -> tuple[str, ...]:
+        """Return the paths of the images, bad ones among them.
+
+        Raises:
+            DataError: Lists what is wrong with all lists.
+        """
+        self.folder.faults.raise_if_any()
+        return self.folder.locate(self.members)
+
 
 def find_detection_files(
     root: AnyPath,
@@ -142,7 +150,6 @@ def find_detection_files(
     on_bad: OnBad = "error",
     read: ReadOptions = DEFAULT_READ,
     exclude: Sequence[str] = (),
-    allow_outside: bool = False,
     examine: Callable[[Sequence[str]], Problems] | None = None,
 ) -> DetectionFiles:
     """Find images, boxes and splits of a detection set, without decoding an image.
@@ -173,7 +180,6 @@ def find_detection_files(
         read: The rules that images are read with; they decide what size an image has.
         exclude: Globs below the root of images and label files that are left out; a folder stands
             for all in it.
-        allow_outside: Follow links that lead out of the root.
         examine: Finds faults of images that their headers do not show.
 
     Raises:
@@ -182,9 +188,7 @@ def find_detection_files(
     """
     if difficult not in (True, False, "ignore"):
         raise ConfigError(f"difficult={difficult!r} is not allowed; give true, false or ignore")
-    listing = _list_dataset(
-        root, label_format, classes, annotations, splits, on_bad, exclude, allow_outside
-    )
+    listing = list_dataset(root, label_format, classes, annotations, splits, on_bad, exclude)
     folder, fixed = listing.folder, listing.fixed
     members, sizes_px = _measure(folder, listing.members, read)
     if examine is not None:
@@ -204,17 +208,16 @@ def find_detection_files(
     return DetectionFiles(folder.locate(members), labels, numbered_splits, sizes_px, fractions)
 
 
-def list_detection_images(
+def list_dataset(
     root: AnyPath,
-    *,
-    label_format: LabelFormat = "auto",
-    classes: Sequence[str] | None = None,
-    annotations: AnyPath | None = None,
-    splits: Splits = "auto",
-    on_bad: OnBad = "error",
-    exclude: Sequence[str] = (),
-) -> tuple[str, ...]:
-    """List the images of a detection set, of which none is opened: bad ones are among them.
+    label_format: LabelFormat,
+    classes: Sequence[str] | None,
+    annotations: AnyPath | None,
+    splits: Splits,
+    on_bad: OnBad,
+    exclude: Sequence[str],
+) -> Listing:
+    """List the images and labels of a detection set, of which none is opened.
 
     Args:
         root: As all others for `find_detection_files`.
@@ -226,50 +229,29 @@ def list_detection_images(
         exclude: See there.
 
     Raises:
-        DataError: Lists what is wrong with all lists.
+        ConfigError: An argument is not allowed.
+        DataError: There are no labels, or no images.
     """
-    listing = _list_dataset(
-        root, label_format, classes, annotations, splits, on_bad, exclude, allow_outside=False
-    )
-    listing.folder.faults.raise_if_any()
-    return listing.folder.locate(listing.members)
-
-
-def _list_dataset(
-    root: AnyPath,
-    label_format: LabelFormat,
-    classes: Sequence[str] | None,
-    annotations: AnyPath | None,
-    splits: Splits,
-    on_bad: OnBad,
-    exclude: Sequence[str],
-    allow_outside: bool,
-) -> _Listing:
     check_choice("label_format", label_format, get_args(LabelFormat))
-    if on_bad not in get_args(OnBad):
-        raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
     path = Path(os.path.abspath(root))  # noqa: PTH100 - keeps links
-    folder = _open_folder(path, exclude, allow_outside, Faults(path, on_bad))
+    folder = _open_folder(path, exclude, Faults(path, on_bad))
     label_files = _find_labels(folder, label_format, annotations, unlabelled=bool(classes))
     fixed = None
     try:
         fixed = _find_splits(folder, splits, label_files.coco)
     except DataError as error:
         folder.faults.take(error)
-    return _Listing(folder, label_files, fixed, _list_members(folder, label_files.coco, fixed))
+    return Listing(folder, label_files, fixed, _list_members(folder, label_files.coco, fixed))
 
 
-def _open_folder(
-    root: Path, exclude: Sequence[str], allow_outside: bool, faults: Faults
-) -> _Folder:
+def _open_folder(root: Path, exclude: Sequence[str], faults: Faults) -> _Folder:
     patterns = [f"{name}/**/*" for name in ("images", "JPEGImages") if (root / name).is_dir()]
     if not patterns:
         patterns = ["*/images/**/*" if _has_image_folders(root) else "**/*"]
-    listing = find_images(root, patterns=patterns, exclude=exclude, allow_outside=allow_outside)
-    if not allow_outside:
-        for pattern in _SIDE_FILES:
-            for path in root.glob(pattern):
-                check_inside(path, root)
+    listing = find_images(root, patterns=patterns, exclude=exclude)
+    for pattern in _SIDE_FILES:
+        for path in root.glob(pattern):
+            check_inside(path, root)
     # Without a data.yaml: no names, no lists.
     yaml = DataYaml((), ".", {})
     if (root / "data.yaml").is_file():
@@ -279,7 +261,6 @@ def _open_folder(
         names=tuple(path.relative_to(root).as_posix() for path in listing.paths),
         excluded=tuple(path.relative_to(root).as_posix() for path in listing.excluded),
         exclude=tuple(exclude),
-        allow_outside=allow_outside,
         faults=faults,
         index=NameIndex(listing.paths, listing.excluded),
         yaml=yaml,
@@ -317,7 +298,7 @@ def _find_labels(
             if label_files:
                 return _Labels(label_format, (), label_files)
             continue
-        paths = list_coco(folder.root, annotations, allow_outside=folder.allow_outside)
+        paths = list_coco(folder.root, annotations)
         if paths:
             return _Labels("coco", load_coco_files(paths, folder.root, folder.faults), {})
     if is_open and unlabelled:
@@ -341,7 +322,6 @@ def _match_files(folder: _Folder, label_format: LabelFormat) -> dict[int, Path]:
         suffix,
         parents,
         exclude=folder.exclude,
-        allow_outside=folder.allow_outside,
         faults=folder.faults,
     )
     folder.faults.add(
@@ -379,7 +359,7 @@ def _find_splits(
         entries = {key: (name,) for key, name in lists.items() if (folder.root / name).is_file()}
     if entries:
         roots = [folder.root / folder.yaml.folder, folder.root]
-        return read_splits(roots, entries, known, folder.index, allow_outside=folder.allow_outside)
+        return read_splits(roots, entries, known, folder.index)
     if coco and all(file.split for file in coco):
         return split_by_file(coco, folder.index)
     return None if in_no_folder else numbers_by_folder

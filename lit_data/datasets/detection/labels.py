@@ -212,14 +212,9 @@ class BoxCollector:
     Attributes:
         problems: Of whole files; these are never skipped.
         bad: Of boxes and other single entries, which ``skip`` leaves out.
-
-    Raises:
-        ConfigError: `on_bad` is unknown.
     """
 
     def __init__(self, form: BoxForm, sizes_px: NDArray[np.int64], *, on_bad: OnBad) -> None:
-        if on_bad not in ("error", "skip"):
-            raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
         self.problems = Problems()
         self.bad = Problems()
         self._form = form

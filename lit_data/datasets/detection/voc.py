@@ -144,20 +144,10 @@ class _LabelWalk(FolderWalk):
     """A walk that keeps files of one extension instead of images."""
 
     def __init__(
-        self,
-        root: Path,
-        suffix: str,
-        folders: Sequence[str],
-        exclude: Sequence[str],
-        *,
-        allow_outside: bool,
+        self, root: Path, suffix: str, folders: Sequence[str], exclude: Sequence[str]
     ) -> None:
-        super().__init__(
-            root,
-            [f"**/{name}/**/*{suffix}" for name in folders],
-            exclude,
-            allow_outside=allow_outside,
-        )
+        patterns = [f"**/{name}/**/*{suffix}" for name in folders]
+        super().__init__(root, patterns, exclude)
 
     def _is_wanted(self, name: str, relative: str) -> bool:
         if name == "classes.txt":  # LabelImg writes that beside labels
@@ -171,17 +161,16 @@ def match_label_files(
     suffix: str,
     parents: Sequence[str],
     *,
-    exclude: Sequence[str] = (),
-    allow_outside: bool = False,
+    exclude: Sequence[str],
     faults: Faults,
 ) -> tuple[dict[int, Path], Problems]:
     """Find the files of one extension in folders of some names, and the images they belong to.
 
     Returns:
         The label file of each image that has one, and what is wrong with the other files. Links that
-        lead nowhere or, unless allowed, out of the root, and what is no file, are among the faults.
+        lead nowhere or out of the root, and what is no file, are among the faults.
     """
-    walk = _LabelWalk(root, suffix, parents, exclude, allow_outside=allow_outside)
+    walk = _LabelWalk(root, suffix, parents, exclude)
     names = sorted(walk.run())
     if len(walk.problems):
         faults.take(

@@ -198,8 +198,6 @@ def read_splits(
     entries: Mapping[str, Sequence[str]],
     names: Sequence[str],
     index: NameIndex,
-    *,
-    allow_outside: bool,
 ) -> dict[str, list[int]]:
     """Find the images of each split.
 
@@ -210,7 +208,6 @@ def read_splits(
             in each row.
         names: All images, relative to the root.
         index: Of the images.
-        allow_outside: Follow links that lead out of the root.
 
     Raises:
         DataError: Lists all rows without an image, images that are listed twice, and files that are
@@ -223,7 +220,7 @@ def read_splits(
     for split in SPLITS:
         for entry in entries.get(split, ()):
             path = _find_entry(folders, entry)
-            if path and not allow_outside:
+            if path:
                 check_inside(path, root)
             rows = _list_rows(path, root, names) if path else []
             if not any(rows):

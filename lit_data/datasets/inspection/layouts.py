@@ -216,7 +216,7 @@ def _list_files(
     if not folder.is_dir():
         fault = "not a folder" if folder.exists() else "no such folder"
         raise DataError(f"{show_path(folder)}: {fault}")
-    walk = FolderWalk(folder, patterns, exclude, allow_outside=False)
+    walk = FolderWalk(folder, patterns, exclude)
     names = sorted(walk.run())
     walk.tell_excluded()
     walk.problems.raise_if_any(f"{len(walk.problems)} bad names under {show_path(folder)}")

@@ -8,16 +8,16 @@ import torch
 from typing_extensions import override
 
 from lit_data.augment.volumes import DRAWS, VolumeAugment
-from lit_data.checks import check_choice
+from lit_data.batch_form import count_samples, slice_batch
+from lit_data.checks import check_choice, check_count
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.batch_format import BatchFormat, names_parts
 from lit_data.datamodules.ct_source import (
     CTSource,
     CTVolumes,
     SampleKind,
     TooFew,
     read_classes,
-    read_most,
     read_range,
     read_sdf,
 )
@@ -221,7 +221,9 @@ class CTDataModule(BaseDataModule[CTDataset]):
                 f"classes and augment are for windows alone: set data.sample=windows, not {sample}, "
                 "and data.sdf=null"
             )
-        self.max_points = read_most(max_points)
+        if max_points is not None:
+            check_count("max_points", max_points, 1)
+        self.max_points = max_points
         self.has_sdf = sdf is not None
         self.most_mm = read_sdf(sdf)
         self.source: CTSource = CTSource.of(
@@ -266,7 +268,6 @@ class CTDataModule(BaseDataModule[CTDataset]):
         windows = WindowRows(
             self.volumes.bank,
             volumes,
-            self.volumes.bank.shapes,
             window=self.window,
             spec=self.windows,
             draws=stage == "train" and self.windows.mode == "random",
@@ -316,6 +317,8 @@ class CTDataModule(BaseDataModule[CTDataset]):
 
     def slice_batch(self, batch: Any, start: int, stop: int) -> Any:  # noqa: ANN401 - the user's format
         """Cut some samples out of a batch in the format of this datamodule."""
+        if not names_parts(batch, self.batch_format):
+            return slice_batch(batch, start, stop, count_samples(batch))
         return cut_batch(batch, self.batch_format, self.sample_keys, start, stop)
 
     @property

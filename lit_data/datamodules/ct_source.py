@@ -136,17 +136,6 @@ def read_range(
     return (window.low_hu if low is None else low), high
 
 
-def read_most(most: int | None) -> int | None:
-    """Check the largest number of points.
-
-    Raises:
-        ConfigError: No number that allows any.
-    """
-    if most is not None:
-        check_count("max_points", most, 1)
-    return most
-
-
 def read_classes(classes: Sequence[str] | None) -> tuple[str, ...]:
     """Return the names of the labels 1, 2, ...; none for null.
 

@@ -232,7 +232,6 @@ class WindowRows:
     Args:
         bank: The volumes of all splits.
         volumes: [S] numbers of this split's volumes.
-        shapes: [I, 3] (z, y, x) of all volumes.
         window: Scales values to 0..1; voxels that are not occupied are 0.
         spec: Size of the windows and how they are placed.
         draws: Place windows at random, where the spec says so.
@@ -247,7 +246,6 @@ class WindowRows:
         self,
         bank: VolumeBank,
         volumes: Ints,
-        shapes: Sequence[tuple[int, int, int]],
         *,
         window: Window,
         spec: WindowSpec,
@@ -268,7 +266,7 @@ class WindowRows:
         self.most_mm = most_mm
         self.seed = seed
         self.dense = dense
-        self.grid = WindowGrid(shapes, spec.sides, spec.steps)
+        self.grid = WindowGrid(bank.shapes, spec.sides, spec.steps)
         self.left_out = 0
         self._numbers = np.zeros(0, np.int64) if draws else self._list_windows()
 

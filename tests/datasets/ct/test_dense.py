@@ -43,7 +43,6 @@ def test_dense_windows_are_those_of_the_sparse_volume(
         writer = WindowRows(
             store,
             np.arange(2),
-            store.shapes,
             window=WINDOW,
             spec=WindowSpec(size=(4, 6, 16), label_bias=0.5, balanced=True),
             draws=True,

@@ -5,6 +5,7 @@ import io
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -205,12 +206,11 @@ def test_a_hostile_text_ends_in_a_line(text: bytes, tmp_path: Path) -> None:
 
 
 def test_more_windows_than_can_be_listed_are_refused() -> None:
-    bank: Any = object()
+    bank: Any = SimpleNamespace(shapes=[(2**20, 2**10, 2**10)])
     with pytest.raises(ConfigError, match=r"^2147483648 windows of 1 volumes .*data.windows.size"):
         WindowRows(
             bank,
             np.array([0]),
-            [(2**20, 2**10, 2**10)],
             window=Window(-1000, 400),
             spec=WindowSpec(size=8, mode="sliding"),
             draws=False,

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from lit_data.checks import check_types
 from lit_data.commands.configuration.names import walk
-from lit_data.commands.launcher import AUTO
+from lit_data.commands.launcher import AUTO, RESUMED
 from lit_data.commands.remote_runs import fetch_checkpoint, find_newest
 from lit_data.errors import ConfigError, DataError, LitDataError, StoreError
 from lit_data.files import replacing
@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 
 _NAMED: Final = ("best", "last")
 _LATEST: Final = "latest"
-_RESUMED: Final = ("last.ckpt", "interrupted.ckpt", "step.ckpt")
-"""Checkpoints that hold the whole state of a training."""
 _TRAINING: Final = ("state_dict", "loops", "optimizer_states")  # parts that training goes on from
 _OURS: Final = ("lit_data.", "lightning.")
 _RESTORING: Final = "trainer.connectors.checkpoint_connector"
@@ -306,9 +304,9 @@ def find_start(
         raise ConfigError(f"resume={resume} and ckpt={ckpt}: give one of them")
     _check_text("resume", resume)
     if resume == AUTO:
-        start = find_newest(folder, _RESUMED, cache, "resume", of_one_run=True)
+        start = find_newest(folder, RESUMED, cache, "resume", of_one_run=True)
         return None if start is None else _check_training(start)
-    return _check_training(_choose_newest("resume", resume, runs, _RESUMED, cache))
+    return _check_training(_choose_newest("resume", resume, runs, RESUMED, cache))
 
 
 def _check_text(option: str, value: object) -> None:

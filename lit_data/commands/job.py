@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from typing_extensions import override
 
 from lit_data.commands.configuration.names import allow_packages
-from lit_data.commands.launcher import is_first_rank, is_started_by_rank
+from lit_data.commands.launcher import STOPPED, is_first_rank, is_started_by_rank
 from lit_data.commands.machine import naming_unfit_torchvision
 from lit_data.commands.report import add_report, noting_failure, warning_after
 from lit_data.commands.result import PartlyDoneError, write_summary
@@ -41,7 +41,6 @@ PROBLEMS: Final = "problems.txt"
 GRACE_S: Final = 5.0  # for the first rank to say itself what is wrong, and for the others to end
 _STOPPED_S: Final = 60.0  # for the first rank to save, where another was stopped by a signal
 _ELSEWHERE: Final = ": its own message says why, if it had time for one"
-_STOPPED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 _SHARED_MODULES = {"validate": "evaluate", "test": "evaluate"}
 _WORDS_OF_A_SWEEP = ("hydra.mode=", "hydra.sweep.dir=", "sweep.")
@@ -71,7 +70,7 @@ class RankWatch(threading.Thread):
             failed = self._find_failed()
             if failed is None:
                 continue
-            wait_s = _STOPPED_S if failed[1] in _STOPPED else GRACE_S
+            wait_s = _STOPPED_S if failed[1] in STOPPED else GRACE_S
             if not self._done.wait(wait_s):
                 self.end_others(wait_s=0)
                 print(f"lit_data: {_describe(*failed)}", file=sys.stderr, flush=True)

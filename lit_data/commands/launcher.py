@@ -6,6 +6,7 @@ start all of them with the same words, and a folder named by the time would be a
 
 import os
 import secrets
+import signal
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +20,10 @@ from lit_data.io.remote.options import is_remote
 
 AUTO: Final = "auto"
 """Value of `resume` that goes on in the folder of the run itself."""
+RESUMED: Final = ("last.ckpt", "interrupted.ckpt", "step.ckpt")
+"""Checkpoints that hold the whole state of a training, which goes on from them."""
+STOPPED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes of a process that was told to stop."""
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 """In the order in which Lightning reads them."""
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "JSM_NAMESPACE_LOCAL_RANK")

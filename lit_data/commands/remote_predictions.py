@@ -5,7 +5,6 @@ compare with the sizes of the files there. Nothing there is replaced by another 
 """
 
 import json
-import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,8 +24,6 @@ from lit_data.io.remote.options import is_remote
 from lit_data.io.remote.scope import find_fault
 from lit_data.tasks.journal import FINGERPRINT, JOURNALS
 from lit_data.tasks.options import PredictOptions, Share
-
-log = logging.getLogger(__name__)
 
 _KEY: Final = "predict.folder"
 _MOST_BYTES: Final = 2**24  # of a fingerprint
@@ -113,20 +110,13 @@ class PredictionFolder:
         journal = self.path / f"images{share.suffix}.jsonl"
         journal.touch()  # copied at once, so that an address that cannot be written is seen early
         upload = RunUpload(self.path, self.address, _KEY)
-        upload.begin(fetched - {journal.name})
-        try:
-            yield
-        except BaseException as error:
-            upload.finish()
-            if upload.fault:
-                log.warning("%s", upload.fault)  # the error of the command says more
-            is_local = isinstance(error.__cause__, OSError)
-            if isinstance(error, LitDataError) and not is_local:
-                error.args = (str(error).replace(show_path(self.path), self.address),)
-            raise
-        upload.finish()
-        if upload.fault:
-            raise StoreError(upload.fault)
+        with upload.running(fetched - {journal.name}):
+            try:
+                yield
+            except LitDataError as error:
+                if not isinstance(error.__cause__, OSError):  # which names a local file
+                    error.args = (str(error).replace(show_path(self.path), self.address),)
+                raise
         self._check_fingerprint()
 
     def _fetch_records(self, options: PredictOptions) -> set[str]:

@@ -75,17 +75,8 @@ def uploading(cfg: DictConfig, folder: Path) -> Iterator["RunUpload | None"]:
         yield None
         return
     upload = RunUpload(folder, name_remote(folder, cfg.paths.runs, cfg.paths.cache))
-    upload.begin()
-    try:
+    with upload.running():
         yield upload
-    except BaseException:
-        upload.finish()
-        if upload.fault:
-            log.warning("%s", upload.fault)  # the run's own error says more
-        raise
-    upload.finish()
-    if upload.fault:
-        raise StoreError(upload.fault)
 
 
 class RunUpload(threading.Thread):
@@ -135,6 +126,29 @@ class RunUpload(threading.Thread):
                 "docs/remote.md"
             )
         self.start()
+
+    @contextmanager
+    def running(self, fetched: Collection[str] = ()) -> Iterator[None]:
+        """Copy while the block runs, and the rest at its end.
+
+        Args:
+            fetched: See `begin`.
+
+        Raises:
+            StoreError: It cannot be written there, or something is missing there at the end of a
+                block that did not fail itself.
+        """
+        self.begin(fetched)
+        try:
+            yield
+        except BaseException:
+            self.finish()
+            if self.fault:
+                log.warning("%s", self.fault)  # the error of the block says more
+            raise
+        self.finish()
+        if self.fault:
+            raise StoreError(self.fault)
 
     def run(self) -> None:
         """Copy what changes until the run ends; a server that is away is asked again."""

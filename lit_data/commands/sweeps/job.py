@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.commands.job import list_job_words, run_job
-from lit_data.commands.launcher import is_first_rank
+from lit_data.commands.launcher import RESUMED, STOPPED, is_first_rank
 from lit_data.commands.reports.untrusted import parse_json, read_text
 from lit_data.commands.result import (
     TRIAL_VARIABLE,
@@ -53,12 +53,9 @@ _ERRORS: Final = {
     error.exit_code: error
     for error in (ConfigError, DataError, StoreError, BatchMemoryError, WorkerDiedError)
 }
-_SIGNALLED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 JOURNAL: Final = "search/journal.log"
 """Journal of a search, in the folder of its sweep."""
 PRUNED: Final = "pruned"
-_WHOLE_STATES: Final = ("last.ckpt", "interrupted.ckpt", "step.ckpt")
-"""Checkpoints that a training goes on from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,7 +346,7 @@ def run_sweep_job(cfg: DictConfig, *, sweep: Sweep) -> float | str | None:
 
 def find_last_checkpoint(folder: Path) -> Path | None:
     """Return the newest whole checkpoint from which `fit` can go on; None without one."""
-    paths = [folder / "checkpoints" / name for name in _WHOLE_STATES]
+    paths = [folder / "checkpoints" / name for name in RESUMED]
     existing = [path for path in paths if path.is_file()]
     for path in sorted(existing, key=lambda path: path.stat().st_mtime_ns, reverse=True):
         with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
@@ -434,7 +431,7 @@ def _run_here(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) ->
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         # Lightning turns Ctrl-C into an exit with 1.
-        if code in _SIGNALLED or isinstance(stop.__context__, KeyboardInterrupt):
+        if code in STOPPED or isinstance(stop.__context__, KeyboardInterrupt):
             raise
         status: Status = "failed" if code else "done"
         return Outcome(status=status, exit_code=code, reason=f"it called sys.exit({stop.code!r})")

@@ -27,6 +27,7 @@ from filelock import Timeout
 from omegaconf import DictConfig
 
 from lit_data.child_process import python_command, python_environment
+from lit_data.commands.launcher import STOPPED
 from lit_data.commands.result import FAILURE, Outcome, describe_failure, name_failure, read_failure
 from lit_data.errors import ConfigError, WorkerDiedError
 from lit_data.io.temp import kernel_lock
@@ -38,7 +39,6 @@ _VARIABLE: Final = "LIT_DATA_SWEEP_JOB"  # in a job's environment: its folder
 _SAVING_S: Final = 120.0  # for a job that is to stop: to finish its step and write a checkpoint
 LEFTOVERS_S = 5.0  # how long processes may outlive the one that started them
 _KILLED_S: Final = 1.0  # until a killed process is gone
-_STOPPED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 GPU_POLL_S: Final = 0.5
 _ON_DEVICES: Final = ("fit", "validate", "test", "predict", "benchmark")
 """Commands that use the devices of the Trainer."""
@@ -182,7 +182,7 @@ def _is_tracker(process: psutil.Process) -> bool:
 
 def _describe_end(code: int, *, is_by_kernel: bool) -> Outcome:
     """Describe the end of a process that noted no failure: it was killed, or failed too early."""
-    if code >= 0 and code not in _STOPPED:
+    if code >= 0 and code not in STOPPED:
         return Outcome(status=name_failure(code), exit_code=code, reason="its messages say why")
     reason = f"ended by {_name_signal(-code if code < 0 else code - 128)}"
     if is_by_kernel:

@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 from lit_data.checks import check_fraction
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
+from lit_data.types import Bools, Ints, Size
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 FILL: Final = 114
 """Grey of pixels without a tile, as in ultralytics (``data/augment.py``)."""
@@ -115,7 +115,7 @@ def sample_mosaics(
     *,
     images: ArrayLike,
     sizes_px: Ints,
-    output_px: tuple[int, int],
+    output_px: Size,
     choices: Ints,
 ) -> MosaicPlan:
     """Plan samples; each is a pure function of (seed, epoch, its index) and of the dataset.
@@ -164,7 +164,7 @@ def sample_mosaics(
     )
 
 
-def _place_alone(images: Ints, sizes_px: Ints, output_px: tuple[int, int]) -> MosaicPlan:
+def _place_alone(images: Ints, sizes_px: Ints, output_px: Size) -> MosaicPlan:
     """Plan each image in the middle of its output."""
     output = np.array(output_px, np.float64)
     fit = (output / sizes_px[images]).min(-1)
@@ -177,7 +177,7 @@ def _place_alone(images: Ints, sizes_px: Ints, output_px: tuple[int, int]) -> Mo
 
 
 def _lay_out(
-    sizes: Floats, draws: Floats, output: Floats, is_mosaic: NDArray[np.bool_]
+    sizes: Floats, draws: Floats, output: Floats, is_mosaic: Bools
 ) -> tuple[Floats, Floats]:
     """Return the places of tiles on the canvas, and their cells in it: [M, tiles, 4] each.
 
@@ -223,7 +223,7 @@ def _project(
     start: Floats,
     top_left: Floats,
     seen: Floats,
-    output_px: tuple[int, int],
+    output_px: Size,
 ) -> MosaicPlan:
     """Project tiles from the canvas to the output: [T] or [T, 2 or 4] each, see `MosaicPlan`."""
     output = np.array(output_px, np.float64)

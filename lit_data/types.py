@@ -20,6 +20,10 @@ Stage = Literal["train", "val", "test", "predict"]
 """The four stages of a run; the sanity check counts as ``val``."""
 
 Array = NDArray[Any]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Size = tuple[int, int]
+"""(height, width), px."""
 Batch = dict[str, "torch.Tensor"]
 """A batch is a dict of tensors whose first dimension is B; each datamodule documents its keys."""
 PlannedBatch = dict[str, Any]

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lit_data.augment.augmentation import Augmentation, Layers
 from lit_data.errors import ConfigError
-from lit_data.mosaic import FILL, Ints, MosaicPlan
+from lit_data.mosaic import FILL, MosaicPlan
 from lit_data.rng import Stream, uniform
+from lit_data.types import Ints
 
 _KEY: Final = "augment_mixup"
 _KNOTS: Final = 2049

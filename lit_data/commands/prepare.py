@@ -9,7 +9,6 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from omegaconf import DictConfig
 from torch import Tensor
 
@@ -27,7 +26,7 @@ from lit_data.io.shards.writer import Encoding
 from lit_data.loading import MicroBatchLoader
 from lit_data.parts import Part
 from lit_data.synthesis import FAMILIES
-from lit_data.types import Array, Batch, Stage
+from lit_data.types import Array, Batch, Bools, Stage
 
 log = logging.getLogger(__name__)
 
@@ -358,7 +357,7 @@ def _read_in_order(datamodule: BaseDataModule, stage: Stage, epoch: int) -> Iter
 
 def _outline(is_shown: Tensor) -> dict[str, Any]:
     """Box, area and run lengths of a defect in any of the images that show it: [C, H, W] bool."""
-    mask: NDArray[np.bool_] = is_shown.any(0).numpy()
+    mask: Bools = is_shown.any(0).numpy()
     rows = np.flatnonzero(mask.any(1))
     columns = np.flatnonzero(mask.any(0))
     box_px = [0, 0, 0, 0]  # left, top, width, height
@@ -373,7 +372,7 @@ def _outline(is_shown: Tensor) -> dict[str, Any]:
     }
 
 
-def _run_lengths(mask: NDArray[np.bool_]) -> list[int]:
+def _run_lengths(mask: Bools) -> list[int]:
     """Lengths of the runs of a mask by columns, background first: COCO's uncompressed form."""
     # COCO counts down the columns.
     flat = mask.T.ravel()

@@ -10,10 +10,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, Self
 
 import lightning as L
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import TypeVar
 
@@ -30,7 +28,7 @@ from lit_data.loading.order import ChosenRows
 from lit_data.synthesis import DefectPlan
 from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.renderer import Annotations
-from lit_data.types import Batch, PlannedBatch, RowWriter, Stage
+from lit_data.types import Batch, Ints, PlannedBatch, RowWriter, Stage
 
 _TRAINER_OPTIONS: Final = (
     "max_epochs",
@@ -175,7 +173,7 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
     task: ClassVar[type[Any] | None] = None
     source: Source | None = None
     bank: ImageBank | None = None
-    split_images: Mapping[str, NDArray[np.int64]] = MappingProxyType({})
+    split_images: Mapping[str, Ints] = MappingProxyType({})
     batch_keys: ClassVar[Sequence[str]] = ()
     channel_names: ClassVar[Mapping[str, int]] = {}
 

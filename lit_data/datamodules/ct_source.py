@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.checks import check_choice, check_count
@@ -28,7 +27,7 @@ from lit_data.io.volumes.sources import SUFFIXES, VolumeSource, find_volumes
 from lit_data.io.volumes.sparse import VolumeBank
 from lit_data.io.volumes.sparse_store import SparseStore
 from lit_data.samples.ct import CTSampleSpec
-from lit_data.types import IGNORED, Stage
+from lit_data.types import IGNORED, Ints, Stage
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class CTVolumes:
 
     bank: VolumeBank
     sources: Sequence[VolumeSource]
-    splits: Mapping[str, NDArray[np.int64]]
+    splits: Mapping[str, Ints]
     too_few: int
 
     @property
@@ -54,13 +53,13 @@ class CTVolumes:
         """True if any volume has labels."""
         return any(self.bank.has_labels)
 
-    def of(self, stage: Stage) -> NDArray[np.int64]:
+    def of(self, stage: Stage) -> Ints:
         """Return the numbers of the volumes of a stage: to predict, those of all splits."""
         if stage == "predict":
             return np.sort(np.concatenate([self.splits[split] for split in SPLITS]))
         return self.splits[stage]
 
-    def labelled(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    def labelled(self, numbers: Ints) -> Ints:
         """Return those of some volumes that have labels, in their order.
 
         Raises:
@@ -275,7 +274,7 @@ class CTSource(Source):
         # Numbers in the bank.
         too_few = self._find_too_few(bank)
         bank_numbers = {number: row for row, number in enumerate(numbers) if row not in too_few}
-        split_rows: dict[str, NDArray[np.int64]] = {}
+        split_rows: dict[str, Ints] = {}
         for split in SPLITS:
             rows = [bank_numbers[n] for n in splits[split].tolist() if n in bank_numbers]
             split_rows[split] = np.array(sorted(rows), np.int64)

@@ -36,10 +36,10 @@ from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.grid import pair_px
 from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.mosaic import FILL, Ints, MosaicSpec
+from lit_data.mosaic import FILL, MosaicSpec
 from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.canvas import ValueRange
-from lit_data.types import COUNT_SUFFIX, Batch, PathText, PlannedBatch, Stage
+from lit_data.types import COUNT_SUFFIX, Batch, Ints, PathText, PlannedBatch, Size, Stage
 
 log = logging.getLogger(__name__)
 
@@ -137,9 +137,9 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         root: PathText | None = None,
         *,
         classes: Sequence[str] | None = None,
-        size_px: int | tuple[int, int] | None = None,
-        patch_px: int | tuple[int, int] | None = None,
-        stride_px: int | tuple[int, int] | None = None,
+        size_px: int | Size | None = None,
+        patch_px: int | Size | None = None,
+        stride_px: int | Size | None = None,
         sampling: BoxSampling | None = None,
         mosaic: MosaicSpec | None = None,
         mosaic_on: MosaicPlace = "worker",

@@ -16,8 +16,7 @@ from lit_data.errors import DataError, Problems
 from lit_data.io.images.decoders import ImageSource, MaskDecoder
 from lit_data.io.images.header import describe_size_mismatch, read_header
 from lit_data.io.progress import track
-from lit_data.mosaic import Ints
-from lit_data.types import IGNORED
+from lit_data.types import IGNORED, Bools, Ints, Size
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class _Marked(NamedTuple):
     """
 
     path: Path
-    size_px: tuple[int, int]
+    size_px: Size
     boxes: NDArray[np.float32]
 
 
@@ -96,7 +95,7 @@ def box_parts(
     return np.concatenate([np.zeros((0, 5), np.float32), *boxes])
 
 
-def _box_components(is_marked: NDArray[np.bool_], number: int) -> NDArray[np.float32]:
+def _box_components(is_marked: Bools, number: int) -> NDArray[np.float32]:
     import cv2
 
     mask = is_marked.astype(np.uint8)
@@ -111,9 +110,7 @@ def _box_components(is_marked: NDArray[np.bool_], number: int) -> NDArray[np.flo
     return boxes
 
 
-def _read_mask(
-    decoder: MaskDecoder, mask: Path, image: Path, size_px: tuple[int, int]
-) -> NDArray[np.uint8]:
+def _read_mask(decoder: MaskDecoder, mask: Path, image: Path, size_px: Size) -> NDArray[np.uint8]:
     numbers: NDArray[np.uint8] = decoder(ImageSource((str(mask),))).array[0]
     height, width = numbers.shape
     if (height, width) != size_px:

@@ -38,9 +38,8 @@ from lit_data.io.remote import Scope
 from lit_data.io.remote.scope import find_fault
 from lit_data.io.store.build import describe_options
 from lit_data.io.store.pixels import WHOLE, StoreOptions
-from lit_data.mosaic import Ints
 from lit_data.samples.detection import DetectionSampleSpec
-from lit_data.types import PathText
+from lit_data.types import Ints, PathText, Size
 
 BoxesFrom = Literal["labels", "masks"]
 
@@ -89,9 +88,9 @@ class DetectionSource(ImageFolder):
     boxes_from: BoxesFrom = "labels"
     masks: str | None = None
     mask_read: MaskOptions = field(default_factory=MaskOptions)
-    size_px: tuple[int, int]
-    patch_px: tuple[int, int] | None = None
-    stride_px: tuple[int, int] | None = None
+    size_px: Size
+    patch_px: Size | None = None
+    stride_px: Size | None = None
     min_visible: float = 0.25
 
     def __post_init__(self) -> None:
@@ -295,7 +294,7 @@ class DetectionSource(ImageFolder):
         return files
 
 
-def _check_stride(stride_px: tuple[int, int], patch_px: tuple[int, int] | None) -> None:
+def _check_stride(stride_px: Size, patch_px: Size | None) -> None:
     if patch_px is None:
         raise ConfigError(f"stride_px={list(stride_px)} is the distance of windows: set patch_px")
     if any(np.greater(stride_px, patch_px)):
@@ -339,9 +338,7 @@ def _read_files(folder: Path) -> tuple[DetectionFiles, dict[str, Any]]:
         ) from error
 
 
-def choose_size(
-    size_px: int | tuple[int, int] | None, patch_px: int | tuple[int, int] | None
-) -> tuple[int, int]:
+def choose_size(size_px: int | Size | None, patch_px: int | Size | None) -> Size:
     """Return (height, width) of a sample.
 
     Raises:

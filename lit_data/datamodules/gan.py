@@ -22,7 +22,6 @@ from lit_data.datasets.gan import (
     LAYOUT_FILE,
     Cut,
     GANDataset,
-    Ints,
     Labels,
     SampleTable,
     ViewLayout,
@@ -44,7 +43,7 @@ from lit_data.io.remote import Scope
 from lit_data.loading import LoaderOptions
 from lit_data.samples.gan import GANSampleSpec
 from lit_data.synthesis.canvas import ValueRange
-from lit_data.types import Batch, PathText, PlannedBatch, Stage
+from lit_data.types import Batch, Ints, PathText, PlannedBatch, Size, Stage
 
 ViewOption = Literal["auto"] | Views
 FitOption = Fit | Literal["patches"]
@@ -78,7 +77,7 @@ class GANSource(ImageFolder):
     tiles: int | None = None
     azimuth_deg: tuple[float, float] | None = None
     elevation_deg: tuple[float, float] | None = None
-    image_px: tuple[int, int]
+    image_px: Size
     fit: FitOption = "cover"
     padding: FitPadding = "reflect"
     read: ReadOptions = field(default_factory=partial(ReadOptions, alpha="drop"))
@@ -252,7 +251,7 @@ class GANDataModule(BaseDataModule[GANDataset]):
         self,
         root: PathText | None = None,
         *,
-        image_px: int | tuple[int, int] = 64,
+        image_px: int | Size = 64,
         views: ViewOption = "auto",
         tiles: int | None = None,
         azimuth_deg: tuple[float, float] | None = None,

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, ClassVar, Final, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 from typing_extensions import override
 
@@ -40,14 +39,13 @@ from lit_data.loading import LoaderOptions
 from lit_data.samples.stripes import StripeSampleSpec
 from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.watermarks import WatermarkSpec
-from lit_data.types import Batch, PathText, PlannedBatch, Stage
+from lit_data.types import Batch, Ints, PathText, PlannedBatch, Size, Stage
 
 PATCH_PX: Final = 128
 
 log = logging.getLogger(__name__)
 
 Augment = nn.Module | Mapping[Stage, nn.Module | None] | None
-Ints = NDArray[np.int64]
 
 
 class ImageDataModule(BaseDataModule[PatchDataset]):
@@ -87,7 +85,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
     source: MaskedImageFolder
     bank: ImageBank
     grid: PatchGrid
-    margins_px: Mapping[Stage, tuple[int, int]]
+    margins_px: Mapping[Stage, Size]
     transformation: ImageTransform
     classes: Sequence[str] | None = None
     labels: Ints | None = None
@@ -107,8 +105,8 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         root: PathText | None = None,
         *,
         source: MaskedImageFolder | None = None,
-        patch_px: int | tuple[int, int] = 128,
-        stride_px: int | tuple[int, int] | None = None,
+        patch_px: int | Size = 128,
+        stride_px: int | Size | None = None,
         edges: Edges | None = None,
         mask_splits: Sequence[Stage] = SPLITS,
         value_range: tuple[float, float] | None = None,
@@ -272,7 +270,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         )
 
     @property
-    def _read_px(self) -> dict[Stage, tuple[int, int]]:
+    def _read_px(self) -> dict[Stage, Size]:
         """(height, width) of the samples of each stage, with their margins."""
         height, width = self.patch_px
         return {
@@ -334,8 +332,8 @@ class StripeDataModule(ImageDataModule):
         root: PathText | None = None,
         *,
         mask_splits: Sequence[Stage] = ("test",),
-        patch_px: int | tuple[int, int] = 128,
-        stride_px: int | tuple[int, int] = 112,
+        patch_px: int | Size = 128,
+        stride_px: int | Size = 112,
         edges: Edges = "cover",
         value_range: tuple[float, float] | None = None,
         loader: LoaderOptions | None = None,
@@ -382,9 +380,9 @@ class StripeDataModule(ImageDataModule):
 
 def choose_grid(
     scaling: Scaling | None,
-    patch_px: int | tuple[int, int],
-    stride_px: int | tuple[int, int] | None,
-) -> tuple[tuple[int, int], tuple[int, int]]:
+    patch_px: int | Size,
+    stride_px: int | Size | None,
+) -> tuple[Size, Size]:
     """Return size and distance of patches, (height, width) each.
 
     Where each image is scaled to fit, both are the size of a whole image.

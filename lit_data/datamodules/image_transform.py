@@ -21,7 +21,7 @@ from lit_data.synthesis import DefectPlan, DefectSpec, render, sample_plan
 from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.families.base import Family
 from lit_data.synthesis.renderer import Annotations, annotate
-from lit_data.types import Batch, PlannedBatch, Stage
+from lit_data.types import Batch, PlannedBatch, Size, Stage
 
 PLAN_KEY: Final = "plan"
 """Key of the `DefectPlan` of a planned batch, which moves to a device as tensors do."""
@@ -43,7 +43,7 @@ class ImageTransform:
     """
 
     values: ValueRange
-    read_px: Mapping[Stage, tuple[int, int]]
+    read_px: Mapping[Stage, Size]
     expand: tuple[int, ...]
     seed: int
     synthesis: DefectSpec | None
@@ -208,14 +208,12 @@ class ImageTransform:
         return plan
 
 
-def find_margins(
-    augment: Mapping[Stage, Augmentation], patch_px: tuple[int, int]
-) -> dict[Stage, tuple[int, int]]:
+def find_margins(augment: Mapping[Stage, Augmentation], patch_px: Size) -> dict[Stage, Size]:
     """Return the pixels that patches of each stage are read larger by.
 
     An augmentation that crops to a patch needs them; without a margin it would see padding.
     """
-    margins: dict[Stage, tuple[int, int]] = dict.fromkeys(get_args(Stage), (0, 0))
+    margins: dict[Stage, Size] = dict.fromkeys(get_args(Stage), (0, 0))
     for stage, step in augment.items():
         if step.crop_px == patch_px:  # any other crop works with the pixels of the patch
             margins[stage] = step.margin_px(patch_px)

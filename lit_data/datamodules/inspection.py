@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
@@ -34,7 +33,7 @@ from lit_data.io.images.image_source import describe_bank
 from lit_data.io.images.scaling import OriginalSizes, Scaling
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
-from lit_data.types import Array, PathText, Stage
+from lit_data.types import Array, Bools, Ints, PathText, Size, Stage
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ class InspectionDataModule(ImageDataModule):
     synthesis: DefectSpec | None
     _masks: PartialMasks | None
     # [images] True if the mask of an image shows a defect, once that was counted
-    _is_positive: NDArray[np.bool_] | None = None
+    _is_positive: Bools | None = None
 
     @name_options(InspectionFiles)
     def __init__(
@@ -114,9 +113,9 @@ class InspectionDataModule(ImageDataModule):
         folds: int | None = None,
         fold: int = 0,
         sampling: SamplingOptions | None = None,
-        patch_px: int | tuple[int, int] = PATCH_PX,
-        stride_px: int | tuple[int, int] | None = None,
-        size_px: int | tuple[int, int] | None = None,
+        patch_px: int | Size = PATCH_PX,
+        stride_px: int | Size | None = None,
+        size_px: int | Size | None = None,
         scale: float | None = None,
         value_range: tuple[float, float] | None = None,
         loader: LoaderOptions | None = None,
@@ -152,7 +151,7 @@ class InspectionDataModule(ImageDataModule):
         )
 
     @override
-    def open_split_masks(self, stage: Stage) -> tuple[NDArray[np.int64], PartialMasks | None]:
+    def open_split_masks(self, stage: Stage) -> tuple[Ints, PartialMasks | None]:
         images = self.split_images[stage]
         if self.train_on == "good" and stage == "train" and not len(images):
             raise ConfigError(
@@ -171,7 +170,7 @@ class InspectionDataModule(ImageDataModule):
         return images, masks
 
     @override
-    def choose_patches(self, images: NDArray[np.int64], stage: Stage) -> SampledPatches:
+    def choose_patches(self, images: Ints, stage: Stage) -> SampledPatches:
         sampling = None
         if self._masks is not None and stage == "train" and len(images):
             sampling = self._look_for_samples(self._masks)
@@ -183,7 +182,7 @@ class InspectionDataModule(ImageDataModule):
             return Paster(patches)
         return None
 
-    def _select_masks(self, images: NDArray[np.int64]) -> PartialMasks | None:
+    def _select_masks(self, images: Ints) -> PartialMasks | None:
         """Return the masks of a split; where good parts alone train without masks, nothing is marked."""
         if self._masks is not None:
             return self._masks.select(images)
@@ -279,7 +278,7 @@ class InspectionDataModule(ImageDataModule):
         """[images, 2] int64 (height, width) of each image."""
         return torch.from_numpy(np.stack((self.bank.heights_px, self.bank.widths_px), axis=1))
 
-    def count_classes(self, split: Stage | None = None) -> NDArray[np.int64]:
+    def count_classes(self, split: Stage | None = None) -> Ints:
         """[n, classes] pixels of each class, the background first, in images of a split or in all.
 
         Raises:
@@ -307,7 +306,7 @@ class InspectionDataModule(ImageDataModule):
         self.original_sizes = self.source.find_original_sizes(self.bank)
 
     @override
-    def choose_splits(self) -> dict[str, NDArray[np.int64]]:
+    def choose_splits(self) -> dict[str, Ints]:
         # Images with bad masks are split like any others, so that skipping one moves no other.
         is_bad = np.isin(np.arange(len(self.bank)), list(self._bad))
         splits = self._split_all_images()
@@ -329,7 +328,7 @@ class InspectionDataModule(ImageDataModule):
         sampling = replace(self.sampling, image_kinds=self.image_kinds)
         return sampling.look(masks, self.grid, self.bank, least, self.source.kept_folder)
 
-    def _split_all_images(self) -> dict[str, NDArray[np.int64]]:
+    def _split_all_images(self) -> dict[str, Ints]:
         masks = self._masks
         splitter = ImageSplitter(
             names=self.source.names(self.bank),
@@ -357,7 +356,7 @@ class InspectionDataModule(ImageDataModule):
             splits = {split: numbers[is_good[numbers]] for split, numbers in splits.items()}
         return splits
 
-    def _find_good(self) -> NDArray[np.bool_]:
+    def _find_good(self) -> Bools:
         """[n] True for images that show no defect, as far as masks and folders say."""
         kinds = np.array(self.image_kinds)
         is_good = np.ones(len(self.bank), np.bool_)
@@ -368,7 +367,7 @@ class InspectionDataModule(ImageDataModule):
             is_good &= self.count_classes()[:, 1:].sum(1) == 0
         return is_good
 
-    def _find_groups(self, names: Sequence[str]) -> NDArray[np.int64]:
+    def _find_groups(self, names: Sequence[str]) -> Ints:
         return find_groups(
             self.bank,
             names,
@@ -396,7 +395,7 @@ class LabelledImageDataModule(InspectionDataModule):
             not.
     """
 
-    labels: NDArray[np.int64]
+    labels: Ints
     batch_keys: ClassVar[Sequence[str]] = (
         "image",
         "label",
@@ -412,7 +411,7 @@ class LabelledImageDataModule(InspectionDataModule):
         root: PathText | None = None,
         *,
         classes: Sequence[str] | None = None,
-        size_px: int | tuple[int, int] = 128,
+        size_px: int | Size = 128,
         near_duplicates: Literal["together", "apart"] = "together",
         groups: str | None = None,
         folds: int | None = None,
@@ -442,7 +441,7 @@ class LabelledImageDataModule(InspectionDataModule):
         self.source = LabelledFiles.of(root=root, classes=classes, size_px=size_px, **options)
 
     @override
-    def open_split_masks(self, stage: Stage) -> tuple[NDArray[np.int64], None]:
+    def open_split_masks(self, stage: Stage) -> tuple[Ints, None]:
         self._check_classes()
         return self.split_images[stage], None
 
@@ -459,9 +458,9 @@ class LabelledImageDataModule(InspectionDataModule):
         return report
 
     @override
-    def count_classes(self, split: Stage | None = None) -> NDArray[np.int64]:
+    def count_classes(self, split: Stage | None = None) -> Ints:
         labels = self.labels if split is None else self.labels[self.split_images[split]]
-        is_of_class: NDArray[np.bool_] = labels[:, None] == np.arange(len(self.classes or ()))
+        is_of_class: Bools = labels[:, None] == np.arange(len(self.classes or ()))
         return is_of_class.astype(np.int64)
 
     @override

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.datamodules.image_files import MaskedImageFolder
@@ -57,6 +56,7 @@ from lit_data.io.store.pixels import StoreOptions
 from lit_data.io.store.sources import list_sources
 from lit_data.io.temp import temp_folder
 from lit_data.samples.inspection import InspectionSampleSpec
+from lit_data.types import Bools, Ints
 
 log = logging.getLogger(__name__)
 
@@ -274,9 +274,7 @@ class InspectionFiles(MaskedImageFolder):
             return False
         return not set(self.classes or ()).isdisjoint(self.image_set.kinds)
 
-    def number_kinds(
-        self, kinds: Sequence[str], has_mask: NDArray[np.bool_]
-    ) -> NDArray[np.int64] | None:
+    def number_kinds(self, kinds: Sequence[str], has_mask: Bools) -> Ints | None:
         """Return the class of each image by its kind, 0 for others; None where kinds are no classes."""
         if self.classes is None or not self._kinds_are_classes:
             return None

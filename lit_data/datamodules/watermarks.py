@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datamodules.image import Augment, ImageDataModule, Ints
+from lit_data.datamodules.image import Augment, ImageDataModule
 from lit_data.datamodules.image_files import MaskedImageFolder, MaskedKeywords
 from lit_data.datamodules.image_transform import (
     ImageTransform,
@@ -36,7 +36,7 @@ from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
 from lit_data.synthesis.watermarks.blend import Look, blend, degrade
 from lit_data.synthesis.watermarks.cover import keep_visible
 from lit_data.synthesis.watermarks.plan import MODES, WatermarkPlan, sample_watermarks
-from lit_data.types import Batch, PathText, PlannedBatch, Stage
+from lit_data.types import Batch, Ints, PathText, PlannedBatch, Size, Stage
 
 MARKS_KEY: Final = "marks"
 """Key of the `WatermarkBatch` of a planned batch, which moves to a device as tensors do."""
@@ -51,7 +51,7 @@ class WatermarkBatch:
         look: Look of its watermarks; None where none are drawn.
     """
 
-    size_px: tuple[int, int]
+    size_px: Size
     look: Look | None
 
     def to(self, device: "torch.device | str", *, non_blocking: bool = True) -> "WatermarkBatch":
@@ -89,14 +89,14 @@ class WatermarkTransform(ImageTransform):
         batch = batch | {MARKS_KEY: WatermarkBatch(size_px, look)}
         return super().plan(batch, stage)
 
-    def size_at(self, stage: Stage, epoch: int) -> tuple[int, int]:
+    def size_at(self, stage: Stage, epoch: int) -> Size:
         """Return (h, w) of the samples of an epoch."""
         if stage == "train" and self.progressive is not None:
             side_px = self.progressive.size_at(epoch)
             return side_px, side_px
         return self.read_px[stage]
 
-    def sample(self, batch: PlannedBatch, size_px: tuple[int, int]) -> WatermarkPlan | None:
+    def sample(self, batch: PlannedBatch, size_px: Size) -> WatermarkPlan | None:
         """Return the watermarks of a batch on the host, in colours that can be seen; None without any.
 
         Args:
@@ -230,8 +230,8 @@ class WatermarkDataModule(ImageDataModule):
         root: PathText | None = None,
         *,
         mask_splits: Sequence[Stage] = SPLITS,
-        patch_px: int | tuple[int, int] = 192,
-        stride_px: int | tuple[int, int] | None = None,
+        patch_px: int | Size = 192,
+        stride_px: int | Size | None = None,
         samples_per_image: int = 16,
         progressive: ProgressiveSize | Sequence[tuple[int, int]] | None = None,
         clean: bool = False,

@@ -5,15 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.io.images.image_source import ImageBank
-from lit_data.types import Array, FieldSpec, LookAhead, SampleRuns, read_samples
+from lit_data.types import Array, FieldSpec, Ints, LookAhead, SampleRuns, read_samples
 
 if TYPE_CHECKING:
     import torch
 
-Ints = NDArray[np.int64]
 _PLACED: Final = 2**16
 
 

@@ -22,9 +22,8 @@ from lit_data.grid import pair_px
 from lit_data.io.discovery import check_inside
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.store.shared_arrays import share_state
-from lit_data.types import Array, FieldSpec
+from lit_data.types import Array, FieldSpec, Ints
 
-Ints = NDArray[np.int64]
 Views = Literal["none", "folders", "sheet"]
 """Each image is a sample by itself; a folder is an object, and its images are views; an image is a sheet of views."""
 Labels = Literal["none", "folders", "views", "objects"]
@@ -329,7 +328,7 @@ class GANDataset(BankDataset):
         return len(self.samples if self._patches is None else self._patches)
 
     @override
-    def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
         samples = self._write_pixels(rows, indices, epoch)
         rows["image_index"][:] = self.table.images[samples]
         rows["epoch"][:] = epoch

@@ -8,7 +8,6 @@ from itertools import pairwise
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.checks import check_count, is_count
@@ -16,7 +15,7 @@ from lit_data.errors import ConfigError
 from lit_data.grid import PatchGrid
 from lit_data.io.images.image_source import ImageBank
 from lit_data.synthesis.watermarks.plan import sample_crops
-from lit_data.types import FieldSpec
+from lit_data.types import FieldSpec, Ints, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +57,6 @@ class ProgressiveSize:
     def size_at(self, epoch: int) -> int:
         """The side of the patches of an epoch in px."""
         return self.sizes[bisect_right(self.sizes, epoch, key=lambda row: row[0]) - 1][1]
-
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +101,10 @@ class PatchSource(ABC):
 
     @property
     @abstractmethod
-    def patch_px(self) -> tuple[int, int]:
+    def patch_px(self) -> Size:
         """(height, width) of the largest patches of all epochs."""
 
-    def size_at(self, epoch: int) -> tuple[int, int]:
+    def size_at(self, epoch: int) -> Size:
         """Return (height, width) of the patches of an epoch."""
         return self.patch_px
 
@@ -146,7 +142,7 @@ class RandomPatches(PatchSource):
         bank: ImageBank,
         images: Ints,
         per_image: int,
-        size_px: tuple[int, int] | ProgressiveSize,
+        size_px: Size | ProgressiveSize,
         seed: int,
     ) -> None:
         check_count("samples_per_image", per_image, 1)
@@ -161,13 +157,13 @@ class RandomPatches(PatchSource):
 
     @property
     @override
-    def patch_px(self) -> tuple[int, int]:
+    def patch_px(self) -> Size:
         if isinstance(self.size_px, ProgressiveSize):
             return self.size_px.largest_px, self.size_px.largest_px
         return self.size_px
 
     @override
-    def size_at(self, epoch: int) -> tuple[int, int]:
+    def size_at(self, epoch: int) -> Size:
         if isinstance(self.size_px, ProgressiveSize):
             side_px = self.size_px.size_at(epoch)
             return side_px, side_px
@@ -217,7 +213,7 @@ class GridPatches(PatchSource):
 
     @property
     @override
-    def patch_px(self) -> tuple[int, int]:
+    def patch_px(self) -> Size:
         return self.grid.patch_px
 
     @property
@@ -234,9 +230,7 @@ class GridPatches(PatchSource):
         return Places(split_image, image, index, np.stack((y, x), axis=1))
 
 
-def make_padded_grid(
-    bank: ImageBank, patch_px: tuple[int, int], stride_px: int | tuple[int, int]
-) -> PatchGrid:
+def make_padded_grid(bank: ImageBank, patch_px: Size, stride_px: int | Size) -> PatchGrid:
     """Return the grid that covers every image; those smaller than a patch are reflect-padded.
 
     Args:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.datasets.bank_dataset import BankDataset
@@ -12,7 +11,7 @@ from lit_data.datasets.patch_source import PatchSource, Places
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.store.shared_arrays import share_state
-from lit_data.types import Array, FieldSpec, SampleRuns
+from lit_data.types import Array, FieldSpec, Ints, SampleRuns, Size
 
 if TYPE_CHECKING:
     import torch
@@ -21,13 +20,12 @@ _SHARED: Final = ("bank", "patches", "masks", "labels", "paster")
 """Attributes that copies in worker processes share."""
 _PLANES: Final = ("image", "mask", "cover")
 """Fields [C, h, w] whose upper left corner is written where patches grow with the epochs."""
-Ints = NDArray[np.int64]
 
 
 class PatchWriter(Protocol):
     """Synthetic marks of patches, drawn by the workers as the patches are written."""
 
-    def describe(self, size_px: tuple[int, int]) -> Mapping[str, FieldSpec]:
+    def describe(self, size_px: Size) -> Mapping[str, FieldSpec]:
         """Return the fields that samples of (height, width) hold beside ``image``."""
         ...
 
@@ -113,7 +111,7 @@ class PatchDataset(BankDataset):
         masks: ImageBank | None = None,
         pixels: bool = True,
         writer: PatchWriter | None = None,
-        margin_px: tuple[int, int] = (0, 0),
+        margin_px: Size = (0, 0),
         labels: Ints | None = None,
         paster: DefectPaster | None = None,
     ) -> None:
@@ -137,7 +135,7 @@ class PatchDataset(BankDataset):
         return self.patches.images
 
     @property
-    def read_px(self) -> tuple[int, int]:
+    def read_px(self) -> Size:
         """(h, w) of the largest patches with their margin."""
         return self._add_margin(self.patches.patch_px)
 
@@ -247,7 +245,7 @@ class PatchDataset(BankDataset):
         self.masks.cut_into(places.split_image, y, x, masks)
         return pixels, masks
 
-    def _add_margin(self, size_px: tuple[int, int]) -> tuple[int, int]:
+    def _add_margin(self, size_px: Size) -> Size:
         return size_px[0] + 2 * self.margin_px[0], size_px[1] + 2 * self.margin_px[1]
 
     def _describe(self) -> dict[str, FieldSpec]:
@@ -269,7 +267,7 @@ class PatchDataset(BankDataset):
         return fields
 
 
-def corner_of(size_px: tuple[int, int]) -> tuple[Any, ...]:
+def corner_of(size_px: Size) -> tuple[Any, ...]:
     """Return the index that selects the upper left corner of rows [..., H, W]."""
     return ..., slice(size_px[0]), slice(size_px[1])
 

@@ -12,11 +12,11 @@ from re import _parser  # type: ignore[attr-defined] # that of `sre_parse`, whic
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.io.source import decode_text, naming
 from lit_data.rng import Stream, uniform
+from lit_data.types import Ints
 
 Splits = str | Mapping[str, float | str | Sequence[str]]
 """`folders`, `auto`, shares that add up to 1, for each split a list of names (or a text file with
@@ -32,7 +32,7 @@ _TIMES: Final = 4  # that an expression may repeat choices
 
 def split_images(
     names: Sequence[str], splits: Splits = "auto", *, seed: int = 0
-) -> dict[str, NDArray[np.int64]]:
+) -> dict[str, Ints]:
     """Share images out over train, val and test.
 
     Args:
@@ -75,7 +75,7 @@ def _first_folder(name: str) -> str:
     return name.split("/", 1)[0] if "/" in name else ""
 
 
-def _split_by_folder(names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+def _split_by_folder(names: Sequence[str]) -> dict[str, Ints]:
     folders = np.array([_first_folder(name) for name in names])
     others = sorted(set(folders.tolist()) - set(SPLITS))
     if others:
@@ -86,9 +86,7 @@ def _split_by_folder(names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
     return {split: np.flatnonzero(folders == split) for split in SPLITS}
 
 
-def _split_by_share(
-    count: int, shares: Mapping[str, float], seed: int
-) -> dict[str, NDArray[np.int64]]:
+def _split_by_share(count: int, shares: Mapping[str, float], seed: int) -> dict[str, Ints]:
     if abs(sum(shares.values()) - 1) > 1e-6 or min(shares.values()) < 0:
         raise ConfigError(f"splits={dict(shares)} must be shares of at least 0 that add up to 1")
     filled_splits = [split for split in SPLITS if shares[split] > 0]
@@ -111,9 +109,7 @@ def _split_by_share(
     return {split: np.sort(part) for split, part in zip(SPLITS, parts, strict=True)}
 
 
-def _split_by_list(
-    names: Sequence[str], lists: Mapping[str, Sequence[str]]
-) -> dict[str, NDArray[np.int64]]:
+def _split_by_list(names: Sequence[str], lists: Mapping[str, Sequence[str]]) -> dict[str, Ints]:
     number_of = {name: number for number, name in enumerate(names)}
     # All faults are listed, not the first alone.
     counts = Counter(name for split in SPLITS for name in lists[split])
@@ -161,7 +157,7 @@ def _read_list(entry: float | str | Sequence[str]) -> Sequence[str]:
     return [line for line in lines if line]
 
 
-def group_by_name(names: Sequence[str], pattern: str) -> NDArray[np.int64]:
+def group_by_name(names: Sequence[str], pattern: str) -> Ints:
     """[n] number of the group of each name: by what a regular expression, or its group, matches.
 
     Args:

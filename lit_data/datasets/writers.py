@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lit_data.errors import DataError
 from lit_data.io.images.image_source import ImageBank
@@ -15,7 +14,7 @@ from lit_data.synthesis.renderer import draw, draw_spots
 from lit_data.synthesis.watermarks.cover import PROBES, draw_cover, probe_under
 from lit_data.synthesis.watermarks.glyphs import GlyphBank
 from lit_data.synthesis.watermarks.plan import sample_watermarks
-from lit_data.types import Array, FieldSpec
+from lit_data.types import Array, FieldSpec, Ints, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +33,11 @@ class DefectWriter:
     seed: int
     values: ValueRange
 
-    def describe(self, size_px: tuple[int, int]) -> Mapping[str, FieldSpec]:
+    def describe(self, size_px: Size) -> Mapping[str, FieldSpec]:
         """Return the fields that samples of (height, width) hold beside ``image``."""
         return {"mask": FieldSpec((1, *size_px), "uint8")}
 
-    def write_into(self, rows: Mapping[str, Array], index: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Mapping[str, Array], index: Ints, epoch: int) -> None:
         """Draw into ``image`` and ``mask`` of samples, by the numbers of their random streams."""
         images, masks = rows["image"], rows["mask"]
         plan = sample_plan(self.spec, self.seed, epoch, index, images.shape[1:])
@@ -68,12 +67,12 @@ class WatermarkWriter:
     marks: GlyphBank
     seed: int
 
-    def describe(self, size_px: tuple[int, int]) -> Mapping[str, FieldSpec]:
+    def describe(self, size_px: Size) -> Mapping[str, FieldSpec]:
         """Return the fields that samples of (height, width) hold beside ``image``."""
         cover = FieldSpec((1, *size_px), "uint8")
         return {"cover": cover, "under": FieldSpec((PROBES, 3), "uint8")}
 
-    def write_into(self, rows: Mapping[str, Array], index: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Mapping[str, Array], index: Ints, epoch: int) -> None:
         """Draw ``cover`` and read ``under`` of samples, by the numbers of their random streams."""
         cover = rows["cover"][:, 0]
         height_px, width_px = cover.shape[1:]

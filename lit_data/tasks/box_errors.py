@@ -13,9 +13,9 @@ from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.detection.windows import part_boxes
 from lit_data.io.images.image_source import ImageBank
 from lit_data.modules.detection.scores import match_objects
-from lit_data.mosaic import Ints
 from lit_data.tasks.box_figures import Boxes
 from lit_data.tasks.figures import CELL_INCHES, TRUE_COLOUR, new_axes, save_figure, show_stored
+from lit_data.types import Ints
 
 _SHOWN: Final = 6
 _LEAST_PX: Final = 48.0

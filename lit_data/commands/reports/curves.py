@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from lit_data.commands.reports.untrusted import open_inside
 from lit_data.commands.result import choose_scale, find_unit, format_value, split_stage
+from lit_data.types import Ints
 
 _FILES: Final = (
     "csv/metrics.csv",
@@ -66,8 +67,8 @@ class Series:
         values: [N] NaN and infinities as they were logged.
     """
 
-    steps: NDArray[np.int64]
-    epochs: NDArray[np.int64]
+    steps: Ints
+    epochs: Ints
     values: NDArray[np.float64]
 
     @property

@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.datasets.ct.points import PointRows, WindowRows
-from lit_data.types import Array, FieldSpec, LookAhead, SampleRuns, read_samples
+from lit_data.types import Array, FieldSpec, Ints, LookAhead, SampleRuns, read_samples
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +68,7 @@ class CTDataset:
     def __getitem__(self, index: int) -> "dict[str, torch.Tensor]":
         return read_samples(self, [index], self.epoch)[0]
 
-    def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
         """Write samples into the rows of a batch, without a copy in between.
 
         Args:
@@ -107,7 +106,7 @@ class CTDataset:
         nbytes = bank.count_bytes(volumes[firsts])
         return SampleRuns(ends, nbytes, most_bytes=bank.window_bytes)
 
-    def look_ahead(self, indices: Callable[[], NDArray[np.int64]], epoch: int) -> LookAhead | None:
+    def look_ahead(self, indices: Callable[[], Ints], epoch: int) -> LookAhead | None:
         """Begin to fetch the volumes that samples of an epoch need.
 
         Args:

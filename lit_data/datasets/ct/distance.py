@@ -18,11 +18,12 @@ from lit_data.io.store.arrays import keep_arrays
 from lit_data.io.temp import sweep
 from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
 from lit_data.io.volumes.sparse_file import MAX_OPEN
+from lit_data.types import Bools
 
 SLAB_VOXELS: Final = 2**25  # measured at once
 _VOXEL_BYTES: Final = 6  # of memory for each, about
 
-Mask = NDArray[np.bool_]
+Mask = Bools
 Distances = NDArray[np.float32]
 
 

@@ -28,16 +28,14 @@ from lit_data.errors import ConfigError, show_path
 from lit_data.io.volumes.hounsfield import Window
 from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
 from lit_data.rng import Stream, random_words
-from lit_data.types import COUNT_SUFFIX, Array, FieldSpec
+from lit_data.types import COUNT_SUFFIX, Array, FieldSpec, Ints
 
 _WORD_BITS: Final = np.uint64(32)
 _MOST_WINDOWS: Final = 2**26  # of a grid, whose numbers are listed
 _CHUNK: Final = 2**16  # voxels at once, which stay in the cache of a core
 
 
-def choose_points(
-    count: int, most: int, *, seed: int, epoch: int, index: int
-) -> NDArray[np.int64] | None:
+def choose_points(count: int, most: int, *, seed: int, epoch: int, index: int) -> Ints | None:
     """Choose some of `count` voxels, each equally likely, no voxel twice, in ascending order.
 
     The voxels lie on a ring that is turned by a random number of places and cut into `most` arcs of
@@ -146,8 +144,6 @@ def clear_outside(out: Array, shape: Sequence[int]) -> None:
 
 UNLABELLED: Final = -1
 """Label of every voxel of a volume that has no labels, in a set where others have them."""
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,9 +11,9 @@ from lit_data.checks import check_choice, check_count, check_fraction, is_count
 from lit_data.errors import ConfigError
 from lit_data.io.volumes.sparse import LabelIndex, SparseVolume
 from lit_data.rng import Stream, random_words
+from lit_data.types import Ints
 
 WindowMode = Literal["sliding", "random"]
-Ints = NDArray[np.int64]
 
 _WORDS: Final = 5  # labelled or not, which labelled voxel, z, y, x
 _WORD_BITS: Final = 32

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.datasets.detection.labels import (
     AnyPath,
@@ -29,6 +28,7 @@ from lit_data.io.discovery import check_inside
 from lit_data.io.images.header import describe_size_mismatch
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.source import naming, open_source, read_whole
+from lit_data.types import Bools, Ints
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def _find_corners(boxes: Floats, sizes_px: Floats) -> Floats:
     return np.hstack([boxes[:, :2] / sizes_px, (boxes[:, :2] + boxes[:, 2:]) / sizes_px])
 
 
-def _find_shares(boxes: Floats) -> NDArray[np.bool_]:
+def _find_shares(boxes: Floats) -> Bools:
     return is_share_box(np.hstack([boxes, boxes[:, :2] + boxes[:, 2:]]))
 
 
@@ -190,7 +190,7 @@ def split_by_file(files: Sequence[CocoFile], index: NameIndex) -> dict[str, list
 
 def read_coco_labels(
     images: Sequence[AnyPath],
-    sizes_px: NDArray[np.int64],
+    sizes_px: Ints,
     files: Sequence[CocoFile],
     *,
     others: Sequence[AnyPath] = (),
@@ -326,7 +326,7 @@ def _check_sizes(
     file: CocoFile,
     numbers: Mapping[int, int],
     images: Sequence[AnyPath],
-    sizes_px: NDArray[np.int64],
+    sizes_px: Ints,
 ) -> None:
     for index, entry in file.images.items():
         stated = entry.get("height"), entry.get("width")

@@ -13,8 +13,8 @@ from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.detection.sampling import PositiveImages
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.io.images.image_source import ImageBank
-from lit_data.mosaic import FILL, Ints, MosaicPlan, MosaicSpec, move_boxes, sample_mosaics
-from lit_data.types import COUNT_SUFFIX, Array, FieldSpec, SampleRuns
+from lit_data.mosaic import FILL, MosaicPlan, MosaicSpec, move_boxes, sample_mosaics
+from lit_data.types import COUNT_SUFFIX, Array, FieldSpec, Ints, SampleRuns
 
 if TYPE_CHECKING:
     from lit_data.datasets.detection.synthetic import SyntheticObjects
@@ -80,7 +80,7 @@ class DetectionDataset(BankDataset):
         self,
         bank: ImageBank,
         labels: LabelTable,
-        original_px: NDArray[np.int64],
+        original_px: Ints,
         *,
         images: Sequence[int] | Ints | None = None,
         size_px: tuple[int, int],
@@ -226,9 +226,7 @@ class DetectionDataset(BankDataset):
             return f"sample {index}, whose image is chosen anew in each epoch"
         return show_path(self.bank.name(int(self.images[index])))
 
-    def find_originals(
-        self, boxes: NDArray[np.float64], images: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
+    def find_originals(self, boxes: NDArray[np.float64], images: Ints) -> NDArray[np.float64]:
         """Locate boxes in the images on the disk, of samples that show one image each.
 
         Boxes are cut to their images.
@@ -368,16 +366,14 @@ def draw_tiles(rows: Array, plan: MosaicPlan, bank: ImageBank, fill: float = FIL
         rows[row] = fill
 
 
-def _find_uncovered(rows: Array, plan: MosaicPlan, seen: NDArray[np.int64]) -> set[int]:
+def _find_uncovered(rows: Array, plan: MosaicPlan, seen: Ints) -> set[int]:
     """Return the samples that their tiles, which never overlap, do not fill."""
     areas = (plan.window[seen, 2:] - plan.window[seen, :2]).prod(1)
     covered = np.bincount(plan.row[seen], areas, minlength=len(rows))
     return set(np.flatnonzero(covered < rows.shape[2] * rows.shape[3]).tolist())
 
 
-def _choose_cuts(
-    plan: MosaicPlan, seen: NDArray[np.int64], sizes_px: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _choose_cuts(plan: MosaicPlan, seen: Ints, sizes_px: Ints) -> tuple[Ints, Ints]:
     """Choose the part of each tile that is scaled, and its target: a rectangle that holds its window.
 
     Args:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.checks import check_choice
 from lit_data.datasets.detection.coco import (
@@ -36,6 +35,7 @@ from lit_data.io.images.header import read_header
 from lit_data.io.images.header_scan import SKIPPING, OnBad
 from lit_data.io.images.options import DEFAULT_READ, ReadOptions
 from lit_data.io.progress import ordered_map, track
+from lit_data.types import Ints
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class DetectionFiles:
     images: tuple[str, ...]
     labels: LabelTable
     splits: dict[str, list[int]]
-    sizes_px: NDArray[np.int64]
+    sizes_px: Ints
     fractions: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
@@ -390,9 +390,7 @@ def _list_members(
     return sorted(numbers)
 
 
-def _measure(
-    folder: _Folder, members: Sequence[int], read: ReadOptions
-) -> tuple[list[int], NDArray[np.int64]]:
+def _measure(folder: _Folder, members: Sequence[int], read: ReadOptions) -> tuple[list[int], Ints]:
     """Return the images that can be read, and (height, width) px of each."""
     good: dict[int, tuple[int, int]] = {}
     problems = Problems()
@@ -422,7 +420,7 @@ def _read_labels(
     folder: _Folder,
     label_files: _Labels,
     members: Sequence[int],
-    sizes_px: NDArray[np.int64],
+    sizes_px: Ints,
     classes: Sequence[str] | None,
     difficult: Difficult,
 ) -> LabelTable:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, DataError, Problems, escape, list_problems
 from lit_data.io.images.header_scan import OnBad
+from lit_data.types import Bools, Ints
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class LabelTable:
 
     classes: tuple[str, ...]
     boxes: NDArray[np.float32]
-    ends: NDArray[np.int64]
+    ends: Ints
 
     def __post_init__(self) -> None:
         check_classes(self.classes)
@@ -190,11 +191,11 @@ class BoxForm:
     name: str
     place: str
     units: tuple[str, str]
-    is_mistaken: Callable[[Floats], NDArray[np.bool_]]
+    is_mistaken: Callable[[Floats], Bools]
     to_corners: Callable[[Floats, Floats], Floats]
 
 
-def is_share_box(boxes: Floats) -> NDArray[np.bool_]:
+def is_share_box(boxes: Floats) -> Bools:
     """Mark rows of [N, 4] numbers in pixels that are fractions: all from 0 to 1, and not all whole."""
     return np.asarray(((boxes >= 0) & (boxes <= 1)).all(1) & (boxes != np.floor(boxes)).any(1))
 
@@ -214,7 +215,7 @@ class BoxCollector:
         bad: Of boxes and other single entries, which ``skip`` leaves out.
     """
 
-    def __init__(self, form: BoxForm, sizes_px: NDArray[np.int64], *, on_bad: OnBad) -> None:
+    def __init__(self, form: BoxForm, sizes_px: Ints, *, on_bad: OnBad) -> None:
         self.problems = Problems()
         self.bad = Problems()
         self._form = form
@@ -297,7 +298,7 @@ class BoxCollector:
             )
         return rows[~mistaken]
 
-    def _check_places(self, rows: Floats, corners: Floats) -> tuple[NDArray[np.bool_], int]:
+    def _check_places(self, rows: Floats, corners: Floats) -> tuple[Bools, int]:
         """Mark boxes with an area inside their image, and count those that reach out of it."""
         sides = corners[:, 2:] - corners[:, :2]
         empty = ~(sides > _SMALLEST).all(1)

@@ -11,8 +11,8 @@ from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.inspection.occupancy import MaskObjects, ObjectPool
 from lit_data.datasets.inspection.patches import PositiveOptions, divide_objects
 from lit_data.errors import ConfigError
-from lit_data.mosaic import Ints
 from lit_data.rng import Stream, random_words
+from lit_data.types import Ints
 
 _WINDOW_POSITIVES: Final = 0.5
 

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
-from lit_data.mosaic import Ints, MosaicPlan
+from lit_data.mosaic import MosaicPlan
 from lit_data.synthesis import DefectPlan, DefectSpec, sample_plan
 from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.renderer import draw_boxes
-from lit_data.types import Array
+from lit_data.types import Array, Bools, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +135,10 @@ def check_synthesis(
         )
 
 
-def _find_centres(defects: DefectPlan, tiles: MosaicPlan) -> NDArray[np.bool_]:
+def _find_centres(defects: DefectPlan, tiles: MosaicPlan) -> Bools:
     """Mark the defects whose centre lies on a tile of their sample: [N]."""
     y, x = defects.y[:, None], defects.x[:, None]
     top, left, bottom, right = tiles.window.T
     is_inside = (y >= top) & (y < bottom) & (x >= left) & (x < right)
-    on_tile: NDArray[np.bool_] = (is_inside & (tiles.row == defects.row[:, None])).any(1)
+    on_tile: Bools = (is_inside & (tiles.row == defects.row[:, None])).any(1)
     return on_tile

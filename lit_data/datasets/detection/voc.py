@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.datasets.detection.labels import (
     AnyPath,
@@ -32,6 +31,7 @@ from lit_data.io.discovery import FolderWalk
 from lit_data.io.images.header import describe_size_mismatch
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.source import open_source, read_whole
+from lit_data.types import Ints
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -209,7 +209,7 @@ def _find_labelled(index: NameIndex, name: str, parents: Sequence[str]) -> int:
 
 def read_voc_labels(
     images: Sequence[AnyPath],
-    sizes_px: NDArray[np.int64],
+    sizes_px: Ints,
     files: Sequence[AnyPath | None],
     *,
     classes: Sequence[str] | None = None,
@@ -306,9 +306,7 @@ def _collect_names(roots: "Sequence[Element | None]") -> tuple[str, ...]:
     return tuple(sorted(names - {""}))
 
 
-def _compare_sizes(
-    root: "Element", path: AnyPath, image_path: AnyPath, size_px: NDArray[np.int64]
-) -> str:
+def _compare_sizes(root: "Element", path: AnyPath, image_path: AnyPath, size_px: Ints) -> str:
     """Describe how the stated size differs from the image's; empty where nothing is to say."""
     if root.find("size") is None:
         return ""

@@ -13,8 +13,8 @@ from lit_data.datasets.detection.dataset import DetectionDataset
 from lit_data.datasets.detection.labels import Floats, LabelTable, ignored_class
 from lit_data.grid import PatchGrid
 from lit_data.io.images.image_source import ImageBank
-from lit_data.mosaic import FILL, Ints, MosaicPlan
-from lit_data.types import Array, FieldSpec, LookAhead
+from lit_data.mosaic import FILL, MosaicPlan
+from lit_data.types import Array, FieldSpec, Ints, LookAhead, Size
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ class WindowBank(ImageBank):
     def __init__(
         self,
         bank: ImageBank,
-        patch_px: tuple[int, int],
-        stride_px: tuple[int, int],
+        patch_px: Size,
+        stride_px: Size,
         fill: float = FILL,
     ) -> None:
         self._fill = fill
@@ -153,7 +153,7 @@ class WholeImage(NamedTuple):
         ignored: Its regions in which objects count for nothing.
     """
 
-    size_px: tuple[int, int]
+    size_px: Size
     frames: Ints
     objects: MarkedBoxes
     ignored: MarkedBoxes
@@ -187,7 +187,7 @@ def part_boxes(boxes: NDArray[np.float32], size_px: Ints) -> tuple[MarkedBoxes, 
     return objects, MarkedBoxes(corners[~is_object], ignored_class(numbers[~is_object]))
 
 
-def choose_stride(labels: LabelTable, sizes_px: Ints, patch_px: tuple[int, int]) -> tuple[int, int]:
+def choose_stride(labels: LabelTable, sizes_px: Ints, patch_px: Size) -> Size:
     """Choose the distance of windows with which the largest object fits into what they share.
 
     They share half a window at most, and where no object is known.
@@ -215,8 +215,8 @@ def cut_windows(
     labels: LabelTable,
     bank: ImageBank,
     *,
-    patch_px: tuple[int, int],
-    stride_px: tuple[int, int],
+    patch_px: Size,
+    stride_px: Size,
     least_visible: float,
     fill: float = FILL,
 ) -> Windows:

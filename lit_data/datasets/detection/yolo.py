@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.datasets.detection.labels import (
     AnyPath,
@@ -25,6 +24,7 @@ from lit_data.errors import ConfigError, DataError, Problems, escape
 from lit_data.io.discovery import check_inside
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.source import decode_text, naming, open_source, read_whole
+from lit_data.types import Bools, Ints
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _LARGEST_FRACTION: Final = 2.0
 """Above it a number is in pixels; between 1 and it a box merely lies outside."""
 
 
-def _find_pixels(boxes: Floats) -> NDArray[np.bool_]:
+def _find_pixels(boxes: Floats) -> Bools:
     return np.asarray((np.abs(boxes) > _LARGEST_FRACTION).any(1))
 
 
@@ -52,7 +52,7 @@ _FORM: Final = BoxForm(
 
 def read_yolo_labels(
     images: Sequence[AnyPath],
-    sizes_px: NDArray[np.int64],
+    sizes_px: Ints,
     files: Sequence[AnyPath | None],
     *,
     classes: Sequence[str],

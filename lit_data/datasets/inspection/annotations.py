@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.datasets.detection.coco import parse_coco, quote
 from lit_data.datasets.detection.labels import find_split
@@ -38,6 +37,7 @@ from lit_data.errors import DataError, Problems, escape, show_path
 from lit_data.io.discovery import check_inside, list_shown
 from lit_data.io.images.header import read_header
 from lit_data.io.source import decode_text, open_source, read_whole
+from lit_data.types import Ints
 
 MAX_BYTES: Final = 2**30
 _HEAD_BYTES: Final = 2**16
@@ -241,7 +241,7 @@ def draw_masks(
 
 def _paint(
     mask: Mask,
-    areas_px: NDArray[np.int64],
+    areas_px: Ints,
     patch: Patch,
     category: str,
     classes: Sequence[str] | None,

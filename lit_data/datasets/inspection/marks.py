@@ -14,6 +14,7 @@ from lit_data.errors import DataError, escape
 from lit_data.io.images.header import parse_header
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import decode
+from lit_data.types import Bools, Ints
 
 _SLACK_PX: Final = 1.0  # points of outlines may lie so far outside their image
 _SPECK_PX: Final = 4
@@ -45,7 +46,7 @@ class Patch(NamedTuple):
 
     top: int
     left: int
-    marked: NDArray[np.bool_]
+    marked: Bools
     crossings: int = 0
 
     def of(self, mask: Mask) -> Mask:
@@ -197,7 +198,7 @@ def _fill(shape: tuple[int, int], corners: NDArray[np.float64]) -> Patch:
 
 def _cross(
     corners: NDArray[np.float64], top: int, height: int, pixels: int
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+) -> Iterator[tuple[Ints, NDArray[np.float64]]]:
     """Yield rows from `top` on whose middles edges cross, and the x of each crossing, in parts."""
     (x, y), (next_x, next_y) = corners.T, np.roll(corners, -1, axis=0).T
     # Rows from `first` to before `end` have their middles between the ends of an edge.
@@ -265,9 +266,7 @@ def _check_end(shape: tuple[int, int], end: int) -> None:
         raise DataError(f"runs up to pixel {end} of an image of {shape[0] * shape[1]}")
 
 
-def _mark_runs(
-    shape: tuple[int, int], begins: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> Patch:
+def _mark_runs(shape: tuple[int, int], begins: Ints, lengths: Ints) -> Patch:
     height = shape[0]
     if not len(begins):
         return Patch(0, 0, np.zeros((0, 0), np.bool_))
@@ -283,7 +282,7 @@ def _mark_runs(
     return Patch(0, left, (steps[:-1] > 0).reshape(-1, height).T)
 
 
-def _unpack(text: str) -> NDArray[np.int64]:
+def _unpack(text: str) -> Ints:
     """Return the numbers of COCO's text.
 
     Each is written as groups of six bits from 48 on, of which one says that more follow; from the

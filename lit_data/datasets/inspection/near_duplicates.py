@@ -19,9 +19,8 @@ from lit_data.errors import StoreError, show_path
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.progress import track
 from lit_data.io.store.store import keep_found
-from lit_data.types import Array
+from lit_data.types import Array, Bools, Ints
 
-Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 SIMILAR: Final = 0.9
 """Correlation of small pictures without their slow changes, from which on images count as near-duplicates."""
@@ -299,7 +298,7 @@ def _part_crowds(groups: Ints, details: _Details) -> Ints:
     return _connect(len(groups), np.concatenate(pairs))
 
 
-def _compare_crowd(details: _Details, crowd: Ints) -> NDArray[np.bool_]:
+def _compare_crowd(details: _Details, crowd: Ints) -> Bools:
     """Return which images of a crowd stay together: [m, m]."""
     unit = details.take(crowd)
     # What a crowd has in common, such as the bands of a fabric, says nothing.
@@ -310,7 +309,7 @@ def _compare_crowd(details: _Details, crowd: Ints) -> NDArray[np.bool_]:
     # Mean square of the differences of two images, from their norms and correlation.
     squares = scale**2 + scale[:, None] ** 2 - 2 * scale * scale[:, None] * correlation
     is_frame = (correlation > _SAME) & (squares < _NOISE**2)
-    is_alike: NDArray[np.bool_] = is_frame | (peculiar @ peculiar.T > _OWN)
+    is_alike: Bools = is_frame | (peculiar @ peculiar.T > _OWN)
     return is_alike
 
 

@@ -13,9 +13,8 @@ from lit_data.grid import PatchGrid
 from lit_data.io.images.image_source import ImageBank, cut_some
 from lit_data.io.progress import track
 from lit_data.io.store.store import keep_found
-from lit_data.types import IGNORED, Array
+from lit_data.types import IGNORED, Array, Bools, Ints
 
-Ints = NDArray[np.int64]
 _NO_DEFECT: Final = np.zeros((1, 1, 1), np.uint8)
 
 
@@ -177,7 +176,7 @@ def _find_rows(masks: PartialMasks, grid: PatchGrid) -> dict[str, Ints]:
     return {"patch": np.array(patches, np.int64)}
 
 
-def _find_rows_of(shows: NDArray[np.bool_], image: int, grid: PatchGrid) -> list[int]:
+def _find_rows_of(shows: Bools, image: int, grid: PatchGrid) -> list[int]:
     height, width = grid.patch_px
     low_y, high_y = np.flatnonzero(shows.any(1))[[0, -1]]
     low_x, high_x = np.flatnonzero(shows.any(0))[[0, -1]]
@@ -207,9 +206,9 @@ def _find_flat(bank: ImageBank, grid: PatchGrid, least: float) -> Ints:
     return np.array(flat_patches, np.int64)
 
 
-def is_defect(mask: Array) -> NDArray[np.bool_]:
+def is_defect(mask: Array) -> Bools:
     """Return True for pixels that show a defect: neither background nor ignored."""
-    is_marked: NDArray[np.bool_] = (mask > 0) & (mask != IGNORED)
+    is_marked: Bools = (mask > 0) & (mask != IGNORED)
     return is_marked
 
 
@@ -239,7 +238,7 @@ class MaskObjects(NamedTuple):
     y: Ints
     x: Ints
 
-    def take(self, rows: NDArray[np.bool_] | Ints) -> Self:
+    def take(self, rows: Bools | Ints) -> Self:
         """Return some of the rows."""
         return type(self)(*(column[rows] for column in self))
 

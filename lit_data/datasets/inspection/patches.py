@@ -27,9 +27,8 @@ from lit_data.errors import ConfigError
 from lit_data.grid import Axis, PatchGrid
 from lit_data.io.images.image_source import ImageBank
 from lit_data.rng import Stream, random_words
-from lit_data.types import Array, FieldSpec
+from lit_data.types import Array, Bools, FieldSpec, Ints
 
-Ints = NDArray[np.int64]
 _RING_PX: Final = 11  # of the pixels around a defect that is pasted
 
 
@@ -333,7 +332,7 @@ class SampledPatches(GridPatches):
             fractions.append(fraction)
         return pools, np.cumsum(fractions)
 
-    def _mark(self, patches: Ints | None) -> NDArray[np.bool_]:
+    def _mark(self, patches: Ints | None) -> Bools:
         """Return for each patch of the split whether it is among some patches of all images."""
         is_marked = np.zeros(super().__len__(), np.bool_)
         if patches is not None:
@@ -387,7 +386,7 @@ class Paster:
             paste_defect(rows["image"][row], rows["mask"][row], donor[flip], donor_mask[flip])
 
 
-def _count_kept(is_kept: NDArray[np.bool_]) -> int:
+def _count_kept(is_kept: Bools) -> int:
     """Count the samples of an epoch where blank patches are left out."""
     if not is_kept.any():
         raise ConfigError("data.sampling.skip_blank leaves no patch to train with: set a lower one")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.checks import check_count
 from lit_data.datasets.inspection.layouts import describe_counts, split_of
@@ -18,10 +17,10 @@ from lit_data.errors import ConfigError
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.store.store import StoredImages
 from lit_data.rng import Stream, uniform
+from lit_data.types import Bools, Ints
 
 log = logging.getLogger(__name__)
 
-Ints = NDArray[np.int64]
 _GOOD_ALONE: Final = {"train": 0.85, "val": 0.15, "test": 0.0}
 """Fractions where no image shows a defect, without which a test says nothing."""
 _OF_TRAIN: Final = {"train": 1 - DEFAULT_SHARES["val"], "val": DEFAULT_SHARES["val"]}
@@ -47,7 +46,7 @@ class ImageSplitter:
 
     names: Sequence[str]
     kinds: Sequence[str]
-    has_mask: NDArray[np.bool_] | None
+    has_mask: Bools | None
     count_classes: Callable[[], Ints] | None
     find_groups: Callable[[Sequence[str]], Ints]
     seed: int
@@ -95,7 +94,7 @@ class ImageSplitter:
         has_val = any(split_of(name) == "val" for name in self.names)
         return None if has_val else _OF_TRAIN
 
-    def split_good(self, splits: Splits, is_good: NDArray[np.bool_]) -> dict[str, Ints]:
+    def split_good(self, splits: Splits, is_good: Bools) -> dict[str, Ints]:
         """As `split`, but only images without a defect train.
 
         `auto` takes folders named after splits at their word, also in the layout `anomaly`: test is
@@ -146,9 +145,7 @@ class ImageSplitter:
         train = np.setdiff1d(np.arange(len(self.names)), np.concatenate((val, test)))
         return {"train": train, "val": val, "test": test}
 
-    def _share_out_good(
-        self, fractions: Mapping[str, float], is_good: NDArray[np.bool_]
-    ) -> dict[str, Ints]:
+    def _share_out_good(self, fractions: Mapping[str, float], is_good: Bools) -> dict[str, Ints]:
         """Share out good images by the fractions, and the others over val and test alone."""
         by_split = self._share_out(np.flatnonzero(is_good), fractions)
         val, test = fractions["val"], fractions["test"]
@@ -266,7 +263,7 @@ def _warn_of_uneven_splits(counts: Mapping[str, int], fractions: Mapping[str, fl
 def describe_splits(
     split_images: Mapping[str, Ints],
     kinds: Sequence[str],
-    is_positive: NDArray[np.bool_] | None = None,
+    is_positive: Bools | None = None,
 ) -> str:
     """Return ``train 354 (Break 59, good 175), val 76 (...)``, or of nameless kinds ``train 354 (179 positive)``."""
     parts = []

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_data.datasets.detection.windows import WholeImage
 from lit_data.modules.detection.boxes import Objects, box_iou, find_covered, settle_drops
-from lit_data.types import Batch
+from lit_data.types import Batch, Size
 
 SAME_IOU: Final = 0.4
 """Boxes of one class in two windows that overlap more are one object: of 8 px, they may lie 2 px apart."""
@@ -67,7 +67,7 @@ class WindowObjects:
         return join_windows(objects, torch.from_numpy(whole.frames), whole.size_px)
 
 
-def join_windows(parts: Sequence[Objects], frames: Tensor, size_px: tuple[int, int]) -> Objects:
+def join_windows(parts: Sequence[Objects], frames: Tensor, size_px: Size) -> Objects:
     """Join the objects of the windows of an image, each found once.
 
     A box that touches the edge of its window, inside the image, yields to one of another window that
@@ -108,7 +108,7 @@ def join_windows(parts: Sequence[Objects], frames: Tensor, size_px: tuple[int, i
     return {name: values[remaining] for name, values in joined.items()}
 
 
-def _find_cut(boxes: Tensor, frames: Tensor, size_px: tuple[int, int]) -> Tensor:
+def _find_cut(boxes: Tensor, frames: Tensor, size_px: Size) -> Tensor:
     """Mark boxes [n, 4] that reach an edge of their windows [n, 4] inside the image: [n] bool."""
     height, width = size_px
     ends = torch.tensor([width, height])

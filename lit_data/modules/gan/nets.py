@@ -13,6 +13,7 @@ from lit_data.checks import check_counts
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
 from lit_data.modules.gan.conditions import Conditions, make_grid, read_at
+from lit_data.types import Size
 
 SLOPE: Final = 0.2
 """Of leaky ReLUs below 0."""
@@ -105,7 +106,7 @@ class ResidualBlock(nn.Module):
 
 
 def plan_sizes(
-    image_px: int | tuple[int, int], width: int, max_width: int
+    image_px: int | Size, width: int, max_width: int
 ) -> tuple[tuple[int, int], list[int], list[int]]:
     """Sizes of images that are halved as long as the shorter side has 8 px or more.
 
@@ -216,7 +217,7 @@ class ConvGenerator(nn.Module):
     def __init__(
         self,
         *,
-        image_px: int | tuple[int, int] = 64,
+        image_px: int | Size = 64,
         channels: int = 3,
         latent_size: int = 64,
         num_labels: int = 0,
@@ -293,7 +294,7 @@ class ConvDiscriminator(nn.Module):
     def __init__(
         self,
         *,
-        image_px: int | tuple[int, int] = 64,
+        image_px: int | Size = 64,
         channels: int = 3,
         num_labels: int = 0,
         posed: bool = False,

@@ -8,14 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_data.types import IGNORED
+from lit_data.types import IGNORED, Ints
 
 MOST_PX: Final = 1024
 SCORE_FRACTION: Final = 0.0005
 _NOWHERE: Final = -1
 _SIDE_PX: Final = 2**31  # no image is wider
 
-Ints = NDArray[np.int64]
 Floats = NDArray[np.floating[Any]]
 
 

@@ -1,5 +1,6 @@
 """`ScoredModule`: the hooks that our modules share."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -122,8 +123,8 @@ class DefectRecall(Metric):
         _, highest = F.max_pool2d(scores, 5, 1, 2, return_indices=True)
         numbers = torch.arange(scores[0].numel(), device=scores.device).view(scores[0].shape)
         peaks = scores.masked_fill((highest != numbers) | ~far, -torch.inf).flatten(1)
-        self.alarms.append(peaks.topk(min(_PEAKS, peaks.shape[1])).values.flatten().float())
-        self.defects.append(_score_defects(scores, masks))
+        append_rows(self.alarms, peaks.topk(min(_PEAKS, peaks.shape[1])).values.flatten().float())
+        append_rows(self.defects, _score_defects(scores, masks))
         self.patches += len(scores)
 
     def compute(self) -> Tensor:
@@ -136,6 +137,29 @@ class DefectRecall(Metric):
         ranked = alarms.sort(descending=True).values
         threshold = ranked[allowed] if allowed < len(ranked) else ranked.new_tensor(-torch.inf)
         return (defects > threshold).float().mean()
+
+
+def append_rows(parts: list[Tensor], rows: Tensor) -> None:
+    """Append rows to a state of a metric, which is one tensor with room behind its rows.
+
+    A tensor for each batch would come to lie between the large ones of its step, whose memory then
+    fits no large one any more: 6 MB for each image of 1024 x 1024 px.
+
+    Args:
+        parts: The state; empty, or of one tensor [n, ...] that owns its memory.
+        rows: [m, ...].
+    """
+    if not parts:
+        parts.append(torch.empty_like(rows[:0]))
+    stored = parts[0]
+    if stored.is_inference() and not torch.is_inference_mode_enabled():
+        stored = parts[0] = stored.clone()  # what inference made, it alone may change
+    count = len(stored)
+    shape = count + len(rows), *rows.shape[1:]
+    if stored.untyped_storage().nbytes() < math.prod(shape) * stored.element_size():
+        stored.resize_(2 * shape[0], *shape[1:])
+    stored.resize_(shape)
+    stored[count:] = rows.detach()
 
 
 def find_bins(scores: Tensor) -> Tensor:

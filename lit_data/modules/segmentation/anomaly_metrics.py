@@ -18,6 +18,7 @@ from lit_data.modules.scored import (
     BINS,
     Confusion,
     PixelScores,
+    append_rows,
     bin_edge,
     find_best_f1,
     find_bins,
@@ -149,6 +150,7 @@ class AnomalyMetrics(PixelScores):
         self.whole_masks: WholeMasks | None = None
         self.good_quantile: float | None = None
         self.margin = 0.0
+        self._merged_px = self._merged_rows = 0  # by the last merge of each state
         self.image_threshold: float | None = None
         self.confusion: Confusion | None = None
         for name in ("regions", "good_bins"):
@@ -192,21 +194,21 @@ class AnomalyMetrics(PixelScores):
             self._count_regions(scores, once, weigh)
             self._count_overlap(scores, once, images)
         if images is not None:
-            self.images.append(images)
-            self.areas_px.append(torch.full_like(images, scores[0].numel()))
-            self.defective.append(defective)
+            append_rows(self.images, images)
+            append_rows(self.areas_px, torch.full_like(images, scores[0].numel()))
+            append_rows(self.defective, defective)
             most = self._count_most()
             self._add(take_highest(scores, masks, images, positions, self.sizes_px, most))
 
     def _add(self, top: TopPixels) -> None:
         """Add pixels to the states; where these grow large, each image keeps its highest ones only."""
         for name, part in zip(_TOP_PIXELS, top, strict=True):
-            getattr(self, name).append(part)
-        merged_px = len(self.top_images[0])  # all that the last merge left is in the first part
-        if sum(map(len, self.top_images)) > max(MERGE_AFTER, 2 * merged_px):
+            append_rows(getattr(self, name), part)
+        if len(self.top_images[0]) > max(MERGE_AFTER, 2 * self._merged_px):
             merged = keep_highest(self._collect(), self._count_most())
+            self._merged_px = len(merged.score)
             for name, part in zip(_TOP_PIXELS, merged, strict=True):
-                setattr(self, name, [part.to(top.score.device)])
+                setattr(self, name, [part.to(top.score.device, copy=True)])
 
     def _collect(self) -> TopPixels:
         return TopPixels(*(dim_zero_cat(getattr(self, name)) for name in _TOP_PIXELS))
@@ -248,11 +250,11 @@ class AnomalyMetrics(PixelScores):
 
     def _add_overlap(self, keys: Tensor, counts: Tensor) -> None:
         """Add counts to the states; where these grow large, put equal keys together."""
-        self.overlap_keys.append(keys)
-        self.overlap_counts.append(counts)
-        merged_rows = len(self.overlap_keys[0])  # all that the last merge left is in the first part
-        if sum(map(len, self.overlap_keys)) > max(MERGE_AFTER, 2 * merged_rows):
+        append_rows(self.overlap_keys, keys)
+        append_rows(self.overlap_counts, counts)
+        if len(self.overlap_keys[0]) > max(MERGE_AFTER, 2 * self._merged_rows):
             keys, counts = self._merge_overlap()
+            self._merged_rows = len(keys)
             self.overlap_keys, self.overlap_counts = [keys], [counts]
 
     def _merge_overlap(self) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ from lit_data.commands.predict import Prediction, prepare_prediction
 from lit_data.commands.remote_predictions import PredictionFolder
 from lit_data.commands.result import print_table
 from lit_data.commands.shares import Seat
+from lit_data.commands.trained import is_trained_root
 from lit_data.datasets.splits import group_by_name
 from lit_data.errors import ConfigError, show_path
 from lit_data.files import find_sha256, plain_cell, refuse_links, write_table
@@ -130,7 +131,8 @@ def open_split(cfg: DictConfig, checkpoint: Path, images: str) -> Prediction:
         images: A split, or ``all``.
 
     Raises:
-        ConfigError: Options of ``predict`` mean nothing here.
+        ConfigError: Options of ``predict`` mean nothing here, or all images are those of the
+            training.
     """
     options = read_options(PredictOptions, cfg.predict, "predict")
     options.refuse(str(cfg.command), *_UNUSED)
@@ -139,9 +141,16 @@ def open_split(cfg: DictConfig, checkpoint: Path, images: str) -> Prediction:
     folder = Path(cfg.paths.run)
     refuse_links(folder, "paths.run")
     split = None if images == _ALL else images
-    return prepare_prediction(
+    prediction = prepare_prediction(
         cfg, options, checkpoint, PredictionFolder(folder), Seat(Share()), split=split
     )
+    root = cfg.data.get("root")
+    if split is None and root is not None and is_trained_root(prediction.record, root):
+        raise ConfigError(
+            f"images=all of {root} holds the images that trained the model, whose scores say nothing "
+            "of new ones: give data.root=FOLDER of others, or images=test"
+        )
+    return prediction
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,11 @@ class PodOptions:
         """Check the ranges."""
         check_types(PodOptions, vars(self))
         check_count("targets", self.targets, _SIZES)
-        for name in self.families or ():
+        names = list(FAMILIES if self.families is None else self.families)
+        for name in names:
             check_choice("families", name, tuple(FAMILIES))
+        if not names or len(set(names)) < len(names):  # the same targets would count twice
+            raise ConfigError(f"families={names}: name each once, or leave it out for all twelve")
         low, high = check_range("size_px", self.size_px, (1.0, 1000.0))
         if not low < high:
             raise ConfigError(f"size_px=[{low:g}, {high:g}]: the largest must exceed the smallest")
@@ -92,6 +95,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         raise ConfigError(
             "pod draws defects at the size of the files: leave data.size_px and data.scale out"
         )
+    _check_patches(options, min(prediction.task.datamodule.patch_px))
     prediction.start()
     bench = _open_bench(prediction, writer, options, int(cfg.seed))
     targets = judge_families(bench, options)
@@ -100,6 +104,20 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     result = summarise(targets, bench.count_false_calls())
     _write(prediction.run.folder, targets, result)
     return _list_metrics(result)
+
+
+def _check_patches(options: PodOptions, patch_px: int) -> None:
+    """Refuse defects that are larger than the patches that they are drawn on.
+
+    Raises:
+        ConfigError: They are.
+    """
+    smallest_px, largest_px = options.size_px
+    if largest_px > patch_px:
+        raise ConfigError(
+            f"size_px=[{smallest_px:g}, {largest_px:g}]: defects are drawn on patches, so the largest "
+            f"has at most their {patch_px} px: set size_px or data.patch_px"
+        )
 
 
 def _list_images(prediction: Prediction, writer: MapWriter) -> Sequence[int]:

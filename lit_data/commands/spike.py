@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from lit_data.checks import check_count
 from lit_data.commands.replay import Record, Request
 from lit_data.commands.result import print_table
 from lit_data.errors import DataError
@@ -64,6 +65,7 @@ def main(words: Sequence[str]) -> None:
     request = Request.parse("spike", words, {"count": 10}, _HELP)
     if request is None:
         return
+    check_count("count", request.numbers["count"], 1)
     rows = []
     with request.open("spike") as (replay, folder):
         record = replay.record

@@ -186,8 +186,9 @@ def warn_of_other_data(
     trained = record.get("look")
     if not isinstance(trained, Mapping):
         return
-    is_same_set = record.get("root") == (None if root is None else absolute_root(root))
-    differences = [] if is_same_set else list(_describe_unlike(trained, look_at(bank)))
+    differences = (
+        [] if is_trained_root(record, root) else list(_describe_unlike(trained, look_at(bank)))
+    )
     if differences:
         log.warning(
             "these images are unlike those that the model was trained on (%s): %s. Is it the right "
@@ -195,6 +196,14 @@ def warn_of_other_data(
             escape(str(record.get("root") or "a drawn set")),
             "; ".join(differences),
         )
+
+
+def is_trained_root(record: Mapping[str, Any] | None, root: str | None) -> bool:
+    """Return True if a checkpoint was trained on the images of a root; None is a drawn set."""
+    if record is None:
+        return False
+    trained_root: str | None = record.get("root")
+    return trained_root == (None if root is None else absolute_root(root))
 
 
 def _describe_unlike(trained: Mapping[str, Any], here: Look) -> Iterator[str]:

@@ -30,7 +30,7 @@ whose batch has other samples, the first sample whose bytes differ, with its fil
 step whose loss differs. Samples are compared by the digests of the runs (callbacks.digest, the
 first 20,000 samples unless callbacks.digest.max_samples says more); nothing is trained. Both RUNs
 may be at addresses."""
-_PLACES: Final = ("paths.", "hydra.", "resume", "run", "callbacks.", "logger.")
+_PLACES: Final = ("paths.", "hydra.", "resume", "run", "logger.")
 """Keys of options that decide no sample and no weight."""
 _MOST_LINES: Final = 20
 
@@ -56,10 +56,15 @@ def _compare(
     first: Mapping[str, Any], second: Mapping[str, Any], *, without: Sequence[str] = ()
 ) -> Iterator[str]:
     keys = [key for key in {**first, **second} if not key.startswith(tuple(without) or "\0")]
-    for key in sorted(keys, key=lambda key: (not key.startswith("data."), key != "seed")):
+    for key in sorted(keys, key=_rank):
         values = [table.get(key, "missing") for table in (first, second)]
         if values[0] != values[1]:
             yield f"{key}: {values[0]} -> {values[1]}"
+
+
+def _rank(key: str) -> tuple[bool, bool, bool]:
+    """Return the rank of a key: data first, then the seed, and callbacks last."""
+    return not key.startswith("data."), key != "seed", key.startswith("callbacks.")
 
 
 def compare_splits(first: Path, second: Path) -> Iterator[str]:
@@ -143,6 +148,8 @@ def explain(runs: Sequence[str], folders: Sequence[Path], packages: Sequence[str
         lines.append(
             f"sample: the first that differs is row {sample[1]} of step {sample[0]}: {both}"
         )
+    if len(first.steps) != len(second.steps):
+        lines.append(f"steps: {len(first.steps)} -> {len(second.steps)}")
     loss = find_other_loss(first, second)
     if loss is not None:
         values = [f"{float(record.steps['loss'][loss]):.9g}" for record in (first, second)]

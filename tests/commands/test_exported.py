@@ -8,10 +8,11 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 
 from lit_data.cli import main
-from lit_data.commands import export
+from lit_data.commands import export, int8
 from lit_data.commands.exported import Graph, read_exported_record, use_exported
 from lit_data.commands.int8 import Int8Options
 from lit_data.errors import ConfigError, StoreError
@@ -152,3 +153,37 @@ def test_a_disk_that_is_full_leaves_the_file_as_it_was(
     assert "No space left on device" in errors[1]
     assert [path.name for path in tmp_path.iterdir()] == ["a.inspect"]
     assert (tmp_path / "a.inspect").read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("mode", "scores", "is_int8"),
+    [
+        ("max", (0.9, 0.895), True),
+        ("max", (0.9, 0.88), False),
+        ("max", (0.9, float("nan")), False),
+        ("min", (0.1, 0.105), True),
+        ("min", (0.1, 0.12), False),
+    ],
+)
+def test_float32_stays_where_int8_scores_worse(
+    mode: str,
+    scores: tuple[float, float],
+    is_int8: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    encoded = write_board(tmp_path / "a.inspect").read_bytes()
+    quantised = write_board(tmp_path / "a.inspect", threshold=0.4).read_bytes()
+    by_file = dict(zip((0.5, 0.4), scores, strict=True))
+    monkeypatch.setattr(int8, "build_datamodule", lambda cfg: L.LightningDataModule())
+    monkeypatch.setattr(int8, "_read_training", lambda *_: [IMAGES.numpy()])
+    monkeypatch.setattr(int8, "encode_int8", lambda *_: quantised)
+    monkeypatch.setattr(
+        int8, "_score", lambda _cfg, _data, graph: by_file[graph.inspector.settings.threshold]
+    )
+    cfg = OmegaConf.create({"callbacks": {"checkpoint": {"monitor": "val/loss", "mode": mode}}})
+    chosen = int8.choose_precision(encoded, cfg, Int8Options(int8=True))
+    assert chosen == (quantised if is_int8 else encoded)
+    text = "float32 stays: the drop of the score is above int8_drop=0.01: val/loss"
+    assert (text in caplog.text) != is_int8

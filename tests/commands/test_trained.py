@@ -97,6 +97,15 @@ def test_a_run_is_chosen_by_its_folder(
     assert _predict(trained, tmp_path, root, f"run={tmp_path}/none")[0] == 3
 
 
+@pytest.mark.parametrize("command", ["calibrate", "pod"])
+def test_images_that_trained_bound_nothing(
+    command: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(trained / "runs/fit/segmentation/1"), "images=all", "data.scale=null"]
+    assert main([command, *words, *_places(trained), f"hydra.run.dir={tmp_path}"]) == 2
+    assert "holds the images that trained the model" in capsys.readouterr().err
+
+
 def test_images_of_another_kind_are_told(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     for number in range(3):

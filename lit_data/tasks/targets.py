@@ -35,7 +35,7 @@ _BATCH: Final = 64
 _SIZES: Final[Mapping[str, tuple[str, float]]] = {
     **dict.fromkeys(("scratch", "stripe_break", "extra_stripe"), ("length_px", 1.0)),
     **dict.fromkeys(("stain", "cut_paste", "texture", "shift", "blur"), ("size_px", 1.0)),
-    "line": ("width_px", 1.0),
+    "line": ("width_px", 1),  # whole
     "nick": ("radius_px", 0.5),
     "relief": ("sigma_px", 0.25),  # most of a Gaussian lies within two of them to either side
 }

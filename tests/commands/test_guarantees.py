@@ -17,7 +17,8 @@ from lit_data.commands.calibrate import CalibrateOptions
 from lit_data.commands.pod import PodOptions, map_places, summarise
 from lit_data.commands.rerun import take_run
 from lit_data.errors import ConfigError
-from lit_data.tasks.targets import Target
+from lit_data.synthesis import FAMILIES, DefectSpec
+from lit_data.tasks.targets import Target, size_family
 from lit_inspect.__main__ import main as inspect
 from lit_inspect.board import read_board
 
@@ -217,3 +218,9 @@ def test_a_run_of_another_command_is_refused(
     place = os.path.realpath(tmp_path / "run")
     assert on_run.overrides == ("+experiment=segmentation", f"run={place}", "seed=4")
     assert on_run.read == ["+experiment=segmentation"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_family_can_be_drawn_in_one_size(name: str) -> None:
+    (family,) = DefectSpec(probability=1.0, families={name: size_family(name, 7)}).families
+    assert family.name == name

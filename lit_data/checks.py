@@ -118,7 +118,7 @@ def check_outside_root(folder: Path, root: object, key: str) -> None:
 
     Args:
         folder: To write to.
-        root: Folder or address of the data; None for a drawn set.
+        root: Folder or address of the data; None for a synthetic dataset.
         key: Of the option that names the folder.
 
     Raises:

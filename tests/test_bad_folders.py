@@ -55,7 +55,7 @@ def _spoil_both_passes(root: Path) -> list[str]:
 
 
 def _mask_folder_beside(root: Path) -> list[str]:
-    """As the drawn set's own folder, given as the root."""
+    """As the synthetic dataset's own folder, given as the root."""
     (root / "test_masks").mkdir()
     cv2.imwrite(str(root / "test_masks/0.png"), np.zeros((64, 64), np.uint8))
     return [

@@ -84,7 +84,7 @@ def _read_options(cfg: DictConfig) -> dict[str, Any]:
 
 def describe_record(record: Mapping[str, Any], checkpoint: Path) -> str:
     """Return one line: which data, how many epochs, which scores."""
-    root = record.get("root") or "a drawn set"
+    root = record.get("root") or "a synthetic dataset"
     unit = "epoch" if record["epochs"] == 1 else "epochs"
     text = (
         f"{checkpoint}: experiment {record['experiment']}, trained on {root}, "
@@ -178,7 +178,7 @@ def warn_of_other_data(
 
     Args:
         record: From `take_trained`.
-        root: Of the images; None for a drawn set.
+        root: Of the images; None for a synthetic dataset.
         bank: The images; None where a kind of data has none.
     """
     if record is None or bank is None:
@@ -193,13 +193,13 @@ def warn_of_other_data(
         log.warning(
             "these images are unlike those that the model was trained on (%s): %s. Is it the right "
             "run? ckpt=PATH or run=FOLDER chooses another",
-            escape(str(record.get("root") or "a drawn set")),
+            escape(str(record.get("root") or "a synthetic dataset")),
             "; ".join(differences),
         )
 
 
 def is_trained_root(record: Mapping[str, Any] | None, root: str | None) -> bool:
-    """Return True if a checkpoint was trained on the images of a root; None is a drawn set."""
+    """Return True if a checkpoint was trained on the images of a root; None is a synthetic dataset."""
     if record is None:
         return False
     trained_root: str | None = record.get("root")

@@ -165,7 +165,7 @@ class Source(FileOptions, ABC):
 
     @cached_property
     def folder(self) -> Path:
-        """The root or its mirror; without one, the drawn set; the first call makes what is not there."""
+        """The root or its mirror; without one, the synthetic dataset; the first call makes what is not there."""
         return (self.shards or self._root).folder if self.root else self._make_samples()
 
     def refresh(self) -> None:
@@ -303,7 +303,7 @@ class Source(FileOptions, ABC):
 
     def _make_samples(self) -> Path:
         if self.sample_spec is None:
-            raise ConfigError("there is no drawn set for this kind of data: set data.root")
+            raise ConfigError("there is no synthetic dataset for this kind of data: set data.root")
         check_types(self.sample_spec, self.samples, "samples")  # they come from a configuration
         return self.sample_spec(**self.samples).ensure(self._cache / "samples")
 

@@ -1,4 +1,4 @@
-"""The drawn set of the inspection experiment: grey surfaces, some with pits and scratches, with masks beside them."""
+"""The synthetic dataset of the segmentation experiment: grey surfaces, some with pits and scratches, and their masks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

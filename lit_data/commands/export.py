@@ -37,24 +37,24 @@ score of validation drops by no more than int8_drop=0.01 (ranges are those of in
 --package NAME allows classes of a package of yours."""
 
 
-def main(words: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Export a run.
 
     Args:
-        words: Those behind ``export``.
+        arguments: Those behind ``export``.
 
     Raises:
         LitDataError: There is no such run, or its model cannot be exported.
     """
     parser = Parser("python -m lit_data export")
     parser.add_argument("--package", action="append", default=[])
-    parser.add_argument("words", nargs="*")
-    options = parser.read(words)
+    parser.add_argument("arguments", nargs="*")
+    options = parser.read(arguments)
     if options.help:
         print(_HELP)
         return
-    keys = [word for word in options.words if "=" in word]
-    paths = [word for word in options.words if "=" not in word]
+    overrides = [text for text in options.arguments if "=" in text]
+    paths = [text for text in options.arguments if "=" not in text]
     if not 1 <= len(paths) <= 2:
         raise ConfigError(
             "export needs the folder of a run, and takes a file: export RUN board.inspect"
@@ -65,20 +65,20 @@ def main(words: Sequence[str]) -> None:
         raise ConfigError(f"{path}: name a file that ends in {SUFFIX}")
     check_runtime()
     with allow_packages(options.package):
-        data = encode_run(run, _read_keys(keys))
+        data = encode_run(run, _read_keys(overrides))
     _write(path, data)
 
 
-def _read_keys(words: Sequence[str]) -> dict[str, Any]:
+def _read_keys(overrides: Sequence[str]) -> dict[str, Any]:
     """Return the values of the keys that are typed.
 
     Raises:
         ConfigError: A key is none of those that change an export.
     """
-    typed = OmegaConf.from_dotlist(list(words))
+    typed = OmegaConf.from_dotlist(list(overrides))
     predict = OmegaConf.select(typed, "predict")
-    for word in words:
-        key = word.partition("=")[0]
+    for override in overrides:
+        key = override.partition("=")[0]
         if key not in ("data.root", "ckpt", *_INT8) and not key.startswith("predict."):
             raise ConfigError(
                 f"'{key}' changes no export: data.root, ckpt, {', '.join(_INT8)} and predict.* do"

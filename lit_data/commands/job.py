@@ -43,7 +43,7 @@ _STOPPED_S: Final = 60.0  # for the first rank to save, where another was stoppe
 _ELSEWHERE: Final = ": its own message says why, if it had time for one"
 
 _SHARED_MODULES = {"validate": "evaluate", "test": "evaluate"}
-_WORDS_OF_A_SWEEP = ("hydra.mode=", "hydra.sweep.dir=", "sweep.")
+_OF_SWEEP = ("hydra.mode=", "hydra.sweep.dir=", "sweep.")
 
 
 class RankWatch(threading.Thread):
@@ -299,12 +299,12 @@ def _command_line_for_ranks(command: str, flags: Sequence[str]) -> Iterator[None
     """Let Lightning's launcher start the other ranks with this job's command line and folder.
 
     It runs `sys.argv[1:]` again and adds `hydra.run.dir`, read from Hydra's configuration. With the
-    words as typed, every rank of a sweep's job would start the whole sweep again
+    overrides as typed, every rank of a sweep's job would start the whole sweep again
     (Lightning-AI/pytorch-lightning#11300).
     """
     before = sys.argv
     hydra = HydraConfig.get()
-    sys.argv = [before[0], *list_job_words(command, flags)]
+    sys.argv = [before[0], *list_job_arguments(command, flags)]
     with read_write(hydra):  # type: ignore[arg-type]  # a DictConfig typed as its schema
         hydra.run.dir = hydra.runtime.output_dir
     try:
@@ -313,12 +313,12 @@ def _command_line_for_ranks(command: str, flags: Sequence[str]) -> Iterator[None
         sys.argv = before
 
 
-def list_job_words(command: str, flags: Sequence[str]) -> list[str]:
-    """Return the command line of the job that runs now, without words for the sweep around it."""
-    overrides = HydraConfig.get().overrides
-    words = [*_read_words(overrides.hydra), *_read_words(overrides.task)]
-    job_words = [word for word in words if not word.startswith(_WORDS_OF_A_SWEEP)]
-    return [command, *flags, *job_words]
+def list_job_arguments(command: str, flags: Sequence[str]) -> list[str]:
+    """Return the command line of the job that runs now, without overrides of the sweep."""
+    groups = HydraConfig.get().overrides
+    overrides = [*_list_overrides(groups.hydra), *_list_overrides(groups.task)]
+    remaining = [override for override in overrides if not override.startswith(_OF_SWEEP)]
+    return [command, *flags, *remaining]
 
 
 @contextmanager
@@ -338,7 +338,7 @@ def _leaving_no_ranks() -> Iterator[None]:
             dist.destroy_process_group()
 
 
-def _read_words(overrides: object) -> list[str]:
+def _list_overrides(overrides: object) -> list[str]:
     # Interpolations stay as typed.
     return cast(list[str], OmegaConf.to_container(overrides, resolve=False))
 

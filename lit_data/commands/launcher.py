@@ -94,10 +94,10 @@ def place_run(cfg: DictConfig, *, sweeps: bool) -> list[str]:
         folder = folder.parent / f"slurm_{os.environ.get('SLURM_JOB_ID', 0)}"
     elif is_named_by_time:
         folder = Path(_share(str(folder)))
-    words = [f"hydra.run.dir='{folder}'"]
+    overrides = [f"hydra.run.dir='{folder}'"]
     if not is_first_rank():  # it has a log of its own, and leaves .hydra to the first
-        words += [f"hydra.job.name=rank_{_read(_RANKS)}", "hydra.output_subdir=null"]
-    return words
+        overrides += [f"hydra.job.name=rank_{_read(_RANKS)}", "hydra.output_subdir=null"]
+    return overrides
 
 
 def _check_sweep(runs: str) -> None:

@@ -34,26 +34,26 @@ _VALUES: Final = frozenset({"null", "true", "false", "yes", "no", "on", "off", "
 """Words that YAML or Hydra read as a value and not as a name."""
 
 
-def main(words: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Write a kind of data into the current folder and print what comes next.
 
     Args:
-        words: Those behind ``new-kind``.
+        arguments: Those behind ``new-kind``.
 
     Raises:
         LitDataError: As `write_kind` raises it, or the words are not one name.
     """
     parser = Parser("python -m lit_data new-kind")
-    parser.add_argument("words", nargs="*")
-    options = parser.read(words)
+    parser.add_argument("arguments", nargs="*")
+    options = parser.read(arguments)
     if options.help:
         print(_HELP)
         return
-    if len(options.words) != 1:
+    if len(options.arguments) != 1:
         raise ConfigError(
             "new-kind needs one name, such as parts: python -m lit_data new-kind parts"
         )
-    name = options.words[0]
+    name = options.arguments[0]
     for path in write_kind(name, Path()):
         print(path)
     print(_NEXT.format(name=name))

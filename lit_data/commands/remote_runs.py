@@ -102,11 +102,11 @@ def _fetch_newest(
 
 
 @contextmanager
-def fetching_runs(words: Sequence[str], scope: Scope, key: str) -> Iterator[list[Path]]:
+def fetching_runs(runs: Sequence[str], scope: Scope, key: str) -> Iterator[list[Path]]:
     """Give the folders of runs; of those at addresses copies that last as long as the context.
 
     Args:
-        words: Folders and addresses.
+        runs: Folders and addresses.
         scope: Files that are copied.
         key: What names the addresses, for messages.
 
@@ -116,11 +116,11 @@ def fetching_runs(words: Sequence[str], scope: Scope, key: str) -> Iterator[list
     """
     with ExitStack() as stack:
         folders = []
-        for word in words:
-            folder = Path(word)
-            if is_remote(word):
+        for run in runs:
+            folder = Path(run)
+            if is_remote(run):
                 copies = Path(stack.enter_context(TemporaryDirectory(prefix="lit_data-")))
-                folder = _fetch(word, scope, copies, key)
+                folder = _fetch(run, scope, copies, key)
             folders.append(folder)
         yield folders
 

@@ -131,18 +131,18 @@ def read_sweep(folder: Path, notes: list[str]) -> SweepFolder:
     return SweepFolder(str(summary.get("metric") or ""), tuple(jobs))
 
 
-def main(words: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Write the page that the command line asks for and print its path.
 
     Args:
-        words: Of the command line, after ``report``.
+        arguments: Of the command line, after ``report``.
 
     Raises:
         ConfigError: An option is wrong.
         DataError: A folder is no run.
         StoreError: The page cannot be written.
     """
-    options = _parse(words)
+    options = _parse(arguments)
     if options.help:
         print(_HELP)
         return
@@ -220,13 +220,13 @@ def write_report(
     return path
 
 
-def _parse(words: Sequence[str]) -> argparse.Namespace:
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser("python -m lit_data report")
     parser.add_argument("--output")
     parser.add_argument("--metrics", default="")
     parser.add_argument("--picture-width", type=int)
     parser.add_argument("runs", nargs="*")
-    options = parser.read(words)
+    options = parser.read(arguments)
     if not options.runs and not options.help:
         raise ConfigError(
             "report needs the folder of a run or a sweep, such as "

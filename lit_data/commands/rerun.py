@@ -37,15 +37,14 @@ class Started:
 
     Attributes:
         command: The word on the command line.
-        words: The overrides but for Hydra's own, which may name programs: the folder may be
-            anybody's.
+        overrides: Without Hydra's own, which may name programs: the folder may be anybody's.
         config_dir: The user's own folder of configurations, if any.
         folder: Where it was started.
         sweeps: True for a sweep.
     """
 
     command: str
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     config_dir: str | None
     folder: Path
     sweeps: bool
@@ -57,8 +56,8 @@ class Started:
             typed: Overrides.
             without: Keys that are left out.
         """
-        keys = {_read_key(word) for word in typed} | set(without)
-        remaining = [word for word in self.words if _read_key(word) not in keys]
+        keys = {_read_key(override) for override in typed} | set(without)
+        remaining = [override for override in self.overrides if _read_key(override) not in keys]
         return (*remaining, *typed)
 
     def list_read(self, run: str, typed: Sequence[str]) -> list[str]:
@@ -70,14 +69,14 @@ class Started:
             run: Folder or address of the run.
             typed: Overrides.
         """
-        keys = {_read_key(word) for word in typed}
-        words = []
-        for word in self.words:
-            key = _read_key(word)
-            is_place = key == "paths.runs" and self._holds(run, word.partition("=")[2])
+        keys = {_read_key(override) for override in typed}
+        overrides = []
+        for override in self.overrides:
+            key = _read_key(override)
+            is_place = key == "paths.runs" and self._holds(run, override.partition("=")[2])
             if key not in keys and not is_place:
-                words.append(word)
-        return words
+                overrides.append(override)
+        return overrides
 
     def _holds(self, run: str, runs: str) -> bool:
         """Return True if a run lies in COMMAND/NAME/TIME of a folder or address."""
@@ -106,16 +105,17 @@ def read_started(run: Path) -> Started:
         ) from error
     except (OSError, ValueError, YAMLError, RecursionError) as error:
         raise DataError(f"{run} does not say how it was started: {first_line(error)}") from error
-    words = as_dict(hydra.get("overrides")).get("task")
+    typed = as_dict(hydra.get("overrides")).get("task")
     command = config.get("command")
-    if not isinstance(words, list) or not isinstance(command, str):
+    if not isinstance(typed, list) or not isinstance(command, str):
         raise DataError(
             f"{run} does not say how it was started: its configuration is not one of lit_data"
         )
     folder = Path(str(as_dict(hydra.get("runtime")).get("cwd")))
-    flag_words = find_config_dir(hydra)  # --config-dir FOLDER for each; the last one counts
-    config_dir = flag_words[-1] if flag_words else None
-    overrides = [str(word) for word in words if not _IS_OF_HYDRA(_read_key(str(word)))]
+    flags = find_config_dir(hydra)  # --config-dir FOLDER for each; the last one counts
+    config_dir = flags[-1] if flags else None
+    lines = map(str, typed)
+    overrides = [line for line in lines if not _IS_OF_HYDRA(_read_key(line))]
     return Started(command, tuple(overrides), config_dir, folder, is_sweep)
 
 
@@ -123,11 +123,11 @@ def _read_yaml(run: Path, name: str) -> dict[str, Any]:
     return as_dict(parse_yaml(read_text(run, run / name)))
 
 
-def main(words: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Start a run again.
 
     Args:
-        words: Those behind ``rerun``.
+        arguments: Those behind ``rerun``.
 
     Raises:
         LitDataError: There is no such run, or as the command raises it.
@@ -135,20 +135,20 @@ def main(words: Sequence[str]) -> None:
     parser = Parser("python -m lit_data rerun")
     parser.add_argument("--package", action="append", default=[])
     parser.add_argument("--print", action="store_true")
-    parser.add_argument("words", nargs="*")
-    options = parser.read(words)
+    parser.add_argument("arguments", nargs="*")
+    options = parser.read(arguments)
     if options.help:
         print(_HELP)
         return
-    if not options.words:
+    if not options.arguments:
         raise ConfigError(
             "rerun needs the folder of a run or a sweep, such as "
             "runs/fit/stripe/2026-01-31_12-00-00"
         )
-    run, *typed = options.words
+    run, *typed = options.arguments
     with fetching_runs([run], RECORDS, "RUN") as (run_folder,):
         started = read_started(run_folder)
-    words_read = started.list_read(run, typed)
+    read = started.list_read(run, typed)
     overrides = started.replace(typed)
     line = _join(started, overrides, options.package)
     if options.print:
@@ -164,7 +164,7 @@ def main(words: Sequence[str]) -> None:
         config_dir=started.config_dir,
         packages=options.package,
         multirun=started.sweeps,
-        read=words_read,
+        read=read,
     )
 
 
@@ -210,26 +210,27 @@ def take_run(command: str, run: str, typed: Sequence[str]) -> OnRun:
         kind = "sweep" if started.sweeps else started.command
         raise ConfigError(f"{command} needs the folder of a run of fit, and {run} is one of {kind}")
     address = run if is_remote(run) else str(Path(run).resolve())
-    words = [f"run={address}", *typed]
+    typed = [f"run={address}", *typed]
     # What the folder says holds as a file's: it may be anybody's.
-    read = started.list_read(run, words)
-    overrides = started.replace(words, without=_OF_TRAINING)
+    read = started.list_read(run, typed)
+    overrides = started.replace(typed, without=_OF_TRAINING)
     _go_to(started.folder)
-    return OnRun(overrides, [word for word in read if word in overrides], started.config_dir)
+    read = [override for override in read if override in overrides]
+    return OnRun(overrides, read, started.config_dir)
 
 
 def _join(started: Started, overrides: Sequence[str], packages: Sequence[str]) -> str:
-    words = ["python", "-m", "lit_data", started.command]
+    arguments = ["python", "-m", "lit_data", started.command]
     if started.sweeps:
-        words.append("-m")
-    words += overrides
+        arguments.append("-m")
+    arguments += overrides
     for name in packages:
-        words += ["--package", name]
+        arguments += ["--package", name]
     if started.config_dir:
-        words += ["--config-dir", started.config_dir]
-    return shlex.join(words)
+        arguments += ["--config-dir", started.config_dir]
+    return shlex.join(arguments)
 
 
-def _read_key(word: str) -> str:
+def _read_key(override: str) -> str:
     """Return the key of an override."""
-    return word.lstrip("+~").partition("=")[0]
+    return override.lstrip("+~").partition("=")[0]

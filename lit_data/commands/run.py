@@ -58,25 +58,25 @@ def run(
         SystemExit: a single job failed with the error that is its cause.
     """
     with reporting_to_sweep(), open_hydra(config_dir) as hydra:
-        cfg, words = check_run(
+        cfg, completed = check_run(
             hydra, command, overrides, multirun=multirun, packages=packages, read=read
         )
         is_sweep = multirun or cfg.hydra.mode is RunMode.MULTIRUN
         options = read_options(SweepOptions, cfg.get("sweep", {}), "sweep")
-        place_words = place_run(cfg, sweeps=is_sweep)
+        place_overrides = place_run(cfg, sweeps=is_sweep)
         folder = Path(cfg.hydra.sweep.dir if is_sweep else cfg.hydra.run.dir).absolute()
         _check_writable(folder)
         flags = _list_flags(config_dir, packages)
         if is_sweep:
-            options, direction_words = settle_direction(cfg, options)
-            words = [*words, *direction_words]
-            run_sweep(hydra, cfg, words, options=options, flags=flags, packages=packages)
+            options, direction_overrides = settle_direction(cfg, options)
+            completed = [*completed, *direction_overrides]
+            run_sweep(hydra, cfg, completed, options=options, flags=flags, packages=packages)
             return folder
         if options.resume is not None:
             raise ConfigError("sweep.resume goes on with a sweep: add -m.")
         task = functools.partial(_run_alone, flags=tuple(flags), packages=tuple(packages))
         # Hydra composes once more, makes the run folder and sets its logs up.
-        job = hydra.run(command, task, [*words, *place_words, "hydra.mode=RUN"])
+        job = hydra.run(command, task, [*completed, *place_overrides, "hydra.mode=RUN"])
         job_cfg: Any = job.hydra_cfg
         return Path(job_cfg.hydra.runtime.output_dir)
 

@@ -48,7 +48,7 @@ def test_it_is_started_again_where_it_was_and_with_changes(
     assert main(["rerun", "../first", "data.patch_px=48"]) == 0
     second = Path(capsys.readouterr().out.splitlines()[-1])
     assert second.is_relative_to(folder / "runs/show/stripe")
-    assert read_started(second.parent).words[-1] == "data.patch_px=48"
+    assert read_started(second.parent).overrides[-1] == "data.patch_px=48"
 
 
 def test_a_sweep_is_started_again_as_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +60,7 @@ def test_a_sweep_is_started_again_as_one(run: Path, capsys: pytest.CaptureFixtur
 
 def test_what_decides_which_code_runs_is_left_out(run: Path) -> None:
     _add_words(run, "hydra.job.env_set.LD_PRELOAD=x.so", "+hydra/launcher=slurm")
-    assert not any("hydra" in word for word in read_started(run).words)
+    assert not any("hydra" in override for override in read_started(run).overrides)
 
 
 def _add_words(run: Path, *words: str) -> None:

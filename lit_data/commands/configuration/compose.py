@@ -78,17 +78,17 @@ def explain(error: Exception, tree: ConfigTree | None = None) -> str:
     return f"{text.rstrip('.')}.{hint}"
 
 
-def find_unknown(tree: ConfigTree, words: Sequence[str]) -> str | None:
+def find_unknown(tree: ConfigTree, overrides: Sequence[str]) -> str | None:
     """Return the line for the first override of an unknown option or key; None if there is none."""
-    overrides = tree.parse(words)
-    for override in overrides:
+    parsed = tree.parse(overrides)
+    for override in parsed:
         if not _chooses_option(tree, override):
             continue
         group = override.key_or_group
         for option in _list_options(override):
             if not tree.has_option(group, option):
                 return unknown_option(option, group, tree.options(group))
-    for override, cfg in _list_unknown(tree, overrides):
+    for override, cfg in _list_unknown(tree, parsed):
         key = dot_indices(override.key_or_group)
         if key in _GONE:
             return f"'{key}' is gone: {_GONE[key]}."
@@ -100,26 +100,26 @@ def find_unknown(tree: ConfigTree, words: Sequence[str]) -> str | None:
     return None
 
 
-def open_arguments(tree: ConfigTree, words: Sequence[str]) -> list[str]:
+def open_arguments(tree: ConfigTree, overrides: Sequence[str]) -> list[str]:
     """Put Hydra's ``++`` before arguments that a node's class has and its file leaves out.
 
     So ``trainer.limit_train_batches=10`` may be typed as it is.
 
     Args:
         tree: What the configuration is composed from.
-        words: Overrides; those of groups and of targets decide which class a node names.
+        overrides: Those of groups and of targets decide which class a node names.
 
     Returns:
         The overrides.
     """
     opened = set()
-    for override, cfg in _list_unknown(tree, tree.parse(words)):
+    for override, cfg in _list_unknown(tree, tree.parse(overrides)):
         if override.is_delete():
             continue
         key = dot_indices(override.key_or_group)
         if key.rpartition(".")[2] in _list_arguments(cfg, key):
             opened.add(str(override.input_line))
-    return [f"++{word}" if word in opened else word for word in words]
+    return [f"++{line}" if line in opened else line for line in overrides]
 
 
 def _list_unknown(
@@ -268,20 +268,22 @@ def check_run(
     with _as_config_errors():
         tree = ConfigTree(hydra, command, overrides)
     parsed = tree.parse(overrides)
-    words = [_normalise(tree, override, parsed) for override in parsed]
+    completed = [_normalise(tree, override, parsed) for override in parsed]
     with allow_packages(packages):
-        words = open_arguments(tree, words)
-        jobs = _plan_jobs(tree, words, multirun=multirun)
-        words_read = {word.lstrip("+") for word in read}
-        typed = [word for word in words if word.lstrip("+") not in words_read]
+        completed = open_arguments(tree, completed)
+        jobs = _plan_jobs(tree, completed, multirun=multirun)
+        lines_read = {line.lstrip("+") for line in read}
+        typed = [line for line in completed if line.lstrip("+") not in lines_read]
         first = _check_job(tree, next(jobs), typed)
         for job in jobs:
             _check_job(tree, job, typed)
-    return first, words
+    return first, completed
 
 
 @contextmanager
-def _as_config_errors(tree: ConfigTree | None = None, words: Sequence[str] = ()) -> Iterator[None]:
+def _as_config_errors(
+    tree: ConfigTree | None = None, overrides: Sequence[str] = ()
+) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", r"provider=.*\s+is not available", UserWarning)
@@ -290,32 +292,32 @@ def _as_config_errors(tree: ConfigTree | None = None, words: Sequence[str] = ())
         raise
     except Exception as error:
         # Also what Hydra and OmegaConf raise by mistake: it is the user's text that they read.
-        unknown = find_unknown(tree, words) if tree else None
+        unknown = find_unknown(tree, overrides) if tree else None
         raise ConfigError(unknown or explain(error, tree)) from error
 
 
 def _normalise(tree: ConfigTree, override: Override, overrides: Sequence[Override]) -> str:
     """Refuse options that leave the group's folder, and add the + that Hydra wants of a group."""
-    word, group = str(override.input_line), override.key_or_group
+    line, group = str(override.input_line), override.key_or_group
     value = override.value()
     if isinstance(value, dict) or override.is_delete() or not tree.is_group(group):
-        return word
-    if _LEAVING.search(word.partition("=")[2]):
+        return line
+    if _LEAVING.search(line.partition("=")[2]):
         raise ConfigError(
-            f"'{word}': an option is a name of the group '{group}', without '..' or a leading '/'."
+            f"'{line}': an option is a name of the group '{group}', without '..' or a leading '/'."
         )
     if not (override.is_sweep_override() or isinstance(value, str | list)):
         raise ConfigError(
-            f"'{word}': '{group}' is a group; choose one of: {', '.join(tree.options(group))}."
+            f"'{line}': '{group}' is a group; choose one of: {', '.join(tree.options(group))}."
         )
     has_option = _has_option_already(tree, group, overrides)
     if override.is_add() and has_option and override.package is None:
         raise ConfigError(
-            f"'{word}': '{group}' has an option already; write {word[1:]} to replace it."
+            f"'{line}': '{group}' has an option already; write {line[1:]} to replace it."
         )
-    if has_option or word.startswith("+") or override.package is not None:
-        return word
-    return f"+{word}"
+    if has_option or line.startswith("+") or override.package is not None:
+        return line
+    return f"+{line}"
 
 
 def _has_option_already(tree: ConfigTree, group: str, overrides: Sequence[Override]) -> bool:
@@ -327,50 +329,52 @@ def _has_option_already(tree: ConfigTree, group: str, overrides: Sequence[Overri
     if group in choices:
         return True
     parent = group.rpartition("/")[0]
-    words = []
+    choosing = []
     for override in overrides:
         other = override.key_or_group
         is_choice = isinstance(override.value(), str) and tree.is_group(other)
         if parent and is_choice and not other.startswith(f"{parent}/"):
-            word = str(override.input_line)
-            words.append(word if other in choices or override.is_add() else f"+{word}")
-    if not words:
+            line = str(override.input_line)
+            choosing.append(line if other in choices or override.is_add() else f"+{line}")
+    if not choosing:
         return False
-    with _as_config_errors(tree, words):
-        return group in tree.compose(words).hydra.runtime.choices
+    with _as_config_errors(tree, choosing):
+        return group in tree.compose(choosing).hydra.runtime.choices
 
 
-def _plan_jobs(tree: ConfigTree, words: Sequence[str], *, multirun: bool) -> Iterator[list[str]]:
+def _plan_jobs(
+    tree: ConfigTree, overrides: Sequence[str], *, multirun: bool
+) -> Iterator[list[str]]:
     """Yield the first job of a sweep, then one more for every other option of a swept group."""
-    overrides = tree.parse(words)
+    parsed = tree.parse(overrides)
     if multirun:
-        overrides = [*_read_sweeper_params(tree, overrides), *overrides]
-    first = [_list_words(override)[0] for override in overrides]
-    for override in overrides:
+        parsed = [*_read_sweeper_params(tree, parsed), *parsed]
+    first = [_list_values(override)[0] for override in parsed]
+    for override in parsed:
         if override.is_sweep_override() and not multirun:
             raise ConfigError(
                 f"'{override.input_line}' has several values: add -m to run each, write key=[a,b] "
                 "for a list or quote the value."
             )
     yield first
-    for index, override in enumerate(overrides):
+    for index, override in enumerate(parsed):
         if override.is_sweep_override() and tree.is_group(override.key_or_group):
-            for word in _list_words(override)[1:]:
-                yield [*first[:index], word, *first[index + 1 :]]
+            for line in _list_values(override)[1:]:
+                yield [*first[:index], line, *first[index + 1 :]]
 
 
 def _read_sweeper_params(tree: ConfigTree, overrides: Sequence[Override]) -> list[Override]:
-    words = []
+    unswept = []
     for override in overrides:
         if not override.is_sweep_override():
-            words.append(str(override.input_line))
+            unswept.append(str(override.input_line))
     with _as_config_errors():
-        cfg = tree.compose(words)
+        cfg = tree.compose(unswept)
     params = OmegaConf.select(cfg, "hydra.sweeper.params") or {}
     return tree.parse([f"{key}={value}" for key, value in params.items()])
 
 
-def _list_words(override: Override) -> list[str]:
+def _list_values(override: Override) -> list[str]:
     """Return one override for each value of a sweep; any other override stands for itself."""
     if not override.is_sweep_override():
         return [str(override.input_line)]
@@ -385,10 +389,10 @@ def _list_words(override: Override) -> list[str]:
     return [f"{key}={value}" for value in values]
 
 
-def _check_job(tree: ConfigTree, words: Sequence[str], typed: Sequence[str]) -> DictConfig:
-    with _as_config_errors(tree, words):
-        cfg = tree.compose(words)
-        paths, left_open = tree.read_files(words)
+def _check_job(tree: ConfigTree, overrides: Sequence[str], typed: Sequence[str]) -> DictConfig:
+    with _as_config_errors(tree, overrides):
+        cfg = tree.compose(overrides)
+        paths, left_open = tree.read_files(overrides)
         settle_folders(cfg)
         _fill_runtime(cfg)
         job, hydra = _resolve(_take_job(cfg)), _resolve(_take_hydra(cfg))

@@ -67,8 +67,8 @@ def find_typed() -> set[str]:
     """Return the keys of this run's command line; none outside a run."""
     if not HydraConfig.initialized():
         return set()
-    words: Sequence[str] = HydraConfig.get().overrides.task
-    return {word.lstrip("+").partition("=")[0] for word in words}
+    overrides: Sequence[str] = HydraConfig.get().overrides.task
+    return {override.lstrip("+").partition("=")[0] for override in overrides}
 
 
 def check_hydra_node(hydra: Mapping[str, Any], typed: Sequence[str] = ()) -> None:

@@ -68,13 +68,13 @@ class Parser(argparse.ArgumentParser):
         """
         raise ConfigError(f"{message}. See {self.prog} --help.")
 
-    def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """Options and words in any order.
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Options and arguments in any order.
 
         Raises:
             ConfigError: An option is unknown or lacks its value.
         """
-        options, unknown = self.parse_known_intermixed_args(words)
+        options, unknown = self.parse_known_intermixed_args(arguments)
         if unknown:
             near = nearest(unknown[0], self._option_string_actions)
             raise ConfigError(

@@ -109,53 +109,53 @@ class ConfigTree:
     Args:
         hydra: the engine.
         command: name of the primary configuration.
-        words: overrides of the command line; those of `hydra.searchpath` decide where groups are
+        overrides: of the command line; those of `hydra.searchpath` decide where groups are
             looked for.
     """
 
-    def __init__(self, hydra: Hydra, command: str, words: Sequence[str]) -> None:
+    def __init__(self, hydra: Hydra, command: str, overrides: Sequence[str]) -> None:
         self._hydra = hydra
         self.command = command
-        self._search_words: list[str] = []
-        for word in words:
-            if word.lstrip("+").startswith("hydra.searchpath="):
-                self._search_words.append(word)
+        self._search_overrides: list[str] = []
+        for line in overrides:
+            if line.lstrip("+").startswith("hydra.searchpath="):
+                self._search_overrides.append(line)
         self.base = self.compose([])
 
-    def parse(self, words: Sequence[str]) -> list[Override]:
+    def parse(self, overrides: Sequence[str]) -> list[Override]:
         """Read overrides.
 
         Raises:
             ConfigError: one is not in Hydra's grammar.
         """
         parser = OverridesParser.create(config_loader=self._hydra.config_loader)
-        overrides = []
-        for word in words:
+        parsed = []
+        for line in overrides:
             try:
-                overrides += parser.parse_overrides([word])
+                parsed += parser.parse_overrides([line])
             except HydraException as error:
-                lines = str(error).removeprefix(f"Error parsing override '{word}'\n").splitlines()
+                lines = str(error).removeprefix(f"Error parsing override '{line}'\n").splitlines()
                 reason = lines[0].removeprefix("LexerNoViableAltException: ")
                 quoting = ""
-                if word.count("=") > 1:
+                if line.count("=") > 1:
                     quoting = """; a text that holds = is quoted: 'key="a=b"'"""
                 raise ConfigError(
-                    f"cannot read the override '{word}' ({reason}). Write key=value{quoting}."
+                    f"cannot read the override '{line}' ({reason}). Write key=value{quoting}."
                 ) from error
-        return overrides
+        return parsed
 
-    def compose(self, words: Sequence[str]) -> DictConfig:
+    def compose(self, overrides: Sequence[str]) -> DictConfig:
         """Return the whole configuration with its `hydra` node; raises what Hydra raises."""
-        # Hydra looks for groups where the words in front say.
-        others = [word for word in words if word not in self._search_words]
-        words = [*self._search_words, *others]
-        return self._hydra.compose_config(self.command, words, RunMode.RUN, from_shell=False)
+        # Hydra looks for groups where the overrides in front say.
+        others = [line for line in overrides if line not in self._search_overrides]
+        overrides = [*self._search_overrides, *others]
+        return self._hydra.compose_config(self.command, overrides, RunMode.RUN, from_shell=False)
 
     def options(self, group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
         """Return names of the files (or groups) below a group; none if there is no such group."""
         loader = self._hydra.config_loader
         return loader.get_group_options(
-            group, kind, config_name=self.command, overrides=list(self._search_words)
+            group, kind, config_name=self.command, overrides=list(self._search_overrides)
         )
 
     def has_option(self, group: str, option: str) -> bool:
@@ -177,14 +177,16 @@ class ConfigTree:
         parent, _, name = key.rpartition("/")
         return name in self.options(parent, ObjectType.GROUP)
 
-    def read_files(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    def read_files(self, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return paths of all files of a configuration, and keys that the last file left open.
 
         OmegaConf keeps an earlier file's value under a later file's `???`, so an experiment that
         asks for `data.root` would run without it.
         """
         loader = cast(ConfigLoaderImpl, self._hydra.config_loader)
-        parsed, files = loader._parse_overrides_and_create_caching_repo(self.command, list(words))
+        parsed, files = loader._parse_overrides_and_create_caching_repo(
+            self.command, list(overrides)
+        )
         defaults = create_defaults_list(
             files, self.command, parsed, prepend_hydra=True, skip_missing=False
         ).defaults

@@ -308,10 +308,10 @@ def read_settings(folder: Path, masker: Masker, notes: list[str]) -> Settings:
     hydra = as_dict(_read_yaml(folder, "hydra", notes).get("hydra"))
     # Learn before anything is shown: the same secret may stand in a reference or an override.
     masker.mask_tree(config)
-    words = as_dict(hydra.get("overrides")).get("task")
+    typed = as_dict(hydra.get("overrides")).get("task")
     overrides = []
-    if isinstance(words, list):
-        overrides = [masker.mask_text(str(word)) for word in words]
+    if isinstance(typed, list):
+        overrides = [masker.mask_text(str(override)) for override in typed]
     choices = as_dict(as_dict(hydra.get("runtime")).get("choices"))
     line = ""
     if overrides or config:

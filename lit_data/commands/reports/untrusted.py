@@ -82,12 +82,12 @@ class Masker:
         return cut_secrets(text)
 
     def _mask_entry(self, key: str, value: Any) -> Any:  # noqa: ANN401
-        words = split_key(key)
+        names = split_key(key)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number:
-            is_secret = bool(words) and words[-1] in SECRET_WORDS
+            is_secret = bool(names) and names[-1] in SECRET_WORDS
         else:
-            is_secret = isinstance(value, str | dict | list) and not SECRET_WORDS.isdisjoint(words)
+            is_secret = isinstance(value, str | dict | list) and not SECRET_WORDS.isdisjoint(names)
         if not is_secret:
             return self.mask_tree(value)
         self._learn(value)

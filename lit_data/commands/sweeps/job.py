@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
-from lit_data.commands.job import list_job_words, run_job
+from lit_data.commands.job import list_job_arguments, run_job
 from lit_data.commands.launcher import RESUMED, STOPPED, is_first_rank
 from lit_data.commands.reports.untrusted import parse_json, read_text
 from lit_data.commands.result import (
@@ -356,9 +356,9 @@ def find_last_checkpoint(folder: Path) -> Path | None:
 
 
 def _describe(record: JobRecord, sweep: Sweep) -> str:
-    shared = sweep.shared
-    words = [word for word in record.overrides if word not in shared] or record.overrides
-    return " ".join(word.lstrip("+") for word in words) or "no overrides"
+    distinct = [override for override in record.overrides if override not in sweep.shared]
+    overrides = distinct or record.overrides
+    return " ".join(override.lstrip("+") for override in overrides) or "no overrides"
 
 
 def _find_earlier(folder: Path, record: JobRecord, sweep: Sweep) -> JobRecord | None:
@@ -414,13 +414,13 @@ def _run_in_process(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Pa
         "hydra.sweep.dir": sweep.folder,
         "hydra.job.id": HydraConfig.get().job.id,
     }
-    words = list_job_words(cfg.command, sweep.flags)
-    words += [f"{key}={quote(value)}" for key, value in places.items()]
-    words += [f"hydra.job.num={record.number}", "hydra.mode=RUN"]
+    arguments = list_job_arguments(cfg.command, sweep.flags)
+    arguments += [f"{key}={quote(value)}" for key, value in places.items()]
+    arguments += [f"hydra.job.num={record.number}", "hydra.mode=RUN"]
     if record.ckpt:
-        words.append(f"ckpt={quote(record.ckpt)}")
+        arguments.append(f"ckpt={quote(record.ckpt)}")
     with holding_gpus(sweep.folder, sweep.gpus, count_gpus(cfg, sweep.gpus)) as variables:
-        return run_process(words, folder, variables)
+        return run_process(arguments, folder, variables)
 
 
 def _run_here(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) -> Outcome:

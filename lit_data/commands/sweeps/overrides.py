@@ -84,13 +84,13 @@ class Space(NamedTuple):
         Raises:
             DataError: a value is not one of the space.
         """
-        words = list(self.shared)
+        overrides = list(self.shared)
         for key, distribution in self.distributions.items():
             value = params.get(key)
             if not _is_within(distribution, value):
                 raise DataError(f"the search's journal has {key}={value!a:.80}, outside its space")
-            words.append(f"{key}={value}")
-        return words
+            overrides.append(f"{key}={value}")
+        return overrides
 
 
 def read_distribution(override: Override) -> "BaseDistribution":

@@ -47,12 +47,12 @@ OUT_OF_MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
 def run_process(
-    words: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None
+    arguments: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None
 ) -> Outcome:
     """Run `python -m lit_data` in a process of its own, and leave none of its processes.
 
     Args:
-        words: the rest of the command line.
+        arguments: the rest of the command line.
         folder: of the job; it exists.
         variables: further ones of its environment.
 
@@ -63,7 +63,7 @@ def run_process(
     (folder / FAILURE).unlink(missing_ok=True)
     kills = _count_kernel_kills()
     process = subprocess.Popen(
-        python_command("-m", "lit_data", *words),
+        python_command("-m", "lit_data", *arguments),
         env=python_environment({_VARIABLE: str(folder), **(variables or {})}),
         stdin=subprocess.PIPE,  # closes with this process, at which the job ends
         start_new_session=True,

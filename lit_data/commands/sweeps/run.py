@@ -114,7 +114,7 @@ def watching_jobs(folder: Path, total: int) -> Iterator[None]:
 def run_sweep(
     hydra: Hydra,
     cfg: DictConfig,
-    words: Sequence[str],
+    overrides: Sequence[str],
     *,
     options: SweepOptions,
     flags: Sequence[str],
@@ -125,7 +125,7 @@ def run_sweep(
     Args:
         hydra: the engine.
         cfg: the checked configuration of the first job, with Hydra's node.
-        words: overrides, as Hydra gets them.
+        overrides: as Hydra gets them.
         options: of the sweep.
         flags: options of the command line that are not overrides.
         packages: packages whose targets are allowed too.
@@ -135,7 +135,7 @@ def run_sweep(
             sweep to go on with is another one.
         KeyboardInterrupt, SystemExit: the sweep was told to stop; no process of it is left.
     """
-    jobs = _list_jobs(hydra, cfg, words)
+    jobs = _list_jobs(hydra, cfg, overrides)
     sweep = Sweep(
         options=options,
         folder=_choose_folder(cfg, options),
@@ -151,7 +151,7 @@ def run_sweep(
     if options.resume is not None:
         _check_same(sweep)
     sweep.folder.mkdir(parents=True, exist_ok=True)
-    placed = [word for word in words if not word.startswith("hydra.sweep.dir=")]
+    placed = [override for override in overrides if not override.startswith("hydra.sweep.dir=")]
     placed += [f"hydra.sweep.dir={quote(sweep.folder)}", "hydra.mode=MULTIRUN"]
     search: Search | None = None
     with ExitStack() as stack:
@@ -160,7 +160,7 @@ def run_sweep(
         else:
             task = functools.partial(run_sweep_job, sweep=sweep)
             start = functools.partial(hydra.multirun, sweep.command, task, placed)
-        stack.enter_context(_reporting(cfg, sweep, words, search))
+        stack.enter_context(_reporting(cfg, sweep, overrides, search))
         if "submitit" in str(cfg.hydra.launcher._target_):
             stack.enter_context(watching_jobs(sweep.folder, sweep.total))
         start()
@@ -179,14 +179,14 @@ def _is_search(cfg: DictConfig) -> bool:
 
 @contextmanager
 def _opening_search(
-    hydra: Hydra, sweep: Sweep, words: Sequence[str]
+    hydra: Hydra, sweep: Sweep, overrides: Sequence[str]
 ) -> Iterator[tuple["Search", Callable[[], None]]]:
     """Open a search as Hydra would set up a sweeper, and give what runs it."""
     from lit_data.commands.sweeps.search import open_search  # with Optuna
 
     config = hydra.compose_config(
         config_name=sweep.command,
-        overrides=list(words),
+        overrides=list(overrides),
         run_mode=RunMode.MULTIRUN,
         with_log_configuration=True,
     )
@@ -195,10 +195,10 @@ def _opening_search(
     launcher = Plugins.instance().instantiate_launcher(
         context, functools.partial(run_sweep_job, sweep=sweep), config
     )
-    task_words = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
-    assert isinstance(task_words, list)
-    overrides = _parse_all(hydra, config, list(map(str, task_words)))
-    with open_search(config, sweep, overrides) as search:
+    typed = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    assert isinstance(typed, list)
+    parsed = _parse_all(hydra, config, list(map(str, typed)))
+    with open_search(config, sweep, parsed) as search:
 
         def start() -> None:
             callbacks.on_multirun_start(config=config, config_name=sweep.command)
@@ -208,11 +208,11 @@ def _opening_search(
         yield search, start
 
 
-def _parse_all(hydra: Hydra, cfg: DictConfig, words: Sequence[str]) -> list[Override]:
+def _parse_all(hydra: Hydra, cfg: DictConfig, overrides: Sequence[str]) -> list[Override]:
     """Parse the values of the sweeper's files, and then overrides."""
     params = [f"{key!s}={value}" for key, value in (cfg.hydra.sweeper.params or {}).items()]
     parser = OverridesParser.create(config_loader=hydra.config_loader)
-    return parser.parse_overrides([*params, *words])
+    return parser.parse_overrides([*params, *overrides])
 
 
 def _find_shared_gpus(cfg: DictConfig, options: SweepOptions) -> tuple[str, ...]:
@@ -238,7 +238,7 @@ def _find_shared_gpus(cfg: DictConfig, options: SweepOptions) -> tuple[str, ...]
 
 
 def _list_jobs(
-    hydra: Hydra, cfg: DictConfig, words: Sequence[str]
+    hydra: Hydra, cfg: DictConfig, overrides: Sequence[str]
 ) -> tuple[tuple[str, ...], ...] | None:
     """Return the overrides of each job; None where a sweeper other than Hydra's own chooses them.
 
@@ -247,7 +247,7 @@ def _list_jobs(
     """
     if cfg.hydra.sweeper.get("_target_") != _BASIC:
         return None
-    parsed = _parse_all(hydra, cfg, words)
+    parsed = _parse_all(hydra, cfg, overrides)
     for override in parsed:
         if override.is_sweep_override() and not override.is_discrete_sweep():
             raise ConfigError(
@@ -328,7 +328,7 @@ def _name_difference(record: JobRecord, sweep: Sweep) -> str:
 
 @contextmanager
 def _reporting(
-    cfg: DictConfig, sweep: Sweep, words: Sequence[str], search: "Search | None"
+    cfg: DictConfig, sweep: Sweep, overrides: Sequence[str], search: "Search | None"
 ) -> Iterator[None]:
     """Report however the sweep ends, and end with the failure of its first job that failed."""
     started_s = time.perf_counter()
@@ -339,7 +339,7 @@ def _reporting(
         end_descendants()
         jobs = collect_jobs(sweep, is_stopped=True, elsewhere=_list_elsewhere(search))
         report(jobs, cfg, sweep, seconds=time.perf_counter() - started_s)
-        command = _command_to_go_on(sweep, words)
+        command = _command_to_go_on(sweep, overrides)
         print(f"the sweep is not done: go on with\n{command}", file=sys.stderr)
         raise
     except Exception as caught:  # a job's own failure, or what a sweeper or launcher makes of it
@@ -369,8 +369,8 @@ def _describe_end(jobs: Sequence[ReportedJob], failed: Sequence[ReportedJob]) ->
     return make_error(first.exit_code or 1, text)
 
 
-def _command_to_go_on(sweep: Sweep, words: Sequence[str]) -> str:
+def _command_to_go_on(sweep: Sweep, overrides: Sequence[str]) -> str:
     replaced = ("sweep.resume", "hydra.sweep.dir")
-    kept_words = [word for word in words if not word.startswith(replaced)]
+    remaining = [override for override in overrides if not override.startswith(replaced)]
     start = ["python", "-m", "lit_data", sweep.command, "-m"]
-    return shlex.join([*start, *sweep.flags, *kept_words, f"sweep.resume={sweep.folder}"])
+    return shlex.join([*start, *sweep.flags, *remaining, f"sweep.resume={sweep.folder}"])

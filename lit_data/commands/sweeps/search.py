@@ -217,12 +217,12 @@ def _describe_begin(
             "hydra/sweeper/pruner ends trainings by a metric of theirs: use it with fit, and name "
             "one with sweep.metric"
         )
-    words = [str(override.input_line) for override in overrides]
+    lines = [str(override.input_line) for override in overrides]
     return {
         "the command": sweep.command,
         "sweep.metric": str(metric),
         "direction": "minimize" if sweep.options.mode == "min" else "maximize",
-        **split_overrides(keep_computing(words)),
+        **split_overrides(keep_computing(lines)),
     }
 
 
@@ -319,8 +319,8 @@ class Search:
             launch: Runs jobs: their overrides, and the number of the first.
         """
         while claims := self._claim():
-            words = [self.space.write(claim.params) for claim in claims]
-            ends = launch(words, claims[0].job)
+            overrides = [self.space.write(claim.params) for claim in claims]
+            ends = launch(overrides, claims[0].job)
             failures = 0
             for claim, end in zip(claims, ends, strict=True):
                 failures += self._tell(claim, end) is TrialState.FAIL

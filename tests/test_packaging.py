@@ -1,10 +1,12 @@
 """The wheel holds lit_data and nothing else, with the linked folders as real files."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +99,17 @@ def test_code_and_configuration_are_complete(wheel_names: list[str]) -> None:
         assert expected <= set(wheel_names)
         assert expected
     assert "lit_data/py.typed" in wheel_names
+
+
+def test_the_description_leads_nowhere_inside_the_repository(built: Path) -> None:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        [name] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = message_from_bytes(wheel.read(name))
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    text = str(metadata.get_payload())
+    assert re.findall(r"!?\[[^\]]*\]\(([^)]*)\)", text) == ["https://lightning.ai"]
+    assert "# lit_data\n" in text  # and all of README but its picture: links became their texts
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ .*$", readme, re.MULTILINE)
+    assert re.findall(r"^#+ .*$", text, re.MULTILINE) == headings
+    assert text.count("|") == readme.count("|")

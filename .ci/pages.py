@@ -3,6 +3,7 @@
 Sentences are those outside of code, tables and headings.
 """
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -15,13 +16,25 @@ DOCS = ROOT / "docs"
 CHANGELOG = DOCS / "changelog.md"  # says what things were called before
 REFERENCE = DOCS / "reference"  # written out of docstrings with the site
 WORDS = {
+    "alike often": "equally often",
+    "at hand": "available",
+    "broken off": "interrupted",
+    "drawn images": "synthetic images",
     "drawn set": "synthetic dataset",
+    "drawn surfaces": "synthetic surfaces",
+    "drawn volumes": "synthetic volumes",
+    "for ever": "forever",
+    "in the place of": "instead of",
     "lane": "inference thread",
     "lanes": "inference threads",
     "occupied": "foreground",
     "seen from all sides": "multi-view",
     "mirrored on": "reflect-padded",
+    "pieces": "micro-batches, or parts",
+    "sample set": "synthetic dataset",
     "share of": "fraction of",
+    "stands in": "is in",
+    "surest": "with the highest score",
     "told": "logged",
     "says": "prints, logs or names",
 }
@@ -55,12 +68,22 @@ def list_unusual_words(page: str) -> list[str]:
     return [word for word in WORDS if re.search(rf"\b{word}\b", prose, re.IGNORECASE)]
 
 
+def read_page(path: Path) -> str:
+    """Return the Markdown of a page, or that of a notebook's cells."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells)
+
+
 def main() -> int:
     """Print the median sentence of each page, and return 1 where something is to be rewritten."""
     code = 0
     pages = [path for path in sorted(DOCS.rglob("*.md")) if not path.is_relative_to(REFERENCE)]
-    for path in (ROOT / "README.md", *pages):
-        page = path.read_text()
+    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    for path in (*sorted(ROOT.glob("*.md")), *pages, *notebooks):
+        page = read_page(path)
         lengths = [count_words(sentence) for sentence in list_sentences(page)]
         words = median(lengths or [0])
         notes = [f"more than {MOST_WORDS}"] if words > MOST_WORDS else []

@@ -2,11 +2,9 @@
 
 import gc
 import logging
-import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -140,22 +138,20 @@ def _write_fake_store(folder: Path, table: SourceTable, count: int) -> None:
 
 @pytest.fixture(scope="module")
 def small_runs_are_fast() -> Iterator[None]:
-    """Threads cost small models more than they give, and each error is followed by a collection of garbage."""
+    """Threads cost small models more than they give."""
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()
     yield
-    gc.unfreeze()
     torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _end_loaders() -> Iterator[None]:
-    """Loaders that a file left to the garbage collector end before the next one counts threads and processes."""
-    yield
-    threads = any(thread.name.startswith("lit_data") for thread in threading.enumerate())
-    if threads or multiprocessing.active_children():
-        gc.collect()
+def _collect_garbage_once() -> None:
+    """Loaders that the file before left to the garbage collector end before this one counts threads.
+
+    What is there by then stays, so collections within this file need not visit it.
+    """
+    gc.collect()
+    gc.freeze()

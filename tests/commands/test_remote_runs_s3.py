@@ -16,7 +16,7 @@ import torch
 
 from tests.families import ROOT, run_family
 from tests.io.remote.proxy import FaultyProxy
-from tests.io.remote.servers import s3_server
+from tests.io.remote.servers import KEYS_PER_PAGE, s3_server
 
 SECRET = "hunter2SECRET/abc"
 BUCKET = "bucket"
@@ -41,8 +41,9 @@ def client(server: SimpleNamespace) -> Iterator[SimpleNamespace]:
     """The server's client, with an empty bucket."""
     server.client.create_bucket(Bucket=BUCKET)
     yield server
-    for key in _list(server):
-        server.client.delete_object(Bucket=BUCKET, Key=key)
+    keys = [{"Key": key} for key in _list(server)]
+    for first in range(0, len(keys), 1000):
+        server.client.delete_objects(Bucket=BUCKET, Delete={"Objects": keys[first : first + 1000]})
     server.client.delete_bucket(Bucket=BUCKET)
 
 
@@ -176,7 +177,7 @@ def test_what_a_killed_machine_copied_is_enough_to_go_on_elsewhere(
             if new:
                 break
             time.sleep(0.05)
-        time.sleep(draws.uniform(0, 8))
+        time.sleep(draws.uniform(0, 3))
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         keys = [key for key in _list(client) if key.endswith(".ckpt")]
@@ -253,7 +254,7 @@ def test_a_server_that_goes_away_is_named_at_the_end(
 
 
 def test_a_large_listing_and_keys_of_strangers(client: SimpleNamespace, tmp_path: Path) -> None:
-    for number in range(3500):
+    for number in range(3 * KEYS_PER_PAGE):
         key = f"runs/fit/stripe/{number}/../../a/{number}.ckpt"
         client.client.put_object(Bucket=BUCKET, Key=key, Body=b"")
     evil = "runs/fit/stripe/../../../../tmp/checkpoints/last.ckpt"

@@ -138,7 +138,7 @@ def _list_unknown(
     if not plain:
         return []
     try:
-        cfg = tree.compose(deciding)
+        cfg = tree.compose(deciding) if deciding else tree.base
     except Exception:  # a file is at fault, not a word
         return []
     keys = set(list_keys(cfg))
@@ -456,8 +456,8 @@ def _check_shadowing(cfg: DictConfig) -> None:
     """Refuse a user's file that has the name of a packaged one."""
     sources = cfg.hydra.runtime.config_sources
     folders = [Path(source.path) for source in sources if source.schema == "file"]
-    for packaged in _PACKAGED.rglob("*.yaml"):
-        for folder in folders:
+    for folder in folders:
+        for packaged in _PACKAGED.rglob("*.yaml"):
             path = folder / packaged.relative_to(_PACKAGED)
             if path.is_file() and not path.samefile(packaged):
                 raise ConfigError(
@@ -475,9 +475,10 @@ def _check_numbers(job: Mapping[str, Any]) -> None:
 
 def _check_top_level(tree: ConfigTree, cfg: DictConfig) -> None:
     """Refuse keys that nothing reads; a key of one's own must be used in an interpolation."""
-    text = OmegaConf.to_yaml(_take_job(cfg))
-    for key in map(str, cfg):
-        if key in tree.base or re.search(rf"\${{[^}}]*\b{re.escape(key)}\b", text):
+    own_keys = [str(key) for key in cfg if key not in tree.base]
+    text = OmegaConf.to_yaml(_take_job(cfg)) if own_keys else ""
+    for key in own_keys:
+        if re.search(rf"\${{[^}}]*\b{re.escape(key)}\b", text):
             continue
         groups = tree.options("", ObjectType.GROUP)
         if key in groups:

@@ -1,9 +1,9 @@
 """Hydra's engine on the packaged configuration: its groups, options and keys."""
 
 import copy
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self, cast
 
@@ -74,15 +74,15 @@ def _add_folder(search_path: ConfigSearchPath, provider: str, folder: Path) -> N
     search_path.prepend(provider=provider, path=f"file://{folder}", anchor=before_schemas)
 
 
-PACKAGED_FILES: Final[dict[tuple[object, ...], ConfigResult | None]] = {}
-"""Parsed files of packages, which stay as they are while a process runs."""
+PACKAGED_FILES: Final[dict[tuple[str, ...], bytes]] = {}
+"""Parsed files of packages, pickled; they stay as they are while a process runs."""
 
 
 class FilesReadOnce(ConfigRepository):
     """Files below a search path, each parsed once however often a configuration is composed."""
 
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
-        self._read: dict[tuple[object, ...], ConfigResult | None] = {}
+        self._read: dict[tuple[str, ...], bytes] = {}
         super().__init__(config_search_path)
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -91,16 +91,17 @@ class FilesReadOnce(ConfigRepository):
 
     @override
     def load_config(self, config_path: str) -> ConfigResult | None:
-        key = (config_path, *((source.provider, source.path) for source in self.sources))
-        has_folders = any(source.scheme() == "file" for source in self.sources)
-        files = self._read if has_folders else PACKAGED_FILES
-        if key not in files:
-            files[key] = super().load_config(config_path)
-        result = files[key]
-        if result is None:
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if source is None:
             return None
-        # What is composed takes the nodes of its files away.
-        return replace(result, config=copy.deepcopy(result.config))
+        # Folders may change while a process runs.
+        files = self._read if source.scheme() == "file" else PACKAGED_FILES
+        key = (config_path, source.provider, source.path)
+        if key not in files:
+            files[key] = pickle.dumps(super().load_config(config_path))
+        # What is composed takes the nodes of its files away; a copy would take three times as long.
+        result: ConfigResult = pickle.loads(files[key])
+        return result
 
 
 class ConfigTree:

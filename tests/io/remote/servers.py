@@ -1,6 +1,7 @@
 """Servers on loopback: a web server that can misbehave, and one that speaks S3."""
 
 import http.server
+import os
 import subprocess
 import sys
 import threading
@@ -15,6 +16,8 @@ from urllib.parse import quote, unquote
 
 LONGEST_S = 240
 """How long a server process lives even if its test is killed."""
+KEYS_PER_PAGE = 100
+"""Of a listing of the server that speaks S3; a tenth of what S3 gives, so that few keys have many pages."""
 
 
 class WebServer:
@@ -153,7 +156,12 @@ def s3_server(folder: Path, longest_s: int = LONGEST_S) -> Iterator[SimpleNamesp
     words = ["timeout", str(longest_s), sys.executable, "-m", "moto.server"]
     words += ["-H", "127.0.0.1", "-p", "0"]
     with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            words,
+            env=os.environ | {"MOTO_S3_DEFAULT_MAX_KEYS": str(KEYS_PER_PAGE)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
         assert process.stderr is not None
         try:
             line = next(line for line in process.stderr if b"Running on " in line)

@@ -1,20 +1,24 @@
 """Files of stores: written down to the disk, mapped, and joined to one, an uncompressed tar."""
 
+import ctypes
 import errno
 import mmap
 import os
 import shutil
 import stat
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
+import numpy as np
 from rich.filesize import decimal
 
 from lit_data.errors import StoreCorruptError, StoreError, StoreSpaceError, show_path
+from lit_data.grid import Ints
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -116,6 +120,70 @@ class Mapped(NamedTuple):
 
     data: mmap.mmap
     begin: int
+
+
+def read_ahead(data: mmap.mmap, address: int, begins: Ints, lengths: Ints) -> None:
+    """Have ranges of a map brought into memory, side by side, without waiting for them.
+
+    Args:
+        data: The map.
+        address: Of its first byte.
+        begins: [N] bytes before each range, multiples of the size of a page.
+        lengths: [N] bytes.
+    """
+    if not hasattr(data, "madvise") or _advise_at_once(address + begins, lengths):
+        return
+    for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True):
+        data.madvise(mmap.MADV_WILLNEED, begin, length)
+
+
+def _advise_at_once(addresses: Ints, lengths: Ints) -> bool:
+    """Have ranges read ahead by one call, meanwhile other threads have the interpreter.
+
+    Returns:
+        False where the system has no such call, or does not allow it.
+    """
+    if _process_madvise is None or not hasattr(os, "pidfd_open"):
+        return False
+    ranges = np.stack((addresses, lengths), axis=1).astype(np.uintp)  # struct iovec
+    try:
+        process = _open_process(os.getpid())
+    except OSError:
+        return False
+    for first in range(0, len(ranges), _MOST_RANGES):
+        some = ranges[first : first + _MOST_RANGES]
+        if _process_madvise(process, some.ctypes.data, len(some), mmap.MADV_WILLNEED, 0) < 0:
+            return False
+    return True
+
+
+_MOST_RANGES: Final = 1024
+"""The kernel takes no more at once (UIO_MAXIOV)."""
+
+
+def _find_process_madvise() -> Callable[..., int] | None:
+    """Return ``process_madvise`` of the C library (Linux 5.10, glibc 2.36); None where it has none."""
+    signature = ctypes.CFUNCTYPE(
+        ctypes.c_ssize_t,
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_uint,
+    )
+    try:
+        return signature(("process_madvise", ctypes.CDLL(None)))
+    except (AttributeError, OSError):
+        return None
+
+
+_process_madvise: Final = _find_process_madvise()
+
+
+@lru_cache(maxsize=1)
+def _open_process(pid: int) -> int:
+    """Return a descriptor of this process, by its number: a forked one gets its own."""
+    return os.pidfd_open(pid)
 
 
 def is_there(folder: Path) -> bool:

@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from lit_data.errors import ConfigError
 from lit_data.grid import Ints, SlicedImage, cut_patch
-from lit_data.io.store.files import Mapped
+from lit_data.io.store.files import Mapped, read_ahead
 from lit_data.types import Array
 
 if TYPE_CHECKING:
@@ -263,6 +263,7 @@ class BandedPixels(StoredPixels):
     def __init__(self, mapped: Mapped, values: Array, band_px: int, extents: ImageExtents) -> None:
         super().__init__(values, extents)
         self._data, self._begin = mapped
+        self._address = self._values.ctypes.data - self._begin
         self._band_px = band_px
         # No method of this object, or the map would stay until garbage is collected.
         self._open = lru_cache(MOST_OPENED)(partial(_open_banded, self._values, extents, band_px))
@@ -290,47 +291,66 @@ class BandedPixels(StoredPixels):
         full_bands = self._extents.widths_px[images] // self._band_px
         fits_above = (tops_px >= 0) & (tops_px <= self._extents.heights_px[images] - size_px[0])
         fits_beside = (lefts_px >= 0) & (lefts_px + size_px[1] <= full_bands * self._band_px)
-        return fits_above & fits_beside
+        fits = fits_above & fits_beside
+        # Those that hold whole bands are copied once, not twice, if all are such.
+        is_whole = fits & self._hold_whole_bands(lefts_px, size_px[1])
+        return is_whole if 8 * is_whole.sum() > 7 * fits.sum() else fits
 
     @override
     def gather(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
-        _, channels, height_px, width_px = rows.shape
+        channels, height_px, width_px = rows.shape[1:]
         band_px = self._band_px
-        bands = self._count_bands(width_px)
+        are_whole = self._hold_whole_bands(lefts_px, width_px).all()
+        bands = width_px // band_px if are_whole else self._count_bands(width_px)
         first_bands = lefts_px // band_px
-        shifts_px = lefts_px - first_bands * band_px
         # A patch that touches fewer bands takes its last one again: the next was not asked for, and
         # each of its pages would be waited for.
         last_bands = (lefts_px + width_px - 1) // band_px
-        read_bands = np.minimum(first_bands[:, None] + np.arange(bands), last_bands[:, None])
+        read_bands = np.minimum(first_bands + np.arange(bands)[:, None], last_bands)
 
         # Rows of a patch lie in one piece in each band.
         band_values = self._extents.heights_px[images] * channels * band_px
         tops = self._extents.begins[images] + tops_px * channels * band_px
-        starts = tops[:, None] + band_values[:, None] * read_bands
+        starts = tops + band_values * read_bands
+        if not are_whole:
+            self._gather_cropped(starts, lefts_px - first_bands * band_px, rows)
+            return
+        strides = band_px, channels * band_px, 1
+        beside = rows.reshape(-1, channels, height_px, bands, band_px)
+        for band, band_starts in enumerate(starts):
+            _gather(self._values, band_starts, strides, beside[:, :, :, band])
 
+    def _gather_cropped(self, starts: Ints, shifts_px: Ints, rows: Array) -> None:
+        """Copy the bands of patches side by side into memory of this thread, and crop them there.
+
+        Args:
+            starts: [bands, M] first value of the patch in each band.
+            shifts_px: [M] columns of the first band left of the patch.
+            rows: [M, C, h, w].
+        """
+        channels, height_px, _ = rows.shape[1:]
+        bands, band_px = len(starts), self._band_px
+        patch_values = height_px * channels * bands * band_px
         # Few enough at a time for the processor's cache.
-        patch_bytes = bands * height_px * channels * band_px * rows.itemsize
-        step = min(max(1, _SCRATCH_BYTES // patch_bytes), len(rows))
-        scratch = self._take_scratch(2 * step * patch_bytes).view(rows.dtype)
-        pieces, joined = scratch.reshape(2, -1)
-        pieces = pieces.reshape(step, bands, height_px, channels, band_px)
-        joined = joined.reshape(step, channels, height_px, bands, band_px)
-        joined_starts = np.arange(step) * joined[0].size
-        strides = height_px * bands * band_px, bands * band_px, 1
+        step = min(max(1, _SCRATCH_BYTES // (patch_values * rows.itemsize)), len(rows))
+        scratch = self._take_scratch(step * patch_values * rows.itemsize).view(rows.dtype)
+        beside = scratch.reshape(step, height_px * channels, bands, band_px)
+        scratch_starts = np.arange(step) * patch_values
+        strides = bands * band_px, channels * bands * band_px, 1
         for first in range(0, len(rows), step):
             part = slice(first, first + step)
-            count = len(rows[part])
-            _gather(
-                self._values,
-                starts[part].reshape(-1),
-                (1,),
-                pieces[:count].reshape(count * bands, -1),
-            )
-            _as_items(joined)[:count] = _as_items(pieces)[:count].transpose(0, 3, 2, 1)
-            _gather(
-                joined.reshape(-1), joined_starts[:count] + shifts_px[part], strides, rows[part]
-            )
+            patches = rows[part]
+            count = len(patches)
+            for band, band_starts in enumerate(starts):
+                _gather(self._values, band_starts[part], (band_px, 1), beside[:count, :, band])
+            _gather(scratch, scratch_starts[:count] + shifts_px[part], strides, patches)
+
+    def _hold_whole_bands(self, lefts_px: Ints, width_px: int) -> NDArray[np.bool_]:
+        """Return [M] bool, True for patches that begin and end between two bands."""
+        if width_px % self._band_px:
+            return np.zeros(len(lefts_px), np.bool_)
+        is_whole: NDArray[np.bool_] = lefts_px % self._band_px == 0
+        return is_whole
 
     def _take_scratch(self, nbytes: int) -> Array:
         """Return memory of this thread, which is not touched anew by each call: [nbytes] uint8."""
@@ -366,15 +386,11 @@ class BandedPixels(StoredPixels):
 
     def _expect(self, begins: Ints, counts: Ints) -> None:
         """Have values brought into memory, side by side and in the order of the file."""
-        if not hasattr(self._data, "madvise"):
-            return
         order = np.argsort(begins)
         begins_bytes = self._begin + begins[order] * self._values.itemsize
         excess_bytes = begins_bytes % mmap.PAGESIZE  # advice is given for whole pages
         lengths_bytes = counts[order] * self._values.itemsize + excess_bytes
-        pages = zip((begins_bytes - excess_bytes).tolist(), lengths_bytes.tolist(), strict=True)
-        for begin, length in pages:
-            self._data.madvise(mmap.MADV_WILLNEED, begin, length)
+        read_ahead(self._data, self._address, begins_bytes - excess_bytes, lengths_bytes)
 
 
 def _open_banded(values: Array, extents: ImageExtents, band_px: int, number: int) -> BandedImage:
@@ -382,7 +398,7 @@ def _open_banded(values: Array, extents: ImageExtents, band_px: int, number: int
 
 
 def _gather(values: Array, starts: Ints, strides: Sequence[int], rows: Array) -> None:
-    """Copy values from each start on, at the same distances, to contiguous rows [M, ...]."""
+    """Copy values from each start on, at the same distances, to rows [M, ...]."""
     import torch
 
     shape = rows.shape[1:]
@@ -406,11 +422,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _as_items(blocks: Array) -> Array:
-    """Return a view of blocks [..., b] as one item each, which NumPy copies at once."""
-    return blocks.view(f"V{blocks.shape[-1] * blocks.itemsize}")[..., 0]
 
 
 class _Writable:

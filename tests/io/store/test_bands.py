@@ -1,6 +1,8 @@
 """Large images in bands: they read as the same images whole, whatever part is asked for."""
 
+import ctypes
 import gc
+import mmap
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +21,7 @@ from lit_data.inference.batches import open_source
 from lit_data.inference.tiling import TileAxis
 from lit_data.io import DecodedStore, StoreOptions
 from lit_data.io.images.writing import write_png
-from lit_data.io.store import pixels
+from lit_data.io.store import files, pixels
 from lit_data.io.store.arrays import META_NAME, encode_meta, read_meta
 from lit_data.io.store.pixels import BandedImage
 from lit_data.loading import LoaderOptions
@@ -57,17 +59,67 @@ def test_small_images_stay_whole(make_store: MakeStore) -> None:
     assert store.nbytes == sum(image.nbytes for image in draw())
 
 
-@pytest.mark.parametrize("count", [40, 200], ids=["one by one", "gathered"])
-def test_patches_of_bands_are_those_of_the_image(make_store: MakeStore, count: int) -> None:
-    images = draw()
+@pytest.mark.parametrize(
+    ("count", "step_px", "dtype"),
+    [(40, 1, "uint8"), (200, 1, "uint8"), (200, 64, "uint16")],
+    ids=["one by one", "gathered", "whole bands"],
+)
+def test_patches_of_bands_are_those_of_the_image(
+    make_store: MakeStore, count: int, step_px: int, dtype: str
+) -> None:
+    images = draw(dtype)
     store, rng = make_store(images), np.random.default_rng(1)
-    for size_px in ((1, 1), (64, 64), (100, 70), (128, 300), (300, 30)):
+    for size_px in ((1, 1), (64, 64), (100, 70), (128, 300), (300, 30), (20, 128)):
         numbers, tops, lefts = rng.integers((0, -200, -200), (5, 250, 1200), (count, 3)).T
-        rows = np.zeros((count, 3, *size_px), np.uint8)
+        lefts = lefts // step_px * step_px
+        rows = np.zeros((count, 3, *size_px), dtype)
         store.cut_into(numbers, tops, lefts, rows)
         places = zip(numbers.tolist(), tops.tolist(), lefts.tolist(), strict=True)
         patches = [cut_patch(images[number], top, left, size_px) for number, top, left in places]
         np.testing.assert_array_equal(rows, np.stack(patches))
+
+
+def test_patches_that_hold_whole_bands_are_copied_straight_into_their_rows(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = draw()
+    store = make_store(images)
+    rng = np.random.default_rng(2)
+    numbers = rng.choice([0, 2], 100)
+    tops = rng.integers(0, 40, 100)
+    lefts = 64 * rng.integers(0, 14, 100)
+    lefts[::10] += 1  # few enough to be cut one by one
+    monkeypatch.delattr(pixels.BandedPixels, "_take_scratch")
+    rows = np.zeros((100, 3, 20, 128), np.uint8)
+    store.cut_into(numbers, tops, lefts, rows)
+    places = zip(numbers.tolist(), tops.tolist(), lefts.tolist(), strict=True)
+    patches = [images[number][:, top : top + 20, left : left + 128] for number, top, left in places]
+    np.testing.assert_array_equal(rows, np.stack(patches))
+
+
+def test_ranges_are_read_ahead_at_once_or_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    begins, lengths = np.arange(1500) * 8192, np.arange(1500) + 1
+    ranges = list(zip(begins.tolist(), lengths.tolist(), strict=True))
+    advised: list[tuple[int, int]] = []
+
+    class Map:
+        def madvise(self, advice: int, begin: int, length: int) -> None:
+            assert advice == mmap.MADV_WILLNEED
+            advised.append((begin, length))
+
+    def take_at_once(process: int, address: int, count: int, advice: int, flags: int) -> int:
+        assert (advice, flags) == (mmap.MADV_WILLNEED, 0)
+        numbers = (ctypes.c_size_t * (2 * count)).from_address(address)
+        begins = (begin - 4096 for begin in numbers[::2])
+        advised.extend(zip(begins, numbers[1::2], strict=True))
+        return count
+
+    data: Any = Map()
+    for call in (take_at_once, lambda *_: -1, None):
+        advised.clear()
+        monkeypatch.setattr(files, "_process_madvise", call)
+        files.read_ahead(data, 4096, begins, lengths)
+        assert advised == ranges
 
 
 def test_threads_read_many_images(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,8 +148,8 @@ class Source(FileOptions, ABC):
             )
         if self.root is not None and not self.root.strip():
             raise ConfigError(
-                "root is empty: is it a shell variable that is not set? Name a folder, or leave root out for the drawn "
-                "set"
+                "root is empty: is it a shell variable that is not set? Name a folder, or leave root out for "
+                "the synthetic dataset"
             )
         if not isinstance(self.samples, Mapping):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The synthetic dataset of the segmentation experiment: grey surfaces, some with pits and scratches, and their masks."""
+"""The synthetic dataset of the segmentation experiment: grey surfaces, some with pits and scratches, and masks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -94,6 +94,7 @@ def _draw_data(training: Run) -> None:
         )
     elif is_first_rank():  # the others wait for it in the Trainer
         datamodule.setup("fit")
+        training.folder.mkdir(parents=True, exist_ok=True)  # of paths.run, at the first start
         if splits := datamodule.list_splits():
             write_table(training.folder / "splits.csv", list(splits[0]), splits)
         path = training.folder / _SAMPLES

@@ -225,6 +225,10 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         return {"stride_px": [down, right]}
 
     @override
+    def check_sources(self) -> dict[str, Any]:
+        return self.source.check() | self.renew(self.source.unstored()).describe()
+
+    @override
     def find_classes(self) -> tuple[str, ...]:
         return self.source.find_classes()
 
@@ -404,6 +408,9 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
                 folder=self.source.kept_folder,
             )
             self.files = keep_groups_together(self.files, groups, self.source.split_seed)
+        log.info(
+            "%s: %s", show_path(self.source.folder), self.files.labels.describe(self.files.splits)
+        )
         self.windows = self.source.cut(self.files, self.bank, self.fill)
         if self._has_ignored:
             keys = dict.fromkeys((*self.batch_keys, IGNORED_KEY, IGNORED_KEY + COUNT_SUFFIX))

@@ -25,6 +25,7 @@ from lit_data.datasets.inspection.splitting import (
     describe_splits,
     find_groups,
 )
+from lit_data.datasets.inspection.tables import describe_lack
 from lit_data.datasets.patch_source import PatchSource
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, show_path
@@ -485,12 +486,8 @@ class LabelledImageDataModule(InspectionDataModule):
 
     def _check_classes(self) -> None:
         known = sorted(set(self.image_kinds) - {""})
-        folder = show_path(self.source.folder)
         if len(known) < 2:
-            raise ConfigError(
-                f"{folder}: nothing says what its images show: a folder for each class does, or a "
-                f"CSV with the columns image and label (found: {', '.join(known) or 'no labels'})"
-            )
+            raise ConfigError(describe_lack(self.source.folder, known))
         missing = [name for name in self.classes or () if name not in known]
         if missing:
             raise ConfigError(

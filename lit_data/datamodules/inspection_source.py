@@ -18,7 +18,6 @@ from lit_data.datasets.inspection.annotations import (
     Annotated,
     draw_masks,
     read_annotations,
-    read_labels,
 )
 from lit_data.datasets.inspection.layouts import (
     InspectionSet,
@@ -28,6 +27,7 @@ from lit_data.datasets.inspection.layouts import (
 )
 from lit_data.datasets.inspection.near_duplicates import find_details, group_details
 from lit_data.datasets.inspection.occupancy import PartialMasks
+from lit_data.datasets.inspection.tables import read_labels
 from lit_data.errors import ConfigError, DataError, Problems, list_problems, show_path
 from lit_data.files import write_json
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder

@@ -470,9 +470,15 @@ def test_grey_images_become_three_channels_on_request(cache: str, tmp_path: Path
     assert torch.equal(three, grey.expand(-1, 3, -1, -1))
 
 
-def test_sources_and_stores_are_checked(cache: str, tmp_path: Path) -> None:
+def test_sources_and_stores_are_checked(
+    cache: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     data = _data(str(tmp_path), root=str(_write_set(tmp_path / "set")))
-    assert data.check_sources() == {"images": 6, "boxes": 6}
+    assert data.check_sources() == data.describe()
+    assert data.describe()["train_images"] == 4
+    splits = "train 4 (4 boxes), val 1 (1 boxes), test 1 (1 boxes)"
+    assert f"classes: 0 cat 3, 1 dog 3; splits: {splits}" in caplog.text
     assert data.verify_sources() == []
     dataset = cast(DetectionDataset, data.dataset("train"))
     dataset.check_sources()

@@ -210,6 +210,24 @@ def test_no_patch_with_a_defect_is_an_error_only_where_some_are_wanted(tmp_path:
         _data(tmp_path, sampling=SamplingOptions(positives=0.5)).dataset("train")
 
 
+def test_masks_of_what_is_good_are_named_and_turned_round(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = _write_set(tmp_path / "set", 12, every=1)
+    for path in folder.glob("*_mask.png"):
+        cv2.imwrite(str(path), 255 - cv2.imread(str(path), cv2.IMREAD_GRAYSCALE))
+    _data(tmp_path).count_classes()
+    cure = "data.mask_read.colours=[[255,255,255],[0,0,0]]"
+    assert (
+        f"the masks mark 99 % of all pixels as defects: if they mark what is good, turn them round with '{cure}'"
+        in caplog.text
+    )
+    caplog.clear()
+    turned = MaskOptions(colours=[[255, 255, 255], [0, 0, 0]])
+    assert _data(tmp_path, mask_read=turned).count_classes()[:, 1].tolist() == [100] * 12
+    assert "turn them round" not in caplog.text
+
+
 def test_masks_are_drawn_once_from_annotations(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

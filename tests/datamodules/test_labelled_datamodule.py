@@ -51,6 +51,23 @@ def test_a_table_may_label_excluded_images(tmp_path: Path) -> None:
     assert data.count_classes().tolist() == [[1, 0]] * 2 + [[0, 1]] * 3
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_tables_of_spreadsheets_label_images(separator: str, tmp_path: Path) -> None:
+    folder = _write(tmp_path / "set", {"all": 4})
+    rows = [f"all{number}.png{separator}{'ab'[number % 2]}" for number in range(4)]
+    (folder / "labels.csv").write_text("\n".join([f"image{separator}label", *rows]))
+    assert _data(tmp_path, splits={"train": 1.0}).labels.tolist() == [0, 1, 0, 1]
+
+
+def test_a_table_without_names_of_columns_is_named(tmp_path: Path) -> None:
+    folder = _write(tmp_path / "set", {"all": 4})
+    (folder / "labels.csv").write_text("all0.png 1.0 mono\nall1.png 0.0 poly\n")
+    with pytest.raises(
+        ConfigError, match=r"labels\.csv with the columns \['all0\.png 1\.0 mono'\]"
+    ):
+        _data(tmp_path).dataset("train")
+
+
 def test_a_preview_on_top_of_folders_is_no_image_unless_a_table_labels_it(tmp_path: Path) -> None:
     _write(tmp_path / "set", {"dent": 10, "good": 20})
     cv2.imwrite(str(tmp_path / "set" / "preview.png"), np.full((40, 60, 3), 7, np.uint8))

@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -82,6 +82,22 @@ class LabelTable:
     def object_count(self) -> int:
         """Number of the boxes that are no ignored regions."""
         return int((self.boxes[:, 0] >= 0).sum())
+
+    def describe(self, splits: Mapping[str, Sequence[int]]) -> str:
+        """Return the objects of each class, and the images of each split with their objects.
+
+        Args:
+            splits: For each the numbers of its images.
+        """
+        numbers = self.boxes[:, 0]
+        classes = []
+        for number, name in enumerate(self.classes):
+            classes.append(f"{number} {name} {int((numbers == number).sum())}")
+        parts = []
+        for split, images in splits.items():
+            boxes = sum(int((self.of(image)[:, 0] >= 0).sum()) for image in images)
+            parts.append(f"{split} {len(images)} ({boxes} boxes)")
+        return f"classes: {', '.join(classes) or 'none'}; splits: {', '.join(parts)}"
 
     @property
     def strata(self) -> list[str]:

@@ -4,8 +4,6 @@ Known are COCO instances (polygons, runs as numbers or as text), CSV files with 
 (column by column, from 1, one or several rows an image), YOLO polygons, LabelMe and CVAT polygons.
 """
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -33,10 +31,17 @@ from lit_data.datasets.inspection.marks import (
     outline,
     runs,
 )
+from lit_data.datasets.inspection.tables import (
+    BOTH_COLUMNS,
+    CLASS_COLUMNS,
+    IMAGE_COLUMNS,
+    choose_column,
+    read_table,
+)
 from lit_data.errors import DataError, Problems, escape, show_path
 from lit_data.io.discovery import check_inside, list_shown
 from lit_data.io.images.header import read_header
-from lit_data.io.source import decode_text, open_source, read_whole
+from lit_data.io.source import open_source, read_whole
 from lit_data.types import Ints
 
 MAX_BYTES: Final = 2**30
@@ -45,21 +50,8 @@ ANNOTATION_SUFFIXES: Final = (".json", ".csv", ".xml", ".txt", ".yaml")
 _CVAT_SIDES: Final = ("xtl", "ytl", "xbr", "ybr")
 _CVAT_SHAPES: Final = ("polyline", "points", "ellipse", "cuboid", "skeleton", "mask")
 _LABELME_OTHERS: Final = ("__ignore__", "_background_")  # labels of what is no object
-_BOTH: Final = "imageid_classid"  # of a column that holds both
-IMAGE_COLUMNS: Final = (
-    *("imageid", "image", "image_id", "filename", "file_name", "file", "name", "img"),
-    _BOTH,
-)
 _RUN_COLUMNS: Final = ("encodedpixels", "encoded_pixels", "rle", "mask_rle", "runs", "segmentation")
-CLASS_COLUMNS: Final = (
-    "classid",
-    "class_id",
-    "class",
-    "label",
-    "category",
-    "defect",
-    "defect_type",
-)
+_MOST_TABLES: Final = 3  # that a message describes
 
 
 class Mark(NamedTuple):
@@ -340,89 +332,12 @@ def _read_csv(path: Path, annotated: Annotated) -> None:
             str(row.get(kind) or ""),
             f"{path}, row {row_number}",
         )
-        if image.lower() == _BOTH:
+        if image.lower() == BOTH_COLUMNS:
             name, _, category = name.rpartition("_")
         number = annotated.find((str(path.parent / name), name), where)
         runs_text = str(row.get(run) or "").strip()
         if runs_text and runs_text != "-1":
             annotated.add(number, where, category, runs(runs_text))
-
-
-def read_table(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
-    """Return the names of the columns of a CSV file, and its rows.
-
-    Raises:
-        DataError: It cannot be read, or is a table of images and no UTF-8.
-    """
-    with open_source(path) as stream:
-        data = read_whole(stream)
-        csv.field_size_limit(
-            max(csv.field_size_limit(), len(data))
-        )  # runs of a large mask are one long field
-        rows = csv.DictReader(io.StringIO(data.decode("utf-8-sig", "replace"), newline=""))
-        if choose_column(
-            rows.fieldnames or (), IMAGE_COLUMNS
-        ):  # other tables may be written in any way
-            rows = csv.DictReader(io.StringIO(decode_text(data), newline=""))
-        return rows.fieldnames or (), list(rows)
-
-
-def choose_column(columns: Sequence[str], known: Sequence[str]) -> str:
-    """The column of a table that has one of some names, whatever its case; empty if none has."""
-    column_of = {str(name).strip().lower(): str(name) for name in columns}
-    return next((column_of[name] for name in known if name in column_of), "")
-
-
-def read_labels(
-    folder: Path, images: Sequence[Path], excluded: Sequence[Path]
-) -> tuple[str, ...] | None:
-    """Read the label of each image from a CSV file with a column of images and one of classes.
-
-    Args:
-        folder: The root of the set.
-        images: All images.
-        excluded: Those that are left out, which a table may name too.
-
-    Returns:
-        The labels; None where there is no such table.
-
-    Raises:
-        DataError: It names images that are not there, or leaves some out: all are listed.
-    """
-    index = NameIndex(images, excluded)
-    for path in list_shown(folder, "*.csv"):
-        check_inside(path, folder)
-        columns, rows = read_table(path)
-        image_column = choose_column(columns, IMAGE_COLUMNS)
-        class_column = choose_column(columns, CLASS_COLUMNS)
-        if rows and image_column and class_column:
-            named = [(str(row[image_column]), str(row[class_column])) for row in rows]
-            return _match_labels(named, images, index, path)
-    return None
-
-
-def _match_labels(
-    named: Sequence[tuple[str, str]], images: Sequence[Path], index: NameIndex, path: Path
-) -> tuple[str, ...]:
-    """Return the label of each image, where a table names images and their labels."""
-    labels, problems = dict[int, str](), Problems()
-    for line, (name, label) in enumerate(named, 2):  # the first line has the names of the columns
-        where = f"{path}, row {line}"
-        try:
-            number = index.find(name)
-        except DataError as error:
-            problems.add(where, str(error))
-            continue
-        if number >= index.count:  # of an image that is left out
-            continue
-        first_label = labels.setdefault(number, label)
-        if first_label != label:
-            problems.add(where, f"a second label {label!r} of {name}, beside {first_label!r}")
-    for number, image in enumerate(images):
-        if number not in labels:
-            problems.add(image, f"an image that {show_path(str(path))} gives no label")
-    problems.raise_if_any(f"{len(problems)} labels are bad")
-    return tuple(labels[number] for number in range(len(images)))
 
 
 def _read_yolo(path: Path, annotated: Annotated) -> None:

@@ -1,7 +1,9 @@
 """Defects of masks: their objects, and the patches that show some or none; kept beside the stores."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
@@ -16,6 +18,9 @@ from lit_data.io.store.store import keep_found
 from lit_data.types import IGNORED, Array, Bools, Ints
 
 _NO_DEFECT: Final = np.zeros((1, 1, 1), np.uint8)
+_MOST_MARKED: Final = 50  # % of the pixels; defects are the smaller part of what they lie on
+
+log = logging.getLogger(__name__)
 
 
 class PartialMasks(ImageBank):
@@ -163,7 +168,19 @@ def count_classes(masks: PartialMasks, classes: int, folder: Path | None) -> Int
     identity = (masks.of_image, masks.numbers, np.array([classes]), *sizes_px)
     columns = keep_found(folder, masks.bank, identity, "classes", count)
     counts: Ints = columns["count"].reshape(-1, classes)
+    if classes == 2:
+        _warn_of_inverted(folder, round(100 * counts[:, 1].sum() / max(1, counts.sum())))
     return counts
+
+
+@lru_cache(maxsize=64)  # once for each dataset, as masks are counted several times
+def _warn_of_inverted(folder: Path | None, percent: int) -> None:
+    if percent > _MOST_MARKED:
+        log.warning(
+            "the masks mark %d %% of all pixels as defects: if they mark what is good, turn them "
+            "round with 'data.mask_read.colours=[[255,255,255],[0,0,0]]'",
+            percent,
+        )
 
 
 def _find_rows(masks: PartialMasks, grid: PatchGrid) -> dict[str, Ints]:

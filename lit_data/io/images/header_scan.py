@@ -241,7 +241,8 @@ def check_alike(rows: NDArray[np.int64], sources: Sequence[ImageSource]) -> None
     """
     problems = Problems()
     dtypes = [DTYPES[number] for number in rows[:, 3].tolist()]
-    _add_others(problems, dtypes, sources, "dtype", "convert one of them")
+    hint = "convert one of them, or leave it out with data.exclude"
+    _add_others(problems, dtypes, sources, "dtype", hint)
     channels = [f"{count} channel(s)" for count in rows[:, 0].tolist()]
     hint = "set data.read.gray_to_rgb=true, or choose data.channels"
     _add_others(problems, channels, sources, "number of channels", hint)

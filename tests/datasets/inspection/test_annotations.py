@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from lit_data.datamodules import InspectionDataModule
-from lit_data.datasets.inspection.annotations import draw_masks, read_annotations, read_table
+from lit_data.datasets.inspection.annotations import draw_masks, read_annotations
 from lit_data.datasets.inspection.marks import DrawnPixels, counts, outline
+from lit_data.datasets.inspection.tables import read_table
 from lit_data.errors import DataError
 
 SIZE = (20, 30)

@@ -138,7 +138,7 @@ def _list_unknown(
     if not plain:
         return []
     try:
-        cfg = tree.compose(deciding) if deciding else tree.base
+        cfg = tree.compose_choices(deciding)
     except Exception:  # a file is at fault, not a word
         return []
     keys = set(list_keys(cfg))
@@ -395,7 +395,8 @@ def _check_job(tree: ConfigTree, overrides: Sequence[str], typed: Sequence[str])
         paths, left_open = tree.read_files(overrides)
         settle_folders(cfg)
         _fill_runtime(cfg)
-        job, hydra = _resolve(_take_job(cfg)), _resolve(_take_hydra(cfg))
+        unresolved = _take_job(cfg)
+        job, hydra = _resolve(unresolved), _resolve(_take_hydra(cfg))
     for path in paths:
         if ".." in path.split("/"):
             raise ConfigError(
@@ -403,7 +404,7 @@ def _check_job(tree: ConfigTree, overrides: Sequence[str], typed: Sequence[str])
             )
     _check_shadowing(cfg)
     _check_top_level(tree, cfg)
-    missing = [*left_open, *sorted(OmegaConf.missing_keys(_take_job(cfg)))]
+    missing = [*left_open, *sorted(OmegaConf.missing_keys(unresolved))]
     if missing:
         raise ConfigError(missing_value(missing[0]))
     if cfg.command != tree.command:

@@ -76,6 +76,8 @@ def _add_folder(search_path: ConfigSearchPath, provider: str, folder: Path) -> N
 
 PACKAGED_FILES: Final[dict[tuple[str, ...], bytes]] = {}
 """Parsed files of packages, pickled; they stay as they are while a process runs."""
+PACKAGED_CHOICES: Final[dict[tuple[str, ...], bytes]] = {}
+"""Compositions of such files alone, pickled, by the command and the overrides that choose files."""
 
 
 class FilesReadOnce(ConfigRepository):
@@ -121,7 +123,7 @@ class ConfigTree:
         for line in overrides:
             if line.lstrip("+").startswith("hydra.searchpath="):
                 self._search_overrides.append(line)
-        self.base = self.compose([])
+        self.base = self.compose_choices([])
 
     def parse(self, overrides: Sequence[str]) -> list[Override]:
         """Read overrides.
@@ -144,6 +146,18 @@ class ConfigTree:
                     f"cannot read the override '{line}' ({reason}). Write key=value{quoting}."
                 ) from error
         return parsed
+
+    def compose_choices(self, overrides: Sequence[str]) -> DictConfig:
+        """Return what `compose` does for overrides that choose files; of packages alone it is kept."""
+        sources = self._hydra.config_loader.get_sources()
+        if self._search_overrides or any(source.scheme() == "file" for source in sources):
+            return self.compose(overrides)
+        key = (self.command, *overrides)
+        if key not in PACKAGED_CHOICES:
+            PACKAGED_CHOICES[key] = pickle.dumps(self.compose(overrides))
+        cfg: DictConfig = pickle.loads(PACKAGED_CHOICES[key])
+        cfg.hydra.runtime.cwd = str(Path.cwd())
+        return cfg
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """Return the whole configuration with its `hydra` node; raises what Hydra raises."""
@@ -195,6 +209,8 @@ class ConfigTree:
         left_open = set()
         for default in defaults:
             paths.append(str(default.config_path))
+            if default.config_path == "hydra/config":
+                continue  # the largest by far, and all of it stands below hydra
             content = loader._load_single_config(default, files).config
             for key, value in walk_leaves(content).items():
                 if value == "???":

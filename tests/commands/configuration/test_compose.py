@@ -68,7 +68,8 @@ def test_plus_before_an_optional_group_may_be_left_out(word: str) -> None:
 def test_each_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     load = OmegaConf.load
-    monkeypatch.setattr(tree, "PACKAGED_FILES", {})
+    for kept in ("PACKAGED_FILES", "PACKAGED_CHOICES"):
+        monkeypatch.setattr(tree, kept, {})
     monkeypatch.setattr(
         OmegaConf, "load", lambda file: (read.append(str(file.name)), load(file))[1]
     )
@@ -78,6 +79,19 @@ def test_each_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     second = compose("fit", ["experiment=stripe", "paths.run=r"])
     assert OmegaConf.to_yaml(first) == OmegaConf.to_yaml(second)
     assert len(read) == count
+
+
+def test_a_kept_composition_has_the_current_folder_and_is_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_hydra() as hydra:
+        before = tree.ConfigTree(hydra, "show", []).compose_choices(["trainer=cpu"])
+        before.trainer.max_epochs = 77
+        monkeypatch.chdir(tmp_path)
+        now = tree.ConfigTree(hydra, "show", []).compose_choices(["trainer=cpu"])
+        assert now == tree.ConfigTree(hydra, "show", []).compose(["trainer=cpu"])
+    assert now.hydra.runtime.cwd == str(tmp_path)
+    assert now != before
 
 
 def test_run_folder_and_logging_follow_the_command() -> None:

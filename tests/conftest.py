@@ -99,6 +99,22 @@ def no_orphans() -> Iterator[None]:
     assert left == set()
 
 
+PICTURES = (
+    "lit_data.commands.fit.draw_samples",
+    "lit_data.commands.fit.draw_predictions",
+    "lit_data.commands.job.add_report",
+    "lit_data.callbacks.memory.record.draw_memory",
+    "lit_data.callbacks.data_wait_monitor.draw_throughput",
+)
+
+
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out what ``fit`` draws, which takes longer than a toy training; others look at that."""
+    for name in PICTURES:
+        monkeypatch.setattr(name, lambda *args, **options: None)
+
+
 @pytest.fixture(scope="session")
 def write_fake_store() -> Callable[[Path, SourceTable, int], None]:
     """Writes a store of many images of one pixel, without decoding any."""

@@ -41,6 +41,7 @@ TOY_DATA = [
     "data.stride_px=64",
 ]
 TOY = [*TOY_DATA, "trainer.max_epochs=1", "data.loader.batch_size=4", "data.loader.num_workers=0"]
+TOY += ["report=false", "callbacks.memory.plot=false", "callbacks.data_wait.plot=false"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),

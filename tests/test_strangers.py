@@ -121,6 +121,7 @@ BOXES = ["experiment=detection", "data.samples={count: 12, size_px: [64, 64]}", 
 BOXES += ["data.mosaic=null", "data.loader.num_workers=0"]
 SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=3"]
 SHORT += ["trainer.enable_progress_bar=false", "report=false"]
+SHORT += ["callbacks.memory.plot=false", "callbacks.data_wait.plot=false"]
 PLAIN = ["data._target_=strangers.PlainData", "--package", "strangers"]
 
 

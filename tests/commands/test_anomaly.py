@@ -21,6 +21,7 @@ BANK = ("+experiment=anomaly", "model.bank_size=200", "model.candidates=2000")
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("without_pictures"),
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
 ]

@@ -162,6 +162,7 @@ def _check_pod(run: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def test_a_run_is_calibrated_and_its_smallest_defect_measured(

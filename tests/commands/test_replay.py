@@ -131,6 +131,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> Saved:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_batches_of_a_run_that_was_split_and_resumed_are_made_again(
     tmp_path: Path,

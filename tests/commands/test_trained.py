@@ -20,6 +20,7 @@ from lit_data.errors import StoreError
 
 SMALL = ["trainer=cpu", "trainer.max_epochs=1", "trainer.enable_progress_bar=false"]
 SMALL += ["report=false", "trainer.log_every_n_steps=1"]
+SMALL += ["callbacks.memory.plot=false", "callbacks.data_wait.plot=false"]
 NET = ["model.net.width=2", "model.net.depth=1"]
 
 

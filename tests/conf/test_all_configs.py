@@ -184,6 +184,7 @@ def _deal(options: list[Path]) -> list[list[str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("options", _deal(TOGETHER), ids=" ".join)
 def test_every_option_runs(options: list[str], run: Run, tmp_path: Path) -> None:
     words = [*TOY, *(f"+{option}" if option.startswith("debug=") else option for option in options)]
@@ -247,6 +248,8 @@ def test_every_experiment_goes_all_the_way(experiment: str, run: Run, tmp_path: 
     assert loaders["train"]["reason"]
     assert list((fitted["folder"] / "tensorboard").rglob("events*"))
     assert (fitted["folder"] / "csv" / "metrics.csv").is_file()
+    pictures = {path.name for path in fitted["folder"].rglob("*.png")}
+    assert {"memory.png", "throughput.png"} <= pictures
     _check_scores(run, words, fitted, "average_precision")
     predicted = run("predict", *words)
     maps = list((predicted["folder"] / "maps").rglob("*.png"))

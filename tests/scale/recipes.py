@@ -26,6 +26,8 @@ SMALL = [
     "callbacks.amp.precision=fp32",
     "logger=none",
     "data.loader.num_workers=0",
+    "callbacks.memory.plot=false",
+    "callbacks.data_wait.plot=false",
 ]
 """Words that make a training short, and alike on any number of ranks."""
 

@@ -33,6 +33,7 @@ MEASURED = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("kind", KINDS)
 def test_commands_give_what_they_give_from_files(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -26,6 +26,7 @@ _QUICK = (
     *("trainer=cpu", "trainer.enable_progress_bar=false", "+trainer.enable_model_summary=false"),
     *("data.patch_px=32", "data.loader.batch_size=16", "data.loader.num_workers=0"),
     *("model.net.width=4", "trainer.max_epochs=4", "data.samples={count: 200, size_px: [64, 64]}"),
+    *("callbacks.memory.plot=false", "callbacks.data_wait.plot=false"),
 )
 
 
@@ -162,7 +163,6 @@ def _check_pod(run: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def test_a_run_is_calibrated_and_its_smallest_defect_measured(

@@ -202,9 +202,9 @@ def test_what_fails_after_training_ends_no_run(capsys: pytest.CaptureFixture[str
     ("broken", "lost"),
     [
         # Weights and pictures are those of the best checkpoint.
-        (["fit.load_weights"], {"predictions.png"}),
+        pytest.param(["fit.load_weights"], {"predictions.png"}, marks=pytest.mark.slow),
         (["fit.draw_predictions", "fit.join_scores", "fit.hand_over_file"], {"predictions.png"}),
-        (["job.write_summary"], {"summary.json"}),
+        pytest.param(["job.write_summary"], {"summary.json"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_thing_that_fails_after_training_loses_no_other(

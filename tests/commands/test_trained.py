@@ -24,6 +24,11 @@ SMALL += ["callbacks.memory.plot=false", "callbacks.data_wait.plot=false"]
 NET = ["model.net.width=2", "model.net.depth=1"]
 
 
+@pytest.fixture(autouse=True)
+def few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_data.tasks.maps.SHOWN", 1)  # drawing takes longer than all else
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``set``, images of which half have a mask with grey edges, and ``runs`` with a run on them."""

@@ -448,7 +448,7 @@ def _whole(kind: str, side: int) -> dict[str, Any]:
 def test_shapes_that_cover_an_image_again_and_again_end_in_a_line(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    side, count = 100, 100_000
+    side, count = 100, 10_000
     monkeypatch.setattr("lit_data.datasets.inspection.marks.MOST_DRAWN_PX", 10**6)
     cv2.imwrite(str(tmp_path / "a.png"), np.zeros((side, side), np.uint8))
     shapes = [_whole(kind, side)] * count
@@ -466,7 +466,7 @@ def test_shapes_that_cover_an_image_again_and_again_end_in_a_line(
     [(where, message)] = annotated.problems.entries
     assert where.endswith("[256]")
     assert message.endswith(
-        "a.png: 100000 shapes that cover it more than 256 times over; leave out shapes that cover "
+        "a.png: 10000 shapes that cover it more than 256 times over; leave out shapes that cover "
         "most of the image, or data.exclude the image"
     )
 

@@ -66,7 +66,7 @@ class Canvas:
 
     def read(self, index: Tensor) -> Tensor:
         """Return pixel values within the value range: float32, of the shape of the index."""
-        stored = self._flat[index]
+        stored = self._flat.index_select(0, index.reshape(-1)).view(index.shape)
         if self._unsigned16:
             stored = stored.to(torch.int32) & 0xFFFF  # without the sign that int16 gave it
         return stored.to(torch.float32).clamp_(*self.values.bounds)

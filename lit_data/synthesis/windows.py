@@ -238,18 +238,18 @@ class Pixels:
             self.at = tuple(index.reshape(-1) for index in indices)
             self.cover = cover.reshape(-1)
         self.defect, row, column = self.at
-        self.y = row + windows.top[self.defect]
-        self.x = column + windows.left[self.defect]
+        self.y = row + self.of_each(windows.top)
+        self.x = column + self.of_each(windows.left)
 
     @cached_property
     def row(self) -> Tensor:
         """[K] int64, sample of each pixel."""
-        return self.windows.row[self.defect]
+        return self.of_each(self.windows.row)
 
     @cached_property
     def strength(self) -> Tensor:
         """[K] float32, signed strength of the defect, in units of the 0..1 value range."""
-        return self.windows.strength[self.defect]
+        return self.of_each(self.windows.strength)
 
     @cached_property
     def before(self) -> Tensor:
@@ -287,7 +287,7 @@ class Pixels:
 
     def of_each(self, values: Tensor) -> Tensor:
         """Return one value of each defect, [n] or [n, 1, 1], for each pixel: [K]."""
-        return values.view(-1)[self.defect]
+        return values.reshape(-1).index_select(0, self.defect)
 
     def turn_into(self, source: Tensor, opacity: Tensor | float = 1.0) -> Tensor:
         """Return the numbers to add so that other pixels show, as far as a defect covers.

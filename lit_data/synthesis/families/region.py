@@ -180,7 +180,9 @@ def look_up(windows: "Windows", top: "Tensor", left: "Tensor", scale: "Tensor") 
     # FIELD_PX more, as pixels left of the centre would be negative.
     rows = (top * FIELD_PX + (windows.y + FIELD_PX) * scale).long() % FIELD_PX
     columns = (left * FIELD_PX + (windows.x + FIELD_PX) * scale).long() % FIELD_PX
-    return load_on(windows.device, smooth_field)[rows, columns]
+    pixels = rows * FIELD_PX + columns
+    field = load_on(windows.device, smooth_field).view(-1)
+    return field.index_select(0, pixels.view(-1)).view(pixels.shape)
 
 
 def _perlin(size_px: int, cell_px: int, octave: int) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from lit_data.devices import widest_float
 from lit_data.errors import ConfigError
 from lit_data.modules.layers import count_outputs, run_in_float32
 from lit_data.modules.schedule import OptimizerFactory, Schedule
-from lit_data.modules.scored import Confusion, ScoredModule, balance_classes
+from lit_data.modules.scored import Confusion, ScoredModule, balance_classes, check_class_weights
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import Batch, PathText
 
@@ -95,7 +95,8 @@ class ClassificationModule(ScoredModule):
             * images of the class)`` in the training split.
 
     Raises:
-        ConfigError: The schedule is unknown; later, that net or datamodule have other classes.
+        ConfigError: The schedule is unknown, or `class_weights` are not one for each class; later,
+            that net or datamodule have other classes.
     """
 
     weights: Tensor
@@ -120,6 +121,7 @@ class ClassificationModule(ScoredModule):
         if class_weights is None or class_weights == "balanced":
             weights = torch.ones(len(self.classes))
         else:
+            check_class_weights(class_weights, self.classes)
             weights = torch.tensor(list(class_weights))
         self.register_buffer("weights", weights, persistent=False)
         self.scores = nn.ModuleDict()

@@ -252,6 +252,25 @@ def balance_classes(trainer: L.Trainer) -> Tensor:
     return counts.sum() / (len(counts) * counts.clamp(min=1))
 
 
+def check_class_weights(weights: Sequence[float] | None, classes: Sequence[str]) -> None:
+    """Refuse weights that are not one for each class.
+
+    Args:
+        weights: Of the loss; None for the same one of all classes.
+        classes: Names in the order of the weights.
+
+    Raises:
+        ConfigError: They are not as many as the classes, or one is below 0.
+    """
+    if weights is None:
+        return
+    if len(weights) != len(classes) or not all(weight >= 0 for weight in weights):
+        raise ConfigError(
+            f"class_weights={list(weights)}: give one number of at least 0 for each of "
+            f"{', '.join(classes)}"
+        )
+
+
 class Confusion(NamedTuple):
     """Images of each class by what a model takes them for.
 

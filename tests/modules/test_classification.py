@@ -74,6 +74,13 @@ def test_a_batch_is_the_mean_of_its_micro_batches_with_weights_too() -> None:
     torch.testing.assert_close(model.find_loss(batch), parts[0] * 2 / 6 + parts[1] * 4 / 6)
 
 
+@pytest.mark.parametrize("weights", [[1, 5], [1, 5, 2, 1], [1, 5, -2], [1, 5, float("nan")]])
+def test_class_weights_are_one_for_each_class(weights: list[float]) -> None:
+    match = r"class_weights=\[1, 5.*\]: give one number of at least 0 for each of a, b, c$"
+    with pytest.raises(ConfigError, match=match):
+        ClassificationModule(_Says(), classes=["a", "b", "c"], class_weights=weights)
+
+
 def test_other_classes_are_refused(tmp_path: Path) -> None:
     loader = DataLoader(_samples(), batch_size=6)  # type: ignore[arg-type]
     for classes, match in (

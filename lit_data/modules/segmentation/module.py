@@ -22,6 +22,7 @@ from lit_data.modules.scored import (
     PixelScores,
     ScoredModule,
     balance_classes,
+    check_class_weights,
 )
 from lit_data.modules.segmentation.anomaly_metrics import ANOMALY_METRICS, AnomalyMetrics
 from lit_data.modules.segmentation.losses import PixelLoss, choose_loss
@@ -107,8 +108,9 @@ class SegmentationModule(ScoredModule):
             a few images do not show the highest score.
 
     Raises:
-        ConfigError: The schedule or the loss is unknown, a fraction is out of its range, or
-            `quantile` is given without `anomaly_metrics`; later, that the net or the datamodule
+        ConfigError: The schedule or the loss is unknown, a fraction is out of its range,
+            `class_weights` are not one for each class, or `quantile` is given without
+            `anomaly_metrics`; later, that the net or the datamodule
             has other classes.
     """
 
@@ -143,11 +145,11 @@ class SegmentationModule(ScoredModule):
         super().__init__(net or CompareNet(), optimizer=optimizer, schedule=schedule)
         self.classes = tuple(map(str, classes or ()))
         self.class_weights = class_weights
+        names = ("background", *(self.classes or ("defect",)))
         first_weights = class_weights
-        if (
-            class_weights == "balanced"
-        ):  # they are not known before the data are: see `on_fit_start`
-            first_weights = [1.0] * (len(self.classes or "1") + 1)
+        if class_weights == "balanced":
+            first_weights = [1.0] * len(names)  # until `on_fit_start` knows the data
+        check_class_weights(first_weights, names)
         self.loss = choose_loss(
             loss,
             class_weights=first_weights,

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from lit_data.errors import ConfigError
 from lit_data.modules.schedule import OptimizerFactory, Schedule
-from lit_data.modules.scored import ScoredModule
+from lit_data.modules.scored import ScoredModule, check_class_weights
 from lit_data.modules.segmentation.losses import choose_loss
 from lit_data.modules.segmentation.module import ClassScores
 from lit_data.modules.segmentation.nets import VolumeUNet
@@ -80,6 +80,7 @@ class VolumeSegmentationModule(ScoredModule):
         )
         self.classes = names
         self.surface_mm = surface_mm
+        check_class_weights(class_weights, ("background", *names))
         self.loss = choose_loss(loss, dice_weight=dice_weight, class_weights=class_weights)
         self.scores = nn.ModuleDict()
         for stage in ("val", "test"):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lit_data.commands.checkpoints import load_weights
 from lit_data.errors import ConfigError, StoreError
-from lit_data.modules import CompareNet, SegmentationModule
+from lit_data.modules import CompareNet, SegmentationModule, VolumeSegmentationModule
 from lit_data.modules.schedule import learning_rate_factor
 from lit_data.modules.segmentation.module import plain_difference
 from tests.modules.runs import assert_plain_checkpoint, make_trainer
@@ -265,6 +265,15 @@ def test_balanced_weights_come_from_the_counts_of_the_datamodule(tmp_path: Path)
     assert model.loss.class_weights.tolist() == pytest.approx([120 / 3 / 90, 120 / 3 / 30, 120 / 3])  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="class_weights=balanced needs a datamodule that counts"):
         make_trainer(tmp_path).fit(model, loader, loader)
+
+
+def test_class_weights_are_one_for_the_background_and_each_class() -> None:
+    with pytest.raises(ConfigError, match="at least 0 for each of background, dent, spot"):
+        SegmentationModule(_Painter(), classes=["dent", "spot"], class_weights=[1.0, 2.0])
+    with pytest.raises(ConfigError, match="at least 0 for each of background, defect"):
+        SegmentationModule(_Painter(), class_weights=[1.0, 2.0, 3.0])
+    with pytest.raises(ConfigError, match="at least 0 for each of background, bone"):
+        VolumeSegmentationModule(classes=["bone"], class_weights=[1.0, -1.0])
 
 
 def test_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:

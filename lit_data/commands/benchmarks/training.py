@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, Final, Generic, TypeVar
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities.types import STEP_OUTPUT
@@ -327,7 +328,7 @@ class StepCost(L.Callback):
         """Lowest decile of the steps, seconds."""
         ends = self._ends_s[self.warmup_steps :]
         steps = [after - before for before, after in itertools.pairwise(ends)]
-        return quantiles(steps, n=10)[0]
+        return float(np.quantile(steps, 0.1))
 
 
 def _train(cfg: DictConfig, options: BenchmarkOptions, callbacks: Sequence[L.Callback]) -> float:

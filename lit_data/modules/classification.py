@@ -118,10 +118,10 @@ class ClassificationModule(ScoredModule):
         self.classes = tuple(map(str, classes or ()))
         self.label_smoothing = label_smoothing
         self.class_weights = class_weights
+        check_class_weights(class_weights, self.classes)
         if class_weights is None or class_weights == "balanced":
             weights = torch.ones(len(self.classes))
         else:
-            check_class_weights(class_weights, self.classes)
             weights = torch.tensor(list(class_weights))
         self.register_buffer("weights", weights, persistent=False)
         self.scores = nn.ModuleDict()

@@ -14,6 +14,7 @@ from torchmetrics.utilities import dim_zero_cat
 from typing_extensions import override
 
 from lit_data.batch_form import count_samples
+from lit_data.checks import check_choice
 from lit_data.devices import widest_float
 from lit_data.errors import ConfigError
 from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
@@ -252,17 +253,20 @@ def balance_classes(trainer: L.Trainer) -> Tensor:
     return counts.sum() / (len(counts) * counts.clamp(min=1))
 
 
-def check_class_weights(weights: Sequence[float] | None, classes: Sequence[str]) -> None:
+def check_class_weights(weights: Sequence[float] | str | None, classes: Sequence[str]) -> None:
     """Refuse weights that are not one for each class.
 
     Args:
-        weights: Of the loss; None for the same one of all classes.
+        weights: Of the loss, or `balanced`; None for the same one of all classes.
         classes: Names in the order of the weights.
 
     Raises:
         ConfigError: They are not as many as the classes, or one is below 0.
     """
     if weights is None:
+        return
+    if isinstance(weights, str):
+        check_choice("class_weights", weights, ("balanced",))
         return
     if len(weights) != len(classes) or not all(weight >= 0 for weight in weights):
         raise ConfigError(

@@ -146,10 +146,10 @@ class SegmentationModule(ScoredModule):
         self.classes = tuple(map(str, classes or ()))
         self.class_weights = class_weights
         names = ("background", *(self.classes or ("defect",)))
+        check_class_weights(class_weights, names)
         first_weights = class_weights
         if class_weights == "balanced":
             first_weights = [1.0] * len(names)  # until `on_fit_start` knows the data
-        check_class_weights(first_weights, names)
         self.loss = choose_loss(
             loss,
             class_weights=first_weights,

@@ -270,6 +270,8 @@ def test_balanced_weights_come_from_the_counts_of_the_datamodule(tmp_path: Path)
 def test_class_weights_are_one_for_the_background_and_each_class() -> None:
     with pytest.raises(ConfigError, match="at least 0 for each of background, dent, spot"):
         SegmentationModule(_Painter(), classes=["dent", "spot"], class_weights=[1.0, 2.0])
+    with pytest.raises(ConfigError, match=r"class_weights='balance'.* balanced"):
+        SegmentationModule(_Painter(), class_weights="balance")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="at least 0 for each of background, defect"):
         SegmentationModule(_Painter(), class_weights=[1.0, 2.0, 3.0])
     with pytest.raises(ConfigError, match="at least 0 for each of background, bone"):

@@ -14,7 +14,7 @@ from lit_inspect.boxes import Box, BoxRules
 from lit_inspect.drift import Guarantee, describe
 from lit_inspect.errors import BoardError, UsageError
 from lit_inspect.images import ReadOptions, Scaling, finish, open_image
-from lit_inspect.regions import Defect, find_defects, mean_highest, slabs
+from lit_inspect.regions import Defect, find_defects, mean_highest, round_score, slabs
 from lit_inspect.rows import ArrayRows, MapFile
 from lit_inspect.tiles import Rows, Tiling, cut, stitch
 
@@ -202,11 +202,12 @@ class Inspector:
         height, width = values.shape[1:]
         is_large = isinstance(values, MapFile)
         parts = list(slabs(height, width))
-        score = mean_highest(
+        highest = mean_highest(
             (_to_unit(values.read(part.start, part.stop)[0]) for part in parts),
             height * width,
             settings.top_fraction,
         )
+        score = round_score(highest)
         pairs = (
             self.read_pair(values, part) for part in (parts if is_large else [slice(0, height)])
         )
@@ -228,7 +229,6 @@ class Inspector:
             return "unsure"
         if settings.review is not None:
             good_below, defect_above = settings.review
-            score = round(score, 6)  # as in images.csv, whose scores were calibrated
             if good_below <= score <= defect_above:
                 return "review"
             return "good" if score < good_below else "defect"

@@ -45,6 +45,11 @@ def mean_highest(parts: Iterable[Floats], pixels: int, fraction: float) -> float
     return float(highest.mean(dtype=np.float64))
 
 
+def round_score(score: float) -> float:
+    """Return the score of an image as `lit_data.tasks.verdicts.round_score` does."""
+    return round(score, 5) if score >= 0.99 else float(f"{score:.4g}")
+
+
 @dataclass(slots=True)
 class _Regions:
     """Sums over the regions of all slabs so far; a region that joins another one points to it.

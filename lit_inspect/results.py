@@ -141,9 +141,8 @@ class Results:
 
     def _note(self, name: str, verdict: Verdict) -> None:
         count = min(len(verdict.defects), _MOST_DEFECTS)
-        score = round(verdict.score, 6)
         self._rows.append(
-            {"image": name, "score": score, "defects": count, "verdict": verdict.verdict}
+            {"image": name, "score": verdict.score, "defects": count, "verdict": verdict.verdict}
         )
         class_names = ("", *self._inspector.settings.classes)
         for defect in verdict.defects[:_MOST_DEFECTS]:

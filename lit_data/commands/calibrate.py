@@ -197,7 +197,7 @@ class KnownImages:
             truth.append(kinds[number] != GOOD if has_defect is None else has_defect)
         lots = None
         if groups is not None and names:
-            lots = group_by_name(names, groups)
+            lots = group_by_name(names, groups, "groups")
         return cls(names, np.array(numbers, np.int64), np.array(truth, np.bool_), lots)
 
     def select(self, names: Sequence[str]) -> "KnownImages":

@@ -66,7 +66,8 @@ class PodOptions:
         low, high = check_range("size_px", self.size_px, (1.0, 1000.0))
         if not low < high:
             raise ConfigError(f"size_px=[{low:g}, {high:g}]: the largest must exceed the smallest")
-        check_range("amplitude", self.amplitude, (0.0, 1.0))
+        if check_range("amplitude", self.amplitude, (0.0, 1.0))[1] == 0:
+            raise ConfigError("amplitude=[0, 0] draws nothing: the strongest must exceed 0")
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
@@ -169,6 +170,8 @@ def judge_families(bench: Bench, options: PodOptions) -> list[Target]:
             # So that the targets of a family are the same beside others and alone.
             first = (names.index(family) * _SIZES + position) * _NUMBERS
             targets += bench.judge(family, size_px, count, first)
+        if not any(target.family == family for target in targets):
+            log.warning("%s: none of its defects can be seen on these images", family)
     return targets
 
 

@@ -226,7 +226,8 @@ class Replay:
             StoreError: A file cannot be written.
         """
         name = f"step-{replayed.step:06d}"
-        folder.mkdir(parents=True, exist_ok=True)
+        with explaining(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         task, visuals = find_task(self.datamodule), self.datamodule.inspect("train")
         planned = replayed.planned
         on_host = move_data_to_device(replayed.batch, torch.device("cpu"))

@@ -157,12 +157,13 @@ def _read_list(entry: float | str | Sequence[str]) -> Sequence[str]:
     return [line for line in lines if line]
 
 
-def group_by_name(names: Sequence[str], pattern: str) -> Ints:
+def group_by_name(names: Sequence[str], pattern: str, option: str = "data.groups") -> Ints:
     """[n] number of the group of each name: by what a regular expression, or its group, matches.
 
     Args:
         names: Paths below the root, with forward slashes.
         pattern: Is searched in them; each name without it is a group of its own.
+        option: Its key, for messages.
 
     Raises:
         ConfigError: It is no regular expression, is in no name, or may take for ever.
@@ -171,10 +172,10 @@ def group_by_name(names: Sequence[str], pattern: str) -> Ints:
         expression = re.compile(pattern)
         choices = _count_choices(_parser.parse(pattern))
     except (re.error, RecursionError, OverflowError) as error:
-        raise ConfigError(f"data.groups={pattern!r} is no regular expression: {error}") from error
+        raise ConfigError(f"{option}={pattern!r} is no regular expression: {error}") from error
     if choices > _CHOICES:
         raise ConfigError(
-            f"data.groups={pattern!r} can match one name in so many ways that it may take for "
+            f"{option}={pattern!r} can match one name in so many ways that it may take for "
             "ever; do not repeat what repeats or has alternatives, as '(a+)+' does, and repeat at "
             f"most {_CHOICES} parts"
         )
@@ -182,12 +183,12 @@ def group_by_name(names: Sequence[str], pattern: str) -> Ints:
     # At each start the choices divide the rest of a name among them.
     if math.comb(most_characters + int(choices) + 1, int(choices) + 1) > _WAYS:
         raise ConfigError(
-            f"data.groups={pattern!r} can divide names of {most_characters} characters in more than "
+            f"{option}={pattern!r} can divide names of {most_characters} characters in more than "
             f"{_WAYS} ways: repeat fewer parts"
         )
     matches = _search(expression, names)
     if not any(matches):
-        raise ConfigError(f"data.groups={pattern!r} is found in no name, such as {names[0]!r}")
+        raise ConfigError(f"{option}={pattern!r} is found in no name, such as {names[0]!r}")
     number = 1 if expression.groups else 0  # the first group, else all that was matched
     keys = []
     for name, match in zip(names, matches, strict=True):

@@ -38,7 +38,7 @@ from lit_data.tasks.figures import (
 )
 from lit_data.tasks.journal import Entry
 from lit_data.tasks.options import PredictOptions
-from lit_data.tasks.verdicts import DECIMALS, DEFECT, GOOD, REVIEW, Calibration
+from lit_data.tasks.verdicts import DEFECT, GOOD, REVIEW, Calibration, round_score
 from lit_data.tasks.writer import BankWriter, Written
 from lit_data.types import Array
 
@@ -350,9 +350,12 @@ class VerdictWriter(MapWriter):
     @override
     def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
         # The score of the image replaces that of its surest defect, which `MapWriter` gives.
+        return super().write(number, answer, seconds)._replace(score=self.score(answer))
+
+    def score(self, answer: ProbabilityMap) -> float:
+        """Return the score of an image, as ``images.csv`` has it."""
         count = count_top_px(answer.values.size, self.options.top_fraction)
-        score = mean_highest((answer.rows(part) for part in slabs(answer.shape)), count)
-        return super().write(number, answer, seconds)._replace(score=score)
+        return round_score(mean_highest((answer.rows(part) for part in slabs(answer.shape)), count))
 
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
@@ -382,7 +385,7 @@ class VerdictWriter(MapWriter):
         has_defect = self._datamodule.has_defect(number)
         return {
             "image": entry.image,
-            "score": round(entry.score, DECIMALS),
+            "score": entry.score,
             "defects": len(entry.rows),
             "verdict": _UNSURE if self._doubt else self.judge(entry.score, len(entry.rows)),
             "truth": "" if has_defect is None else _VERDICTS[has_defect],
@@ -390,9 +393,9 @@ class VerdictWriter(MapWriter):
         }
 
     def judge(self, score: float, defects: int) -> str:
-        """Return the verdict of an image by its score; without a threshold by its defects."""
+        """Return the verdict of an image by its `score`; without a threshold by its defects."""
         if self._calibration is not None:
-            return self._calibration.judge(round(score, DECIMALS))
+            return self._calibration.judge(score)
         threshold = self.options.image_threshold
         return _VERDICTS[defects > 0 if threshold is None else score >= threshold]
 

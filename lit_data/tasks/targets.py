@@ -13,10 +13,9 @@ from torch.nn.functional import max_pool2d
 
 from lit_data.datamodules.image import ImageDataModule
 from lit_data.datamodules.image_transform import ImageTransform
-from lit_data.inference import TiledPredictor
-from lit_data.modules.segmentation.top_pixels import count_top_px, mean_highest
+from lit_data.inference import TiledPredictor, find_defects
 from lit_data.synthesis import DefectSpec
-from lit_data.tasks.maps import MapWriter, VerdictWriter, slabs
+from lit_data.tasks.maps import MapWriter, ProbabilityMap, VerdictWriter
 from lit_data.tasks.options import PredictOptions
 from lit_data.tasks.verdicts import GOOD
 from lit_data.types import IGNORED, Array, Batch, Stage
@@ -273,7 +272,8 @@ class Bench:
 
     def _find_visible(self, drawn: _Drawn) -> NDArray[np.int64]:
         """Return the numbers of defects that can be seen, with their surroundings."""
-        is_visible = drawn.masks.flatten(1).any(1).numpy()
+        has_pixels = drawn.masks.flatten(1).any(1).numpy()
+        is_visible = has_pixels & (drawn.contrast > 0)
         sizes = np.array([self._size_of(image) for image in drawn.image_index.tolist()])
         patch_px = np.array(self._data.patch_px)
         edge_px = np.minimum(_EDGE_PX, patch_px // 8)
@@ -300,10 +300,10 @@ class Bench:
         """Return True if an image with a map does not get the verdict good."""
         writer = self._writer
         assert isinstance(writer, VerdictWriter)
-        count = count_top_px(values.size, self._options.top_fraction)
-        score = mean_highest((values[part] for part in slabs(values.shape)), count)
-        defects = int(self._marks_enough(values))
-        return writer.judge(score, defects) != GOOD
+        defects = find_defects(
+            values, threshold=self._options.least_score, min_area_px=self._options.min_area_px
+        )
+        return writer.judge(writer.score(ProbabilityMap(values)), len(defects)) != GOOD
 
     def _marks_enough(self, values: Array) -> bool:
         least_px = max(1, self._options.min_area_px)

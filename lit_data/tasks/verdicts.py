@@ -24,9 +24,7 @@ GOOD: Final = "good"
 DEFECT: Final = "defect"
 REVIEW: Final = "review"
 WITHDRAWN: Final = "withdrawn"
-DECIMALS: Final = 6
-"""Of the scores that thresholds are for, which are those of ``images.csv``."""
-_VERSION: Final = 1
+_VERSION: Final = 2  # of 1 the scores had six decimals
 _ENDING: Final = ".calibration.json"
 _MOST_BYTES: Final = 2**24
 _LOOKED_AT_PX: Final = 1024  # side of the middle of an image by which it is described
@@ -61,7 +59,7 @@ class Calibration:
     version: int = _VERSION
 
     def judge(self, score: float) -> str:
-        """Return the verdict of an image."""
+        """Return the verdict of an image by its score in ``images.csv``."""
         if score < self.good_below:
             return GOOD
         return DEFECT if score > self.defect_above else REVIEW
@@ -85,6 +83,15 @@ class Calibration:
             feature,
         )
         return WITHDRAWN
+
+
+def round_score(score: float) -> float:
+    """Return the score of an image as tables have it, by which it gets its verdict.
+
+    It has four digits, and from 0.99 on five decimals, where scores of confident nets lie close
+    together: further ones differ between libraries that compute the same net.
+    """
+    return round(score, 5) if score >= 0.99 else float(f"{score:.4g}")
 
 
 def describe_images(bank: ImageBank, numbers: Sequence[int]) -> NDArray[np.float64]:

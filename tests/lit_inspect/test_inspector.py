@@ -137,8 +137,8 @@ def test_a_calibration_leaves_images_for_review(images: Path, board: Path, tmp_p
     contents = read_board(board)
     path = tmp_path / "a.inspect"
     pixels = np.load(images / "e.npy")
-    score = round(Inspector(board)(pixels).score, 6)
-    cases = {"review": (score, score), "good": (score + 1e-6, 1.0), "defect": (0.0, score - 1e-6)}
+    score = Inspector(board)(pixels).score
+    cases = {"review": (score, score), "good": (score + 1e-4, 1.0), "defect": (0.0, score - 1e-4)}
     for verdict, review in cases.items():
         path.write_bytes(encode_board({**contents.manifest, "review": review}, contents.parts))
         assert Inspector(path)(pixels).verdict == verdict

@@ -130,7 +130,7 @@ def test_images_score_in_prediction_as_in_validation(tmp_path: Path, fraction: f
     in_prediction = {row["image"]: float(row["score"]) for row in rows}
     names = [f"{number}.png" for number in numbers.tolist()]
     in_validation = dict(zip(names, scores.tolist(), strict=True))
-    assert in_prediction == pytest.approx(in_validation, abs=1e-5)
+    assert in_prediction == pytest.approx(in_validation, abs=5.1e-5)  # of four digits
     computed = {name: float(value) for name, value in metric.compute().items()}
     assert threshold == pytest.approx(computed["image_f1_max_threshold"], abs=1e-6)
     wrong = sum(row["verdict"] != row["truth"] for row in rows)

@@ -7,10 +7,10 @@ COMMANDS: dict[str, str] = {
     "predict": "write what a model finds in every image or volume of a folder",
     "calibrate": "bound the misses and false alarms of verdicts: calibrate RUN miss=0.02",
     "pod": "measure the smallest defect that a model finds, with a bound: pod RUN",
-    "prepare": "check all files and build their store ahead of the first run",
+    "prepare": "check all files and decode them ahead of the first run",
     "benchmark": "measure loading and training speed",
     "show": "draw what a model will see",
-    "doctor": "check this machine for what commonly hurts, with remedies",
+    "doctor": "examine this machine for causes of slow or failed runs, with remedies",
 }
 """Name of each command and what it does, in the order of ``--help``."""
 
@@ -21,8 +21,8 @@ TOOLS: dict[str, str] = {
     "report": "write one HTML page of a run, of several, or of a sweep: report RUN...",
     "rerun": "start a run again, with changes if any: rerun RUN [key=value ...]",
     "replay": "make a training batch of a run again: replay RUN step=N",
-    "spike": "make the batches of the highest loss again: spike RUN",
-    "why": "say in what two runs differ, and from which sample on: why RUN RUN",
+    "spike": "make the batches with the highest loss again: spike RUN",
+    "why": "find what differs between two runs, and from which sample on: why RUN RUN",
     "export": "write a trained model as one file that runs without torch: export RUN [FILE]",
     "new-kind": "write a kind of data of your own, with a test: new-kind NAME",
 }

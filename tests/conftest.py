@@ -1,6 +1,7 @@
 """Fixtures shared by all tests."""
 
 import gc
+import importlib.metadata
 import logging
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +44,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Each Trainer would look through all installed packages for callbacks of others.
+importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
 
 # Commands of tests begin where their imports end.
 if sys.platform == "linux":

@@ -158,7 +158,7 @@ def fit(folder: Path, model: Model, *callbacks: L.Callback, **options: Any) -> l
 
 
 def test_every_second_belongs_to_one_part(clock: Clock, tmp_path: Path) -> None:
-    monitor = DataWaitMonitor()
+    monitor = DataWaitMonitor(plot=False)
     assert monitor.summary() == {}
     rows = fit(tmp_path, Model(clock), monitor, Busy(clock), max_epochs=2)
     rates = {"data/wait_fraction": 3 / 128, "data/samples_per_s": 4 / 128, "data/success_rate": 1.0}
@@ -180,14 +180,14 @@ def test_every_second_belongs_to_one_part(clock: Clock, tmp_path: Path) -> None:
 
 
 def test_two_optimizers_of_a_manual_optimisation(clock: Clock, tmp_path: Path) -> None:
-    last = fit(tmp_path, TwoOptimizers(clock), DataWaitMonitor())[-1]
+    last = fit(tmp_path, TwoOptimizers(clock), DataWaitMonitor(plot=False))[-1]
     doubled = {"time/forward_s": 16.0, "time/backward_s": 32.0, "time/optimizer_s": 64.0}
     assert {name: last[name] for name in PARTS_S} == PARTS_S | doubled | {"time/other_s": 0.0}
 
 
 def test_accumulation_has_steps_without_an_optimizer(clock: Clock, tmp_path: Path) -> None:
     options = {"accumulate_grad_batches": 2, "log_every_n_steps": 2}
-    rows = fit(tmp_path, Model(clock), DataWaitMonitor(), **options)
+    rows = fit(tmp_path, Model(clock), DataWaitMonitor(plot=False), **options)
     assert len(rows) == 2  # after 4 and after 8 batches
     rates = {"data/wait_fraction": 3 / 48, "data/samples_per_s": 4 / 48, "data/success_rate": 1.0}
     assert rows[1] == rates | PARTS_S | {"time/optimizer_s": 16.0, "time/other_s": 0.0}
@@ -212,7 +212,7 @@ def test_hooks_of_a_datamodule_are_those_that_are_measured(clock: Clock, tmp_pat
     model, data = Model(clock), Data()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "You have overridden")  # said once in a process
-        make_trainer(tmp_path, DataWaitMonitor(), logger=model.notes).fit(model, data)
+        make_trainer(tmp_path, DataWaitMonitor(plot=False), logger=model.notes).fit(model, data)
     parts = {name: model.notes.rows[-1][name] for name in PARTS_S}
     changed = {"time/assemble_s": 129.0, "time/augment_s": 256.0, "time/other_s": 0.0}
     assert parts == PARTS_S | changed
@@ -224,7 +224,7 @@ def test_validation_checkpoints_and_first_steps_are_left_out(clock: Clock, tmp_p
         def on_save_checkpoint(self, *args: Any) -> None:
             clock.now_s += 500
 
-    model, monitor = Model(clock), DataWaitMonitor()
+    model, monitor = Model(clock), DataWaitMonitor(plot=False)
     checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=3)
     callbacks, options = [monitor, SlowCheckpoint(), checkpoint], {"limit_val_batches": 1}
     trainer = make_trainer(tmp_path, *callbacks, enable_checkpointing=True, **options)
@@ -246,7 +246,7 @@ def test_validation_checkpoints_and_first_steps_are_left_out(clock: Clock, tmp_p
 def test_rows_come_in_the_trainers_rhythm(
     options: dict[str, int], rows: int, clock: Clock, tmp_path: Path
 ) -> None:
-    monitor = DataWaitMonitor()
+    monitor = DataWaitMonitor(plot=False)
     assert len(fit(tmp_path, Model(clock), monitor, **options)) == rows
     assert monitor.summary()["train/mean_step_s"] == 64.0
 
@@ -259,7 +259,7 @@ def test_events_of_other_callbacks_count(clock: Clock, tmp_path: Path) -> None:
                     announce(trainer, Event("oom", "", {"size": size, "index": i}), MemoryError())
                 announce(trainer, Event("batch_size", "", {"size": 2.0, "pieces": 2.0}))
 
-    monitor = DataWaitMonitor()
+    monitor = DataWaitMonitor(plot=False)
     make_trainer(tmp_path, Splits(), monitor).fit(Model(clock), Slow(clock))
     summary = monitor.summary()
     assert summary["train/batch_success_rate"] == 7 / 8
@@ -281,7 +281,7 @@ def test_the_fastest_batch_size_is_the_best(clock: Clock, tmp_path: Path) -> Non
             clock.now_s += 7
             return self.layer(batch).sum()
 
-    monitor = DataWaitMonitor()
+    monitor = DataWaitMonitor(plot=False)
     make_trainer(tmp_path, monitor).fit(Even(), Data(clock))
     summary = monitor.summary()
     assert summary["train/best_batch_size"] == 16
@@ -289,7 +289,7 @@ def test_the_fastest_batch_size_is_the_best(clock: Clock, tmp_path: Path) -> Non
 
 
 def test_a_checkpoint_keeps_the_sums(clock: Clock, tmp_path: Path) -> None:
-    first, second = DataWaitMonitor(), DataWaitMonitor()
+    first, second = DataWaitMonitor(plot=False), DataWaitMonitor(plot=False)
     trainer = make_trainer(tmp_path, first, max_epochs=1)
     trainer.fit(Model(clock), Slow(clock))
     trainer.save_checkpoint(tmp_path / "a.ckpt")
@@ -331,12 +331,12 @@ def test_a_module_can_be_copied_while_it_is_watched(clock: Clock, tmp_path: Path
         def on_train_batch_start(self, trainer: L.Trainer, module: Any, *args: Any) -> None:
             assert copy.deepcopy(module).on_after_batch_transfer(torch.ones(1), 0) == 1
 
-    make_trainer(tmp_path, DataWaitMonitor(), Copies()).fit(Model(clock), Slow(clock))
+    make_trainer(tmp_path, DataWaitMonitor(plot=False), Copies()).fit(Model(clock), Slow(clock))
 
 
 def test_our_loader_tells_its_own_work(tmp_path: Path) -> None:
     loader = MicroBatchLoader(RandomDataset(32, 16), LoaderOptions(batch_size=4, num_workers=0))
-    monitor = DataWaitMonitor()
+    monitor = DataWaitMonitor(plot=False)
     make_trainer(tmp_path, monitor).fit(BoringModel(), loader)
     summary = monitor.summary()
     # The first of four batches is not counted.
@@ -393,7 +393,7 @@ def test_what_was_read_from_disks_is_held_against_the_samples(
     read = iter((1000, 1000 + 4 * 16 * 32 * 4))
     monkeypatch.setattr(data_wait_monitor, "count_disk_bytes", lambda: next(read))
     loader = MicroBatchLoader(Slowly(), LoaderOptions(batch_size=2, num_workers=0))
-    monitor = DataWaitMonitor()
+    monitor = DataWaitMonitor(plot=False)
     make_trainer(tmp_path, monitor).fit(BoringModel(), loader)
     summary = monitor.summary()
     assert summary["train/disk_read_bytes"] == 4 * 16 * 32 * 4
@@ -453,7 +453,7 @@ def test_one_sentence_names_the_limit(parts: str, options: dict[str, Any], sente
 
 @pytest.mark.gpu
 def test_a_device_is_measured_by_its_own_clock(tmp_path: Path) -> None:
-    monitor = DataWaitMonitor()
+    monitor = DataWaitMonitor(plot=False)
     trainer = make_trainer(tmp_path, monitor, accelerator="gpu", devices=1, log_every_n_steps=8)
     trainer.fit(BoringModel(), DataLoader(RandomDataset(32, 256), 4))
     summary = monitor.summary()

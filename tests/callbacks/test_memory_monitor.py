@@ -128,7 +128,7 @@ def test_what_the_system_does_not_tell_is_left_out(machine: Any, tmp_path: Path)
 
 
 def test_evaluation_is_measured_at_its_start_and_its_end(machine: Any, tmp_path: Path) -> None:
-    monitor, logger, model = MemoryMonitor(), Rows(tmp_path), Model()
+    monitor, logger, model = MemoryMonitor(plot=False), Rows(tmp_path), Model()
     trainer = _trainer(tmp_path, monitor, logger=logger, limit_val_batches=2, limit_test_batches=2)
     trainer.fit(model)
     assert logger.steps == [3, 3]  # as the last training row; nothing from the sanity check
@@ -218,7 +218,7 @@ def test_growth_is_logged_and_warned_of_once(
         machine.tree = TreeMemory(machine.rss + 7, 50, 3) if knows_pss else None
 
     machine.tree = None
-    monitor, logger = MemoryMonitor(leak_bytes_per_epoch=leak_bytes), Rows(tmp_path)
+    monitor, logger = MemoryMonitor(leak_bytes_per_epoch=leak_bytes, plot=False), Rows(tmp_path)
     _trainer(tmp_path, monitor, max_epochs=7, logger=logger).fit(Model(grow))
     growth = {"growth_bytes_per_epoch": 40 * MIB, "allocated_growth_bytes_per_epoch": 1}
     assert logger.rows == [{f"memory/{name}": value for name, value in growth.items()}] * 3
@@ -454,7 +454,7 @@ def test_peaks_and_counts_go_on_after_a_resume(machine: Any, tmp_path: Path) -> 
         if step == 1:
             announce(model.trainer, Event("oom", "x"))
 
-    path, before = tmp_path / "last.ckpt", MemoryMonitor(every_n_steps=3)
+    path, before = tmp_path / "last.ckpt", MemoryMonitor(every_n_steps=3, plot=False)
     machine.tree = TreeMemory(9000, 50, 3)
     trainer = _trainer(tmp_path, before)
     trainer.fit(Model(tell))
@@ -463,7 +463,7 @@ def test_peaks_and_counts_go_on_after_a_resume(machine: Any, tmp_path: Path) -> 
     assert saved == before.state_dict()
     assert saved["peaks"]["peak_pss_bytes"] == 9000
     machine.tree = TreeMemory(700, 50, 3)
-    after, logger = MemoryMonitor(every_n_steps=3), Rows(tmp_path)
+    after, logger = MemoryMonitor(every_n_steps=3, plot=False), Rows(tmp_path)
     _trainer(tmp_path, after, max_epochs=2, logger=logger).fit(Model(), ckpt_path=path)
     assert after.summary()["memory/peak_pss_bytes"] == 9000
     assert after.summary()["memory/ooms"] == 1

@@ -8,12 +8,16 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from lit_data.loading import LoaderOptions, MicroBatchLoader
+from tests.families import ROOT
+from tests.fork_server import SCRIPTS_TOO
 from tests.loading.rows import FORK, Indices, Rows
 
 pytestmark = pytest.mark.timeout(60)
@@ -131,19 +135,24 @@ def loader(request: pytest.FixtureRequest) -> Iterator[MicroBatchLoader]:
     loader.close()
 
 
-def test_workers_ignore_what_is_sent_to_the_process_group() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_PROGRAM)],
-        capture_output=True, text=True, timeout=40, start_new_session=True, check=True,
-    )  # fmt: skip
+def _run(folder: Path, program: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(program))
+    variables = os.environ | SCRIPTS_TOO | {"PYTHONPATH": str(ROOT)}
+    words = [sys.executable, str(path)]
+    return subprocess.run(
+        words, env=variables, capture_output=True, text=True, timeout=40, check=True, **options
+    )
+
+
+def test_workers_ignore_what_is_sent_to_the_process_group(tmp_path: Path) -> None:
+    done = _run(tmp_path, _PROGRAM, start_new_session=True)
     assert (done.stdout, done.stderr) == ("True 2 True\n", "")
 
 
 @pytest.mark.parametrize("end", ["", "loader.close()"])
-def test_the_process_ends_well_while_threads_are_within_torch(end: str) -> None:
-    program = textwrap.dedent(_EXITING) + end
-    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, timeout=40)
-    assert (done.returncode, done.stderr) == (0, b"")
+def test_the_process_ends_well_while_threads_are_within_torch(end: str, tmp_path: Path) -> None:
+    assert _run(tmp_path, textwrap.dedent(_EXITING) + end).stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -186,6 +195,5 @@ def test_a_hanging_worker_ignores_sigterm_until_the_loader_closes(loader: MicroB
     assert multiprocessing.active_children() == workers
 
 
-def test_a_trainer_that_puts_old_handlers_back_does_not_make_us_deaf() -> None:
-    words = [sys.executable, "-c", textwrap.dedent(_DYING)]
-    assert subprocess.check_output(words, text=True, timeout=60) == "True\n"
+def test_a_trainer_that_puts_old_handlers_back_does_not_make_us_deaf(tmp_path: Path) -> None:
+    assert _run(tmp_path, _DYING).stdout == "True\n"

@@ -310,7 +310,7 @@ class BoxWriter(BankWriter):
             name = PurePath(entry.image).name[-32:]
             cell.set_title(f"{name}: {len(entry.rows)} objects", fontsize=8)
         path = self._folder / "predictions.png"
-        save_figure(figure, path, "images with the surest objects", ())
+        save_figure(figure, path, "images with the highest scores", ())
 
     def _read_shown(self, entry: Entry, number: int) -> Boxes:
         """Return the objects of an image that was written, in pixels of the stored image."""

@@ -255,7 +255,7 @@ class MapWriter(ImageWriter):
         self._write_table(entries)
         surest = [self._show(entry) for entry in self.choose_shown(entries, SHOWN)]
         if surest:
-            title = "images with the surest defects, and their probability"
+            title = "images with the highest scores, and their probability"
             path = self.folder / "predictions.png"
             draw_whole_images(surest, path, title, self.options.least_score)
         return {
@@ -279,7 +279,7 @@ class MapWriter(ImageWriter):
         log.info("defects: %s", path)
         if full_images:
             log.warning(
-                "%d images have %d defects or more, of which %s holds the surest: the threshold "
+                "%d images have %d defects or more, %s the one with the highest score: the threshold "
                 "%.4g is too low for them, or the model is of no use",
                 full_images,
                 _MOST_DEFECTS,

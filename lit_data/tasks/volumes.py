@@ -126,7 +126,7 @@ def draw_volume_samples(
             show_view(cell, volume, angle)
         size = " x ".join(map(str, volume.shape))
         line[0].set_ylabel(f"{volume.name}\n{len(volume.coords)} of {size}", fontsize=8)
-    save_figure(figure, path, f"{title}; tinted: occupied voxels", ())
+    save_figure(figure, path, f"{title}; tinted: foreground voxels", ())
     return rows
 
 

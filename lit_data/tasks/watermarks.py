@@ -114,7 +114,7 @@ class MarkWriter(ImageWriter):
             score = entry.rows[0]["mean_score"]
             description = f"{fraction:.2%} marked, score {score:.2f}"
             cells[0].set_ylabel(f"{entry.image[-28:]}\n{description}", fontsize=8)
-        save_figure(figure, self.folder / "predictions.png", "images with the surest marks", ())
+        save_figure(figure, self.folder / "predictions.png", "images with the highest scores", ())
 
 
 def tint(pixels: Array, probability: NDArray[np.float32], threshold: float) -> NDArray[np.uint8]:

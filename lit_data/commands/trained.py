@@ -16,7 +16,7 @@ from lit_data.commands.configuration.names import (
     to_plain,
 )
 from lit_data.commands.exported import is_exported, read_exported_record
-from lit_data.errors import escape
+from lit_data.errors import ConfigError, escape
 from lit_data.files import flatten
 from lit_data.io.images.image_source import ImageBank
 from lit_data.tasks.base import find_task_of
@@ -28,6 +28,7 @@ _NEAR_GREY: Final = 0.15  # of the value range: sets whose mean grey levels are 
 _PLAIN_TARGETS: Final = ("lit_data.modules.", "torch.optim.", "torch.nn.")
 _LEAST_SCORES: Final = {"val/image_auroc": 0.6, "val/f1_max": 0.02, "val/map50": 0.05}
 """Scores below which a model is no better than chance."""
+_OUR_KINDS: Final = "lit_data.datamodules."
 _EXCLUSIVE: Final = ({"size_px", "scale"}, {"size_px", "patch_px"})
 """Options of which one alone may be set."""
 
@@ -42,6 +43,7 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
         The record, for `warn_of_other_data`.
 
     Raises:
+        ConfigError: It was trained on another kind of data of this package.
         StoreError: The file is no checkpoint, or its record is damaged.
     """
     read = read_exported_record if is_exported(checkpoint) else read_record
@@ -57,11 +59,7 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
         trained_data = _choose_data(cfg.data, record["data"])
         _take_data(cfg.data, trained_data, typed)
     else:
-        log.warning(
-            "%s was trained with %s, and here data come from %s: choose its experiment, "
-            "+experiment=%s",
-            *(checkpoint, record["kind"], cfg.data._target_, record["experiment"]),
-        )
+        _report_other_kind(cfg.data._target_, record, checkpoint)
     after = _read_options(cfg)
     changes = _list_differences(before, after)
     if changes:
@@ -76,6 +74,22 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
             escape(", ".join(contradictions)),
         )
     return record
+
+
+def _report_other_kind(kind: str, record: Mapping[str, Any], checkpoint: Path) -> None:
+    """Refuse a checkpoint of another kind of data; of kinds of a user's own, log it.
+
+    Raises:
+        ConfigError: Both kinds are of this package, whose batches differ.
+    """
+    trained_kind: str = record["kind"]
+    text = (
+        f"{checkpoint} was trained with {trained_kind}, and here data come from {kind}: choose its "
+        f"experiment, +experiment={record['experiment']}"
+    )
+    if kind.startswith(_OUR_KINDS) and trained_kind.startswith(_OUR_KINDS):
+        raise ConfigError(text)
+    log.warning("%s", escape(text))
 
 
 def _read_options(cfg: DictConfig) -> dict[str, Any]:

@@ -103,6 +103,15 @@ def test_a_run_is_chosen_by_its_folder(
     assert _predict(trained, tmp_path, root, f"run={tmp_path}/none")[0] == 3
 
 
+def test_a_checkpoint_of_another_kind_of_data_is_refused(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained / "runs/fit/segmentation/1"
+    code = main(["test", *_places(trained), f"run={run}", f"hydra.run.dir={tmp_path}"])
+    assert code == 2
+    assert "choose its experiment, +experiment=segmentation" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["calibrate", "pod"])
 def test_images_that_trained_bound_nothing(
     command: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -12,7 +12,7 @@ from lit_data.loading.options import LoaderOptions
 from lit_data.rng import Stream, random_words, shuffled
 from lit_data.types import Array, FieldSpec, RowWriter, SampleRuns
 
-_BLOCK: Final = 1024
+_BLOCK: Final = 4096
 
 
 class Windows:

@@ -35,7 +35,7 @@ MIN_ROW_BYTES: Final = 1024
 """Images whose rows are shorter stay planar: some rows share a page of memory as it is."""
 WIDTHS: Final = (32, 64, 128, 256)
 MOST_OPENED: Final = 4096
-_SCRATCH_BYTES: Final = 2**21
+_SCRATCH_BYTES: Final = 2**22
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,10 +82,10 @@ def cut_batch(
     our_keys = batch_format if isinstance(batch_format, Mapping) else {}
     parts = {our_keys.get(key, key): part for key, part in batch.items()}
     points = _find_points(parts, start, stop)
-    pieces = {}
+    cut = {}
     for key, part in batch.items():
-        pieces[key] = _cut(part, our_keys.get(key, key), start, stop, points)
-    return pieces
+        cut[key] = _cut(part, our_keys.get(key, key), start, stop, points)
+    return cut
 
 
 def _find_points(parts: Mapping[str, Any], start: int, stop: int) -> slice:

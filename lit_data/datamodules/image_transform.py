@@ -99,15 +99,15 @@ class ImageTransform:
             something says what a defect is: {0, 1}, or numbers of classes. ``clean`` as ``image``
             where `draw` gives it.
         """
-        drawn = self.draw(batch)
+        rendered = self.draw(batch)
         if stage not in self.augment:
-            return drawn
+            return rendered
         augment = self.augment[stage]
-        augmented = augment.forward(Layers(drawn["image"], drawn.get("mask")), batch)
+        augmented = augment.forward(Layers(rendered["image"], rendered.get("mask")), batch)
         finished = to_batch(augmented.images, augmented.masks)
-        if "clean" in drawn:
+        if "clean" in rendered:
             # The numbers of the plan move it as they moved the image.
-            finished["clean"] = augment.forward(Layers(drawn["clean"]), batch).images
+            finished["clean"] = augment.forward(Layers(rendered["clean"]), batch).images
         return finished
 
     def draw(self, batch: PlannedBatch) -> Batch:
@@ -362,7 +362,7 @@ def _preview(
         "cpu"
     )
     before = plain.draw(batch | {"image": clean.clone()})["image"]
-    drawn = plain.draw(batch | {"image": clean.clone(), PLAN_KEY: plan})
+    after = plain.draw(batch | {"image": clean.clone(), PLAN_KEY: plan})
     images, values = plain.spread(clean, batch)
     severity = annotate(images, plan, values).severity
     order = torch.argsort(plan.row)  # one defect for each patch, in the order of the patches
@@ -370,8 +370,8 @@ def _preview(
     return FamilyPreview(
         name=family.name,
         before=before[:, 0],
-        after=drawn["image"][:, 0],
-        mask=drawn["mask"][:, 0],
+        after=after["image"][:, 0],
+        mask=after["mask"][:, 0],
         severity=severity[order],
         centre=centre,
     )

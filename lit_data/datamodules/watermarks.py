@@ -120,10 +120,10 @@ class WatermarkTransform(ImageTransform):
             masks = batch["mask"][corner].to(torch.float32) if "mask" in batch else None
             return to_batch(to_unit(images, self.values), masks)
         cover = batch["cover"][corner]
-        drawn = to_batch(degrade(blend(images, cover, look), look), self._to_mask(cover, look))
+        rendered = to_batch(degrade(blend(images, cover, look), look), self._to_mask(cover, look))
         if self.clean:
-            drawn["clean"] = to_unit(images, self.values)
-        return drawn
+            rendered["clean"] = to_unit(images, self.values)
+        return rendered
 
     @override
     def describe_plan(self, batch: PlannedBatch, rows: Sequence[int]) -> list[dict[str, Any]]:

@@ -143,8 +143,10 @@ class DetectionDataset(BankDataset):
         limits = self._spec_of(epoch) or _KEEP_ALL
         boxes, counts = self._find_boxes(plan, plan.image, self._sizes_px, len(images), limits)
         if self.synthetic is not None:
-            drawn = self.synthetic.draw(rows["image"], self._leave_grey_out(plan), streams, epoch)
-            boxes = np.concatenate((boxes, drawn))
+            synthetic = self.synthetic.draw(
+                rows["image"], self._leave_grey_out(plan), streams, epoch
+            )
+            boxes = np.concatenate((boxes, synthetic))
             boxes = boxes[np.argsort(boxes[:, 0], kind="stable")]
             counts = np.bincount(boxes[:, 0].astype(np.int64), minlength=len(images))
         # Boxes lie flat in the order of the rows: each goes to the next place of its row.
@@ -341,9 +343,9 @@ def draw_tiles(rows: Array, plan: MosaicPlan, bank: ImageBank, fill: float = FIL
     uncovered = _find_uncovered(rows, plan, seen)
     images = [bank[image] for image in plan.image[seen].tolist()]
     sizes_px = np.array([image.shape[1:] for image in images], np.int64).reshape(-1, 2)
-    cuts, drawn = _choose_cuts(plan, seen, sizes_px)
-    room = np.empty((drawn[:, 2:] - drawn[:, :2]).prod(1).max(initial=0), rows.dtype)
-    columns = (plan.row[seen], plan.window[seen], cuts, drawn)
+    cuts, targets = _choose_cuts(plan, seen, sizes_px)
+    room = np.empty((targets[:, 2:] - targets[:, :2]).prod(1).max(initial=0), rows.dtype)
+    columns = (plan.row[seen], plan.window[seen], cuts, targets)
     for image, row, (top, left, bottom, right), cut, (up, before, down, after) in zip(
         images, *(column.tolist() for column in columns), strict=True
     ):
@@ -396,8 +398,8 @@ def _choose_cuts(plan: MosaicPlan, seen: Ints, sizes_px: Ints) -> tuple[Ints, In
     off_px = np.where((_CUTS > 0) & (_CUTS * scale > _BEYOND_PX), np.inf, np.abs(exact - nearest))
     best = np.maximum(off_px, _CLOSE_PX).argmin(2, keepdims=True)
     cuts = np.take_along_axis(edges, best, 2)[..., 0].astype(np.int64)
-    drawn = np.take_along_axis(nearest, best, 2)[..., 0].astype(np.int64)
+    targets = np.take_along_axis(nearest, best, 2)[..., 0].astype(np.int64)
     # What is drawn holds the whole window.
-    low = np.minimum(drawn[:, :2], window[:, :2, 0])
-    high = np.maximum(drawn[:, 2:], window[:, 2:, 0])
+    low = np.minimum(targets[:, :2], window[:, :2, 0])
+    high = np.maximum(targets[:, 2:], window[:, 2:, 0])
     return cuts, np.concatenate((low, high), axis=1)

@@ -242,13 +242,13 @@ def cut_windows(
         is_visible = np.zeros(len(boxes), np.bool_)
         numbers = windows.windows_of([image])
         # In parts, as an image may have thousands of both.
-        pieces = 1 + len(numbers) * len(boxes) // _PAIRS
-        for some in np.array_split(numbers, pieces):
-            frames = windows.find_frames(some)
+        chunk_count = 1 + len(numbers) * len(boxes) // _PAIRS
+        for chunk in np.array_split(numbers, chunk_count):
+            frames = windows.find_frames(chunk)
             # Of an ignored region every part is one.
             limits = np.where(boxes[:, 0] < 0, 0, least_visible)
             row, box, cut = _cut_boxes(corners, frames, limits)
-            counts[some] = np.bincount(row, minlength=len(some))
+            counts[chunk] = np.bincount(row, minlength=len(chunk))
             is_visible[box] = True
             fractions = cut / np.tile(patch_px[::-1], 2)
             first = fractions[:, :2]

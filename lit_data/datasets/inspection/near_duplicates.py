@@ -241,15 +241,15 @@ def _sort_into_buckets(keys: Ints) -> Iterator[Ints]:
 
 
 def _limit(bucket: Ints) -> Iterator[Ints]:
-    """Yield a bucket, or pieces of one that is too large, which have some images in common."""
+    """Yield a bucket, or parts of one that is too large, which have some images in common."""
     most = _LARGEST_BUCKET * BUCKET
     if len(bucket) <= most:
         yield bucket
         return
     # Copies of an image meet in the one of these that is like them.
     anchors = bucket[:: -(-len(bucket) // _ANCHORS)]
-    for piece in np.array_split(bucket, -(-len(bucket) // most)):
-        yield np.union1d(anchors, piece)
+    for part in np.array_split(bucket, -(-len(bucket) // most)):
+        yield np.union1d(anchors, part)
 
 
 def _compare(details: _Details, numbers: Ints, sketches: NDArray[np.float16]) -> Ints:

@@ -175,9 +175,9 @@ def draw_queries(
     """
     # Near places need a point, a radius and three offsets each.
     draws = counts.points + 5 * counts.near + 3 * counts.anywhere
-    drawn = uniform_torch(seed, Stream.QUERIES, index, epoch, draws)
+    numbers = uniform_torch(seed, Stream.QUERIES, index, epoch, draws)
     at, choice, radius, offset, anywhere = torch.split(
-        drawn,
+        numbers,
         [counts.points, counts.near, counts.near, 3 * counts.near, 3 * counts.anywhere],
         dim=1,
     )
@@ -200,12 +200,14 @@ def draw_queries(
     )
 
 
-def _choose(points: Points, drawn: Tensor) -> tuple[Tensor, Tensor]:
+def _choose(points: Points, numbers: Tensor) -> tuple[Tensor, Tensor]:
     """Places and values of points of each volume: [B, n, 3] and [B, n] for [B, n] numbers in [0, 1)."""
     places = torch.cat((points.places, points.places.new_zeros(1, 3)))  # so that there is one
     values = torch.cat((points.feats[:, 0], points.feats.new_zeros(1)))
     counts = points.counts[:, None]
-    number = (drawn.to(widest_float(drawn.device)) * counts).long().minimum(counts - 1).clamp(min=0)
+    number = (
+        (numbers.to(widest_float(numbers.device)) * counts).long().minimum(counts - 1).clamp(min=0)
+    )
     number += points.starts()[:, None]
     return places[number], values[number]
 

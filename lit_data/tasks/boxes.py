@@ -71,18 +71,22 @@ class BoxTask(Task[DetectionDataModule]):
         self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
         """Draw samples with their true boxes beside the detections of a model."""
-        images = batch["image"][:count]
-        if len(batch["image"]) > count:
-            batch = self.datamodule.slice_batch(batch, 0, count)
-        detections = read_objects(ask_step(model, batch))
-        if detections is None:
-            return False
-        figure, cells = open_pairs(len(images), ("labelled boxes", "predicted boxes"))
-        for row, (image, boxes) in enumerate(zip(images, detections, strict=True)):
-            true_cell, detected_cell = cells[2 * row : 2 * row + 2]
+        images = batch["image"]
+        # Spread evenly: neighbours in the order of their names are often of one class.
+        rows = np.unique(np.linspace(0, len(images) - 1, count).astype(np.int64)).tolist()
+        detections = []
+        for row in rows:
+            sample = self.datamodule.slice_batch(batch, row, row + 1)
+            objects = read_objects(ask_step(model, sample))
+            if objects is None:
+                return False
+            detections += objects
+        figure, cells = open_pairs(len(rows), ("labelled boxes", "predicted boxes"))
+        for pair, (row, boxes) in enumerate(zip(rows, detections, strict=True)):
+            true_cell, detected_cell = cells[2 * pair : 2 * pair + 2]
             true_cell.set_ylabel(Path(str(batch["path"][row])).name[-24:], fontsize=8)
             self._show_true(true_cell, batch, row)
-            show_boxes(detected_cell, image, boxes, self.datamodule.classes)
+            show_boxes(detected_cell, images[row], boxes, self.datamodule.classes)
         save_figure(figure, path, title, ())
         return True
 

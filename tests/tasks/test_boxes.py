@@ -29,10 +29,12 @@ class Oracle(L.LightningModule):
     def __init__(self, says: Answer = None) -> None:
         super().__init__()
         self.says = says
+        self.seen: list[int] = []
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
         if self.says is not None:
             return self.says
+        self.seen += batch["image_index"].tolist()
         true = [find_true(batch, row) for row in range(len(batch["image"]))]
         return [answer(each.corners, each.classes) for each in true]
 
@@ -164,7 +166,9 @@ def test_pictures_need_objects(data: DetectionDataModule, tmp_path: Path) -> Non
     path, draw = tmp_path / "found.png", find_task(data).draw_predictions
     assert not draw(Oracle([{"no": "boxes"}]), batch, path, "title", count=3)
     assert not path.exists()
-    assert draw(Oracle(), batch, path, "title", count=3)
+    oracle = Oracle()
+    assert draw(oracle, batch, path, "title", count=3)
+    assert oracle.seen == [0, 2, 4]  # spread over all five
     assert cv2.imread(str(path)).shape[1] > 1000
     unknown = [answer(torch.ones(1, 4), torch.tensor([9]))]  # its class is named by its number
     one = data.transform(data.make_loader("predict").read(np.arange(1), 0), "predict")

@@ -1,9 +1,9 @@
 """Hydra's engine on the packaged configuration: its groups, options and keys."""
 
 import copy
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self, cast
 
@@ -74,17 +74,17 @@ def _add_folder(search_path: ConfigSearchPath, provider: str, folder: Path) -> N
     search_path.prepend(provider=provider, path=f"file://{folder}", anchor=before_schemas)
 
 
-PACKAGED_FILES: Final[dict[tuple[str, ...], bytes]] = {}
-"""Parsed files of packages, pickled; they stay as they are while a process runs."""
-PACKAGED_CHOICES: Final[dict[tuple[str, ...], bytes]] = {}
-"""Compositions of such files alone, pickled, by the command and the overrides that choose files."""
+PACKAGED_FILES: Final[dict[tuple[str, ...], ConfigResult | None]] = {}
+"""Parsed files of packages, which stay as they are while a process runs."""
+PACKAGED_CHOICES: Final[dict[tuple[str, ...], DictConfig]] = {}
+"""Compositions of such files alone, by the command and the overrides that choose files."""
 
 
 class FilesReadOnce(ConfigRepository):
     """Files below a search path, each parsed once however often a configuration is composed."""
 
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
-        self._read: dict[tuple[str, ...], bytes] = {}
+        self._read: dict[tuple[str, ...], ConfigResult | None] = {}
         super().__init__(config_search_path)
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -100,10 +100,13 @@ class FilesReadOnce(ConfigRepository):
         files = self._read if source.scheme() == "file" else PACKAGED_FILES
         key = (config_path, source.provider, source.path)
         if key not in files:
-            files[key] = pickle.dumps(super().load_config(config_path))
-        # What is composed takes the nodes of its files away; a copy would take three times as long.
-        result: ConfigResult = pickle.loads(files[key])
-        return result
+            files[key] = super().load_config(config_path)
+        result = files[key]
+        if result is None:
+            return None
+        # What is composed takes the nodes of its files away. Pickle would be faster, but Hydra
+        # imports its plugins again in workers of joblib, whose classes it then refuses.
+        return replace(result, config=copy.deepcopy(result.config))
 
 
 class ConfigTree:
@@ -154,8 +157,8 @@ class ConfigTree:
             return self.compose(overrides)
         key = (self.command, *overrides)
         if key not in PACKAGED_CHOICES:
-            PACKAGED_CHOICES[key] = pickle.dumps(self.compose(overrides))
-        cfg: DictConfig = pickle.loads(PACKAGED_CHOICES[key])
+            PACKAGED_CHOICES[key] = self.compose(overrides)
+        cfg = copy.deepcopy(PACKAGED_CHOICES[key])
         cfg.hydra.runtime.cwd = str(Path.cwd())
         return cfg
 

@@ -26,6 +26,8 @@ QUICK: Final = (
     *("+trainer.enable_model_summary=false", "data.loader.batch_size=4"),
     "data.loader.num_workers=0",
 )
+NO_TIMELINES: Final = ("callbacks.memory.plot=false", "callbacks.data_wait.plot=false")
+"""Overrides of runs whose memory.png and throughput.png nobody looks at."""
 STRIPES: Final = (
     "data.samples={count: 6, height_px: 128, width_px: 128}",
     "data.patch_px=64",

@@ -28,6 +28,7 @@ from lit_data.synthesis import DefectSpec
 from lit_data.testing import QUIET
 from tests.families import run_family
 from tests.fork_server import SCRIPTS_TOO
+from tests.outputs import NO_TIMELINES
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = re.findall(
@@ -41,7 +42,7 @@ TOY_DATA = [
     "data.stride_px=64",
 ]
 TOY = [*TOY_DATA, "trainer.max_epochs=1", "data.loader.batch_size=4", "data.loader.num_workers=0"]
-TOY += ["report=false", "callbacks.memory.plot=false", "callbacks.data_wait.plot=false"]
+TOY += ["report=false", *NO_TIMELINES]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),

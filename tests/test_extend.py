@@ -20,6 +20,7 @@ from lit_data.cli import main
 from lit_data.errors import DataError
 from lit_data.io.images.readers import read_image
 from lit_data.testing import check_datamodule, write_images
+from tests.outputs import NO_TIMELINES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
@@ -66,6 +67,7 @@ def run(folder: Path) -> Run:
     def call(command: str, *words: str, code: int = 0) -> Path:
         places = [f"paths.cache={folder}/cache", "data.root=images", "data.size_px=32"]
         quiet = ["trainer.enable_progress_bar=false", "data.loader.num_workers=0"]
+        quiet += NO_TIMELINES
         assert main([command, "+experiment=parts", *places, *quiet, *words, *PACKAGE]) == code
         paths = (folder / "runs" / command).rglob("summary.json")
         return max(paths, key=lambda path: path.stat().st_mtime_ns).parent

@@ -35,6 +35,7 @@ from lit_data.rng import uniform
 from lit_data.testing import QUIET
 from lit_data.types import Batch, FieldSpec, Stage
 from tests.families import run_family
+from tests.outputs import NO_TIMELINES
 
 ROOT = Path(__file__).resolve().parents[1]
 # With 17 samples to validate, one rank has a batch more than the other.
@@ -56,6 +57,7 @@ TOY = [
     "data.stride_px=64",
     "data.loader.batch_size=4",
     "data.loader.num_workers=0",
+    *NO_TIMELINES,
 ]
 
 pytestmark = [

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.fork_server import SCRIPTS_TOO
+from tests.outputs import NO_TIMELINES
 from tests.simulated.log import LOG
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +34,7 @@ WORDS = [
     "data.stride_px=64",
     "data.loader.global_batch_size=8",
     "data.loader.num_workers=0",
+    *NO_TIMELINES,
 ]
 COMMAND = [sys.executable, "-W", "ignore", "-m", "lit_data"]
 SAMPLES = 16  # patches of an epoch

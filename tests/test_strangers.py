@@ -22,6 +22,7 @@ import torch
 from lit_data.callbacks import SampleDigest
 from lit_data.cli import main
 from lit_data.errors import ConfigError
+from tests.outputs import NO_TIMELINES
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # theirs, not ours
@@ -121,7 +122,7 @@ BOXES = ["experiment=detection", "data.samples={count: 12, size_px: [64, 64]}", 
 BOXES += ["data.mosaic=null", "data.loader.num_workers=0"]
 SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=3"]
 SHORT += ["trainer.enable_progress_bar=false", "report=false"]
-SHORT += ["callbacks.memory.plot=false", "callbacks.data_wait.plot=false"]
+SHORT += NO_TIMELINES
 PLAIN = ["data._target_=strangers.PlainData", "--package", "strangers"]
 
 

@@ -23,7 +23,7 @@ from lit_data.commands.configuration.targets import instantiate
 from lit_data.commands.result import KEYS
 from tests.families import list_children
 from tests.fork_server import FRESH
-from tests.outputs import QUICK, STRIPES
+from tests.outputs import NO_TIMELINES, QUICK, STRIPES
 
 ROOT = Path(lit_data.__file__).parents[1]
 LIMIT_S = 60
@@ -458,6 +458,7 @@ FIT = [
     "+callbacks.ready._target_=own_ready.Ready",
     "trainer.accelerator=cpu",
     *QUICK,
+    *NO_TIMELINES,
     *STRIPES,
     "logger=none",
 ]

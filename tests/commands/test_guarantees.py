@@ -21,12 +21,13 @@ from lit_data.synthesis import FAMILIES, DefectSpec
 from lit_data.tasks.targets import Target, size_family
 from lit_inspect.__main__ import main as inspect
 from lit_inspect.board import read_board
+from tests.outputs import NO_TIMELINES
 
 _QUICK = (
     *("trainer=cpu", "trainer.enable_progress_bar=false", "+trainer.enable_model_summary=false"),
     *("data.patch_px=32", "data.loader.batch_size=16", "data.loader.num_workers=0"),
     *("model.net.width=4", "trainer.max_epochs=4", "data.samples={count: 200, size_px: [64, 64]}"),
-    *("callbacks.memory.plot=false", "callbacks.data_wait.plot=false"),
+    *NO_TIMELINES,
 )
 
 

@@ -17,6 +17,7 @@ import torch
 from tests.families import ROOT, run_family
 from tests.io.remote.proxy import FaultyProxy
 from tests.io.remote.servers import KEYS_PER_PAGE, s3_server
+from tests.outputs import NO_TIMELINES
 
 SECRET = "hunter2SECRET/abc"
 BUCKET = "bucket"
@@ -24,7 +25,8 @@ RUNS = f"s3://{BUCKET}/runs"
 TOY = [
     *("data.samples.count=4", "data.patch_px=64", "data.loader.num_workers=0", "trainer=cpu"),
     *("model.net.width=4", "trainer.enable_progress_bar=false", "trainer.limit_val_batches=1"),
-    *("callbacks.memory.plot=false", "callbacks.data_wait.plot=false", "logger=csv"),
+    *NO_TIMELINES,
+    "logger=csv",
 ]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -23,13 +23,14 @@ from lit_data.lightning_internals import count_batches
 from lit_data.modules import SegmentationModule
 from lit_data.testing import write_images
 from tests.families import run_family
+from tests.outputs import NO_TIMELINES
 
 ROOT = Path(__file__).resolve().parents[2]
 Saved = dict[int, dict[str, torch.Tensor]]
 
 QUICK = (
     *("trainer=cpu", "trainer.enable_progress_bar=false", "logger=none"),
-    *("data.loader.num_workers=0", "callbacks.memory.plot=false", "callbacks.data_wait.plot=false"),
+    *("data.loader.num_workers=0", *NO_TIMELINES),
 )
 
 

@@ -17,10 +17,11 @@ from lit_data.commands.build import load_trained
 from lit_data.commands.checkpoints import look_at, read_record
 from lit_data.commands.trained import find_doubt, take_trained, warn_of_other_data
 from lit_data.errors import StoreError
+from tests.outputs import NO_TIMELINES
 
 SMALL = ["trainer=cpu", "trainer.max_epochs=1", "trainer.enable_progress_bar=false"]
 SMALL += ["report=false", "trainer.log_every_n_steps=1"]
-SMALL += ["callbacks.memory.plot=false", "callbacks.data_wait.plot=false"]
+SMALL += NO_TIMELINES
 NET = ["model.net.width=2", "model.net.depth=1"]
 
 

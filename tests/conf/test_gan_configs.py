@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.outputs import GENERATED, QUICK, RAYS
+from tests.outputs import GENERATED, NO_TIMELINES, QUICK, RAYS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
@@ -25,9 +25,15 @@ def _find_data(experiment: str, folder: Path) -> list[str]:
         for number in range(12):
             pixels = rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
             cv2.imwrite(str(folder / f"{number}.png"), pixels)
-        return [f"+experiment={experiment}", *QUICK, *GENERATED[:-1], f"data.root={folder}"]
+        return [
+            f"+experiment={experiment}",
+            *QUICK,
+            *NO_TIMELINES,
+            *GENERATED[:-1],
+            f"data.root={folder}",
+        ]
     rays = RAYS if experiment == "gan_rays" else ()
-    return [f"+experiment={experiment}", *QUICK, *GENERATED, *rays]
+    return [f"+experiment={experiment}", *QUICK, *NO_TIMELINES, *GENERATED, *rays]
 
 
 @pytest.mark.slow

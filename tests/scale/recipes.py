@@ -14,6 +14,7 @@ import torch
 
 import lit_data
 from tests.families import run_family
+from tests.outputs import NO_TIMELINES
 
 ROOT = Path(lit_data.__file__).parents[1]
 PAGES = ROOT / "docs" / "scale"
@@ -26,8 +27,7 @@ SMALL = [
     "callbacks.amp.precision=fp32",
     "logger=none",
     "data.loader.num_workers=0",
-    "callbacks.memory.plot=false",
-    "callbacks.data_wait.plot=false",
+    *NO_TIMELINES,
 ]
 """Words that make a training short, and alike on any number of ranks."""
 

@@ -12,10 +12,11 @@ import yaml
 
 from lit_data.commands.sweeps.search import open_study
 from tests.families import ROOT, run_family
-from tests.outputs import QUICK, STRIPES
+from tests.outputs import NO_TIMELINES, QUICK, STRIPES
 
 LIMIT_S = 280
-TOY = ["+experiment=stripe", "trainer=cpu", *QUICK, *STRIPES, "logger=none", "hydra.sweep.dir=out"]
+TOY = ["+experiment=stripe", "trainer=cpu", *QUICK, *NO_TIMELINES, *STRIPES]
+TOY += ["logger=none", "hydra.sweep.dir=out"]
 KILLER = """
 import os, signal
 import lightning as L

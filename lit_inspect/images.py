@@ -141,7 +141,10 @@ def _open_array(path: Path, stream: BinaryIO, options: ReadOptions) -> Rows:
 
 def _check_size(height: int, width: int, options: ReadOptions) -> None:
     if height * width > options.max_pixels:
-        raise ImageError(f"{height} x {width} px, more than max_pixels={options.max_pixels}")
+        raise ImageError(
+            f"{height} x {width} px, more than max_pixels={options.max_pixels}: export with "
+            f"data.read.max_pixels={height * width}"
+        )
 
 
 def _decode(path: Path, stream: BinaryIO, start: bytes, options: ReadOptions) -> Pixels:

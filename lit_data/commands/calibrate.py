@@ -90,8 +90,6 @@ def run(cfg: DictConfig) -> dict[str, Any]:
             f"calibrate sets thresholds of verdicts on whole images, and a "
             f"{type(task.datamodule).__name__} has none: use +experiment=segmentation or anomaly"
         )
-    if prediction.run.doubt is not None:
-        raise ConfigError(f"{prediction.run.doubt}: train longer, or calibrate another run")
     images = KnownImages.open(prediction, options.groups)
     # Before hours of prediction.
     for name, is_chosen in images.by_bound:
@@ -131,8 +129,8 @@ def open_split(cfg: DictConfig, checkpoint: Path, images: str) -> Prediction:
         images: A split, or ``all``.
 
     Raises:
-        ConfigError: Options of ``predict`` mean nothing here, or all images are those of the
-            training.
+        ConfigError: Options of ``predict`` mean nothing here, the model is of no use, or all images
+            are those of the training.
     """
     options = read_options(PredictOptions, cfg.predict, "predict")
     options.refuse(str(cfg.command), *_UNUSED)
@@ -150,6 +148,8 @@ def open_split(cfg: DictConfig, checkpoint: Path, images: str) -> Prediction:
             f"images=all of {root} holds the images that trained the model, whose scores say nothing "
             "of new ones: give data.root=FOLDER of others, or images=test"
         )
+    if prediction.run.doubt is not None:
+        raise ConfigError(f"{prediction.run.doubt}: train longer, or choose another run")
     return prediction
 
 

@@ -1,5 +1,6 @@
 """``export``: one file of a trained model, which `lit_inspect` runs without torch."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields
@@ -25,15 +26,19 @@ from lit_data.tasks.export import check_runtime
 from lit_data.tasks.options import ExportRequest, PredictOptions
 from lit_data.tasks.verdicts import find_calibration
 
+log = logging.getLogger(__name__)
+
 _INT8: Final = tuple(field.name for field in fields(Int8Options))
+_KEYS: Final = ("data.root", "data.read.max_pixels", "ckpt", *_INT8)
 _HELP: Final = """\
 usage: python -m lit_data export RUN [FILE] [key=value ...] [--package NAME]
 
 Writes the best checkpoint of a run as one .inspect file, by default RUN/model.inspect, for `python -m lit_inspect FILE
 IMAGES --out DIR`, which needs neither torch nor lit_data. It is for maps of defects, classes of images and boxes. Keys:
-data.root=FOLDER of images that the file is checked with, where those of the training are gone; ckpt=best, last or a
-path; options of tiles and thresholds of predict, such as predict.tile_px=256; and int8=true for a net in int8, if the
-score of validation drops by no more than int8_drop=0.01 (ranges are those of int8_images=64 samples of the training).
+data.root=FOLDER of images that the file is checked with, where those of the training are gone; data.read.max_pixels of
+the largest image; ckpt=best, last or a path; options of tiles and thresholds of predict, such as predict.tile_px=256;
+and int8=true for a net in int8, if the score of validation drops by no more than int8_drop=0.01 (ranges are those of
+int8_images=64 samples of the training).
 --package NAME allows classes of a package of yours."""
 
 
@@ -79,14 +84,13 @@ def _read_keys(overrides: Sequence[str]) -> dict[str, Any]:
     predict = OmegaConf.select(typed, "predict")
     for override in overrides:
         key = override.partition("=")[0]
-        if key not in ("data.root", "ckpt", *_INT8) and not key.startswith("predict."):
-            raise ConfigError(
-                f"'{key}' changes no export: data.root, ckpt, {', '.join(_INT8)} and predict.* do"
-            )
+        if key not in _KEYS and not key.startswith("predict."):
+            raise ConfigError(f"'{key}' changes no export: {', '.join(_KEYS)} and predict.* do")
     values = {} if predict is None else OmegaConf.to_container(predict)
     root, ckpt = OmegaConf.select(typed, "data.root"), OmegaConf.select(typed, "ckpt")
+    most_px = OmegaConf.select(typed, "data.read.max_pixels")
     int8 = Int8Options(**{name: typed[name] for name in _INT8 if name in typed})
-    return {"predict": values, "root": root, "ckpt": ckpt, "int8": int8}
+    return {"predict": values, "root": root, "max_pixels": most_px, "ckpt": ckpt, "int8": int8}
 
 
 def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
@@ -94,8 +98,8 @@ def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
 
     Args:
         run: The run folder, whose configuration says which model and data.
-        typed: Options of ``predict`` and of int8, and in the place of those of the run `root` and
-            `ckpt`.
+        typed: Options of ``predict`` and of int8, and in the place of those of the run `root`,
+            `max_pixels` and `ckpt`.
 
     Raises:
         LitDataError: The configuration is refused, or the model cannot be exported.
@@ -105,6 +109,8 @@ def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
     assert isinstance(cfg, DictConfig)
     checkpoint = _find(typed["ckpt"], run, cfg)
     record = take_trained(cfg, checkpoint)
+    if typed["max_pixels"] is not None:
+        cfg.data.read.max_pixels = typed["max_pixels"]
     root = cfg.data.get("root") if typed["root"] is None else typed["root"]
     if root is not None and typed["root"] is None and "://" not in str(root):
         root = str(started.folder / str(root))  # relative to where the run was started
@@ -121,10 +127,13 @@ def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
     calibration = None
     if has_verdicts and "image_threshold" not in typed["predict"]:
         calibration = find_calibration(checkpoint, list_conditions(cfg, task, options))
+    doubt = find_doubt(record)
+    if doubt is not None:
+        log.warning("%s: verdicts of the file are unsure, train longer", doubt)
     request = ExportRequest(
         model=model.eval(),
         options=options,
-        doubt=find_doubt(record),
+        doubt=doubt,
         calibration=calibration,
         trained=_list_trained(record),
     )

@@ -32,10 +32,12 @@ def find_spikes(record: Record, count: int) -> list[int]:
         count: Number of steps.
 
     Raises:
-        DataError: No step has a loss.
+        DataError: There is no step, or none has a loss.
     """
     steps = np.flatnonzero(record.steps["samples"])
     losses = record.steps["loss"][steps]
+    if not len(steps):
+        raise DataError("the run has no step: it ended before its first batch")
     if not np.isfinite(losses).any():
         raise DataError("no step of the run has a loss: its training_step returns none")
     # Of equal ones the first comes first.

@@ -148,7 +148,7 @@ def explain(runs: Sequence[str], folders: Sequence[Path], packages: Sequence[str
         lines.append(
             f"sample: the first that differs is row {sample[1]} of step {sample[0]}: {both}"
         )
-    if len(first.steps) != len(second.steps):
+    if len(first.steps) != len(second.steps) or not len(first.steps):
         lines.append(f"steps: {len(first.steps)} -> {len(second.steps)}")
     loss = find_other_loss(first, second)
     if loss is not None:

@@ -53,6 +53,8 @@ def test_spikes_are_the_highest_losses_and_what_is_no_number_comes_first() -> No
     assert compare_with_neighbours(record, 1) == 1.2  # of 1, 3, 2 and 3
     with pytest.raises(DataError, match="no step of the run has a loss"):
         find_spikes(_record([np.nan, np.nan]), 1)
+    with pytest.raises(DataError, match="the run has no step: it ended before its first batch"):
+        find_spikes(_record([]), 1)
 
 
 def test_the_first_step_and_sample_that_differ_are_named() -> None:

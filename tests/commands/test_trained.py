@@ -13,6 +13,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from lit_data.cli import main
+from lit_data.commands import predict
 from lit_data.commands.build import load_trained
 from lit_data.commands.checkpoints import look_at, read_record
 from lit_data.commands.trained import find_doubt, take_trained, warn_of_other_data
@@ -113,13 +114,19 @@ def test_a_checkpoint_of_another_kind_of_data_is_refused(
     assert "choose its experiment, +experiment=segmentation" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["calibrate", "pod"])
-def test_images_that_trained_bound_nothing(
-    command: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_images_that_trained_and_models_of_no_use_bound_nothing(
+    trained: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    words = [str(trained / "runs/fit/segmentation/1"), "images=all", "data.scale=null"]
-    assert main([command, *words, *_places(trained), f"hydra.run.dir={tmp_path}"]) == 2
+    words = ["calibrate", str(trained / "runs/fit/segmentation/1"), "data.scale=null"]
+    words += [*_places(trained), f"hydra.run.dir={tmp_path}"]
+    assert main([*words, "images=all"]) == 2
     assert "holds the images that trained the model" in capsys.readouterr().err
+    monkeypatch.setattr(predict, "find_doubt", lambda record: "AUROC is 0.5")
+    assert main([*words, "images=val"]) == 2
+    assert "AUROC is 0.5: train longer, or choose another run" in capsys.readouterr().err
 
 
 def test_images_of_another_kind_are_told(trained: Path, tmp_path: Path) -> None:

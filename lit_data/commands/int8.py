@@ -74,11 +74,11 @@ def choose_precision(encoded: bytes, cfg: DictConfig, options: Int8Options) -> b
         before, after = (Path(folder, f"{name}{SUFFIX}") for name in ("float32", "int8"))
         before.write_bytes(encoded)
         float_graph = Graph(before)
-        batches = list(_read_training(datamodule, float_graph, options.int8_images))
+        batches = list(read_training(datamodule, float_graph, options.int8_images))
         quantised = encode_int8(before, batches)
         after.write_bytes(quantised)
         int8_graph = Graph(after)
-    scores = [_score(cfg, datamodule, graph) for graph in (float_graph, int8_graph)]
+    scores = [score_graph(cfg, datamodule, graph) for graph in (float_graph, int8_graph)]
     speedup = _time(float_graph, batches[0]) / _time(int8_graph, batches[0])
     name = str(OmegaConf.select(cfg, f"{_MONITOR}.monitor"))
     drop = scores[0] - scores[1]
@@ -102,7 +102,7 @@ def choose_precision(encoded: bytes, cfg: DictConfig, options: Int8Options) -> b
     return quantised
 
 
-def _read_training(datamodule: BaseDataModule, graph: Graph, count: int) -> Iterator[Floats]:
+def read_training(datamodule: BaseDataModule, graph: Graph, count: int) -> Iterator[Floats]:
     """Yield batches of training samples, [B, C, h, w], as the graph gets them."""
     missing = count
     with closing(datamodule.make_loader("train")) as loader:
@@ -142,7 +142,7 @@ def encode_int8(path: Path, batches: list[Floats]) -> bytes:
     return encode_board(manifest, parts)
 
 
-def _score(cfg: DictConfig, datamodule: BaseDataModule, graph: Graph) -> float:
+def score_graph(cfg: DictConfig, datamodule: BaseDataModule, graph: Graph) -> float:
     """Return the score of validation that checkpoints of the run are chosen by.
 
     Raises:

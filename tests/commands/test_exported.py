@@ -177,10 +177,10 @@ def test_float32_stays_where_int8_scores_worse(
     quantised = write_board(tmp_path / "a.inspect", threshold=0.4).read_bytes()
     by_file = dict(zip((0.5, 0.4), scores, strict=True))
     monkeypatch.setattr(int8, "build_datamodule", lambda cfg: L.LightningDataModule())
-    monkeypatch.setattr(int8, "_read_training", lambda *_: [IMAGES.numpy()])
+    monkeypatch.setattr(int8, "read_training", lambda *_: [IMAGES.numpy()])
     monkeypatch.setattr(int8, "encode_int8", lambda *_: quantised)
     monkeypatch.setattr(
-        int8, "_score", lambda _cfg, _data, graph: by_file[graph.inspector.settings.threshold]
+        int8, "score_graph", lambda _cfg, _data, graph: by_file[graph.inspector.settings.threshold]
     )
     cfg = OmegaConf.create({"callbacks": {"checkpoint": {"monitor": "val/loss", "mode": mode}}})
     chosen = int8.choose_precision(encoded, cfg, Int8Options(int8=True))

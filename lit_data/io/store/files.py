@@ -143,7 +143,7 @@ def _advise_at_once(addresses: Ints, lengths: Ints) -> bool:
     Returns:
         False where the system has no such call, or does not allow it.
     """
-    if _process_madvise is None or not hasattr(os, "pidfd_open"):
+    if advise_ranges is None or not hasattr(os, "pidfd_open"):
         return False
     ranges = np.stack((addresses, lengths), axis=1).astype(np.uintp)  # struct iovec
     try:
@@ -152,7 +152,7 @@ def _advise_at_once(addresses: Ints, lengths: Ints) -> bool:
         return False
     for first in range(0, len(ranges), _MOST_RANGES):
         some = ranges[first : first + _MOST_RANGES]
-        if _process_madvise(process, some.ctypes.data, len(some), mmap.MADV_WILLNEED, 0) < 0:
+        if advise_ranges(process, some.ctypes.data, len(some), mmap.MADV_WILLNEED, 0) < 0:
             return False
     return True
 
@@ -177,7 +177,7 @@ def _find_process_madvise() -> Callable[..., int] | None:
         return None
 
 
-_process_madvise: Final = _find_process_madvise()
+advise_ranges: Final = _find_process_madvise()
 
 
 @lru_cache(maxsize=1)

@@ -117,7 +117,7 @@ def test_ranges_are_read_ahead_at_once_or_one_by_one(monkeypatch: pytest.MonkeyP
     data: Any = Map()
     for call in (take_at_once, lambda *_: -1, None):
         advised.clear()
-        monkeypatch.setattr(files, "_process_madvise", call)
+        monkeypatch.setattr(files, "advise_ranges", call)
         files.read_ahead(data, 4096, begins, lengths)
         assert advised == ranges
 

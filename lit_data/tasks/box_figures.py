@@ -19,6 +19,7 @@ INCHES: Final = 2 * CELL_INCHES  # of an image: objects may be small
 _RGB: Final = 3
 _STEP: Final = 4  # px between those that say how dark and bright an image is
 _PAIRS: Final = 2  # in a row
+_NAME_HEIGHT: Final = 0.03  # of a picture
 _COLOURS: Final = matplotlib.colormaps["tab10"]
 
 
@@ -123,7 +124,10 @@ def show_boxes(cell: Axes, image: Tensor, boxes: Boxes, names: Sequence[str]) ->
         )
         cell.add_patch(rectangle)
         frame = {"facecolor": colour, "edgecolor": "none", "pad": 0.6}
-        cell.text(left, top, name, fontsize=6, color="white", va="bottom", bbox=frame, clip_on=True)
+        # Above the box; inside where nothing of the image is above it, as the name would be cut off.
+        side = "bottom" if top > _NAME_HEIGHT * image.shape[-2] else "top"
+        left, top = max(left, -0.5), max(top, -0.5)
+        cell.text(left, top, name, fontsize=6, color="white", va=side, bbox=frame, clip_on=True)
 
 
 def _name_boxes(boxes: Boxes, names: Sequence[str]) -> Iterator[tuple[list[float], int, str]]:

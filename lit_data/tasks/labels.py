@@ -30,7 +30,11 @@ class LabelTask(Task[LabelledImageDataModule]):
 
     predicts = "probabilities [B, classes]"
     neutral_data = (*Task.neutral_data, "fold", "folds", "groups", "near_duplicates")
-    predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}, "folds": None}
+    predict_data: ClassVar[Mapping[str, Any]] = {
+        "splits": {"train": 1.0},
+        "folds": None,
+        "fold": 0,
+    }
     trained_data = ("classes", "read", "size_px", "value_range")
 
     @override

@@ -223,6 +223,7 @@ class InspectionTask(PixelTask[InspectionDataModule]):
     predict_data: ClassVar[Mapping[str, Any]] = {
         "splits": {"train": 1.0},
         "folds": None,
+        "fold": 0,
         "protocol": "auto",
     }
     trained_data = ("classes", "mask_read", "patch_px", "read", "scale", "size_px", "value_range")

@@ -218,10 +218,12 @@ def check_folds(splits: Splits, folds: int | None, fold: int, *, protocol: str) 
         raise ConfigError(
             "data.protocol=mvtec tests on all of the folder test: leave data.splits and data.folds out"
         )
+    check_count("data.fold", fold, 0)
     if folds is None:
+        if fold:
+            raise ConfigError(f"data.fold={fold} is a part of data.folds, which is not set: set it too")
         return
     check_count("data.folds", folds, 3)
-    check_count("data.fold", fold, 0)
     if fold >= folds:
         raise ConfigError(f"data.fold={fold} is none of data.folds={folds}: give 0 to {folds - 1}")
     if splits != "auto":

@@ -211,6 +211,7 @@ def test_each_image_is_in_the_test_of_one_fold_and_what_belongs_together_is_in_o
     ("options", "message"),
     [
         ({"folds": 2}, "data.folds"),
+        ({"fold": 2}, "data.fold=2 is a part of data.folds, which is not set"),
         ({"folds": 5, "fold": 5}, "data.fold=5 is none of data.folds=5: give 0 to 4"),
         ({"folds": 5, "splits": {"train": 1.0}}, "leave out one of them"),
         ({"folds": 5, "protocol": "mvtec"}, "leave data.splits and data.folds out"),

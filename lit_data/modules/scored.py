@@ -1,6 +1,5 @@
 """`ScoredModule`: the hooks that our modules share."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -141,26 +140,20 @@ class DefectRecall(Metric):
 
 
 def append_rows(parts: list[Tensor], rows: Tensor) -> None:
-    """Append rows to a state of a metric, which is one tensor with room behind its rows.
+    """Append rows to a state of a metric, which stays a few tensors, each longer than those behind it.
 
     A tensor for each batch would come to lie between the large ones of its step, whose memory then
-    fits no large one any more: 6 MB for each image of 1024 x 1024 px.
+    fits no large one any more: 6 MB for each image of 1024 x 1024 px. No tensor is written into, so
+    that a copy of the list can undo it.
 
     Args:
-        parts: The state; empty, or of one tensor [n, ...] that owns its memory.
+        parts: The state.
         rows: [m, ...].
     """
-    if not parts:
-        parts.append(torch.empty_like(rows[:0]))
-    stored = parts[0]
-    if stored.is_inference() and not torch.is_inference_mode_enabled():
-        stored = parts[0] = stored.clone()  # what inference made, it alone may change
-    count = len(stored)
-    shape = count + len(rows), *rows.shape[1:]
-    if stored.untyped_storage().nbytes() < math.prod(shape) * stored.element_size():
-        stored.resize_(2 * shape[0], *shape[1:])
-    stored.resize_(shape)
-    stored[count:] = rows.detach()
+    parts.append(rows.detach())
+    while len(parts) > 1 and len(parts[-1]) >= len(parts[-2]):
+        last = parts.pop()
+        parts[-1] = torch.cat((parts[-1], last))
 
 
 def find_bins(scores: Tensor) -> Tensor:

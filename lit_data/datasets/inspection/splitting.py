@@ -221,7 +221,9 @@ def check_folds(splits: Splits, folds: int | None, fold: int, *, protocol: str) 
     check_count("data.fold", fold, 0)
     if folds is None:
         if fold:
-            raise ConfigError(f"data.fold={fold} is a part of data.folds, which is not set: set it too")
+            raise ConfigError(
+                f"data.fold={fold} is a part of data.folds, which is not set: set it too"
+            )
         return
     check_count("data.folds", folds, 3)
     if fold >= folds:

@@ -204,11 +204,11 @@ class AnomalyMetrics(PixelScores):
         """Add pixels to the states; where these grow large, each image keeps its highest ones only."""
         for name, part in zip(_TOP_PIXELS, top, strict=True):
             append_rows(getattr(self, name), part)
-        if len(self.top_images[0]) > max(MERGE_AFTER, 2 * self._merged_px):
+        if sum(map(len, self.top_images)) > max(MERGE_AFTER, 2 * self._merged_px):
             merged = keep_highest(self._collect(), self._count_most())
             self._merged_px = len(merged.score)
             for name, part in zip(_TOP_PIXELS, merged, strict=True):
-                setattr(self, name, [part.to(top.score.device, copy=True)])
+                setattr(self, name, [part.to(top.score.device)])
 
     def _collect(self) -> TopPixels:
         return TopPixels(*(dim_zero_cat(getattr(self, name)) for name in _TOP_PIXELS))
@@ -252,7 +252,7 @@ class AnomalyMetrics(PixelScores):
         """Add counts to the states; where these grow large, put equal keys together."""
         append_rows(self.overlap_keys, keys)
         append_rows(self.overlap_counts, counts)
-        if len(self.overlap_keys[0]) > max(MERGE_AFTER, 2 * self._merged_rows):
+        if sum(map(len, self.overlap_keys)) > max(MERGE_AFTER, 2 * self._merged_rows):
             keys, counts = self._merge_overlap()
             self._merged_rows = len(keys)
             self.overlap_keys, self.overlap_counts = [keys], [counts]

@@ -194,9 +194,8 @@ def find_best_f1(
         eps: Scores are kept so far from 0 and 1.
     """
     f1 = 2 * hits / (torch.arange(1, len(scores) + 1) + true_count)
-    is_last = torch.cat(
-        (scores[1:] < scores[:-1], torch.ones(1, dtype=torch.bool))
-    )  # of equal ones
+    # Of equal scores.
+    is_last = torch.cat((scores[1:] < scores[:-1], torch.ones(1, dtype=torch.bool)))
     levels = scores[is_last]
     f1 = f1[is_last]
     best = int(f1.argmax())

@@ -93,9 +93,11 @@ class LabelTable:
         classes = []
         for number, name in enumerate(self.classes):
             classes.append(f"{number} {name} {int((numbers == number).sum())}")
+        objects_so_far = np.append(0, np.cumsum(numbers >= 0))  # without ignored regions
+        objects_of_image = np.diff(objects_so_far[self.ends], prepend=0)
         parts = []
         for split, images in splits.items():
-            boxes = sum(int((self.of(image)[:, 0] >= 0).sum()) for image in images)
+            boxes = int(objects_of_image[np.asarray(images, np.int64)].sum())
             parts.append(f"{split} {len(images)} ({boxes} boxes)")
         return f"classes: {', '.join(classes) or 'none'}; splits: {', '.join(parts)}"
 

@@ -36,15 +36,13 @@ def read_table(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
     """
     with open_source(path) as stream:
         data = read_whole(stream)
-        csv.field_size_limit(
-            max(csv.field_size_limit(), len(data))
-        )  # runs of a large mask are one long field
+        # Runs of a large mask are one long field.
+        csv.field_size_limit(max(csv.field_size_limit(), len(data)))
         text = data.decode("utf-8-sig", "replace")
         separator = _find_separator(text)
         rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
-        if choose_column(
-            rows.fieldnames or (), IMAGE_COLUMNS
-        ):  # other tables may be written in any way
+        if choose_column(rows.fieldnames or (), IMAGE_COLUMNS):
+            # Other tables may be in any encoding.
             text = decode_text(data)
             rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
         return rows.fieldnames or (), list(rows)

@@ -42,6 +42,11 @@ os.execv(sys.argv[3], sys.argv[3:])
 """
 _LIMIT_S = 60.0
 _LAST_WORDS_S = 10.0
+_STARTS = 3
+
+
+class BrowserGone(Exception):
+    """The browser ended by itself; its last words."""
 
 
 class Browser:
@@ -53,25 +58,39 @@ class Browser:
 
     def __init__(self, folder: Path) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
-        assert CHROMIUM is not None
-        its_in, self._out = os.pipe()
-        self._in, its_out = os.pipe()
-        words = [CHROMIUM, *_FLAGS, f"--user-data-dir={folder}", "about:blank"]
-        launcher = [sys.executable, "-c", _LAUNCHER, str(its_in), str(its_out)]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self._process = subprocess.Popen(
-            [*launcher, *words], pass_fds=(its_in, its_out), start_new_session=True, **quiet
-        )
-        os.close(its_in)
-        os.close(its_out)
-        self._numbers, self._rest, self._session = itertools.count(1), b"", ""
+        self._folder = folder
+        self._numbers = itertools.count(1)
 
     def __enter__(self) -> "Browser":
+        # Chromium seldom dies while it starts, before it has seen a page.
+        for number in range(1, _STARTS):
+            with suppress(BrowserGone):
+                return self._start(self._folder / str(number))
+        return self._start(self._folder / str(_STARTS))
+
+    def _start(self, folder: Path) -> "Browser":
+        assert CHROMIUM is not None
+        folder.mkdir(parents=True)
+        its_in, self._out = os.pipe()
+        self._in, its_out = os.pipe()
+        words = [CHROMIUM, *_FLAGS, f"--user-data-dir={folder / 'profile'}", "about:blank"]
+        launcher = [sys.executable, "-c", _LAUNCHER, str(its_in), str(its_out)]
+        self._log = folder / "log.txt"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*launcher, *words],
+                pass_fds=(its_in, its_out),
+                start_new_session=True,
+                stdout=log,
+                stderr=log,
+            )
+        os.close(its_in)
+        os.close(its_out)
+        self._rest, self._session = b"", ""
         try:
             target = self.call("Target.createTarget", url="about:blank")["targetId"]
-            self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
-                "sessionId"
-            ]
+            attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+            self._session = attached["sessionId"]
             for domain in ("Page", "Runtime", "Log", "Network"):
                 self.call(f"{domain}.enable")
         except BaseException:
@@ -100,11 +119,12 @@ class Browser:
         """Send a command and wait for its answer."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": params}
-        os.write(
-            self._out,
-            json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode()
-            + b"\0",
-        )
+        if self._session:
+            message["sessionId"] = self._session
+        try:
+            os.write(self._out, json.dumps(message).encode() + b"\0")
+        except BrokenPipeError:
+            raise self._gone() from None
         while (answer := self._read()).get("id") != number:
             self.events.append((answer.get("method", ""), answer.get("params", {})))
         assert "error" not in answer, answer
@@ -126,13 +146,17 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
+    def _gone(self) -> BrowserGone:
+        return BrowserGone(self._log.read_text(errors="replace")[-2000:])
+
     def _read(self) -> dict[str, Any]:
         until_s = time.monotonic() + _LIMIT_S
         while b"\0" not in self._rest:
             ready, _, _ = select.select([self._in], [], [], max(0.0, until_s - time.monotonic()))
             assert ready, "the browser does not answer"
             piece = os.read(self._in, 1 << 20)
-            assert piece, "the browser has gone"
+            if not piece:
+                raise self._gone()
             self._rest += piece
         message, _, self._rest = self._rest.partition(b"\0")
         answer: dict[str, Any] = json.loads(message)

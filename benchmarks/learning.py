@@ -164,7 +164,15 @@ class MaskLearningSuite(SplitLearningSuite):
     experiment: ClassVar[str] = "segmentation"
     script: ClassVar[str] = "plain_masks"
     nets: ClassVar[Mapping[str, str]] = {"plain": "unet", "smp": "smp"}
-    scripts: ClassVar[tuple[str, ...]] = tuple(nets)
+    scripts: ClassVar[tuple[str, ...]] = (*nets, "torchgeo")
+
+    @override
+    def run_script(self, way: str, root: Path, seed: int, out: Path) -> None:
+        if way == "torchgeo":
+            for seconds in self.seconds:
+                self.call_script("learning_peers", way, root, seed, seconds, out / str(seconds))
+        else:
+            super(MaskLearningSuite, self).run_script(way, root, seed, out)
 
     @override
     def score(self, folder: Path, root: Path) -> dict[str, float]:
@@ -178,7 +186,7 @@ class BoxLearningSuite(LearningSuite):
     seconds: Sequence[int] = (260,)
 
     scores: ClassVar[tuple[str, ...]] = BOX_SCORES
-    scripts: ClassVar[tuple[str, ...]] = ("plain", "fasterrcnn", "ssdlite")
+    scripts: ClassVar[tuple[str, ...]] = ("plain", "fasterrcnn", "ssdlite", "ultralytics")
     split_file: ClassVar[str] = "test.txt"
 
     @override
@@ -187,8 +195,9 @@ class BoxLearningSuite(LearningSuite):
 
     @override
     def run_script(self, way: str, root: Path, seed: int, out: Path) -> None:
+        module = "learning_peers" if way == "ultralytics" else "learning_detection"
         for seconds in self.seconds:
-            self.call_script("learning_detection", way, root, seed, seconds, out / str(seconds))
+            self.call_script(module, way, root, seed, seconds, out / str(seconds))
 
     @override
     def list_words(self, root: Path) -> list[str]:

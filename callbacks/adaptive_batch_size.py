@@ -2,7 +2,7 @@
 
 import logging
 from contextlib import ExitStack
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 Mode = Literal["split", "resize"]
-_COUNTS: Final = {"ooms", "base", "batch_size"}
+_COUNTS = {"ooms", "base", "batch_size"}
 
 
 class AdaptiveBatchSize(L.Callback):

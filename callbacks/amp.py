@@ -4,7 +4,7 @@ import functools
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -24,9 +24,9 @@ from lit_data.lightning_internals import logs_now
 log = logging.getLogger(__name__)
 
 
-_PRECISIONS: Final = ("auto", "bf16", "fp16", "fp32")
-_FALL_BACKS: Final = ("auto", "bf16", "fp32", "raise")
-_REMEDY: Final = (
+_PRECISIONS = ("auto", "bf16", "fp16", "fp32")
+_FALL_BACKS = ("auto", "bf16", "fp32", "raise")
+_REMEDY = (
     "lower the learning rate, look for bad samples, or name the module that overflows in keep_fp32"
 )
 

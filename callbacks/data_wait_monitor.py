@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import torch
@@ -23,10 +23,10 @@ from lit_data.devices import has_fast_bf16
 from lit_data.io.machine import count_disk_bytes
 from lit_data.loading import MicroBatchLoader
 
-_MEASURED_STEPS: Final = 16
+_MEASURED_STEPS = 16
 """Steps between two logging steps in which CUDA's clock is read; each costs about 50 us."""
 
-_MOST_ENDED: Final = 64
+_MOST_ENDED = 64
 """Steps that are added up at once, which is cheaper than after each."""
 
 

@@ -1,7 +1,7 @@
 """`EMA`: the moving average of the weights is what is scored and kept."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import torch
@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from lit_data.errors import ConfigError
 
-_WARM_UP_STEPS: Final = 10
-_WEIGHTS_KEY: Final = "weights_of_last_step"
+_WARM_UP_STEPS = 10
+_WEIGHTS_KEY = "weights_of_last_step"
 
 
 class EMA(L.Callback):

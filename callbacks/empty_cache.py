@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities.types import STEP_OUTPUT
@@ -21,7 +21,7 @@ from lit_data.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-_CHECKED_STEPS: Final = 10
+_CHECKED_STEPS = 10
 """Steps between two looks at the unused fraction, which take about 50 us each."""
 
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -24,11 +24,11 @@ from lit_data.rng import Stream, uniform
 
 Extractor = Literal["small", "inception"]
 
-_SMALL_SEED: Final = 5
-_SMALL_WIDTHS: Final = (16, 32, 48, 48)
-_SUBSET: Final = 1000
+_SMALL_SEED = 5
+_SMALL_WIDTHS = (16, 32, 48, 48)
+_SUBSET = 1000
 """Images of a subset of KID (Binkowski et al., "Demystifying MMD GANs", ICLR 2018, 4)."""
-_SUBSETS: Final = 50
+_SUBSETS = 50
 
 
 class SmallFeatures(nn.Module):
@@ -42,7 +42,7 @@ class SmallFeatures(nn.Module):
     metrics for generative models", ICML 2020, 4.2 compare such embeddings with trained ones).
     """
 
-    num_features: Final = sum(_SMALL_WIDTHS[:3]) + 4 * _SMALL_WIDTHS[3]
+    num_features = sum(_SMALL_WIDTHS[:3]) + 4 * _SMALL_WIDTHS[3]
 
     def __init__(self) -> None:
         super().__init__()

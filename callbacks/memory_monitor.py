@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import torch
@@ -30,11 +30,11 @@ from lit_data.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
-_BATCHES: Final = 5
-_RECORDED_ALLOCATIONS: Final = 100_000
+_BATCHES = 5
+_RECORDED_ALLOCATIONS = 100_000
 """Allocations in a snapshot, of some KB each."""
 
-_PEAKS: Final = {
+_PEAKS = {
     "rss_bytes": "peak_rss_bytes",
     "pss_bytes": "peak_pss_bytes",
     "peak_bytes": "peak_allocated_bytes",

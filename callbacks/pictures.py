@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import lightning as L
 import numpy as np
@@ -18,8 +18,8 @@ from lit_data.io.images.writing import write_png
 from lit_data.lightning_internals import count_logged_steps
 from lit_data.types import HasPoses
 
-_GAP_PX: Final = 2
-_LEAST_PX: Final = 64
+_GAP_PX = 2
+_LEAST_PX = 64
 """Side of a cell: smaller images are enlarged, pixel by pixel."""
 
 

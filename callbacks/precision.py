@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision as LightningMixedPrecision
@@ -30,15 +30,15 @@ log = logging.getLogger(__name__)
 
 Precision = Literal["fp16", "bf16", "fp32"]
 
-_FLAGS: Final = {"fp16": "16-mixed", "bf16": "bf16-mixed", "fp32": "32-true"}
-_SAFER: Final[dict[Precision, tuple[Precision, ...]]] = {
+_FLAGS = {"fp16": "16-mixed", "bf16": "bf16-mixed", "fp32": "32-true"}
+_SAFER: dict[Precision, tuple[Precision, ...]] = {
     "fp16": ("bf16", "fp32"),
     "bf16": ("fp32",),
     "fp32": (),
 }
-_AUTOCAST: Final = ("cpu", "cuda", "mps")
-_LOSS: Final = -1  # counted like an optimizer of its own
-_LISTED_BATCHES: Final = 20
+_AUTOCAST = ("cpu", "cuda", "mps")
+_LOSS = -1  # counted like an optimizer of its own
+_LISTED_BATCHES = 20
 
 
 class WatchedScaler(torch.amp.GradScaler):

@@ -4,7 +4,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import lightning as L
 import numpy as np
@@ -22,9 +22,9 @@ from lit_data.types import COUNT_SUFFIX
 
 Bytes = NDArray[np.uint8]
 
-_MODULUS: Final = 2**256
-_WORD_BITS: Final = 32
-_MOST_COMING: Final = 3
+_MODULUS = 2**256
+_WORD_BITS = 32
+_MOST_COMING = 3
 """Batches that may be on their way; a host that is farther ahead of its device waits for them."""
 
 

@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -25,10 +25,10 @@ from lit_data.loading import MicroBatchLoader
 
 log = logging.getLogger(__name__)
 
-ORDER_FILE: Final = "steps.json"
-STEP_FILE: Final = "steps.bin"
-DIGEST_FILE: Final = "digests.bin"
-STEP: Final = np.dtype(
+ORDER_FILE = "steps.json"
+STEP_FILE = "steps.bin"
+DIGEST_FILE = "digests.bin"
+STEP = np.dtype(
     [
         ("epoch", "<u4"),
         ("position", "<u8"),
@@ -39,11 +39,11 @@ STEP: Final = np.dtype(
 )
 """Row of ``steps.bin``, whose number is that of the batch: position and samples are those of all
 ranks in the epoch's order; no samples stand for a batch that was not recorded, NaN for no loss."""
-DIGEST: Final = np.dtype([("step", "<u4"), ("digest", "<u8")])
+DIGEST = np.dtype([("step", "<u4"), ("digest", "<u8")])
 """Row of ``digests.bin``: the batch of a sample, and the first 8 bytes of its SHA-256."""
 
-_DIGEST_SHIFT: Final = 192  # of 256 bits
-WAITING: Final = 50  # steps between two writes, as a loss on a device has to be waited for
+_DIGEST_SHIFT = 192  # of 256 bits
+WAITING = 50  # steps between two writes, as a loss on a device has to be waited for
 
 
 class StepRecord(L.Callback):

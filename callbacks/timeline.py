@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SERIES: Final = (
+SERIES = (
     "allocated_bytes",
     "peak_bytes",
     "reserved_bytes",
@@ -34,17 +34,17 @@ SERIES: Final = (
 )
 """Columns of the rows of a timeline of memory."""
 
-_DEVICE_SERIES: Final = ("reserved_bytes", "peak_bytes", "allocated_bytes")
-_HOST_SERIES: Final = ("rss_bytes", "pss_bytes")
-_SERIES_STYLES: Final = {
+_DEVICE_SERIES = ("reserved_bytes", "peak_bytes", "allocated_bytes")
+_HOST_SERIES = ("rss_bytes", "pss_bytes")
+_SERIES_STYLES = {
     "reserved_bytes": ("reserved", "#8fbce6"),
     "peak_bytes": ("peak", "#1f5fa8"),
     "allocated_bytes": ("allocated", "#17becf"),
     "rss_bytes": ("RSS, main process", "#f2a65a"),
     "pss_bytes": ("PSS, with workers", "#b5460f"),
 }
-_OOM_COLOUR: Final = "#d62728"
-MARK_STYLES: Final = {
+_OOM_COLOUR = "#d62728"
+MARK_STYLES = {
     "oom": ("out of memory", _OOM_COLOUR, "-"),
     "release": ("cache released", "#2ca02c", "--"),
     "precision": ("precision", "#9467bd", "-."),
@@ -53,7 +53,7 @@ MARK_STYLES: Final = {
 }
 """Label, colour and line of each kind of event, in the order of the legend."""
 
-_PART_STYLES: Final[dict[Part, tuple[str, str]]] = {
+_PART_STYLES: dict[Part, tuple[str, str]] = {
     "forward": ("forward", "#1f5fa8"),
     "backward": ("backward", "#8fbce6"),
     "optimizer": ("optimizer", "#5fae8b"),
@@ -65,15 +65,15 @@ _PART_STYLES: Final[dict[Part, tuple[str, str]]] = {
 }
 """From the bottom: what the device should do, then what it should not wait for."""
 
-_SPEED_COLOUR: Final = "#1f5fa8"
-_SMOOTHED_POINTS: Final = 15
-_DRAWN_BARS: Final = 120
+_SPEED_COLOUR = "#1f5fa8"
+_SMOOTHED_POINTS = 15
+_DRAWN_BARS = 120
 """Points of the lower picture: fractions of single steps would be a comb."""
 
-_TIME_UNITS: Final = ((7200.0, 3600.0, "hours"), (180.0, 60.0, "minutes"))
+_TIME_UNITS = ((7200.0, 3600.0, "hours"), (180.0, 60.0, "minutes"))
 """Shortest run in seconds, seconds of the unit, and its name."""
 
-_MIB: Final = 2.0**20
+_MIB = 2.0**20
 
 
 class Timeline:

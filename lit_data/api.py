@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from lit_data.commands.rerun import read_started
 from lit_data.commands.result import read_summary
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from lit_data.commands.build import Run as Built
 
-_OF_FIT: Final = ("resume", "report", "ckpt")
+_OF_FIT = ("resume", "report", "ckpt")
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,19 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from enum import Enum
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from lit_data.errors import ConfigError
 from lit_data.types import COUNT_SUFFIX
 
-HINT: Final = "give the LightningModule or its datamodule a method slice_batch(batch, start, stop)"
-_OWNER: Final = "batch_idx"  # Ultralytics: the image that each object belongs to
-_OBJECTS: Final = ("cls", "bboxes", "keypoints", "segments", "obb")  # what it has for each object
-_IMAGES: Final = ("img", "image", "images")
-_MOST_FIELDS: Final = 16  # more entries than that are samples
-_PLAIN: Final = (str, bytes, int, float, complex, PurePath, Enum, np.generic, type(None), type)
+HINT = "give the LightningModule or its datamodule a method slice_batch(batch, start, stop)"
+_OWNER = "batch_idx"  # Ultralytics: the image that each object belongs to
+_OBJECTS = ("cls", "bboxes", "keypoints", "segments", "obb")  # what it has for each object
+_IMAGES = ("img", "image", "images")
+_MOST_FIELDS = 16  # more entries than that are samples
+_PLAIN = (str, bytes, int, float, complex, PurePath, Enum, np.generic, type(None), type)
 
 
 def count_samples(batch: Any, sizes: Collection[int] = (), *, stacked: bool = False) -> int:  # noqa: ANN401

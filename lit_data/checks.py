@@ -5,22 +5,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, TypeGuard, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeGuard, TypeVar, Union, get_args, get_origin
 
 from lit_data.errors import ConfigError, LitDataError
 
 Made = TypeVar("Made")
 
-_IN_YAML: Final = {"None": "null", "True": "true", "False": "false"}
-_KINDS: Final[Mapping[Any, str]] = {
+_IN_YAML = {"None": "null", "True": "true", "False": "false"}
+_KINDS: Mapping[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
     str: "text",
     NoneType: "null",
 }
-_MAPPINGS: Final = (dict, Mapping)
-_LISTS: Final = (list, tuple, set, frozenset, Sequence, Collection, Iterable)
+_MAPPINGS = (dict, Mapping)
+_LISTS = (list, tuple, set, frozenset, Sequence, Collection, Iterable)
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:

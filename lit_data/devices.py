@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     import torch
 
-_LEAST_REUSED: Final = 2**20
-_LEAST_THREADED: Final = 2**20
-_MOST_FREE: Final = 4
-_BF16_INSTRUCTIONS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16", "sve_bf16", "svebf16"})
-_CPU_INFO: Final = Path("/proc/cpuinfo")
+_LEAST_REUSED = 2**20
+_LEAST_THREADED = 2**20
+_MOST_FREE = 4
+_BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "sve_bf16", "svebf16"})
+_CPU_INFO = Path("/proc/cpuinfo")
 free_memory: list[memoryview] = []
 returned_memory: "deque[memoryview]" = deque()
 """Appended to by finalizers, which run in the midst of anything: so it needs no lock."""

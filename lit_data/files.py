@@ -10,11 +10,11 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 from lit_data.errors import ConfigError, StoreError, show_path
 
-PART: Final = re.compile(r"\.lit_data-[0-9a-f]{16}\.part")
+PART = re.compile(r"\.lit_data-[0-9a-f]{16}\.part")
 """Names of files that are being written; of an interrupted run they are left over."""
 
 

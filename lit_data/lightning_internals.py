@@ -6,7 +6,7 @@ Lightning fails there and not in a run.
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.loops.optimization.automatic import Closure, _AutomaticOptimization
@@ -21,8 +21,8 @@ from typing_extensions import override
 
 from lit_data.errors import ConfigError
 
-LOWEST: Final = Version("2.6.6")
-BELOW: Final = Version("2.7")
+LOWEST = Version("2.6.6")
+BELOW = Version("2.7")
 
 
 def check_version(version: str = L.__version__) -> None:
@@ -88,13 +88,13 @@ Results = _ResultCollection
 """Values logged in a loop by their names, and the batch that they are of."""
 Metric = _ResultMetric
 """One logged value."""
-CLOSURE: Final = "_make_closure"
+CLOSURE = "_make_closure"
 """Of `automatic_loop`: makes what the optimizer calls."""
-OPTIMIZER_STEP: Final = "_optimizer_step"
+OPTIMIZER_STEP = "_optimizer_step"
 """Of `automatic_loop`: calls the optimizer."""
-BEFORE_FETCH: Final = "_on_before_fetch"
+BEFORE_FETCH = "_on_before_fetch"
 """Of the epoch's loop: runs before a batch is asked for."""
-AFTER_FETCH: Final = "_on_after_fetch"
+AFTER_FETCH = "_on_after_fetch"
 """Of the epoch's loop: runs when it is there."""
 
 

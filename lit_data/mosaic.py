@@ -7,7 +7,7 @@ known, and the place in the tile of its pixels.
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,14 +19,12 @@ from lit_data.types import Bools, Ints, Size
 
 Floats = NDArray[np.float64]
 
-FILL: Final = 114
+FILL = 114
 """Grey of pixels without a tile, as in ultralytics (``data/augment.py``)."""
 
-_SAMPLE_DRAWS: Final = 6
-_SIDES_4: Final = np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]])
-_SIDES_9: Final = np.array(
-    [[0, 0], [-1, 0], [-1, 1], [0, 1], [1, 1], [1, 0], [1, -1], [0, -1], [-1, -1]]
-)
+_SAMPLE_DRAWS = 6
+_SIDES_4 = np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]])
+_SIDES_9 = np.array([[0, 0], [-1, 0], [-1, 1], [0, 1], [1, 1], [1, 0], [1, -1], [0, -1], [-1, -1]])
 """Direction (down, right) of each tile from the centre; the first of nine is the centre itself."""
 
 

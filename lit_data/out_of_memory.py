@@ -1,11 +1,10 @@
 """Errors that say that memory ran out, told from all others."""
 
 import re
-from typing import Final
 
 from lit_data.errors import causes_of
 
-_TEXTS: Final = re.compile(
+_TEXTS = re.compile(
     "|".join(
         (
             r"out of memory",  # CUDA, MPS ("MPS backend out of memory"), HIP, XPU
@@ -23,9 +22,9 @@ _TEXTS: Final = re.compile(
 )
 """Texts of RuntimeErrors; from PyTorch's sources, and reports such as ultralytics#12193 and mosaicml/composer#3397."""
 
-_UNCLEAR: Final = re.compile(r"CUDNN_STATUS_(INTERNAL_ERROR|NOT_INITIALIZED)")
+_UNCLEAR = re.compile(r"CUDNN_STATUS_(INTERNAL_ERROR|NOT_INITIALIZED)")
 """Texts of cuDNN for many faults, of which a lack of memory for its handle is one."""
-_SCARCE_BYTES: Final = 2**28
+_SCARCE_BYTES = 2**28
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -2,12 +2,12 @@
 
 import re
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
 from lit_data.checks import check_count, is_count
 from lit_data.errors import ConfigError
 
-_FRACTION: Final = re.compile(r"(\d{1,9})/(\d{1,9})")
+_FRACTION = re.compile(r"(\d{1,9})/(\d{1,9})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,12 +23,12 @@ from lit_data.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-_MULTIPLIERS: Final = (0xCD9E8D57, 0xD2511F53)
-_KEY_STEPS: Final = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS: Final = 10
+_MULTIPLIERS = (0xCD9E8D57, 0xD2511F53)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
 _LOW, _HIGH = (0, 1) if sys.byteorder == "little" else (1, 0)
-_WORD: Final = 0xFFFFFFFF
-_FEISTEL_ROUNDS: Final = 8
+_WORD = 0xFFFFFFFF
+_FEISTEL_ROUNDS = 8
 
 
 class Stream(IntEnum):

@@ -2,16 +2,16 @@
 
 import sys
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from typing import Any
 
 from lit_data.checks import check_count, check_saved_counts
 from lit_data.errors import ConfigError
 
-_MORE_MEMORY: Final = 1.05
+_MORE_MEMORY = 1.05
 """A failure is forgotten once there is so many times the memory that there was then."""
-_GAIN: Final = 1.05
+_GAIN = 1.05
 """Half way to a size that failed must be so many times the size in use to be worth another failure."""
-_OPTIONAL: Final = ("max_size", "fails")
+_OPTIONAL = ("max_size", "fails")
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pickle
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -25,7 +25,7 @@ from lit_data.io.images.writing import write_image
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.types import RowWriter, Stage, read_rows
 
-QUIET: Final[Mapping[str, Any]] = {
+QUIET: Mapping[str, Any] = {
     "accelerator": "cpu",
     "devices": 1,
     "logger": False,

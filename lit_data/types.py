@@ -8,7 +8,7 @@ Shape legend, used by every docstring:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ Batch = dict[str, "torch.Tensor"]
 PlannedBatch = dict[str, Any]
 """Batch between `plan_batch` and `finish_batch`: tensors beside plans, paths, other objects."""
 
-IGNORED: Final = 255
+IGNORED = 255
 """In masks: the number of pixels that neither train nor are scored."""
 
 
@@ -54,7 +54,7 @@ class FieldSpec:
 PathText = str | PathLike[str]
 """A path, or text that is one or an address."""
 
-COUNT_SUFFIX: Final = "_count"
+COUNT_SUFFIX = "_count"
 """A ragged field ``boxes`` has its number of items of each sample under ``boxes_count``."""
 
 

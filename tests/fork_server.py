@@ -32,24 +32,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-NAME: Final = "fork-server"
+ROOT = Path(__file__).resolve().parents[1]
+NAME = "fork-server"
 """Name of the process, by which tests that count processes leave it out."""
-FRESH: Final = {"TESTS_FORK": "never"}
+FRESH = {"TESTS_FORK": "never"}
 """Variable of a command that gets an interpreter of its own."""
-SCRIPTS_TOO: Final = {"TESTS_FORK": "scripts"}
+SCRIPTS_TOO = {"TESTS_FORK": "scripts"}
 """Variable of a command whose scripts are forked too, wherever they lie."""
 
-_MODULES: Final = (
+_MODULES = (
     "lit_data",
     "lit_data.__main__",  # as Lightning starts ranks
     "torch.distributed.run",
     "submitit.local._local",
     "submitit.core._submit",
 )
-_PRELOADED: Final = (
+_PRELOADED = (
     "cv2",
     "hydra._internal.hydra",
     "lit_data.api",
@@ -67,18 +67,18 @@ _PRELOADED: Final = (
     "torch.distributed",
     "torch.utils.tensorboard",
 )
-_PRELOADED_IF_INSTALLED: Final = ("s3fs",)
+_PRELOADED_IF_INSTALLED = ("s3fs",)
 """Lightning imports it to ask each folder of checkpoints for its kind."""
-_READ_AT_IMPORT: Final = re.compile(
+_READ_AT_IMPORT = re.compile(
     r"PYTHON(?!PATH|WARNINGS|FAULTHANDLER|UNBUFFERED)|OMP_|MKL_|KMP_|GOMP_|OPENBLAS_|OPENCV_"
     r"|LC_|LANG|LD_PRELOAD|MALLOC_|MPL|PYTORCH_(?!NVML)|TORCH_(?!NCCL)"
 )
-_STARTS_OTHERS: Final = re.compile(r"ddp|fsdp|devices=|^-m$|^--nn?odes|^--nproc|submitit")
-_LARGEST_BYTES: Final = 2**20
-_LONGEST_S: Final = 120.0
-_POLL_S: Final = 2.0
+_STARTS_OTHERS = re.compile(r"ddp|fsdp|devices=|^-m$|^--nn?odes|^--nproc|submitit")
+_LARGEST_BYTES = 2**20
+_LONGEST_S = 120.0
+_POLL_S = 2.0
 _SET_DEATH_SIGNAL, _SET_NAME, _SET_SUBREAPER = 1, 15, 36  # prctl(2)
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Command(NamedTuple):

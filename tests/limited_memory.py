@@ -13,7 +13,7 @@ import functools
 import random
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -31,8 +31,8 @@ Point = Literal[
     "optimizer",  # after forward and backward, before a parameter changed
     "optimizer_middle",  # after half of the parameters changed, and the optimizer's state for them
 ]
-POINTS: Final[tuple[Point, ...]] = Point.__args__  # type: ignore[attr-defined]
-STAGES: Final = ("train", "sanity_check", "validate", "test", "predict")
+POINTS: tuple[Point, ...] = Point.__args__  # type: ignore[attr-defined]
+STAGES = ("train", "sanity_check", "validate", "test", "predict")
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 _ENDS = (
     "on_train_batch_end",

@@ -13,34 +13,34 @@ import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import cv2
 import numpy as np
 
 from lit_data.cli import main
 
-EXAMPLES: Final = Path(__file__).resolve().parents[1] / "docs" / "examples"
-QUICK: Final = (
+EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
+QUICK = (
     *("trainer.max_epochs=1", "trainer.log_every_n_steps=1", "trainer.enable_progress_bar=false"),
     *("+trainer.enable_model_summary=false", "data.loader.batch_size=4"),
     "data.loader.num_workers=0",
 )
-NO_TIMELINES: Final = ("callbacks.memory.plot=false", "callbacks.data_wait.plot=false")
+NO_TIMELINES = ("callbacks.memory.plot=false", "callbacks.data_wait.plot=false")
 """Overrides of runs whose memory.png and throughput.png nobody looks at."""
-STRIPES: Final = (
+STRIPES = (
     "data.samples={count: 6, height_px: 128, width_px: 128}",
     "data.patch_px=64",
     "data.stride_px=64",
 )
-BOXES: Final = (
+BOXES = (
     "data.samples={count: 8, size_px: [64, 80]}",
     "data.size_px=64",
     "data.mosaic.close_epochs=0",
     "model.net.width=8",
     "model.score_threshold=0.01",
 )
-VOLUMES: Final = (
+VOLUMES = (
     "data.samples={count: 6, shape: [24, 24, 24]}",
     "data.max_points=100",
     "data.processes=1",
@@ -48,7 +48,7 @@ VOLUMES: Final = (
     "model.net.width=4",
     "model.net.hidden=8",
 )
-VOXELS: Final = (
+VOXELS = (
     "data.samples={count: 6, shape: [24, 24, 24]}",
     "data.windows.size=16",
     "data.windows.per_volume=2",
@@ -56,14 +56,14 @@ VOXELS: Final = (
     "model.net.width=4",
     "model.net.depth=1",
 )
-MARKS: Final = (
+MARKS = (
     "data.samples={count: 6, size_px: [96, 96]}",
     "data.patch_px=64",
     "data.samples_per_image=2",
     "data.progressive=[[0,32],[1,64]]",
 )
-OBJECTS: Final = ("data.samples={count: 6, size_px: [16, 16], tiles: 2}", "data.image_px=16")
-GENERATED: Final = (
+OBJECTS = ("data.samples={count: 6, size_px: [16, 16], tiles: 2}", "data.image_px=16")
+GENERATED = (
     "trainer.max_epochs=2",
     "trainer.check_val_every_n_epoch=1",
     "data.image_px=16",
@@ -80,14 +80,14 @@ GENERATED: Final = (
     "callbacks.metrics.batch_size=4",
     "data.samples={count: 8, size_px: [16, 16], tiles: 2}",
 )
-RAYS: Final = (
+RAYS = (
     "model.generator.plane_px=8",
     "model.generator.points=4",
     "model.patches.size_px=8",
     "model.generator.hidden=8",
 )
-PHOTOGRAPHS: Final = ("data.samples={count: 24, size_px: [96, 96]}", "model.net.width=4")
-EXPERIMENTS: Final = {
+PHOTOGRAPHS = ("data.samples={count: 24, size_px: [96, 96]}", "model.net.width=4")
+EXPERIMENTS = {
     "stripe": STRIPES,
     "steel": (*STRIPES, "--config-dir", str(EXAMPLES)),
     "detection": BOXES,
@@ -99,14 +99,14 @@ EXPERIMENTS: Final = {
     "segmentation": (*PHOTOGRAPHS, "data.patch_px=32"),
     "classification": (*PHOTOGRAPHS, "data.size_px=32"),
 }
-COMMANDS: Final = {
+COMMANDS = {
     "fit": (),
     "test": (),
     "show": ("show.count=3",),
     "predict": ("predict.threshold=0.2",),
     "prepare": ("prepare.verify=true",),
 }
-CHANGING: Final = re.compile(
+CHANGING = re.compile(
     r"seconds|_s$|_per_s|_bytes|fraction|_ms$|_us$|speed|host_|memory|batch_s|share_of|rss|time|wait|^folder$|^pid$|"
     r"version|command_line|device$|workers|kind|commit|hostname|started|finished|loader|limited_by"
 )

@@ -6,7 +6,7 @@ always the same ones. A training step of 8 samples takes a few milliseconds on o
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import torch
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-SIZE: Final = 16
-CLASSES: Final = 4
-NOISE: Final = 8
+SIZE = 16
+CLASSES = 4
+NOISE = 8
 
 
 class Classifier(L.LightningModule):
@@ -273,7 +273,7 @@ def _dice(logits: Tensor, masks: Tensor) -> Tensor:
     return (2 * (found * masks).sum() + 1) / (found.sum() + masks.sum() + 1)
 
 
-STOCK: Final = {
+STOCK = {
     "classifier": Stock(Classifier, _make_labelled),
     "segmenter": Stock(Segmenter, _make_masked),
     "gan": Stock(Gan, _make_unlabelled),

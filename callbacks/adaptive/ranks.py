@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import torch
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lit_data.callbacks.adaptive.active_batch import ActiveBatch
 from lit_data.errors import ConfigError, RankMismatchError
 
-_BUCKET_BYTES: Final = 25 * 2**20
+_BUCKET_BYTES = 25 * 2**20
 """As DistributedDataParallel's default ``bucket_cap_mb``."""
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import lightning as L
 import torch
@@ -25,11 +25,9 @@ from lit_data.size_search import SizeLimits, SizeSearch
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_GIB: Final = 2**30
-_ASKED: Final = re.compile(
-    r"(?:tried to allocate|allocate) ([\d.]+ ?(?:[KMGT]i?B|bytes))", re.IGNORECASE
-)
-_NORM: Final = re.compile("Expected more than 1 value per channel when training")
+_GIB = 2**30
+_ASKED = re.compile(r"(?:tried to allocate|allocate) ([\d.]+ ?(?:[KMGT]i?B|bytes))", re.IGNORECASE)
+_NORM = re.compile("Expected more than 1 value per channel when training")
 
 
 @dataclass

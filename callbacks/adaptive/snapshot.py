@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import starmap
 from operator import is_
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -105,7 +105,7 @@ def _read_versions(tensors: Sequence[Tensor]) -> list[int] | None:
     return [tensor._version for tensor in tensors]
 
 
-_MT19937_BYTES: Final = 4 * (624 + 1)  # its words, and how many of them are used up
+_MT19937_BYTES = 4 * (624 + 1)  # its words, and how many of them are used up
 
 
 class NumpyRandom:
@@ -134,7 +134,7 @@ class NumpyRandom:
         self._bits = b""
 
 
-_NUMPY: Final = NumpyRandom()
+_NUMPY = NumpyRandom()
 
 
 def save_random_state(device: torch.device) -> Restore:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -23,16 +23,16 @@ from lit_data.io.machine import available_memory_bytes
 
 log = logging.getLogger(__name__)
 
-ROWS: Final = 25
+ROWS = 25
 """Tensors that a report names."""
 
-CURE: Final = (
+CURE = (
     "for less use a smaller batch, AMP or GradientCheckpointing, "
     "or AdaptiveBatchSize, which splits it"
 )
-_MOST_REPORTS: Final = 5
-_MOST_SHAPES: Final = 8
-_NOTE: Final = "MemoryMonitor: out of memory"
+_MOST_REPORTS = 5
+_MOST_SHAPES = 8
+_NOTE = "MemoryMonitor: out of memory"
 _Storage = tuple[torch.device, int]
 """Device and address of memory."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 import psutil
@@ -17,10 +17,10 @@ import torch
 from lit_data.callbacks.device_memory import MemoryReading, open_gauge, read_rss_bytes
 from lit_data.callbacks.timeline import SERIES, Timeline, draw_memory, widen_rows
 
-PROC: Final = Path("/proc")
-_MOST_COST_FRACTION: Final = 0.0025
-_MOST_ENDS: Final = 20
-_LEAST_ENDS: Final = 4
+PROC = Path("/proc")
+_MOST_COST_FRACTION = 0.0025
+_MOST_ENDS = 20
+_LEAST_ENDS = 4
 _End = tuple[int, float]
 """The number of an epoch, and the bytes at its end."""
 
@@ -170,7 +170,7 @@ def _read_rollup(pid: int) -> tuple[int, int] | None:
 Moment = Literal["step", "epoch", "event"]
 """When a measurement is taken."""
 
-_CURES: Final = {
+_CURES = {
     "host": "keep x.detach() or x.item() of outputs and losses, and no growing lists in datasets",
     "device": "keep x.detach() or x.item() of outputs and losses",
 }

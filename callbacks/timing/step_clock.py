@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import lightning as L
 import torch
@@ -21,13 +21,13 @@ from lit_data.types import CountsAssembly
 Part = Literal[
     "wait", "assemble", "transfer", "augment", "forward", "backward", "optimizer", "other"
 ]
-PARTS: Final[tuple[Part, ...]] = get_args(Part)
+PARTS: tuple[Part, ...] = get_args(Part)
 
 Seconds = tuple[float, ...]
 """Seconds of each of `PARTS`."""
 
-_NO_SECONDS: Final = dict.fromkeys(PARTS, 0.0)
-_MOST_PENDING: Final = 64
+_NO_SECONDS = dict.fromkeys(PARTS, 0.0)
+_MOST_PENDING = 64
 """Steps whose device times wait to be read, before those that are over are read unasked."""
 
 
@@ -209,7 +209,7 @@ def _split_wait(seconds: dict[Part, float], assembled_s: float) -> Seconds:
     return tuple(seconds.values())
 
 
-_BATCH_HOOKS: Final[dict[str, Part]] = {
+_BATCH_HOOKS: dict[str, Part] = {
     "on_before_batch_transfer": "assemble",
     "transfer_batch_to_device": "transfer",
     "on_after_batch_transfer": "augment",

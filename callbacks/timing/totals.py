@@ -3,31 +3,31 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from lit_data.callbacks.device_memory import MemoryReading
 from lit_data.callbacks.timeline import Timeline, add_rows
 from lit_data.callbacks.timing.step_clock import PARTS, Part, Seconds
 
-_ENOUGH_STEPS: Final = 5
+_ENOUGH_STEPS = 5
 """Steps of a batch size after which its speed counts."""
 
-_WORTH_NAMING: Final = 0.2
+_WORTH_NAMING = 0.2
 """Fraction of the time from which something other than the model is said to limit a run."""
 
-_MUCH_MEMORY: Final = 0.3
+_MUCH_MEMORY = 0.3
 """Fraction of the memory that must be free for a larger batch to be advised."""
 
-_SOME_GAIN: Final = 1.05
+_SOME_GAIN = 1.05
 """Speed of the largest batch size over that of the next smaller one that is worth naming."""
 
-_MUCH_READ: Final = 0.5
+_MUCH_READ = 0.5
 """Bytes from disks over bytes of the samples from which a run is said to be bound by the disk."""
 
 _PartGroup = tuple[Part, ...]
-_DATA: Final[_PartGroup] = ("wait", "assemble")
-_MODEL: Final[_PartGroup] = ("forward", "backward")
-_LIMITS: Final[dict[_PartGroup, tuple[str, str]]] = {
+_DATA: _PartGroup = ("wait", "assemble")
+_MODEL: _PartGroup = ("forward", "backward")
+_LIMITS: dict[_PartGroup, tuple[str, str]] = {
     _DATA: (
         "waiting for data",
         "more workers (num_workers), a cache of decoded images, in memory or on the device, "
@@ -53,10 +53,10 @@ _LIMITS: Final[dict[_PartGroup, tuple[str, str]]] = {
 }
 """Parts that can limit a run, how they are called and what to try."""
 
-_ASSEMBLY_CURE: Final = (
+_ASSEMBLY_CURE = (
     "fewer or smaller fields of a sample: most of it is the loader's own work in the main process"
 )
-_DISK_CURE: Final = (
+_DISK_CURE = (
     "memory for the whole set, a faster disk for paths.cache, or, for patches of wide images, "
     "data.store.band_px=64 (32 for small ones)"
 )

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from typing import Final
 
 import numpy as np
 import torch
@@ -14,10 +13,10 @@ from lit_data.devices import change_each, reused, runs_on_cpu
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
 
-_KEY: Final = "augment_colour"
-_RGB: Final = 3
-_TINY: Final = 1e-30
-_MOST_HSV: Final = (math.inf, 1, 1, 0)
+_KEY = "augment_colour"
+_RGB = 3
+_TINY = 1e-30
+_MOST_HSV = (math.inf, 1, 1, 0)
 """Limits of hue, saturation and value; OpenCV wants four numbers."""
 
 

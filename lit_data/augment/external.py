@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -45,8 +45,8 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 SeedPer = Literal["batch", "sample"]
-_KEY: Final = "augment_external"
-_KORNIA: Final = (AugmentationBase2D, ImageSequentialBase, MixAugmentationBaseV2)
+_KEY = "augment_external"
+_KORNIA = (AugmentationBase2D, ImageSequentialBase, MixAugmentationBaseV2)
 
 
 class ExternalTransform(Augmentation):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, get_args
+from typing import get_args
 
 import numpy as np
 import torch
@@ -28,15 +28,15 @@ from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
 from lit_data.rng import Stream, uniform
 
-_ROUNDING_PX: Final = 1e-6
+_ROUNDING_PX = 1e-6
 """Error of floats that makes no margin larger by a pixel."""
 
 
 Mover = Callable[[Tensor], Tensor]
-_DRAWS: Final = 12
-_KEY: Final = "augment_geometry"
-_LARGEST_SHEAR_DEG: Final = 40.0
-_LARGEST_PERSPECTIVE: Final = 0.3
+_DRAWS = 12
+_KEY = "augment_geometry"
+_LARGEST_SHEAR_DEG = 40.0
+_LARGEST_PERSPECTIVE = 0.3
 
 
 class Geometry(Augmentation):

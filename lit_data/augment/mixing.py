@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +15,8 @@ from lit_data.mosaic import FILL, MosaicPlan
 from lit_data.rng import Stream, uniform
 from lit_data.types import Ints
 
-_KEY: Final = "augment_mixup"
-_KNOTS: Final = 2049
+_KEY = "augment_mixup"
+_KNOTS = 2049
 
 
 class MixUp(Augmentation):
@@ -127,9 +127,9 @@ def _tabulate_beta(alpha: float) -> tuple[NDArray[np.float64], NDArray[np.float6
     return logits, area / area[-1]
 
 
-_AXIS: Final = 6
-_COLUMNS: Final = 2 * _AXIS + 1
-PASS_PX: Final = (1 << 18, 1 << 24)
+_AXIS = 6
+_COLUMNS = 2 * _AXIS + 1
+PASS_PX = (1 << 18, 1 << 24)
 """Pixels that are drawn together on a CPU, so that what is made of them stays in its cache, and on
 a GPU, where that takes 40 bytes for each."""
 

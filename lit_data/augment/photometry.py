@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,11 +20,11 @@ from lit_data.rng import Stream, uniform
 
 Planes = NDArray[np.float32]
 Numbers = TypeVar("Numbers", Tensor, Planes)
-_TRUNCATE: Final = 3.0
+_TRUNCATE = 3.0
 """Standard deviations that a kernel reaches; the rest of the Gaussian is 0.3 %."""
-_STEPS: Final = 65536
+_STEPS = 65536
 """Steps of a grey value, as whole numbers of which rows are summed."""
-_LEAST_WEIGHT: Final = 1e-6
+_LEAST_WEIGHT = 1e-6
 """Smaller weights at the ends of a kernel are left out on a CPU."""
 
 
@@ -82,9 +82,9 @@ def plane_means(images: Tensor) -> Tensor:
     return sums.to(torch.float32) / (_STEPS * images.shape[2] * images.shape[3])
 
 
-_CPU: Final = torch.device("cpu")
-FIELD_PX: Final = 1024
-NOISE_DRAWS: Final = 3
+_CPU = torch.device("cpu")
+FIELD_PX = 1024
+NOISE_DRAWS = 3
 """Draws of one window: row, column, sign."""
 
 
@@ -145,19 +145,19 @@ def _cut_window(drawn: Planes, height_px: int, width_px: int) -> tuple[Planes, n
     return field.take(rows, axis=0, mode="wrap").take(columns, axis=1, mode="wrap"), sign
 
 
-_KEY: Final = "augment_photometry"
-_BLUR_KEY: Final = "augment_blur"
-_GAIN: Final = 0
-_NOISE: Final = 1
-_WINDOW: Final = slice(2, 2 + NOISE_DRAWS)
-_FIRST: Final = 2 + NOISE_DRAWS
+_KEY = "augment_photometry"
+_BLUR_KEY = "augment_blur"
+_GAIN = 0
+_NOISE = 1
+_WINDOW = slice(2, 2 + NOISE_DRAWS)
+_FIRST = 2 + NOISE_DRAWS
 """Numbers drawn first: gain, noise, and the window of the noise."""
 _OFFSET, _CONTRAST, _GAMMA, _BLUR = range(_FIRST, _FIRST + 4)
-_MORE: Final = 4
+_MORE = 4
 """Numbers drawn after the first of all channels, so that those stay as they were."""
-_SHARED: Final = (_GAIN, _NOISE, _OFFSET, _CONTRAST, _GAMMA, _BLUR)
+_SHARED = (_GAIN, _NOISE, _OFFSET, _CONTRAST, _GAMMA, _BLUR)
 """All but the window of the noise, which no two images share."""
-_OFF: Final = np.array([0.5, 0.0, 0.5, 0.5, 0.5, 0.0], np.float32)
+_OFF = np.array([0.5, 0.0, 0.5, 0.5, 0.5, 0.0], np.float32)
 """Numbers that leave an image as it is, in the order of `_SHARED`."""
 
 

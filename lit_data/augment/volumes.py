@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import numpy as np
 import torch
@@ -14,12 +13,12 @@ from lit_data.checks import check_fraction
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
 
-DRAWS: Final = "augment_volume"
+DRAWS = "augment_volume"
 """Key of the drawn numbers in a planned batch."""
 
-_MOVED: Final = ("image", "occupied", "mask")
-_WARP_DRAWS: Final = 3  # warped or not, angle, scale
-_VALUE_DRAWS: Final = 3  # gain, offset, gamma
+_MOVED = ("image", "occupied", "mask")
+_WARP_DRAWS = 3  # warped or not, angle, scale
+_VALUE_DRAWS = 3  # gain, offset, gamma
 
 
 class VolumeAugment(nn.Module):

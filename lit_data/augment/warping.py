@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from lit_data.augment.matrices import Size
 from lit_data.devices import change_each, reused, runs_on_cpu, widest_float
 
 Padding = Literal["reflect", "zeros", "border"]
-_OPENCV_TYPES: Final = (torch.uint8, torch.float32)
-_SAMPLER_PADDING: Final = {"reflect": "reflection", "zeros": "zeros", "border": "border"}
+_OPENCV_TYPES = (torch.uint8, torch.float32)
+_SAMPLER_PADDING = {"reflect": "reflection", "zeros": "zeros", "border": "border"}
 
 
 @dataclass(frozen=True, eq=False)

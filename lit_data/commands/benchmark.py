@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -78,7 +78,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     return {f"benchmark/{name}": value for name, value in machine.items()} | metrics
 
 
-_MODES: Final[Mapping[str, Callable[[DictConfig, BenchmarkOptions], dict[str, Any]]]] = {
+_MODES: Mapping[str, Callable[[DictConfig, BenchmarkOptions], dict[str, Any]]] = {
     "loaders": run_loaders,
     "headroom": run_headroom,
     "callbacks": run_overhead,

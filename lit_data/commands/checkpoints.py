@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Number
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import lightning as L
 import numpy as np
@@ -30,14 +30,14 @@ from lit_data.tasks.base import find_task_of
 
 log = logging.getLogger(__name__)
 
-_NAMED: Final = ("best", "last")
-_LATEST: Final = "latest"
-_TRAINING: Final = ("state_dict", "loops", "optimizer_states")  # parts that training goes on from
-_OURS: Final = ("lit_data.", "lightning.")
-_RESTORING: Final = "trainer.connectors.checkpoint_connector"
-_KEY: Final = "lit_data"
-_VERSION: Final = 1
-_LOOKED_AT: Final = 32  # images by which a set is described
+_NAMED = ("best", "last")
+_LATEST = "latest"
+_TRAINING = ("state_dict", "loops", "optimizer_states")  # parts that training goes on from
+_OURS = ("lit_data.", "lightning.")
+_RESTORING = "trainer.connectors.checkpoint_connector"
+_KEY = "lit_data"
+_VERSION = 1
+_LOOKED_AT = 32  # images by which a set is described
 Look = dict[str, Any]
 
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 import psutil
 import torch
@@ -16,25 +16,25 @@ from lit_data.io.machine import available_memory_bytes, count_cores, count_files
 
 Level = Literal["ok", "note", "warning", "fault"]
 
-LEVELS: Final[tuple[Level, ...]] = ("fault", "warning", "note", "ok")
+LEVELS: tuple[Level, ...] = ("fault", "warning", "note", "ok")
 """The worst first: a fault stops runs, a warning slows them or ends them one day, a note may be
 meant so."""
 
-_LEAST_MEMORY_BYTES: Final = 2 * 2**30
-_LEAST_SHARED_BYTES: Final = 2**30
-_LEAST_FILES: Final = 1024
+_LEAST_MEMORY_BYTES = 2 * 2**30
+_LEAST_SHARED_BYTES = 2**30
+_LEAST_FILES = 1024
 # Of the 107 bytes of a Unix socket's path, Python's own names take up to 45.
-_LONGEST_TEMP: Final = 60
-_SHARED: Final = Path("/dev/shm")
-_LEAST_FREE_BYTES: Final = 5 * 2**30
-_LEAST_FREE_DISK_FRACTION: Final = 0.02
-_NETWORK: Final = (
+_LONGEST_TEMP = 60
+_SHARED = Path("/dev/shm")
+_LEAST_FREE_BYTES = 5 * 2**30
+_LEAST_FREE_DISK_FRACTION = 0.02
+_NETWORK = (
     *("nfs", "cifs", "smb", "fuse", "lustre", "gpfs"),
     *("ceph", "beegfs", "glusterfs", "9p", "afs", "davfs"),
 )
-_IN_MEMORY: Final = ("tmpfs", "ramfs")
-_CORES_PER_GPU: Final = 4
-_LEAST_FREE_FRACTION: Final = 0.9  # of the memory of a device
+_IN_MEMORY = ("tmpfs", "ramfs")
+_CORES_PER_GPU = 4
+_LEAST_FREE_FRACTION = 0.9  # of the memory of a device
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from omegaconf import DictConfig
 from packaging.requirements import Requirement
@@ -41,18 +41,18 @@ from lit_data.files import write_json
 from lit_data.io.machine import count_cores
 from lit_data.loading import LoaderOptions
 
-_LEAST_WAIT: Final = 0.05
-_STYLES: Final = {"fault": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
+_LEAST_WAIT = 0.05
+_STYLES = {"fault": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
 
-_SLOW: Final = {
+_SLOW = {
     "CUDA_LAUNCH_BLOCKING": "each kernel is waited for",
     "TORCH_SHOW_CPP_STACKTRACES": "errors are slow, and AdaptiveBatchSize catches them",
     "PYTHONDEVMODE": "Python's debug checks are on",
     "PYTHONMALLOC": "Python's debug allocator may be on",
     "TORCH_DISTRIBUTED_DEBUG": "ranks check each other at each step",
 }
-_RANKS: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-SHOWN: Final = (
+_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+SHOWN = (
     "torch",
     "lightning",
     "numpy",
@@ -61,14 +61,14 @@ SHOWN: Final = (
     "hydra-core",
     "kornia",
 )
-_MALICIOUS: Final = {"lightning": ("2.6.2", "2.6.3"), "pytorch-lightning": ("2.6.2", "2.6.3")}
-_SAME_MODULE: Final = (
+_MALICIOUS = {"lightning": ("2.6.2", "2.6.3"), "pytorch-lightning": ("2.6.2", "2.6.3")}
+_SAME_MODULE = (
     "opencv-python",
     "opencv-python-headless",
     "opencv-contrib-python",
     "opencv-contrib-python-headless",
 )
-_DISTRIBUTIONS: Final = ("lit-data-inspect", "lit_data")
+_DISTRIBUTIONS = ("lit-data-inspect", "lit_data")
 """Names by which pip may know this package: the second is that of its first drafts."""
 
 

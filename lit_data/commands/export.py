@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path, PurePath
-from typing import Any, Final
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -28,9 +28,9 @@ from lit_data.tasks.verdicts import find_calibration
 
 log = logging.getLogger(__name__)
 
-_INT8: Final = tuple(field.name for field in fields(Int8Options))
-_KEYS: Final = ("data.root", "data.read.max_pixels", "ckpt", *_INT8)
-_HELP: Final = """\
+_INT8 = tuple(field.name for field in fields(Int8Options))
+_KEYS = ("data.root", "data.read.max_pixels", "ckpt", *_INT8)
+_HELP = """\
 usage: python -m lit_data export RUN [FILE] [key=value ...] [--package NAME]
 
 Writes the best checkpoint of a run as one .inspect file, by default RUN/model.inspect, for `python -m lit_inspect FILE

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from lit_inspect import Inspector
     from lit_inspect.board import Board
 
-SUFFIX: Final = ".inspect"
-COMMANDS: Final = ("test", "validate", "benchmark")
+SUFFIX = ".inspect"
+COMMANDS = ("test", "validate", "benchmark")
 """Those that take such a file as a checkpoint."""
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -30,9 +30,9 @@ from lit_data.types import Stage, Summarises
 log = logging.getLogger(__name__)
 
 
-_STEPS: Final[Mapping[Stage, str]] = {"val": "validation_step", "test": "test_step"}
-_SAMPLES: Final = "samples.png"
-_PREDICTIONS: Final = "predictions.png"
+_STEPS: Mapping[Stage, str] = {"val": "validation_step", "test": "test_step"}
+_SAMPLES = "samples.png"
+_PREDICTIONS = "predictions.png"
 
 ModelMaker = Callable[[], L.LightningModule]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -26,8 +26,8 @@ from lit_data.testing import QUIET
 
 log = logging.getLogger(__name__)
 
-_REPEATS: Final = 5
-_MONITOR: Final = "callbacks.checkpoint"
+_REPEATS = 5
+_MONITOR = "callbacks.checkpoint"
 Floats = NDArray[np.float32]
 
 

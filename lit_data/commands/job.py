@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, read_write
@@ -35,12 +35,12 @@ from lit_data.errors import (
 )
 from lit_data.files import write_text
 
-_OBSERVER: Final = "child-process-observer"
-_POLL_S: Final = 0.2
-PROBLEMS: Final = "problems.txt"
-GRACE_S: Final = 5.0  # for the first rank to say itself what is wrong, and for the others to end
-_STOPPED_S: Final = 60.0  # for the first rank to save, where another was stopped by a signal
-_ELSEWHERE: Final = ": its own message says why, if it had time for one"
+_OBSERVER = "child-process-observer"
+_POLL_S = 0.2
+PROBLEMS = "problems.txt"
+GRACE_S = 5.0  # for the first rank to say itself what is wrong, and for the others to end
+_STOPPED_S = 60.0  # for the first rank to save, where another was stopped by a signal
+_ELSEWHERE = ": its own message says why, if it had time for one"
 
 _SHARED_MODULES = {"validate": "evaluate", "test": "evaluate"}
 _OF_SWEEP = ("hydra.mode=", "hydra.sweep.dir=", "sweep.")

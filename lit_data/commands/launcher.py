@@ -10,7 +10,7 @@ import signal
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -18,11 +18,11 @@ from lit_data.commands.configuration.addresses import name_remote
 from lit_data.errors import ConfigError
 from lit_data.io.remote.options import is_remote
 
-AUTO: Final = "auto"
+AUTO = "auto"
 """Value of `resume` that goes on in the folder of the run itself."""
-RESUMED: Final = ("last.ckpt", "interrupted.ckpt", "step.ckpt")
+RESUMED = ("last.ckpt", "interrupted.ckpt", "step.ckpt")
 """Checkpoints that hold the whole state of a training, which goes on from them."""
-STOPPED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes of a process that was told to stop."""
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 """In the order in which Lightning reads them."""

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
 
 from lit_data.commands.configuration.help import CONF
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.errors import ConfigError, StoreError, show_path
 
-_HELP: Final = """\
+_HELP = """\
 usage: python -m lit_data new-kind NAME
 
 Writes a kind of data of your own into the current folder, which works as it is: images with one
@@ -24,13 +23,13 @@ label each.
 
 NAME is that of a Python module. Nothing is overwritten. docs/extend.md goes on from there."""
 
-_NEXT: Final = """\
+_NEXT = """\
 next:
   python -m pytest test_{name}.py
   python -m lit_data fit +experiment={name} data.root=FOLDER --config-dir conf --package {name}"""
 
-_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
-_VALUES: Final = frozenset({"null", "true", "false", "yes", "no", "on", "off", "nan", "inf"})
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_VALUES = frozenset({"null", "true", "false", "yes", "no", "on", "off", "nan", "inf"})
 """Words that YAML or Hydra read as a value and not as a name."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 from omegaconf import DictConfig
@@ -35,7 +35,7 @@ from lit_data.tasks.verdicts import find_calibration
 
 log = logging.getLogger(__name__)
 
-_NOT_CHOSEN: Final = -1.0
+_NOT_CHOSEN = -1.0
 """Image threshold of a model whose validation had images of one kind only, or none."""
 
 

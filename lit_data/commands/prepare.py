@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,15 +34,15 @@ log = logging.getLogger(__name__)
 Split = Literal["train", "val", "test"]
 
 
-_MOST_DAMAGED: Final = 100  # that a message lists
-_NO_MASKS: Final = (
+_MOST_DAMAGED = 100  # that a message lists
+_NO_MASKS = (
     "no image has a mask, so fit has nothing to learn: name their folder, data.masks=FOLDER, draw "
     "defects, synthesis=library, learn good parts alone, +experiment=anomaly, or folders as "
     "labels, +experiment=classification"
 )
 
-_BATCH: Final = 32
-README: Final = """A set of samples rendered by lit_data.
+_BATCH = 32
+README = """A set of samples rendered by lit_data.
 
 images/            [H, W, 3] target, ref1, ref2: whole pixel values as PNG or TIFF, or 0..1 as float32 TIFF
 masks/             the same stems; 255 where a true defect visibly changes the target, else 0;

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 from omegaconf import DictConfig
 
@@ -25,9 +25,9 @@ from lit_data.io.remote.scope import find_fault
 from lit_data.tasks.journal import FINGERPRINT, JOURNALS
 from lit_data.tasks.options import PredictOptions, Share
 
-_KEY: Final = "predict.folder"
-_MOST_BYTES: Final = 2**24  # of a fingerprint
-_HERE: Final = ".predictions"  # hidden: where runs are copied to an address, this is not
+_KEY = "predict.folder"
+_MOST_BYTES = 2**24  # of a fingerprint
+_HERE = ".predictions"  # hidden: where runs are copied to an address, this is not
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.remote import RemoteOptions, Root, Scope
@@ -22,11 +21,11 @@ from lit_data.io.remote.transport import ServerTransport
 
 log = logging.getLogger(__name__)
 
-_OPTIONS: Final = RemoteOptions(offline="error", max_bytes=None)
-_CURE: Final = "and the credentials of this machine, see docs/remote.md"
-RECORDS: Final = Scope((".hydra/*.yaml", "multirun.yaml", "**/.hydra/*.yaml"), unhidden=(".hydra",))
+_OPTIONS = RemoteOptions(offline="error", max_bytes=None)
+_CURE = "and the credentials of this machine, see docs/remote.md"
+RECORDS = Scope((".hydra/*.yaml", "multirun.yaml", "**/.hydra/*.yaml"), unhidden=(".hydra",))
 """How a run was started."""
-RESULTS: Final = Scope(
+RESULTS = Scope(
     (
         *RECORDS.patterns,
         *("**/*.json", "**/*.csv", "**/*.log", "**/*.txt"),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -48,7 +48,7 @@ from lit_data.types import Batch
 
 log = logging.getLogger(__name__)
 
-_HELP: Final = """\
+_HELP = """\
 usage: python -m lit_data replay RUN step=N [rank=R] [out=FOLDER] [key=value ...] [--package NAME]
 
 Makes the batch of a training step again, with its defects and augmentation, and compares it with
@@ -57,12 +57,12 @@ Writes step-N.png, step-N.npz (every tensor that the model got, `before.*` witho
 step-N-augment.png and step-N.csv (its synthetic defects) into RUN/replay. Other words are
 overrides, such as data.root=FOLDER where the images have moved. RUN may be at an address; then
 out= is needed."""
-SCOPE: Final = replace(
+SCOPE = replace(
     RECORDS, patterns=(*RECORDS.patterns, ORDER_FILE, STEP_FILE, DIGEST_FILE, "*.csv", "*.json")
 )
 """Files of a run that are read."""
-_MOST_BYTES: Final = 2**31  # 97 million steps
-_SHOWN: Final = 16
+_MOST_BYTES = 2**31  # 97 million steps
+_SHOWN = 16
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
 
 from omegaconf import DictConfig
 
@@ -24,15 +23,15 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.files import natural_key, write_json, write_text
 from lit_data.io.remote.options import is_remote, parse_store
 
-_DEEPEST: Final = 4
-_SKIPPED: Final = (".", "replaced")  # a search moves jobs there whose values it has dropped
-_WHAT_IT_IS: Final = (
+_DEEPEST = 4
+_SKIPPED = (".", "replaced")  # a search moves jobs there whose values it has dropped
+_WHAT_IT_IS = (
     "a run is a folder that a command of lit_data wrote, with .hydra/config.yaml or summary.json in "
     "it; a sweep, or runs/fit/NAME, is a folder of runs"
 )
 
-FILE: Final = "report.html"
-_HELP: Final = """\
+FILE = "report.html"
+_HELP = """\
 usage: python -m lit_data report RUN [RUN ...] [--output FILE] [--metrics NAME,NAME]
                                  [--picture-width PX]
 
@@ -46,10 +45,10 @@ its path.
   --metrics NAME,NAME    figures of summary.json to compare, such as test/dice,samples_per_s
   --picture-width PX     pictures are scaled down to this width; 0 leaves them out; by default 1200,
                          and of more than 8 runs 640, in the sections of the best 20"""
-_WIDTH_PX: Final = 1200
-_WIDTH_OF_MANY_PX: Final = 640
-_MANY: Final = 8
-MOST_PICTURED: Final = 20
+_WIDTH_PX = 1200
+_WIDTH_OF_MANY_PX = 640
+_MANY = 8
+MOST_PICTURED = 20
 
 
 def is_run(folder: Path) -> bool:

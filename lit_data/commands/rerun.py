@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from yaml import YAMLError
 
@@ -17,7 +17,7 @@ from lit_data.commands.reports.untrusted import as_dict, find_config_dir, parse_
 from lit_data.errors import ConfigError, DataError, first_line
 from lit_data.io.remote.options import is_remote
 
-_HELP: Final = """\
+_HELP = """\
 usage: python -m lit_data rerun RUN [key=value ...] [--package NAME] [--print]
 
 Starts the run again, or the sweep, with its own command line; what is typed behind RUN comes on top. RUN may
@@ -26,9 +26,9 @@ decides which code runs: --package, and words of Hydra itself such as hydra/laun
 paths.runs or sends results to a server. --print shows the command line and stops."""
 
 
-_OF_TRAINING: Final = ("resume", "ckpt", "report", "paths.run")
+_OF_TRAINING = ("resume", "ckpt", "report", "paths.run")
 """Keys of a run of ``fit`` that other commands on it do not take over."""
-_IS_OF_HYDRA: Final = re.compile(r"hydra\b").match
+_IS_OF_HYDRA = re.compile(r"hydra\b").match
 
 
 @dataclass(frozen=True)

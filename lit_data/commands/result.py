@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, SupportsFloat
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 
 from lit_data.commands.reports.untrusted import parse_json, read_text
 from lit_data.errors import (
@@ -24,8 +24,8 @@ from lit_data.files import write_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-FAILURE: Final = "failure.json"
-TRIAL_VARIABLE: Final = "LIT_DATA_SWEEP_TRIAL"
+FAILURE = "failure.json"
+TRIAL_VARIABLE = "LIT_DATA_SWEEP_TRIAL"
 """In the environment of a job that a search may prune: its number."""
 KEYS = (
     "command",
@@ -47,13 +47,13 @@ Status = Literal[
     "running", "done", "pruned", "failed", "out of memory", "killed", "interrupted", "not run"
 ]
 
-_UNITS: Final = {
+_UNITS = {
     "seconds": "s",
     "samples_per_s": "samples/s",
     "success_rate": "%",
     "fragmentation": "%",
 }
-_UNIT_ENDINGS: Final = {
+_UNIT_ENDINGS = {
     "_bytes_per_epoch": "B/epoch",
     "_bytes": "B",
     "_fraction": "%",
@@ -66,7 +66,7 @@ _UNIT_ENDINGS: Final = {
     "_s": "s",
 }
 """The first that fits counts."""
-_UNIT_SCALES: Final[dict[str, tuple[tuple[float, str], ...]]] = {
+_UNIT_SCALES: dict[str, tuple[tuple[float, str], ...]] = {
     "B": ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "bytes")),
     "B/epoch": (
         (2.0**30, "GiB/epoch"),
@@ -79,11 +79,11 @@ _UNIT_SCALES: Final[dict[str, tuple[tuple[float, str], ...]]] = {
     "%": ((0.01, "%"),),
 }
 """Sizes of units and their names, the largest first."""
-_LOWER_IS_BETTER: Final = re.compile(
+_LOWER_IS_BETTER = re.compile(
     r"loss|error|(^|_)(mae|mse|rmse|seconds|bytes|ooms|perplexity|fid|distance|skipped|wait\w*)($|_)"
     r"|(?<!_per)_s$|false_|latency"
 )
-_HIGHER_IS_BETTER: Final = re.compile(
+_HIGHER_IS_BETTER = re.compile(
     r"per_s$|precision|recall|dice|success"
     r"|(^|_)(f1|iou|map|auc|auroc|acc|accuracy|psnr|ssim|r2|score|jaccard)($|_|\d)"
 )

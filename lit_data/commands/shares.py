@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -26,7 +26,7 @@ from lit_data.tasks.options import PredictOptions, Share
 
 log = logging.getLogger(__name__)
 
-_LONGEST: Final = timedelta(days=20)
+_LONGEST = timedelta(days=20)
 """Time that a rank may predict longer than another one."""
 
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -24,9 +24,9 @@ from lit_data.types import Batch, Stage
 
 log = logging.getLogger(__name__)
 
-_SIDE_PX: Final = 64
+_SIDE_PX = 64
 """Of the part of a patch that is shown of a family."""
-_CANDIDATES: Final = 4  # drawn of a family for each that is shown
+_CANDIDATES = 4  # drawn of a family for each that is shown
 
 
 def draw_samples(

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
@@ -12,14 +11,14 @@ from lit_data.commands.result import print_table
 from lit_data.errors import DataError
 from lit_data.files import write_table
 
-_HELP: Final = """\
+_HELP = """\
 usage: python -m lit_data spike RUN [count=10] [out=FOLDER] [key=value ...] [--package NAME]
 
 Makes the training batches of the highest loss again, a loss that is no number first, and writes
 their pictures and arrays as replay does, and spike.csv, into RUN/spike. `times` is the loss
 divided by the median of the 50 steps on either side. Other words are overrides."""
-_NEIGHBOURS: Final = 50
-_HEADINGS: Final = ("step", "epoch", "loss", "times", "first sample", "picture")
+_NEIGHBOURS = 50
+_HEADINGS = ("step", "epoch", "loss", "times", "first sample", "picture")
 
 
 def find_spikes(record: Record, count: int) -> list[int]:

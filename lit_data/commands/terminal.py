@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import RichProgressBar
@@ -15,10 +15,10 @@ from typing_extensions import override
 from lit_data.commands.result import is_score, print_table, split_stage
 from lit_data.commands.trained import find_doubt
 
-_NOISE: Final = ("💡 Tip", "Loading `train_dataloader` to estimate", "TPU available: False")
-_SHORT: Final = {"average_precision": "ap", "defect_recall": "recall", "accuracy": "acc"}
-_LONGEST: Final = 12
-_COLUMNS: Final = ("validation", "test", "baseline")
+_NOISE = ("💡 Tip", "Loading `train_dataloader` to estimate", "TPU available: False")
+_SHORT = {"average_precision": "ap", "defect_recall": "recall", "accuracy": "acc"}
+_LONGEST = 12
+_COLUMNS = ("validation", "test", "baseline")
 
 
 class RunBar(RichProgressBar):

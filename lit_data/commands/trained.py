@@ -4,7 +4,7 @@ import copy
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -23,13 +23,13 @@ from lit_data.tasks.base import find_task_of
 
 log = logging.getLogger(__name__)
 
-_MOST_SCORES: Final = 3  # that are logged
-_NEAR_GREY: Final = 0.15  # of the value range: sets whose mean grey levels are so near are alike
-_PLAIN_TARGETS: Final = ("lit_data.modules.", "torch.optim.", "torch.nn.")
-_LEAST_SCORES: Final = {"val/image_auroc": 0.6, "val/f1_max": 0.02, "val/map50": 0.05}
+_MOST_SCORES = 3  # that are logged
+_NEAR_GREY = 0.15  # of the value range: sets whose mean grey levels are so near are alike
+_PLAIN_TARGETS = ("lit_data.modules.", "torch.optim.", "torch.nn.")
+_LEAST_SCORES = {"val/image_auroc": 0.6, "val/f1_max": 0.02, "val/map50": 0.05}
 """Scores below which a model is no better than chance."""
-_OUR_KINDS: Final = "lit_data.datamodules."
-_EXCLUSIVE: Final = ({"size_px", "scale"}, {"size_px", "patch_px"})
+_OUR_KINDS = "lit_data.datamodules."
+_EXCLUSIVE = ({"size_px", "scale"}, {"size_px", "patch_px"})
 """Options of which one alone may be set."""
 
 

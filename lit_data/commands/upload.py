@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from omegaconf import DictConfig
 
@@ -35,15 +35,15 @@ from lit_data.io.remote.transport import ServerTransport
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S: Final = 5.0
-_MOST_LOOKING: Final = 20  # pauses for each time of looking, which takes the interpreter
-_RETRY_AFTER_S: Final = 60.0  # where the server did not answer, beside the tries of the transport
-_AGAIN_AFTER_S: Final = 60.0  # a file that grows, such as a log; checkpoints are copied at once
-_CONNECTIONS: Final = 8
-_CHECKPOINT: Final = ".ckpt"
-_JOURNAL: Final = ".jsonl"  # its lines name other files
-_LAST: Final = "summary.json"
-_SHOWN_FOLDERS: Final = (".hydra", ".shown")
+LOOK_EVERY_S = 5.0
+_MOST_LOOKING = 20  # pauses for each time of looking, which takes the interpreter
+_RETRY_AFTER_S = 60.0  # where the server did not answer, beside the tries of the transport
+_AGAIN_AFTER_S = 60.0  # a file that grows, such as a log; checkpoints are copied at once
+_CONNECTIONS = 8
+_CHECKPOINT = ".ckpt"
+_JOURNAL = ".jsonl"  # its lines name other files
+_LAST = "summary.json"
+_SHOWN_FOLDERS = (".hydra", ".shown")
 
 
 class _File(NamedTuple):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from lit_data.errors import ConfigError, LitDataError, escape, first_line
 from lit_data.files import flatten
 from lit_data.io.remote.options import is_remote
 
-_HELP: Final = """\
+_HELP = """\
 usage: python -m lit_data why RUN_A RUN_B [--package NAME]
 
 Says in what two runs of fit differ: options, versions, files of the splits, then the first step
@@ -30,9 +30,9 @@ whose batch has other samples, the first sample whose bytes differ, with its fil
 step whose loss differs. Samples are compared by the digests of the runs (callbacks.digest, the
 first 20,000 samples unless callbacks.digest.max_samples says more); nothing is trained. Both RUNs
 may be at addresses."""
-_PLACES: Final = ("paths.", "hydra.", "resume", "run", "logger.")
+_PLACES = ("paths.", "hydra.", "resume", "run", "logger.")
 """Keys of options that decide no sample and no weight."""
-_MOST_LINES: Final = 20
+_MOST_LINES = 20
 
 
 def compare_options(first: Path, second: Path) -> Iterator[str]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Generic, Self
+from typing import Any, ClassVar, Generic, Self
 
 import lightning as L
 import torch
@@ -30,7 +30,7 @@ from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.renderer import Annotations
 from lit_data.types import Batch, Ints, PlannedBatch, RowWriter, Stage
 
-_TRAINER_OPTIONS: Final = (
+_TRAINER_OPTIONS = (
     "max_epochs",
     "max_steps",
     "accumulate_grad_batches",

@@ -1,7 +1,7 @@
 """The shape in which a batch reaches a module that already exists."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -172,7 +172,7 @@ def to_anomalib(batch: Batch) -> Any:  # noqa: ANN401 - its ImageBatch
     return ImageBatch(image=batch["image"], gt_mask=masks, gt_label=masks.flatten(1).any(dim=1))
 
 
-_PRESETS: Final[Mapping[str, _Preset]] = {
+_PRESETS: Mapping[str, _Preset] = {
     "classes": _Preset(to_classes, needs="mask", gives_dict=True),
     "anomalib": _Preset(to_anomalib, needs="mask", gives_dict=False),
     "torchvision": _Preset(to_torchvision, needs="boxes", gives_dict=False),

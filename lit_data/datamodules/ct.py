@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Final, Literal, Unpack, cast, get_args
+from typing import Any, ClassVar, Literal, Unpack, cast, get_args
 
 import torch
 from typing_extensions import override
@@ -34,13 +34,13 @@ from lit_data.io.volumes.sparse_store import SparseStore
 from lit_data.loading import LoaderOptions
 from lit_data.types import COUNT_SUFFIX, Batch, PathText, PlannedBatch, Stage
 
-POINT_KEYS: Final = ("coords", "feats", "label", "coords_count", "occupied_total")
-WINDOW_KEYS: Final = ("image", "occupied", "sdf", "mask", "position")
-COMMON_KEYS: Final = ("index", "volume_index", "shape", "spacing", "path", "epoch")
+POINT_KEYS = ("coords", "feats", "label", "coords_count", "occupied_total")
+WINDOW_KEYS = ("image", "occupied", "sdf", "mask", "position")
+COMMON_KEYS = ("index", "volume_index", "shape", "spacing", "path", "epoch")
 """Keys of a batch, see `CTDataModule`."""
 
-COUNT: Final = "coords" + COUNT_SUFFIX
-_RAGGED: Final = ("coords", "feats", "label")
+COUNT = "coords" + COUNT_SUFFIX
+_RAGGED = ("coords", "feats", "label")
 
 
 def keep_one_count(batch: Batch) -> Batch:

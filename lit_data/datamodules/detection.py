@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Final, Literal, Unpack, cast, get_args
+from typing import Any, ClassVar, Literal, Unpack, cast, get_args
 
 import numpy as np
 import torch
@@ -44,16 +44,16 @@ from lit_data.types import COUNT_SUFFIX, Batch, Ints, PathText, PlannedBatch, Si
 log = logging.getLogger(__name__)
 
 MosaicPlace = Literal["worker", "device"]
-MOSAIC_KEY: Final = "mosaic"
+MOSAIC_KEY = "mosaic"
 """Key of a planned batch with the tiles that its device draws."""
-SHAPES_KEY: Final = "shapes"
+SHAPES_KEY = "shapes"
 """Key of a batch for a YOLO trainer with scale and padding of each image in its sample."""
 
-IGNORED_KEY: Final = "ignored"
+IGNORED_KEY = "ignored"
 """Key of a batch with regions, in the form of ``boxes``, where objects of their class count for nothing."""
 
-_BYTE: Final = 255.0
-_YOLO: Final = ("image", "boxes", "path", SHAPES_KEY)
+_BYTE = 255.0
+_YOLO = ("image", "boxes", "path", SHAPES_KEY)
 
 
 class DetectionDataModule(BaseDataModule[DetectionDataset]):

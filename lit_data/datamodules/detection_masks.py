@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from lit_data.types import IGNORED, Bools, Ints, Size
 
 log = logging.getLogger(__name__)
 
-_ONE_CLASS: Final = ("defect",)
+_ONE_CLASS = ("defect",)
 
 
 class _Marked(NamedTuple):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 from zipfile import BadZipFile
 
 import numpy as np
@@ -43,9 +43,9 @@ from lit_data.types import Ints, PathText, Size
 
 BoxesFrom = Literal["labels", "masks"]
 
-_LABELS: Final = "boxes.npz"
-_ALL: Final = {"train": 1.0}
-_SIZE_PX: Final = 320
+_LABELS = "boxes.npz"
+_ALL = {"train": 1.0}
+_SIZE_PX = 320
 
 
 class DetectionKeywords(ImageKeywords, total=False):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Unpack, get_args
+from typing import Any, ClassVar, Literal, Unpack, get_args
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ from lit_data.types import Batch, Ints, PathText, PlannedBatch, Size, Stage
 ViewOption = Literal["auto"] | Views
 FitOption = Fit | Literal["patches"]
 
-_CHOICES: Final = {
+_CHOICES = {
     "views": ("auto", *get_args(Views)),
     "fit": (*get_args(Fit), "patches"),
     "padding": get_args(FitPadding),

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from torch import nn
@@ -41,7 +41,7 @@ from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.watermarks import WatermarkSpec
 from lit_data.types import Batch, Ints, PathText, PlannedBatch, Size, Stage
 
-PATCH_PX: Final = 128
+PATCH_PX = 128
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from lit_data.synthesis.families.base import Family
 from lit_data.synthesis.renderer import Annotations, annotate
 from lit_data.types import Batch, PlannedBatch, Size, Stage
 
-PLAN_KEY: Final = "plan"
+PLAN_KEY = "plan"
 """Key of the `DefectPlan` of a planned batch, which moves to a device as tensors do."""
 
 

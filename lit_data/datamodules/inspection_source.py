@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from typing_extensions import override
@@ -60,9 +59,9 @@ from lit_data.types import Bools, Ints
 
 log = logging.getLogger(__name__)
 
-ANNOTATION_FORMAT: Final = 5  # raise it with every change of a drawn mask
-_SET: Final = "inspection.json"
-_DRAWN: Final = ("coco", "labelme", "csv", "yolo", "cvat")
+ANNOTATION_FORMAT = 5  # raise it with every change of a drawn mask
+_SET = "inspection.json"
+_DRAWN = ("coco", "labelme", "csv", "yolo", "cvat")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 
 import lightning as L
 import numpy as np
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 
 Backend = Literal["auto", "cpu", "device"]
-_REPEATS: Final = 3
-_CANNOT: Final = (
+_REPEATS = 3
+_CANNOT = (
     "backend=cpu draws into stored pixels: it needs an integer dtype, three stored channels "
     "(layouts channels and files) and pixels on the host (not cache=device). Set data.backend=auto"
 )

@@ -5,7 +5,7 @@ datamodule's and drops the module's. A `BatchTransfer` runs both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal, Protocol, cast
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import lightning as L
 import torch
@@ -20,7 +20,7 @@ from lit_data.lightning_internals import call_module_hook, choose_hooks
 from lit_data.loading.transfer import StagedBatch, finish_transfer
 from lit_data.types import Batch, PlannedBatch, Stage
 
-_OTHER: Final = "pytorch_lightning"
+_OTHER = "pytorch_lightning"
 
 
 def check_package(datamodule: object, trainer: object) -> None:
@@ -44,14 +44,14 @@ def _is_other(thing: object) -> bool:
 
 Hook = Literal["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"]
 
-_STAGES: Final[Mapping[RunningStage, Stage]] = {
+_STAGES: Mapping[RunningStage, Stage] = {
     RunningStage.TRAINING: "train",
     RunningStage.SANITY_CHECKING: "val",
     RunningStage.VALIDATING: "val",
     RunningStage.TESTING: "test",
     RunningStage.PREDICTING: "predict",
 }
-_ORDERS: Final[Mapping[Hook, str]] = {
+_ORDERS: Mapping[Hook, str] = {
     "on_before_batch_transfer": (
         "first that of {datamodule}, then that of {module} on the planned batch; no batch is copied ahead"
     ),

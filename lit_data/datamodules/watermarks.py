@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Final, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ from lit_data.synthesis.watermarks.cover import keep_visible
 from lit_data.synthesis.watermarks.plan import MODES, WatermarkPlan, sample_watermarks
 from lit_data.types import Batch, Ints, PathText, PlannedBatch, Size, Stage
 
-MARKS_KEY: Final = "marks"
+MARKS_KEY = "marks"
 """Key of the `WatermarkBatch` of a planned batch, which moves to a device as tensors do."""
 
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from lit_data.types import Array, FieldSpec, Ints, LookAhead, SampleRuns, read_s
 if TYPE_CHECKING:
     import torch
 
-_PLACED: Final = 2**16
+_PLACED = 2**16
 
 
 class BankDataset(ABC):

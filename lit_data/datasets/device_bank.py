@@ -2,7 +2,6 @@
 
 import warnings
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import psutil
@@ -18,8 +17,8 @@ from lit_data.io.progress import track
 from lit_data.io.store.store import DecodedStore
 from lit_data.types import Batch
 
-CHUNK_BYTES: Final = 2**26
-_KEPT_SHARE: Final = 0.25
+CHUNK_BYTES = 2**26
+_KEPT_SHARE = 0.25
 """Share of the free memory that is left to the model, its gradients and the batches."""
 
 

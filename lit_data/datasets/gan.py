@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ Views = Literal["none", "folders", "sheet"]
 Labels = Literal["none", "folders", "views", "objects"]
 """What a label is: nothing, the folder of the image or the object, the view, or the object."""
 
-LAYOUT_FILE: Final = "views.json"
+LAYOUT_FILE = "views.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +264,7 @@ def _describe_count(count: int) -> str:
 Cut = Literal["whole", "random", "grid"]
 """Samples are whole images or views, patches of them at random places, or those of a grid."""
 
-_FIXED: Final = ("bank", "table", "samples", "_patches")
+_FIXED = ("bank", "table", "samples", "_patches")
 
 
 class GANDataset(BankDataset):

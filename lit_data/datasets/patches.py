@@ -1,7 +1,7 @@
 """`PatchDataset`: patches of images, cut from decoded pixels."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from typing_extensions import override
@@ -16,9 +16,9 @@ from lit_data.types import Array, FieldSpec, Ints, SampleRuns, Size
 if TYPE_CHECKING:
     import torch
 
-_SHARED: Final = ("bank", "patches", "masks", "labels", "paster")
+_SHARED = ("bank", "patches", "masks", "labels", "paster")
 """Attributes that copies in worker processes share."""
-_PLANES: Final = ("image", "mask", "cover")
+_PLANES = ("image", "mask", "cover")
 """Fields [C, h, w] whose upper left corner is written where patches grow with the epochs."""
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
@@ -13,7 +13,7 @@ from lit_data.io.discovery import find_images
 from lit_data.io.images.decoders import ImageSource
 
 Layout = Literal["channels", "files", "pairs", "single"]
-ROLES: Final = ("target", "ref1", "ref2")
+ROLES = ("target", "ref1", "ref2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class LayoutRule:
     expand: tuple[int, int, int] | None = None
 
 
-LAYOUTS: Final[Mapping[str, LayoutRule]] = {
+LAYOUTS: Mapping[str, LayoutRule] = {
     "channels": LayoutRule((), 3, (0, 1, 2)),
     "files": LayoutRule(ROLES, 3, (0, 1, 2)),
     "pairs": LayoutRule(ROLES[:2], 2, (0, 1, 1)),

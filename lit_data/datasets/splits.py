@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from re import _parser  # type: ignore[attr-defined] # that of `sre_parse`, which Python took out of sight
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +22,12 @@ Splits = str | Mapping[str, float | str | Sequence[str]]
 """`folders`, `auto`, shares that add up to 1, for each split a list of names (or a text file with
 one a line), or a CSV file with the columns `image` and `split`, as a run writes it."""
 
-SPLITS: Final = ("train", "val", "test")
-DEFAULT_SHARES: Final = {"train": 0.7, "val": 0.15, "test": 0.15}
-_CHOICES: Final = 10  # of an expression for names
-_WAYS: Final = 2**32  # to divide a name: 20 s
-LONGEST_S: Final = 60  # for all names
-_TIMES: Final = 4  # that an expression may repeat choices
+SPLITS = ("train", "val", "test")
+DEFAULT_SHARES = {"train": 0.7, "val": 0.15, "test": 0.15}
+_CHOICES = 10  # of an expression for names
+_WAYS = 2**32  # to divide a name: 20 s
+LONGEST_S = 60  # for all names
+_TIMES = 4  # that an expression may repeat choices
 
 
 def split_images(

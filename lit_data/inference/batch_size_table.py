@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -83,9 +83,7 @@ def _list_storages(values: Any) -> set[torch.UntypedStorage]:  # noqa: ANN401 - 
 
 T = TypeVar("T")
 
-ADVICE: Final = (
-    "use a smaller tile_px or model, precision=bf16, or free the device of other programs"
-)
+ADVICE = "use a smaller tile_px or model, precision=bf16, or free the device of other programs"
 
 
 def try_twice(call: Callable[[], T], needs: str, device: torch.device) -> T:
@@ -132,7 +130,7 @@ def release_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-GROW_AFTER: Final = 8
+GROW_AFTER = 8
 """Full batches that must go well before a larger one is tried."""
 
 
@@ -164,7 +162,7 @@ class BatchSize(SizeSearch):
         return True
 
 
-AHEAD: Final = 2
+AHEAD = 2
 """Batches for each of several threads: one is computed, and one or its values wait."""
 
 

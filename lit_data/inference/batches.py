@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from lit_data.io import ImageBank
 from lit_data.io.progress import ordered_map
 from lit_data.types import Array
 
-DTYPES: Final = ("bool", "uint8", "uint16", "int16", "float16", "float32", "float64")
+DTYPES = ("bool", "uint8", "uint16", "int16", "float16", "float32", "float64")
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Final, Literal, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ Augment = Literal["flips", "d4"]
 Turn = tuple[int, bool]
 """Quarter turns, then whether left and right are exchanged."""
 
-TURNS: Final[dict[Augment, tuple[Turn, ...]]] = {
+TURNS: dict[Augment, tuple[Turn, ...]] = {
     "flips": ((0, False), (0, True), (2, True), (2, False)),  # none, left-right, top-bottom, both
     "d4": tuple((quarters, is_mirrored) for is_mirrored in (False, True) for quarters in range(4)),
 }
@@ -68,7 +68,7 @@ def turn_back(tiles: Tensor, how: Turn) -> Tensor:
 Precision = Literal["fp32", "bf16", "fp16"]
 Activation = Literal["none", "sigmoid", "softmax"]
 
-_DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class _Evaluation:
 
 T = TypeVar("T")
 
-_MOST_THREADS: Final = 4  # by default: each more has tensors of its own
+_MOST_THREADS = 4  # by default: each more has tensors of its own
 
 
 class InferenceThreads:

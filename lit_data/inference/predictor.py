@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -45,10 +45,10 @@ from lit_data.io.store.files import reserve, write_all
 
 FileDtype = Literal["float32", "float16", "uint8", "uint16"]
 
-_CHUNK_BYTES: Final = 2**20
+_CHUNK_BYTES = 2**20
 """Rows that are encoded at once, which stay in the processor's cache."""
 
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class NpyTarget:

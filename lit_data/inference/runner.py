@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -254,7 +254,7 @@ def _send_back(values: Tensor) -> Answer:
     return Answer(host, arrived)
 
 
-_WAITING_IMAGES: Final = 2
+_WAITING_IMAGES = 2
 """Images that may wait for one before them, in batches of single tiles for each thread."""
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from lit_data.grid import count_positions, pair_px
 Blend = Literal["constant", "gaussian"]
 Weights = np.ndarray[tuple[int], np.dtype[np.float64]]
 
-_SIGMA: Final = 0.125
+_SIGMA = 0.125
 """Standard deviation of the Gaussian in tiles; MONAI's default, after nnU-Net."""
 
 

@@ -1,7 +1,6 @@
 """Labels of a volume, joined from windows that overlap."""
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 from lit_data.inference.tiling import weigh_tile
 from lit_data.types import Array
 
-_LEAST_WEIGHT: Final = 1e-3  # of the corners of a window: some voxels lie in no other one
+_LEAST_WEIGHT = 1e-3  # of the corners of a window: some voxels lie in no other one
 
 
 class WindowBlend:

@@ -4,11 +4,10 @@ import os
 import resource
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 import psutil
 
-_CGROUP: Final = Path("/sys/fs/cgroup")
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def count_cores(ranks: int = 1) -> int:

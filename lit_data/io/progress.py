@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from lit_data.io.machine import available_memory_bytes, count_cores
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 R = TypeVar("R")
 DELAY_S = 2.0
-_limit: Final[ContextVar[int | None]] = ContextVar("limit", default=None)
+_limit: ContextVar[int | None] = ContextVar("limit", default=None)
 
 
 @contextmanager

@@ -6,12 +6,12 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 from lit_data.errors import DataError, LitDataError, MachineError, escape, show_path
 
-_AGAIN: Final = "a disk in the network does not answer: try again"
-_PASSING: Final = {
+_AGAIN = "a disk in the network does not answer: try again"
+_PASSING = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "the machine has no more open files to give: end other programs",
     errno.ENOMEM: "memory ran out: give this process more, or fewer workers",
@@ -69,7 +69,7 @@ def open_source(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 Opener = Callable[[Path], BinaryIO | None]
-_openers: Final[dict[str, Opener]] = {}
+_openers: dict[str, Opener] = {}
 
 
 @contextmanager

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from lit_data.errors import ConfigError, StoreError
 from lit_data.loading.order import EpochOrder, OrderReader
 from lit_data.loading.staging import INDICES, Slot, Staging
 from lit_data.loading.workers import Failure, RowTask, Texts
 
-_REMEMBERED: Final = 64
+_REMEMBERED = 64
 
 
 @dataclass(slots=True)

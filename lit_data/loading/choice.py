@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,18 +33,18 @@ from lit_data.types import Array, RowWriter
 log = logging.getLogger(__name__)
 
 
-_PROBES: Final = 6
+_PROBES = 6
 """Micro-batches that are read for the measurement, all over the dataset."""
-_PROBE_S: Final = 0.3
+_PROBE_S = 0.3
 """Longest time that reading them once may take."""
-_PROBE_SAMPLES: Final = 32
-_SMALL_S: Final = 0.1
-_SAMPLES_PER_WORKER: Final = 32
-_THREADS_GAIN: Final = 1.3
-_PROCESS_BYTES: Final = 300 * 2**20
-_MEMORY_SHARE: Final = 0.5
-_TASK_S: Final = 0.001
-_TASK_SAMPLES: Final = 16
+_PROBE_SAMPLES = 32
+_SMALL_S = 0.1
+_SAMPLES_PER_WORKER = 32
+_THREADS_GAIN = 1.3
+_PROCESS_BYTES = 300 * 2**20
+_MEMORY_SHARE = 0.5
+_TASK_S = 0.001
+_TASK_SAMPLES = 16
 
 # Loaders of validation and test are made anew after training: the same message stands once.
 _logged: deque[tuple[str, WorkerKind, int]] = deque(maxlen=3)

@@ -1,7 +1,7 @@
 """Options of a loader."""
 
 from dataclasses import dataclass, fields
-from typing import Final, Literal
+from typing import Literal
 
 import torch
 
@@ -13,7 +13,7 @@ WorkerKind = Literal["auto", "inline", "thread", "process"]
 Locality = Literal["auto", "none", "image"]
 StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
 
-_LEAST: Final = {
+_LEAST = {
     "batch_size": 1,
     "micro_batch_size": 1,
     "prefetch_batches": 1,

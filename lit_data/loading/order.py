@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from lit_data.loading.options import LoaderOptions
 from lit_data.rng import Stream, random_words, shuffled
 from lit_data.types import Array, FieldSpec, RowWriter, SampleRuns
 
-_BLOCK: Final = 4096
+_BLOCK = 4096
 
 
 class Windows:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -40,12 +40,12 @@ from lit_data.loading.workers import (
 )
 from lit_data.types import Array, RowWriter
 
-_GRACE_S: Final = 1.0
+_GRACE_S = 1.0
 Message = tuple[int, int, int, Handle, int, int, int, int, int]
 """Numbers of a task, its slot and the oldest slot that exists; memory and samples of the slot;
 first row, end, epoch, plan."""
 
-_SEED: Final = 0
+_SEED = 0
 """Seed of the global generators in the first worker, from which a dataset may draw."""
 CLOSING, PLAN = 0, 1
 """Columns of the main process's line: 1 if workers end; tasks of plans below this are void."""
@@ -200,8 +200,8 @@ def describe_end(exitcode: int | None) -> tuple[str, str]:
     return f"ended with exit code {exitcode}", "Something in the dataset ends the process."
 
 
-_FILES: Final = 24
-_FILES_PER_WORKER: Final = 4
+_FILES = 24
+_FILES_PER_WORKER = 4
 """Open files that the workers need at most: together, and each (pipe, sentinel, memory)."""
 
 

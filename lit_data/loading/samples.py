@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from lit_data.loading.options import LoaderOptions
 from lit_data.rng import Stream, random_words, seed_generators, unchanged_generators
 from lit_data.types import COUNT_SUFFIX, Array, Batch, FieldSpec, RowWriter, read_samples
 
-_VIEWED_AS: Final = {
+_VIEWED_AS = {
     torch.bfloat16: torch.int16,
     torch.float8_e4m3fn: torch.int8,
     torch.float8_e5m2: torch.int8,
@@ -29,8 +29,8 @@ Value = Any
 Collate = Callable[[list[Value]], Any]
 """``collate_fn`` of torch's DataLoader: a list of samples becomes a batch."""
 
-_PROBED: Final = 8
-_READ_BYTES: Final = 2**18
+_PROBED = 8
+_READ_BYTES = 2**18
 """Bytes read at a time: less than an allocator gives back to the system, to ask for it anew."""
 
 

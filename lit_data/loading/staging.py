@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,10 +18,10 @@ from lit_data.io.machine import available_memory_bytes
 from lit_data.io.store.shared_arrays import Handle, SharedMemory
 from lit_data.types import COUNT_SUFFIX, Array, Batch, FieldSpec, row_shapes
 
-INDICES: Final = "\0indices"
+INDICES = "\0indices"
 """Name of the row of sample numbers, which stands before the fields: what a worker shall write."""
 
-_ALIGNMENT_BYTES: Final = 64
+_ALIGNMENT_BYTES = 64
 
 
 class Layout:
@@ -96,7 +96,7 @@ def _flatten(name: str, field: FieldSpec, rows: Array, counts: Array) -> torch.T
 log = logging.getLogger(__name__)
 
 
-_HANDED_OUT: Final = 3
+_HANDED_OUT = 3
 """Batches that a consumer may hold of the ring: one in use, one prefetched, one in transfer."""
 
 _serials = count()

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from lit_data.types import Array, RowWriter
 log = logging.getLogger(__name__)
 
 Texts = Mapping[str, list[Any]] | None
-_NAMED: Final = 5
+_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def _find_culprit(
     return describe_samples(dataset, indices)
 
 
-THREADS_VARIABLE: Final = "OPENCV_FOR_THREADS_NUM"
+THREADS_VARIABLE = "OPENCV_FOR_THREADS_NUM"
 """A number that the user gives OpenCV here holds in workers too."""
 
 Answer = tuple[RowTask, Texts | Failure]
@@ -316,7 +316,7 @@ class _OpenCV:
             cv2.setNumThreads(0)
 
 
-_opencv: Final = _OpenCV()
+_opencv = _OpenCV()
 
 
 def take_one_core() -> None:
@@ -347,8 +347,8 @@ def _answer(dataset: RowWriter, task: RowTask) -> Texts | Failure:
         return Failure(error, traceback.format_exc(), describe_samples(dataset, task.indices))
 
 
-_EXIT_S: Final = 5.0
-_running: Final = weakref.WeakSet[threading.Thread]()
+_EXIT_S = 5.0
+_running = weakref.WeakSet[threading.Thread]()
 
 
 def _await_threads() -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 
 import lightning as L
 import torch
@@ -14,8 +14,8 @@ from lit_data.errors import ConfigError
 
 Schedule = Literal["one_cycle", "cosine", "warmup_cosine", "steps", "plateau", "none"]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-_RISE: Final = {"one_cycle": 0.3, "warmup_cosine": 0.05}
-_PATIENCE: Final = 5
+_RISE = {"one_cycle": 0.3, "warmup_cosine": 0.05}
+_PATIENCE = 5
 
 
 def check_schedule(schedule: Schedule) -> None:

@@ -6,7 +6,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,16 @@ from lit_data.types import PathText
 log = logging.getLogger(__name__)
 
 # Keys under which files hold them.
-_STATES: Final = (
+_STATES = (
     "state_dict",
     "model_state_dict",
     "model_state",
     "model",
     "net",
 )
-_MOST_PREFIXES: Final = 32
-_SHOWN: Final = 3  # names in a message
-_RGB: Final = 3
+_MOST_PREFIXES = 32
+_SHOWN = 3  # names in a message
+_RGB = 3
 
 
 class TakenWeights(NamedTuple):

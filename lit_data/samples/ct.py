@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,20 +10,20 @@ from typing_extensions import override
 
 from lit_data.samples.sample_set import SampleSpec, open_streams
 
-TUMOUR: Final = 1
+TUMOUR = 1
 """The label of every tumour; all else is 0."""
 
-_AIR_HU: Final = -1000.0
-_FAT_HU: Final = -100.0
-_MUSCLE_HU: Final = 45.0
-_LUNG_HU: Final = -860.0
-_VESSEL_HU: Final = 40.0
-_BONE_HU: Final = 550.0
-_NOISE_HU: Final = 18.0  # standard deviation; a scanner's at a usual dose
+_AIR_HU = -1000.0
+_FAT_HU = -100.0
+_MUSCLE_HU = 45.0
+_LUNG_HU = -860.0
+_VESSEL_HU = 40.0
+_BONE_HU = 550.0
+_NOISE_HU = 18.0  # standard deviation; a scanner's at a usual dose
 _LOWEST_HU, _HIGHEST_HU = -1024, 3071  # what 12 bits of a scanner hold
-_VESSELS: Final = 9  # of each lung
-_STEPS: Final = 40  # of a vessel
-_LUNG_RADII: Final = (0.72, 0.33, 0.22)
+_VESSELS = 9  # of each lung
+_STEPS = 40  # of a vessel
+_LUNG_RADII = (0.72, 0.33, 0.22)
 
 Floats = NDArray[np.float32]
 Mask = NDArray[np.bool_]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,13 @@ from lit_data.datasets.splits import SPLITS
 from lit_data.io.images.writing import write_png
 from lit_data.samples.sample_set import SampleSpec, open_streams
 
-CLASSES: Final = ("disc", "square", "triangle")
+CLASSES = ("disc", "square", "triangle")
 
-_DISTRACTOR: Final = len(CLASSES)  # a ring: drawn like an object, and of no class
-_LEAST_VISIBLE: Final = 0.5  # share of an object that later ones leave uncovered
-_SMALLEST_PX: Final = 5.0  # radius
-_HOLE: Final = 0.6  # radius of a ring's hole, as a share of its own
-_CORNERS: Final = np.pi / 2 + np.arange(3) * 2 * np.pi / 3  # of a triangle
+_DISTRACTOR = len(CLASSES)  # a ring: drawn like an object, and of no class
+_LEAST_VISIBLE = 0.5  # share of an object that later ones leave uncovered
+_SMALLEST_PX = 5.0  # radius
+_HOLE = 0.6  # radius of a ring's hole, as a share of its own
+_CORNERS = np.pi / 2 + np.arange(3) * 2 * np.pi / 3  # of a triangle
 
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,22 +20,22 @@ from lit_data.samples.sample_set import SampleSpec, open_streams
 Floats = NDArray[np.float32]
 Sizes = tuple[float, float, float]
 
-KINDS: Final = ("ellipsoid", "box", "cylinder", "cone", "torus")
-CAMERA_DISTANCE: Final = 4.0
-FIELD_OF_VIEW_DEG: Final = 30.0
+KINDS = ("ellipsoid", "box", "cylinder", "cone", "torus")
+CAMERA_DISTANCE = 4.0
+FIELD_OF_VIEW_DEG = 30.0
 """From the lower to the upper edge of a view."""
-BACKGROUND: Final = 0.92
+BACKGROUND = 0.92
 
-_LIGHT: Final = np.array((0.45, -0.35, 0.82), np.float32)
-_REACH: Final = math.tan(math.radians(FIELD_OF_VIEW_DEG / 2))
-_AMBIENT: Final = 0.35
-_STEPS: Final = 48
-_HIT: Final = 2e-3
-_TILT_RAD: Final = 0.6  # from upright, at most
-_BLUR: Final = 0.02  # half width of the line between the colours
-_EDGE: Final = 0.03  # how far the edges of a box are rounded
+_LIGHT = np.array((0.45, -0.35, 0.82), np.float32)
+_REACH = math.tan(math.radians(FIELD_OF_VIEW_DEG / 2))
+_AMBIENT = 0.35
+_STEPS = 48
+_HIT = 2e-3
+_TILT_RAD = 0.6  # from upright, at most
+_BLUR = 0.02  # half width of the line between the colours
+_EDGE = 0.03  # how far the edges of a box are rounded
 # Smallest and largest of three lengths of each kind.
-_SIZES: Final[Mapping[str, tuple[tuple[float, float], ...]]] = {
+_SIZES: Mapping[str, tuple[tuple[float, float], ...]] = {
     "ellipsoid": ((0.6, 0.95), (0.45, 0.8), (0.45, 0.95)),  # radii
     "box": ((0.4, 0.56), (0.35, 0.56), (0.35, 0.56)),  # halves of the sides
     "cylinder": ((0.4, 0.65), (0.45, 0.72), (0.0, 0.0)),  # radius, half of the height
@@ -275,7 +274,7 @@ def _to_torus(points: Floats, sizes: Sizes) -> Floats:
     return _length(from_ring, points[2]) - np.float32(sizes[1])
 
 
-_DISTANCES: Final[Mapping[str, Callable[[Floats, Sizes], Floats]]] = {
+_DISTANCES: Mapping[str, Callable[[Floats, Sizes], Floats]] = {
     "ellipsoid": _to_ellipsoid,
     "box": _to_box,
     "cylinder": _to_cylinder,

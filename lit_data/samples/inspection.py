@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from lit_data.io.images.writing import write_png
 from lit_data.samples.sample_set import SampleSpec
 from lit_data.samples.watermarks import draw_texture
 
-_DEFECTIVE: Final = 0.5
+_DEFECTIVE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from lit_data.errors import ConfigError, StoreError
 from lit_data.io.progress import track
 from lit_data.io.temp import build_lock, sweep, temp_folder
 
-MARKER: Final = "samples.json"
-LOCK_WAIT_S: Final = 600.0
+MARKER = "samples.json"
+LOCK_WAIT_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)

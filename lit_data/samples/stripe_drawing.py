@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -207,11 +206,11 @@ def pixel_grid(top: int, left: int, bottom: int, right: int) -> tuple[Floats, Fl
 
 TARGET_ONLY: tuple[int, ...] = (0,)
 DISTRACTOR_CHANNELS: tuple[tuple[int, ...], ...] = ((0, 1), (0, 2), (0, 1, 2), (1,), (2,))
-LEAST_CHANGE: Final = 0.05
+LEAST_CHANGE = 0.05
 """Grey levels; a weaker change is hard to see, so it is neither drawn nor in the mask."""
-LEAST_AREA_PX: Final = 6
+LEAST_AREA_PX = 6
 """In each channel that shows the defect, else it is drawn anew."""
-MARGIN_PX: Final = 6
+MARGIN_PX = 6
 """Between two defects, more than twice the largest misregistration."""
 
 Window = tuple[int, int, int, int]

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,8 +106,8 @@ def _cloud(
 
 Pixels = NDArray[np.uint8]
 
-_LETTERS: Final = np.array(list("etaoinshrdlcumwfgypbvk"))
-_ODDS: Final = np.arange(len(_LETTERS), 0, -1) / sum(range(len(_LETTERS) + 1))
+_LETTERS = np.array(list("etaoinshrdlcumwfgypbvk"))
+_ODDS = np.arange(len(_LETTERS), 0, -1) / sum(range(len(_LETTERS) + 1))
 
 
 def draw_page(rng: np.random.Generator, size_px: tuple[int, int]) -> Pixels:

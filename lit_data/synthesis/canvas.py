@@ -3,7 +3,6 @@
 import math
 import threading
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ class ValueRange:
         return (math.ceil(self.low), math.floor(self.high)) if self.whole else (self.low, self.high)
 
 
-_memory: Final = threading.local()
+_memory = threading.local()
 
 
 class Canvas:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 
-SAMPLE_DRAWS: Final = 3
-DEFECT_DRAWS: Final = 6
+SAMPLE_DRAWS = 3
+DEFECT_DRAWS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ class DefectSpec:
         return max(member.draws for member in self.members)
 
 
-_SIDE_BITS: Final = 20
+_SIDE_BITS = 20
 
 
 class Group(NamedTuple):

@@ -4,7 +4,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +18,12 @@ from lit_data.synthesis.plan import DefectPlan, Group
 from lit_data.synthesis.windows import Pixels, Surroundings, Windows
 from lit_data.types import Array
 
-UNIT: Final = ValueRange()
-WORTH_PX: Final = 2**15
+UNIT = ValueRange()
+WORTH_PX = 2**15
 """Pixels that are computed in the time that a group takes beyond its pixels, on a CPU."""
-_STANDS_OUT: Final = 3.0
+_STANDS_OUT = 3.0
 """Change that stands out from noise, in standard deviations of it."""
-CACHED_PX: Final = 2**18
+CACHED_PX = 2**18
 """More pixels at once do not stay in the caches of a CPU, and take twice the time each."""
 
 
@@ -299,7 +299,7 @@ def _mark(masks: Tensor, canvas: Canvas, plan: DefectPlan, touches: Touches) -> 
         masks.view(-1).scatter_reduce_(0, index, marked.to(masks.dtype), "amax")
 
 
-_memory: Final = threading.local()
+_memory = threading.local()
 
 
 def draw_spots(images: Array, masks: Array, plan: DefectPlan, values: ValueRange) -> None:

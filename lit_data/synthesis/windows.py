@@ -1,7 +1,6 @@
 """Windows of the defects of one family, their clean surroundings, and the pixels that they touch."""
 
 from functools import cached_property
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -10,15 +9,15 @@ from torch.nn.functional import avg_pool2d
 from lit_data.devices import constant, widest_float
 from lit_data.synthesis.canvas import Canvas
 
-_LATTICE_PX: Final = (-11, -8, -5, -2, 1, 4, 8, 12)
+_LATTICE_PX = (-11, -8, -5, -2, 1, 4, 8, 12)
 """Rows and columns of the 64 places around a defect at which its surroundings are measured.
 
 Not equally far apart: stripes whose period is a multiple of the step would be seen at few of their
 phases. Of all with 3 px between them these see most phases of stripes of 4 to 32 px.
 """
-_LAPLACIAN: Final = (1.0, -2.0, 1.0, -2.0, 4.0, -2.0, 1.0, -2.0, 1.0)
+_LAPLACIAN = (1.0, -2.0, 1.0, -2.0, 4.0, -2.0, 1.0, -2.0, 1.0)
 """3 x 3, the difference of two Laplacians."""
-LEAST_NOISE: Final = 0.002
+LEAST_NOISE = 0.002
 """Half a grey level of 8 bits: less noise than that cannot be told from none."""
 
 
@@ -96,9 +95,9 @@ def _sum(changes: Tensor) -> Tensor:
     return changes.abs_().sum((-2, -1), dtype=widest_float(changes.device))
 
 
-SEARCH_PX: Final = 6
+SEARCH_PX = 6
 """Farthest distance of the edge that a defect looks for, from its centre."""
-_TIE: Final = 1e-6
+_TIE = 1e-6
 
 
 class Windows:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ from lit_data.tasks.box_figures import Boxes
 from lit_data.tasks.figures import CELL_INCHES, TRUE_COLOUR, new_axes, save_figure, show_stored
 from lit_data.types import Ints
 
-_SHOWN: Final = 6
-_LEAST_PX: Final = 48.0
-_AROUND: Final = 3.0  # sides of the box that are shown
+_SHOWN = 6
+_LEAST_PX = 48.0
+_AROUND = 3.0  # sides of the box that are shown
 
 
 class BoxError(NamedTuple):

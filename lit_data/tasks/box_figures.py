@@ -1,7 +1,7 @@
 """Images with their boxes, in cells of figures and painted into pixels."""
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import matplotlib
 import numpy as np
@@ -14,13 +14,13 @@ from torch import Tensor
 from lit_data.tasks.figures import CELL_INCHES, PERCENTILES, new_axes, show_pixels
 from lit_data.types import Array, Batch
 
-COLUMNS: Final = 3
-INCHES: Final = 2 * CELL_INCHES  # of an image: objects may be small
-_RGB: Final = 3
-_STEP: Final = 4  # px between those that say how dark and bright an image is
-_PAIRS: Final = 2  # in a row
-_NAME_HEIGHT: Final = 0.03  # of a picture
-_COLOURS: Final = matplotlib.colormaps["tab10"]
+COLUMNS = 3
+INCHES = 2 * CELL_INCHES  # of an image: objects may be small
+_RGB = 3
+_STEP = 4  # px between those that say how dark and bright an image is
+_PAIRS = 2  # in a row
+_NAME_HEIGHT = 0.03  # of a picture
+_COLOURS = matplotlib.colormaps["tab10"]
 
 
 class Boxes(NamedTuple):

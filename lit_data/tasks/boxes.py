@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import lightning as L
 import numpy as np
@@ -161,9 +161,9 @@ def read_objects(outputs: Any) -> list[Boxes] | None:  # noqa: ANN401 - what a u
     return detections
 
 
-_BELOW: Final = 0.999
-_SHOWN: Final = 6
-_SHOWN_PX: Final = 1200
+_BELOW = 0.999
+_SHOWN = 6
+_SHOWN_PX = 1200
 
 
 class BoxWriter(BankWriter):

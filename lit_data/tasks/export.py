@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -43,21 +43,21 @@ log = logging.getLogger(__name__)
 
 _Images = InspectionDataModule | DetectionDataModule
 
-_GOLDEN: Final = 5
-_GOLDEN_PX: Final = 160  # longest side, so that the runtime starts quickly
-_PROBES: Final = 4  # tiles that the ONNX file is compared with torch on
-_CPU: Final = torch.device("cpu")
-_READ: Final = (
+_GOLDEN = 5
+_GOLDEN_PX = 160  # longest side, so that the runtime starts quickly
+_PROBES = 4  # tiles that the ONNX file is compared with torch on
+_CPU = torch.device("cpu")
+_READ = (
     *("alpha", "cv2_order", "gray_to_rgb", "equal_channels"),
     *("nan_fill", "as_float", "max_pixels"),
 )
 """Options of reading that the runtime knows."""
 
-_NO_MAP: Final[dict[str, Any]] = {
+_NO_MAP: dict[str, Any] = {
     **{"tiling": None, "threshold": 0.0, "image_threshold": None, "top_fraction": 0.0},
     **{"min_area_px": 0, "large_px": 0},
 }
-_UNUSED: Final = (
+_UNUSED = (
     *("folder", "resume", "on_bad", "count", "clean", "precision", "compile", "augment"),
     *("onnx", "memory_limit_bytes", "channels_last", "threads", "readers"),
     *("batch_size", "max_batch_size", "min_batch_size", *JOINT_OPTIONS),

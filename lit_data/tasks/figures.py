@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,10 +22,10 @@ from lit_data.types import IGNORED, Array, Batch, Stage
 log = logging.getLogger(__name__)
 
 
-TRUE_COLOUR: Final = "#ff3b30"
-DISTRACTOR_COLOUR: Final = "#34aadc"
-FOUND_COLOUR: Final = "#4cd964"
-CLASS_COLOURS: Final = (
+TRUE_COLOUR = "#ff3b30"
+DISTRACTOR_COLOUR = "#34aadc"
+FOUND_COLOUR = "#4cd964"
+CLASS_COLOURS = (
     "#ff3b30",
     "#34aadc",
     "#4cd964",
@@ -35,11 +35,11 @@ CLASS_COLOURS: Final = (
     "#5ac8fa",
     "#ff2d92",
 )
-CELL_INCHES: Final = 2.1
-_LONGEST_SHAPE: Final = 2.0  # long side by short side: longer images are cropped
-_MOST_CENTRES: Final = 50  # defects around which a part of a strip is looked for
-_LONGEST_NAME: Final = 24  # characters that fit over a cell
-PERCENTILES: Final = (0.5, 99.5)  # of the grey values that become black and white
+CELL_INCHES = 2.1
+_LONGEST_SHAPE = 2.0  # long side by short side: longer images are cropped
+_MOST_CENTRES = 50  # defects around which a part of a strip is looked for
+_LONGEST_NAME = 24  # characters that fit over a cell
+PERCENTILES = (0.5, 99.5)  # of the grey values that become black and white
 
 
 def open_figure(

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -38,7 +38,7 @@ from lit_data.types import Array, Batch, Stage
 log = logging.getLogger(__name__)
 
 
-_COLUMNS: Final = 8
+_COLUMNS = 8
 
 
 @register(GANDataModule)
@@ -134,11 +134,11 @@ def tile_views(views: Tensor) -> Tensor:
     return sheet.reshape(channels, side * height, side * width)
 
 
-SEED: Final = 0
-OBJECTS: Final = 4
+SEED = 0
+OBJECTS = 4
 """Objects that are shown from all sides."""
-_PANEL_INCHES: Final = 5.0
-_TITLE_INCHES: Final = 0.3
+_PANEL_INCHES = 5.0
+_TITLE_INCHES = 0.3
 
 
 def draw_generated(
@@ -201,10 +201,10 @@ def _show(cell: Axes, images: Tensor, name: str, *, columns: int | None = None) 
     cell.set_title(name, fontsize=10)
 
 
-_COUNT: Final = 64
-_BATCH: Final = 16
-_SHOWN: Final = 64
-_OBJECTS: Final = 8
+_COUNT = 64
+_BATCH = 16
+_SHOWN = 64
+_OBJECTS = 8
 
 
 def generate(

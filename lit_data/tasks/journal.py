@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from lit_data.errors import ConfigError, StoreBusyError, StoreError, show_path
 from lit_data.files import PART, flatten, write_json, write_json_once
 from lit_data.io.store.files import write_all
 from lit_data.tasks.options import Share
 
-FINGERPRINT: Final = "fingerprint.json"
-JOURNAL: Final = "images.jsonl"
-JOURNALS: Final = re.compile(r"images(-\d+-of-\d+)?\.jsonl")
+FINGERPRINT = "fingerprint.json"
+JOURNAL = "images.jsonl"
+JOURNALS = re.compile(r"images(-\d+-of-\d+)?\.jsonl")
 """Names of the journals of one process and of several."""
-_READ_BYTES: Final = 2**24
+_READ_BYTES = 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

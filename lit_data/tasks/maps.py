@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,15 +44,15 @@ from lit_data.types import Array
 
 log = logging.getLogger(__name__)
 
-SLAB_PX: Final = 2**22
-SHOWN: Final = 6
-_MOST_DEFECTS: Final = 1000  # of an image in the table: more are noise, and make files of many MB
-COLUMNS: Final = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
-VERDICT_COLUMNS: Final = ("image", "score", "defects", "verdict")
-_VERDICTS: Final = (GOOD, DEFECT)
-_UNSURE: Final = "unsure"
-_MANY: Final = 10  # images that are not all defective, as a rule
-_WORST: Final = 6
+SLAB_PX = 2**22
+SHOWN = 6
+_MOST_DEFECTS = 1000  # of an image in the table: more are noise, and make files of many MB
+COLUMNS = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
+VERDICT_COLUMNS = ("image", "score", "defects", "verdict")
+_VERDICTS = (GOOD, DEFECT)
+_UNSURE = "unsure"
+_MANY = 10  # images that are not all defective, as a rule
+_WORST = 6
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -25,7 +25,7 @@ from lit_data.types import Array, Batch
 log = logging.getLogger(__name__)
 
 
-_MEASURED_PX: Final = 256  # of the tile by which it is measured how far a net sees
+_MEASURED_PX = 256  # of the tile by which it is measured how far a net sees
 
 
 class ProbabilityNet(nn.Module):
@@ -347,7 +347,7 @@ def _describe(outputs: object) -> str:
     return f"a {type(outputs).__name__}"
 
 
-_COMPARED: Final = 4  # images, each one tile
+_COMPARED = 4  # images, each one tile
 
 
 def write_onnx(net: nn.Module, images: WholeImages, options: PredictOptions) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import lightning as L
 
@@ -17,7 +17,7 @@ from lit_data.modules.segmentation.top_pixels import SCORE_FRACTION
 from lit_data.parts import Part
 from lit_data.tasks.verdicts import Calibration
 
-_HOW: Final = (
+_HOW = (
     "folder",
     "part",
     "of",
@@ -37,7 +37,7 @@ _HOW: Final = (
 )
 """Options that change how the work is done, and results by no more than rounding."""
 
-TILE_OPTIONS: Final = (
+TILE_OPTIONS = (
     "large_px",
     "tile_px",
     "overlap_px",
@@ -55,10 +55,10 @@ TILE_OPTIONS: Final = (
 )
 """Options of images that are predicted tile by tile."""
 
-JOINT_OPTIONS: Final = ("part", "of", "finish", "many_inputs")
+JOINT_OPTIONS = ("part", "of", "finish", "many_inputs")
 """Options of predictions by several processes, and of many inputs."""
 
-VERDICT_OPTIONS: Final = ("image_threshold", "image_score_fraction")
+VERDICT_OPTIONS = ("image_threshold", "image_score_fraction")
 """Options of images that get a verdict."""
 
 
@@ -222,7 +222,7 @@ class PredictOptions:
                 raise ConfigError(f"predict.{name}={stated} means nothing for {what}: leave it out")
 
 
-_ALL: Final = Part(0, 1)
+_ALL = Part(0, 1)
 
 
 def _wait_for_nobody() -> None:

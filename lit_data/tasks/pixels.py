@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import lightning as L
 import numpy as np
@@ -53,8 +53,8 @@ from lit_data.types import IGNORED, Array, Batch, Stage
 
 log = logging.getLogger(__name__)
 
-_NAME: Final = 24  # characters of a file's name
-_UNMARKED: Final = 2  # samples without a mark in a picture, where there are enough with one
+_NAME = 24  # characters of a file's name
+_UNMARKED = 2  # samples without a mark in a picture, where there are enough with one
 Images = TypeVar("Images", bound=ImageDataModule)
 
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -32,7 +32,7 @@ from lit_data.tasks.nets import (
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 from lit_data.tasks.writer import PredictionWriter, Work
 
-_SLACK: Final = 1e-3  # of sums of weights and of half precision
+_SLACK = 1e-3  # of sums of weights and of half precision
 
 
 def predict_batches(

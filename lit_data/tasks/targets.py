@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,15 +23,15 @@ from lit_data.types import IGNORED, Array, Batch, Stage
 ReadMarks = Callable[[int], NDArray[np.bool_] | None]
 """Returns the pixels of an image that its mask marks, [H, W]; None without a mask."""
 
-_EPOCH: Final = 2**31
+_EPOCH = 2**31
 """Of the random numbers, which no training comes to."""
-_EDGE_PX: Final = 16  # from the edge of a patch inwards, where the net lacks what is around
-_REACH_PX: Final = 3  # from a defect to where it still counts as found
-_SPARE: Final = 3  # drawn for each target: some are at edges of patches, or change nothing
-_BATCH: Final = 64
+_EDGE_PX = 16  # from the edge of a patch inwards, where the net lacks what is around
+_REACH_PX = 3  # from a defect to where it still counts as found
+_SPARE = 3  # drawn for each target: some are at edges of patches, or change nothing
+_BATCH = 64
 
 
-_SIZES: Final[Mapping[str, tuple[str, float]]] = {
+_SIZES: Mapping[str, tuple[str, float]] = {
     **dict.fromkeys(("scratch", "stripe_break", "extra_stripe"), ("length_px", 1.0)),
     **dict.fromkeys(("stain", "cut_paste", "texture", "shift", "blur"), ("size_px", 1.0)),
     "line": ("width_px", 1),  # whole

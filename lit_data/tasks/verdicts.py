@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,14 @@ from lit_data.risk.drift import FEATURES, describe_pixels, find_drift
 
 log = logging.getLogger(__name__)
 
-GOOD: Final = "good"
-DEFECT: Final = "defect"
-REVIEW: Final = "review"
-WITHDRAWN: Final = "withdrawn"
-_VERSION: Final = 2  # of 1 the scores had six decimals
-_ENDING: Final = ".calibration.json"
-_MOST_BYTES: Final = 2**24
-_LOOKED_AT_PX: Final = 1024  # side of the middle of an image by which it is described
+GOOD = "good"
+DEFECT = "defect"
+REVIEW = "review"
+WITHDRAWN = "withdrawn"
+_VERSION = 2  # of 1 the scores had six decimals
+_ENDING = ".calibration.json"
+_MOST_BYTES = 2**24
+_LOOKED_AT_PX = 1024  # side of the middle of an image by which it is described
 
 
 @dataclass(frozen=True, kw_only=True)

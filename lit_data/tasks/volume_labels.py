@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -29,12 +29,12 @@ from lit_data.types import Array, Batch
 
 log = logging.getLogger(__name__)
 
-_SCORES: Final = ("dice", "surface_dice", "hausdorff_95_mm")
-COLUMNS: Final = ("volume", "file", "class", "voxels", "volume_ml", "true_ml", *_SCORES)
-_DECIMALS: Final = {"volume_ml": 4, "true_ml": 4, "hausdorff_95_mm": 4}
-_PARTS: Final = ".shown"  # folder of what the picture shows, which another process may draw
-_DRAWN: Final = 4  # volumes in a picture
-_AXES: Final = ("z", "y", "x")
+_SCORES = ("dice", "surface_dice", "hausdorff_95_mm")
+COLUMNS = ("volume", "file", "class", "voxels", "volume_ml", "true_ml", *_SCORES)
+_DECIMALS = {"volume_ml": 4, "true_ml": 4, "hausdorff_95_mm": 4}
+_PARTS = ".shown"  # folder of what the picture shows, which another process may draw
+_DRAWN = 4  # volumes in a picture
+_AXES = ("z", "y", "x")
 
 
 class InputVolumesWriter(PredictionWriter):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -22,16 +22,16 @@ from lit_data.tasks.figures import (
 )
 from lit_data.types import Array
 
-_SIDE_PX: Final = 320  # of a view, at most; smaller volumes get a pixel or so for each voxel
-_MARK: Final = (1.0, 0.23, 0.19, 0.45)  # of occupied voxels in a slice
-_EMPTY: Final = "#12233a"  # behind voxels: no grey level, so that dark voxels are seen on it
-_GREYS: Final = matplotlib.colormaps["gray"].with_extremes(bad=_EMPTY)
-_TILT: Final = math.radians(20)
-_LIGHT: Final = np.array([-0.4, -0.5, 0.77], np.float32)  # from the upper left, a little in front
-_TINT: Final = 0.5  # opacity of labels
-_MOST_NAMED: Final = 16  # classes in a legend
+_SIDE_PX = 320  # of a view, at most; smaller volumes get a pixel or so for each voxel
+_MARK = (1.0, 0.23, 0.19, 0.45)  # of occupied voxels in a slice
+_EMPTY = "#12233a"  # behind voxels: no grey level, so that dark voxels are seen on it
+_GREYS = matplotlib.colormaps["gray"].with_extremes(bad=_EMPTY)
+_TILT = math.radians(20)
+_LIGHT = np.array([-0.4, -0.5, 0.77], np.float32)  # from the upper left, a little in front
+_TINT = 0.5  # opacity of labels
+_MOST_NAMED = 16  # classes in a legend
 
-PLANES: Final = ("axial", "coronal", "sagittal")
+PLANES = ("axial", "coronal", "sagittal")
 """The slices across z, y and x."""
 
 Floats = NDArray[np.float32]

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import lightning as L
 import numpy as np
@@ -34,7 +34,7 @@ from lit_data.types import COUNT_SUFFIX, Array, Batch, Stage
 log = logging.getLogger(__name__)
 
 
-_ANGLES_DEG: Final = (30, 120)
+_ANGLES_DEG = (30, 120)
 
 Reconstruction = Mapping[str, Tensor]
 """Voxels of one volume: ``coords`` [n, 3] (z, y, x), ``values`` and ``scores`` [n] in 0..1."""
@@ -262,9 +262,9 @@ def _cut_slabs(volume: Volume) -> Iterator[tuple[Array, Array, Array]]:
         yield axial, slab[:, row], slab[:, :, column]
 
 
-_SCORES: Final = ("iou", "f1", "value_mae", "psnr")
-COLUMNS: Final = ("volume", "file", "occupied", "found", "both", *_SCORES)
-_PEAK_DB: Final = 120.0  # of values without an error
+_SCORES = ("iou", "f1", "value_mae", "psnr")
+COLUMNS = ("volume", "file", "occupied", "found", "both", *_SCORES)
+_PEAK_DB = 120.0  # of values without an error
 
 
 class VolumeWriter(InputVolumesWriter):

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +21,15 @@ from lit_data.types import Array
 log = logging.getLogger(__name__)
 
 
-COLUMNS: Final = ("image", "marked_share", "mean_score", "height_px", "width_px", "seconds")
-SHOWN: Final = 5
-_TINT: Final = np.array([255, 59, 48], np.float32)
-_OPACITY: Final = 0.6  # of the tint where the model is sure
-_GROW_PX: Final = 2  # to each side: the soft edge of a letter belongs to it
-_INPAINT_PX: Final = 3  # radius of the pixels that a painted one is made of
-_CONTEXT_PX: Final = 64  # rows above and below a part that its painting sees
-_CELL_INCHES: Final = 3.2
-_DRAWN_PX: Final = 600  # longest side in predictions.png
+COLUMNS = ("image", "marked_share", "mean_score", "height_px", "width_px", "seconds")
+SHOWN = 5
+_TINT = np.array([255, 59, 48], np.float32)
+_OPACITY = 0.6  # of the tint where the model is sure
+_GROW_PX = 2  # to each side: the soft edge of a letter belongs to it
+_INPAINT_PX = 3  # radius of the pixels that a painted one is made of
+_CONTEXT_PX = 64  # rows above and below a part that its painting sees
+_CELL_INCHES = 3.2
+_DRAWN_PX = 600  # longest side in predictions.png
 
 
 class MarkWriter(ImageWriter):

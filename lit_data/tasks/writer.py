@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from typing_extensions import override
 
@@ -21,7 +21,7 @@ from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 
 log = logging.getLogger(__name__)
 
-_NAMED: Final = 5  # missing inputs in a message
+_NAMED = 5  # missing inputs in a message
 
 
 class Written(NamedTuple):

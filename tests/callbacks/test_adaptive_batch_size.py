@@ -4,7 +4,7 @@ import logging
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import pytest
@@ -23,7 +23,7 @@ from tests.stock_modules import STOCK
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
-FAST: Final = {**QUIET, "max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 1}
+FAST = {**QUIET, "max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 1}
 
 
 class Regression(L.LightningModule):

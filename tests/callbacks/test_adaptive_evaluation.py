@@ -1,6 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import pytest
@@ -30,8 +30,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:predict returned None"),
 ]
 
-SAMPLES: Final = 19
-BATCH: Final = 8
+SAMPLES = 19
+BATCH = 8
 
 
 class Judge(L.LightningModule):

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 from itertools import product
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -29,8 +29,8 @@ pytestmark = [
     ),  # a gradient scaler skips first steps
 ]
 
-BATCH: Final = 16
-PIECEWISE: Final = ("transfer", "augment", "forward_start", "forward_middle", "backward")
+BATCH = 16
+PIECEWISE = ("transfer", "augment", "forward_start", "forward_middle", "backward")
 
 
 class Busy(L.LightningModule):
@@ -269,7 +269,7 @@ def fail_at(point: Point, *places: tuple[int, int, int]) -> FaultPlan:
 
 # A whole batch, then the second of two pieces, then the third of four, of batches of 16, 16, 16, 16
 # and 8.
-THREE_PLACES: Final = ((16, 1, 0), (8, 1, 1), (4, 3, 2))
+THREE_PLACES = ((16, 1, 0), (8, 1, 1), (4, 3, 2))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """A dataset that the tests of loading build on, and the workers that they try."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +10,8 @@ from lit_data.types import FieldSpec
 
 Rows = Mapping[str, NDArray[Any]]
 
-FORK: Final = {"worker_kind": "process", "num_workers": 2, "start_method": "fork"}
-KINDS: Final[list[dict[str, Any]]] = [
+FORK = {"worker_kind": "process", "num_workers": 2, "start_method": "fork"}
+KINDS: list[dict[str, Any]] = [
     {"worker_kind": "inline"},
     {"worker_kind": "thread", "num_workers": 2},
     FORK,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import pytest
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from lit_data.modules import CompareNet, ConvClassifier, DetectorNet, SegmentationModule, UNet
 from lit_data.testing import QUIET
 
-NETS: Final[dict[str, tuple[Callable[[], nn.Module], int]]] = {
+NETS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "unet": (lambda: UNet(width=4, depth=2), 3),
     "unet of one channel": (lambda: UNet(channels=1, width=4, depth=2), 1),
     "compare": (lambda: CompareNet(width=4, depth=2), 3),

@@ -21,7 +21,7 @@ import mmap
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -31,9 +31,9 @@ from tests.simulated import cuda
 from tests.simulated.log import LOG, Log
 
 aten = torch.ops.aten
-_TYPES: Final = ("cuda", "mps")
-_UNSIGNED: Final = (torch.uint16, torch.uint32, torch.uint64)
-_INDEX: Final = {
+_TYPES = ("cuda", "mps")
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+_INDEX = {
     *(
         aten.index.Tensor,
         aten._unsafe_index.Tensor,
@@ -42,7 +42,7 @@ _INDEX: Final = {
     ),
     *(aten.index_put.default, aten.index_put_.default),
 }
-_WAITS: Final = {
+_WAITS = {
     aten._local_scalar_dense.default: "item",
     aten.nonzero.default: "nonzero",
     aten.masked_select.default: "masked_select",
@@ -57,7 +57,7 @@ _WAITS: Final = {
     **dict.fromkeys((aten.linalg_inv_ex.default, aten.linalg_solve.default), None),
 }
 """For which the host must know a value of the device."""
-_NOT_DETERMINISTIC: Final = {
+_NOT_DETERMINISTIC = {
     aten.median.dim: "median with indices",
     aten.kthvalue.default: "kthvalue",
     aten.histc.default: "histc",
@@ -75,14 +75,14 @@ _NOT_DETERMINISTIC: Final = {
     aten.nll_loss2d_forward.default: "nll_loss2d_forward_out_cuda_template",
 }
 """What ``torch.use_deterministic_algorithms`` lists, with the names that it says; cumsum is one for floats."""
-_ALLOCATES: Final = {
+_ALLOCATES = {
     aten.empty.memory_format,
     aten.zeros.default,
     aten.ones.default,
     aten.full.default,
 }
-_CUMSUM: Final = {aten.cumsum.default, aten.cumsum_.default}
-_NEEDS_ITS_DEVICE: Final = {
+_CUMSUM = {aten.cumsum.default, aten.cumsum_.default}
+_NEEDS_ITS_DEVICE = {
     *(
         aten.cat.default,
         aten.stack.default,
@@ -101,7 +101,7 @@ _NEEDS_ITS_DEVICE: Final = {
     *(aten.index_select.default, aten.searchsorted.Tensor, aten.searchsorted.Scalar),
 }
 """For which even a host tensor without axes is one too many."""
-_RANDOM: Final = (
+_RANDOM = (
     "rand",
     "normal",
     "bernoulli",
@@ -280,10 +280,10 @@ def _check(
         raise TypeError(_NO_DOUBLE)
 
 
-_NO_DOUBLE: Final = (
+_NO_DOUBLE = (
     "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64"
 )
-_VIEWS_AND_SIZES: Final = {aten.detach.default, aten.alias.default}
+_VIEWS_AND_SIZES = {aten.detach.default, aten.alias.default}
 
 
 def _check_index(func: Any, args: Sequence[Any], indices: Sequence[torch.Tensor]) -> None:

@@ -1,7 +1,7 @@
 """How a predictor is set up where the options leave that open."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -19,7 +19,7 @@ from lit_data.tasks.watermarks import MarkWriter
 from lit_data.types import Array, Batch
 from tests.tasks.running import make_run
 
-CPU: Final = torch.device("cpu")
+CPU = torch.device("cpu")
 
 
 class Files(ImageBank):

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -45,10 +45,10 @@ FindOthers = Callable[[BaseDataModule, Candidate, bool], Candidates]
 """Makes other ways to load the training samples: of an opened datamodule, from its candidate for
 `dataloader`, finished or as they are stored."""
 
-_CLOSE: Final = 0.95
+_CLOSE = 0.95
 """Of two settings closer than this, the simpler one is better."""
 
-_COPY_BYTES: Final = 2**29
+_COPY_BYTES = 2**29
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_COLUMNS: Final = (
+_COLUMNS = (
     *("file", "images", "calls", "start_ms", "median_ms", "p99_ms", "images_per_s"),
     "pixels_per_image",
 )
-_MOST_IMAGES: Final = 64  # held in memory at a time
+_MOST_IMAGES = 64  # held in memory at a time
 
 
 def run_exported(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:

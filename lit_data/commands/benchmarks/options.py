@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -12,8 +12,8 @@ from lit_data.checks import check_choice, check_count
 from lit_data.commands.benchmarks.table import METHODS
 from lit_data.errors import ConfigError, first_line
 
-MODES: Final = ("loaders", "headroom", "callbacks")
-_LEAST: Final[Mapping[str, int]] = {
+MODES = ("loaders", "headroom", "callbacks")
+_LEAST: Mapping[str, int] = {
     "micro_batch_sizes": 1,
     "batch_sizes": 1,
     "repeats": 1,

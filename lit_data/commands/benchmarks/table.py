@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,10 +18,10 @@ from lit_data.files import write_table
 log = logging.getLogger(__name__)
 
 
-OURS: Final = ("inline", "thread", "process", "device")
-METHODS: Final = ("copy", "dataloader", *OURS)
-MICRO_BATCHED: Final = ("inline", "thread", "process")
-NAMES: Final = {
+OURS = ("inline", "thread", "process", "device")
+METHODS = ("copy", "dataloader", *OURS)
+MICRO_BATCHED = ("inline", "thread", "process")
+NAMES = {
     "copy": "bare copy of ready samples",
     "dataloader": "torch DataLoader over the decoded samples",
     "inline": "lit_data, inline",
@@ -30,7 +30,7 @@ NAMES: Final = {
     "device": "lit_data, cache=device",
 }
 
-MEASURED: Final = (
+MEASURED = (
     "samples_per_s",
     "process_cpu_ms_per_1000",
     "main_thread_cpu_ms_per_1000",
@@ -40,7 +40,7 @@ MEASURED: Final = (
     "transfer_ms",
     "pss_mib",
 )
-COLUMNS: Final = (
+COLUMNS = (
     "method",
     "until",
     "batch_size",
@@ -53,7 +53,7 @@ COLUMNS: Final = (
     "repeats",
     "note",
 )
-HEADINGS: Final = {
+HEADINGS = {
     "method": "method",
     "until": "until",
     "batch_size": "batch",
@@ -69,9 +69,9 @@ HEADINGS: Final = {
     "transfer_ms": "transfer ms",
     "pss_mib": "PSS MiB",
 }
-OURS_COLOUR: Final = "#007aff"
-OTHERS_COLOUR: Final = "#a0a4ab"
-_WIDTH: Final = 158  # of the table of loaders, the widest
+OURS_COLOUR = "#007aff"
+OTHERS_COLOUR = "#a0a4ab"
+_WIDTH = 158  # of the table of loaders, the widest
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import lightning as L
 import numpy as np
@@ -40,20 +40,20 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_HEADROOM_COLUMNS: Final = ("batches", "samples_per_s", "share")
-_HEADROOM_HEADINGS: Final = {"batches": "batches", "samples_per_s": "samples/s", "share": "share"}
-_HEADROOM_LABELS: Final = {"fit": "as they are loaded", "headroom": "that cost nothing"}
+_HEADROOM_COLUMNS = ("batches", "samples_per_s", "share")
+_HEADROOM_HEADINGS = {"batches": "batches", "samples_per_s": "samples/s", "share": "share"}
+_HEADROOM_LABELS = {"fit": "as they are loaded", "headroom": "that cost nothing"}
 
-STEP_S: Final = 5e-3
+STEP_S = 5e-3
 """A short training step, of which the cost is given as a share."""
-_OVERHEAD_COLUMNS: Final = ("callback", "us", "share_of_5_ms")
-_OVERHEAD_HEADINGS: Final = {
+_OVERHEAD_COLUMNS = ("callback", "us", "share_of_5_ms")
+_OVERHEAD_HEADINGS = {
     "callback": "callback",
     "us": "us a step",
     "share_of_5_ms": "share of 5 ms",
 }
-_BLOCKS: Final = 10
-_FEATURES: Final = 8
+_BLOCKS = 10
+_FEATURES = 8
 
 
 def run_headroom(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:

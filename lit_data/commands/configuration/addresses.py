@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, read_write
 
@@ -18,7 +18,7 @@ from lit_data.commands.configuration.names import walk
 from lit_data.errors import ConfigError
 from lit_data.io.remote.options import is_remote, parse_store
 
-_LOCAL_OPTIONS: Final = (
+_LOCAL_OPTIONS = (
     "paths.cache",
     "paths.run",
     "data.cache_dir",
@@ -26,10 +26,10 @@ _LOCAL_OPTIONS: Final = (
     "prepare.export",
     "sweep.resume",
 )
-_OUR_CALLBACKS: Final = "lit_data.callbacks."
-_ADDRESS: Final = re.compile(r"[a-z0-9+]+:/", re.IGNORECASE)
-_DATABASE: Final = "sqlite:///"
-_REFERENCE: Final = "${paths.runs}"
+_OUR_CALLBACKS = "lit_data.callbacks."
+_ADDRESS = re.compile(r"[a-z0-9+]+:/", re.IGNORECASE)
+_DATABASE = "sqlite:///"
+_REFERENCE = "${paths.runs}"
 
 
 def check_addresses(job: Mapping[str, Any]) -> None:

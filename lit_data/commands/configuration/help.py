@@ -7,14 +7,13 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
 
 from lit_data.checks import check_choice
 from lit_data.commands import COMMANDS, TOOLS
 from lit_data.commands.configuration.installed import list_conf_packages
 from lit_data.files import write_text
 
-_PAGE: Final = """\
+_PAGE = """\
 usage: python -m lit_data COMMAND [key=value ...] [options]
 
 commands (COMMAND --help lists its keys):
@@ -43,7 +42,7 @@ exit codes:
   0 done   2 configuration   3 data   4 stored file   5 memory   6 worker or rank   1 bug   130 Ctrl-C   143 SIGTERM
   LIT_DATA_TRACEBACK=1 or HYDRA_FULL_ERROR=1 shows where an error was raised."""
 
-_COMMAND_PAGE: Final = """\
+_COMMAND_PAGE = """\
 usage: python -m lit_data {command} [+experiment=NAME] [key=value ...] [options]
 
 {what}
@@ -63,15 +62,15 @@ groups (GROUP=OPTION; each option is a file of lit_data/conf/GROUP):
 {command} +experiment=NAME --cfg job prints every key with its value.
 python -m lit_data --help lists experiments and options."""
 
-CONF: Final = Path(__file__).parents[2] / "conf"
-_LINE: Final = re.compile(
+CONF = Path(__file__).parents[2] / "conf"
+_LINE = re.compile(
     r"(?P<indent> *)(?P<key>[A-Za-z_]\w*):(?: +(?P<value>[^ #].*?))?(?:  # (?P<comment>.*))?$"
 )
-_TRAINS: Final = ("fit", "validate", "test", "predict")
-_NO_GROUPS: Final = ("hydra", "cluster")
-_COLUMN: Final = 34
+_TRAINS = ("fit", "validate", "test", "predict")
+_NO_GROUPS = ("hydra", "cluster")
+_COLUMN = 34
 
-_COMPLETED_OPTIONS: Final = (
+_COMPLETED_OPTIONS = (
     "--help",
     "--version",
     "--multirun",
@@ -80,15 +79,15 @@ _COMPLETED_OPTIONS: Final = (
     "--cfg",
     "--resolve",
 )
-_NOT_COMPLETED: Final = ("hydra", "cluster", "paths")
-_DEFAULTS: Final = {
+_NOT_COMPLETED = ("hydra", "cluster", "paths")
+_DEFAULTS = {
     "data": "stripe",
     "model": "segmentation",
     "trainer": "auto",
     "callbacks": "default",
 }
 """Groups whose keys are completed, and their options where none is chosen."""
-_BASH: Final = """\
+_BASH = """\
 _lit_data() {
     local line="${COMP_LINE:0:COMP_POINT}" word before words
     word="${line##* }"
@@ -101,7 +100,7 @@ _lit_data() {
 }
 complete -F _lit_data lit-data
 """
-_ZSH: Final = """\
+_ZSH = """\
 #compdef lit-data
 local -a found keys
 found=("${(@f)$(lit-data --complete "${(@)words[1,CURRENT]}" 2> /dev/null)}")
@@ -111,10 +110,10 @@ found=(${found:#*=})
 [[ -n $found ]] && compadd -- $found
 [[ -z $keys$found ]] && _files
 """
-_FISH: Final = """\
+_FISH = """\
 complete -c lit-data -f -a '(lit-data --complete (commandline -opc) (commandline -ct) 2> /dev/null)'
 """
-_SHELLS: Final = {
+_SHELLS = {
     "bash": (_BASH, "~/.local/share/bash-completion/completions/lit-data", "open a new shell"),
     "zsh": (
         _ZSH,

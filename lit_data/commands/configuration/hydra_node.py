@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
@@ -44,23 +44,23 @@ _FACTORY_KEYS = ("()", "class", "queue", "listener")
 _CODE_PATHS = ("LD_", "DYLD_", "PYTHON", "PATH")
 """Beginnings of variables that decide which code a child process loads."""
 
-_SECTIONS: Final = ("callbacks", "extra_callbacks", "logger", "trainer")
-_WRITERS: Final = ("lightning", "lit_data.callbacks")
+_SECTIONS = ("callbacks", "extra_callbacks", "logger", "trainer")
+_WRITERS = ("lightning", "lit_data.callbacks")
 """Classes that write files or send, wherever a node has them."""
-_PLACES: Final = (
+_PLACES = (
     "paths.run",
     "prepare.shards",
     "prepare.export",
     "predict.folder",
     "sweep.resume",
 )
-_FOLDER: Final = re.compile(r"(.*_)?(dir|dirpath|path|folder|location|root|_args_)", re.IGNORECASE)
-_SERVER: Final = re.compile(
+_FOLDER = re.compile(r"(.*_)?(dir|dirpath|path|folder|location|root|_args_)", re.IGNORECASE)
+_SERVER = re.compile(
     r"(.*_)?(url|uri|host|server|address|endpoint|entity|workspace|api_key)", re.IGNORECASE
 )
-_ADDRESS: Final = re.compile(r"[A-Za-z][\w+.-]*:/\S*")
-_LOCAL: Final = ("sqlite:///", "file://")
-_READ: Final = ("_target_", "weights")
+_ADDRESS = re.compile(r"[A-Za-z][\w+.-]*:/\S*")
+_LOCAL = ("sqlite:///", "file://")
+_READ = ("_target_", "weights")
 
 
 def find_typed() -> set[str]:

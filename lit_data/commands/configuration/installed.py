@@ -4,11 +4,11 @@ from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from lit_data.errors import ConfigError, escape
 
-GROUP: Final = "lit_data.conf"
+GROUP = "lit_data.conf"
 
 
 class ConfPackage(NamedTuple):

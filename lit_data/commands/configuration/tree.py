@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Self, cast
+from typing import Self, cast
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -74,9 +74,9 @@ def _add_folder(search_path: ConfigSearchPath, provider: str, folder: Path) -> N
     search_path.prepend(provider=provider, path=f"file://{folder}", anchor=before_schemas)
 
 
-PACKAGED_FILES: Final[dict[tuple[str, ...], ConfigResult | None]] = {}
+PACKAGED_FILES: dict[tuple[str, ...], ConfigResult | None] = {}
 """Parsed files of packages, which stay as they are while a process runs."""
-PACKAGED_CHOICES: Final[dict[tuple[str, ...], DictConfig]] = {}
+PACKAGED_CHOICES: dict[tuple[str, ...], DictConfig] = {}
 """Compositions of such files alone, by the command and the overrides that choose files."""
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Literal, TextIO
 from urllib.parse import quote
 
 import matplotlib
@@ -21,21 +21,21 @@ from lit_data.commands.reports.untrusted import open_inside
 from lit_data.commands.result import choose_scale, find_unit, format_value, split_stage
 from lit_data.types import Ints
 
-_FILES: Final = (
+_FILES = (
     "csv/metrics.csv",
     "metrics.csv",
     "lightning_logs/*/metrics.csv",
     "*/metrics.csv",
     "*/*/metrics.csv",
 )
-_MOST_LOG_BYTES: Final = 2**30
-_MOST_STEPS: Final = 2**53
-_NOT_METRICS: Final = ("step", "epoch")
-_BASELINE: Final = "_baseline"
-_LIMITS: Final = ("memory/free_bytes", "memory/limit_bytes")
-_MACHINE_GROUPS: Final = ("amp", "batch", "cache", "data", "memory", "time")
+_MOST_LOG_BYTES = 2**30
+_MOST_STEPS = 2**53
+_NOT_METRICS = ("step", "epoch")
+_BASELINE = "_baseline"
+_LIMITS = ("memory/free_bytes", "memory/limit_bytes")
+_MACHINE_GROUPS = ("amp", "batch", "cache", "data", "memory", "time")
 
-COLOURS: Final = (
+COLOURS = (
     "#1f5fa8",
     "#d9730d",
     "#2a8a57",
@@ -48,13 +48,13 @@ COLOURS: Final = (
 """Of lines, by their numbers; those of page.css."""
 _SOFT, _RULE = "#5a6576", "#e1e5ea"
 _WIDTH_PX, _HEIGHT_PX = 400, 214
-_PX: Final = 1 / 72  # of the figure: a point of SVG is a pixel of ours
-_DASHES: Final[tuple[Any, ...]] = ("solid", (0, (3, 2.2)), (0, (1, 2.5)))
-_LOG_RANGE: Final = 300.0  # largest by smallest value from which an axis is logarithmic
-_MOST: Final = 1e60  # a loss that runs away is shown up to here: ranges of larger numbers overflow
-_LEAST: Final = 1e-60
-_FROM_ZERO: Final = ("B", "%", "s", "us", "ms", "samples/s", "/s")
-_MOST_EPOCHS: Final = 8
+_PX = 1 / 72  # of the figure: a point of SVG is a pixel of ours
+_DASHES: tuple[Any, ...] = ("solid", (0, (3, 2.2)), (0, (1, 2.5)))
+_LOG_RANGE = 300.0  # largest by smallest value from which an axis is logarithmic
+_MOST = 1e60  # a loss that runs away is shown up to here: ranges of larger numbers overflow
+_LEAST = 1e-60
+_FROM_ZERO = ("B", "%", "s", "us", "ms", "samples/s", "/s")
+_MOST_EPOCHS = 8
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import jinja2
 import yaml
@@ -34,17 +34,17 @@ from lit_data.commands.reports.runs import Run, describe_age
 from lit_data.commands.reports.untrusted import Picture
 from lit_data.commands.result import find_direction, format_value, read_number
 
-_MOST_CHARTS: Final = 40
-_POINTS_ALONE: Final = 300
-_POINTS_OF_MANY: Final = 100
-_STATES: Final = {
+_MOST_CHARTS = 40
+_POINTS_ALONE = 300
+_POINTS_OF_MANY = 100
+_STATES = {
     "done": ("good", "done"),
     "failed": ("bad", "failed"),
     "unfinished": ("warn", "not finished"),
 }
-_STAGES: Final = ("train", "val", "test")
-_HEADINGS: Final = {"model": "Losses and scores", "machine": "Speed and memory"}
-_UNPRINTABLE: Final = re.compile(
+_STAGES = ("train", "val", "test")
+_HEADINGS = {"model": "Losses and scores", "machine": "Speed and memory"}
+_UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
 """Control characters, those that turn the direction of text, and halves of surrogate pairs."""

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from lit_data.commands.reports.curves import (
     Chart,
@@ -23,15 +23,15 @@ from lit_data.commands.result import (
 )
 from lit_data.files import flatten
 
-_MOST_SCORE_TILES: Final = 4
-_MOST_CLASSES: Final = 30  # rows and columns of a table
-_CONTRASTS: Final = ("weak", "medium", "strong")
-_DETECTED: Final = ("targets", "hits", "a50_px", "a90_px", "a90_95_px")
-_SPLITS: Final = ("train", "val", "test")
-_SCORE_COLUMNS: Final = ("val", "test", "val, simple rule", "test, simple rule")
-_BASELINE: Final = "_baseline"
-_THRESHOLD: Final = "threshold"
-_HEADLINES: Final = (
+_MOST_SCORE_TILES = 4
+_MOST_CLASSES = 30  # rows and columns of a table
+_CONTRASTS = ("weak", "medium", "strong")
+_DETECTED = ("targets", "hits", "a50_px", "a90_px", "a90_95_px")
+_SPLITS = ("train", "val", "test")
+_SCORE_COLUMNS = ("val", "test", "val, simple rule", "test, simple rule")
+_BASELINE = "_baseline"
+_THRESHOLD = "threshold"
+_HEADLINES = (
     "image_auroc",
     "accuracy",
     "average_precision",
@@ -42,7 +42,7 @@ _HEADLINES: Final = (
     "dice",
 )
 """Scores that come first, behind the one that chose the checkpoint."""
-_MACHINE_TILES: Final = (
+_MACHINE_TILES = (
     ("seconds", "time", "from start to end"),
     ("samples_per_s", "speed", "while training"),
     ("data_wait_fraction", "waiting for data", "of the training time"),
@@ -50,22 +50,22 @@ _MACHINE_TILES: Final = (
     ("peak_rss_bytes", "host memory", "peak"),
     ("batch/ooms", "out of memory", "errors, recovered from"),
 )
-_OF_GOOD_IMAGES: Final = "val/threshold"
+_OF_GOOD_IMAGES = "val/threshold"
 """Threshold of a model that knows good images alone; those of the largest F1 are not used then."""
-_THRESHOLDS: Final = {
+_THRESHOLDS = {
     "f1_max_threshold": ("probability of a pixel", "F1 of the pixels is largest"),
     "image_f1_max_threshold": ("score of an image", "F1 of the images is largest"),
     "object_f1_max_threshold": ("score of an object", "F1 of the objects is largest"),
 }
 """Names of thresholds that validation chooses: what they are compared with, and why this value."""
 
-_MOST_SCORES: Final = 4
-_MOST_COLUMNS: Final = 8
-_MACHINE: Final = ("samples_per_s", "data_wait_fraction", "peak_rss_bytes", "batch/ooms", "seconds")
-_CURVES: Final = ("data/samples_per_s", "data/wait_fraction", "memory/rss_bytes", "batch/size")
-_MOST_POINTS: Final = 120
-_MOST_OVERLAYS: Final = 9
-_NO_OPTION: Final = ("paths.", "hydra.", "report")
+_MOST_SCORES = 4
+_MOST_COLUMNS = 8
+_MACHINE = ("samples_per_s", "data_wait_fraction", "peak_rss_bytes", "batch/ooms", "seconds")
+_CURVES = ("data/samples_per_s", "data/wait_fraction", "memory/rss_bytes", "batch/size")
+_MOST_POINTS = 120
+_MOST_OVERLAYS = 9
+_NO_OPTION = ("paths.", "hydra.", "report")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from lit_data.commands.reports.curves import Log, read_log
 from lit_data.commands.reports.untrusted import (
@@ -28,10 +28,10 @@ from lit_data.files import flatten
 
 State = Literal["done", "failed", "unfinished"]
 
-_FAILED: Final = ("failed", "out of memory", "killed", "interrupted")
-_MOST_TEXTS: Final = 5
-_MOST_CHARACTERS: Final = 20_000
-_SAME_ON_A_CPU: Final = (
+_FAILED = ("failed", "out of memory", "killed", "interrupted")
+_MOST_TEXTS = 5
+_MOST_CHARACTERS = 20_000
+_SAME_ON_A_CPU = (
     "memory/allocated_bytes",
     "memory/peak_allocated_bytes",
     "memory/peak_bytes",
@@ -40,18 +40,18 @@ _SAME_ON_A_CPU: Final = (
 )
 """Figures of a device's memory: on a CPU they are those of the resident memory again."""
 
-_REFERENCE: Final = re.compile(r"\$\{((?:hydra:)?[\w.]+)\}")
-_DEEPEST_REFERENCE: Final = 3
-_MOST_REFERENCES: Final = 1000
-_MOST_IN_A_TEXT: Final = 20
+_REFERENCE = re.compile(r"\$\{((?:hydra:)?[\w.]+)\}")
+_DEEPEST_REFERENCE = 3
+_MOST_REFERENCES = 1000
+_MOST_IN_A_TEXT = 20
 
-_LINE: Final = re.compile(
+_LINE = re.compile(
     r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w.]+): (.*)$"
 )
-_MOST_LOG_BYTES: Final = 4 * 2**20  # of the begin of a log and of its end
-_MOST_ENTRY_CHARACTERS: Final = 4000
-_MOST_WARNINGS: Final = 100
-_LIMITED: Final = "DataWaitMonitor: "
+_MOST_LOG_BYTES = 4 * 2**20  # of the begin of a log and of its end
+_MOST_ENTRY_CHARACTERS = 4000
+_MOST_WARNINGS = 100
+_LIMITED = "DataWaitMonitor: "
 
 
 @dataclass(frozen=True)

@@ -13,27 +13,27 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 import yaml
 
 from lit_data.errors import first_line
 from lit_data.io.remote.options import MASK, SECRET_WORDS, cut_secrets, split_key
 
-_LEAST_KNOWN: Final = 6  # a shorter secret would be found inside of ordinary words
+_LEAST_KNOWN = 6  # a shorter secret would be found inside of ordinary words
 
-_MOST_BYTES: Final = 2**24
-_MOST_NODES: Final = 200_000
-_DEEPEST: Final = 60
-_MOST_DIGITS: Final = 40
+_MOST_BYTES = 2**24
+_MOST_NODES = 200_000
+_DEEPEST = 60
+_MOST_DIGITS = 40
 # The loader in C is there if PyYAML was built with it.
-_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_QUALITY: Final = 80
-_MOST_PICTURES: Final = 12
-_MOST_PICTURE_BYTES: Final = 2**27
-_MOST_PX: Final = 10**8
-_MOST_HEIGHT_PX: Final = 8000
-_CAPTIONS: Final = {
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_QUALITY = 80
+_MOST_PICTURES = 12
+_MOST_PICTURE_BYTES = 2**27
+_MOST_PX = 10**8
+_MOST_HEIGHT_PX = 8000
+_CAPTIONS = {
     "samples": "Samples as the model sees them",
     "predictions": "Samples, their masks, and what the best checkpoint finds",
     "worst": "Defects that were missed or nearly so, and below the surest false alarms",
@@ -45,9 +45,9 @@ _CAPTIONS: Final = {
     "throughput": "Samples per second, batch size, and where the time of each step goes",
     "sweep": "The jobs of the sweep",
 }
-_ENDINGS: Final = (".png", ".jpg", ".jpeg")
-_TIMELINES: Final = ("memory", "throughput")
-_DIAGRAMS: Final = (*_TIMELINES, "sweep")
+_ENDINGS = (".png", ".jpg", ".jpeg")
+_TIMELINES = ("memory", "throughput")
+_DIAGRAMS = (*_TIMELINES, "sweep")
 
 
 class Masker:

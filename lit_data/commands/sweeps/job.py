@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -47,15 +47,15 @@ log = logging.getLogger(__name__)
 
 Direction = Literal["min", "max"]
 
-_DIRECTIONS: Final[dict[str, Direction]] = {"minimize": "min", "maximize": "max"}
+_DIRECTIONS: dict[str, Direction] = {"minimize": "min", "maximize": "max"}
 
-_ERRORS: Final = {
+_ERRORS = {
     error.exit_code: error
     for error in (ConfigError, DataError, StoreError, BatchMemoryError, WorkerDiedError)
 }
-JOURNAL: Final = "search/journal.log"
+JOURNAL = "search/journal.log"
 """Journal of a search, in the folder of its sweep."""
-PRUNED: Final = "pruned"
+PRUNED = "pruned"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Overrides of the jobs of a sweep: those that compute, those that differ, and the space of a search."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.override_parser.types import (
     IntervalSweep,
@@ -16,7 +16,7 @@ from lit_data.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-_FREE: Final = ("sweep.", "paths.runs", "paths.cache")  # they change nothing of what a job computes
+_FREE = ("sweep.", "paths.runs", "paths.cache")  # they change nothing of what a job computes
 
 
 def split_overrides(overrides: Sequence[str]) -> dict[str, str]:

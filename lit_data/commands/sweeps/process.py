@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
 
 import psutil
 from filelock import Timeout
@@ -35,14 +34,14 @@ from lit_data.io.temp import kernel_lock
 log = logging.getLogger(__name__)
 
 
-_VARIABLE: Final = "LIT_DATA_SWEEP_JOB"  # in a job's environment: its folder
-_SAVING_S: Final = 120.0  # for a job that is to stop: to finish its step and write a checkpoint
+_VARIABLE = "LIT_DATA_SWEEP_JOB"  # in a job's environment: its folder
+_SAVING_S = 120.0  # for a job that is to stop: to finish its step and write a checkpoint
 LEFTOVERS_S = 5.0  # how long processes may outlive the one that started them
-_KILLED_S: Final = 1.0  # until a killed process is gone
-GPU_POLL_S: Final = 0.5
-_ON_DEVICES: Final = ("fit", "validate", "test", "predict", "benchmark")
+_KILLED_S = 1.0  # until a killed process is gone
+GPU_POLL_S = 0.5
+_ON_DEVICES = ("fit", "validate", "test", "predict", "benchmark")
 """Commands that use the devices of the Trainer."""
-_ALL_DEVICES: Final = ("auto", "-1")
+_ALL_DEVICES = ("auto", "-1")
 OUT_OF_MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Final
+from typing import Any
 
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
@@ -36,8 +36,8 @@ from lit_data.files import write_json, write_table
 
 log = logging.getLogger(__name__)
 
-_STATUSES: Final = ("done", "pruned", "failed", "out_of_memory", "killed", "interrupted", "not_run")
-_COLOURS: Final = {
+_STATUSES = ("done", "pruned", "failed", "out_of_memory", "killed", "interrupted", "not_run")
+_COLOURS = {
     "done": "green",
     "pruned": "dim",
     "not run": "dim",
@@ -45,9 +45,9 @@ _COLOURS: Final = {
     "running": "yellow",
 }
 """Of statuses in the table; the rest is red."""
-_MOST_ROWS: Final = 60  # of the picture: more jobs have no labels in it
-_LONGEST_LABEL: Final = 40
-_FOLD_COLUMNS: Final = ("overrides", "metric", "folds", "mean", "deviation")
+_MOST_ROWS = 60  # of the picture: more jobs have no labels in it
+_LONGEST_LABEL = 40
+_FOLD_COLUMNS = ("overrides", "metric", "folds", "mean", "deviation")
 
 
 @dataclass(frozen=True, kw_only=True)

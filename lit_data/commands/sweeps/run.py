@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-_POLL_S: Final = 2.0
-_NO_FAILURES: Final = ("done", "pruned", "not run", "running")
-_BASIC: Final = f"{BasicSweeper.__module__}.{BasicSweeper.__qualname__}"
-_BASIC_LAUNCHER: Final = f"{BasicLauncher.__module__}.{BasicLauncher.__qualname__}"
+_POLL_S = 2.0
+_NO_FAILURES = ("done", "pruned", "not run", "running")
+_BASIC = f"{BasicSweeper.__module__}.{BasicSweeper.__qualname__}"
+_BASIC_LAUNCHER = f"{BasicLauncher.__module__}.{BasicLauncher.__qualname__}"
 
 
 class JobWatch(threading.Thread):

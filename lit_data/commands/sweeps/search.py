@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import optuna
@@ -48,12 +48,12 @@ from lit_data.io.temp import hold_lock, kernel_lock
 log = logging.getLogger(__name__)
 
 
-_STUDY: Final = "search"
-_MOST_BYTES: Final = 2**28  # of a journal, which is read as a whole; 20 trials take some 20 KiB
-_TAIL_BYTES: Final = 2**20  # longer than any line of a journal
-POLL_S: Final = 2.0
-_CONTROLLER: Final = re.compile(r"[0-9a-f]{16}")
-_ARRANGED: Final = ("GridSampler", "QMCSampler")
+_STUDY = "search"
+_MOST_BYTES = 2**28  # of a journal, which is read as a whole; 20 trials take some 20 KiB
+_TAIL_BYTES = 2**20  # longer than any line of a journal
+POLL_S = 2.0
+_CONTROLLER = re.compile(r"[0-9a-f]{16}")
+_ARRANGED = ("GridSampler", "QMCSampler")
 """Samplers whose seed is the arrangement of the whole search, and not that of one job."""
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -1,7 +1,7 @@
 """`CTDataset`: volumes as occupied voxels or dense windows, written into rows of a batch."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from lit_data.types import Array, FieldSpec, Ints, LookAhead, SampleRuns, read_s
 if TYPE_CHECKING:
     import torch
 
-_NUMBERS: Final[Mapping[str, FieldSpec]] = {
+_NUMBERS: Mapping[str, FieldSpec] = {
     "index": FieldSpec((), "int64"),
     "volume_index": FieldSpec((), "int64"),
     "shape": FieldSpec((3,), "int64"),

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,8 @@ from lit_data.io.volumes.sparse_file import MAX_OPEN
 from lit_data.io.volumes.sparse_store import SparseStore
 from lit_data.types import Array
 
-FORMAT_VERSION: Final = 1  # raise it with every change of the arrays
-_LEAST_INT16: Final = -(2**15)
+FORMAT_VERSION = 1  # raise it with every change of the arrays
+_LEAST_INT16 = -(2**15)
 
 
 class DenseVolume(NamedTuple):

@@ -4,7 +4,6 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import psutil
@@ -20,8 +19,8 @@ from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
 from lit_data.io.volumes.sparse_file import MAX_OPEN
 from lit_data.types import Bools
 
-SLAB_VOXELS: Final = 2**25  # measured at once
-_VOXEL_BYTES: Final = 6  # of memory for each, about
+SLAB_VOXELS = 2**25  # measured at once
+_VOXEL_BYTES = 6  # of memory for each, about
 
 Mask = Bools
 Distances = NDArray[np.float32]

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +29,9 @@ from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
 from lit_data.rng import Stream, random_words
 from lit_data.types import COUNT_SUFFIX, Array, FieldSpec, Ints
 
-_WORD_BITS: Final = np.uint64(32)
-_MOST_WINDOWS: Final = 2**26  # of a grid, whose numbers are listed
-_CHUNK: Final = 2**16  # voxels at once, which stay in the cache of a core
+_WORD_BITS = np.uint64(32)
+_MOST_WINDOWS = 2**26  # of a grid, whose numbers are listed
+_CHUNK = 2**16  # voxels at once, which stay in the cache of a core
 
 
 def choose_points(count: int, most: int, *, seed: int, epoch: int, index: int) -> Ints | None:
@@ -142,7 +141,7 @@ def clear_outside(out: Array, shape: Sequence[int]) -> None:
     out[:depth, :height, width:] = 0
 
 
-UNLABELLED: Final = -1
+UNLABELLED = -1
 """Label of every voxel of a volume that has no labels, in a set where others have them."""
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,8 +15,8 @@ from lit_data.types import Ints
 
 WindowMode = Literal["sliding", "random"]
 
-_WORDS: Final = 5  # labelled or not, which labelled voxel, z, y, x
-_WORD_BITS: Final = 32
+_WORDS = 5  # labelled or not, which labelled voxel, z, y, x
+_WORD_BITS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -41,16 +41,16 @@ def _find_shares(boxes: Floats) -> Bools:
     return is_share_box(np.hstack([boxes, boxes[:, :2] + boxes[:, 2:]]))
 
 
-_COCO_OF_SPLITS: Final = "annotations/*.json"
-COCO_PLACES: Final = (
+_COCO_OF_SPLITS = "annotations/*.json"
+COCO_PLACES = (
     "annotations/instances_*.json",
     _COCO_OF_SPLITS,
     "_annotations.coco.json",  # as Roboflow exports them
     "*/_annotations.coco.json",
 )
-_MAX_SIDE_PX: Final = 10**9  # no image is larger, and messages stay short
+_MAX_SIDE_PX = 10**9  # no image is larger, and messages stay short
 
-_FORM: Final = BoxForm(
+_FORM = BoxForm(
     "COCO JSON", "annotations[{}]", ("pixels", "shares of the image"), _find_shares, _find_corners
 )
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,9 @@ from lit_data.types import COUNT_SUFFIX, Array, FieldSpec, Ints, SampleRuns
 if TYPE_CHECKING:
     from lit_data.datasets.detection.synthetic import SyntheticObjects
 
-BOX_COLUMNS: Final = 6
-_DTYPES: Final = ("uint8", "uint16", "float32")  # that OpenCV scales
-_KEEP_ALL: Final = MosaicSpec(min_box_px=0, min_box_visible=0, max_box_aspect=math.inf)
+BOX_COLUMNS = 6
+_DTYPES = ("uint8", "uint16", "float32")  # that OpenCV scales
+_KEEP_ALL = MosaicSpec(min_box_px=0, min_box_visible=0, max_box_aspect=math.inf)
 
 
 class BatchMosaics(NamedTuple):
@@ -320,11 +320,11 @@ class DetectionDataset(BankDataset):
 # are whole pixels. So each side of a tile is moved to the nearest whole pixel of the output: less
 # than half a pixel, most often far less.
 
-_CUTS: Final = np.arange(5)
+_CUTS = np.arange(5)
 """Tiles may be cut this many pixels further out, where that edge comes closer to a whole pixel of the output."""
-_CLOSE_PX: Final = 0.1
+_CLOSE_PX = 0.1
 """An edge that is as close needs no other cut."""
-_BEYOND_PX: Final = 8.0
+_BEYOND_PX = 8.0
 """How far beyond its window a tile is drawn for a closer edge, in the output."""
 
 

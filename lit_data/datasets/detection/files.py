@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -42,12 +42,12 @@ log = logging.getLogger(__name__)
 
 LabelFormat = Literal["auto", "yolo", "coco", "voc", "none"]
 
-_PLACES: Final = {
+_PLACES = {
     "yolo": (".txt", ("labels", "Labels", "LABELS")),
     "voc": (".xml", ("Annotations", "annotations", "ANNOTATIONS", "annotations_voc")),
 }
-_READERS: Final = 8  # threads that wait for a disk in the network, or a server
-_SIDE_FILES: Final = (
+_READERS = 8  # threads that wait for a disk in the network, or a server
+_SIDE_FILES = (
     *("data.yaml", "classes.txt", "labels/classes.txt", *COCO_PLACES),
     *(f"{split}.txt" for split in SPLITS),
 )

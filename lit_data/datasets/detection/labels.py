@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 Floats = NDArray[np.float64]
 AnyPath = str | os.PathLike[str]
 
-MAX_OUTSIDE: Final = 0.01
+MAX_OUTSIDE = 0.01
 """Share of a box's width or height that may lie beyond the image; it is cut off."""
 
-_ROUNDING: Final = 2e-6
+_ROUNDING = 2e-6
 """Error of six decimals of centre and size, in fractions of the image."""
-_SPLIT_WORD: Final = re.compile(r"(?<![a-z])(train|val|test)(?:id|idation|ing)?\d*(?![a-z])")
-_SMALLEST: Final = 1e-9  # far below a pixel, and still above 0 as float32
-_LARGEST: Final = 1e9  # also refuses NaN, infinity and whole numbers that no float holds
+_SPLIT_WORD = re.compile(r"(?<![a-z])(train|val|test)(?:id|idation|ing)?\d*(?![a-z])")
+_SMALLEST = 1e-9  # far below a pixel, and still above 0 as float32
+_LARGEST = 1e9  # also refuses NaN, infinity and whole numbers that no float holds
 
 
 @dataclass(frozen=True, slots=True, eq=False)

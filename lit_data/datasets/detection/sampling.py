@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from lit_data.errors import ConfigError
 from lit_data.rng import Stream, random_words
 from lit_data.types import Ints
 
-_WINDOW_POSITIVES: Final = 0.5
+_WINDOW_POSITIVES = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 Difficult = bool | Literal["ignore"]
 """Objects marked as difficult: kept, left out, or neither learned nor wrong where they are found."""
 
-MAX_XML_BYTES: Final = 10_000_000
+MAX_XML_BYTES = 10_000_000
 
-_FEW: Final = 8  # images of one name that are looked at one by one
-_SIDES: Final = ("xmin", "ymin", "xmax", "ymax")
-_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,9}(?:\.[0-9]*)?")
+_FEW = 8  # images of one name that are looked at one by one
+_SIDES = ("xmin", "ymin", "xmax", "ymax")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,9}(?:\.[0-9]*)?")
 
 
 def _find_corners(boxes: Floats, sizes_px: Floats) -> Floats:
     return np.hstack([(boxes[:, :2] - 1) / sizes_px, boxes[:, 2:] / sizes_px])
 
 
-_FORM: Final = BoxForm(
+_FORM = BoxForm(
     "VOC XML", "object {}", ("pixels", "shares of the image"), is_share_box, _find_corners
 )
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,9 @@ from lit_data.types import Array, FieldSpec, Ints, LookAhead, Size
 
 log = logging.getLogger(__name__)
 
-_ROUNDING: Final = 1e-6
+_ROUNDING = 1e-6
 """Error of a visible fraction: boxes are float32 fractions of their image."""
-_PAIRS: Final = 2**18
+_PAIRS = 2**18
 
 
 class WindowBank(ImageBank):

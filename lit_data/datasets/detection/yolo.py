@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -29,10 +28,10 @@ from lit_data.types import Bools, Ints
 log = logging.getLogger(__name__)
 
 # Possessive repetitions: no digit is tried twice, so that long lines take no long time.
-_NUMBER: Final = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?"
-_IS_NUMBER: Final = re.compile(_NUMBER)
-_LINE: Final = re.compile(r"([0-9]{1,9})(?:\.0*)?" + rf"[ \t]+({_NUMBER})" * 4)
-_LARGEST_FRACTION: Final = 2.0
+_NUMBER = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?"
+_IS_NUMBER = re.compile(_NUMBER)
+_LINE = re.compile(r"([0-9]{1,9})(?:\.0*)?" + rf"[ \t]+({_NUMBER})" * 4)
+_LARGEST_FRACTION = 2.0
 """Above it a number is in pixels; between 1 and it a box merely lies outside."""
 
 
@@ -45,7 +44,7 @@ def _find_corners(boxes: Floats, sizes_px: Floats) -> Floats:
     return np.hstack([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2])
 
 
-_FORM: Final = BoxForm(
+_FORM = BoxForm(
     "YOLO text", "line {}", ("shares of the image", "pixels"), _find_pixels, _find_corners
 )
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,14 +44,14 @@ from lit_data.io.images.header import read_header
 from lit_data.io.source import open_source, read_whole
 from lit_data.types import Ints
 
-MAX_BYTES: Final = 2**30
-_HEAD_BYTES: Final = 2**16
-ANNOTATION_SUFFIXES: Final = (".json", ".csv", ".xml", ".txt", ".yaml")
-_CVAT_SIDES: Final = ("xtl", "ytl", "xbr", "ybr")
-_CVAT_SHAPES: Final = ("polyline", "points", "ellipse", "cuboid", "skeleton", "mask")
-_LABELME_OTHERS: Final = ("__ignore__", "_background_")  # labels of what is no object
-_RUN_COLUMNS: Final = ("encodedpixels", "encoded_pixels", "rle", "mask_rle", "runs", "segmentation")
-_MOST_TABLES: Final = 3  # that a message describes
+MAX_BYTES = 2**30
+_HEAD_BYTES = 2**16
+ANNOTATION_SUFFIXES = (".json", ".csv", ".xml", ".txt", ".yaml")
+_CVAT_SIDES = ("xtl", "ytl", "xbr", "ybr")
+_CVAT_SHAPES = ("polyline", "points", "ellipse", "cuboid", "skeleton", "mask")
+_LABELME_OTHERS = ("__ignore__", "_background_")  # labels of what is no object
+_RUN_COLUMNS = ("encodedpixels", "encoded_pixels", "rle", "mask_rle", "runs", "segmentation")
+_MOST_TABLES = 3  # that a message describes
 
 
 class Mark(NamedTuple):
@@ -400,7 +400,7 @@ def _find_labelled(path: Path, annotated: Annotated) -> int | None:
     )
 
 
-_READERS: Final[Mapping[Layout, tuple[str, Callable[[Path, Annotated], None]]]] = {
+_READERS: Mapping[Layout, tuple[str, Callable[[Path, Annotated], None]]] = {
     "coco": (".json", _read_coco),
     "labelme": (".json", _read_labelme),
     "csv": (".csv", _read_csv),

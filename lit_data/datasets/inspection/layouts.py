@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,34 +25,32 @@ log = logging.getLogger(__name__)
 
 Layout = Literal["anomaly", "folder", "beside", "none", "coco", "labelme", "csv", "yolo", "cvat"]
 
-MASK_FOLDERS: Final = re.compile(
+MASK_FOLDERS = re.compile(
     r"((train(ing)?|val(id(ation)?)?|test(ing)?|images?|defects?|binary|pixel)[_-]?)?"
     r"(masks?|gts?|ground[_-]?truths?|labels?|annotations?|annots?|seg(mentations?)?)"
     r"([_-]?(images?|imgs?|png|files?))?|SegmentationClass(PNG)?",
     re.IGNORECASE,
 )
-_OTHER_FOLDERS: Final = re.compile(
+_OTHER_FOLDERS = re.compile(
     r"SegmentationObject(PNG)?|Segmentation(Class|Object)(Npy|Visualization)|Visualization"
 )
 """Of VOC and LabelMe: what is in them says again what the masks say."""
-_IMAGE_FOLDERS: Final = re.compile(
+_IMAGE_FOLDERS = re.compile(
     r"((train(ing)?|val(id(ation)?)?|test(ing)?)[_-])?(images?|imgs?|JPEGImages|pictures?|photos?|data)",
     re.IGNORECASE,
 )
-_ENDING: Final = re.compile(
+_ENDING = re.compile(
     r"[_.-](masks?|gt|label|labels|seg|segmentation|ground_?truth|anno|annotation)$", re.IGNORECASE
 )
-_SPLIT: Final = re.compile(r"(train|val|test)(?:id|idation|ing)?", re.IGNORECASE)
-_GOOD: Final = re.compile(
-    r".*(^|[_-])(good|ok|normal|free|clean|no_?defects?|pass)$", re.IGNORECASE
-)
-_MATLAB_CURE: Final = (
+_SPLIT = re.compile(r"(train|val|test)(?:id|idation|ing)?", re.IGNORECASE)
+_GOOD = re.compile(r".*(^|[_-])(good|ok|normal|free|clean|no_?defects?|pass)$", re.IGNORECASE)
+_MATLAB_CURE = (
     "they are not read: save each mask as PNG, for which docs/inspection.md has the lines"
 )
-_MOST_NAMED: Final = 20
-_LEAST_TWINS: Final = 3  # files that two folders share the names of
-_MOST_FOLDERS: Final = 32  # that are compared by their files
-_LOSSLESS: Final = (
+_MOST_NAMED = 20
+_LEAST_TWINS = 3  # files that two folders share the names of
+_MOST_FOLDERS = 32  # that are compared by their files
+_LOSSLESS = (
     ".png",
     ".bmp",
     ".tif",

@@ -4,7 +4,7 @@ import base64
 import math
 from collections.abc import Callable, Iterator, Mapping
 from io import BytesIO
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,20 +16,20 @@ from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import decode
 from lit_data.types import Bools, Ints
 
-_SLACK_PX: Final = 1.0  # points of outlines may lie so far outside their image
-_SPECK_PX: Final = 4
+_SLACK_PX = 1.0  # points of outlines may lie so far outside their image
+_SPECK_PX = 4
 """Programs that simplify outlines leave two points of a speck of so many pixels: the line is marked."""
 
-_CIRCLE_POINTS: Final = 256
-_WITHOUT_AREA: Final = ("line", "linestrip", "point", "points")
-_CUT_READ: Final = ReadOptions(palette="index", alpha="drop", equal_channels="brightest")
+_CIRCLE_POINTS = 256
+_WITHOUT_AREA = ("line", "linestrip", "point", "points")
+_CUT_READ = ReadOptions(palette="index", alpha="drop", equal_channels="brightest")
 
-CROSSINGS: Final = 2**20  # of edges and rows, at once
-MOST_COVERS: Final = 256
+CROSSINGS = 2**20  # of edges and rows, at once
+MOST_COVERS = 256
 """Shapes of an image may cover it so many times, each counted with its bounding box."""
-MOST_DRAWN_PX: Final = 2**28
+MOST_DRAWN_PX = 2**28
 """Shapes of a small image may cover so many pixels, however often that is the image."""
-_GROUPS: Final = 7  # of five bits in a number of COCO's text: more than any image has pixels
+_GROUPS = 7  # of five bits in a number of COCO's text: more than any image has pixels
 
 Mask = NDArray[np.uint8]
 

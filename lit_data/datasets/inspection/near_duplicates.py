@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final, Protocol, Self
+from typing import IO, Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,28 +22,28 @@ from lit_data.io.store.store import keep_found
 from lit_data.types import Array, Bools, Ints
 
 Floats = NDArray[np.float32]
-SIMILAR: Final = 0.9
+SIMILAR = 0.9
 """Correlation of small pictures without their slow changes, from which on images count as near-duplicates."""
-_LIKELY: Final = 0.6
+_LIKELY = 0.6
 """Correlation of sketches from which on pictures are compared: 6 standard deviations below `SIMILAR`."""
-_SAME: Final = 0.97
+_SAME = 0.97
 """Correlation from which on images of a crowd are frames of one part, if noise alone is between them."""
-_NOISE: Final = 1.5
+_NOISE = 1.5
 """Root mean square of the difference of small pictures, in grey levels of 255, that noise of a camera explains."""
-_OWN: Final = 0.6
+_OWN = 0.6
 """Correlation of what images of a crowd do not have in common, from which on they show the same."""
-_CROWD: Final = 8
+_CROWD = 8
 """Images alike, from which on they may be different places of one texture."""
-_SIDE_PX: Final = 32
-_PIXELS: Final = _SIDE_PX**2
-BUCKET: Final = 2048  # images that are compared with each other, about
-_LARGEST_BUCKET: Final = 8  # times `BUCKET`
-_ANCHORS: Final = 256  # images of a bucket beyond that, with which all others are compared
-_MOST_PAIRS: Final = 2**20  # that are compared at once
-_BANDS: Final = 8
-_SKETCH: Final = 64  # numbers of the projection of a picture
-_BUFFER_BYTES: Final = 2**20
-_LEAST: Final = 1e-3
+_SIDE_PX = 32
+_PIXELS = _SIDE_PX**2
+BUCKET = 2048  # images that are compared with each other, about
+_LARGEST_BUCKET = 8  # times `BUCKET`
+_ANCHORS = 256  # images of a bucket beyond that, with which all others are compared
+_MOST_PAIRS = 2**20  # that are compared at once
+_BANDS = 8
+_SKETCH = 64  # numbers of the projection of a picture
+_BUFFER_BYTES = 2**20
+_LEAST = 1e-3
 """Standard deviation of a small picture, in grey levels of 255, below which it is flat."""
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,8 @@ from lit_data.io.progress import track
 from lit_data.io.store.store import keep_found
 from lit_data.types import IGNORED, Array, Bools, Ints
 
-_NO_DEFECT: Final = np.zeros((1, 1, 1), np.uint8)
-_MOST_MARKED: Final = 50  # % of the pixels; defects are the smaller part of what they lie on
+_NO_DEFECT = np.zeros((1, 1, 1), np.uint8)
+_MOST_MARKED = 50  # % of the pixels; defects are the smaller part of what they lie on
 
 log = logging.getLogger(__name__)
 
@@ -229,10 +229,10 @@ def is_defect(mask: Array) -> Bools:
     return is_marked
 
 
-PICKS: Final = 3
+PICKS = 3
 """Random numbers that `ObjectPool.pick` takes: image, object, pixel."""
-_PIXELS: Final = 16  # stored of an object: enough to see all parts of a large one, few in memory
-_OBJECTS: Final = 256
+_PIXELS = 16  # stored of an object: enough to see all parts of a large one, few in memory
+_OBJECTS = 256
 """Objects of a class in an image: the largest, as a noisy mask has thousands of specks."""
 
 

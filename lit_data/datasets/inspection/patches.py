@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from lit_data.io.images.image_source import ImageBank
 from lit_data.rng import Stream, random_words
 from lit_data.types import Array, Bools, FieldSpec, Ints
 
-_RING_PX: Final = 11  # of the pixels around a defect that is pasted
+_RING_PX = 11  # of the pixels around a defect that is pasted
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -21,12 +20,12 @@ from lit_data.types import Bools, Ints
 
 log = logging.getLogger(__name__)
 
-_GOOD_ALONE: Final = {"train": 0.85, "val": 0.15, "test": 0.0}
+_GOOD_ALONE = {"train": 0.85, "val": 0.15, "test": 0.0}
 """Fractions where no image shows a defect, without which a test says nothing."""
-_OF_TRAIN: Final = {"train": 1 - DEFAULT_SHARES["val"], "val": DEFAULT_SHARES["val"]}
+_OF_TRAIN = {"train": 1 - DEFAULT_SHARES["val"], "val": DEFAULT_SHARES["val"]}
 """Fractions of the images of train where no folder is named after val."""
-_UNEVEN: Final = 1 / 3  # of its fraction, by which a split may miss it
-_FEW: Final = 20  # images of which fractions are rough in any case
+_UNEVEN = 1 / 3  # of its fraction, by which a split may miss it
+_FEW = 20  # images of which fractions are rough in any case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

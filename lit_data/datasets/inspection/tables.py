@@ -4,20 +4,20 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from lit_data.datasets.detection.voc import NameIndex
 from lit_data.errors import DataError, Problems, show_path
 from lit_data.io.discovery import check_inside, list_shown
 from lit_data.io.source import decode_text, open_source, read_whole
 
-_MOST_TABLES: Final = 3  # that a message describes
-BOTH_COLUMNS: Final = "imageid_classid"  # of a column that holds both
-IMAGE_COLUMNS: Final = (
+_MOST_TABLES = 3  # that a message describes
+BOTH_COLUMNS = "imageid_classid"  # of a column that holds both
+IMAGE_COLUMNS = (
     *("imageid", "image", "image_id", "filename", "file_name", "file", "name", "img"),
     BOTH_COLUMNS,
 )
-CLASS_COLUMNS: Final = (
+CLASS_COLUMNS = (
     "classid",
     "class_id",
     "class",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +21,13 @@ from lit_data.files import replacing_by_path
 
 Floats = NDArray[np.float32]
 
-TOLERANCE: Final = 1e-4
-_NEEDED: Final = ("onnx", "onnxruntime", "onnxscript")
-_AXES: Final = ("batch", "channels", "height", "width")
-_LARGEST_BYTES: Final = 2**31 - 2**20
+TOLERANCE = 1e-4
+_NEEDED = ("onnx", "onnxruntime", "onnxscript")
+_AXES = ("batch", "channels", "height", "width")
+_LARGEST_BYTES = 2**31 - 2**20
 """A protobuf message holds 2 GiB."""
 
-_BATCH: Final = 2
+_BATCH = 2
 """Images of the traced batch: an axis of length 1 would be taken for a constant."""
 
 

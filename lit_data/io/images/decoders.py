@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from lit_data.io.images.readers import Decoded, decode_strict
 from lit_data.io.source import naming
 from lit_data.types import Array
 
-_MASK_FOLDER: Final = re.compile("mask|label|annot|ground.?truth|_gt$|^gt$", re.IGNORECASE)
+_MASK_FOLDER = re.compile("mask|label|annot|ground.?truth|_gt$|^gt$", re.IGNORECASE)
 _FORMAT = 1  # raised when the same files and options give other pixels
 
 

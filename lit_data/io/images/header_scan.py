@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from lit_data.io.images.decoders import STORE_DTYPES, Decoder, ImageSource
 from lit_data.io.progress import count_threads, ordered_map, track
 from lit_data.types import Array
 
-DTYPES: Final = tuple(dict.fromkeys(STORE_DTYPES.values()))
+DTYPES = tuple(dict.fromkeys(STORE_DTYPES.values()))
 """Of a store."""
 
 
@@ -44,7 +44,7 @@ def _find_fault(decoder: Decoder, source: ImageSource) -> str | None:
 
 
 OnBad = Literal["error", "skip"]
-SKIPPING: Final = "data.on_bad=skip leaves them out"
+SKIPPING = "data.on_bad=skip leaves them out"
 
 
 @dataclass(frozen=True, slots=True)

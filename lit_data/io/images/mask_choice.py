@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,17 +18,17 @@ from lit_data.types import IGNORED, Array
 
 log = logging.getLogger(__name__)
 
-_SAMPLED_MASKS: Final = 64
-_MOST_LABEL_BYTES: Final = 100_000
-_MOST_COLOURS: Final = 32  # of classes; pictures have far more
-_MOST_CLASSES: Final = 16  # as numbers that are taken for classes
-_VOC_FOLDER: Final = "SegmentationClass"
-_MOST_VOC: Final = 32  # numbers of classes, beside 255
-_END: Final = 32  # grey levels next to black and to white
+_SAMPLED_MASKS = 64
+_MOST_LABEL_BYTES = 100_000
+_MOST_COLOURS = 32  # of classes; pictures have far more
+_MOST_CLASSES = 16  # as numbers that are taken for classes
+_VOC_FOLDER = "SegmentationClass"
+_MOST_VOC = 32  # numbers of classes, beside 255
+_END = 32  # grey levels next to black and to white
 # Values that class numbers beside 255 for ignored pixels do not use.
-_NEARLY_WHITE: Final = slice(240, 255)
-_MOST_BETWEEN: Final = 0.1  # of the pixels of masks whose edges alone are grey
-_THRESHOLD: Final = 128
+_NEARLY_WHITE = slice(240, 255)
+_MOST_BETWEEN = 0.1  # of the pixels of masks whose edges alone are grey
+_THRESHOLD = 128
 
 
 def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:

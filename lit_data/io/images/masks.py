@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,10 @@ from lit_data.io.images.readers import read_image
 from lit_data.io.source import naming
 from lit_data.types import IGNORED, Array
 
-_MOST_SHOWN: Final = 10
-_SMALL: Final = 16  # class numbers that may have gaps
-_FEW: Final = 64  # class numbers, which grey edges go far beyond
-_CHANNELS: Final[dict[str, Literal["collapse", "brightest"]]] = {
+_MOST_SHOWN = 10
+_SMALL = 16  # class numbers that may have gaps
+_FEW = 64  # class numbers, which grey edges go far beyond
+_CHANNELS: dict[str, Literal["collapse", "brightest"]] = {
     "equal": "collapse",
     "brightest": "brightest",
 }

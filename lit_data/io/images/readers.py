@@ -5,7 +5,7 @@ import zlib
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,8 @@ from lit_data.io.images.options import DEFAULT_READ, ReadOptions, StoredImage, i
 from lit_data.io.source import open_source, read_whole
 from lit_data.types import Array
 
-_STRAY: Final = "a JPEG with small faults that leave its pixels as they are"
-_HARMLESS: Final = {
+_STRAY = "a JPEG with small faults that leave its pixels as they are"
+_HARMLESS = {
     "extraneous bytes before marker": _STRAY,
     "Invalid SOS parameters": _STRAY,
     "Adobe color transform": _STRAY,

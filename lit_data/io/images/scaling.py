@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,9 @@ from lit_data.io.images.image_source import ImageBank
 from lit_data.io.store.store import keep_found
 from lit_data.types import IGNORED, Array
 
-_FORMAT: Final = 1  # raised when the same files and options give other pixels
+_FORMAT = 1  # raised when the same files and options give other pixels
 
-LARGEST_FACTOR: Final = 16
+LARGEST_FACTOR = 16
 
 Size = tuple[int, int]
 
@@ -39,7 +39,7 @@ evenly on both sides."""
 FitPadding = Literal["reflect", "border", "zeros"]
 """What is padded with: the image mirrored, its outermost pixels, or 0."""
 
-_PAD_MODES: Final = {"reflect": "reflect", "border": "edge", "zeros": "constant"}
+_PAD_MODES = {"reflect": "reflect", "border": "edge", "zeros": "constant"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import struct
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from lit_data.files import explaining, replacing
 from lit_data.types import Array
 
-_COLOUR_TYPES: Final = {1: 0, 3: 2}
-_UP: Final = 2  # PNG filter: each byte less the one above it
+_COLOUR_TYPES = {1: 0, 3: 2}
+_UP = 2  # PNG filter: each byte less the one above it
 
 
 def write_image(path: Path, pixels: Array) -> str:

@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from typing_extensions import override
 
@@ -26,18 +26,18 @@ from lit_data.io.remote.scope import SUMS_NAME, Scope, parse_list
 T = TypeVar("T")
 Item = TypeVar("Item")
 
-MAX_LIST_BYTES: Final = 256 * 2**20
+MAX_LIST_BYTES = 256 * 2**20
 """The largest list of files or index page that is read."""
 
-S3: Final = ("s3", "s3a")
-_S3_OPTIONS: Final = ("endpoint_url", "region", "anon")
-_PACKAGES: Final = {"s3": "s3fs", "s3a": "s3fs"}
+S3 = ("s3", "s3a")
+_S3_OPTIONS = ("endpoint_url", "region", "anon")
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs"}
 # Names that file systems of fsspec give to checksums, versions and times of a file.
-_TAGS: Final = ("ETag", "etag", "md5Hash", "md5", "content_md5", "checksum", "generation")
-_TIMES: Final = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
-_HEX: Final = frozenset("0123456789abcdef")
-PART_BYTES: Final = 32 * 2**20
-_MOST_PARTS: Final = 10_000  # of an upload, as S3 counts
+_TAGS = ("ETag", "etag", "md5Hash", "md5", "content_md5", "checksum", "generation")
+_TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
+_HEX = frozenset("0123456789abcdef")
+PART_BYTES = 32 * 2**20
+_MOST_PARTS = 10_000  # of an upload, as S3 counts
 
 
 @dataclass(frozen=True, slots=True)

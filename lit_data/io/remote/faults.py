@@ -11,7 +11,7 @@ import secrets
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from lit_data.errors import DataError, LitDataError, StoreSpaceError, causes_of
 from lit_data.io.remote.options import WHERE_CREDENTIALS_BELONG, RemoteOptions, redact
@@ -21,17 +21,17 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LONGEST_WAIT_S: Final = 30.0
-_TRANSIENT_STATUS: Final = (408, 425, 429, 500, 502, 503, 504)
-_LASTING: Final = (
+_LONGEST_WAIT_S = 30.0
+_TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
+_LASTING = (
     *(ssl.SSLError, ValueError, TypeError, LookupError),
     *(AttributeError, ImportError, NotImplementedError),
 )
 """Errors without an answer of the server that another try cannot help."""
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_SHOWN: Final = 200
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SHOWN = 200
 
-ACCESS_ADVICE: Final = f"; {WHERE_CREDENTIALS_BELONG}; public S3 buckets need data.remote.anon=true"
+ACCESS_ADVICE = f"; {WHERE_CREDENTIALS_BELONG}; public S3 buckets need data.remote.anon=true"
 
 
 class UnreachableError(DataError):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from lit_data.errors import DataError, Problems
 from lit_data.files import replacing
@@ -23,10 +23,10 @@ from lit_data.io.store.files import write_all
 
 log = logging.getLogger(__name__)
 
-MANIFEST_NAME: Final = ".manifest.jsonl"
-_FORMAT: Final = 1
-_MOST_FAULTS: Final = 100  # then no more files are asked for
-_NS: Final = 10**9
+MANIFEST_NAME = ".manifest.jsonl"
+_FORMAT = 1
+_MOST_FAULTS = 100  # then no more files are asked for
+_NS = 10**9
 
 
 @dataclass(frozen=True, slots=True)

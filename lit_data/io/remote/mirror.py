@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from rich.filesize import decimal
 
@@ -32,7 +31,7 @@ from lit_data.io.temp import build_lock, sweep, temp_folder
 
 log = logging.getLogger(__name__)
 
-_WAIT_S: Final = 24 * 3600
+_WAIT_S = 24 * 3600
 """For another process that fills the same mirror; it shows that it lives."""
 
 

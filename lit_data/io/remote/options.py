@@ -5,13 +5,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from lit_data.checks import check_choice, check_count
 from lit_data.errors import ConfigError, escape
 
-WHERE_CREDENTIALS_BELONG: Final = (
+WHERE_CREDENTIALS_BELONG = (
     "credentials belong to the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID and so on), ~/.aws, "
     "~/.netrc or the configuration files of fsspec (~/.config/fsspec); see docs/remote.md"
 )
@@ -29,8 +29,8 @@ _SECRET_PART = re.compile(
     r"(?i)://\S*[?&;#](?:sig|key|auth|pwd|"
     r"[\w.-]*(?:signature|credential|token|secret|password|passwd|api[_-]?key|access[_-]?key(?:id)?))="
 )
-MASK: Final = "***"
-SECRET_WORDS: Final = frozenset(
+MASK = "***"
+SECRET_WORDS = frozenset(
     (
         "apikey",
         "auth",
@@ -51,15 +51,15 @@ SECRET_WORDS: Final = frozenset(
     )
 )
 """Words in the names of keys whose values are secrets."""
-_SPLIT: Final = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
-_ANY_WORD: Final = "|".join(sorted(SECRET_WORDS, key=len, reverse=True))
-_NAME: Final = rf"[\w.+-]{{0,64}}(?:{_ANY_WORD})[\w-]{{0,64}}"
-_NO_SECRETS: Final = ("null", "None", "true", "false", "True", "False", MASK)
-_ASSIGNED: Final = re.compile(
+_SPLIT = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
+_ANY_WORD = "|".join(sorted(SECRET_WORDS, key=len, reverse=True))
+_NAME = rf"[\w.+-]{{0,64}}(?:{_ANY_WORD})[\w-]{{0,64}}"
+_NO_SECRETS = ("null", "None", "true", "false", "True", "False", MASK)
+_ASSIGNED = re.compile(
     rf"(?i)(?<![\w.+-])(?P<key>{_NAME})(?P<to>['\"]?\s*[=:]\s*)(?P<value>(?:(?:bearer|basic)\s+)?(?:'[^']*'|\"[^\"]*\"|[^\s,;&}}\]]+))"
 )
-_BEARER: Final = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[\w.~+/=-]{8,}")
-_ISSUED: Final = re.compile(
+_BEARER = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[\w.~+/=-]{8,}")
+_ISSUED = re.compile(
     r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\bhf_\w{20,}|\bglpat-[\w-]{16,}"
     r"|\bxox[abprs]-[\w-]{10,}|\bsk-[\w-]{20,}|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"
 )
@@ -127,8 +127,8 @@ def split_key(key: str) -> list[str]:
 
 Offline = Literal["warn", "error", "always"]
 
-_MOST_CONNECTIONS: Final = 256  # more would only wait: one event loop moves the bytes
-_MOST_RETRIES: Final = 100
+_MOST_CONNECTIONS = 256  # more would only wait: one event loop moves the bytes
+_MOST_RETRIES = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,7 +193,7 @@ class RemoteOptions:
             )
 
 
-WEB: Final = ("http", "https")
+WEB = ("http", "https")
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::|://)")
 _LOCAL = ("file", "local")
 _WRAPPERS = (
@@ -286,7 +286,7 @@ def parse_address(root: str, key: str = "data.root") -> Address:
     return Address(scheme, folder, key)
 
 
-_STORES: Final = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory")
+_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory")
 """Schemes of stores in which a file is there as a whole or as before."""
 
 
@@ -310,7 +310,7 @@ def parse_store(address: str, key: str) -> Address:
     return parsed
 
 
-_TARGET: Final = "lit_data.io.remote.RemoteOptions"
+_TARGET = "lit_data.io.remote.RemoteOptions"
 
 
 def check_plain(node: object, key: str = "") -> None:

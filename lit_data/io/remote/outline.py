@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final, Self
+from typing import BinaryIO, Self
 
 from typing_extensions import Buffer, override
 
@@ -32,8 +32,8 @@ from lit_data.io.temp import temp_folder
 
 log = logging.getLogger(__name__)
 
-_STAND_IN: Final = 0o200  # mode of a file without its content, which nobody may read
-_BLOCK_BYTES: Final = 2**16  # that are read ahead of a header
+_STAND_IN = 0o200  # mode of a file without its content, which nobody may read
+_BLOCK_BYTES = 2**16  # that are read ahead of a header
 
 
 class Outline:

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 from lit_data.errors import DataError, Problems, escape
 from lit_data.io.discovery import compile_patterns, is_hidden
 from lit_data.io.images.header import EXTENSIONS
 from lit_data.io.remote.options import Address
 
-_ALL: Final = ("**/*",)
-_LONGEST_PART_BYTES: Final = 255
-_LONGEST_NAME_BYTES: Final = 3000
+_ALL = ("**/*",)
+_LONGEST_PART_BYTES = 255
+_LONGEST_NAME_BYTES = 3000
 """Linux takes 4096 bytes with the folders above and the zero at the end."""
 
 
@@ -145,7 +145,7 @@ def check_names(names: Iterable[str], address: Address) -> None:
     problems.raise_if_any(f"{len(problems)} bad names in {address}")
 
 
-SUMS_NAME: Final = "SHA256SUMS"
+SUMS_NAME = "SHA256SUMS"
 _LINE = re.compile(r"\\?([0-9a-fA-F]{64}) [ *](.+)")
 
 

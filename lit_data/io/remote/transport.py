@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from typing_extensions import override
 
@@ -36,8 +36,8 @@ from lit_data.io.store.files import NO_SPACE
 from lit_data.io.temp import sweep, temp_folder
 
 T = TypeVar("T")
-_ENDING_S: Final = 5.0
-_CHUNK_BYTES: Final = 2**20
+_ENDING_S = 5.0
+_CHUNK_BYTES = 2**20
 
 
 def open_transport(root: str, options: RemoteOptions) -> "Transport":
@@ -272,7 +272,7 @@ def _connect(address: Address, options: RemoteOptions) -> Connection:
     return ListedConnection(address, options)
 
 
-TALKATIVE: Final = (
+TALKATIVE = (
     *("botocore", "aiobotocore", "s3fs", "fsspec"),
     *("aiohttp", "urllib3", "asyncio", "boto3"),
 )

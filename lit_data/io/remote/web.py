@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from functools import partial
 from html.parser import HTMLParser
-from typing import Any, Final
+from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from typing_extensions import override
@@ -64,9 +64,9 @@ def join_url(root: str, name: str) -> str:
     return f"{root}/{quote(os.fsencode(name))}"
 
 
-_DEEPEST: Final = 32
-_MOST_PAGES: Final = 100_000
-_NO_HEAD: Final = (405, 501)
+_DEEPEST = 32
+_MOST_PAGES = 100_000
+_NO_HEAD = (405, 501)
 
 
 class WebConnection(Connection):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from rich.filesize import decimal
@@ -27,10 +27,10 @@ from lit_data.io.temp import hold_lock, sweep, temp_folder
 
 log = logging.getLogger(__name__)
 
-_LOCKS: Final = 64  # files; shards share them by number, as each lock is a file for ever
-_TRIES: Final = 5
-_TOUCH_S: Final = 1.0
-_DESCRIPTORS: Final = 4  # of a process for each open shard, which takes up to two of them
+_LOCKS = 64  # files; shards share them by number, as each lock is a file for ever
+_TRIES = 5
+_TOUCH_S = 1.0
+_DESCRIPTORS = 4  # of a process for each open shard, which takes up to two of them
 
 
 Opened = TypeVar("Opened", bound=HasBytes)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +32,10 @@ from lit_data.io.store.store import DecodedStore
 from lit_data.io.temp import temp_folder
 from lit_data.types import Array
 
-_KIND: Final = "note"
-_VERSION: Final = 2
-_GROUP_SHARDS: Final = 8  # of a group, about: its last one is not full
-_MOST_FILE_BYTES: Final = 2**30  # of the files of a group, which lie here while it is written
+_KIND = "note"
+_VERSION = 2
+_GROUP_SHARDS = 8  # of a group, about: its last one is not full
+_MOST_FILE_BYTES = 2**30  # of the files of a group, which lie here while it is written
 
 
 class Reference(NamedTuple):

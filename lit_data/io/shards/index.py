@@ -20,7 +20,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -33,16 +33,16 @@ from lit_data.io.store.files import corrupt
 from lit_data.io.store.sources import SOURCE_RECORD, SourceTable
 from lit_data.types import Array
 
-SUFFIX: Final = ".shards"
-PACKED_SUFFIX: Final = ".packed.tar"
-POINTER: Final = "set.json"
-FORMAT: Final = 1
-_KIND: Final = "shards"
-_VERSION: Final = 2
-_SUM_BYTES: Final = 32
-SUM: Final = re.compile(r"[0-9a-f]{64}")
+SUFFIX = ".shards"
+PACKED_SUFFIX = ".packed.tar"
+POINTER = "set.json"
+FORMAT = 1
+_KIND = "shards"
+_VERSION = 2
+_SUM_BYTES = 32
+SUM = re.compile(r"[0-9a-f]{64}")
 """A SHA-256 sum as text."""
-_MOST_CHANNELS: Final = 2**16
+_MOST_CHANNELS = 2**16
 PLACE = np.dtype(
     [
         ("shard", "<u4"),

@@ -7,7 +7,7 @@ index has the SHA-256 sums of both.
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,9 +23,9 @@ from lit_data.io.store.sources import SOURCE_RECORD, SourceTable
 from lit_data.io.store.store import DecodedStore
 from lit_data.types import Array
 
-_KIND: Final = "packed"
-_VERSION: Final = 1
-_MOST_SIDE_PX: Final = 2**20
+_KIND = "packed"
+_VERSION = 1
+_MOST_SIDE_PX = 2**20
 
 
 def pack(

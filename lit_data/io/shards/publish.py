@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -41,7 +40,7 @@ from lit_data.io.store.sources import join_tables, list_below
 from lit_data.io.store.store import DecodedStore
 from lit_data.types import Array
 
-FIRST_IMAGES: Final = 15  # whose headers say how many images a group has
+FIRST_IMAGES = 15  # whose headers say how many images a group has
 
 
 @dataclass(frozen=True, kw_only=True)

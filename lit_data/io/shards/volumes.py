@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from typing_extensions import override
@@ -37,12 +37,12 @@ from lit_data.io.volumes.sparse_store import Write, open_writer
 from lit_data.io.volumes.volume import Triple
 from lit_data.types import Array
 
-_KIND: Final = "volume shards"
-_VERSION: Final = 2
-_AXES: Final = ("depth", "height", "width")
-_MOST_SIDE: Final = 2**20
-_MOST_VOXELS: Final = 2**40
-_NUMBERS: Final = ("points", "nbytes", "itemsize", "has_labels")
+_KIND = "volume shards"
+_VERSION = 2
+_AXES = ("depth", "height", "width")
+_MOST_SIDE = 2**20
+_MOST_VOXELS = 2**40
+_NUMBERS = ("points", "nbytes", "itemsize", "has_labels")
 VOLUME = np.dtype([(name, "<u8") for name in (*_AXES, *_NUMBERS)])
 """Voxels along z, y and x, occupied ones, bytes of the arrays, bytes of a value, and whether there are labels."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeVar, get_args
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 from rich.filesize import decimal
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 Entry = TypeVar("Entry")
 Note = TypeVar("Note")
 
-READERS: Final = 16  # threads that wait for a server
+READERS = 16  # threads that wait for a server
 Encoding = Literal["decoded", "source"]
 Holding = Callable[[Iterable[str]], AbstractContextManager[None]]
 

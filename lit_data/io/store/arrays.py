@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -48,16 +48,16 @@ from lit_data.types import Array
 log = logging.getLogger(__name__)
 
 
-META_NAME: Final = "meta.json"
-MAX_META_BYTES: Final = 16 * 2**20
-MAX_LENGTH: Final = 2**62
+META_NAME = "meta.json"
+MAX_META_BYTES = 16 * 2**20
+MAX_LENGTH = 2**62
 """Values of an array."""
-_CHECKSUM: Final = "crc32"
-_SYNC_BYTES: Final = 128 * 2**20
+_CHECKSUM = "crc32"
+_SYNC_BYTES = 128 * 2**20
 """Bytes of an array that go to the disk at once."""
-_MOST_FILES: Final = 64  # of a folder in a tar
-_NAME: Final = re.compile(r"[a-z][a-z_0-9]{0,40}")
-_DTYPE: Final = re.compile(r"[<|][biuf][1248]")
+_MOST_FILES = 64  # of a folder in a tar
+_NAME = re.compile(r"[a-z][a-z_0-9]{0,40}")
+_DTYPE = re.compile(r"[<|][biuf][1248]")
 
 
 @dataclass(frozen=True, slots=True)

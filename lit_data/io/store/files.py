@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from rich.filesize import decimal
@@ -108,8 +108,8 @@ def no_space(folder: Path, needed_bytes: int, free_bytes: int, reason: str) -> S
     )
 
 
-TAR_SUFFIX: Final = ".tar"
-_NO_TAR: Final = (
+TAR_SUFFIX = ".tar"
+_NO_TAR = (
     *(tarfile.TarError, ValueError, OverflowError, OSError),
     *(RecursionError, MemoryError),  # headers of headers, and some that state to be very long
 )
@@ -157,7 +157,7 @@ def _advise_at_once(addresses: Ints, lengths: Ints) -> bool:
     return True
 
 
-_MOST_RANGES: Final = 1024
+_MOST_RANGES = 1024
 """The kernel takes no more at once (UIO_MAXIOV)."""
 
 
@@ -177,7 +177,7 @@ def _find_process_madvise() -> Callable[..., int] | None:
         return None
 
 
-advise_ranges: Final = _find_process_madvise()
+advise_ranges = _find_process_madvise()
 
 
 @lru_cache(maxsize=1)

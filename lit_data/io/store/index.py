@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -14,10 +14,10 @@ from lit_data.io.store.pixels import WIDTHS, BandLayout, ImageExtents
 from lit_data.io.store.sources import SOURCE_RECORD, SourceTable
 from lit_data.types import Array
 
-KIND: Final = "images"
-VERSION: Final = 4
+KIND = "images"
+VERSION = 4
 """Version of the layout of all files of a store; part of every key."""
-PIXELS: Final = "pixels"
+PIXELS = "pixels"
 
 IMAGE_RECORD = np.dtype(
     [("first_source", "<u8"), ("height_px", "<u4"), ("width_px", "<u4"), ("crc32", "<u4")]

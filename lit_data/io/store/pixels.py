@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +31,11 @@ from lit_data.types import Array
 if TYPE_CHECKING:
     import torch
 
-MIN_ROW_BYTES: Final = 1024
+MIN_ROW_BYTES = 1024
 """Images whose rows are shorter stay planar: some rows share a page of memory as it is."""
-WIDTHS: Final = (32, 64, 128, 256)
-MOST_OPENED: Final = 4096
-_SCRATCH_BYTES: Final = 2**22
+WIDTHS = (32, 64, 128, 256)
+MOST_OPENED = 4096
+_SCRATCH_BYTES = 2**22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class StoreOptions:
             raise ConfigError(f"store.band_px={self.band_px!r} must be one of {allowed}, or null")
 
 
-WHOLE: Final = StoreOptions(band_px=None)
+WHOLE = StoreOptions(band_px=None)
 """No image is cut into bands."""
 
 

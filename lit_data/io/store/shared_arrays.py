@@ -10,7 +10,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,8 +88,8 @@ def attach(handle: Handle, *, writable: bool) -> mmap.mmap:
         ) from error
 
 
-INLINE_BYTES: Final = 2**14
-_ALIGN_BYTES: Final = 64
+INLINE_BYTES = 2**14
+_ALIGN_BYTES = 64
 
 
 class SharedState(dict[str, Any]):

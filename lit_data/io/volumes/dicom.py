@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +26,12 @@ from lit_data.io.volumes.volume import (
 )
 from lit_data.types import Array
 
-GAP_TOLERANCE: Final = 0.02
+GAP_TOLERANCE = 0.02
 """Distances of neighbouring slices that differ from the median by a larger share are uneven."""
-MAX_INFLATED_BYTES: Final = 2**28
+MAX_INFLATED_BYTES = 2**28
 """Of a deflated file; it holds one slice."""
-EXTENSIONS: Final = (".dcm", ".dicom", ".ima")
-_READERS: Final = 8  # threads that wait for a disk in the network, or a server
+EXTENSIONS = (".dcm", ".dicom", ".ima")
+_READERS = 8  # threads that wait for a disk in the network, or a server
 
 
 @dataclass(frozen=True, slots=True)

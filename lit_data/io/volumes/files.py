@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 import zipfile
-from typing import IO, Any, Final, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -189,9 +189,9 @@ def _is_fortran(stream: IO[bytes]) -> bool:
     return bool(is_fortran)
 
 
-_MM: Final = {"unknown": 1.0, "mm": 1.0, "meter": 1000.0, "micron": 0.001}
-_SIZES: Final = {348: "Nifti1Header", 540: "Nifti2Header"}
-_MAX_OFFSET: Final = 2**26
+_MM = {"unknown": 1.0, "mm": 1.0, "meter": 1000.0, "micron": 0.001}
+_SIZES = {348: "Nifti1Header", 540: "Nifti2Header"}
+_MAX_OFFSET = 2**26
 """Extensions of a header lie before the voxels; larger ones are not skipped."""
 
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lit_data.errors import ConfigError, DataError
 from lit_data.types import Array
 
-EXACT_FLOAT: Final = 2**24
+EXACT_FLOAT = 2**24
 """Whole numbers up to this one are exact in float32."""
 
 
@@ -49,7 +49,7 @@ class Window:
         return np.clip(scaled, 0, 1, out=scaled)
 
 
-WINDOWS: Final = MappingProxyType(
+WINDOWS = MappingProxyType(
     {
         "lung": Window(-600, 1500),
         "bone": Window(400, 1800),

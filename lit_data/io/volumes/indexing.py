@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,11 @@ from lit_data.types import Array
 
 AIR_HU = -1024.0
 _NO_LABELS = np.zeros(0, np.int32)
-_LISTED: Final = 5  # unknown labels in a message
+_LISTED = 5  # unknown labels in a message
 _FORMAT = 1  # raised when the same files and options give other voxels
 
-GROUP: Final = 8
-MAX_SHARE: Final = 0.4
+GROUP = 8
+MAX_SHARE = 0.4
 """With more groups occupied than this, searching all voxels at once is faster."""
 
 

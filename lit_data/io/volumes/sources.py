@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -18,13 +18,13 @@ from lit_data.io.volumes.files import open_nifti, open_npy, open_npz
 from lit_data.io.volumes.volume import Volume
 
 Kind = Literal["npy", "npz", "nifti", "dicom"]
-SUFFIXES: Final[dict[str, Kind]] = {
+SUFFIXES: dict[str, Kind] = {
     ".npy": "npy",
     ".npz": "npz",
     ".nii": "nifti",
     ".nii.gz": "nifti",
 }
-LABEL_ENDINGS: Final = ("_labels", "_seg", "_mask")
+LABEL_ENDINGS = ("_labels", "_seg", "_mask")
 
 
 @dataclass(frozen=True, slots=True)

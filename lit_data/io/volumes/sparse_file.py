@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any
 
 import numpy as np
 
@@ -38,12 +38,12 @@ from lit_data.io.volumes.sparse import (
 from lit_data.io.volumes.volume import Triple, Volume
 from lit_data.types import Array
 
-MAX_OPEN: Final = 64
+MAX_OPEN = 64
 """Volumes that stay mapped; each holds up to seven of a process's thousand descriptors."""
 
 
-KIND: Final = "sparse volume"
-VERSION: Final = 3
+KIND = "sparse volume"
+VERSION = 3
 """Version of the layout; part of every key."""
 
 
@@ -194,8 +194,8 @@ class StoredVolume:
         return dtypes
 
 
-COPY_BYTES: Final = 2**22
-SUFFIX: Final = ".voxels"
+COPY_BYTES = 2**22
+SUFFIX = ".voxels"
 
 
 def make_key(files: SourceTable, name: str, options: IndexOptions) -> str:

@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ from lit_data.io.volumes.sparse_file import MAX_OPEN, SUFFIX, StoredVolume, make
 
 log = logging.getLogger(__name__)
 
-_WAIT_S: Final = 3600.0
+_WAIT_S = 3600.0
 """For another process that builds in the same folder."""
 
 SkippedVolumes = tuple[tuple[str, str], ...]

@@ -4,7 +4,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import IO, Any, Final, Literal, Protocol, Self
+from typing import IO, Any, Literal, Protocol, Self
 
 import numpy as np
 
@@ -19,8 +19,8 @@ Triple = tuple[int, int, int]
 Spacing = tuple[float, float, float]
 """(z, y, x) in mm."""
 
-MAX_SLICE_BYTES: Final = 2**30
-SLAB_BYTES: Final = 2 * 2**20
+MAX_SLICE_BYTES = 2**30
+SLAB_BYTES = 2 * 2**20
 """Of a slab: it stays in the cache of a core while it is compared."""
 
 
@@ -242,11 +242,11 @@ def import_medical(name: Literal["nibabel", "pydicom"]) -> Any:  # noqa: ANN401 
         ) from error
 
 
-FREE_BYTES: Final = 2**30
+FREE_BYTES = 2**30
 """Size up to which a volume may be packed at will: empty masks shrink to a thousandth."""
-MAX_RATIO: Final = 200
+MAX_RATIO = 200
 """Largest unpacked by packed size of what is larger; air packs to about a hundredth."""
-MAX_REST_BYTES: Final = 2**24
+MAX_REST_BYTES = 2**24
 """Behind the last voxel: padding."""
 
 

@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +11,10 @@ from typing_extensions import override
 from lit_data.errors import ConfigError, StoreError
 from lit_data.modules.weights import load_weights_file, read_weights
 
-_DEFAULT_WEIGHTS: Final = Path(__file__).with_name("encoder.pt")
-_ANGLES: Final = 6
-_LEVELS: Final = 4
-_FLOOR: Final = 0.05  # in standard deviations of the image: weaker responses are noise
+_DEFAULT_WEIGHTS = Path(__file__).with_name("encoder.pt")
+_ANGLES = 6
+_LEVELS = 4
+_FLOOR = 0.05  # in standard deviations of the image: weaker responses are noise
 
 
 class TextureEncoder(nn.Module):

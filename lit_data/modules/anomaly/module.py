@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +17,10 @@ from lit_data.modules.scored import ScoredModule, is_marked
 from lit_data.modules.segmentation.anomaly_metrics import ANOMALY_METRICS, AnomalyMetrics
 from lit_data.types import Batch
 
-_PROJECTED: Final = 64
-_STEEPNESS: Final = 4.0
-_GRAPH_ROWS: Final = 512  # of the bank at a time, in a graph that is exported
-_PENDING: Final = "candidates"  # key of a checkpoint
+_PROJECTED = 64
+_STEEPNESS = 4.0
+_GRAPH_ROWS = 512  # of the bank at a time, in a graph that is exported
+_PENDING = "candidates"  # key of a checkpoint
 
 
 class Candidates:

@@ -4,12 +4,10 @@ A box is either ``corners`` (left, top, right, bottom) or ``centres`` (centre x,
 height), its four numbers in the last dimension.
 """
 
-from typing import Final
-
 import torch
 from torch import Tensor
 
-_SMALLEST: Final = 1e-9  # of an area; a box without one overlaps nothing, and 0 / 0 is no number
+_SMALLEST = 1e-9  # of an area; a box without one overlaps nothing, and 0 / 0 is no number
 
 Objects = dict[str, Tensor]
 """Of one image: ``boxes`` [n, 4] corners, ``classes`` [n] int64, and for found ones ``scores`` [n], highest first."""

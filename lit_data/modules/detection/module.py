@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Final, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,12 @@ from lit_data.types import Batch
 Suppression = Literal["hard", "soft"]
 
 # In evaluation: average precision ranks all scores, but most places have lower ones.
-LEAST_SCORE: Final = 0.01
-MOST_KEPT: Final = 100  # boxes of an image; what COCO counts of a class
-_MOST_COMPARED: Final = 1000  # boxes of an image that non-maximum suppression looks at
-_UNCHOSEN: Final = 0.25  # score of objects before a validation has found any
-_LEAST_PROBABILITY: Final = 1e-12  # in an exported file
-_BUFFER: Final = "predict_threshold"
+LEAST_SCORE = 0.01
+MOST_KEPT = 100  # boxes of an image; what COCO counts of a class
+_MOST_COMPARED = 1000  # boxes of an image that non-maximum suppression looks at
+_UNCHOSEN = 0.25  # score of objects before a validation has found any
+_LEAST_PROBABILITY = 1e-12  # in an exported file
+_BUFFER = "predict_threshold"
 
 
 class DetectionModule(ScoredModule):

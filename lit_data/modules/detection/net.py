@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +18,11 @@ from lit_data.modules.weights import load_weights_file
 from lit_data.types import PathText
 
 # Probability of each class that the untrained net gives (Lin et al., "Focal loss", ICCV 2017).
-_PRIOR: Final = 0.01
+_PRIOR = 0.01
 # Strides; so that before any training each object is nearest to a level of its own size.
-_FIRST_SIZE: Final = 4.0
+_FIRST_SIZE = 4.0
 # e^6 * 4 strides is 13 thousand pixels at least; beyond it exp would leave float32.
-_LARGEST_LOG: Final = 6.0
+_LARGEST_LOG = 6.0
 
 
 @dataclass(frozen=True, slots=True)

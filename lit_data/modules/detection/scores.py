@@ -1,7 +1,7 @@
 """Scores of found boxes: average precision as COCO has it, and hits against false alarms."""
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,17 +15,17 @@ from lit_data.devices import constant
 from lit_data.modules.detection.boxes import Objects, box_iou, find_covered
 from lit_data.modules.scored import find_best_f1
 
-IOU_THRESHOLDS: Final = tuple(0.5 + 0.05 * step for step in range(10))
-SIZES: Final = ("small", "medium", "large")
-SIZE_LIMITS_PX: Final = (32.0, 96.0)
+IOU_THRESHOLDS = tuple(0.5 + 0.05 * step for step in range(10))
+SIZES = ("small", "medium", "large")
+SIZE_LIMITS_PX = (32.0, 96.0)
 """Sides of squares that part the sizes, as COCO's (``pycocotools.cocoeval``, `areaRng`)."""
-ALARM_RATES: Final = (0.1, 1.0, 10.0)
+ALARM_RATES = (0.1, 1.0, 10.0)
 """False alarms per image at which the found fraction of the objects is logged."""
 
-_RECALLS: Final = 101
-_NO_CLASS: Final = -1
-_EPS: Final = 1e-6
-_STATES: Final = ("scores", "classes", "outcomes", "true_classes", "in_range")
+_RECALLS = 101
+_NO_CLASS = -1
+_EPS = 1e-6
+_STATES = ("scores", "classes", "outcomes", "true_classes", "in_range")
 
 
 class Matches(NamedTuple):

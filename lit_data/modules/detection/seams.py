@@ -1,7 +1,6 @@
 """Objects of a large image, joined from what was found in windows of it that overlap."""
 
 from collections.abc import Sequence
-from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -11,11 +10,11 @@ from lit_data.datasets.detection.windows import WholeImage
 from lit_data.modules.detection.boxes import Objects, box_iou, find_covered, settle_drops
 from lit_data.types import Batch, Size
 
-SAME_IOU: Final = 0.4
+SAME_IOU = 0.4
 """Boxes of one class in two windows that overlap more are one object: of 8 px, they may lie 2 px apart."""
-_CUT_PX: Final = 2.0
+_CUT_PX = 2.0
 """Boxes that come as near to an edge inside the image may be cut there."""
-_COVERED: Final = 0.5
+_COVERED = 0.5
 """Fraction of the area of a cut box that a box of another window covers, which then shows the rest too."""
 
 

@@ -7,7 +7,7 @@ point is each compared with every place of its image.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,16 +19,16 @@ from lit_data.modules.detection.boxes import box_iou, generalised_iou, to_corner
 from lit_data.modules.detection.net import Level, Predictions, place_centres
 from lit_data.types import COUNT_SUFFIX, Batch
 
-_REACH: Final = 2  # places to each side of the one that holds the centre; FCOS has 1.5
-_PLACES: Final = 10  # learning places of an object at most; ultralytics has the same
+_REACH = 2  # places to each side of the one that holds the centre; FCOS has 1.5
+_PLACES = 10  # learning places of an object at most; ultralytics has the same
 # TOOD has 6, for runs of many thousand steps. While boxes are still rough, 6 leaves an object one
 # learning place of any weight; 2 leaves it several.
-_IOU_POWER: Final = 2
+_IOU_POWER = 2
 # The best place of an object learns at least this score. A lower one makes the first steps learn
 # that objects are rare.
-_LEAST_QUALITY: Final = 0.5
+_LEAST_QUALITY = 0.5
 # Decides among places whose boxes do not meet the object, and about nothing else.
-_CLOSENESS: Final = 1e-12
+_CLOSENESS = 1e-12
 
 
 class Truths(NamedTuple):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +41,7 @@ def _softplus_below(score: Tensor) -> Tensor:
     return F.softplus(-score)
 
 
-LOSSES: Final[dict[GANLoss, ScoreLosses]] = {
+LOSSES: dict[GANLoss, ScoreLosses] = {
     # Goodfellow et al., "Generative adversarial nets", NeurIPS 2014, section 3.
     "non_saturating": ScoreLosses(_softplus_below, F.softplus, _softplus_below),
     # Lim and Ye, "Geometric GAN", 2017.
@@ -50,7 +50,7 @@ LOSSES: Final[dict[GANLoss, ScoreLosses]] = {
     ),
 }
 
-_PLAIN: Final = (
+_PLAIN = (
     "image_px",
     "channels",
     "latent_size",

@@ -2,7 +2,6 @@
 
 import math
 from itertools import pairwise
-from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +14,10 @@ from lit_data.grid import pair_px
 from lit_data.modules.gan.conditions import Conditions, make_grid, read_at
 from lit_data.types import Size
 
-SLOPE: Final = 0.2
+SLOPE = 0.2
 """Of leaky ReLUs below 0."""
 
-_COARSEST_PX: Final = 4  # of the shorter side; below it a layer sees the whole image anyway
+_COARSEST_PX = 4  # of the shorter side; below it a layer sees the whole image anyway
 
 
 class StyleNet(nn.Module):

@@ -2,7 +2,6 @@
 
 import math
 from itertools import pairwise
-from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -22,11 +21,11 @@ from lit_data.modules.gan.nets import (
     widen,
 )
 
-_SIDES: Final = ((0, 1), (0, 2), (1, 2))  # axes of the three planes
+_SIDES = ((0, 1), (0, 2), (1, 2))  # axes of the three planes
 # Shifted so that an untrained field can be seen through (Barron et al., "Mip-NeRF", ICCV 2021), and
 # steep, so that small weights make a surface within a piece of a ray.
-_SHIFT: Final = 3.0
-_SHARPNESS: Final = 20.0
+_SHIFT = 3.0
+_SHARPNESS = 20.0
 
 
 class RayGenerator(nn.Module):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,8 @@ from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import Batch, PathText
 
-_LEAST_SIDE_PX: Final = 1e-3  # torchvision ends in an error for boxes without area
-_LONGEST: Final = 2  # times the shorter side, as far as images are scaled
+_LEAST_SIDE_PX = 1e-3  # torchvision ends in an error for boxes without area
+_LONGEST = 2  # times the shorter side, as far as images are scaled
 
 
 class TorchvisionDetector(nn.Module):

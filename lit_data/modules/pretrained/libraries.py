@@ -4,7 +4,7 @@ import importlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,18 +16,18 @@ from lit_data.types import PathText
 
 Normalise = Literal["auto", "none"] | Mapping[str, Sequence[float]]
 """`auto`: as the weights were trained; `none`; or ``{mean: [...], std: [...]}`` of each channel, of values 0 to 1."""
-IMAGENET: Final = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 """Of the three channels of ImageNet, on which most weights were trained."""
 
-_INSTALL: Final = {
+_INSTALL = {
     "monai": "monai",
     "segmentation_models_pytorch": "segmentation-models-pytorch",
     "timm": "timm",
     "torchvision": "torchvision",
 }
-_LEAST_PX: Final = 32  # deeper nets halve the resolution five times
-_PATHLIKE: Final = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".tar")
-_RESERVED: Final = (
+_LEAST_PX = 32  # deeper nets halve the resolution five times
+_PATHLIKE = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".tar")
+_RESERVED = (
     "pretrained",
     "checkpoint",
     "weights",
@@ -35,7 +35,7 @@ _RESERVED: Final = (
     "cache_dir",
     "progress",
 )
-_CHATTY: Final = ("huggingface_hub", "timm", "httpx")
+_CHATTY = ("huggingface_hub", "timm", "httpx")
 
 
 def open_library(name: str) -> Any:  # noqa: ANN401 - a module

@@ -1,7 +1,7 @@
 """Segmenters and classifiers of segmentation_models_pytorch, timm and torchvision, for our modules."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,8 @@ from lit_data.modules.segmentation.nets import prior_logits
 from lit_data.modules.weights import fit_channels, load_weights_file, take_weights
 from lit_data.types import PathText
 
-_HALVINGS_PX: Final = 32  # what encoders of five stages divide sides by
-_PAN_PX: Final = 128  # whose pyramid halves three times more, from a sixteenth on
+_HALVINGS_PX = 32  # what encoders of five stages divide sides by
+_PAN_PX = 128  # whose pyramid halves three times more, from a sixteenth on
 
 
 class SegmenterNet(NormalisedNet):

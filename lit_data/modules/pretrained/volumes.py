@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from lit_data.modules.segmentation.nets import prior_logits
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import PathText
 
-_OF_CLASSES: Final = ("to_onehot_y", "softmax", "use_softmax")  # of losses
+_OF_CLASSES = ("to_onehot_y", "softmax", "use_softmax")  # of losses
 
 
 class MonaiNet(nn.Module):

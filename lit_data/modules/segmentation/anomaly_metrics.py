@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
 
 import numpy as np
 import torch
@@ -42,18 +41,18 @@ from lit_data.modules.segmentation.whole_masks import (
 )
 from lit_data.types import IGNORED, Array
 
-_EPS: Final = 1e-9  # logits go up to 20.7
-_LIMITS: Final = {"aupro_30": 0.3, "aupro_5": 0.05}
-ANOMALY_METRICS: Final = (
+_EPS = 1e-9  # logits go up to 20.7
+_LIMITS = {"aupro_30": 0.3, "aupro_5": 0.05}
+ANOMALY_METRICS = (
     *("image_auroc", "image_average_precision", "pixel_auroc"),
     *_LIMITS,
     "aupimo",
     *("f1_max", "f1_max_threshold", "image_f1_max", "image_f1_max_threshold"),
 )
-_SMOOTH: Final = 50  # bins to each side, of 42 / 8192 logits
-_TOP_PIXELS: Final = ("top_images", "top_pixels", "top_scores")
-_OVERLAP: Final = ("overlap_keys", "overlap_counts")
-MERGE_AFTER: Final = 2**20  # rows of a state, before those of an image are put together
+_SMOOTH = 50  # bins to each side, of 42 / 8192 logits
+_TOP_PIXELS = ("top_images", "top_pixels", "top_scores")
+_OVERLAP = ("overlap_keys", "overlap_counts")
+MERGE_AFTER = 2**20  # rows of a state, before those of an image are put together
 
 
 def _weigh_patch(

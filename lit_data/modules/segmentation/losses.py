@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +14,10 @@ from lit_data.errors import ConfigError
 from lit_data.types import IGNORED
 
 # A small defect; the mean over all pixels would drown it in background that is right already.
-_DEFECT_PX: Final = 10.0
+_DEFECT_PX = 10.0
 # Makes overlap finite, and an empty answer right, where a sample has no defect.
-_SMOOTH_PX: Final = 2.0
-_SETTLED: Final = 30.0
+_SMOOTH_PX = 2.0
+_SETTLED = 30.0
 
 
 class PixelLoss(nn.Module):

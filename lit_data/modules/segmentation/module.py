@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,8 @@ from lit_data.types import IGNORED, Batch
 
 log = logging.getLogger(__name__)
 
-_STAGES: Final = ("val", "test")
-_HYPERPARAMETERS: Final = (
+_STAGES = ("val", "test")
+_HYPERPARAMETERS = (
     "schedule",
     "dice_weight",
     "focal_gamma",
@@ -47,8 +47,8 @@ _HYPERPARAMETERS: Final = (
     "quantile",
     "margin",
 )
-_LEAST_PROBABILITY: Final = 1e-12
-_THRESHOLDS: Final = {
+_LEAST_PROBABILITY = 1e-12
+_THRESHOLDS = {
     "predict_threshold": 0.5,
     "image_threshold": -1.0,
     "image_threshold_fraction": -1.0,

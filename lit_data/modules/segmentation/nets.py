@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -199,11 +199,11 @@ def _convolve(
     return convolution, layers.norm(outputs), nn.ReLU(inplace=True)
 
 
-_POOL_PX: Final = 4
+_POOL_PX = 4
 # Pooled pixels, so 36 px: several stripes, but local enough for a drift along the image.
-_WINDOW: Final = 9
-_LARGEST_SHIFT_PX: Final = 1.5
-_FLOOR: Final = 2e-4  # keeps flat regions, which say nothing about the shift, at shift 0
+_WINDOW = 9
+_LARGEST_SHIFT_PX = 1.5
+_FLOOR = 2e-4  # keeps flat regions, which say nothing about the shift, at shift 0
 
 
 def normalise_contrast(images: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The score of an image: the mean of its highest pixels, of which patches or slabs each hold some."""
 
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from lit_data.types import IGNORED, Ints
 
-MOST_PX: Final = 1024
-SCORE_FRACTION: Final = 0.0005
-_NOWHERE: Final = -1
-_SIDE_PX: Final = 2**31  # no image is wider
+MOST_PX = 1024
+SCORE_FRACTION = 0.0005
+_NOWHERE = -1
+_SIDE_PX = 2**31  # no image is wider
 
 Floats = NDArray[np.floating[Any]]
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from lit_data.datasets.ct.distance import Mask, find_box, measure_depth
 from lit_data.inference.windows import WindowBlend
 from lit_data.types import Array, Batch
 
-VOLUME_SCORES: Final = ("surface_dice", "hausdorff_95_mm", "volume_ml", "true_ml")
-_MM3_PER_ML: Final = 1000.0
-_PERCENT: Final = 95  # of the Hausdorff distance, whose largest one follows a single voxel
+VOLUME_SCORES = ("surface_dice", "hausdorff_95_mm", "volume_ml", "true_ml")
+_MM3_PER_ML = 1000.0
+_PERCENT = 95  # of the Hausdorff distance, whose largest one follows a single voxel
 
 
 class VolumeScores:

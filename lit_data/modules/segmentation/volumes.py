@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from lit_data.types import Batch
 
 log = logging.getLogger(__name__)
 
-_HYPERPARAMETERS: Final = ("classes", "schedule", "dice_weight", "class_weights", "surface_mm")
+_HYPERPARAMETERS = ("classes", "schedule", "dice_weight", "class_weights", "surface_mm")
 
 
 class VolumeSegmentationModule(ScoredModule):

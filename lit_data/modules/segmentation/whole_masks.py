@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -17,8 +17,8 @@ from lit_data.types import IGNORED, Array
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-PIMO_RATES: Final = (1e-5, 1e-4)
-_OPEN_IMAGES: Final = 4
+PIMO_RATES = (1e-5, 1e-4)
+_OPEN_IMAGES = 4
 """Masks that are remembered: the patches of an image come one after another."""
 
 

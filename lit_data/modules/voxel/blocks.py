@@ -1,7 +1,7 @@
 """Parts of `PointVoxelNet`: points into a grid, a grid to latents and back, codes, and interpolation."""
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from typing_extensions import override
 from lit_data.errors import ConfigError
 from lit_data.modules.voxel.points import Points, find_cells
 
-_GROUPS: Final = 4
+_GROUPS = 4
 
 
 class PointScatter(nn.Module):
@@ -179,7 +179,7 @@ def _find_corners(
 
 
 # A prime (Knuth, "The Art of Computer Programming", 6.4): steps over M latents without repeat.
-_SPREAD: Final = 2654435761
+_SPREAD = 2654435761
 
 
 class Quantised(NamedTuple):

@@ -1,7 +1,7 @@
 """`VoxelModule`: learn to write volumes again from a few numbers."""
 
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -225,7 +225,7 @@ def _find_occupied(points: Points, grid: int) -> Tensor:
     return occupied.index_put((points.rows, z, y, x), occupied.new_ones(()))
 
 
-_EXACT: Final = 1e-12  # of a squared error: 120 dB
+_EXACT = 1e-12  # of a squared error: 120 dB
 
 
 class VoxelScores(Metric):

@@ -1,7 +1,7 @@
 """The points of a batch of volumes: whose they are, where they lie, and what lies at a place."""
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from lit_data.rng import Stream, uniform_torch
 from lit_data.types import COUNT_SUFFIX, Batch
 
 # Volumes of up to 16384 voxels along an axis; with them a key leaves 21 bits for rows.
-_AXIS_BITS: Final = 14
+_AXIS_BITS = 14
 
 
 class Points(NamedTuple):

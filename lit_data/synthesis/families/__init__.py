@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Final
+from typing import Any
 
 from lit_data.checks import call_checked
 from lit_data.errors import ConfigError
@@ -11,11 +11,11 @@ from lit_data.synthesis.families.line import ExtraStripe, Line, Scratch, StripeB
 from lit_data.synthesis.families.region import Blur, CutPaste, Shift, Stain, Texture
 from lit_data.synthesis.families.spot import Nick, Relief, Spot
 
-_CLASSES: Final[tuple[type[Family], ...]] = (
+_CLASSES: tuple[type[Family], ...] = (
     *(Spot, Scratch, StripeBreak, ExtraStripe, Stain, Relief),
     *(Line, CutPaste, Texture, Nick, Shift, Blur),
 )
-FAMILIES: Final[Mapping[str, type[Family]]] = {family.name: family for family in _CLASSES}
+FAMILIES: Mapping[str, type[Family]] = {family.name: family for family in _CLASSES}
 """A family keeps its name for ever: it is its class in exported annotations."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from lit_data.synthesis.windows import Pixels, Windows
 
-DRAWS: Final = 8
+DRAWS = 8
 """Random numbers for the shape of a defect, and the most parameters of a family."""
 
-_SIZES: Final = ("size_px", "length_px", "width_px", "radius_px", "sigma_px", "beat_px")
-_LIMITS: Final[dict[str, tuple[float, float]]] = {
+_SIZES = ("size_px", "length_px", "width_px", "radius_px", "sigma_px", "beat_px")
+_LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(_SIZES, (0.1, math.inf)),
     "elongation": (1.0, math.inf),
     "opacity": (0.0, 1.0),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from lit_data.synthesis.windows import Pixels, Windows
 
 
-TILE_PX: Final = 64
-LEAST_AREA_PX: Final = 9
+TILE_PX = 64
+LEAST_AREA_PX = 9
 """Smaller pieces of a mask say nothing of a shape."""
-BORDER: Final = 0.9
+BORDER = 0.9
 """Fraction of a tile that the longer side of a shape takes."""
 
 
@@ -141,10 +141,10 @@ def real_shape(windows: "Windows", p: Parameters, folder: str) -> "Tensor":
     return shapes[shape, row.long().clamp_(0, last), column.long().clamp_(0, last)] * inside
 
 
-FIELD_PX: Final = 512
-CELL_PX: Final = 32
+FIELD_PX = 512
+CELL_PX = 32
 """Width of the largest bumps of the field, in its own pixels."""
-_OCTAVES: Final = 3
+_OCTAVES = 3
 
 
 @lru_cache(maxsize=1)
@@ -258,7 +258,7 @@ class Region(Family):
         return real_shape(windows, parameters, self.shapes_from)
 
 
-REACH_PX: Final = 2
+REACH_PX = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,8 +362,8 @@ class Stain(Region):
     soft: ClassVar[float] = 0.8
 
 
-TEXTURE_PX: Final = 256
-_STRIDE: Final = 4
+TEXTURE_PX = 256
+_STRIDE = 4
 """The smooth field is read at every fourth pixel, else its bumps were larger than most defects."""
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lit_data.synthesis.windows import Pixels, Windows
 
 
-SUBPIXELS: Final = 8
+SUBPIXELS = 8
 """Centres lie on a grid of 1/8 px, so that every kernel that can occur is computed once."""
 
 
@@ -167,8 +167,8 @@ class Spot(Family):
         return load_on(windows.device, spot_kernels, self.spots)[shape, offset_y, offset_x]
 
 
-_COMPASS_Y: Final = (0, -1, -0.7, 0, 0.7, 1, 0.7, 0, -0.7)
-_COMPASS_X: Final = (0, 0, 0.7, 1, 0.7, 0, -0.7, -1, -0.7)
+_COMPASS_Y = (0, -1, -0.7, 0, 0.7, 1, 0.7, 0, -0.7)
+_COMPASS_X = (0, 0, 0.7, 1, 0.7, 0, -0.7, -1, -0.7)
 """The middle of the disc and eight places around it."""
 
 
@@ -217,9 +217,9 @@ class Nick(Family):
         return pixels.turn_into(level[pixels.defect], pixels.of_each(parameters["opacity"]))
 
 
-_LEAST_SLOPE: Final = 1 / 256
+_LEAST_SLOPE = 1 / 256
 """Less of it cannot be seen in 8 bits."""
-_REACH_SIGMAS: Final = 3.85
+_REACH_SIGMAS = 3.85
 """Distance at which the slope has fallen to that."""
 
 

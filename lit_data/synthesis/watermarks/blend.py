@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Final
 
 import numpy as np
 import torch
@@ -14,21 +13,21 @@ from lit_data.devices import constant
 from lit_data.synthesis.watermarks.cover import find_lines
 from lit_data.synthesis.watermarks.plan import WatermarkPlan
 
-_BLOCK: Final = 8
-_MCU_PX: Final = 16
+_BLOCK = 8
+_MCU_PX = 16
 """Blocks of colour cover this many pixels along each axis."""
-_UNIT: Final = 4096.0
+_UNIT = 4096.0
 """Weights are whole multiples of 1 / _UNIT. Pixels are at most 128 and the magnitudes of the
 weights of a coefficient add up to 8 at most; coefficients have at most the length 2048, the weights
 of a pixel the length 1: all sums stay below 2^24."""
 
-_LUMA: Final = (
+_LUMA = (
     16, 11, 10, 16, 24, 40, 51, 61, 12, 12, 14, 19, 26, 58, 60, 55,
     14, 13, 16, 24, 40, 57, 69, 56, 14, 17, 22, 29, 51, 87, 80, 62,
     18, 22, 37, 56, 68, 109, 103, 77, 24, 35, 55, 64, 81, 104, 113, 92,
     49, 64, 78, 87, 103, 121, 120, 101, 72, 92, 95, 98, 112, 100, 103, 99,
 )  # fmt: skip
-_CHROMA: Final = (
+_CHROMA = (
     17, 18, 24, 47, 99, 99, 99, 99, 18, 21, 26, 66, 99, 99, 99, 99,
     24, 26, 56, 99, 99, 99, 99, 99, 47, 66, 99, 99, 99, 99, 99, 99,
     *(99,) * 32,
@@ -129,7 +128,7 @@ def _transform(device: torch.device, dtype: torch.dtype) -> Tensor:
     return (torch.kron(line, line) * _UNIT).round().to(device, dtype)
 
 
-_IN_CACHE: Final = 2
+_IN_CACHE = 2
 """Samples that are blended at a time on a CPU, whose cache holds so many: half of the time."""
 
 

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from lit_data.synthesis.watermarks.glyphs import GlyphBank, level_of, size_of
 from lit_data.synthesis.watermarks.plan import MODES, WatermarkPlan
 from lit_data.types import Array
 
-_LEAST_SOFT_PX: Final = 0.2  # less cannot be seen
+_LEAST_SOFT_PX = 0.2  # less cannot be seen
 
 
 def draw_cover(rows: Array, plan: WatermarkPlan, bank: GlyphBank) -> None:
@@ -106,15 +105,15 @@ def _find_matrix(
     return np.column_stack((turn, middle - turn @ centre))
 
 
-PROBES: Final = 32
+PROBES = 32
 """Pixels that are read under each mark."""
 
-_COVERED: Final = 63
+_COVERED = 63
 """Of 255: thin letters cover no pixel fully."""
-_LEAST_FRACTION: Final = 0.7
+_LEAST_FRACTION = 0.7
 """Fraction of the pixels under a mark that must change."""
-_NORMAL: Final = MODES.index("normal")
-_OTHERS: Final = (0.0, 1.0, 0.5)  # black, white and, where both are under the mark, grey
+_NORMAL = MODES.index("normal")
+_OTHERS = (0.0, 1.0, 0.5)  # black, white and, where both are under the mark, grey
 
 
 def probe_under(images: Array, cover: Array) -> Array:

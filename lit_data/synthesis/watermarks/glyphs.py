@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,13 +19,13 @@ from lit_data.types import Array
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
 
-BUILT_IN: Final = ""
+BUILT_IN = ""
 """Name of the font that comes with Pillow (``PIL.ImageFont.load_default``): Aileron Regular by Sora
 Sagano, CC0."""
-SYSTEM: Final = "system"
+SYSTEM = "system"
 
-_SUFFIXES: Final = (".ttf", ".otf")
-_PROBE_PX: Final = 24
+_SUFFIXES = (".ttf", ".otf")
+_PROBE_PX = 24
 
 
 def find_fonts(fonts: str | Sequence[str] | None, texts: Iterable[str]) -> tuple[str, ...]:
@@ -171,10 +171,10 @@ def _print_glyph(font: "FreeTypeFont", character: str) -> tuple[tuple[int, int],
     return (mask.size, bytes(mask)) if mask.getbbox() else None
 
 
-SMALLEST_PX: Final = 16.0
+SMALLEST_PX = 16.0
 """Font size of the smallest bitmap; the next is larger by sqrt(2), and no warp shrinks more."""
 
-_FREETYPE: Final = threading.Lock()  # a face of FreeType must not be used by two threads at once
+_FREETYPE = threading.Lock()  # a face of FreeType must not be used by two threads at once
 
 
 class GlyphBank:

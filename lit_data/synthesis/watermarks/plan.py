@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,22 +15,22 @@ from lit_data.errors import ConfigError
 from lit_data.rng import Stream, check_seed, uniform
 from lit_data.synthesis.families.base import Floats, Range, check_range, spread
 
-_EPOCH: Final = 2**32 - 1
+_EPOCH = 2**32 - 1
 """No run has as many epochs, so that texts share no number with samples."""
-_DRAWS: Final = 32
-_PHRASES: Final = (
+_DRAWS = 32
+_PHRASES = (
     "CONFIDENTIAL", "DRAFT", "SAMPLE", "COPY", "DO NOT COPY", "PREVIEW", "SPECIMEN", "VOID",
     "PROOF", "INTERNAL", "ORIGINAL", "NOT FOR SALE", "RESTRICTED", "EVALUATION", "TRIAL VERSION",
     "UNPAID", "ARCHIVE", "For review only", "Personal use", "All rights reserved", "watermark",
     "stock photo", "demo", "licensed to",
 )  # fmt: skip
-_STARTS: Final = (
+_STARTS = (
     "b", "br", "c", "ch", "d", "f", "g", "gr", "h", "k",
     "l", "m", "n", "p", "r", "s", "st", "t", "v", "w",
 )  # fmt: skip
-_MIDDLES: Final = ("a", "e", "i", "o", "u", "ai", "ea", "io")
-_ENDS: Final = ("", "", "l", "n", "r", "s", "t", "nd", "rk", "x")
-_TAILS: Final = ("com", "net", "org", "photo", "info")
+_MIDDLES = ("a", "e", "i", "o", "u", "ai", "ea", "io")
+_ENDS = ("", "", "l", "n", "r", "s", "t", "nd", "rk", "x")
+_TAILS = ("com", "net", "org", "photo", "info")
 
 
 class _Draws:
@@ -106,14 +106,14 @@ def _write_owner(draws: _Draws) -> str:
 
 MarkMask = Literal["alpha", "binary"]
 Mode = Literal["normal", "multiply", "screen", "overlay"]
-MODES: Final[tuple[Mode, ...]] = get_args(Mode)
-MOST_MARKS: Final = 16
+MODES: tuple[Mode, ...] = get_args(Mode)
+MOST_MARKS = 16
 
-_FRACTIONS: Final = (
+_FRACTIONS = (
     *("probability", "straight", "tiling", "coloured", "outline", "jpeg"),
     *("mask_threshold", "least_change", "least_contrast"),
 )
-_RANGES: Final[dict[str, tuple[float, float]]] = {
+_RANGES: dict[str, tuple[float, float]] = {
     "count": (1, MOST_MARKS),
     "size_px": (4, 512),
     "size_share": (0.01, 2),
@@ -261,10 +261,10 @@ def _check_angles(bounds: Any) -> Range:  # noqa: ANN401 - a user's
     return pair[0], pair[1]
 
 
-CROP_DRAWS: Final = 4
+CROP_DRAWS = 4
 """Numbers of a sample's stream for its crop, which come first; the others are those of the plan."""
-_SAMPLE_DRAWS: Final = 16
-_MARK_DRAWS: Final = 8
+_SAMPLE_DRAWS = 16
+_MARK_DRAWS = 8
 
 Ints = NDArray[np.int64]
 

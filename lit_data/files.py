@@ -81,8 +81,12 @@ def replacing_by_path(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def explaining(path: Path) -> Iterator[None]:
+def explaining(path: Path, cure: str = "set paths.runs") -> Iterator[None]:
     """Turn an error of the file system into one that says which result could not be written.
+
+    Args:
+        path: Of the result.
+        cure: Option that writes it elsewhere.
 
     Raises:
         StoreError: There was one.
@@ -91,7 +95,7 @@ def explaining(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(
-            f"cannot write {show_path(path)}: {error.strerror}. Free the folder or set paths.runs."
+            f"cannot write {show_path(path)}: {error.strerror}. Free the folder or {cure}."
         ) from error
 
 

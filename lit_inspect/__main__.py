@@ -9,7 +9,7 @@ from pathlib import Path
 from lit_inspect.errors import ImageError, InspectError, UsageError
 from lit_inspect.images import list_images
 from lit_inspect.inspector import Inspector
-from lit_inspect.results import Results, writing
+from lit_inspect.results import Results
 from lit_inspect.version import VERSION
 
 _EPILOG = """\
@@ -44,8 +44,6 @@ def _run(options: argparse.Namespace) -> int:
     if options.threads is not None and options.threads < 1:
         raise UsageError(f"--threads {options.threads} must be at least 1")
     inspector = Inspector(options.file, threads=options.threads)
-    with writing(options.out):
-        options.out.mkdir(parents=True, exist_ok=True)
     results = Results(inspector, options.out)
     counts: Counter[str] = Counter()
     for name in names:

@@ -110,7 +110,7 @@ def _read_parts(data: bytes) -> Board:
     if manifest["format"] != FORMAT:
         raise BoardError(
             f"of format {manifest['format']}, and this release reads {FORMAT}: install the "
-            "lit_inspect of the release of lit_data that exported it"
+            "lit_inspect of the release of lit_data that exported it, or export the run again"
         )
     digests = {name: hashlib.sha256(part).hexdigest() for name, part in contents.items()}
     if digests != manifest["sha256"] or len(names) != len(digests) + 1:

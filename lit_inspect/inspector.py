@@ -123,7 +123,10 @@ class Inspector:
             self.versions = dict(board.manifest["versions"])
             self._session = _open_session(board.parts[NET], threads)
         except Exception as error:  # onnxruntime has errors of its own
-            raise BoardError(f"{path}: no usable .inspect file ({str(error)[:200]})") from error
+            raise BoardError(
+                f"{path}: no usable .inspect file ({str(error)[:200]}): export the run again, with the "
+                "release of lit_data that this lit_inspect belongs to"
+            ) from error
         self._check_golden(Path(path), board)
 
     def __call__(self, array: NDArray[Any]) -> Verdict:

@@ -25,19 +25,33 @@ from lit_inspect.tiles import Rows
 
 _MOST_DEFECTS: Final = 1000  # of an image in the table, as in that of `predict`
 _UP: Final = 2  # PNG filter: each byte less the one above it
+_TABLES: Final = {
+    "maps": ("images.csv", "defects.csv"),
+    "labels": ("labels.csv",),
+    "boxes": ("detections.json",),
+}
+_BAD_TABLE: Final = "bad.csv"
 _MAP_COLUMNS: Final = ("image", "score", "defects", "verdict")
 _DEFECT_COLUMNS: Final = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
 
 
 class Results:
-    """Folder of the results of one file.
+    """Folder of the results of one file. Tables come last, and those of an earlier run go first.
 
     Args:
         inspector: Whose verdicts.
         folder: Where they go.
+
+    Raises:
+        BoardError: The folder cannot be written.
     """
 
     def __init__(self, inspector: Inspector, folder: Path) -> None:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            # Else they would pass for those of a run that was interrupted.
+            for name in (*_TABLES[inspector.settings.task], _BAD_TABLE):
+                (folder / name).unlink(missing_ok=True)
         self._inspector = inspector
         self._folder = folder
         self._rows: list[dict[str, Any]] = []
@@ -109,7 +123,7 @@ class Results:
             classes = ("class",) if self._inspector.settings.classes else ()
             self._write("images.csv", columns, self._rows)
             self._write("defects.csv", (*_DEFECT_COLUMNS, *classes), self._defects)
-        self._write("bad.csv", ("image", "reason"), self._bad)
+        self._write(_BAD_TABLE, ("image", "reason"), self._bad)
         return drift
 
     def _add_large(self, name: str, image: Rows) -> Verdict:

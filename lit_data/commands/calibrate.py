@@ -31,6 +31,7 @@ from lit_data.tasks.verdicts import (
     GOOD,
     REVIEW,
     Calibration,
+    check_writable,
     describe_images,
     write_calibration,
 )
@@ -80,9 +81,12 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         ConfigError: Images of this kind have no verdicts, their truth is not known, or they are too
             few for the bounds.
+        StoreError: The calibration cannot be written.
     """
     options = read_own_options(CalibrateOptions, cfg)
     checkpoint = find_trained(cfg)
+    # Before hours of prediction, as whether images are enough.
+    check_writable(checkpoint)
     prediction = open_split(cfg, checkpoint, options.images)
     task = prediction.task
     if not prediction.has_verdicts:
@@ -91,7 +95,6 @@ def run(cfg: DictConfig) -> dict[str, Any]:
             f"{type(task.datamodule).__name__} has none: use +experiment=segmentation or anomaly"
         )
     images = KnownImages.open(prediction, options.groups)
-    # Before hours of prediction.
     for name, is_chosen in images.by_bound:
         _refuse_few(name, options, images, is_chosen)
     rows = predict_scores(prediction)

@@ -17,7 +17,7 @@ from lit_data.commands.predict import Prediction
 from lit_data.commands.result import print_table
 from lit_data.errors import ConfigError
 from lit_data.files import write_json, write_table
-from lit_data.risk.bounds import lower_rate, upper_rate
+from lit_data.risk.bounds import count_needed, lower_rate, upper_rate
 from lit_data.risk.detection import DetectionCurve, fit_curve
 from lit_data.synthesis import FAMILIES
 from lit_data.synthesis.families.base import check_range
@@ -29,6 +29,7 @@ from lit_data.tasks.targets import Bench, Target, open_marks
 log = logging.getLogger(__name__)
 
 _CONFIDENCE: Final = 0.95
+_FOUND: Final = 0.9  # probability of detection of a90
 _SIZES: Final = 10
 _NUMBERS: Final = 10**6  # of the targets of a size, which no other size shares
 _CELLS: Final = 6  # along each side of the map of places
@@ -99,6 +100,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     _check_patches(options, min(prediction.task.datamodule.patch_px))
     prediction.start()
     bench = _open_bench(prediction, writer, options, int(cfg.seed))
+    _warn_of_few_images(bench, options)
     targets = judge_families(bench, options)
     images = _list_images(prediction, writer)
     targets += bench.judge_real(images)
@@ -156,6 +158,21 @@ def _open_bench(prediction: Prediction, writer: MapWriter, options: PodOptions, 
             "images=all data.root=FOLDER of good parts"
         )
     return bench
+
+
+def _warn_of_few_images(bench: Bench, options: PodOptions) -> None:
+    """Warn where fewer images than the bound needs carry all targets, which it takes for independent."""
+    count = len(bench.list_images())
+    needed = count_needed(1 - _FOUND, _CONFIDENCE)
+    if count < needed:
+        log.warning(
+            "%d good images carry all %d targets of a family, and hits on one image are alike: a90/95 "
+            "holds for these images and may be too small for others, of which it needs at least %d; "
+            "give more good parts, images=all data.root=FOLDER",
+            count,
+            options.targets,
+            needed,
+        )
 
 
 def judge_families(bench: Bench, options: PodOptions) -> list[Target]:
@@ -222,8 +239,8 @@ def _fit(family: str, contrast: str, targets: Sequence[Target]) -> dict[str, Any
     contrasts = [target.contrast for target in targets]
     curve = fit_curve(sizes_px, hits)
     a50 = curve.size_at(0.5) if curve else None
-    a90 = curve.size_at(0.9) if curve else None
-    bound = curve.bound_at(0.9, _CONFIDENCE) if curve else None
+    a90 = curve.size_at(_FOUND) if curve else None
+    bound = curve.bound_at(_FOUND, _CONFIDENCE) if curve else None
     drawn_px = float(sizes_px.min()), float(sizes_px.max())
     return {
         "family": family,
@@ -256,12 +273,12 @@ def _explain(hits: NDArray[np.bool_], curve: DetectionCurve | None, largest_px: 
     if count == trials:
         at_least = lower_rate(count, trials, _CONFIDENCE)
         return f"always found, detection at least {at_least:.2f}"
-    a90 = None if curve is None else curve.size_at(0.9)
+    a90 = None if curve is None else curve.size_at(_FOUND)
     if curve is None or a90 is None:
         return "no a90: larger ones are not found more often"
     if a90 > largest_px:
         return f"no a90 up to {largest_px:g} px"
-    bound = curve.bound_at(0.9, _CONFIDENCE)
+    bound = curve.bound_at(_FOUND, _CONFIDENCE)
     if bound is None or bound > largest_px:
         return f"no a90/95 up to {largest_px:g} px: more targets, or larger ones"
     return "hits do not follow the curve: see the picture" if curve.is_poor else ""

@@ -63,6 +63,7 @@ SCOPE = replace(
 """Files of a run that are read."""
 _MOST_BYTES = 2**31  # 97 million steps
 _SHOWN = 16
+_CURE = "give out=FOLDER"
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ class Replay:
             StoreError: A file cannot be written.
         """
         name = f"step-{replayed.step:06d}"
-        with explaining(folder):
+        with explaining(folder, _CURE):
             folder.mkdir(parents=True, exist_ok=True)
         task, visuals = find_task(self.datamodule), self.datamodule.inspect("train")
         planned = replayed.planned
@@ -244,7 +245,7 @@ class Replay:
         packed = io.BytesIO()
         np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]  # the stubs mean a flag
         target = folder / f"{name}.npz"
-        with explaining(target), replacing(target) as file:
+        with explaining(target, _CURE), replacing(target) as file:
             file.write(packed.getbuffer())
         plan = visuals.describe_plan(planned, range(len(replayed.names)))
         if plan:

@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,18 @@ paths.runs or sends results to a server. --print shows the command line and stop
 
 _OF_TRAINING = ("resume", "ckpt", "report", "paths.run")
 """Keys of a run of ``fit`` that other commands on it do not take over."""
+_PATHS: Mapping[str, Sequence[str]] = {
+    "ckpt": ("best", "last"),
+    "data.root": (),
+    "data.splits": ("auto", "folders"),
+    "paths.cache": (),
+    "paths.run": (),
+    "paths.runs": (),
+}
+"""Keys with paths, and their values that are none."""
+_IS_NO_PATH = re.compile(r"$|null$|[{\[]").match
+_IS_ADDRESS = re.compile(r"['\"]?(~|\$|[\w+.-]+://)").match
+"""Matches also what is resolved later."""
 _IS_OF_HYDRA = re.compile(r"hydra\b").match
 
 
@@ -193,7 +205,7 @@ class OnRun(NamedTuple):
 def take_run(command: str, run: str, typed: Sequence[str]) -> OnRun:
     """Read the command line that a run was trained with, for a command on it.
 
-    Relative paths are read from where the run was started.
+    Relative paths are read from where the run was started, and those that are typed from here.
 
     Args:
         command: Such as ``calibrate``.
@@ -210,13 +222,33 @@ def take_run(command: str, run: str, typed: Sequence[str]) -> OnRun:
         kind = "sweep" if started.sweeps else started.command
         raise ConfigError(f"{command} needs the folder of a run of fit, and {run} is one of {kind}")
     address = run if is_remote(run) else str(Path(run).resolve())
-    typed = [f"run={address}", *typed]
+    typed = [_make_absolute(override) for override in typed]
+    has_path = any(_find_path(override) for override in typed if override.startswith("ckpt="))
+    if not has_path:  # which is given in the place of a run
+        typed = [f"run={address}", *typed]
     # What the folder says holds as a file's: it may be anybody's.
     read = started.list_read(run, typed)
     overrides = started.replace(typed, without=_OF_TRAINING)
     _go_to(started.folder)
     read = [override for override in read if override in overrides]
     return OnRun(overrides, read, started.config_dir)
+
+
+def _find_path(override: str) -> str | None:
+    """Return the path that an override gives, as it is typed; None if it gives none."""
+    key, _, value = override.partition("=")
+    words = _PATHS.get(key.lstrip("+"))
+    return None if words is None or value in words or _IS_NO_PATH(value) else value
+
+
+def _make_absolute(override: str) -> str:
+    """Return an override whose path, if any, does not depend on the current folder."""
+    path = _find_path(override)
+    if path is None or _IS_ADDRESS(path):
+        return override
+    quote = path[0] if path[0] in "'\"" else ""
+    key = override.partition("=")[0]
+    return f"{key}={quote}{Path.cwd() / path.removeprefix(quote)}"
 
 
 def _join(started: Started, overrides: Sequence[str], packages: Sequence[str]) -> str:

@@ -172,11 +172,16 @@ class Bench:
         height, width = self._data.patch_px
         return pixels[top : top + height, left : left + width]
 
+    def list_images(self) -> list[int]:
+        """Return the numbers of the images that have a good patch."""
+        images, _, _ = self._data.grid.locate(self.patches)
+        numbers: list[int] = np.unique(images).tolist()
+        return numbers
+
     def count_false_calls(self) -> tuple[int, int]:
         """Return the good images that are not called good and all good ones; else of patches."""
         if isinstance(self._writer, VerdictWriter):
-            images, _, _ = self._data.grid.locate(self.patches)
-            numbers = np.unique(images).tolist()
+            numbers = self.list_images()
             calls = sum(self._is_called(self._map_of(number)) for number in numbers)
             return calls, len(numbers)
         calls = 0

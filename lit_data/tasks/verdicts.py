@@ -2,6 +2,7 @@
 
 import json
 import logging
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -118,6 +119,22 @@ def write_calibration(checkpoint: Path, calibration: Calibration) -> Path:
     path = _path_of(checkpoint)
     write_json(path, asdict(calibration))
     return path
+
+
+def check_writable(checkpoint: Path) -> None:
+    """Refuse a checkpoint beside which no calibration can be written.
+
+    Raises:
+        StoreError: Its folder is read-only or full.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=checkpoint.parent):
+            pass
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {show_path(_path_of(checkpoint))}: {error.strerror}. The calibration lies "
+            "beside its checkpoint: let the folder be written, or calibrate a copy of the run"
+        ) from error
 
 
 def find_calibration(checkpoint: Path, conditions: Mapping[str, Any]) -> Calibration | None:

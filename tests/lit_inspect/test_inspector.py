@@ -21,6 +21,7 @@ from lit_inspect.__main__ import main
 from lit_inspect.board import encode_array, encode_board, read_board
 from lit_inspect.errors import BoardError, UsageError
 from lit_inspect.inspector import Inspector
+from lit_inspect.results import Results
 from tests.tasks.running import Marker, make_run, predict
 
 TILES = {"tile_px": 64, "multiple_px": 4, "threshold": 0.6, "image_threshold": 0.7}
@@ -198,6 +199,7 @@ def test_a_changed_golden_answer_is_refused_though_all_digests_fit(
     "change",
     [
         {"task": "volumes"},
+        {"review": 0.5},
         {"read": {}},
         {"tiling": None},
         {"value_range": [1]},
@@ -231,6 +233,9 @@ def test_bad_images_are_listed_and_the_others_inspected(
     bad = (out / "bad.csv").read_text()
     assert "cut.png: truncated or damaged PNG" in bad
     assert "3 channels of uint16" in bad
+    (out / "labels.csv").write_text("of another program")
+    Results(Inspector(board), out)  # a run that was interrupted shows no table of the one before
+    assert {path.name for path in out.iterdir()} == {"labels.csv", "maps"}
     (tmp_path / "file").write_text("")
     assert main([str(board), str(folder), "--out", str(tmp_path / "file")]) == 4
 

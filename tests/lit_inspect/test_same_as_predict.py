@@ -21,6 +21,7 @@ from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.scaling import Scaling
 from lit_data.modules.segmentation.top_pixels import count_top_px, mean_highest
 from lit_data.risk.drift import FEATURES, describe_pixels, find_drift
+from lit_data.tasks.verdicts import round_score
 from lit_inspect import drift, regions, rows, tiles
 from lit_inspect import images as runtime
 from lit_inspect.errors import ImageError
@@ -200,3 +201,21 @@ def test_drift_is_found_alike() -> None:
         assert answer == find_drift(reference, features)
         answers.add(answer)
     assert answers == {None, "contrast"}
+
+
+def test_scores_are_rounded_alike() -> None:
+    random = np.random.default_rng(0)
+    scores = [0.0, -0.0, 1.0, 0.99, float(np.nextafter(0.99, 0)), 0.989995, 0.999995, 0.00012345]
+    scores += [5e-324, 1e-5, 123.456789, float("inf"), float("-inf"), float("nan")]
+    scores += random.random(2000).tolist()
+    scores += (1 - random.random(2000) ** 4 / 100).tolist()  # close to the change of digits and to 1
+    scores += random.random(2000, np.float32).tolist()
+    rounded = [round_score(score) for score in scores]
+    assert [str(regions.round_score(score)) for score in scores] == list(map(str, rounded))
+    of_float32 = [np.float32(score) for score in scores]
+    assert [str(regions.round_score(score)) for score in of_float32] == [
+        str(round_score(score)) for score in of_float32
+    ]
+    assert rounded[:8] == [0.0, 0.0, 1.0, 0.99, 0.99, 0.99, 0.99999, 0.0001234]
+    assert rounded[8:13] == [5e-324, 1e-5, 123.45679, float("inf"), float("-inf")]
+    assert np.isnan(rounded[13])

@@ -225,7 +225,12 @@ def test_a_run_of_another_command_is_refused(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     # Typed paths are those of the current folder, as of test and predict.
-    words = ["data.root='new images'", "data.splits=lots.csv", "paths.runs=s3://b/runs", "ckpt=last"]
+    words = [
+        "data.root='new images'",
+        "data.splits=lots.csv",
+        "paths.runs=s3://b/runs",
+        "ckpt=last",
+    ]
     on_run = take_run("pod", "../run", words)
     here = os.path.realpath(tmp_path / "elsewhere")
     assert os.path.realpath(Path.cwd()) == os.path.realpath(tmp_path)

@@ -208,7 +208,8 @@ def test_scores_are_rounded_alike() -> None:
     scores = [0.0, -0.0, 1.0, 0.99, float(np.nextafter(0.99, 0)), 0.989995, 0.999995, 0.00012345]
     scores += [5e-324, 1e-5, 123.456789, float("inf"), float("-inf"), float("nan")]
     scores += random.random(2000).tolist()
-    scores += (1 - random.random(2000) ** 4 / 100).tolist()  # close to the change of digits and to 1
+    close_to_one = 1 - random.random(2000) ** 4 / 100
+    scores += close_to_one.tolist()
     scores += random.random(2000, np.float32).tolist()
     rounded = [round_score(score) for score in scores]
     assert [str(regions.round_score(score)) for score in scores] == list(map(str, rounded))

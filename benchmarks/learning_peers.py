@@ -109,7 +109,7 @@ class _Logits(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        logits = self._task(images)
+        logits: Tensor = self._task(images)
         return logits[:, 1:] - logits[:, :1]
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from re import _parser  # type: ignore[attr-defined] # that of `sre_parse`, which Python took out of sight
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,7 +22,7 @@ Splits = str | Mapping[str, float | str | Sequence[str]]
 """`folders`, `auto`, shares that add up to 1, for each split a list of names (or a text file with
 one a line), or a CSV file with the columns `image` and `split`, as a run writes it."""
 
-SPLITS = ("train", "val", "test")
+SPLITS: Final = ("train", "val", "test")
 DEFAULT_SHARES = {"train": 0.7, "val": 0.15, "test": 0.15}
 _CHOICES = 10  # of an expression for names
 _WAYS = 2**32  # to divide a name: 20 s

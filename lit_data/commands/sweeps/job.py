@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -55,7 +55,7 @@ _ERRORS = {
 }
 JOURNAL = "search/journal.log"
 """Journal of a search, in the folder of its sweep."""
-PRUNED = "pruned"
+PRUNED: Final = "pruned"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ class Browser:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.events = []
         self._folder = folder
         self._numbers = itertools.count(1)
 
@@ -128,8 +128,7 @@ class Browser:
         while (answer := self._read()).get("id") != number:
             self.events.append((answer.get("method", ""), answer.get("params", {})))
         assert "error" not in answer, answer
-        found: dict[str, Any] = answer["result"]
-        return found
+        return answer["result"]
 
     def open(self, path: Path) -> None:
         """Load a file and wait until all of it is there."""
@@ -159,5 +158,4 @@ class Browser:
                 raise self._gone()
             self._rest += piece
         message, _, self._rest = self._rest.partition(b"\0")
-        answer: dict[str, Any] = json.loads(message)
-        return answer
+        return json.loads(message)

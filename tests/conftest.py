@@ -128,7 +128,7 @@ def write_fake_store() -> Callable[[Path, SourceTable, int], None]:
 
 def _find_orphans() -> set[Path]:
     """Named shared memory that no living process maps; other programs of this machine have theirs."""
-    named: dict[str, Path] = {}
+    named = {}
     for path in Path("/dev/shm").iterdir():
         with suppress(FileNotFoundError):
             named[str(path.stat().st_ino)] = path

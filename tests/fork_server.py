@@ -268,7 +268,7 @@ def make_starter() -> Callable[[], Server | None]:
     """Return the function that starts the server of the tests once one is needed."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment.pop("PYTHONWARNINGS", None)
-    servers: list[Server | None] = []
+    servers = []
     lock = threading.Lock()
 
     def find_server() -> Server | None:

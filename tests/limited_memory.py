@@ -31,7 +31,7 @@ Point = Literal[
     "optimizer",  # after forward and backward, before a parameter changed
     "optimizer_middle",  # after half of the parameters changed, and the optimizer's state for them
 ]
-POINTS: tuple[Point, ...] = Point.__args__  # type: ignore[attr-defined]
+POINTS = Point.__args__  # type: ignore[attr-defined]
 STAGES = ("train", "sanity_check", "validate", "test", "predict")
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 _ENDS = (
@@ -151,8 +151,8 @@ class Faults:
     """
 
     def __init__(self, module: L.LightningModule, plan: FaultPlan) -> None:
-        self.entered: list[int] = []
-        self.refused: list[int] = []
+        self.entered = []
+        self.refused = []
         self._module, self._plan = module, plan
         self._step, self._micro = 0, -1
 

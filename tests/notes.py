@@ -15,8 +15,8 @@ class Notes(Logger):
     def __init__(self, *prefixes: str) -> None:
         super().__init__()
         self.prefixes = prefixes
-        self.rows: list[dict[str, float]] = []
-        self.steps: list[int | None] = []
+        self.rows = []
+        self.steps = []
 
     @property
     def name(self) -> str:

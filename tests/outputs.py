@@ -114,7 +114,7 @@ CHANGING = re.compile(
 
 def run_all(wanted: list[str]) -> dict[str, Any]:
     """Everything that users get, by experiment and command."""
-    found: dict[str, Any] = {}
+    found = {}
     for experiment, words in EXPERIMENTS.items():
         if wanted and experiment not in wanted:
             continue

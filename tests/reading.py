@@ -64,8 +64,7 @@ class Watcher(L.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.see(batch)
-        loss: Tensor = self.layer(torch.ones(1, 1)).square().mean()
-        return loss
+        return self.layer(torch.ones(1, 1)).square().mean()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.see_validation(batch)
@@ -88,11 +87,11 @@ def assert_resumes(
     data: BaseDataModule, make: Callable[[], BaseDataModule], folder: Path, steps: Sequence[int]
 ) -> None:
     """Check that two epochs that go on after some of their steps have the batches of an unbroken run."""
-    unbroken: list[Batch] = []
+    unbroken = []
     saving = ModelCheckpoint(folder, filename="{step}", save_top_k=-1, every_n_train_steps=1)
     fit(Watcher(unbroken.append), data, folder, max_epochs=2, callbacks=[saving])
     for step in steps:
-        rest: list[Batch] = []
+        rest = []
         path = folder / f"step={step}.ckpt"
         fit(Watcher(rest.append), make(), folder, max_epochs=2, ckpt_path=path)
         for one, other in zip(unbroken[step:], rest, strict=True):

@@ -47,7 +47,7 @@ class Rows(Logger):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows: list[dict[str, float]] = []
+        self.rows = []
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         self.rows += [metrics] if "batch/size" in metrics else []
@@ -73,8 +73,8 @@ class Meanwhile(L.Callback):
 
     def __init__(self, events: Mapping[int, Callable[[], None]] | None = None) -> None:
         self.events = events or {}
-        self.batches: list[list[int]] = []
-        self.told: list[Event] = []
+        self.batches = []
+        self.told = []
         self.validated = 0
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:

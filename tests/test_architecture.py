@@ -166,7 +166,7 @@ def _imports(path: Path) -> Iterator[tuple[str, bool, bool]]:
         for n in ast.walk(branch)
     }
     for node in ast.walk(tree):
-        names: list[str] = []
+        names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

@@ -21,7 +21,6 @@ from torch import nn
 from lit_data.callbacks import AMP, AdaptiveBatchSize
 from lit_data.cli import main
 from lit_data.datamodules import StripeDataModule
-from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
@@ -130,7 +129,7 @@ def _quietly(trainer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_net(package: types.ModuleType = L) -> Any:
-    names: dict[str, Any] = {"__name__": "models"}
+    names = {"__name__": "models"}
     exec(textwrap.dedent(MODULES.format(package=package.__name__)), names)
     return names["Scored"]
 
@@ -220,7 +219,7 @@ def test_own_folder_of_configurations(way: list[str], here: Path) -> None:
 
 @pytest.mark.usefixtures("here", "quiet")
 def test_plain_script() -> None:
-    names: dict[str, Any] = {"YourModule": _make_net()}
+    names = {"YourModule": _make_net()}
     exec(SCRIPT.replace("64", "4"), names)
     assert names["trainer"].callback_metrics["val/loss"] > 0
     assert names["trainer"].global_step > 1
@@ -252,7 +251,7 @@ def test_an_engine_that_starts_the_training(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_own_dataset_with_the_loader() -> None:
-    seen: list[int] = []
+    seen = []
 
     class Module(BoringModel):
         def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
@@ -267,7 +266,7 @@ def test_own_dataset_with_the_loader() -> None:
 def test_samples_of_several_sizes_come_as_lists() -> None:
     images = [torch.rand(3, 8 + number, 8) for number in range(10)]
     samples = [(image, {"boxes": torch.zeros(n, 4)}) for n, image in enumerate(images)]
-    names: dict[str, Any] = {"your_boxes": samples}
+    names = {"your_boxes": samples}
     exec(COLLATE, names)
     assert [image.shape[1] for image in names["images"]] == list(range(8, 16))
     assert [len(target["boxes"]) for target in names["targets"]] == list(range(8))
@@ -291,9 +290,9 @@ def test_own_datamodule_trains_in_the_command(
 
 @pytest.mark.usefixtures("here")
 def test_own_kornia_pipeline() -> None:
-    names: dict[str, Any] = {}
+    names = {}
     exec(KORNIA, names)
-    data: BaseDataModule = names["data"]
+    data = names["data"]
     data.prepare_data()
     data.setup("fit")
     loader = data.make_loader("train")
@@ -310,7 +309,7 @@ def test_lightning_cli(monkeypatch: pytest.MonkeyPatch) -> None:
     words += ["--data.loader.batch_size=4", "--trainer.max_epochs=1"]
     quiet = [f"--trainer.{name}={str(value).lower()}" for name, value in QUIET.items()]
     monkeypatch.setattr(sys, "argv", ["train.py", "fit", *words, *quiet])
-    names: dict[str, Any] = {"YourModule": _make_net()}
+    names = {"YourModule": _make_net()}
     exec(CLI.replace("LightningCLI(Your", "cli = LightningCLI(Your"), names)
     assert names["cli"].datamodule.loader.batch_size == 4
     assert names["cli"].trainer.global_step > 1
@@ -325,7 +324,7 @@ def test_datamodule_of_another_project() -> None:
 
 @pytest.mark.usefixtures("here", "quiet")
 def test_pytorch_lightning() -> None:
-    names: dict[str, Any] = {"YourModule": _make_net(pl)}
+    names = {"YourModule": _make_net(pl)}
     exec(OTHER, names)
     assert names["trainer"].global_step > 0
     assert names["trainer"].callback_metrics["val/loss"] > 0

@@ -76,8 +76,7 @@ def run(folder: Path) -> Run:
 
 
 def _summary(run_folder: Path) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads((run_folder / "summary.json").read_text())
-    return summary
+    return json.loads((run_folder / "summary.json").read_text())
 
 
 def test_the_page_shows_what_is_written(folder: Path) -> None:
@@ -214,6 +213,6 @@ def test_it_trains_from_shards_as_from_files(run: Run, folder: Path) -> None:
     shards = folder / "images.shards"
     published = run("prepare", f"prepare.shards={shards}", "prepare.shard_bytes=10000")
     assert _summary(published)["prepare/shards"] > 4
-    where: list[list[str]] = [[], [f"data.root={shards}", "data.cache_bytes=90000"]]
+    where = [[], [f"data.root={shards}", "data.cache_bytes=90000"]]
     from_files, from_shards = (_summary(run("fit", *words, *root)) for root in where)
     assert from_files["samples_sha256"] == from_shards["samples_sha256"] is not None

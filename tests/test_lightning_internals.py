@@ -124,7 +124,7 @@ def test_what_is_read_within_a_step() -> None:
         assert results.batch_size is None
         seen.append((number_batch(trainer), is_accumulating(trainer)))
         assert module._current_fx_name == "training_step"
-        loss: Tensor = step(batch, batch_idx)
+        loss = step(batch, batch_idx)
         metric = results["training_step.train/loss"]
         assert metric.is_tensor
         assert isinstance(metric.meta, _Metadata)
@@ -158,7 +158,7 @@ def test_the_loops_and_their_closure() -> None:
     assert type(automatic_loop(trainer).optim_progress.optimizer) is _OptimizerProgress
     assert results_of(trainer) is None
 
-    parts: tuple[Any, Any, Any] = (lambda: ClosureResult(None), lambda loss: None, lambda: None)
+    parts = (lambda: ClosureResult(None), lambda loss: None, lambda: None)
     assert closure_parts(Closure(*parts)) == parts
 
 

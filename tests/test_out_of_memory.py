@@ -76,7 +76,7 @@ def test_texts_and_classes_that_say_something_else() -> None:
     "cause", [torch.OutOfMemoryError(), RuntimeError(OUT_OF_MEMORY[0]), MemoryError()]
 )
 def test_a_cause_counts_at_any_depth(cause: Exception) -> None:
-    error: BaseException = cause
+    error = cause
     for outer in (ValueError("batch 3"), RuntimeError("step failed"), KeyError("loss")):
         outer.__cause__ = error
         error = outer

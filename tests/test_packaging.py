@@ -8,7 +8,6 @@ import tarfile
 import zipfile
 from email import message_from_bytes
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -64,7 +63,7 @@ def test_the_wheel_runs_outside_the_checkout(built: Path, tmp_path: Path) -> Non
     environment = os.environ | {"PYTHONPATH": str(site), "LIT_DATA_CACHE": str(tmp_path / "cache")}
 
     def run(*words: str) -> str:
-        options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "text": True}
+        options = {"cwd": tmp_path, "env": environment, "text": True}
         done = subprocess.run([sys.executable, *words], capture_output=True, **options)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

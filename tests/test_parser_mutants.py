@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -127,7 +127,7 @@ def _run(folder: Path, name: str) -> Case:
     return Case(run / name, lambda: write_report([run], output=folder / "report.html"))
 
 
-CASES: dict[str, Callable[[Path], Case]] = {
+CASES = {
     "yolo": _yolo,
     "voc": _voc,
     "coco": _coco,
@@ -194,7 +194,7 @@ def _check(name: str, tmp_path: Path, mutants: int) -> None:
 
 
 def test_the_mutants_are_mostly_damaged() -> None:
-    draws: Any = random.Random(0)
+    draws = random.Random(0)
     whole = b'{"a": [1, 2, 3]}'
     mutants = [_mutate(whole, draws) for _ in range(100)]
     assert sum(mutant != whole for mutant in mutants) > 90

@@ -90,7 +90,7 @@ class Folders:
 
     def count_lines(self, results: str) -> Counter[str]:
         """Return how often each image was predicted."""
-        lines: list[str] = []
+        lines = []
         for path in (self.folder / results).glob("images*.jsonl"):
             lines += path.read_text().splitlines(keepends=True)
         return Counter(json.loads(line)["image"] for line in lines if line.endswith("\n"))

@@ -39,7 +39,7 @@ from tests.outputs import NO_TIMELINES
 
 ROOT = Path(__file__).resolve().parents[1]
 # With 17 samples to validate, one rank has a batch more than the other.
-LENGTHS: dict[Stage, int] = {"train": 21, "val": 17, "test": 21, "predict": 21}
+LENGTHS = {"train": 21, "val": 17, "test": 21, "predict": 21}
 EPOCHS = 2
 BATCH = 4
 STEPS = 3  # of an epoch with two ranks: 8 + 8 + 5 samples
@@ -114,8 +114,8 @@ class Model(L.LightningModule):
         self.net = torch.nn.Linear(3, 1)
         # DDP sends buffers to the other ranks in each training step.
         self.register_buffer("average", torch.zeros(1))
-        self.seen: dict[str, Seen] = {"train": [], "val": [], "test": [], "predict": []}
-        self.states: list[Any] = []
+        self.seen = {"train": [], "val": [], "test": [], "predict": []}
+        self.states = []
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         self._note("train", batch)
@@ -256,7 +256,7 @@ def test_training_takes_each_sample_once_in_equally_many_steps(runs: Runs) -> No
 
 @pytest.mark.slow
 def test_evaluation_takes_each_sample_once(runs: Runs) -> None:
-    stages: dict[Stage, int] = {"val": EPOCHS + 1, "test": 1, "predict": 1}
+    stages = {"val": EPOCHS + 1, "test": 1, "predict": 1}
     for stage, times in stages.items():
         assert _together(runs, stage) == {(0, index): times for index in range(LENGTHS[stage])}
 
@@ -343,7 +343,7 @@ def _settled(summary: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_command_gives_with_two_ranks_what_it_gives_with_one(tmp_path: Path) -> None:
-    found: dict[str, list[dict[str, Any]]] = {}
+    found = {}
     ranked, alone = ("ddp_cpu", 4, ("fit", "test", "predict")), ("cpu", 8, ("fit", "test"))
     for name, batch_size, commands in (ranked, alone):
         for command in commands:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
@@ -137,7 +136,7 @@ class Numbers:
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_a_step_of_all_ranks_takes_the_same_samples_for_any_number_of_them(world_size: int) -> None:
     options = LoaderOptions(global_batch_size=8, num_workers=0, seed=1)
-    ranks: dict[str, Any] = {"shuffle": True, "world_size": world_size}
+    ranks = {"shuffle": True, "world_size": world_size}
     loaders = [MicroBatchLoader(Numbers(), options, rank=n, **ranks) for n in range(world_size)]
     options = LoaderOptions(batch_size=8, num_workers=0, seed=1)
     alone = MicroBatchLoader(Numbers(), options, shuffle=True)

@@ -49,7 +49,7 @@ def _run(
     output, own = cwd / "output.txt", {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment = os.environ | own | {"PYTHONWARNINGS": "ignore"} | dict(variables or {})
     with output.open("w") as file:
-        options: dict[str, Any] = {"stdout": file, "stderr": subprocess.STDOUT, "cwd": cwd}
+        options = {"stdout": file, "stderr": subprocess.STDOUT, "cwd": cwd}
         options |= {"env": environment, "start_new_session": True}
         processes = [subprocess.Popen(command, **options) for command in commands]
     try:
@@ -101,8 +101,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Fitted:
 def _find_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
+        return free.getsockname()[1]
 
 
 @pytest.mark.parametrize(("per_node", "shared_cache", "stores"), [(1, True, 1), (2, False, 2)])

@@ -458,7 +458,7 @@ def test_any_architecture_takes_any_size_and_number_of_channels(channels: int) -
     from lit_data.modules import SmpNet
 
     for architecture in ("unet", "fpn", "pspnet", "deeplabv3plus", "pan", "segformer"):
-        options: dict[str, Any] = {"encoder_name": "resnet18", "channels": channels}
+        options = {"encoder_name": "resnet18", "channels": channels}
         net = SmpNet(["a", "b"], architecture=architecture, **options)
         assert net.eval()(torch.rand(2, channels, 33, 70)).shape == (2, 3, 33, 70)
         assert net.train()(torch.rand(1, channels, 1, 1)).shape == (1, 3, 1, 1)
@@ -485,7 +485,7 @@ def test_the_recipe_for_anomalib_runs(tmp_path: Path) -> None:
         cv2.imwrite(str(folder / f"{number:02}.jpg"), pixels)
     text = (Path(__file__).resolve().parents[1] / "docs/pretrained.md").read_text(encoding="utf-8")
     [code] = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    names: dict[str, Any] = {}
+    names = {}
     code = code.replace("patch_px=224", "patch_px=64")
     exec(code.replace("sampling_ratio=0.02", "sampling_ratio=0.1"), names)
     assert names["scores"]["image_AUROC"] == 1

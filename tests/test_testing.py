@@ -66,7 +66,7 @@ def test_a_datamodule_of_ours_passes_and_one_that_draws_from_elsewhere_does_not(
     tmp_path: Path,
 ) -> None:
     write_images(tmp_path / "images", 6, (64, 64))
-    options: dict[str, Any] = {"patch_px": 32, "stride_px": 32, "mask_splits": ()}
+    options = {"patch_px": 32, "stride_px": 32, "mask_splits": ()}
     options |= {"cache_dir": tmp_path / "cache", "synthesis": DefectSpec(probability=0.9)}
     options |= {"loader": LoaderOptions(batch_size=4, worker_kind="inline")}
     check_datamodule(StripeDataModule(tmp_path / "images", **options))
@@ -94,7 +94,7 @@ def test_images_of_any_kind_are_written(
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 def test_memory_runs_out_and_the_step_is_cut() -> None:
     stock, limited = STOCK["classifier"], LimitedMemory(3)
-    limits: dict[str, Any] = {**QUIET, "max_epochs": 1, "limit_train_batches": 2}
+    limits = {**QUIET, "max_epochs": 1, "limit_train_batches": 2}
     trainer = L.Trainer(**limits, callbacks=[AdaptiveBatchSize(), limited])
     trainer.fit(stock.build(), stock.loader())
     assert limited.errors > 0

@@ -32,7 +32,7 @@ def _kornia() -> ExternalTransform:
     return ExternalTransform(steps, seed_per="sample")
 
 
-ANY_CHANNELS: list[Make] = [
+ANY_CHANNELS = [
     lambda: Geometry(flip_left_right=True, turn=True, shift_px=2, padding="zeros"),
     lambda: Geometry(
         turn=True, rotate_deg=30, scale=(0.8, 1.3), shear_deg=5, perspective=0.1, crop_px=7
@@ -42,7 +42,7 @@ ANY_CHANNELS: list[Make] = [
     stripe_augment,
     segmentation_augment,
 ]
-RGB: list[Make] = [ColourJitter, detection_augment, _kornia]
+RGB = [ColourJitter, detection_augment, _kornia]
 
 
 def make_layers(batch: int, channels: int, height: int, width: int) -> Layers:

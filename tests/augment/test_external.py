@@ -12,7 +12,7 @@ from lit_data.augment import ExternalTransform, Layers
 from lit_data.augment.external import seeded
 from lit_data.errors import ConfigError
 
-SEEDS: list[Literal["batch", "sample"]] = ["batch", "sample"]
+SEEDS = ["batch", "sample"]
 
 
 class Noise(nn.Module):
@@ -53,8 +53,7 @@ def _run(
     foreign: ExternalTransform, layers: Layers, index: Any = None, *, seed: int = 0, epoch: int = 0
 ) -> Layers:
     index = np.arange(len(layers.images)) if index is None else index
-    result: Layers = foreign(layers, foreign.draw(seed, epoch, index, layers.images.shape[1]))
-    return result
+    return foreign(layers, foreign.draw(seed, epoch, index, layers.images.shape[1]))
 
 
 @pytest.mark.parametrize("seed_per", SEEDS)

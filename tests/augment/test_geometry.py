@@ -15,7 +15,7 @@ from lit_data.augment.matrices import (
 )
 from lit_data.errors import ConfigError
 
-BENT: dict[str, Any] = {"rotate_deg": 20, "scale": (0.8, 1.2), "shear_deg": 8, "perspective": 0.1}
+BENT = {"rotate_deg": 20, "scale": (0.8, 1.2), "shear_deg": 8, "perspective": 0.1}
 
 
 def _images(batch: int, channels: int, height: int, width: int) -> torch.Tensor:
@@ -23,10 +23,9 @@ def _images(batch: int, channels: int, height: int, width: int) -> torch.Tensor:
 
 
 def _run(geometry: Geometry, layers: Layers, *, epoch: int = 0) -> Layers:
-    result: Layers = geometry(
+    return geometry(
         layers, geometry.draw(0, epoch, np.arange(len(layers.images)), layers.images.shape[1])
     )
-    return result
 
 
 def _cut(image: torch.Tensor, crop: tuple[int, int]) -> torch.Tensor:

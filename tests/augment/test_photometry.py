@@ -14,7 +14,7 @@ from lit_data.errors import ConfigError
 def _expose(images: torch.Tensor, **options: Any) -> torch.Tensor:
     photometry = Photometry(**options)
     draws = photometry.draw(0, 0, np.arange(len(images)), images.shape[1])
-    result: Layers = photometry(Layers(images), draws)
+    result = photometry(Layers(images), draws)
     return result.images
 
 

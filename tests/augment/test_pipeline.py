@@ -137,7 +137,7 @@ def test_the_result_is_that_of_the_augmentation() -> None:
 
 
 def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[dict[str, object]] = []
+    calls = []
     monkeypatch.setattr(
         torch, "compile", lambda function, **options: calls.append(options) or function
     )

@@ -23,7 +23,7 @@ def _run(
     first: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     draws = augment.draw(9, 4, first + np.arange(len(images)), images.shape[1])
-    layers: Layers = augment(Layers(images, masks), draws)
+    layers = augment(Layers(images, masks), draws)
     return layers.images, layers.masks
 
 

@@ -1,5 +1,3 @@
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -119,7 +117,7 @@ def test_samples_do_not_depend_on_those_beside_them(monkeypatch: pytest.MonkeyPa
 
 def test_a_row_without_tiles_is_grey() -> None:
     _, rows = _make((48, 48))
-    none: Any = MosaicPlan(*(np.zeros((0, *shape), kind) for shape, kind in zip(
+    none = MosaicPlan(*(np.zeros((0, *shape), kind) for shape, kind in zip(
         ((), (), (), (2,), (4,), (4,)), (int, int, float, float, int, float), strict=True
     )))  # fmt: skip
     drawn = draw_tiles(torch.from_numpy(rows), pack_tiles(none, np.zeros((14, 4), int), 4))

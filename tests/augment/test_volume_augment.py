@@ -9,7 +9,7 @@ import torch
 from lit_data.augment import VolumeAugment
 from lit_data.errors import ConfigError
 
-STILL: dict[str, Any] = {"rotate_deg": 0.0, "scale": (1.0, 1.0), "gain": 0.0, "offset": 0.0}
+STILL = {"rotate_deg": 0.0, "scale": (1.0, 1.0), "gain": 0.0, "offset": 0.0}
 STILL |= {"gamma": 0.0}
 
 

@@ -94,7 +94,7 @@ def test_so_it_is_on_a_gpu() -> None:
     ("limit", "largest"), [(0, 0), (7, 7), (8, 8), (9, 9), (17, 17), (63, 63), (1000, 64)]
 )
 def test_the_largest_batch_that_fits_is_found(limit: int, largest: int) -> None:
-    tried: list[int] = []
+    tried = []
 
     def fits(count: int) -> bool:
         tried.append(count)

@@ -93,7 +93,7 @@ def test_scores_by_hand() -> None:
 
 
 def test_written_boxes_are_read_again(tmp_path: Path) -> None:
-    boxes: dict[str, list[Box]] = {
+    boxes = {
         "one": [],
         "two": [Box(2, (1.0, 2.0, 31.0, 42.0), 0.5), Box(0, (0.0, 0.0, 5.0, 5.0), 0.25)],
     }
@@ -109,8 +109,8 @@ def test_written_boxes_are_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_scores_agree_with_those_that_training_logs(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    truth: dict[str, list[Box]] = {}
-    predictions: dict[str, list[Box]] = {}
+    truth = {}
+    predictions = {}
     for image in range(8):
         places = rng.uniform(0, 60, (6, 2)).repeat(2, 1)[:, [0, 2, 1, 3]] + [0, 0, 20, 20]
         moved = places.repeat(2, 0) + rng.normal(0, 3, (12, 4))

@@ -2,7 +2,6 @@
 
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -92,7 +91,7 @@ def test_other_data_have_no_such_ways(tmp_path: Path) -> None:
 def test_collate_measures_samples_in_memory(tmp_path: Path) -> None:
     words = ["suite.sample_shape=[3,8,8]", "suite.samples_in_memory=12", f"paths.run={tmp_path}"]
     sizes = ["benchmark.batch_sizes=[6]", "benchmark.micro_batch_sizes=[3]"]
-    metrics: dict[str, Any] = run_suite(compose_suite("collate", *SHORT, *words, *sizes))
+    metrics = run_suite(compose_suite("collate", *SHORT, *words, *sizes))
     lines = read_table(tmp_path)
     methods = ["dataloader", "inline", "thread", "process", "textbook"]
     assert [line["method"] for line in lines] == methods

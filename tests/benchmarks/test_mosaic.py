@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import cv2
 import pytest
@@ -81,7 +81,7 @@ def test_all_ways_make_whole_batches_of_mosaics_although_the_set_is_small(toy: T
     cfg = toy("suite.batch_size=20")
     options = build_suite(cfg)
     feeds = open_feeds(cfg, options)
-    batches: dict[str, Any] = {way: work() for way, work in list_ways(feeds, MosaicSpec()).items()}
+    batches = {way: work() for way, work in list_ways(feeds, MosaicSpec()).items()}
     for way, batch in batches.items():
         assert batch["image"].shape == (4 if way == "worker_finished" else 20, 3, 64, 64)
         assert batch["image"].dtype == (torch.float32 if way == "worker_finished" else torch.uint8)

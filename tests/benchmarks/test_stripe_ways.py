@@ -36,7 +36,7 @@ DENSE = DefectSpec(
     families={"spot": {"shapes": SHAPES}},
 )
 
-LAYOUTS: list[dict[str, Any]] = [
+LAYOUTS = [
     {"layout": "channels"},
     {"layout": "channels", "channels": (2, 0, 1), "edges": "pad"},
     {"layout": "channels", "read_depth": np.uint16, "value_range": (10_000, 50_000)},

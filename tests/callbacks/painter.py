@@ -30,11 +30,11 @@ class Painter(L.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.brightness = nn.Parameter(torch.zeros(()))
-        self.calls: list[tuple[int, int, int]] = []
-        self.drawn: list[float] = []
+        self.calls = []
+        self.drawn = []
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        optimizer: Any = self.optimizers()
+        optimizer = self.optimizers()
         loss = (batch["image"].mean() - self.brightness + 0.01 * torch.randn(())).square()
         self.drawn.append(float(loss.detach()))
         self.manual_backward(loss)

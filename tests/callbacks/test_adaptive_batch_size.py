@@ -17,7 +17,7 @@ from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.callbacks.events import Event
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.testing import QUIET
-from tests.limited_memory import FaultPlan, Faults, Point, SimulatedDevice, install, out_of_memory
+from tests.limited_memory import FaultPlan, Point, SimulatedDevice, install, out_of_memory
 from tests.notes import Notes
 from tests.stock_modules import STOCK
 
@@ -32,7 +32,7 @@ class Regression(L.LightningModule):
     def __init__(self, step: Callable[..., Any] | None = None) -> None:
         super().__init__()
         self.layer = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
-        self.gradients: list[list[Tensor]] = []
+        self.gradients = []
         if step is not None:
             self.training_step = step.__get__(self)
 
@@ -151,7 +151,7 @@ def test_other_errors_pass_unchanged(point: Point, error: Exception) -> None:
 @pytest.mark.parametrize("point", ["forward_middle", "backward"])
 def test_memory_of_a_failed_attempt_is_free_when_the_next_begins(point: Point) -> None:
     module, alive = Regression(), []
-    activations: list[weakref.ref[Tensor]] = []
+    activations = []
     loss = Regression.training_step
 
     def step(batch: Tensor, batch_idx: int) -> Tensor:
@@ -169,7 +169,7 @@ def test_memory_of_a_failed_attempt_is_free_when_the_next_begins(point: Point) -
 
 def test_batches_are_freed_without_the_garbage_collector() -> None:
     def run(*callbacks: L.Callback) -> int:
-        batches: list[weakref.ref[Tensor]] = []
+        batches = []
 
         class Note(L.Callback):
             def on_train_batch_start(
@@ -205,7 +205,7 @@ def test_the_gradient_is_that_of_the_whole_batch(batch: int, size: int) -> None:
 
 
 def test_ragged_fields_go_with_their_samples() -> None:
-    seen: list[tuple[list[int], int]] = []
+    seen = []
 
     def step(self: Any, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         seen.append((batch["boxes_count"].tolist(), len(batch["boxes"])))
@@ -220,7 +220,7 @@ def test_ragged_fields_go_with_their_samples() -> None:
 class Sliced(Regression):
     def __init__(self) -> None:
         super().__init__()
-        self.cuts: list[tuple[int, int]] = []
+        self.cuts = []
 
     def count_samples(self, batch: Any) -> int:
         return len(batch["n"])
@@ -301,7 +301,7 @@ def test_a_step_that_fetches_its_batches_is_left_alone() -> None:
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_module(backend: str) -> None:
-    refused: list[int] = []
+    refused = []
 
     class Augmented(Regression):  # Lightning 2.6.6 cannot log from a step that torch 2.13 compiled
         def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
@@ -410,7 +410,7 @@ def test_two_runs_with_one_callback() -> None:
 
 class Listener(L.Callback):
     def __init__(self) -> None:
-        self.heard: list[tuple[Event, type[BaseException] | None]] = []
+        self.heard = []
 
     def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
         self.heard.append((event, type(error) if error else None))
@@ -421,7 +421,7 @@ def test_listeners_hear_of_errors_and_sizes(caplog: pytest.LogCaptureFixture) ->
     install(module, FaultPlan("backward", lambda n, step, micro: n > 3 and step == 1))
     with caplog.at_level(logging.WARNING, "lit_data"):
         fit(module, DataLoader(data(20), 10), listener, adaptive())
-    expected: list[tuple[Event, type[BaseException] | None]] = []
+    expected = []
     for size, smaller, pieces in ((10, 5, 2), (5, 3, 4)):
         text = f"{size} samples ran out of memory: {out_of_memory()}"
         expected.append((Event("oom", text, {"size": size, "index": 1}), torch.OutOfMemoryError))
@@ -478,6 +478,6 @@ def test_sizes_stay_within_their_bounds() -> None:
         ({"initial_size": 2, "min_size": 4}, [4, 4]),
     ]:
         module = Regression()
-        faults: Faults = install(module, FaultPlan("forward_start", lambda n, step, micro: False))
+        faults = install(module, FaultPlan("forward_start", lambda n, step, micro: False))
         fit(module, DataLoader(data(8), 8), AdaptiveBatchSize(**options))
         assert faults.entered == sizes

@@ -47,7 +47,7 @@ class Judge(L.LightningModule):
         with torch.no_grad():
             self.layer.weight.copy_(torch.arange(-6, 6).view(3, 4))
             self.layer.bias.copy_(torch.arange(3))
-        self.tables: list[Tensor] = []
+        self.tables = []
         self.calls = 0
 
     def forward(self, images: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class Outputs(L.Callback):
     """Keeps what each step returned."""
 
     def __init__(self) -> None:
-        self.found: list[Any] = []
+        self.found = []
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, *rest: Any
@@ -203,7 +203,7 @@ class Writer(BasePredictionWriter):
     def __init__(self, folder: Path) -> None:
         super().__init__("batch_and_epoch")
         self.folder = folder
-        self.all: Any = None
+        self.all = None
 
     def write_on_batch_end(  # type: ignore[override]
         self, trainer: Any, pl_module: Any, prediction: Any, batch_indices: Any, batch: Any, *_: Any

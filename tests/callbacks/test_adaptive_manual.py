@@ -53,7 +53,7 @@ class Pair(L.LightningModule):
         self.generator = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 6))
         self.critic = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 1))
         self.seen = MeanMetric()
-        self.refused: deque[int] = deque()  # lists of a module are put back
+        self.refused = deque()  # lists of a module are put back
         self.counted = 0
 
     def add_gradients(self, optimizer: Any, learn: Callable[[Any], Any], batch: Any) -> Any:
@@ -79,8 +79,7 @@ class Pair(L.LightningModule):
         return self.add_up(batch, "second", measure)
 
     def make(self, part: Tensor) -> Tensor:
-        images: Tensor = self.generator(torch.randn(len(part), 4) + np.random.rand())  # noqa: NPY002
-        return images
+        return self.generator(torch.randn(len(part), 4) + np.random.rand())  # noqa: NPY002
 
     def add_up(self, batch: Tensor, name: str, measure: Callable[[Tensor], Tensor]) -> Tensor:
         total = torch.zeros(())
@@ -216,12 +215,12 @@ class Uncut(L.LightningModule):
         torch.manual_seed(3)
         self.automatic_optimization = False
         self.net, self.bad = nn.Linear(6, 1), bad
-        self.sizes: deque[int] = deque()
+        self.sizes = deque()
 
     def training_step(self, batch: Tensor, batch_idx: int) -> None:
         if batch_idx in self.bad:
             raise out_of_memory()
-        optimizer: Any = self.optimizers()
+        optimizer = self.optimizers()
         self.sizes.append(len(batch))
         optimizer.zero_grad()
         self.manual_backward(self.net(batch).mean())

@@ -80,7 +80,7 @@ class Model(L.LightningModule):
         )
         self.extra = nn.Linear(6, 3)
         self.table = nn.Embedding(5, 3, sparse=True) if sparse else None
-        self.pieces: list[int] = []
+        self.pieces = []
 
     def check(self, point: str, samples: int) -> None:
         fault, batch = self.fault, self.trainer.fit_loop.epoch_loop.batch_progress.current.completed
@@ -126,7 +126,7 @@ class Manual(Model):
         self.automatic_optimization = False
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        optimizer: Any = self.optimizers()
+        optimizer = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(super().training_step(batch, batch_idx))
         optimizer.step()
@@ -152,7 +152,7 @@ class Watch(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.messages: list[str] = []
+        self.messages = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())
@@ -162,7 +162,7 @@ class Broadcasts(L.Callback):
     """Whether DDP copies buffers: in training, and at the end."""
 
     def __init__(self) -> None:
-        self.seen: list[bool] = []
+        self.seen = []
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         self.seen.append(trainer.strategy.model.broadcast_buffers)
@@ -194,7 +194,7 @@ def _fit(
     unused, size = options.pop("find_unused_parameters", False), options.pop("initial_size", None)
     callback = AdaptiveBatchSize(initial_size=size, grow_after=options.pop("grow_after", None))
     timeout = timedelta(seconds=WAIT_S)
-    settings: dict[str, Any] = {
+    settings = {
         "devices": 2,
         "strategy": DDPStrategy(timeout=timeout, find_unused_parameters=unused),
         "callbacks": [broadcasts, *([callback] if adaptive else [])],
@@ -203,7 +203,7 @@ def _fit(
         "plugins": [_make_scaler()] if options.pop("fp16", False) else None,
     }
     trainer = L.Trainer(**(QUIET | settings | options))
-    found: dict[str, Any] = {"error": "", "rank": trainer.global_rank}
+    found = {"error": "", "rank": trainer.global_rank}
     begun_s = time.monotonic()
     try:
         if isinstance(data, L.LightningDataModule):
@@ -228,7 +228,7 @@ def _fit(
 
 
 def _run_all(folder: Path) -> None:
-    runs: dict[str, dict[str, Any]] = {}
+    runs = {}
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     gc.freeze()  # each replay collects garbage
 
@@ -265,7 +265,7 @@ class Both(Manual):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+SETTINGS = {
     "plain": ({}, {}),
     "batch norm": ({"batch_norm": True}, {}),
     "accumulation": ({}, {"accumulate_grad_batches": 2}),
@@ -282,8 +282,8 @@ FAULTS = [
 ]
 FEW = [0, 4, 5, 6]
 """Of the faults, one at each point, on both ranks, and one that halves more than once."""
-AT_ONCE: dict[str, Any] = {}
-IN_A_WINDOW: dict[str, Any] = {"accumulate_grad_batches": 4}
+AT_ONCE = {}
+IN_A_WINDOW = {"accumulate_grad_batches": 4}
 FATAL = [
     (Fault(1, "forward", 1, limit=0, error=ValueError), AT_ONCE),
     (Fault(0, "backward", 1, limit=0, error=ValueError), IN_A_WINDOW),

@@ -38,7 +38,7 @@ class Greedy(L.LightningModule):
         super().__init__()
         self.where = where
         self.net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-        self.went_through: list[int] = []
+        self.went_through = []
 
     def forward(self, batch: list[Tensor]) -> Tensor:
         return self.net(_Greedy.apply(self.net[0].weight.sum() * 0 + batch[0], self.where))

@@ -56,8 +56,8 @@ class Busy(L.LightningModule):
         self.register_buffer("seen", torch.zeros(3, dtype=torch.int64))
         self.register_buffer("last", None)
         self.calls = self.zeroed = 0
-        self.losses: list[float] = []
-        self.notes: list[str] = []
+        self.losses = []
+        self.notes = []
 
     def on_after_batch_transfer(self, batch: list[Tensor], dataloader_idx: int) -> list[Tensor]:
         images, labels = batch
@@ -120,7 +120,7 @@ class Diary(Logger):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pages: list[tuple[int | None, dict[str, float]]] = []
+        self.pages = []
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -135,7 +135,7 @@ class Sizes(L.Callback):
 
     def __init__(self, adaptive: AdaptiveBatchSize, wanted: Sequence[int] = ()) -> None:
         self.adaptive, self.wanted = adaptive, wanted
-        self.found: list[int] = []
+        self.found = []
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         assert self.adaptive._last is not None
@@ -315,7 +315,7 @@ def test_twins_over_epochs_and_at_all_points_in_one_run() -> None:
 
 @pytest.mark.parametrize(("precision", "accumulate"), [("fp32", 1), ("bf16", 2), ("fp16", 2)])
 def test_without_errors_a_run_is_that_without_the_callback(accumulate: int, precision: str) -> None:
-    options: dict[str, Any] = {"accumulate": accumulate, "precision": precision}
+    options = {"accumulate": accumulate, "precision": precision}
     with_it, _ = run([AdaptiveBatchSize(grow_after=2)], clip=0.5, epochs=2, **options)
     without, _ = run([], clip=0.5, epochs=2, **options)
     assert_same(with_it, without)

@@ -246,8 +246,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_all_of_them(tmp_path: Path) -> Non
         trainer = L.Trainer(**settings, max_epochs=epochs, callbacks=[*callbacks, saved])
         torch.manual_seed(epochs)
         trainer.fit(module, loader, ckpt_path=path, weights_only=True)
-        summary: dict[str, Any] = callbacks[0].summary()  # type: ignore[attr-defined]
-        return summary
+        return callbacks[0].summary()  # type: ignore[attr-defined]
 
     first = fit(1, "one")
     assert first == fit(2, "two", tmp_path / "one.ckpt") == {"batch/ooms": 1, "batch/size": FITS}

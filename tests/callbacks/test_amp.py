@@ -28,9 +28,9 @@ class Model(L.LightningModule):
         torch.manual_seed(0)
         self.layer = torch.nn.Linear(4, 3)
         self.bad, self.factor = bad, factor
-        self.dtypes: list[torch.dtype] = []
-        self.weights: list[torch.Tensor] = []
-        self.norms: list[float] = []
+        self.dtypes = []
+        self.weights = []
+        self.norms = []
         self.notes = Notes("amp/")
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
@@ -39,7 +39,7 @@ class Model(L.LightningModule):
         return loss * self.factor if batch_idx in self.bad else loss
 
     def validation_step(self, batch: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.layer(batch)
+        out = self.layer(batch)
         self.dtypes.append(out.dtype)
         return out
 
@@ -55,7 +55,7 @@ class Model(L.LightningModule):
 
 class Listener(L.Callback):
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events = []
 
     def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
         self.events.append(event)
@@ -103,7 +103,7 @@ def test_every_stage_runs_in_the_precision_and_the_trainer_gets_its_plugin_back(
 @pytest.mark.parametrize(("precision", "clip"), [("bf16", 0.1), ("fp16", None), ("fp16", 0.1)])
 def test_training_is_that_of_lightnings_own_plugin(precision: Any, clip: float | None) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=SCALE) if precision == "fp16" else None
-    flag: Any = {"fp16": "16-mixed", "bf16": "bf16-mixed"}[precision]
+    flag = {"fp16": "16-mixed", "bf16": "bf16-mixed"}[precision]
     theirs, ours = Model(), Model()
     train(theirs, plugins=[LightningMixedPrecision(flag, "cpu", scaler)], gradient_clip_val=clip)
     train(ours, AMP(precision, init_scale=SCALE), gradient_clip_val=clip)
@@ -165,7 +165,7 @@ def test_results_are_read_when_the_trainer_logs_and_at_the_end_of_the_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, listener = Model(range(0, 8, 2)), Listener()
-    reads: list[int] = []
+    reads = []
     read = StepHistory.read
 
     def note(history: StepHistory) -> None:
@@ -341,7 +341,7 @@ def test_a_row_is_counted_for_each_optimizer() -> None:
 def test_the_scaler_is_where_other_callbacks_look() -> None:
     class Look(L.Callback):
         def on_before_optimizer_step(self, trainer: L.Trainer, *_: Any) -> None:
-            plugin: Any = trainer.strategy.precision_plugin
+            plugin = trainer.strategy.precision_plugin
             self.scalers = plugin.scaler, trainer.scaler
 
     look = Look()

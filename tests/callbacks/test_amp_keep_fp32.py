@@ -27,8 +27,7 @@ class Net(nn.Module):
         self.head = nn.Linear(4, 1)
 
     def forward(self, images: Tensor) -> Tensor:
-        out: Tensor = self.head(self.body(images))
-        return out
+        return self.head(self.body(images))
 
 
 class Model(L.LightningModule):
@@ -37,7 +36,7 @@ class Model(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.critic = Net()
-        self.dtypes: set[torch.dtype] = set()
+        self.dtypes = set()
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         score = self.critic(batch)
@@ -55,7 +54,7 @@ def train(amp: AMP, model: Model) -> None:
 
 def run(net: Net, keep: Any) -> tuple[list[torch.dtype], Tensor]:
     """Dtypes that body.0, body.1 and head give under autocast, and the output."""
-    seen: list[torch.dtype] = []
+    seen = []
     undo = keep_in_float32(net, keep, "cpu")
     hooks = []
     for layer in (net.body[0], net.body[1], net.head):
@@ -131,7 +130,7 @@ def test_a_kept_module_can_be_copied_and_pickled(clone: Callable[[Net], Net]) ->
 @pytest.mark.parametrize("full", [True, False])
 def test_compiled_modules_are_kept(full: bool) -> None:
     net = Net()
-    outer: Any = nn.Module()
+    outer = nn.Module()
     outer.net = torch.compile(net, backend="eager", fullgraph=full)
     keep_in_float32(outer, ("net.head",), "cpu")
     with torch.autocast("cpu", torch.bfloat16):
@@ -147,7 +146,7 @@ def test_modules_built_late_are_known() -> None:
             self.late = nn.Linear(4, 1)
 
         def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-            out: Tensor = self.late(batch)
+            out = self.late(batch)
             self.dtypes.add(out.dtype)
             return out.sum()
 

@@ -30,12 +30,12 @@ class Model(L.LightningModule):
         self.layer = torch.nn.Linear(4, 3)
         self.bad, self.fused, self.sparse = bad, fused, sparse
         self.notes = Notes("amp/")
-        self.dtypes: list[torch.dtype] = []
+        self.dtypes = []
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         out = self.layer(self.embedding(batch))
         self.dtypes.append(out.dtype)
-        loss: torch.Tensor = out.float().square().mean()
+        loss = out.float().square().mean()
         return loss * float("inf") if batch_idx in self.bad else loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -48,7 +48,7 @@ def train(
     data = torch.randint(5, (BATCHES, 2), generator=torch.Generator().manual_seed(0))
     settings = QUIET | {"max_epochs": 1, "log_every_n_steps": 1, "logger": model.notes} | options
     trainer = L.Trainer(**settings, callbacks=list(callbacks))
-    loader: DataLoader[torch.Tensor] = DataLoader(data, batch_size=None)  # type: ignore[arg-type]
+    loader = DataLoader(data, batch_size=None)  # type: ignore[arg-type]
     trainer.fit(model, loader, ckpt_path=ckpt, weights_only=True)
     return trainer
 

@@ -35,7 +35,7 @@ from tests.tally import Meanwhile, Rows, Tally
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
-EAGER: dict[str, Any] = {
+EAGER = {
     "mode": "resize",
     "grow_after": 1,
     "min_success": 0.01,
@@ -77,7 +77,7 @@ OnDevice = Callable[[SimulatedDevice], SimulatedDevice]
 
 
 def _options(batch_size: int, **options: Any) -> LoaderOptions:
-    chosen: dict[str, Any] = {"worker_kind": "inline", "resizable": True, "seed": 3} | options
+    chosen = {"worker_kind": "inline", "resizable": True, "seed": 3} | options
     return LoaderOptions(batch_size=batch_size, **chosen)
 
 
@@ -91,7 +91,7 @@ def _device(fits: int, **options: Any) -> SimulatedDevice:
 
 
 def _trainer(*callbacks: L.Callback, **options: Any) -> L.Trainer:
-    given: dict[str, Any] = {"logger": Rows(), "log_every_n_steps": 1, "max_epochs": 1} | options
+    given = {"logger": Rows(), "log_every_n_steps": 1, "max_epochs": 1} | options
     return L.Trainer(**QUIET | given, callbacks=list(callbacks))
 
 
@@ -290,12 +290,12 @@ def test_a_thousand_steps_under_random_pressure(
         assert sorted(order[first : first + 20000]) == list(range(20000))
 
 
-SCHEDULES: dict[str, Callable[[SGD], Any]] = {
+SCHEDULES = {
     "step": lambda optimizer: StepLR(optimizer, 3, 0.5),
     "cosine": lambda optimizer: CosineAnnealingLR(optimizer, 12),
     "one cycle": lambda optimizer: OneCycleLR(optimizer, 0.8, total_steps=60, cycle_momentum=False),
 }
-FACTORS: dict[str, Any] = {"none": lambda r: 1.0, "linear": float, "sqrt": math.sqrt}
+FACTORS = {"none": lambda r: 1.0, "linear": float, "sqrt": math.sqrt}
 
 
 @pytest.mark.parametrize(
@@ -434,7 +434,7 @@ class Painted(Tally):
 
     def __init__(self, samples: int) -> None:
         super().__init__(samples)
-        self.looks: dict[int, bytes] = {}
+        self.looks = {}
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         for row, index in enumerate(batch["index"].tolist()):
@@ -514,7 +514,7 @@ def test_a_loader_that_cannot_change_is_refused(loader: Callable[[], Any], name:
 
 
 def test_several_ranks_are_refused() -> None:
-    trainer: Any = SimpleNamespace(world_size=2, optimizers=[])
+    trainer = SimpleNamespace(world_size=2, optimizers=[])
     replay = Replay(trainer, Tally(1), SizeLimits(), _device(1))
     text = r"works on one device and this run has 2 ranks.*use mode='split'"
     with pytest.raises(ConfigError, match=text):

@@ -22,7 +22,7 @@ from lit_data.callbacks import data_wait_monitor
 from lit_data.callbacks.data_wait_monitor import DataWaitMonitor
 from lit_data.callbacks.events import Event, announce
 from lit_data.callbacks.timing import step_clock
-from lit_data.callbacks.timing.step_clock import PARTS, Part
+from lit_data.callbacks.timing.step_clock import PARTS
 from lit_data.callbacks.timing.totals import Hardware, describe_limit
 from lit_data.io.machine import count_disk_bytes
 from lit_data.loading import LoaderOptions, MicroBatchLoader
@@ -347,7 +347,7 @@ def test_our_loader_tells_its_own_work(tmp_path: Path) -> None:
 def test_a_plain_script_is_told_what_limits_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    said = []
     monkeypatch.setattr(data_wait_monitor, "rank_zero_info", said.append)
     monitor, notes = DataWaitMonitor(path=tmp_path / "plots"), Notes("time/")
     trainer = make_trainer(tmp_path, monitor, logger=notes, limit_val_batches=1)
@@ -441,7 +441,7 @@ SLOW_CPU = {"on_cpu": True, "precision": "32-true", "has_bf16": True}
     ],
 )  # fmt: skip
 def test_one_sentence_names_the_limit(parts: str, options: dict[str, Any], sentence: str) -> None:
-    seconds_s: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
+    seconds_s = dict.fromkeys(PARTS, 0.0)
     for part in parts.split():
         name, _, value = part.partition("=")
         seconds_s[name] = float(value)  # type: ignore[index]

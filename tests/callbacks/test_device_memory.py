@@ -8,7 +8,6 @@ from lit_data.callbacks import device_memory
 from lit_data.callbacks.device_memory import (
     CudaGauge,
     HostGauge,
-    MemoryGauge,
     MemoryReading,
     open_gauge,
 )
@@ -112,7 +111,7 @@ def test_the_host_for_real() -> None:
 def test_cuda_for_real() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     torch.zeros(1, device=device)
-    gauge: MemoryGauge = open_gauge(device)
+    gauge = open_gauge(device)
     gauge.reset_peak()
     before = gauge.read()
     held = torch.empty(64 * MIB, dtype=torch.uint8, device=device)

@@ -29,7 +29,7 @@ class _Module(L.LightningModule):
         self.norm = nn.BatchNorm1d(1)
         nn.init.zeros_(self.layer.weight)
         self.register_buffer("threshold", torch.tensor(0.5))
-        self.validated: list[float] = []
+        self.validated = []
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self.layer.weight.sum() + 0 * self.norm(batch[0]).sum()

@@ -10,7 +10,6 @@ import psutil
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_data.callbacks import device_memory, empty_cache
@@ -49,7 +48,7 @@ class Cache:
 
 class Listener(L.Callback):
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events = []
 
     def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
         assert error is None
@@ -279,7 +278,7 @@ def test_another_c_library_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None
 def test_each_accelerator_has_its_allocator(
     monkeypatch: pytest.MonkeyPatch, device: str, module: Any, reserved: str, allocated: str
 ) -> None:
-    emptied: list[str] = []
+    emptied = []
     monkeypatch.setattr(module, reserved, lambda *device: 100)
     monkeypatch.setattr(module, allocated, lambda *device: 75)
     monkeypatch.setattr(module, "empty_cache", lambda: emptied.append(device))
@@ -295,7 +294,7 @@ def test_each_accelerator_has_its_allocator(
 def test_a_real_device_gives_back_what_no_tensor_uses(tmp_path: Path) -> None:
     class Wastes(BoringModel):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            del_me: Tensor = torch.empty(256 * MIB, dtype=torch.uint8, device=self.device)
+            del_me = torch.empty(256 * MIB, dtype=torch.uint8, device=self.device)
             del del_me
             return super().training_step(batch, batch_idx)
 

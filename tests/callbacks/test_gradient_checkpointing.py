@@ -20,7 +20,7 @@ Run = tuple[dict[str, Tensor], list[list[Tensor]], Tensor]
 
 class KeepGradients(L.Callback):
     def __init__(self) -> None:
-        self.gradients: list[list[Tensor]] = []
+        self.gradients = []
 
     def on_before_optimizer_step(self, trainer: Any, module: L.LightningModule, *_: Any) -> None:
         grads = [parameter.grad for parameter in module.parameters()]
@@ -161,7 +161,7 @@ def test_a_compiled_module_updates_its_buffers_once() -> None:
 
 @contextmanager
 def _attached(callback: GradientCheckpointing | None, module: L.LightningModule) -> Iterator[None]:
-    trainer: Any = None
+    trainer = None
     if callback:
         callback.on_fit_start(trainer, module)
     yield
@@ -199,7 +199,7 @@ def _count_saved_bytes(module: L.LightningModule, batch: Any) -> int:
     """Distinct storages that the graph of one step holds, parameters and the batch aside."""
     tensors = (*module.parameters(), *module.buffers(), *batch)
     given = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-    saved: dict[int, int] = {}
+    saved = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()

@@ -23,7 +23,7 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[int] = []
+        self.seen = []
 
     def forward(self, images: Tensor) -> Tensor:
         self.seen.append(len(images))
@@ -108,7 +108,7 @@ def test_it_counts_on_after_a_resume(tmp_path: Path) -> None:
     # It saves at the end of the epoch.
     saver = ModelCheckpoint(dirpath=tmp_path, filename="last", enable_version_counter=False)
     metrics, again = (ImageMetrics(every_n_steps=4) for _ in range(2))
-    options: dict[str, Any] = {"limit_val_batches": 0, "enable_checkpointing": True}
+    options = {"limit_val_batches": 0, "enable_checkpointing": True}
     _fit(tmp_path, Painter(), metrics, saver, logger=first, max_epochs=1, **options)
     trainer = _make_trainer(tmp_path, again, saver, logger=second, max_epochs=2, **options)
     trainer.fit(Painter(), datamodule=Album(), ckpt_path=str(tmp_path / "last.ckpt"))

@@ -6,7 +6,6 @@ As a script this file is what both ranks run: Lightning starts the second one wi
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
@@ -23,7 +22,7 @@ def _train(folder: Path) -> None:
     callbacks = [metrics, SampleImages(every_n_steps=2)]
     trainer = L.Trainer(**settings, default_root_dir=folder, callbacks=callbacks)
     trainer.fit(Painter(), datamodule=Album())
-    found: dict[str, Any] = dict(metrics.summary())
+    found = dict(metrics.summary())
     found |= {name: float(value) for name, value in trainer.callback_metrics.items()}
     found["real"] = {stage: distances.samples for stage, distances in metrics.real.items()}
     (folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(found))

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from lit_data.callbacks.loader_facts import count_batch, read_loader
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 
-NUMBERS: Any = list(range(10))
+NUMBERS = list(range(10))
 IN_FOURS = BatchSampler(RandomSampler(NUMBERS), 4, drop_last=False)
 IN_TWOS = LoaderOptions(batch_size=2)
 

@@ -14,7 +14,7 @@ from lit_data.testing import QUIET
 from tests.limited_memory import FaultPlan, install
 from tests.tally import Rows
 
-REDUCTIONS: dict[str, Any] = {"mean": torch.mean, "sum": torch.sum, "max": max, "min": "min"}
+REDUCTIONS = {"mean": torch.mean, "sum": torch.sum, "max": max, "min": "min"}
 
 
 class Logs(L.LightningModule):
@@ -38,7 +38,7 @@ class Logs(L.LightningModule):
     def _log(self, batch: Tensor, stage: str) -> None:
         for name, reduction in REDUCTIONS.items():
             value = getattr(torch, name)(batch)
-            options: dict[str, Any] = {"on_epoch": True, "reduce_fx": reduction}
+            options = {"on_epoch": True, "reduce_fx": reduction}
             self.log(f"{stage}/{name}", value, on_step=True, **options)
             self.log(f"{stage}/{name}_epoch_only", value, on_step=False, **options)
         self.log(f"{stage}/given", batch.mean(), on_step=True, on_epoch=True, batch_size=len(batch))
@@ -78,7 +78,7 @@ def test_pieces_log_what_whole_batches_log(size: int) -> None:
 def test_pieces_that_failed_leave_nothing_in_the_log() -> None:
     module, faults = Logs(), []
     for stage, inner in (("train", "train_metric"), ("validate", "val_metric")):
-        options: dict[str, Any] = {"stages": (stage,), "inner": inner}
+        options = {"stages": (stage,), "inner": inner}
         plan = FaultPlan("forward_middle", lambda n, step, micro: n > 2, **options)
         faults.append(install(module, plan))
     found = _run(AdaptiveBatchSize(grow_after=None), module=module)

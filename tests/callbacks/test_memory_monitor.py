@@ -62,8 +62,8 @@ class Rows(CSVLogger):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, name="n", version="v")
-        self.rows: list[dict[str, Any]] = []
-        self.steps: list[int | None] = []
+        self.rows = []
+        self.steps = []
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         if any(name.startswith("memory/") for name in metrics):
@@ -98,7 +98,7 @@ def _run_out(model: L.LightningModule, step: int) -> None:
 def test_all_metrics_come_every_n_steps(machine: Any, tmp_path: Path) -> None:
     monitor, logger = MemoryMonitor(every_n_steps=3, plot=False), Rows(tmp_path)
     machine.pinned = 64
-    options: dict[str, Any] = {"limit_train_batches": 7, "log_every_n_steps": 2}
+    options = {"limit_train_batches": 7, "log_every_n_steps": 2}
     _trainer(tmp_path, monitor, logger=logger, **options).fit(Model())
     first, second = logger.rows
     assert logger.steps == [2, 5]
@@ -171,7 +171,7 @@ def test_real_runs_of_every_kind_work_without_a_logger(tmp_path: Path) -> None:
 def test_special_trainers_work(options: dict[str, Any], draws: bool, tmp_path: Path) -> None:
     monitor = MemoryMonitor(every_n_steps=1)
     limits = {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 1}
-    settings: dict[str, Any] = limits | {"accelerator": "cpu", "default_root_dir": tmp_path}
+    settings = limits | {"accelerator": "cpu", "default_root_dir": tmp_path}
     L.Trainer(**(settings | options), callbacks=[monitor]).fit(BoringModel())
     assert len(list(tmp_path.rglob("memory.png"))) == draws
     assert monitor.summary()["memory/ooms"] == 0
@@ -344,7 +344,7 @@ def test_it_can_be_sent_to_the_processes_of_a_spawning_strategy() -> None:
 
 
 def test_an_event_before_the_run_is_no_error(machine: Any, tmp_path: Path) -> None:
-    trainer: Any = SimpleNamespace(callbacks=[monitor := MemoryMonitor()])
+    trainer = SimpleNamespace(callbacks=[monitor := MemoryMonitor()])
     announce(trainer, Event("batch_size", "as saved", {"size": 16.0}))
     announce(trainer, Event("release", "released"))
     monitor.on_exception(trainer, BoringModel(), RuntimeError("out of memory"))
@@ -412,8 +412,8 @@ def test_without_a_folder_of_its_own_a_run_writes_nothing_and_says_what_to_do(
 def test_a_snapshot_of_cuda_is_recorded_and_written_beside_the_report(
     machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[Any] = []
-    trainer: Any = SimpleNamespace(
+    calls = []
+    trainer = SimpleNamespace(
         strategy=SimpleNamespace(root_device=torch.device("cuda", 0)),
         is_global_zero=True,
         log_dir=None,

@@ -17,7 +17,7 @@ class Trial:
 
     def __init__(self, last: int = 1000) -> None:
         self.last = last
-        self.values: dict[int, float] = {}
+        self.values = {}
 
     def report(self, value: float, step: int) -> None:
         self.values[step] = value

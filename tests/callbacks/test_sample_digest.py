@@ -7,8 +7,8 @@ from lightning.pytorch.trainer.states import RunningStage
 
 from lit_data.callbacks import SampleDigest
 
-RUNS: Any = {"state": SimpleNamespace(stage=RunningStage.TRAINING), "train_dataloader": None}
-ALONE: Any = SimpleNamespace(world_size=1, **RUNS)
+RUNS = {"state": SimpleNamespace(stage=RunningStage.TRAINING), "train_dataloader": None}
+ALONE = SimpleNamespace(world_size=1, **RUNS)
 
 
 def _feed(batches: list[Any], trainer: Any = ALONE, **options: Any) -> SampleDigest:

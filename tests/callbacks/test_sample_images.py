@@ -27,7 +27,7 @@ class Gallery(Notes):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pictures: list[tuple[str, tuple[int, ...], int | None]] = []
+        self.pictures = []
 
     def log_image(self, key: str, images: list[Any], step: int | None = None) -> None:
         self.pictures += [(key, image.shape, step) for image in images]

@@ -29,7 +29,7 @@ class Model(L.LightningModule):
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
         self.at, self.do = at, do
-        self.events: list[Event] = []
+        self.events = []
 
     def note(self, *event: Any) -> None:
         self.events.append(event)
@@ -161,7 +161,7 @@ def test_a_second_ctrl_c_while_saving_leaves_nothing(
 
 
 def test_more_sigterms_change_nothing_and_an_earlier_handler_is_called_once(path: Path) -> None:
-    called: list[int] = []
+    called = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: called.append(number))
     try:
         with pytest.raises(SystemExit) as stopped:
@@ -184,7 +184,7 @@ def test_an_ignored_signal_stays_ignored(path: Path) -> None:
 
 def test_a_thread_trains_without_handlers(path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
-    seen: list[object] = []
+    seen = []
     model = Model(("train", 2), lambda: seen.append(signal.getsignal(signal.SIGINT)))
     thread = threading.Thread(target=fit, args=(model, path))
     thread.start()

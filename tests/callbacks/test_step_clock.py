@@ -1,5 +1,4 @@
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -170,7 +169,7 @@ def test_only_some_steps_are_looked_at_on_a_device(time: Clock) -> None:
 
 @pytest.mark.gpu
 def test_a_real_device_is_measured_without_waiting() -> None:
-    clock: Any = CudaStepClock(1.0)
+    clock = CudaStepClock(1.0)
     matrix = torch.ones(*((256, 256) if LOG.installed else (4096, 4096)), device="cuda")
     for step in range(4):
         clock.enter("forward")

@@ -30,7 +30,7 @@ class Model(L.LightningModule):
         self.losses = losses
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        unchanged: torch.Tensor = self.layer(batch).sum() * 0
+        unchanged = self.layer(batch).sum() * 0
         return unchanged + self.losses[self.global_step]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -94,7 +94,7 @@ def test_a_run_that_goes_on_counts_on_and_drops_what_a_killed_one_wrote(tmp_path
 def test_other_loaders_and_lost_disks_end_the_record_and_not_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    samples: Any = torch.arange(10.0)[:, None]
+    samples = torch.arange(10.0)[:, None]
     loader = torch.utils.data.DataLoader[Any](samples, batch_size=5)
     _fit(tmp_path / "foreign", loader)
     assert not (tmp_path / "foreign" / ORDER_FILE).exists()

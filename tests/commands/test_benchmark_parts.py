@@ -137,7 +137,7 @@ def test_the_bare_copy_gives_every_sample_once() -> None:
 
 def test_a_measurement_goes_on_over_epochs_until_it_has_its_samples() -> None:
     feed = [{"image": torch.zeros(4, 2)}, {"image": torch.zeros(3, 2)}]
-    seen: list[int] = []
+    seen = []
 
     def finish(batch: Batch) -> Batch:
         seen.append(len(batch["n"]))
@@ -174,7 +174,7 @@ def test_the_time_ends_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_are_measured_in_turn_and_a_failing_one_has_a_note(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    order: list[str] = []
+    order = []
 
     class Feed:
         def __init__(self, row: Row) -> None:
@@ -189,7 +189,7 @@ def test_rows_are_measured_in_turn_and_a_failing_one_has_a_note(
     make_loader = "lit_data.commands.benchmarks.measure.make_torch_loader"
     monkeypatch.setattr(make_loader, lambda row, candidate, seed: Feed(row))
     rows = [Row(method, 4, 0, 4) for method in ("original", "textbook", "dataloader", "improved")]
-    candidates: dict[str, Candidate | str] = {row.method: Candidate(dataset=None) for row in rows}
+    candidates = {row.method: Candidate(dataset=None) for row in rows}
     candidates["improved"] = "there is none"
     limits = Limits(seconds=60, samples=4, warmup_batches=1)
     with caplog.at_level("INFO"):
@@ -350,7 +350,7 @@ def test_a_step_costs_the_lowest_decile_also_of_few(
     monkeypatch.setattr(
         "lit_data.commands.benchmarks.training.time.thread_time", lambda: next(read)
     )
-    cost: Any = StepCost(1)
+    cost = StepCost(1)
     for step in range(len(ticks)):
         cost.on_train_batch_end(None, None, None, None, step)
     assert cost.seconds == pytest.approx(seconds)

@@ -33,7 +33,7 @@ class _Module(L.LightningModule):
         self.register_buffer("unset", torch.tensor(float("nan")))
 
     def training_step(self, batch: list[Tensor]) -> Tensor:
-        loss: Tensor = self.layer(batch[0]).square().mean()
+        loss = self.layer(batch[0]).square().mean()
         self.log("train/loss", loss)
         return loss
 

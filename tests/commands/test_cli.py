@@ -141,7 +141,7 @@ def test_mistake_ends_with_one_line_and_exit_2(
 def test_command_runs_in_its_folder_and_prints_its_summary(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], install: Install
 ) -> None:
-    seen: list[tuple[int, Path, Path]] = []
+    seen = []
 
     def run(cfg: DictConfig) -> dict[str, float | int | str]:
         print("working")
@@ -171,7 +171,7 @@ def test_command_runs_in_its_folder_and_prints_its_summary(
 def test_validate_and_test_share_a_module(
     install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen: list[str] = []
+    seen = []
 
     def run(cfg: DictConfig) -> dict[str, float | int | str]:
         seen.append(cfg.command)
@@ -185,7 +185,7 @@ def test_validate_and_test_share_a_module(
 def test_further_ranks_get_the_same_command_line_and_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Install
 ) -> None:
-    seen: list[list[str]] = []
+    seen = []
 
     def run(cfg: DictConfig) -> dict[str, float | int | str]:
         from lightning.fabric.strategies.launchers.subprocess_script import _hydra_subprocess_cmd
@@ -217,7 +217,7 @@ def test_further_ranks_get_the_same_command_line_and_folder(
 def test_each_job_of_a_sweep_has_its_own_folder_and_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], install: Install
 ) -> None:
-    seen: list[tuple[list[str], str]] = []
+    seen = []
 
     def run(cfg: DictConfig) -> dict[str, float | int | str]:
         seen.append((sys.argv[1:], HydraConfig.get().run.dir))
@@ -337,7 +337,7 @@ def test_own_package_is_used_with_the_flag_alone(
 def test_own_experiment_runs(flag: str, tmp_path: Path, install: Install) -> None:
     (tmp_path / "own/experiment").mkdir(parents=True)
     (tmp_path / "own/experiment/mine.yaml").write_text("# @package _global_\nname: mine\nseed: 9\n")
-    seen: list[tuple[str, int]] = []
+    seen = []
 
     def run(cfg: DictConfig) -> dict[str, float | int | str]:
         seen.append((cfg.name, cfg.seed))
@@ -412,7 +412,7 @@ def signal_when_ready(
     to: Callable[[int, signal.Signals], None] = os.kill,
 ) -> tuple[int, str]:
     """The program's exit code and last words; none of its processes is left."""
-    family: list[psutil.Process] = []
+    family = []
     try:
         assert program.stdout is not None
         while line := program.stdout.readline():
@@ -659,7 +659,7 @@ def test_a_folder_with_more_in_it_than_ours_stays(tmp_path: Path, install: Insta
 
 @pytest.mark.parametrize("word", ["trainer.limit_train_batches=4", "+trainer.max_steps=4"])
 def test_every_argument_of_a_class_can_be_typed(word: str, install: Install) -> None:
-    seen: list[DictConfig] = []
+    seen = []
 
     def note(cfg: DictConfig) -> dict[str, float | int | str]:
         seen.append(cfg)

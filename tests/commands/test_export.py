@@ -44,7 +44,7 @@ def _write_images(folder: Path, dtype: str) -> Path:
 def _samples(datamodule: StripeDataModule, epoch: int) -> dict[int, Batch]:
     loader = datamodule.make_loader("train")
     loader.set_epoch(epoch)
-    samples: dict[int, Batch] = {}
+    samples = {}
     for batch in loader:
         finished = datamodule.transform(batch, "train")
         for row, index in enumerate(finished["index"].tolist()):

@@ -27,7 +27,7 @@ from lit_data.modules.scored import ScoredModule
 from tests.lit_inspect.boards import write_board
 
 IMAGES = torch.rand(2, 1, 12, 9, generator=torch.Generator().manual_seed(0))
-RECORD: dict[str, Any] = {
+RECORD = {
     **{"experiment": "segmentation", "kind": "a.B", "data": {}, "scores": {}, "look": None},
     **{"model": {"_target_": "lit_data.modules.SegmentationModule"}, "root": None, "epochs": 3},
 }

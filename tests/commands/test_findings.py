@@ -1,7 +1,7 @@
 """Each check, given facts of a machine that is in order and of one that is not."""
 
 from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ AUTO, BF16 = "callbacks.amp.precision=auto", partial(diagnosis.judge_precision, 
 NO_BF16 = partial(diagnosis.judge_precision, has_bf16=False)
 BOTH_OPENCV = ["opencv-python", "opencv-python-headless"]
 
-CASES: list[tuple[Callable[..., Finding], tuple[object, ...], str, str]] = [
+CASES = [
     (diagnosis.judge_system, ("linux",), "ok", ""),
     (diagnosis.judge_system, ("darwin",), "note", "worker_kind=thread"),
     (diagnosis.judge_cores, (8, 8, 1.0), "ok", ""),
@@ -101,7 +101,7 @@ def test_says_why_there_is_no_gpu(facts: dict[str, object], level: str, remedy: 
 
 
 def test_looks_at_each_gpu_and_at_how_the_run_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts: dict[str, Callable[..., object]] = {
+    facts = {
         "is_available": lambda: True,
         "device_count": lambda: 2,
         "get_device_name": lambda number: f"GPU {number}",
@@ -203,7 +203,7 @@ def test_a_path_lies_on_the_deepest_mount_above_it(path: str, kind: str) -> None
 
 def test_reads_the_mounts_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = namedtuple("part", "mountpoint fstype")
-    mounts: Sequence[object] = [part("/", "ext4"), part(str(tmp_path), "lustre")]
+    mounts = [part("/", "ext4"), part(str(tmp_path), "lustre")]
     monkeypatch.setattr(diagnosis.psutil, "disk_partitions", lambda all: mounts)
     findings = list(diagnosis.check_disks({"paths.cache": str(tmp_path / "not" / "yet")}))
     kinds = [finding.found for finding in findings if finding.what == "paths.cache, disk"]

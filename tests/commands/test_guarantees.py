@@ -87,7 +87,7 @@ def test_rates_are_checked(change: dict[str, Any], message: str) -> None:
     ],
 )
 def test_targets_are_checked(change: dict[str, Any], message: str) -> None:
-    values: dict[str, Any] = {"targets": 400, "families": None, "size_px": (2, 48)}
+    values = {"targets": 400, "families": None, "size_px": (2, 48)}
     values |= {"amplitude": (0.05, 0.4), "images": "test"}
     with pytest.raises(ConfigError, match=message):
         PodOptions(**(values | change))
@@ -208,9 +208,7 @@ def test_a_run_of_another_command_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run/.hydra").mkdir(parents=True)
-    hydra: dict[str, Any] = {
-        "overrides": {"task": ["+experiment=segmentation", "resume=latest", "seed=3"]}
-    }
+    hydra = {"overrides": {"task": ["+experiment=segmentation", "resume=latest", "seed=3"]}}
     hydra |= {"runtime": {"cwd": str(tmp_path)}}
     (tmp_path / "run/.hydra/hydra.yaml").write_text(json.dumps({"hydra": hydra}))
     config = tmp_path / "run/.hydra/config.yaml"

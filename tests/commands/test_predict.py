@@ -39,8 +39,7 @@ def words(tmp_path: Path) -> list[str]:
 
 
 def _summarise(printed: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(printed.splitlines()[-1]).read_text())
-    return found
+    return json.loads(Path(printed.splitlines()[-1]).read_text())
 
 
 def test_a_bad_image_is_reported_at_the_end_by_the_exit_code(
@@ -107,7 +106,7 @@ def test_images_are_judged_by_the_threshold_of_the_checkpoint(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     net = UNet(width=2, depth=1, standardise=True)
-    plain: dict[str, Any] = {"false_alarms_per_patch": None, "baseline": False}
+    plain = {"false_alarms_per_patch": None, "baseline": False}
     model = SegmentationModule(net, anomaly_metrics=True, **plain)
     model.image_threshold.fill_(0.0)
     model.image_threshold_fraction.fill_(0.01)
@@ -164,7 +163,7 @@ ADDRESS = "memory://bucket/results"
 @pytest.fixture
 def store() -> Iterator[Any]:
     """The file system of memory://, empty at first."""
-    file_system: Any = fsspec.filesystem("memory")
+    file_system = fsspec.filesystem("memory")
     file_system.store.clear()
     yield file_system
     file_system.store.clear()

@@ -37,7 +37,7 @@ def _work_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def store() -> Iterator[Any]:
     """The file system of memory://, empty at first."""
-    file_system: Any = fsspec.filesystem("memory")
+    file_system = fsspec.filesystem("memory")
     file_system.store.clear()
     file_system.pseudo_dirs[:] = [""]
     yield file_system
@@ -47,7 +47,7 @@ def store() -> Iterator[Any]:
 @pytest.fixture
 def puts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that are copied to a server, in order."""
-    names: list[str] = []
+    names = []
     put = ListedConnection.put
 
     async def note(self: ListedConnection, path: Path, name: str) -> None:

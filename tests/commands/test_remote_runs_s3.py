@@ -55,8 +55,7 @@ def _list(server: SimpleNamespace) -> dict[str, int]:
 
 
 def _read(server: SimpleNamespace, key: str) -> bytes:
-    content: bytes = server.client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
-    return content
+    return server.client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
 
 
 def _machine(folder: Path, url: str) -> dict[str, str]:
@@ -89,8 +88,7 @@ def _fit(folder: Path, url: str, *words: str, command: str = "fit") -> tuple[int
 def _summary(server: SimpleNamespace, output: str) -> dict[str, object]:
     address = output.strip().splitlines()[-1]
     assert address.startswith(f"{RUNS}/")
-    content: dict[str, object] = json.loads(_read(server, address.removeprefix(f"s3://{BUCKET}/")))
-    return content
+    return json.loads(_read(server, address.removeprefix(f"s3://{BUCKET}/")))
 
 
 def test_lost_requests_only_slow_a_run_and_all_commands_read_it(

@@ -116,7 +116,7 @@ def test_folders_of_strangers_are_read_within_bounds(
 @pytest.fixture
 def saved(monkeypatch: pytest.MonkeyPatch) -> Saved:
     """The batches of a run as the model gets them, by their steps; 4 samples fit at once."""
-    batches: Saved = {}
+    batches = {}
     training_step = SegmentationModule.training_step
 
     def limited(self: SegmentationModule, batch: Any, batch_idx: int) -> Any:
@@ -260,7 +260,7 @@ def test_a_changed_pixel_is_found_with_its_file_and_step(
     with opening("first", tmp_path / "first") as replay:
         step, row, name = 6, 2, replay.make(6).names[2]
     path = tmp_path / "images" / name.partition(", patch at")[0]
-    image: Any = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+    image = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
     image[30, 30] = 255 - image[30, 30]
     shutil.copytree("images", "original")
     cv2.imwrite(str(path), image)

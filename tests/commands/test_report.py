@@ -25,9 +25,9 @@ class Page(HTMLParser):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.words: list[str] = []
+        self.elements = []
+        self.open = []
+        self.words = []
         self.feed(path.read_text(encoding="utf-8"))
         self.close()
         assert not self.open, "an element is not closed"

@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
@@ -64,7 +63,7 @@ def test_people_count_epochs_from_1(epochs: int, said: list[str]) -> None:
             told.extend(text for text in texts if "Epoch" in text)
 
     bar = RunBar()
-    options: dict[str, Any] = QUIET | {"enable_progress_bar": True, "callbacks": [bar]}
+    options = QUIET | {"enable_progress_bar": True, "callbacks": [bar]}
     limits = {"limit_train_batches": 1, "limit_val_batches": 0, "max_steps": 2}
     L.Trainer(**options, **limits, max_epochs=epochs).fit(Model())
     assert told == said

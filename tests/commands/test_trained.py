@@ -197,7 +197,7 @@ def test_classes_of_a_foreign_record_are_not_built(
     trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = "lightning.pytorch.loggers.CSVLogger"
-    record: Any = read_record(trained / "runs/fit/segmentation/1/checkpoints/best.ckpt")
+    record = read_record(trained / "runs/fit/segmentation/1/checkpoints/best.ckpt")
     model = record["model"] | {"loss": {"_target_": target}}
     cfg = _configuration()
     take_trained(cfg, _change_record(trained, tmp_path, model=model))
@@ -258,7 +258,7 @@ def test_classes_come_from_the_data_and_go_into_the_checkpoint(tmp_path: Path) -
     record = read_record(run / "checkpoints/best.ckpt")
     assert record is not None
     assert record["data"]["classes"] == record["model"]["classes"] == ["good", "dent", "hole"]
-    module: Any = load_trained(run, run / "checkpoints/best.ckpt")
+    module = load_trained(run, run / "checkpoints/best.ckpt")
     assert module.classes == ("good", "dent", "hole")
     (tmp_path / "new").mkdir()
     cv2.imwrite(str(tmp_path / "new" / "1.png"), np.full((40, 40), 20, np.uint8))

@@ -20,7 +20,7 @@ def run(tmp_path: Path) -> Run:
         newest = max(
             (tmp_path / "runs").rglob("summary.json"), key=lambda path: path.stat().st_mtime_ns
         )
-        summary: dict[str, Any] = json.loads(newest.read_text())
+        summary = json.loads(newest.read_text())
         return summary | {"folder": newest.parent}
 
     return call

@@ -171,7 +171,7 @@ def _deal(options: list[Path]) -> list[list[str]]:
 
     Those of debug switch off what others are for, so they run alone.
     """
-    groups: dict[str, list[str]] = {}
+    groups = {}
     for path in options:
         groups.setdefault(path.parts[0], []).append(f"{path.parts[0]}={path.name}")
     debug = groups.pop("debug")

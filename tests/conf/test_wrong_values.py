@@ -19,7 +19,7 @@ SLOW = [
     pytest.param(kind, marks=pytest.mark.slow)
     for kind in ("segmentation", "classification", "detection", "watermark", "gan")
 ]
-VALUES: tuple[Any, ...] = (None, True, "abc", "", -1, 0, 1.5, float("inf"))
+VALUES = (None, True, "abc", "", -1, 0, 1.5, float("inf"))
 VALUES += ([], ["a", "b"], [1, 2, 3, 4, 5], {"a": 1})
 
 pytestmark = [

@@ -11,12 +11,12 @@ import torch
 from lit_data.datamodules.batch_format import check_format, format_batch, gives_dict, gives_fields
 from lit_data.errors import ConfigError
 
-MASKED: dict[str, Any] = {
+MASKED = {
     "image": torch.rand(3, 3, 4, 6),
     "mask": torch.tensor([0.0, 1.0, 0.0]).reshape(3, 1, 1, 1).expand(3, 1, 4, 6),
     "index": torch.arange(3),
 }
-BOXED: dict[str, Any] = {
+BOXED = {
     "image": torch.rand(3, 3, 40, 60),
     "boxes": torch.tensor(
         [[0, 2, 0.5, 0.5, 0.2, 0.1], [0, 0, 0.1, 0.2, 0.2, 0.4], [2, 1, 0.75, 0.5, 0.5, 1.0]]

@@ -188,7 +188,7 @@ def test_a_sample_does_not_depend_on_the_batch_and_changes_with_the_epoch(cache:
         assert_equal(alone, data.slice_batch(whole, row, row + 1))
     later = _first(data, count=6, epoch=1)
     assert not torch.equal(later["coords"], whole["coords"])
-    dataset: Any = data.dataset("train")
+    dataset = data.dataset("train")
     sample = dataset[0]
     assert sample["coords"].shape == (200, 4)
     assert sample.keys() == dataset.fields.keys()
@@ -326,7 +326,7 @@ def test_an_index_that_is_not_what_the_files_give_is_found(tmp_path: Path) -> No
 
 def test_a_cut_index_is_found_after_a_worker_died(tmp_path: Path) -> None:
     data = _data(str(tmp_path), root=str(_write_set(tmp_path / "set")))
-    dataset: Any = data.dataset("train")
+    dataset = data.dataset("train")
     dataset.check_sources()
     path = data.volumes.bank.paths[2] / "positions.npy"  # type: ignore[attr-defined]
     path.chmod(0o644)

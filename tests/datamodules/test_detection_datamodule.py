@@ -72,7 +72,7 @@ def test_a_batch_is_what_the_table_says(cache: str) -> None:
 def _crowds(folder: Path) -> Path:
     """Eight images with an object of each class and a crowd of the second one, as COCO."""
     names = [f"{number}.png" for number in range(8)]
-    annotations: list[dict[str, Any]] = []
+    annotations = []
     (folder / "annotations").mkdir()
     for number, name in enumerate(names):
         cv2.imwrite(str(folder / name), np.full((64, 64, 3), 10 * number, np.uint8))
@@ -157,7 +157,7 @@ def test_images_of_any_channels_and_depth_give_what_bytes_of_their_grey_give(
     for path in root.glob("*.png"):
         path.unlink()
     options = {"root": root, "mosaic": MosaicSpec(probability=0.5)}
-    of_bytes: dict[int, Tensor] = {}
+    of_bytes = {}
     for dtype, scale in (("uint8", 1), ("uint16", 257), ("float32", 1 / 255)):
         rng = np.random.default_rng(0)
         for number in range(8):
@@ -206,7 +206,7 @@ def test_workers_give_the_same_batches(cache: str, kind: str, micro: int) -> Non
 
 
 def test_formats_for_modules_that_exist(cache: str, tmp_path: Path) -> None:
-    seen: list[Any] = []
+    seen = []
     for batch_format in (["image", "boxes", "path"], {"img": "image", "target": "boxes"}):
         data = _data(cache, setup=False, batch_format=batch_format)
         fit(Watcher(seen.append), data, tmp_path, max_steps=1)
@@ -222,7 +222,7 @@ def test_formats_for_modules_that_exist(cache: str, tmp_path: Path) -> None:
 
 
 def test_yolo_trainers_get_their_tuple(cache: str, tmp_path: Path) -> None:
-    seen: list[Any] = []
+    seen = []
     data = _data(cache, batch_format="yolo")
     fit(Watcher(seen.append), data, tmp_path, max_epochs=2)
     (images, targets, paths, shapes), *_, last = seen
@@ -250,7 +250,7 @@ def test_a_piece_of_a_batch_has_the_boxes_of_its_images(cache: str, start: int, 
     assert_equal(data.slice_batch(whole, start, stop), alone)
     keys = ["boxes", "image", "boxes_count"]
     data.batch_format = keys
-    part: Any = data.slice_batch(tuple(whole[key] for key in keys), start, stop)
+    part = data.slice_batch(tuple(whole[key] for key in keys), start, stop)
     assert all(torch.equal(found, alone[key]) for found, key in zip(part, keys, strict=True))
     data.batch_format = cast(Any, {f"my_{key}": key for key in keys})
     part = data.slice_batch({f"my_{key}": whole[key] for key in keys}, start, stop)
@@ -386,7 +386,7 @@ def test_the_last_epochs_have_no_mosaics_although_the_workers_live_on(
     workers = {"worker_kind": kind, "num_workers": 2, "micro_batch_size": 2}
     data = _data(cache, loader=workers, mosaic_on=place)
     data.dataset("train")  # before the length of the run is known, as for the pictures of a run
-    seen: list[Batch] = []
+    seen = []
     fit(Watcher(seen.append), data, tmp_path, max_epochs=3)
     alone = first(_data(cache, mosaic=None), "predict", 20)["image"]
     assert len(seen) == 12
@@ -402,7 +402,7 @@ def test_the_last_epochs_have_no_mosaics_although_the_workers_live_on(
 def test_a_run_that_is_all_closing_says_so(
     cache: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seen: list[Batch] = []
+    seen = []
     data = _data(cache, mosaic=MosaicSpec(close_epochs=10))
     fit(Watcher(seen.append), data, tmp_path)
     assert "no mosaics: the run has 1 epochs, the last 10 without" in caplog.text
@@ -510,7 +510,7 @@ DRAWN = DefectSpec(probability=1, count=(3, 3), true_count=(3, 3), amplitude=(0.
 
 def test_synthetic_defects_train_and_nothing_else_changes(cache: str) -> None:
     plain = _data(cache, mosaic=None)
-    options: dict[str, Any] = {"mosaic": None, "synthesis": DRAWN, "synthetic_class": "square"}
+    options = {"mosaic": None, "synthesis": DRAWN, "synthetic_class": "square"}
     data = _data(cache, **options)
     for stage in ("val", "test", "predict"):
         assert_equal(first(data, stage, 2), first(plain, stage, 2))
@@ -532,7 +532,7 @@ def test_good_images_alone_train_and_are_scored_by_synthetic_defects(
     root = _write_set(tmp_path / "set", 9)
     for path in (root / "labels").iterdir():
         path.unlink()
-    options: dict[str, Any] = {
+    options = {
         "root": str(root),
         "classes": ["pit"],
         "size_px": (30, 40),

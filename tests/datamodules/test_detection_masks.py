@@ -44,8 +44,7 @@ def _corners(boxes: Any) -> list[list[float]]:
     low = boxes[:, 1:3] - boxes[:, 3:] / 2
     high = boxes[:, 1:3] + boxes[:, 3:] / 2
     corners = np.concatenate((low, high), axis=1) * np.tile(SIZE[::-1], 2)
-    rows: list[list[float]] = corners.round(3).tolist()
-    return rows
+    return corners.round(3).tolist()
 
 
 def test_each_connected_part_of_a_mask_is_a_box(cache: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.types import HasPoses
 from tests.reading import Watcher, assert_equal, first, fit, opened, plan, read_all
 
-SAMPLES: dict[str, Any] = {"count": 6, "size_px": [16, 16], "tiles": 2}
+SAMPLES = {"count": 6, "size_px": [16, 16], "tiles": 2}
 
 pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),
@@ -112,7 +112,7 @@ def test_a_folder_of_views_is_an_object(cache: str, tmp_path: Path) -> None:
     for number in range(8):
         _write(tmp_path / "AB"[number // 4] / f"{number % 4 * 5}.png", (20, 16), seed=number)
     splits = {"train": ["A"], "val": ["B"]}
-    options: dict[str, Any] = {"root": str(tmp_path), "splits": splits, "labels": "views"}
+    options = {"root": str(tmp_path), "splits": splits, "labels": "views"}
     data = _data(cache, views="folders", azimuth_deg=(-90, 90), elevation_deg=(10, 20), **options)
     batch = first(data, "val")
     assert batch["image"].shape == (4, 1, 16, 16)
@@ -202,7 +202,7 @@ def test_bad_files_are_listed_or_left_out_with_their_object(cache: str, tmp_path
         _write(tmp_path / "ABC"[number // 4] / f"{number % 4}.png", seed=number)
     bad = tmp_path / "B" / "2.png"
     bad.write_bytes(bad.read_bytes()[:300])
-    options: dict[str, Any] = {"root": str(tmp_path), "views": "folders", "splits": {"train": 1.0}}
+    options = {"root": str(tmp_path), "views": "folders", "splits": {"train": 1.0}}
     with pytest.raises(DataError, match=r"B/2\.png"):
         _data(cache, **options)
     data = _data(cache, on_bad="skip", **options)
@@ -218,7 +218,7 @@ def test_bad_files_are_listed_or_left_out_with_their_object(cache: str, tmp_path
 
 
 def test_a_module_of_ones_own_gets_the_tuple_it_wants(cache: str, tmp_path: Path) -> None:
-    seen: list[Any] = []
+    seen = []
     data = _data(cache, setup=False, labels="objects", batch_format=["image", "label", "pose"])
     fit(Watcher(seen.append), data, tmp_path)
     shapes = [(4, 3, 16, 16), (4,), (4, 2)]

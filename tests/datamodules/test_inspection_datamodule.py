@@ -135,7 +135,7 @@ def test_positives_take_kinds_images_and_objects_alike_often(tmp_path: Path) -> 
     folder = tmp_path / "set"
     _write_kind(folder / "stain", 4, [(5, 5, 80, 150)])  # half of the image
     _write_kind(folder / "pit", 8, [(10, 10, 2, 2), (60, 120, 3, 3)])
-    options: dict[str, Any] = {"splits": {"train": 1.0}, "patch_px": (32, 32)}
+    options = {"splits": {"train": 1.0}, "patch_px": (32, 32)}
     data = _data(tmp_path, sampling=SamplingOptions(positives=1.0), **options)
     dataset = data.dataset("train")
     rows = [_write(dataset, np.arange(len(dataset)), epoch) for epoch in range(20)]
@@ -287,7 +287,7 @@ def test_masks_of_class_numbers_need_their_names(tmp_path: Path) -> None:
 
 def test_each_class_has_its_share(tmp_path: Path) -> None:
     _write_numbers(tmp_path / "set")
-    options: dict[str, Any] = {"classes": ["dent", "spot"], "mask_read": MaskOptions(ignore=255)}
+    options = {"classes": ["dent", "spot"], "mask_read": MaskOptions(ignore=255)}
     sampling = SamplingOptions(positives={"dent": 0.2, "spot": 0.6})
     data = _data(tmp_path, sampling=sampling, **options)
     found = [read_all(data, epoch=epoch)["mask"] for epoch in range(3)]
@@ -363,7 +363,7 @@ def test_what_was_found_by_reading_a_set_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _write_set(tmp_path / "set")
-    options: dict[str, Any] = {"sampling": SamplingOptions(positives=0.5, skip_blank=0.01)}
+    options = {"sampling": SamplingOptions(positives=0.5, skip_blank=0.01)}
     before = read_all(_data(tmp_path, **options))
     for name in ("_find_rows", "_find_flat"):
         monkeypatch.delattr(f"lit_data.datasets.inspection.occupancy.{name}")
@@ -527,7 +527,7 @@ def test_defects_of_other_images_are_pasted_at_their_new_brightness(tmp_path: Pa
         if number % 2 == 0:
             image[4:14, 4:14] = 180
         cv2.imwrite(str(folder / f"{number:02}.png"), image)
-    options: dict[str, Any] = {"near_duplicates": "apart", "sampling": SamplingOptions(paste=1.0)}
+    options = {"near_duplicates": "apart", "sampling": SamplingOptions(paste=1.0)}
     found = read_all(_data(tmp_path, **options))
     assert found["mask"].flatten(1).any(1).all()  # real ones, and in all others one that is pasted
     grey = (found["image"] * 255).round()[:, 0]

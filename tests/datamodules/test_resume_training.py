@@ -62,8 +62,8 @@ class Model(L.LightningModule):
         super().__init__()
         self.layer = torch.nn.Linear(3, 1)
         self.stop_before, self.sizes = stop_before, sizes or {}
-        self.seen: list[tuple[int, int]] = []
-        self.validated: list[int] = []
+        self.seen = []
+        self.validated = []
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         if self.stop_before is not None and self.global_step == self.stop_before:
@@ -108,7 +108,7 @@ pytestmark = [
 def test_every_checkpoint_of_a_run_can_be_gone_on_from(
     tmp_path: Path, when: str, resizable: bool
 ) -> None:
-    options: dict[str, Any] = {
+    options = {
         "batch": {"every_n_train_steps": 1},
         "epoch": {"save_on_train_epoch_end": True},
         "validation": {},

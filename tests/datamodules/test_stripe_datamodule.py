@@ -59,7 +59,7 @@ def make(tmp_path: Path) -> Make:
     def build(root: Path | None = None, **options: Any) -> StripeDataModule:
         root = root or write_images(tmp_path / "images")
         loader = {"batch_size": 4, "num_workers": 0, **options.pop("loader", {})}
-        places: dict[str, Any] = {"patch_px": 32, "stride_px": 24, "cache_dir": tmp_path / "cache"}
+        places = {"patch_px": 32, "stride_px": 24, "cache_dir": tmp_path / "cache"}
         defaults = {"synthesis": DefectSpec(probability=1.0), "loader": LoaderOptions(**loader)}
         return opened(StripeDataModule(str(root), **(places | defaults | options)))
 
@@ -184,7 +184,7 @@ def test_patches_cut_on_the_device_are_the_same(
     options = {"masks": "masks", "splits": splits, "edges": edges, "layout": layout}
     options["augment"] = StripeAugment()
     stored, device = (make(root, cache=cache, **options) for cache in ("store", "device"))
-    stages: tuple[Stage, ...] = ("train", "val", "test", "predict")
+    stages = ("train", "val", "test", "predict")
     for stage in stages:
         for one, other in zip(_batches(stored, stage), _batches(device, stage), strict=True):
             assert_equal(one, other)
@@ -285,15 +285,15 @@ def test_layout_single_makes_three_exposures_of_one_texture(make: Make, tmp_path
 def test_existing_modules_get_their_format(
     make: Make, batch_format: Any, check: Callable[..., list[bool]], tmp_path: Path
 ) -> None:
-    seen: list[Any] = []
+    seen = []
     datamodule = make(batch_format=batch_format)
     fit(Watcher(seen.append), datamodule, tmp_path, limit_train_batches=1, limit_val_batches=0)
     assert all(check(seen[0], _batches(datamodule, "train")[0]))
 
 
 def test_hooks_run_without_gradient_and_outside_autocast(make: Make, tmp_path: Path) -> None:
-    images: list[torch.Tensor] = []
-    marked: list[bool] = []
+    images = []
+    marked = []
     model = Watcher(
         lambda batch: images.append(batch["image"]),
         lambda batch: marked.append(bool(batch["mask"].any())),
@@ -370,7 +370,7 @@ def test_bad_options(make: Make, options: dict[str, Any], message: str) -> None:
 
 def test_the_sample_set_is_made_once(tmp_path: Path) -> None:
     samples = {"count": 6, "height_px": 160, "width_px": 128}
-    options: dict[str, Any] = {"samples": samples, "patch_px": 64, "synthesis": DefectSpec()}
+    options = {"samples": samples, "patch_px": 64, "synthesis": DefectSpec()}
     modules = [opened(StripeDataModule(cache_dir=tmp_path, **options), "test") for _ in range(2)]
     assert modules[0].describe() == modules[1].describe()
     assert any(batch["mask"].any() for batch in _batches(modules[1], "test"))

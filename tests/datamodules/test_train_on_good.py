@@ -10,14 +10,13 @@ import pytest
 from lit_data.datamodules import InspectionDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
-from lit_data.types import Array
 from tests.reading import opened
 
 
 def _write(path: Path, *, marked: bool | None = None, seed: int = 0) -> None:
     """An image of noise; a mask where `marked` says whether it marks a square."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels: Array = np.random.default_rng([seed, *path.name.encode()]).integers(
+    pixels = np.random.default_rng([seed, *path.name.encode()]).integers(
         0, 256, (40, 48), dtype=np.uint8
     )
     if marked is not None:

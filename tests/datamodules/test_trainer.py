@@ -26,7 +26,7 @@ class Model(BoringModel):
     def __init__(self, batch_size: int = 4) -> None:
         super().__init__()
         self.batch_size = batch_size
-        self.seen: list[tuple[list[int], float]] = []
+        self.seen = []
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.seen.append((batch["index"].tolist(), float(batch["image"].sum())))

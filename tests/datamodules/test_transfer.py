@@ -33,11 +33,11 @@ BEFORE, TRANSFER, AFTER = HOOKS = (
     "transfer_batch_to_device",
     "on_after_batch_transfer",
 )
-SHORT: Final = {BEFORE: "before", TRANSFER: "transfer", AFTER: "after"}
-SUBSETS: Final = ((), (BEFORE,), (TRANSFER,), (AFTER,), HOOKS)
-RUNS: Final = ("fit", "validate", "test", "predict")
+SHORT = {BEFORE: "before", TRANSFER: "transfer", AFTER: "after"}
+SUBSETS = ((), (BEFORE,), (TRANSFER,), (AFTER,), HOOKS)
+RUNS = ("fit", "validate", "test", "predict")
 
-notes: list[str] = []
+notes = []
 """What ran, in order."""
 
 
@@ -80,7 +80,7 @@ class Plain(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(3, 1)
-        self.seen: list[Any] = []
+        self.seen = []
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         notes.append("step")
@@ -144,7 +144,7 @@ def run(model: L.LightningModule, datamodule: Any, name: str = "fit", **options:
 @pytest.fixture(autouse=True)
 def lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
     """What the log is told. Lightning warns anew, and filters and its memory of warnings stay as they are."""
-    told: list[str] = []
+    told = []
     caplog.set_level("WARNING", "lightning.pytorch.utilities.rank_zero")
     monkeypatch.setattr("lit_data.datamodules.transfer.rank_zero_info", told.append)
     monkeypatch.setattr(data_connector, "warning_cache", data_connector.WarningCache())
@@ -315,7 +315,7 @@ def test_no_copy_is_begun_that_would_be_given_up(
     datamodule, device = Data(), torch.device("cuda", 0)
     selector = data_connector._DataHookSelector(make_model(*hooks), datamodule)
     strategy = SimpleNamespace(root_device=device)
-    trainer: Any = SimpleNamespace(strategy=strategy, global_rank=0, world_size=1)
+    trainer = SimpleNamespace(strategy=strategy, global_rank=0, world_size=1)
     trainer._data_connector = SimpleNamespace(_datahook_selector=selector)
     datamodule.trainer = trainer
     ahead = BEFORE not in hooks and TRANSFER not in hooks
@@ -329,7 +329,7 @@ def test_no_copy_is_begun_that_would_be_given_up(
 def test_an_example_input_meets_the_modules_hooks_alone(
     hooks: tuple[str, ...], format_of: Callable[..., Any]
 ) -> None:
-    met: list[Any] = []
+    met = []
 
     def note(self: Plain, batch: Any, *args: Any) -> Any:
         met.append(batch)

@@ -17,7 +17,7 @@ from lit_data.synthesis.watermarks import WatermarkSpec
 from tests.reading import Watcher, assert_equal, first, fit, opened, plan, read_all
 
 SAMPLES = {"count": 6, "size_px": [128, 96]}
-SPEC: dict[str, Any] = {"text_count": 20, "size_px": (10, 30)}
+SPEC = {"text_count": 20, "size_px": (10, 30)}
 
 pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),
@@ -64,7 +64,7 @@ def test_a_batch_is_what_the_table_says(cache: str) -> None:
 
 
 def test_the_alpha_is_where_and_how_much_the_image_changes(cache: str) -> None:
-    spec: dict[str, Any] = {"mask": "alpha", "jpeg": 0, "modes": ("normal",), "coloured": 0}
+    spec = {"mask": "alpha", "jpeg": 0, "modes": ("normal",), "coloured": 0}
     spec |= {"lightness": (0, 0), "least_change": 0, "least_contrast": 0}
     batch = _first(_data(cache, clean=True, spec=spec), count=12)
     alpha, changed = batch["mask"], batch["clean"] - batch["image"]
@@ -115,8 +115,8 @@ def test_training_sizes_grow_with_the_epoch_while_workers_live_on(
 ) -> None:
     workers = {"worker_kind": "thread", "num_workers": 2, "batch_size": 6}
     data = _data(cache, setup=False, progressive=[[0, 32], [1, 48], [2, 96]], loader=workers)
-    trained: list[int] = []
-    validated: set[int] = set()
+    trained = []
+    validated = set()
     model = Watcher(
         lambda batch: trained.append(batch["image"].shape[-1]),
         lambda batch: validated.add(batch["image"].shape[-1]),
@@ -128,7 +128,7 @@ def test_training_sizes_grow_with_the_epoch_while_workers_live_on(
 
 
 def test_augmentation_moves_the_mask_and_the_clean_image_along(cache: str) -> None:
-    still: dict[str, Any] = dict.fromkeys(("gain", "contrast", "gamma", "blur_px", "noise"), 0)
+    still = dict.fromkeys(("gain", "contrast", "gamma", "blur_px", "noise"), 0)
     augment = segmentation_augment(**still, rotate_deg=0, scale=(1, 1))
     data = _data(cache, clean=True, augment=augment, spec={"jpeg": 0})
     batch, plain = _first(data), _first(_data(cache, clean=True, spec={"jpeg": 0}))
@@ -172,7 +172,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_masks_of_a_folder_take_the_place_of_drawn_watermarks(cache: str, folder: Path) -> None:
     splits = {"train": ["0.png", "1.png"], "val": ["2.png"], "test": ["3.png"]}
-    options: dict[str, Any] = {"root": str(folder), "masks": "masks", "splits": splits}
+    options = {"root": str(folder), "masks": "masks", "splits": splits}
     data = _data(cache, synthesis=None, **options)
     batch = first(data, "test", 2)
     assert torch.equal(
@@ -196,7 +196,7 @@ def _mirrored(mask: Any, box: tuple[int, int, int, int]) -> Any:
 
 def test_bad_files_are_listed_or_left_out(cache: str, folder: Path) -> None:
     (folder / "cut.png").write_bytes((folder / "0.png").read_bytes()[:900])
-    options: dict[str, Any] = {"root": str(folder), "splits": {"train": 1.0}}
+    options = {"root": str(folder), "splits": {"train": 1.0}}
     with pytest.raises(DataError, match=r"cut\.png"):
         _data(cache, patterns=["*.png"], **options)
     data = _data(cache, patterns=["*.png"], on_bad="skip", **options)

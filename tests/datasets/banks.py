@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.io import ImageBank
 from lit_data.types import Array
@@ -17,8 +16,8 @@ class MemoryBank(ImageBank):
     def __init__(self, images: Sequence[Array]) -> None:
         self.images = list(images)
         self.channels, self.dtype = images[0].shape[0], images[0].dtype
-        self.heights_px: NDArray[np.int64] = np.array([image.shape[1] for image in images])
-        self.widths_px: NDArray[np.int64] = np.array([image.shape[2] for image in images])
+        self.heights_px = np.array([image.shape[1] for image in images])
+        self.widths_px = np.array([image.shape[2] for image in images])
 
     def __len__(self) -> int:
         return len(self.images)

@@ -82,7 +82,7 @@ def test_the_size_is_that_of_the_last_stage_begun() -> None:
     sizes = ProgressiveSize(((0, 96), (10, 128), (20, 64)))
     assert [sizes.size_at(epoch) for epoch in (0, 9, 10, 19, 20, 999)] == [96, 96, 128, 128, 64, 64]
     assert sizes.largest_px == 128
-    listed: Any = [[0, 96], [10, 128], [20, 64]]
+    listed = [[0, 96], [10, 128], [20, 64]]
     assert ProgressiveSize(listed) == sizes
 
 

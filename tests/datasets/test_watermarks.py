@@ -9,7 +9,6 @@ import torch
 from lit_data.datasets import PatchDataset
 from lit_data.datasets.patch_source import (
     GridPatches,
-    PatchSource,
     ProgressiveSize,
     RandomPatches,
     make_padded_grid,
@@ -44,7 +43,7 @@ def _dataset(
     **options: Any,
 ) -> PatchDataset:
     numbers = np.array(images)
-    patches: PatchSource = GridPatches(make_padded_grid(BANK, (32, 32), stride_px), numbers)
+    patches = GridPatches(make_padded_grid(BANK, (32, 32), stride_px), numbers)
     if samples_per_image is not None:
         patches = RandomPatches(BANK, numbers, samples_per_image, progressive or (32, 32), 3)
     if "masks" not in options:
@@ -129,7 +128,7 @@ def test_masks_are_cut_with_their_images() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     writer = WatermarkWriter(GlyphBank(WatermarkSpec()), 0)
-    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
+    cases = [
         ({"masks": _bank(1), "writer": writer}, ConfigError, "not both"),
         ({"masks": _bank(1, [0, 1])}, DataError, "2 masks for 4 images"),
         ({"masks": _bank(1, [1, 0, 2, 3])}, DataError, r"1.png(.|\n)*2 masks differ in size from"),

@@ -58,8 +58,8 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shapes: list[tuple[int, ...]] = []
-        self.modes: list[bool] = []
+        self.shapes = []
+        self.modes = []
 
     def forward(self, images: Tensor) -> Tensor:
         self.shapes.append(tuple(images.shape))

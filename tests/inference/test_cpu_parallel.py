@@ -47,8 +47,8 @@ class Watched(nn.Module):
         self.lock, self.meeting = threading.Lock(), threading.Barrier(2)
         self.meet = 2 * meet
         self.inside = self.most = self.failed = 0
-        self.tiles: list[int] = []
-        self.trained: list[bool] = []
+        self.tiles = []
+        self.trained = []
 
     def forward(self, images: Tensor) -> Tensor:
         with self.lock:
@@ -65,8 +65,7 @@ class Watched(nn.Module):
         try:
             if not fits:
                 raise out_of_memory()
-            values: Tensor = self.net(images)
-            return values
+            return self.net(images)
         finally:
             with self.lock:
                 self.inside -= 1
@@ -133,7 +132,7 @@ def test_cores_are_shared_among_the_threads_and_kept_elsewhere() -> None:
 
         assert [call.result() for call in [threads.submit(ask), threads.submit(ask)]] == [2, 2]
         assert torch.get_num_threads() == 4
-        other: list[int] = []
+        other = []
         thread = threading.Thread(target=lambda: other.append(torch.get_num_threads()))
         thread.start()
         thread.join()

@@ -26,7 +26,7 @@ class Watching(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Conv2d(1, 4, 3, padding=1)
-        self.seen: list[tuple[torch.dtype, bool]] = []
+        self.seen = []
 
     def forward(self, images: Tensor) -> Tensor:
         values = self.net(images)
@@ -108,13 +108,12 @@ def test_a_net_that_works_in_place_spoils_nothing(augment: Augment | None) -> No
 
 
 def test_compiled_tiles_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes: list[tuple[int, ...]] = []
+    shapes = []
 
     def compile_net(net: nn.Module, *, dynamic: bool) -> object:
         def call(images: Tensor) -> Tensor:
             shapes.append(tuple(images.shape))
-            values: Tensor = net(images)
-            return values
+            return net(images)
 
         return call
 

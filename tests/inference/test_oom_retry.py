@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,11 +30,11 @@ class Limited(nn.Module):
     def __init__(self, fits: Callable[[int, int], bool], error: Exception | None = None) -> None:
         super().__init__()
         self.net, self.fits, self.error = make_net(), fits, error or out_of_memory()
-        self.calls: list[int] = []
+        self.calls = []
 
     def forward(self, images: Tensor) -> Tensor:
         self.calls.append(len(images))
-        values: Tensor = self.net(images)
+        values = self.net(images)
         if not self.fits(len(self.calls) - 1, len(images)):
             raise self.error
         return values
@@ -93,7 +92,7 @@ def test_no_tensor_of_a_failed_batch_lives_on() -> None:
     import gc
     import weakref
 
-    outputs: list[weakref.ref[Tensor]] = []
+    outputs = []
 
     class Failing(nn.Module):
         def forward(self, images: Tensor) -> Tensor:
@@ -185,7 +184,7 @@ def test_a_limit_that_holds_no_tile_is_refused() -> None:
 def test_nor_do_the_margins_change(call: int) -> None:
     """The first call measures how far the net sees."""
     images = make_images((40, 30), (16, 33))
-    tiles: dict[str, Any] = {"tile_px": 16, "overlap_px": 11, "blend": "gaussian"}
+    tiles = {"tile_px": 16, "overlap_px": 11, "blend": "gaussian"}
     net = Limited(lambda number, tiles: number != call)
     assert_same(predict(net, images, **tiles), predict(make_net(), images, **tiles))
     with pytest.raises(BatchMemoryError, match="a single tile of 1x16x16 does not fit into memory"):

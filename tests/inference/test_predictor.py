@@ -1,7 +1,6 @@
 import functools
 import tracemalloc
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +40,7 @@ def test_a_net_whose_field_the_overlap_holds_gives_what_it_gives_for_the_whole_i
     blend: Blend, overlap: int, margin: int | None, batch_size: int
 ) -> None:
     net, images = make_net(), make_images(*SIZES)
-    tiles: dict[str, Any] = {"tile_px": (32, 28), "overlap_px": overlap, "margin_px": margin}
+    tiles = {"tile_px": (32, 28), "overlap_px": overlap, "margin_px": margin}
     found = predict(net, images, blend=blend, round_px=1, batch_size=batch_size, **tiles)
     assert_same(found, predict_all_whole(net, images), 1e-5)
 
@@ -87,7 +86,7 @@ def test_images_of_mixed_sizes_share_batches_and_come_back_in_order(blend: Blend
 
 def test_an_image_does_not_wait_for_ever_for_others_of_its_size() -> None:
     predictor = TiledPredictor(Counting(), tile_px=16, overlap_px=0, batch_size=4)
-    read: list[int] = []
+    read = []
 
     def load(number: int) -> np.ndarray:
         read.append(number)
@@ -171,7 +170,7 @@ def test_bad_images_are_refused_or_left_out(image: object, message: str) -> None
     images = [good, image, good]
     with pytest.raises(DataError, match=message):
         predict(Counting(), images)
-    bad: list[int] = []
+    bad = []
     found = predict(Counting(), images, on_bad=lambda number, error: bad.append(number))
     assert [number for number, _ in found] == [0, 2]
     assert bad == [1]
@@ -181,7 +180,7 @@ def test_what_loading_raises_comes_through() -> None:
     def load() -> np.ndarray:
         raise DataError("a.png: cut short")
 
-    bad: list[str] = []
+    bad = []
     assert predict(Counting(), [load], on_bad=lambda _, error: bad.append(str(error))) == []
     assert bad == ["a.png: cut short"]
     with pytest.raises(ZeroDivisionError):
@@ -227,13 +226,13 @@ def test_an_answer_that_is_no_map_is_refused(answer: object, message: str) -> No
 
 
 def test_tiles_are_counted_batch_by_batch() -> None:
-    tiles: list[int] = []
+    tiles = []
     predict(Counting(), make_images((8, 8), (16, 8), (8, 8)), on_tiles=tiles.append, batch_size=2)
     assert tiles == [2, 2]
 
 
 def test_images_may_come_from_a_generator_that_is_left_early() -> None:
-    closed: list[bool] = []
+    closed = []
 
     def images() -> Iterator[np.ndarray]:
         try:

@@ -14,7 +14,7 @@ import pytest
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.cache import LruCache
 from lit_data.io.images.decoders import DecodedSource, ImageDecoder, ImageSource
-from lit_data.io.images.image_source import DecodedFiles, ImageBank
+from lit_data.io.images.image_source import DecodedFiles
 from lit_data.io.store.store import DecodedStore
 from lit_data.types import Array
 
@@ -28,7 +28,7 @@ def fail() -> Array:
 
 
 def test_least_recently_used_goes_first() -> None:
-    cache: LruCache[str, Array] = LruCache(10)
+    cache = LruCache(10)
     for key in "abc":
         cache.get_or_load(key, make(4))
     assert (len(cache), cache.nbytes, cache.hits, cache.misses) == (2, 8, 0, 3)
@@ -41,7 +41,7 @@ def test_least_recently_used_goes_first() -> None:
 
 
 def test_one_large_array_pushes_out_several_and_a_larger_one_is_not_kept() -> None:
-    cache: LruCache[str, Array] = LruCache(10)
+    cache = LruCache(10)
     for key in "abc":
         cache.get_or_load(key, make(3))
     cache.get_or_load("d", make(10))
@@ -52,7 +52,7 @@ def test_one_large_array_pushes_out_several_and_a_larger_one_is_not_kept() -> No
 
 
 def test_arrays_are_read_only() -> None:
-    cache: LruCache[str, Array] = LruCache(10)
+    cache = LruCache(10)
     own = np.zeros(4, np.uint8)
     with pytest.raises(ValueError, match="read-only"):
         cache.get_or_load("a", lambda: own)[0] = 1
@@ -60,7 +60,7 @@ def test_arrays_are_read_only() -> None:
 
 
 def test_threads_share_one_load() -> None:
-    cache: LruCache[int, Array] = LruCache(1000)
+    cache = LruCache(1000)
     waiting, loads = threading.Event(), []
 
     def load() -> Array:
@@ -79,7 +79,7 @@ def test_threads_share_one_load() -> None:
 
 
 def test_threads_share_an_error_and_the_next_call_loads_again() -> None:
-    cache: LruCache[int, Array] = LruCache(1000)
+    cache = LruCache(1000)
     waiting = threading.Event()
 
     def load() -> Array:
@@ -98,7 +98,7 @@ def test_threads_share_an_error_and_the_next_call_loads_again() -> None:
 
 
 def test_counts_hold_under_many_threads() -> None:
-    cache: LruCache[int, Array] = LruCache(100)
+    cache = LruCache(100)
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -114,7 +114,7 @@ def test_counts_hold_under_many_threads() -> None:
 
 
 def test_a_number_of_values_is_a_bound_too_and_a_copy_has_the_bounds_alone() -> None:
-    cache: LruCache[str, Array] = LruCache(max_items=2)
+    cache = LruCache(max_items=2)
     for key in "abac":
         cache.get_or_load(key, make(4))
     cache.get_or_load("a", fail)
@@ -145,7 +145,7 @@ class Counting:
     """Counts what the real decoder decodes."""
 
     def __init__(self) -> None:
-        self.decoded: list[str] = []
+        self.decoded = []
         self.fingerprint = ImageDecoder().fingerprint
         self.header = ImageDecoder().header
 
@@ -155,8 +155,8 @@ class Counting:
 
 
 def test_files_read_like_a_store(sources: list[ImageSource], tmp_path: Path) -> None:
-    files: ImageBank = DecodedFiles(sources, ImageDecoder(), cache_bytes=0)
-    store: ImageBank = DecodedStore.build(sources, tmp_path / "cache", decoder=ImageDecoder())
+    files = DecodedFiles(sources, ImageDecoder(), cache_bytes=0)
+    store = DecodedStore.build(sources, tmp_path / "cache", decoder=ImageDecoder())
     assert len(files) == len(store) == 4
     for number in (0, 1, 2, 3, -1, -4):
         np.testing.assert_array_equal(files[number], store[number])

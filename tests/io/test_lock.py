@@ -5,7 +5,7 @@ import fcntl
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.steps: dict[float, Callable[[], object]] = {}
+        self.steps = {}
 
     def monotonic(self) -> float:
         return self.now_s

@@ -55,7 +55,7 @@ def test_results_come_in_order() -> None:
 
 
 def test_pool_runs_a_bounded_way_ahead() -> None:
-    taken: list[int] = []
+    taken = []
 
     def items() -> Iterator[int]:
         for number in range(100):
@@ -120,7 +120,7 @@ def test_prepare_decodes_with_as_many_threads_as_it_is_given(
     for number in range(6):
         image = np.full((64, 64), number, np.uint8)
         write_png(folder / f"{number}.png", image)
-    asked: list[int] = []
+    asked = []
     ordered_map = progress.ordered_map
 
     def note(function: Callable[[Any], Any], items: Iterable[Any], workers: int) -> Iterator[Any]:

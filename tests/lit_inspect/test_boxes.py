@@ -101,7 +101,7 @@ def _compare(one: Path, other: Path) -> int:
     tables = [json.loads((folder / "detections.json").read_text()) for folder in (one, other)]
     for name in ("images", "categories"):
         assert tables[0][name] == tables[1][name]
-    columns: list[Any] = []
+    columns = []
     for table in tables:
         rows = [(row["id"], row["image_id"], row["category_id"]) for row in table["annotations"]]
         numbers = [[*row["bbox"], row["area"] / 100] for row in table["annotations"]]
@@ -121,7 +121,7 @@ def _compare(one: Path, other: Path) -> int:
 def test_boxes_are_those_of_predict(
     stride_px: list[int] | None, images: Path, board: Path, tmp_path: Path
 ) -> None:
-    windows: dict[str, Any] = {"size_px": None, "patch_px": 96, "stride_px": stride_px}
+    windows = {"size_px": None, "patch_px": 96, "stride_px": stride_px}
     data = _open(images, tmp_path, **(windows if stride_px else {}))
     predict(data, Detector(), tmp_path / "one", **LIMITS)
     path = board
@@ -203,7 +203,7 @@ def test_models_that_the_runtime_would_not_repeat_are_refused(images: Path, tmp_
 def test_samples_are_those_of_the_dataset(options: Any, images: Path, tmp_path: Path) -> None:
     data = _open(images, tmp_path, **{"size_px": None, "value_range": (10, 200), **options})
     dataset = data.dataset("predict")
-    stride_px: Any = data.chosen_options.get("stride_px")
+    stride_px = data.chosen_options.get("stride_px")
     rules = boxes.BoxRules(
         sample_px=data.source.size_px, stride_px=stride_px, fill=data.fill, iou_threshold=0.6
     )

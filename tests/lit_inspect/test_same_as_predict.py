@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tifffile
 import torch
-from numpy.typing import NDArray
 
 from lit_data.errors import DataError
 from lit_data.inference.batches import ImageJob, MemoryTarget, open_source
@@ -100,7 +99,7 @@ def _write_all(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-OPTIONS: list[dict[str, Any]] = [
+OPTIONS = [
     {},
     {"gray_to_rgb": True},
     {"cv2_order": True},
@@ -117,7 +116,7 @@ def test_files_are_read_alike_and_refused_alike(options: dict[str, Any], tmp_pat
     read = runtime.ReadOptions(**options)
     outcomes = set()
     for path in _write_all(tmp_path):
-        expected: NDArray[Any] | None = None
+        expected = None
         with contextlib.suppress(DataError):
             expected = decoder(ImageSource((str(path),))).array
         try:

@@ -11,7 +11,7 @@ from lit_data.types import FieldSpec
 Rows = Mapping[str, NDArray[Any]]
 
 FORK = {"worker_kind": "process", "num_workers": 2, "start_method": "fork"}
-KINDS: list[dict[str, Any]] = [
+KINDS = [
     {"worker_kind": "inline"},
     {"worker_kind": "thread", "num_workers": 2},
     FORK,

@@ -76,7 +76,7 @@ class Threaded(Indices):
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
-        self.seen: set[tuple[bool, int]] = set()
+        self.seen = set()
 
     def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
         is_main = threading.current_thread() is threading.main_thread()

@@ -49,7 +49,7 @@ def _dataset() -> PatchDataset:
 
 def _digests(batch_size: int, micro: int, world: int, **workers: Any) -> dict[int, str]:
     """Digest of each sample by its index, over all ranks."""
-    digests: dict[int, str] = {}
+    digests = {}
     for rank in range(world):
         options = LoaderOptions(batch_size=batch_size, micro_batch_size=micro, seed=SEED, **workers)
         loader = MicroBatchLoader(_dataset(), options, shuffle=True, rank=rank, world_size=world)

@@ -135,7 +135,7 @@ def _epochs(loader: MicroBatchLoader, count: int = 3) -> list[list[list[Any]]]:
     epochs = []
     for epoch in range(count):
         loader.set_epoch(epoch)
-        rows: list[list[Any]] = []
+        rows = []
         for batch in loader:
             rows += map(list, zip(batch["index"].tolist(), batch["draw"].tolist(), strict=True))
         epochs.append(sorted(rows))
@@ -238,7 +238,7 @@ def test_a_transform_that_writes_into_the_batch_leaves_the_store_alone(
 def test_private_memory_of_a_worker_stays_flat_over_a_million_records(kind: dict[str, Any]) -> None:
     options = LoaderOptions(batch_size=8192, micro_batch_size=2048, **kind)
     loader = MicroBatchLoader(FlatRecords(10**6), options, shuffle=True)
-    seen: dict[int, list[int]] = {}
+    seen = {}
     total = 0
     for batch in loader:
         total += int(batch["value"].sum())

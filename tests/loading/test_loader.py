@@ -20,7 +20,7 @@ class Numbers(Indices):
 
     def __init__(self, length: int) -> None:
         super().__init__(length, image=FieldSpec((2, 3), "uint16"))
-        self.threads: set[str] = set()
+        self.threads = set()
 
     def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
         super().write_into(rows, indices, epoch)

@@ -59,7 +59,7 @@ def test_single_samples_leave_out_fewer_than_there_are_ranks_and_others_in_each_
 @pytest.mark.parametrize("batch_size", [1, 2, 8, 40])
 def test_evaluation_gives_each_sample_once(world: int, batch_size: int) -> None:
     orders = [EpochOrder(21, False, 0, rank, world) for rank in range(world)]
-    seen: list[int] = []
+    seen = []
     for order in orders:
         position = steps = 0
         while order.count(taken := order.take(position, batch_size)):

@@ -24,7 +24,7 @@ class Pids(Indices):
 
 
 def _loader(batch_size: int = 8, **options: Any) -> MicroBatchLoader:
-    chosen: dict[str, Any] = {"micro_batch_size": 3, "seed": 2, "resizable": True} | options
+    chosen = {"micro_batch_size": 3, "seed": 2, "resizable": True} | options
     return MicroBatchLoader(Pids(), LoaderOptions(batch_size=batch_size, **chosen), shuffle=True)
 
 

@@ -39,7 +39,7 @@ Samples = list[tuple[int, bytes]]
 def _loader(
     batch_size: int = BATCH, rank: int = 0, world: int = 1, **options: Any
 ) -> MicroBatchLoader:
-    defaults: dict[str, Any] = {"worker_kind": "inline", "micro_batch_size": 3, "seed": 9}
+    defaults = {"worker_kind": "inline", "micro_batch_size": 3, "seed": 9}
     chosen = LoaderOptions(**(defaults | {"batch_size": batch_size} | options))
     return MicroBatchLoader(Drawn(), chosen, shuffle=True, rank=rank, world_size=world)
 
@@ -110,7 +110,7 @@ def test_continued_on_another_number_of_ranks(steps: int, before: int, after: in
     states = [state for _, state in runs]
     assert all(state == states[0] for state in states)
     done = [sample for samples, _ in runs for sample in samples]
-    rest: Samples = []
+    rest = []
     counts = set()
     for rank in range(after):
         loader = _loader(rank=rank, world=after, batch_size=2)
@@ -123,7 +123,7 @@ def test_continued_on_another_number_of_ranks(steps: int, before: int, after: in
 
 
 def test_continuing_reads_nothing_that_was_trained_before() -> None:
-    read: list[int] = []
+    read = []
 
     class Noting(Drawn):
         def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
@@ -175,7 +175,7 @@ def test_a_loader_that_goes_on_with_other_sizes_has_no_length() -> None:
 )
 def test_another_order_is_refused_inside_an_epoch(change: dict[str, Any], message: str) -> None:
     _, state = _interrupt(5)
-    order: dict[str, Any] = {"seed": 9, "length": LENGTH, "shuffle": True} | change
+    order = {"seed": 9, "length": LENGTH, "shuffle": True} | change
     options = LoaderOptions(seed=order["seed"], worker_kind="inline")
     loader = MicroBatchLoader(Drawn(order["length"]), options, shuffle=order["shuffle"])
     with pytest.raises(ConfigError, match=message):

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -43,11 +42,11 @@ class WholeStore(Indices):
 def test_the_pixels_are_in_memory_once(tmp_path: Path) -> None:
     store, total = _build(tmp_path)
     before_bytes = _measure_pss_bytes(tmp_path)
-    workers: Any = FORK | {"num_workers": WORKERS}
+    workers = FORK | {"num_workers": WORKERS}
     options = LoaderOptions(batch_size=WORKERS, micro_batch_size=1, **workers)
     loader = MicroBatchLoader(WholeStore(store), options, shuffle=True)
     try:
-        readers: set[int] = set()
+        readers = set()
         for epoch in range(10):
             loader.set_epoch(epoch)
             for batch in loader:

@@ -76,7 +76,7 @@ def test_a_batch_that_was_rebuilt_by_precision_conversion_is_moved_as_it_is() ->
 
 
 def test_each_batch_is_copied_before_the_one_ahead_of_it_is_used() -> None:
-    events: list[str] = []
+    events = []
 
     class Noting(SideStream):
         def __init__(self) -> None:
@@ -130,7 +130,7 @@ def test_copies_on_the_side_stream_hold_what_the_host_held(kind: str) -> None:
         for batch in loader:
             assert all(copy.host.is_pinned() for copy in batch.copies.values())
             # The next copies lie behind this, so that reuse too early would show.
-            side: Any = loader.side_stream.stream
+            side = loader.side_stream.stream
             with torch.cuda.stream(side):
                 busy = (busy @ busy).clamp(-1, 1)
             moved = finish_transfer(batch, device)

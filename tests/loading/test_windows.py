@@ -76,7 +76,7 @@ class Numbers(Dataset[torch.Tensor]):
 
 def _loader(dataset: Any = None, **options: Any) -> MicroBatchLoader:
     windows = {"locality": "image", "window_bytes": 200}
-    given: dict[str, Any] = {"batch_size": 8, "num_workers": 0, "seed": 3} | windows | options
+    given = {"batch_size": 8, "num_workers": 0, "seed": 3} | windows | options
     return MicroBatchLoader(dataset or Numbers(), LoaderOptions(**given), shuffle=True)
 
 

@@ -122,7 +122,7 @@ class Asking(Indices):
 def open_loader(no_orphans: None) -> Iterator[Open]:
     """Makes loaders with two processes, and afterwards fails if anything of them is left."""
     before, shared = set(threading.enumerate()), _count_shared()
-    loaders: list[MicroBatchLoader] = []
+    loaders = []
 
     def make(dataset: Any, *, shuffle: bool = False, **options: Any) -> MicroBatchLoader:
         chosen = LoaderOptions(**(FORK | {"batch_size": 16, "micro_batch_size": 4} | options))
@@ -236,7 +236,7 @@ def test_a_dataset_learns_which_worker_it_is_in(open_loader: Open) -> None:
 @pytest.mark.slow
 def test_a_dead_worker_is_reported_to_a_thread_that_is_not_the_main_one(open_loader: Open) -> None:
     loader = open_loader(Faulty(_kill))
-    found: list[BaseException] = []
+    found = []
 
     def read() -> None:
         try:

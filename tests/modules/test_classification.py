@@ -1,7 +1,6 @@
 """`ClassificationModule`: its loss, its scores, and what it refuses."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -32,7 +31,7 @@ def test_it_learns_and_logs_what_it_says(tmp_path: Path) -> None:
     scores = {f"val/{name}" for name in ("accuracy", "f1", "recall", "f1_a", "f1_b", "f1_c")}
     assert set(trainer.callback_metrics) == {"train/loss"} | scores
     assert trainer.callback_metrics["val/accuracy"] > 0.9
-    predicted: Any = trainer.predict(model, loader)
+    predicted = trainer.predict(model, loader)
     torch.testing.assert_close(predicted[0].sum(1), torch.ones(6))
 
 

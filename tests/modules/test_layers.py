@@ -1,9 +1,7 @@
 """Every net: logits in float32 under autocast, and weights that lie channels last whatever is loaded into them."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
@@ -14,7 +12,7 @@ from torch.utils.data import DataLoader
 from lit_data.modules import CompareNet, ConvClassifier, DetectorNet, SegmentationModule, UNet
 from lit_data.testing import QUIET
 
-NETS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+NETS = {
     "unet": (lambda: UNet(width=4, depth=2), 3),
     "unet of one channel": (lambda: UNet(channels=1, width=4, depth=2), 1),
     "compare": (lambda: CompareNet(width=4, depth=2), 3),
@@ -34,8 +32,7 @@ def give_logits(net: nn.Module, images: Tensor, dtype: torch.dtype | None = None
     """Logits of a net, under autocast where a dtype is given."""
     with torch.no_grad(), torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
         outputs = net(images)
-    logits: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
-    return logits
+    return outputs if isinstance(outputs, Tensor) else outputs.logits
 
 
 def test_logits_under_autocast_have_the_steps_of_float32(
@@ -137,7 +134,7 @@ def test_a_checkpoint_of_contiguous_weights_goes_on_as_one_of_channels_last(
     fused: bool, tmp_path: Path
 ) -> None:
     samples = [{"image": torch.rand(3, 8, 8), "mask": torch.eye(8)[None]} for _ in range(4)]
-    loader: DataLoader[Any] = DataLoader(samples, batch_size=2)  # type: ignore[arg-type]
+    loader = DataLoader(samples, batch_size=2)  # type: ignore[arg-type]
 
     def train(epochs: int, checkpoint: Path | None = None) -> L.Trainer:
         torch.manual_seed(0)

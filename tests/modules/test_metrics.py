@@ -107,7 +107,7 @@ def test_ranks_add_up_to_the_whole() -> None:
 
 
 def test_rows_of_a_state_stay_in_a_few_tensors_that_nothing_writes_into() -> None:
-    parts: list[torch.Tensor] = []
+    parts = []
     for number in range(100):
         before = list(parts)  # as AdaptiveBatchSize keeps it, to undo a step
         append_rows(parts, torch.arange(3) + 3 * number)

@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def test_a_group_has_every_argument_and_names_a_missing_package(
     cfg = compose("fit", [*words, f"paths.run={tmp_path}"])
     if group.startswith("torchvision"):  # its order does not matter
         assert cfg == compose("fit", [*words[::-1], f"paths.run={tmp_path}"])
-    model: Any = OmegaConf.to_container(cfg.model)
+    model = OmegaConf.to_container(cfg.model)
     for node in (model, model["net"]):
         arguments = set(inspect.signature(resolve_target(node["_target_"], "model")).parameters)
         assert arguments == node.keys() - {"_target_"}
@@ -81,7 +80,7 @@ def test_options_that_read_files_or_servers_are_refused(name: str) -> None:
 
 
 def test_images_reach_the_net_as_it_was_trained() -> None:
-    seen: list[Tensor] = []
+    seen = []
 
     class Net(nn.Module):
         def forward(self, images: Tensor) -> dict[str, Tensor]:
@@ -98,7 +97,7 @@ def test_images_reach_the_net_as_it_was_trained() -> None:
     assert len(seen[1]) == 2  # for batch normalisation
     grey = NormalisedNet(Net(), normalise="auto", trained=IMAGENET, channels=1)
     assert grey.mean.tolist() == pytest.approx([0.449])
-    values: Any = {"mean": [0.5], "std": [0.25]}
+    values = {"mean": [0.5], "std": [0.25]}
     own = NormalisedNet(Net(), normalise=values, trained=IMAGENET, channels=1)
     assert (own.mean.tolist(), own.std.tolist()) == ([0.5], [0.25])
     plain = NormalisedNet(Net(), normalise="none", trained=IMAGENET, channels=2)
@@ -127,7 +126,7 @@ class _Finder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(()))
-        self.targets: Sequence[dict[str, Tensor]] = ()
+        self.targets = ()
 
     def forward(self, images: list[Tensor], targets: Any = None) -> Any:
         if self.training:

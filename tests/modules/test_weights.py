@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_data.errors import DataError, LitDataError, StoreError
+from lit_data.errors import DataError, StoreError
 from lit_data.modules import ConvClassifier, DetectorNet, UNet
 from lit_data.modules.weights import fit_channels, load_weights_file, take_weights
 
@@ -25,7 +25,7 @@ def _prefixed(net: nn.Module, prefix: str) -> dict[str, Tensor]:
     return {prefix + name: weight for name, weight in net.state_dict().items()}
 
 
-NETS: list[Callable[..., nn.Module]] = [
+NETS = [
     lambda **more: UNet(width=4, depth=2, **more),
     lambda **more: ConvClassifier(3, width=4, depth=2, **more),
     lambda **more: DetectorNet(2, width=4, **more),
@@ -112,7 +112,7 @@ def _tensors(value: Tensor) -> dict[str, Tensor]:
 
 
 UNREAD = "no checkpoint that can be read"
-REFUSED: dict[str, tuple[Callable[[Path], Path], type[LitDataError], str]] = {
+REFUSED = {
     "missing": (lambda at: at / "no.pt", DataError, "is not a file: give a .pt"),
     "folder": (lambda at: at, DataError, "is not a file"),
     "pipe": (lambda at: _pipe(at / "pipe.pt"), DataError, "is not a file"),

@@ -1,12 +1,11 @@
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from lit_data.samples.ct import TUMOUR, CTSampleSpec, render_volume
 
-SMALL: dict[str, Any] = {"count": 4, "shape": [24, 32, 40]}
+SMALL = {"count": 4, "shape": [24, 32, 40]}
 
 
 def test_the_set_is_what_was_drawn(tmp_path: Path) -> None:

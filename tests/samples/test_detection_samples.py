@@ -1,5 +1,4 @@
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
@@ -14,7 +13,7 @@ from lit_data.samples.detection import (
     render_scene,
 )
 
-SMALL: dict[str, Any] = {"count": 14, "size_px": (64, 80)}
+SMALL = {"count": 14, "size_px": (64, 80)}
 
 
 def test_the_set_reads_back_as_it_was_drawn(tmp_path: Path) -> None:
@@ -70,7 +69,7 @@ def test_boxes_are_the_extents_of_objects_of_all_classes_and_many_sizes() -> Non
 
 @pytest.mark.parametrize("number", range(8))
 def test_boxes_are_what_objects_change(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[tuple[int, NDArray[np.bool_]]] = []
+    drawn = []
     with monkeypatch.context() as patch:
         patch.setattr(
             detection_scene,

@@ -29,7 +29,7 @@ def _maker(spec: type[SampleSpec], **small: Any) -> Make:
     return make
 
 
-MAKERS: dict[str, Make] = {
+MAKERS = {
     "stripe": _maker(StripeSampleSpec, height_px=128, width_px=112),
     "detection": _maker(DetectionSampleSpec, size_px=(64, 80)),
     "gan": _maker(GANSampleSpec, size_px=(8, 8), tiles=2),

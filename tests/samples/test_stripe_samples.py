@@ -17,7 +17,7 @@ from lit_data.samples.stripe_drawing import LEAST_CHANGE
 from lit_data.samples.stripes import StripeSampleSpec, render_sample
 from tests.samples.test_sample_sets import digests
 
-SMALL: dict[str, Any] = {"count": 6, "height_px": 128, "width_px": 112}
+SMALL = {"count": 6, "height_px": 128, "width_px": 112}
 SHAPE = (128, 112)
 
 

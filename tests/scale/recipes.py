@@ -91,8 +91,7 @@ def write_boards(root: Path, count: int = 12, side_px: int = 96) -> None:
 def read_digest(checkpoint: Path) -> dict[str, Any]:
     """Number and digest of the samples of a training, which ``samples_sha256`` says."""
     content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    digest: dict[str, Any] = content["callbacks"]["SampleDigest"]
-    return digest
+    return content["callbacks"]["SampleDigest"]
 
 
 def list_bytes(folder: Path) -> dict[str, bytes]:

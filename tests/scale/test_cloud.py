@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -72,7 +71,7 @@ def test_pods_of_an_indexed_job_prepare_parts(tmp_path: Path) -> None:
 
 
 def _start_machines(folder: Path, script: str) -> list[psutil.Popen]:
-    variables: dict[str, Any] = os.environ | _make_shell(folder)
+    variables = os.environ | _make_shell(folder)
     variables |= {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NUM_GPUS_PER_NODE": "1"}
     variables["SKYPILOT_NODE_IPS"] = "127.0.0.1\n127.0.0.1"
     machines = []

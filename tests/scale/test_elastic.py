@@ -53,7 +53,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.fixture
 def started() -> Iterator[list[psutil.Popen]]:
     """Agents; at the end no process that they started is left."""
-    agents: list[psutil.Popen] = []
+    agents = []
     yield agents
     for agent in agents:
         _kill(agent)
@@ -122,7 +122,7 @@ def test_four_agents_become_three_and_four_again(
     (tmp_path / "slow.py").write_text(SLOW)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
+        port = free.getsockname()[1]
     agent, variables = _shorten(tmp_path, port)
     output = tmp_path / "output.txt"
     environment = os.environ | variables | {"OMP_NUM_THREADS": "1"}

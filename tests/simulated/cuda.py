@@ -6,7 +6,6 @@ import time
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,10 +14,10 @@ from tests.simulated.log import LOG
 
 DEVICES = 2
 TOTAL_BYTES = 16 * 2**30
-LIBRARY: Any = None  # set by `install`
+LIBRARY = None  # set by `install`
 _local = threading.local()
-_defaults: dict[int, "Stream"] = {}
-_streams: "weakref.WeakSet[Stream]" = weakref.WeakSet()
+_defaults = {}
+_streams = weakref.WeakSet()
 
 
 def normalise(device: Any = None) -> torch.device:
@@ -45,7 +44,7 @@ class Stream:
         Stream._count += 1
         self.device, self.priority, self.stream_id = normalise(device), priority, Stream._count
         self.cuda_stream, self.device_index, self.device_type = self.stream_id, self.device.index, 1
-        self.pending: list[Callable[[], None] | Event] = []
+        self.pending = []
         _streams.add(self)
 
     def record_event(self, event: "Event | None" = None) -> "Event":
@@ -88,7 +87,7 @@ class Event:
 
     def __init__(self, enable_timing: bool = False, **_: Any) -> None:
         self.timing, self.done, self.at_s = enable_timing, True, 0.0
-        self.stream: Stream | None = None
+        self.stream = None
 
     def record(self, stream: Stream | None = None) -> None:
         self.stream, self.done, self.at_s = stream or current_stream(), False, time.perf_counter()
@@ -162,20 +161,19 @@ def finish_all() -> None:
 def _current() -> dict[int, Stream]:
     if not hasattr(_local, "streams"):
         _local.streams = {}
-    found: dict[int, Stream] = _local.streams
-    return found
+    return _local.streams
 
 
 class Memory:
     """Bytes of the storages on each device; beyond its limit the error that CUDA raises."""
 
     def __init__(self) -> None:
-        self.now: Counter[int] = Counter()
-        self.peak: Counter[int] = Counter()
-        self.reserved: Counter[int] = Counter()
-        self.share: dict[int, float] = {}
+        self.now = Counter()
+        self.peak = Counter()
+        self.reserved = Counter()
+        self.share = {}
         self.ooms = 0
-        self._seen: dict[int, int] = {}
+        self._seen = {}
         self._lock = threading.RLock()
 
     def limit(self, number: int) -> int:
@@ -321,7 +319,7 @@ def install(library: ctypes.CDLL) -> None:
     def get_rng_state(device: Any = "cuda") -> torch.Tensor:
         return generators[number_of(device)].get_state()
 
-    replaced: dict[str, Any] = {
+    replaced = {
         **dict.fromkeys(("is_available", "is_initialized"), lambda: True),
         **dict.fromkeys(("init", "_lazy_init", "ipc_collect", "seed"), lambda: None),
         **dict.fromkeys(("_is_in_bad_fork", "is_current_stream_capturing"), lambda: False),

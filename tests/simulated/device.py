@@ -388,7 +388,7 @@ def _to_copy(source: torch.Tensor, target: torch.device, options: dict[str, Any]
         _catch_up(target)
         return SimulatedTensor(aten._to_copy.default(source.inner, **options), target)
     _catch_up(source.device)
-    found: torch.Tensor = aten._to_copy.default(source.inner, **options)
+    found = aten._to_copy.default(source.inner, **options)
     if waits:
         LOG.wait("blocking copy to the host")
     elif source.device.type == "cuda":
@@ -401,7 +401,7 @@ def _upload(
 ) -> torch.Tensor:
     if waits:
         LOG.wait("blocking copy to the device")
-    copied: torch.Tensor = aten._to_copy.default(source, **options)
+    copied = aten._to_copy.default(source, **options)
     if (
         not waits and target.type == "cuda" and source.is_pinned()
     ):  # else the driver stages it before it returns

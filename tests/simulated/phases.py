@@ -20,7 +20,7 @@ class Phases:
     """
 
     def __init__(self) -> None:
-        self.waits: dict[str, Counter[tuple[str, str]]] = {"train": Counter(), "eval": Counter()}
+        self.waits = {"train": Counter(), "eval": Counter()}
         self.steps = 0
         self._inner = 0
 

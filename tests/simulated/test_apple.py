@@ -1,6 +1,5 @@
 """What an Apple GPU is asked to compute, in float32 at most: scores, drawing, augmentation."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -68,7 +67,7 @@ def test_defects_are_drawn(name: str) -> None:
 
 @pytest.mark.parametrize("number", range(len([*ANY_CHANNELS, *RGB])))
 def test_batches_are_augmented(number: int) -> None:
-    make: Callable[[], Any] = [*ANY_CHANNELS, *RGB][number]
+    make = [*ANY_CHANNELS, *RGB][number]
     augmentation, layers = make(), make_layers(4, 3, 32, 32)
     draws = augmentation.draw(0, 0, np.arange(4), 3)
     there = Layers(layers.images.to(MPS), layers.masks.to(MPS))

@@ -27,7 +27,7 @@ from tests.simulated.log import LOG
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 CUDA = torch.device("cuda", 0)
-GPU: dict[str, Any] = {**QUIET, "accelerator": "gpu", "max_epochs": 1, "limit_val_batches": 0}
+GPU = {**QUIET, "accelerator": "gpu", "max_epochs": 1, "limit_val_batches": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +50,7 @@ class _Line(L.LightningModule):
         self.layer = nn.Linear(4, 1)
 
     def training_step(self, batch: dict[str, Tensor]) -> Tensor:
-        loss: Tensor = self.layer(batch["x"]).square().mean()
-        return loss
+        return self.layer(batch["x"]).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 1e-3)
@@ -121,7 +120,7 @@ def test_no_room_to_copy_ahead_is_no_error(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_one_side_stream_serves_all_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[torch.device] = []
+    made = []
     monkeypatch.setattr(SideStream, "__init__", _noting(SideStream.__init__, made))
     loader = _loader()
     loader.device = CUDA
@@ -151,7 +150,7 @@ def test_memory_is_given_back_behind_the_stream_of_its_own_device() -> None:
 
 
 def test_a_broken_context_hides_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    told: list[BaseException] = []
+    told = []
 
     class Last(L.Callback):
         def on_exception(
@@ -170,7 +169,7 @@ def test_a_broken_context_hides_no_error(monkeypatch: pytest.MonkeyPatch, tmp_pa
                 monkeypatch.setattr(torch.cuda, name, broken)
             raise IndexError("label 7 is out of range")
 
-    callbacks: list[L.Callback] = [MemoryMonitor(path=tmp_path, plot=False), SampleDigest(), Last()]
+    callbacks = [MemoryMonitor(path=tmp_path, plot=False), SampleDigest(), Last()]
     trainer = L.Trainer(**GPU, callbacks=callbacks)
     with pytest.raises(IndexError, match="label 7 is out of range"):
         trainer.fit(Breaks(), _loader())
@@ -197,7 +196,7 @@ def test_cudnn_without_memory_is_out_of_memory(
 
 
 def test_sixteen_bits_of_one_texture_are_spread_on_the_device() -> None:
-    nothing: dict[str, Any] = {"synthesis": None, "nuisance": None, "augment": {}, "read_px": {}}
+    nothing = {"synthesis": None, "nuisance": None, "augment": {}, "read_px": {}}
     values = ValueRange(0, 65535)
     transform = ImageTransform(values=values, expand=(0, 0, 0), seed=0, **nothing)
     pixels = np.random.default_rng(0).integers(0, 65536, (2, 1, 8, 8), dtype=np.uint16)
@@ -231,6 +230,6 @@ def test_ranks_agree_one_step_later_without_a_wait(
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     callback, strategy = SaveOnSignal(tmp_path / "a.ckpt"), SimpleNamespace(root_device=CUDA)
-    trainer: Any = SimpleNamespace(strategy=strategy, world_size=2, global_rank=0)
+    trainer = SimpleNamespace(strategy=strategy, world_size=2, global_rank=0)
     trainer.is_last_batch = False
     assert [callback.ask_ranks(trainer) for _ in range(3)] == [0, 0, 15]

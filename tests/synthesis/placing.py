@@ -27,7 +27,7 @@ BATCHES = ((1, (3, 24, 24)), (2, (1, 40, 9)), (7, (5, 8, 48)), (384, (3, 6, 6)))
 
 def only(name: str, amplitude: tuple[float, float] = (0.2, 0.2), **options: Any) -> DefectSpec:
     """One true defect of one family in each sample."""
-    one: dict[str, Any] = {"probability": 1, "count": (1, 1), "true_count": (1, 1)}
+    one = {"probability": 1, "count": (1, 1), "true_count": (1, 1)}
     return DefectSpec(**one, amplitude=amplitude, families={name: options}, bright_fraction=1)
 
 

@@ -67,7 +67,7 @@ def test_what_a_configuration_gives() -> None:
     """Hydra hands over lists and mappings of its own."""
     shape = SHAPE | {"height_px": 3}
     blur = Blur(sigma_px=(1.0, 2.0))
-    given: dict[str, Any] = {"count": [1, 2]}
+    given = {"count": [1, 2]}
     given["families"] = {"spot": {"shapes": [shape]}, "blur": {"sigma_px": [1, 2]}, "nick": None}
     for options in (given, OmegaConf.create(given)):
         spec = DefectSpec(**options)

@@ -54,7 +54,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _data(root: Path, cache: Path, stage: str = "predict", **options: Any) -> DetectionDataModule:
-    values: dict[str, Any] = {
+    values = {
         "patch_px": 64,
         "splits": {"train": 1.0},
         "loader": LoaderOptions(batch_size=4, worker_kind="inline", seed=3),
@@ -85,7 +85,7 @@ def unbroken(data: DetectionDataModule, tmp_path_factory: pytest.TempPathFactory
 def _written(folder: Path) -> list[list[list[float]]]:
     """(class, left, top, right, bottom) px of the objects of each image, sorted."""
     table = json.loads((folder / "detections.json").read_text())
-    objects: list[list[list[float]]] = [[] for _ in table["images"]]
+    objects = [[] for _ in table["images"]]
     for row in table["annotations"]:
         left, top, width, height = row["bbox"]
         corners = (left, top, left + width, top + height)

@@ -29,7 +29,7 @@ class Oracle(L.LightningModule):
     def __init__(self, says: Answer = None) -> None:
         super().__init__()
         self.says = says
-        self.seen: list[int] = []
+        self.seen = []
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
         if self.says is not None:
@@ -58,7 +58,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DetectionDataModule:
 def _predict(
     data: DetectionDataModule, folder: Path, model: L.LightningModule | None = None, **options: Any
 ) -> Predicted:
-    limits: dict[str, Any] = {"threshold": 0.0, "min_area_px": 0}
+    limits = {"threshold": 0.0, "min_area_px": 0}
     return predict(data, model or Oracle(), folder, **(limits | options))
 
 

@@ -32,7 +32,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _open(cache: Path, **options: Any) -> GANDataModule:
-    defaults: dict[str, Any] = {"samples": {"count": 6, "size_px": [16, 16], "tiles": 2}}
+    defaults = {"samples": {"count": 6, "size_px": [16, 16], "tiles": 2}}
     data = GANDataModule(
         cache_dir=str(cache),
         loader=LoaderOptions(worker_kind="inline"),
@@ -54,7 +54,7 @@ def _open_labelled(cache: Path, **options: Any) -> GANDataModule:
 
 def _build(*, posed: bool = True, channels: int = 3) -> GANModule:
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"image_px": 16, "channels": channels, "latent_size": 4}
+    sizes = {"image_px": 16, "channels": channels, "latent_size": 4}
     generator = ConvGenerator(**sizes, posed=posed, width=4, max_width=8, style_size=8)
     return GANModule(generator, **sizes)
 

@@ -111,7 +111,7 @@ def test_images_score_in_prediction_as_in_validation(tmp_path: Path, fraction: f
         cache_dir=str(tmp_path / "cache"),
         loader=LoaderOptions(batch_size=3, num_workers=0),
     )
-    options: dict[str, Any] = {"baseline": False, "false_alarms_per_patch": None}
+    options = {"baseline": False, "false_alarms_per_patch": None}
     options |= {"anomaly_metrics": True, "image_score_fraction": fraction}
     model = SegmentationModule(_Brightness(), **options)
     metric = AnomalyMetrics(score_fraction=fraction)

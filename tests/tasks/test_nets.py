@@ -46,7 +46,7 @@ class Blur(L.LightningModule):
     def __init__(self, reach_px: int | None) -> None:
         super().__init__()
         self.reach_px = reach_px
-        self.sizes: list[tuple[int, ...]] = []
+        self.sizes = []
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         grey = batch["image"].mean(1, keepdim=True)

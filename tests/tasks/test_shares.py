@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -193,7 +193,7 @@ def few_pictures() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda make: make.__name__.removeprefix("_make_"))
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kind:
-    make: Callable[[Path], Kind] = request.param
+    make = request.param
     made = make(tmp_path_factory.mktemp("kind"))
     return made._replace(data=opened(made.data, "predict"))
 
@@ -214,11 +214,11 @@ def _finish(kind: Kind, folder: Path, **options: Any) -> Predicted:
 
 def _read(folder: Path) -> dict[str, Any]:
     """Content of all files but the journals; of a table without the time that each image took."""
-    contents: dict[str, Any] = {}
+    contents = {}
     for path in folder.rglob("*.*"):
         if path.is_dir() or path.suffix == ".jsonl":
             continue
-        content: Any = path.read_bytes()
+        content = path.read_bytes()
         if path.name == "marks.csv":
             rows = csv.DictReader(io.StringIO(content.decode()))
             content = [{**row, "seconds": ""} for row in rows]

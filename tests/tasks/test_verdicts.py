@@ -22,7 +22,7 @@ _CONDITIONS = {"model": {"width": 8}, "predict": {"tile_px": (64, 64), "augment"
 def _make(checkpoint: Path, **changes: Any) -> Calibration:
     if not checkpoint.exists():
         checkpoint.write_bytes(b"weights")
-    values: dict[str, Any] = {
+    values = {
         "good_below": 0.2,
         "defect_above": 0.7,
         "miss": 0.02,
@@ -111,7 +111,7 @@ def test_images_of_another_gain_withdraw_it(
     random = np.random.default_rng(0)
     pixels = (100 + 20 * random.normal(size=(240, 1, 16, 16))).clip(0, 255)
     pixels *= random.uniform(0.9, 1.1, (240, 1, 1, 1))
-    bank: Any = np.concatenate((pixels, 1.3 * pixels)).clip(0, 255).astype(np.uint8)
+    bank = np.concatenate((pixels, 1.3 * pixels)).clip(0, 255).astype(np.uint8)
     features = describe_images(bank, range(200)).tolist()
     calibration = _make(tmp_path / "best.ckpt", features=features)
     assert calibration.guarantee(bank, range(200, 240)) == calibration.promise

@@ -45,8 +45,7 @@ class Threshold(L.LightningModule):
     surface_mm = 0.5
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        probabilities: Tensor = ThresholdNet()(batch["image"])
-        return probabilities
+        return ThresholdNet()(batch["image"])
 
 
 def _save(folder: Path, name: str, values: Any, affine: Any = AFFINE) -> None:
@@ -67,7 +66,7 @@ def _volume() -> tuple[Any, Any]:
 
 
 def _build(root: Path, cache: Path, **options: Any) -> CTDataModule:
-    given: dict[str, Any] = {
+    given = {
         "sample": "windows",
         "window": (0, 1000),
         "windows": WindowSpec(size=(4, 8, 24), stride=(4, 8, 24)),
@@ -135,7 +134,7 @@ def test_labels_are_joined_from_windows_and_written_on_the_grid_of_the_input(
     )
     _check_slices(out / ".shown" / "a.npz", values, labels, wrong)
     assert len(load_slices(out / ".shown" / "b.npz").planes[0]) == 2
-    picture: Any = cv2.imread(str(out / "predictions.png"))
+    picture = cv2.imread(str(out / "predictions.png"))
     assert picture.shape[1] > 1000
     (out / "predictions.png").unlink()
     again = predict(data, Threshold(), out, resume=True).metrics  # nothing is left to predict

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from lit_data.parts import Part
 from lit_data.tasks.journal import Entry, Journal
 from lit_data.tasks.options import Share
 
-IDENTITY: dict[str, Any] = {"checkpoint_sha256": "ab", "predict": {"tile_px": 512}}
+IDENTITY = {"checkpoint_sha256": "ab", "predict": {"tile_px": 512}}
 
 
 def _add(journal: Journal, folder: Path, name: str) -> None:

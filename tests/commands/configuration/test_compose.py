@@ -66,7 +66,7 @@ def test_plus_before_an_optional_group_may_be_left_out(word: str) -> None:
 
 
 def test_each_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
+    read = []
     load = OmegaConf.load
     for kept in ("PACKAGED_FILES", "PACKAGED_CHOICES"):
         monkeypatch.setattr(tree, kept, {})

@@ -13,7 +13,7 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.grid import PatchGrid
 
 SIZES = {"heights_px": 976, "widths_px": 176, "patch_px": 128, "stride_px": 112}
-GRID: dict[str, Any] = {"_target_": "lit_data.grid.PatchGrid", **SIZES}
+GRID = {"_target_": "lit_data.grid.PatchGrid", **SIZES}
 
 HOSTILE_NAMES = [
     # run programs or Python text

@@ -148,7 +148,7 @@ def test_no_two_labels_of_an_axis_are_the_same(values: list[float]) -> None:
 
 
 def test_series_of_a_log_keep_steps_epochs_and_gaps(tmp_path: Path) -> None:
-    notes: list[str] = []
+    notes = []
     log = curves.read_log(make_run(tmp_path / "run"), notes)
     loss = log.series["train/loss"]
     assert (loss.steps.tolist(), loss.epochs.tolist()) == ([9, 29, 39], [0, 1, 1])
@@ -166,14 +166,14 @@ def test_series_of_a_log_keep_steps_epochs_and_gaps(tmp_path: Path) -> None:
     ],
 )
 def test_cut_lines_are_left_out_and_said(tmp_path: Path, tail: str, note: str) -> None:
-    notes: list[str] = []
+    notes = []
     log = curves.read_log(make_run(tmp_path / "run", csv=CSV + tail), notes)
     assert log.series["val/dice"].values.tolist() == [0.5, 0.75, 0.8]
     assert notes == [f"csv/metrics.csv: {note}"]
 
 
 def test_no_log_and_an_empty_one_have_no_series(tmp_path: Path) -> None:
-    notes: list[str] = []
+    notes = []
     assert not curves.read_log(make_run(tmp_path / "none", csv=None), notes).series
     assert not curves.read_log(make_run(tmp_path / "empty", csv=""), notes).series
     assert notes == ["csv/metrics.csv has no columns"]

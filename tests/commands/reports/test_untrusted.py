@@ -44,7 +44,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
     for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
-HOSTILE: dict[str, Callable[[Path], object]] = {
+HOSTILE = {
     "references to itself": _yaml("b: '" + "${b}" * 12 + "'"),
     "references in a ring": _yaml("a: '${b}${b}${b}'\nb: '${a}${a}${a}'\nc: ${a}"),
     "alias bomb": _yaml(BOMB),

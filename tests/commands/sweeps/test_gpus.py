@@ -111,8 +111,8 @@ def test_gpus_have_the_names_by_which_they_are_seen(
 @pytest.mark.parametrize("count", [1, 2])
 def test_no_two_jobs_hold_one_gpu(count: int, tmp_path: Path) -> None:
     gpus = ("0", "GPU-a/b", "2")
-    busy: set[str] = set()
-    most: list[int] = []
+    busy = set()
+    most = []
 
     def work() -> None:
         with holding_gpus(tmp_path, gpus, count) as variables:

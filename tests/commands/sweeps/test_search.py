@@ -76,8 +76,8 @@ class Launcher:
     def __init__(self, evaluate: Evaluate, limit: int = 1000) -> None:
         self.evaluate = evaluate
         self.limit = limit
-        self.ran: dict[int, dict[str, str]] = {}
-        self.batches: list[list[int]] = []
+        self.ran = {}
+        self.batches = []
 
     def __call__(self, jobs: list[list[str]], first: int) -> list[JobReturn]:
         self.batches.append(list(range(first, first + len(jobs))))
@@ -200,7 +200,7 @@ def test_a_search_that_is_broken_off_after_each_job_proposes_the_same(
     undisturbed = Launcher(loss)
     with opening(tmp_path / "a", n_trials=6, sampler=sampler) as search:
         search.run(undisturbed)
-    ran: dict[int, dict[str, str]] = {}
+    ran = {}
     for start in range(6):
         launch = Launcher(loss, limit=1)
         with opening(tmp_path / "b", resume=start > 0, n_trials=6, sampler=sampler) as search:

@@ -73,8 +73,7 @@ def sweep(*words: str) -> int:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-    return content
+    return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
 def read_rows() -> list[dict[str, str]]:
@@ -155,7 +154,7 @@ def test_jobs_in_one_process_fail_alone_and_hold_no_memory(
 ) -> None:
     import weakref
 
-    alive: list[weakref.ref[Any]] = []
+    alive = []
 
     class Model:
         def __init__(self) -> None:
@@ -227,7 +226,7 @@ def test_other_overrides_are_named_and_a_sweep_is_left_alone(
 def test_a_sweep_grows_by_values_behind_the_others_and_shrinks_with_an_error(
     install: Install, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ran: list[int] = []
+    ran = []
 
     def run(cfg: Any) -> dict[str, Any]:
         ran.append(cfg.seed)
@@ -247,7 +246,7 @@ def test_a_sweep_grows_by_values_behind_the_others_and_shrinks_with_an_error(
 
 @pytest.mark.slow
 def test_the_latest_sweep_of_the_experiment_goes_on(install: Install) -> None:
-    ran: list[int] = []
+    ran = []
 
     def run(cfg: Any) -> dict[str, Any]:
         ran.append(cfg.seed)
@@ -344,7 +343,7 @@ def test_only_the_command_line_names_a_sweep_elsewhere_to_go_on_with(
 def test_fit_goes_on_from_the_last_whole_checkpoint(install: Install) -> None:
     import zipfile
 
-    seen: list[str | None] = []
+    seen = []
 
     def run(cfg: Any) -> dict[str, Any]:
         seen.append(cfg.ckpt)
@@ -380,7 +379,7 @@ def test_an_unheard_of_folder_name_reaches_the_job(site: Site) -> None:
 def test_optuna_learns_from_the_metric_and_from_failures(
     install: Install, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ran: list[float] = []
+    ran = []
 
     def run(cfg: Any) -> dict[str, Any]:
         ran.append(cfg.data.loader.timeout_s)
@@ -479,5 +478,5 @@ def ending(program: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
 
 def _wait_until_ready(program: subprocess.Popen[str]) -> None:
     assert program.stdout is not None
-    lines: Iterator[str] = iter(program.stdout.readline, "")
+    lines = iter(program.stdout.readline, "")
     assert any(line == "ready\n" for line in lines)

@@ -51,8 +51,7 @@ def fit(*words: str) -> tuple[int, str]:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-    return content
+    return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("launcher", ["parallel", "slurm_local"])

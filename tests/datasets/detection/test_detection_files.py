@@ -319,7 +319,7 @@ def test_yolo_text_needs_class_names(flat: Path) -> None:
 
 def test_what_does_not_fit_together_is_refused() -> None:
     table = LabelTable(("a",), np.zeros((0, 5), np.float32), np.zeros(1, np.int64))
-    nothing: dict[str, Any] = {"train": [], "val": [], "test": []}
+    nothing = {"train": [], "val": [], "test": []}
     with pytest.raises(ConfigError, match="2 images, labels of 1"):
         DetectionFiles(("a", "b"), table, nothing, np.ones((2, 2), np.int64))
     twice = {"train": [0], "val": [0], "test": []}
@@ -467,7 +467,7 @@ def test_images_without_labels_are_taken_where_classes_are_named(tmp_path: Path)
     with pytest.raises(DataError, match=r"no labels \(data.label_format=auto\)"):
         find_detection_files(tmp_path)
     for form in ("auto", "none"):
-        options: dict[str, Any] = {"classes": ["dot"], "splits": {"train": 1.0}}
+        options = {"classes": ["dot"], "splits": {"train": 1.0}}
         found = find_detection_files(tmp_path, label_format=form, **options)
         assert by_name(found)["train"] == ["a", "b"]
         assert (found.labels.classes, found.labels.ends.tolist()) == (("dot",), [0, 0])
@@ -514,7 +514,7 @@ def test_faults_of_every_kind_are_in_one_error(flat: Path) -> None:
 def test_faults_of_several_coco_files_are_in_one_error(tmp_path: Path) -> None:
     put(tmp_path, "images/a.png", "images/b.png")
     train = json.loads(coco(["a.png", "gone.png"]))
-    boxes: list[Any] = [
+    boxes = [
         {"image_id": 1, "category_id": 9, "bbox": [0, 0, 9, 9]},
         {"image_id": 1, "category_id": 7, "bbox": [25, 0, 9, 9]},
         {"image_id": 1, "category_id": 7, "bbox": [0, 0, float("nan"), 9]},

@@ -40,8 +40,7 @@ def _corners(boxes: NDArray[np.float32]) -> list[list[float]]:
     """(class, left, top, right, bottom) px of a window, to a thousandth."""
     _, cx, cy, w, h = (32 * boxes.astype(np.float64)).T
     corners = np.stack((cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), axis=1).round(3) + 0.0
-    rows: list[list[float]] = np.hstack((boxes[:, :1], corners)).tolist()
-    return rows
+    return np.hstack((boxes[:, :1], corners)).tolist()
 
 
 LABELS = _table([(0, 28, 20, 42, 30), (1, 0, 0, 10, 10)], [(1, 20, 3, 40, 7)])

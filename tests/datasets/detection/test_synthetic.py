@@ -41,8 +41,7 @@ def _dataset(
 def _corners(boxes: Any) -> list[list[float]]:
     """(class, left, top, right, bottom) px."""
     number, centre, side = boxes[:, 1:2], 64 * boxes[:, 2:4], 64 * boxes[:, 4:]
-    rows: list[list[float]] = np.hstack((number, centre - side / 2, centre + side / 2)).tolist()
-    return rows
+    return np.hstack((number, centre - side / 2, centre + side / 2)).tolist()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +91,7 @@ def test_no_centre_lies_on_the_grey_around_an_image() -> None:
 
 @pytest.mark.parametrize("mosaic", [None, MosaicSpec(scale=(1.0, 1.0))])
 def test_samples_are_pure_functions_with_room_for_all_boxes(mosaic: MosaicSpec | None) -> None:
-    families: dict[str, Any] = {"spot": {}, "scratch": {}, "stain": {}}
+    families = {"spot": {}, "scratch": {}, "stain": {}}
     spec = DefectSpec(probability=1, count=(5, 5), true_count=(4, 5), families=families)
     synthetic = _objects(spec, spot="spot", scratch="scratch")
     assert [family.name for family in synthetic.spec.members] == ["spot", "scratch"]

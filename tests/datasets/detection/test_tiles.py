@@ -10,7 +10,7 @@ from lit_data.types import Array
 
 def _plan(**changed: Any) -> MosaicPlan:
     """One tile, image 0 of 4 x 6 px, from (1, 2) on, as it is."""
-    given: dict[str, Any] = {
+    given = {
         "row": np.array([0]),
         "image": np.array([0]),
         "scale": np.array([1.0]),

@@ -82,7 +82,7 @@ def test_images_without_views_have_no_pose() -> None:
 
 def test_patches_are_cut_at_random_or_from_a_grid_and_small_images_are_mirrored() -> None:
     bank, table = _bank([(20, 30), (9, 40), (5, 5)]), _table(3)
-    given: dict[str, Any] = {"samples": np.array([0, 2]), "image_px": 8}
+    given = {"samples": np.array([0, 2]), "image_px": 8}
     random = GANDataset(bank, table, cut="random", samples_per_image=5, seed=1, **given)
     check_dataset(random)
     assert len(random) == 10

@@ -89,7 +89,7 @@ FLAT = [float(value) for point in BOX for value in point]
 RUNS = " ".join(map(str, to_runs(_expected())))
 COUNTS = _to_counts(_expected())
 SPLIT_RUNS = (RUNS.split()[:6], RUNS.split()[6:])
-KINDS: dict[str, tuple[str, Callable[[Path], None]]] = {
+KINDS = {
     "COCO polygons": ("coco", lambda folder: _coco(folder, [FLAT])),
     "COCO counts": ("coco", lambda folder: _coco(folder, {"size": SIZE, "counts": COUNTS})),
     "COCO text": ("coco", lambda folder: _coco(folder, {"size": SIZE, "counts": _pack(COUNTS)})),
@@ -205,7 +205,7 @@ def test_two_points_of_a_speck_mark_the_line_between_them(folder: Path) -> None:
 LINESTRIP = partial(_labelme, kind="linestrip")
 BOX_ALONE = partial(_coco, bbox=[1, 1, 9, 9])
 POLYLINE = partial(_cvat, shape='<polyline label="x" points="1,1;9,9"/>')
-FAULTS: list[tuple[Callable[..., None], Any, str]] = [
+FAULTS = [
     (_coco, [[0, 0, 50, 0, 50, 10]], "an outline that leaves the image of 20 x 30 px"),
     (_coco, [], "an outline of 0 points; three at least are needed"),
     (_labelme, BOX[:2], "an outline of 2 points"),
@@ -440,7 +440,7 @@ def _whole(kind: str, side: int) -> dict[str, Any]:
     if kind == "labelme":
         return {"label": "x", "points": corners}
     runs = {"size": [side, side], "counts": [0, side * side]}
-    segmentation: Any = [np.ravel(corners).tolist()] if kind == "polygon" else runs
+    segmentation = [np.ravel(corners).tolist()] if kind == "polygon" else runs
     return {"image_id": 1, "category_id": 1, "segmentation": segmentation}
 
 
@@ -452,7 +452,7 @@ def test_shapes_that_cover_an_image_again_and_again_end_in_a_line(
     monkeypatch.setattr("lit_data.datasets.inspection.marks.MOST_DRAWN_PX", 10**6)
     cv2.imwrite(str(tmp_path / "a.png"), np.zeros((side, side), np.uint8))
     shapes = [_whole(kind, side)] * count
-    content: dict[str, Any] = {"shapes": shapes}
+    content = {"shapes": shapes}
     if kind != "labelme":
         images = [{"id": 1, "file_name": "a.png"}]
         categories = [{"id": 1, "name": "x"}]

@@ -1,7 +1,6 @@
 """Images and masks are found in the layouts that people have, and what does not fit is listed."""
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path, PurePath
 
 import numpy as np
@@ -30,7 +29,7 @@ def _pairs(
     return found.layout, dict(zip(images, names, strict=True)), found.kinds
 
 
-LAYOUTS: dict[str, tuple[str, Mapping[str, str | None], str]] = {
+LAYOUTS = {
     "folder": ("folder", {"images/a.jpg": "masks/a.png", "images/b.jpg": None}, ","),
     "folder, endings and zeros": (
         "folder",

@@ -33,14 +33,12 @@ def _make_graph() -> bytes:
     ]
     graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], weights)
     opset = [helper.make_opsetid("", 20)]
-    data: bytes = helper.make_model(graph, opset_imports=opset).SerializeToString()
-    return data
+    return helper.make_model(graph, opset_imports=opset).SerializeToString()
 
 
 def _run(graph: bytes, images: Floats) -> Floats:
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
-    answer: Floats = session.run(None, {"images": images})[0]
-    return answer
+    return session.run(None, {"images": images})[0]
 
 
 def test_a_graph_in_int8_is_near_that_in_float32() -> None:

@@ -5,7 +5,6 @@ import logging
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +36,7 @@ def _seeds() -> dict[str, bytes]:
         "palette.tif": _written(lambda file: color.quantize(8).save(file, "TIFF")),
         "array.npy": _written(lambda file: np.save(file, ramp)),
     }
-    layouts: dict[str, dict[str, Any]] = {
+    layouts = {
         "plain": {},
         "lzw": {"compression": "lzw", "predictor": 2, "rowsperstrip": 5},
         "tiles": {"compression": "deflate", "tile": (16, 16)},

@@ -6,7 +6,7 @@ import os
 import struct
 import zlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import cv2
 import numpy as np
@@ -411,5 +411,5 @@ def test_the_fingerprint_is_stable_json_of_every_option() -> None:
     }
     assert options.fingerprint() == ReadOptions(nan_fill=0.5, page=2).fingerprint()
     assert options.fingerprint() != ReadOptions(nan_fill=0.5, page=1).fingerprint()
-    rules: tuple[bool | Literal["photometric"], ...] = (False, True, "photometric")
+    rules = (False, True, "photometric")
     assert len({ReadOptions(invert=rule).fingerprint() for rule in rules}) == 3

@@ -142,7 +142,7 @@ def test_sizes_and_factors_are_checked_and_exclude_each_other() -> None:
         Scaling.of(32, 0.5)
     with pytest.raises(ConfigError, match=r"size_px=0 is not usable"):
         Scaling.of(0, None)
-    wrong: list[Any] = [0, -1, float("nan"), float("inf"), 17, True, "half"]
+    wrong = [0, -1, float("nan"), float("inf"), 17, True, "half"]
     for scale in wrong:
         with pytest.raises(ConfigError, match=r"scale=.* give a number above 0 and up to 16"):
             Scaling.of(None, scale)
@@ -233,7 +233,7 @@ def test_each_tile_of_a_sheet_is_fitted_by_itself(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_tells_all_options_apart() -> None:
-    options: list[dict[str, Any]] = [{}, {"fit": "keep"}, {"padding": "zeros"}, {"tiles": 2}]
+    options = [{}, {"fit": "keep"}, {"padding": "zeros"}, {"tiles": 2}]
     decoders = [FittedDecoder((20, 30), **each) for each in options] + [FittedDecoder((30, 20))]
     assert len({decoder.fingerprint for decoder in decoders}) == 5
     assert json.loads(decoders[0].fingerprint)["of"] == json.loads(ImageDecoder().fingerprint)

@@ -67,7 +67,7 @@ def test_both_planar_layouts(
 
 @pytest.mark.parametrize("compression", ["lzw", "deflate", "packbits", "zstd", "adobe_deflate"])
 def test_lossless_compressions(tmp_path: Path, compression: str) -> None:
-    layouts: list[dict[str, Any]] = [
+    layouts = [
         {"predictor": 2},
         {"rowsperstrip": 5},
         {"tile": (16, 16), "predictor": 2},
@@ -190,7 +190,7 @@ def test_tiles_that_are_not_stored_are_noted(tmp_path: Path) -> None:
 
 def test_subsampled_pixels_that_tifffile_refuses_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.tif"
-    options: dict[str, Any] = {"compression": "jpeg", "subsampling": (2, 2)}
+    options = {"compression": "jpeg", "subsampling": (2, 2)}
     tifffile.imwrite(path, RGB[:36, :40], photometric="ycbcr", **options)
     jpeg, deflate = struct.pack("<HHIHH", 259, 3, 1, 7, 0), struct.pack("<HHIHH", 259, 3, 1, 8, 0)
     path.write_bytes(path.read_bytes().replace(jpeg, deflate))

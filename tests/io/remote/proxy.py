@@ -23,7 +23,7 @@ class FaultyProxy:
     def __init__(self, url: str, faults: Sequence[int | str | None]) -> None:
         self.host = url.removeprefix("http://")
         self.faults = list(faults)
-        self.answered: Counter[int | str | None] = Counter()
+        self.answered = Counter()
         self.delay_s = 0.0
         self._draws, self._lock = random.Random(0), threading.Lock()
         self._server = _ProxyServer(("127.0.0.1", 0), _ProxyHandler)
@@ -58,7 +58,7 @@ class _ProxyHandler(http.server.BaseHTTPRequestHandler):
 
     def hand_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        proxy: FaultyProxy = self.server.proxy  # type: ignore[attr-defined]
+        proxy = self.server.proxy  # type: ignore[attr-defined]
         fault = proxy.draw()
         time.sleep(proxy.delay_s)
         if fault == "cut":

@@ -36,15 +36,15 @@ class WebServer:
     """
 
     def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-        self.faults: dict[str, list[int | str]] = defaultdict(list)
-        self.asked: Counter[tuple[str, str]] = Counter()
-        self.headers: dict[str, str] = {}
+        self.files = {}
+        self.faults = defaultdict(list)
+        self.asked = Counter()
+        self.headers = {}
         self.indexed, self.tags, self.closing = True, True, threading.Event()
-        self.pages: dict[str, bytes] = {}
-        self.last_authorization: str | None = None
+        self.pages = {}
+        self.last_authorization = None
         self.busy = self.most_busy = 0
-        self.redirects: dict[str, str] = {}
+        self.redirects = {}
         self.lock = threading.Lock()
         self._server = _Server(self)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"

@@ -86,7 +86,7 @@ def remote() -> Iterator[MemoryFileSystem]:
     fs.store.clear()
 
 
-OPTIONS: dict[Any, dict[str, Any]] = {
+OPTIONS = {
     StripeDataModule: {
         "masks": "marks",
         "synthesis": DefectSpec(),
@@ -108,8 +108,7 @@ OPTIONS: dict[Any, dict[str, Any]] = {
 
 def _make(kind: str, **options: Any) -> BaseDataModule[Any]:
     datamodule = KINDS[kind][0]
-    made: BaseDataModule[Any] = datamodule(loader=LOADER, **OPTIONS[datamodule], **options)
-    return made
+    return datamodule(loader=LOADER, **OPTIONS[datamodule], **options)
 
 
 MORE_MASKED = {"part/6.png": _image(6), "marks/6.png": _mask()}
@@ -117,7 +116,7 @@ MORE_BOXES = {"images/6.png": _image(6), "labels/6.txt": b"0 0.5 0.5 0.4 0.4\n"}
 MORE_POLYGONS = MORE_BOXES | {"labels/6.txt": b"1 0.1 0.1 0.5 0.1 0.5 0.5\n"}
 MORE_LABELS = {"part/7.png": _image(7), "labels.csv": LABELS["labels.csv"] + b"7.png,kind1\n"}
 VIEWS = {"views.json": b'{"views": "none"}'}
-KINDS: dict[str, tuple[Any, dict[str, bytes], dict[str, bytes]]] = {
+KINDS = {
     "stripe": (StripeDataModule, MASKED, MORE_MASKED),
     "watermark": (WatermarkDataModule, MASKED, MORE_MASKED),
     "polygons": (InspectionDataModule, POLYGONS, MORE_POLYGONS),
@@ -183,8 +182,7 @@ def run(
         written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
         for secret in [*SECRETS.values(), "hunter2"]:
             assert secret.encode() not in said + written
-        summary: dict[str, Any] = json.loads(newest.read_text())
-        return summary
+        return json.loads(newest.read_text())
 
     return call
 

@@ -80,7 +80,7 @@ def _failing(errors: list[Exception]) -> Callable[[], Any]:
 
 @pytest.fixture
 def waits_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    found: list[float] = []
+    found = []
 
     async def sleep(seconds: float) -> None:
         found.append(seconds)

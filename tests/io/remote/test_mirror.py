@@ -43,7 +43,7 @@ def remote() -> Iterator[MemoryFileSystem]:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are read from the server."""
-    names: list[str] = []
+    names = []
     original = MemoryFileSystem.get_file
 
     def get_file(self: MemoryFileSystem, path: str, *args: Any, **kwargs: Any) -> None:

@@ -112,7 +112,7 @@ def test_voxels_that_no_volume_has_are_refused(
     tmp_path: Path,
 ) -> None:
     assert volume.label_index is not None
-    source: Any = volume.label_index if name.startswith("class") else volume
+    source = volume.label_index if name.startswith("class") else volume
     array = getattr(source, {"class_positions": "positions"}.get(name, name))
     shard = write_shard(tmp_path / "shard", volume, {name: change(array)})
     with pytest.raises(StoreCorruptError, match=rf"wrong: {fault}; delete the folder") as caught:
@@ -206,7 +206,7 @@ def test_a_hostile_text_ends_in_a_line(text: bytes, tmp_path: Path) -> None:
 
 
 def test_more_windows_than_can_be_listed_are_refused() -> None:
-    bank: Any = SimpleNamespace(shapes=[(2**20, 2**10, 2**10)])
+    bank = SimpleNamespace(shapes=[(2**20, 2**10, 2**10)])
     with pytest.raises(ConfigError, match=r"^2147483648 windows of 1 volumes .*data.windows.size"):
         WindowRows(
             bank,

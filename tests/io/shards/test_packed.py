@@ -180,7 +180,7 @@ def test_hostile_shards_are_refused(sets: Path, tmp_path: Path) -> None:
     clash_names = same.names[: clash["name_end"][-1]]
     negative = np.array(old.map("files"))
     negative["size_bytes"][0] = -5
-    hostile: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    hostile = [
         ("leads out of the folder", {}, {"files": outside, "names": table.names}),
         ("a file has the name of a folder", {}, {"files": clash, "names": clash_names}),
         ("no packed shard", {}, {"files": negative}),

@@ -136,7 +136,7 @@ def test_ended_parts_go_on(sets: Path, tmp_path: Path, monkeypatch: pytest.Monke
         put(self, path, name)
 
     monkeypatch.setattr(FolderTransport, "put", stop)
-    done: set[int] = set()
+    done = set()
     while len(done) < PARTS:
         number, left = rng.randrange(PARTS), iter([True] * rng.randrange(1, 9))
         try:

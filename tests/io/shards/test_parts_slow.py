@@ -123,7 +123,7 @@ def test_a_bucket_that_often_answers_503(
             endpoint_url=proxy.url, region="us-east-1", backoff_s=0.01, retries=12
         )
         address = f"s3://{bucket}/sets/photos.shards"
-        options: dict[str, Any] = {"remote": remote, "encoding": encoding}
+        options = {"remote": remote, "encoding": encoding}
         for number in range(PARTS):
             cache = tmp_path / f"cache-{number}"
             publish(root, cache, address, part=Part(number, PARTS), **options)

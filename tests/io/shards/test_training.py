@@ -70,18 +70,14 @@ def open_data(sets: Path, tmp_path: Path) -> Open:
         given = {"batch_size": 4, "num_workers": 2, "worker_kind": "thread"}
         loader = LoaderOptions(**given | options.pop("loader", {}))
         options = {"patch_px": 32, "splits": ALL, "loader": loader} | options
-        data: InspectionDataModule = open_module(
-            InspectionDataModule, sets / name, tmp_path, **options
-        )
-        return data
+        return open_module(InspectionDataModule, sets / name, tmp_path, **options)
 
     return open_
 
 
 def read_indices(loader: MicroBatchLoader, epoch: int = 0) -> list[int]:
     loader.set_epoch(epoch)
-    found: list[int] = torch.cat([batch["index"] for batch in loader]).tolist()
-    return found
+    return torch.cat([batch["index"] for batch in loader]).tolist()
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
@@ -155,7 +151,7 @@ def test_whole_images_with_labels(tmp_path: Path) -> None:
     for number in range(8):
         image = np.random.default_rng(number).integers(0, 200, (64, 96), np.uint8)
         write_png(tmp_path / "set" / ("good", "defect")[number % 2] / f"{number}.png", image)
-    options: dict[str, Any] = {"classes": ["good", "defect"], "size_px": 48}
+    options = {"classes": ["good", "defect"], "size_px": 48}
     here = open_module(LabelledImageDataModule, tmp_path / "set", tmp_path, **options)
     here.source.publish(str(tmp_path / "set.shards"), 20_000)
     there = open_module(LabelledImageDataModule, tmp_path / "set.shards", tmp_path, **options)
@@ -170,7 +166,7 @@ def test_images_for_generative_models(tmp_path: Path, fit: str, cache_bytes: int
     for number in range(40):
         image = np.random.default_rng(number).integers(0, 200, (40, 48, 3), np.uint8)
         write_png(tmp_path / "set" / "ab"[number % 2] / f"{number}.png", image)
-    options: dict[str, Any] = {"fit": fit, "image_px": 32, "labels": "folders"}
+    options = {"fit": fit, "image_px": 32, "labels": "folders"}
     options |= {"samples_per_image": 3, "cache_bytes": cache_bytes}
     here = open_module(GANDataModule, tmp_path / "set", tmp_path, **options)
     assert here.source.publish(str(tmp_path / "set.shards"), 2 * 3 * 40 * 48)["shards"] > 8
@@ -183,7 +179,7 @@ def test_sheets_of_views(tmp_path: Path, tiles: int | None) -> None:
     for number in range(6):
         image = np.random.default_rng(number).integers(0, 200, (32, 32, 3), np.uint8)
         write_png(tmp_path / "set" / f"{number}.png", image)
-    views: dict[str, Any] = {"views": "sheet", "tiles": tiles, "elevation_deg": (10, 20)}
+    views = {"views": "sheet", "tiles": tiles, "elevation_deg": (10, 20)}
     here = open_module(GANDataModule, tmp_path / "set", tmp_path, image_px=16, **views)
     here.source.publish(str(tmp_path / "set.shards"), 2**20)
     there = open_module(GANDataModule, tmp_path / "set.shards", tmp_path, image_px=16)
@@ -198,7 +194,7 @@ def test_images_under_watermarks(tmp_path: Path, masks: str | None, cache_bytes:
         pixels = np.random.default_rng(number).integers(0, 200, (64, 64, 4), np.uint8)
         write_png(tmp_path / "set/pages" / f"{number}.png", pixels[..., :3])
         write_png(tmp_path / "set/masks" / f"{number}.png", (pixels[..., 3] > 100).astype(np.uint8))
-    options: dict[str, Any] = {"masks": masks, "patterns": ("pages/*",), "patch_px": 32}
+    options = {"masks": masks, "patterns": ("pages/*",), "patch_px": 32}
     options |= {"samples_per_image": 4, "synthesis": None if masks else WatermarkSpec()}
     options["cache_bytes"] = cache_bytes
     here = open_module(WatermarkDataModule, tmp_path / "set", tmp_path, **options)
@@ -218,7 +214,7 @@ def test_images_with_boxes(tmp_path: Path, mosaic_on: MosaicPlace | None, cache_
         write_png(tmp_path / "set/images" / f"{number}.png", image)
         lines = [f"{number % 2} 0.5 0.5 0.{box + 1} 0.25\n" for box in range(number % 4)]
         (tmp_path / "set/labels" / f"{number}.txt").write_text("".join(lines))
-    options: dict[str, Any] = {"size_px": 64, "classes": ["scratch", "dent"]}
+    options = {"size_px": 64, "classes": ["scratch", "dent"]}
     options |= {"mosaic": MosaicSpec() if mosaic_on else None, "mosaic_on": mosaic_on or "worker"}
     options |= {"splits": {"train": 0.9, "val": 0.1, "test": 0}, "cache_bytes": cache_bytes}
     here = open_module(DetectionDataModule, tmp_path / "set", tmp_path, **options)
@@ -232,7 +228,7 @@ def test_images_with_boxes(tmp_path: Path, mosaic_on: MosaicPlace | None, cache_
 
 
 def test_mosaics_of_any_images_need_all_of_them(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"size_px": 64, "mosaic": MosaicSpec()}
+    options = {"size_px": 64, "mosaic": MosaicSpec()}
     options["samples"] = {"count": 40, "size_px": [64, 64]}
     here = DetectionDataModule(cache_dir=str(tmp_path), **options)
     here.source.publish(str(tmp_path / "set.shards"), 3 * 64 * 64)
@@ -292,7 +288,7 @@ def test_a_bucket(
     assert here.source.publish(address, 3 * 3 * 64 * 96)["shards_kept"] == 0
     assert here.source.publish(address, 3 * 3 * 64 * 96)["shards_kept"] == 10
     loader = LoaderOptions(batch_size=4, num_workers=2, worker_kind="process", start_method="spawn")
-    options: dict[str, Any] = {"patch_px": 32, "splits": ALL, "loader": loader}
+    options = {"patch_px": 32, "splits": ALL, "loader": loader}
     there = open_module(
         InspectionDataModule, address, tmp_path, cache_bytes=SMALL, remote=remote, **options
     )

@@ -23,11 +23,11 @@ from lit_data.loading import LoaderOptions
 
 VOLUMES = 12
 SMALL = 160_000  # of twelve shards of about 20 kB
-WINDOWS: dict[str, Any] = {
+WINDOWS = {
     "sample": "windows",
     "windows": WindowSpec(size=8, per_volume=3, label_bias=0.5),
 }
-EXACT: dict[str, Any] = {"rtol": 0, "atol": 0}
+EXACT = {"rtol": 0, "atol": 0}
 ALL = {"train": 1.0, "val": 0, "test": 0}
 Open = Callable[..., CTDataModule]
 
@@ -84,7 +84,7 @@ def read_rows(data: CTDataModule, stage: Any = "train", epoch: int = 0) -> dict[
     """Each sample of a stage by its number, in memory of its own."""
     loader = data.make_loader(stage)
     loader.set_epoch(epoch)
-    found: dict[int, list[Any]] = {}
+    found = {}
     for batch in loader:
         flat = [batch[key] for key in ("coords", "feats", "label") if key in batch]
         boxes = [batch[key] for key in ("image", "occupied", "mask", "sdf") if key in batch]

@@ -100,7 +100,7 @@ def test_patches_that_hold_whole_bands_are_copied_straight_into_their_rows(
 def test_ranges_are_read_ahead_at_once_or_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     begins, lengths = np.arange(1500) * 8192, np.arange(1500) + 1
     ranges = list(zip(begins.tolist(), lengths.tolist(), strict=True))
-    advised: list[tuple[int, int]] = []
+    advised = []
 
     class Map:
         def madvise(self, advice: int, begin: int, length: int) -> None:
@@ -114,7 +114,7 @@ def test_ranges_are_read_ahead_at_once_or_one_by_one(monkeypatch: pytest.MonkeyP
         advised.extend(zip(begins, numbers[1::2], strict=True))
         return count
 
-    data: Any = Map()
+    data = Map()
     for call in (take_at_once, lambda *_: -1, None):
         advised.clear()
         monkeypatch.setattr(files, "advise_ranges", call)
@@ -197,7 +197,7 @@ def test_bands_that_no_version_writes(make_store: MakeStore) -> None:
     store = make_store(draw())
     meta = store.path / META_NAME
     fields = read_meta(meta)
-    wrong: list[object] = [48, [64], -64, 64.0, True, "64"]
+    wrong = [48, [64], -64, 64.0, True, "64"]
     for band_px in wrong:
         fields["facts"]["band_px"] = band_px
         meta.write_bytes(encode_meta(fields))

@@ -40,7 +40,7 @@ class NpyDecoder:
 
     def __init__(self, fingerprint: str = FINGERPRINT) -> None:
         self.fingerprint = fingerprint
-        self.decoded: list[str] = []
+        self.decoded = []
 
     def header(self, source: ImageSource) -> tuple[int, int, int, str]:
         array = self._load(source.paths[0])
@@ -470,7 +470,7 @@ def test_no_reservation_and_small_writes(images: Path, monkeypatch: pytest.Monke
 
 def test_files_are_created_with_safe_flags(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = os.open
-    created: list[tuple[str, int]] = []
+    created = []
 
     def note(path: str, flags: int, *more: int, **named: int) -> int:
         if flags & os.O_CREAT and "/.build-" in str(path):
@@ -509,7 +509,7 @@ def test_store_that_another_process_publishes_first_is_used(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr("fcntl.flock", lambda *_: None)
-    theirs: list[DecodedStore] = []
+    theirs = []
 
     class Overtaken(NpyDecoder):
         def __call__(self, source: ImageSource) -> DecodedSource:

@@ -77,7 +77,7 @@ class Child:
             finally:
                 os._exit(code)
         self._fd = os.pidfd_open(self.pid)
-        self._code: int | None = None
+        self._code = None
 
     def wait(self) -> int:
         """Its exit code, or the negative number of the signal that ended it."""
@@ -95,7 +95,7 @@ class Child:
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    children: list[Child] = []
+    children = []
 
     def start(task: Callable[[], object]) -> Child:
         children.append(Child(task))

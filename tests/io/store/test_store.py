@@ -124,7 +124,7 @@ def test_many_patches_cut_in_one_call_are_those_cut_one_by_one(
 def test_patches_are_cut_in_one_thread_and_leave_the_number_of_torch_alone(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[int] = []
+    seen = []
     select = torch.index_select
 
     def note(*args: Any, **kwargs: Any) -> torch.Tensor:

@@ -85,7 +85,7 @@ def flip_bytes(rng: random.Random, content: bytes) -> bytes:
 def spoil_fields(rng: random.Random, fields: dict[str, Any]) -> None:
     """Change some of the values, at any depth."""
     for _ in range(rng.choice((1, 1, 2))):
-        node: dict[str, Any] = fields
+        node = fields
         while isinstance(inner := node[rng.choice([*node])], dict) and inner and rng.random() < 0.8:
             node = inner
         name = rng.choice([*node, "extra"])

@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -54,7 +52,7 @@ def test_overlap_of_boxes_without_area_is_a_number() -> None:
 def _suppress_slowly(
     boxes: Tensor, scores: Tensor, classes: Tensor, iou_threshold: float, most: int
 ) -> list[int]:
-    kept: list[int] = []
+    kept = []
     for number in sorted(range(len(boxes)), key=lambda place: (-float(scores[place]), place)):
         rivals = [place for place in kept if classes[place] == classes[number]]
         if not any(box_iou(boxes[number], boxes[place]) > iou_threshold for place in rivals):
@@ -90,7 +88,7 @@ def test_soft_suppression_of_a_case_computed_by_hand() -> None:
     # of the second with the third 8 x 10 of 120, 2 / 3. The fourth is of another class.
     boxes = _boxes([0.0, 0, 10, 10], [2.0, 0, 12, 10], [4.0, 0, 14, 10], [0.0, 0, 10, 10])
     scores, classes = torch.tensor([0.9, 0.8, 0.6, 0.5]), torch.tensor([0, 0, 0, 1])
-    options: dict[str, Any] = {"iou_threshold": 0.4}
+    options = {"iou_threshold": 0.4}
     order, left = soft_suppression(boxes, scores, classes, most=9, least_score=0.1, **options)
     # 0.6 * (1 - 3 / 7) = 0.343; 0.8 * (1 - 2 / 3) = 0.267, and then times 1 - 2 / 3.
     assert order.tolist() == [0, 3, 2]

@@ -58,7 +58,7 @@ def test_it_learns_four_images_by_heart(tmp_path: Path) -> None:
     tested = trainer.test(model, loader, verbose=False)[0]
     assert {"test/map50", "test/map", "test/map_small", "test/froc_1"} <= set(tested)
     assert tested["test/map50"] > 0.9
-    found: Any = trainer.predict(model, loader)
+    found = trainer.predict(model, loader)
     assert len(found[0]) == 4
     assert sorted(found[0][0]["classes"][:2].tolist()) == sorted(_batch()["boxes"][:2, 1].tolist())
 
@@ -82,7 +82,7 @@ def test_the_threshold_of_the_last_validation_is_kept_and_predicted_with(tmp_pat
     assert float(content["state_dict"]["predict_threshold"]) == pytest.approx(chosen)
     loaded = _module()
     loaded.load_state_dict(content["state_dict"])
-    found: Any = make_trainer(tmp_path).predict(loaded, loader)
+    found = make_trainer(tmp_path).predict(loaded, loader)
     scores = torch.cat([image["scores"] for image in found[0]])
     assert chosen < scores.min()
     del content["state_dict"]["predict_threshold"]  # as older checkpoints
@@ -111,7 +111,7 @@ def test_a_piece_of_a_batch_keeps_its_boxes(tmp_path: Path) -> None:
 
 def test_predictions_lie_in_the_image_and_above_the_threshold(tmp_path: Path) -> None:
     model = _module(score_threshold=0.008, iou_threshold=0.9)
-    found: Any = make_trainer(tmp_path).predict(model, load_batches(_batch(2)))
+    found = make_trainer(tmp_path).predict(model, load_batches(_batch(2)))
     assert [set(image) for image in found[0]] == [{"boxes", "scores", "classes"}] * 2
     for image in found[0]:
         assert 0 < len(image["boxes"]) == len(image["scores"]) == len(image["classes"]) <= 100

@@ -236,8 +236,7 @@ def _net() -> DetectorNet:
 @pytest.fixture
 def predictions() -> Predictions:
     with torch.no_grad():
-        found: Predictions = _net().eval()(torch.rand(2, 3, SIDE_PX, SIDE_PX))
-    return found
+        return _net().eval()(torch.rand(2, 3, SIDE_PX, SIDE_PX))
 
 
 def _perfect(predictions: Predictions, truths: Truths) -> Predictions:

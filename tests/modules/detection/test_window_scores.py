@@ -26,8 +26,8 @@ class Oracle(DetectionModule):
 
     def __init__(self) -> None:
         super().__init__(DetectorNet(3))
-        self.scored: list[tuple[int, int]] = []
-        self.seen: Any = None
+        self.scored = []
+        self.seen = None
 
     def score(self, batch: Batch, stage: str) -> None:
         self.seen = batch

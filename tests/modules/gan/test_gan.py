@@ -78,7 +78,7 @@ class KeepGradients(L.Callback):
     """Gradients of all parameters before each step of an optimizer."""
 
     def __init__(self) -> None:
-        self.found: list[dict[str, Tensor | None]] = []
+        self.found = []
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
@@ -218,7 +218,7 @@ def test_blocks_can_be_computed_twice(make: Any, blocks: list[str]) -> None:
 
 
 def test_memory_does_not_grow_with_the_batch_but_with_its_parts() -> None:
-    peaks: dict[int | None, int] = {}
+    peaks = {}
 
     def measure(size: int | None, call: Any, *args: Any) -> None:
         peaks[size] = measure_peak_bytes(lambda: call(*args))
@@ -238,14 +238,13 @@ class Normed(nn.Module):
         self.layer, self.norm = nn.Linear(6, 3 * SIDE * SIDE), nn.BatchNorm1d(3 * SIDE * SIDE)
 
     def forward(self, latents: Tensor, conditions: Any) -> Tensor:
-        images: Tensor = self.norm(self.layer(latents)).view(-1, 3, SIDE, SIDE)
-        return images
+        return self.norm(self.layer(latents)).view(-1, 3, SIDE, SIDE)
 
 
 def test_the_running_mean_follows_weights_and_buffers() -> None:
     module = _module(generator=Normed(), ema_decay=0.6)
     kept = [weight.detach().clone() for weight in module.generator.parameters()]
-    seen: list[list[Tensor]] = []
+    seen = []
     end = L.pytorch.callbacks.LambdaCallback(
         on_train_batch_end=lambda *_: seen.append(
             [weight.detach().clone() for weight in module.generator.parameters()]
@@ -266,7 +265,7 @@ def test_the_running_mean_follows_weights_and_buffers() -> None:
 
 @pytest.mark.parametrize("limit", [{"max_epochs": 2}, {"max_epochs": -1, "max_steps": 16}])
 def test_both_learning_rates_follow_the_schedule(limit: dict[str, int]) -> None:
-    rates: list[list[float]] = []
+    rates = []
     note = L.pytorch.callbacks.LambdaCallback(
         on_train_batch_end=lambda trainer, *_: rates.append(
             [o.param_groups[0]["lr"] for o in trainer.optimizers]
@@ -279,7 +278,7 @@ def test_both_learning_rates_follow_the_schedule(limit: dict[str, int]) -> None:
 
 
 def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
-    plain: dict[str, Any] = {"image_px": SIDE, "channels": 3, "latent_size": 6, "num_labels": 3}
+    plain = {"image_px": SIDE, "channels": 3, "latent_size": 6, "num_labels": 3}
     plain |= {"seed": 4, "loss": "hinge", "r1_weight": 2.0, "r1_every": 3, "ema_decay": 0.9}
     plain |= {"micro_batch_size": 5, "r1_micro_batch_size": 2}
     plain |= {"schedule": "cosine", "gradient_clip_norm": 2.0}

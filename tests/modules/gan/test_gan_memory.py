@@ -42,13 +42,13 @@ def _module(**options: Any) -> GANModule:
 def _loader(*sizes: int) -> DataLoader[Any]:
     images = torch.rand(sum(sizes), 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
     parts = zip(images.split(list(sizes)), torch.arange(sum(sizes)).split(list(sizes)), strict=True)  # type: ignore[no-untyped-call]
-    batches: list[Batch] = [{"image": some, "index": index} for some, index in parts]
+    batches = [{"image": some, "index": index} for some, index in parts]
     return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
 
 
 def _fail(module: GANModule, half: str) -> list[int]:
     """Let memory run out once more than some samples go through a net, in one half of the step; sizes that failed."""
-    refused: list[int] = []
+    refused = []
 
     def check(count: int) -> None:
         if count > FITTING:
@@ -122,7 +122,7 @@ def test_parts_keep_a_step_whole() -> None:
 
 
 def test_the_penalty_is_never_cut_larger_than_the_rest() -> None:
-    sizes: list[int] = []
+    sizes = []
     module = _module(r1_every=1, r1_micro_batch_size=3, micro_batch_size=2)
     module.discriminator.register_forward_pre_hook(lambda net, args: sizes.append(len(args[0])))
     L.Trainer(**QUIET, max_epochs=1).fit(module, _loader(8))
@@ -134,7 +134,7 @@ class Record(L.Callback):
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self.found: list[dict[str, Tensor]] = []
+        self.found = []
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *rest: Any
@@ -153,7 +153,7 @@ def test_a_resumed_run_takes_the_same_steps_to_the_bit(tmp_path: Path) -> None:
     make_data = partial(make_data, splits={"train": 0.75, "val": 0.25}, cache_dir=str(tmp_path))
     make = partial(_module, micro_batch_size=4, r1_every=4, ema_decay=0.9)
     make = partial(make, schedule="cosine", gradient_clip_norm=1.0)
-    limits: dict[str, Any] = {**QUIET, "max_epochs": 8, "limit_val_batches": 0}
+    limits = {**QUIET, "max_epochs": 8, "limit_val_batches": 0}
     path = tmp_path / "middle.ckpt"
     whole, resumed = Record(path), Record()
     L.Trainer(**limits, callbacks=[whole]).fit(make(), datamodule=make_data())

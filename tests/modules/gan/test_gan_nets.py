@@ -213,7 +213,7 @@ def _module() -> GANModule:
 def test_pictures_do_not_depend_on_their_batches() -> None:
     module = _module()
     module.poses = torch.rand(4, 2)
-    modes: list[tuple[bool, bool]] = []
+    modes = []
     module.ema_generator.register_forward_hook(
         lambda net, *_: modes.append((net.training, torch.is_inference_mode_enabled()))
     )

@@ -76,7 +76,7 @@ def test_scores_that_do_not_apply_are_left_out(tmp_path: Path) -> None:
 
 def test_predictions_carry_their_place(tmp_path: Path) -> None:
     loader = DataLoader(_samples(4), batch_size=4)  # type: ignore[arg-type]
-    predicted: Any = make_trainer(tmp_path).predict(SegmentationModule(), loader)
+    predicted = make_trainer(tmp_path).predict(SegmentationModule(), loader)
     assert set(predicted[0]) == {"probability", "index", "image_index", "position"}
     assert predicted[0]["probability"].shape == (4, 1, 32, 32)
     assert predicted[0]["probability"].min() >= 0
@@ -88,7 +88,7 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
     model = SegmentationModule(schedule="cosine", dice_weight=0.5, false_alarms_per_patch=0.2)
     trainer, path = make_trainer(tmp_path), tmp_path / "a.ckpt"
     trainer.fit(model, loader, loader)
-    plain: dict[str, Any] = {"schedule": "cosine", "loss": "rare", "dice_weight": 0.5}
+    plain = {"schedule": "cosine", "loss": "rare", "dice_weight": 0.5}
     plain |= {"false_alarms_per_patch": 0.2, "baseline": True, "focal_gamma": 0.0}
     plain |= {"tversky": (0.5, 0.5), "class_weights": None, "classes": None}
     plain |= {"anomaly_metrics": False, "image_score_fraction": 0.0005, "num_parameters": 5393}
@@ -108,7 +108,7 @@ def test_checkpoints_hold_the_thresholds_that_validation_chose(
         sample["image_index"] = torch.tensor(number)
     samples[0]["mask"] = torch.zeros_like(samples[0]["mask"])
     loader = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
-    callbacks: list[L.Callback] = [ModelCheckpoint(tmp_path, filename="last")]
+    callbacks = [ModelCheckpoint(tmp_path, filename="last")]
     if averaged:  # buffers are averaged too
         callbacks.append(EMAWeightAveraging(decay=0.9))
     trainer = make_trainer(tmp_path, callbacks=callbacks, enable_checkpointing=True)
@@ -136,7 +136,7 @@ def test_thresholds_lie_above_a_fraction_of_the_good_images(
     ]
     for sample in samples[:5]:
         sample["mask"] = torch.zeros_like(sample["mask"])
-    options: dict[str, Any] = {"anomaly_metrics": True, "image_score_fraction": 0.1}
+    options = {"anomaly_metrics": True, "image_score_fraction": 0.1}
     model = SegmentationModule(**options, quantile=quantile, margin=margin)
     trainer = make_trainer(tmp_path)
     trainer.validate(model, DataLoader(samples[:5], batch_size=4), verbose=False)  # type: ignore[arg-type]
@@ -205,7 +205,7 @@ def test_classes_have_scores_of_their_own(tmp_path: Path) -> None:
     assert found["test/dice_spot"] == pytest.approx(2 * 56 / (56 + 60))
     assert found["test/mean_iou"] == pytest.approx((12 / 16 + 56 / 60) / 2)
     assert found["test/dice"] == 1  # a defect is a defect
-    predicted: Any = make_trainer(tmp_path).predict(model, loader)
+    predicted = make_trainer(tmp_path).predict(model, loader)
     assert predicted[0]["classes"].shape == (1, 2, 16, 16)
     total = predicted[0]["classes"].sum(1, keepdim=True)
     torch.testing.assert_close(total, predicted[0]["probability"], atol=1e-6, rtol=0)
@@ -322,7 +322,7 @@ class Rates(L.Callback):
     """The learning rate of each batch."""
 
     def __init__(self) -> None:
-        self.seen: list[float] = []
+        self.seen = []
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
         self.seen.append(trainer.optimizers[0].param_groups[0]["lr"])

@@ -11,7 +11,6 @@ import torch
 from lit_data.datasets.ct.distance import Mask
 from lit_data.datasets.ct.windows import WindowGrid
 from lit_data.modules.segmentation.volume_scores import VolumeScores, find_surface, score_surfaces
-from lit_data.types import Batch
 
 SHAPE = (12, 16, 20)
 FINE, COARSE = (1.0, 1.0, 1.0), (3.0, 0.8, 0.7)
@@ -83,7 +82,7 @@ def test_windows_are_joined_to_volumes_that_are_scored_class_by_class() -> None:
             predicted.append(_cut(first, start, sides))
             true.append(_cut(second, start, sides))
         count = len(true)
-        batch: Batch = {
+        batch = {
             "mask": torch.from_numpy(np.stack(true)[:, None]).long(),
             "position": torch.from_numpy(starts[rows]),
             "volume_index": torch.from_numpy(volumes[rows]) + 3,

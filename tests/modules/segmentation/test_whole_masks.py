@@ -3,7 +3,6 @@
 import copy
 import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -153,7 +152,7 @@ def test_a_copy_of_a_metric_sees_the_same_masks_and_a_file_none(tmp_path: Path) 
         PatchGrid([9], [9], 9, 9), torch.tensor([[9, 9]]), _read_nothing
     )
     assert copy.deepcopy(metric).whole_masks is metric.whole_masks
-    loaded: Any = pickle.loads(pickle.dumps(metric))
+    loaded = pickle.loads(pickle.dumps(metric))
     assert loaded.whole_masks is None
     assert whole_masks.WholeMasks.of(None) is None
 

@@ -74,7 +74,7 @@ def test_it_learns_two_volumes_by_heart(tmp_path: Path) -> None:
     plain = _module(quantised=False)
     scores = trainer.validate(plain, loader, verbose=False)[0]
     assert set(scores) == {f"val/{name}" for name in names[:-1]}
-    found: Any = trainer.predict(model, loader)
+    found = trainer.predict(model, loader)
     true = {tuple(place) for place in _batch(1)["coords"][:, 1:].tolist()}
     mine = {tuple(place) for place in found[0][0]["coords"].tolist()}
     assert len(true & mine) > 0.8 * len(true | mine)
@@ -116,7 +116,7 @@ def test_volumes_may_be_empty(tmp_path: Path) -> None:
 
 
 def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
-    plain: dict[str, Any] = {"schedule": "cosine", "seed": 3, "query_chunk": 500}
+    plain = {"schedule": "cosine", "seed": 3, "query_chunk": 500}
     plain |= {"value_weight": 1.5, "cell_weight": 0.5, "code_weight": 0.1}
     plain |= {"threshold": 0.4, "cell_threshold": 0.1, "score_voxels": 10000}
     model, trainer, path = _module(**plain), make_trainer(tmp_path), tmp_path / "a.ckpt"

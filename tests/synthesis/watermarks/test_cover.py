@@ -31,7 +31,7 @@ def _draw(plan: WatermarkPlan, shape: tuple[int, int] = (SIDE, SIDE)) -> Array:
 
 
 def _alone(**options: Any) -> WatermarkSpec:
-    given: dict[str, Any] = {
+    given = {
         "probability": 1,
         "tiling": 0,
         "count": (1, 1),

@@ -121,7 +121,7 @@ def test_what_cannot_be_drawn_is_refused(options: dict[str, Any], message: str) 
 
 
 def test_lists_of_a_configuration_are_accepted() -> None:
-    given: dict[str, Any] = {
+    given = {
         "texts": ["a", "b"],
         "modes": ["screen"],
         "fonts": ["x.ttf"],

@@ -7,6 +7,7 @@ writes ``OUT/maps``. Each needs an environment that has the library, and starts 
 
 import csv
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +47,9 @@ def train_ultralytics(folder: Path, seed: int, seconds: int, out: Path) -> None:
     names = [f"  {number}: {name}" for number, name in enumerate(classes)]
     table = ["train: train.txt", "val: val.txt", f"path: {out}", "names:", *names]
     (out / "data.yaml").write_text("\n".join(table) + "\n")
-    ultralytics.YOLO("yolo11n.yaml").train(
+    model = ultralytics.YOLO("yolo11n.yaml")
+    model.add_callback("on_train_start", _use_all_cores)
+    model.train(
         data=str(out / "data.yaml"),
         time=seconds / 3600,
         epochs=1000,
@@ -68,6 +71,11 @@ def train_ultralytics(folder: Path, seed: int, seconds: int, out: Path) -> None:
             boxes.append(Box(int(number), (left, top, right, bottom), score))
         predictions[path.stem] = boxes
     write_detections(predictions, out / "detections.json")
+
+
+def _use_all_cores(_trainer: object) -> None:
+    """Take the core that Ultralytics leaves free, as it does on a processor."""
+    torch.set_num_threads(os.cpu_count() or 1)
 
 
 class _Crops(IterableDataset[dict[str, Tensor]]):

@@ -1,6 +1,7 @@
 """The trainers of other libraries in the benchmark of learning."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -23,6 +24,9 @@ class _Yolo:
 
     def __init__(self, weights: object) -> None:
         self.weights = str(weights)
+
+    def add_callback(self, event: str, callback: Callable[[object], None]) -> None:
+        assert event == "on_train_start"
 
     def train(self, **options: Any) -> None:
         _Yolo.trained = options

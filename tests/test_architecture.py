@@ -52,7 +52,6 @@ ONLY_HERE = {
 }
 INSIDE_FUNCTIONS_ONLY = DECODERS | {"onnxruntime", "fsspec", "aiohttp"}
 INSIDE_FUNCTIONS_ONLY |= {"anomalib", "safetensors", "lit_inspect"}
-NO_LAYER = {"lit_data"}  # lit_data/__init__.py: only the version
 
 
 @cache

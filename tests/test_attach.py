@@ -274,7 +274,7 @@ def test_samples_of_several_sizes_come_as_lists() -> None:
 
 @pytest.mark.slow
 def test_own_datamodule_trains_in_the_command(
-    here: Path, monkeypatch: pytest.MonkeyPatch, project: None, capsys: pytest.CaptureFixture[str]
+    here: Path, project: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "my_project/digits.py").write_text(DATASET)
     rng = np.random.default_rng(0)

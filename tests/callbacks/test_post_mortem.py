@@ -114,7 +114,7 @@ def test_no_tensor_is_kept_alive() -> None:
     assert text
 
 
-def test_odd_tensors_do_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_odd_tensors_do_not_stop_it() -> None:
     class Proxy:
         @property
         def __class__(self) -> Any:  # type: ignore[override]

@@ -168,9 +168,7 @@ def test_command_runs_in_its_folder_and_prints_its_summary(
     assert values["peak_rss_bytes"] > 10_000_000
 
 
-def test_validate_and_test_share_a_module(
-    install: Install, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validate_and_test_share_a_module(install: Install) -> None:
     seen = []
 
     def run(cfg: DictConfig) -> dict[str, float | int | str]:
@@ -690,7 +688,7 @@ def test_nothing_is_written_into_the_folder_that_is_read(
 
 
 def test_a_picture_that_cannot_be_written_is_told_with_its_exit_code(
-    tmp_path: Path, install: Install, capsys: pytest.CaptureFixture[str]
+    install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def draw(cfg: DictConfig) -> dict[str, float | int | str]:
         from lit_data.tasks.figures import new_axes, save_figure

@@ -104,7 +104,7 @@ def test_two_runs_of_one_second_have_folders_of_their_own(install: Install, stor
     assert len(store.ls("/bucket/runs/show/stripe", detail=False)) == 2
 
 
-def test_a_failed_run_is_copied_too(install: Install, store: Any, capsys: Any) -> None:
+def test_a_failed_run_is_copied_too(install: Install, store: Any) -> None:
     def fail(cfg: Any) -> dict[str, Any]:
         _command(cfg)
         raise DataError("bad.png: is bad")
@@ -370,9 +370,7 @@ def test_a_report_of_runs_at_an_address_is_put_there(
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_run_at_an_address_is_started_again(
-    install: Install, store: Any, tmp_path: Path, capsys: Any
-) -> None:
+def test_a_run_at_an_address_is_started_again(install: Install, store: Any, capsys: Any) -> None:
     install(_command)
     assert main(["show", f"paths.runs={RUNS}", "seed=3"]) == 0
     run = capsys.readouterr().out.splitlines()[-1].removesuffix("/summary.json")

@@ -228,9 +228,7 @@ def test_masks_of_what_is_good_are_named_and_turned_round(
     assert "turn them round" not in caplog.text
 
 
-def test_masks_are_drawn_once_from_annotations(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_masks_are_drawn_once_from_annotations(tmp_path: Path) -> None:
     folder = _write_set(tmp_path / "set", 12, every=100)
     (folder / "00_mask.png").unlink()
     runs = " ".join(f"{1 + column * SIZE[0]} 10" for column in range(10))

@@ -423,7 +423,7 @@ def test_verify_finds_a_changed_source(make: Make, tmp_path: Path) -> None:
         make(write_images(tmp_path / "other"), cache="lru").verify_sources()
 
 
-def test_check_reads_the_files_and_not_the_store_that_is_open(make: Make, tmp_path: Path) -> None:
+def test_check_reads_the_files_and_not_the_store_that_is_open(make: Make) -> None:
     datamodule = make()
     before = datamodule.describe()
     names = datamodule.source.names(datamodule.bank)

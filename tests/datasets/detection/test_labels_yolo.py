@@ -167,7 +167,7 @@ def test_a_wrong_data_yaml_is_refused(tmp_path: Path, text: str, message: str) -
         read_data_yaml(tmp_path / "data.yaml")
 
 
-def test_classes_must_be_names(tmp_path: Path) -> None:
+def test_classes_must_be_names() -> None:
     with pytest.raises(ConfigError, match=r"classes='abc' must be one or more names"):
         read_yolo_labels([], np.zeros((0, 2), np.int64), [], classes="abc")
 

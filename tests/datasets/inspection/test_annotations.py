@@ -471,7 +471,7 @@ def test_shapes_that_cover_an_image_again_and_again_end_in_a_line(
     )
 
 
-def test_crossings_count_like_pixels(tmp_path: Path) -> None:
+def test_crossings_count_like_pixels() -> None:
     patch = outline(_zigzag(900))((2000, 2000))
     drawn = DrawnPixels((2000, 2000))
     drawn.add(patch)

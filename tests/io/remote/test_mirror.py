@@ -31,7 +31,7 @@ Open = Callable[..., Path]
 FILES = {"a/1.png": b"one", "a/2.png": b"two", "notes.txt": b"text"}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def remote() -> Iterator[MemoryFileSystem]:
     fs = MemoryFileSystem()
     fs.store.clear()
@@ -94,7 +94,7 @@ def test_local_roots_stay_where_they_are(tmp_path: Path) -> None:
 
 
 def test_a_mirror_holds_what_the_server_has_and_nothing_else(
-    remote: MemoryFileSystem, fetch: Open, caplog: pytest.LogCaptureFixture
+    fetch: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     folder = fetch()
@@ -123,7 +123,7 @@ def test_only_changes_are_reread(remote: MemoryFileSystem, reads: list[str], fet
 
 
 def test_without_a_refresh_the_server_is_not_asked_and_a_root_refreshes_once(
-    remote: MemoryFileSystem, fetch: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fetch: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = fetch(refresh=False)  # nothing there yet, so it is
     root = Root("memory://set", tmp_path, QUICK)
@@ -150,9 +150,7 @@ def test_patterns_choose_what_is_read(
     assert _files(fetch())["notes.txt"] == b"new text"
 
 
-def test_changes_in_the_mirror_are_mended(
-    remote: MemoryFileSystem, fetch: Open, tmp_path: Path
-) -> None:
+def test_changes_in_the_mirror_are_mended(fetch: Open, tmp_path: Path) -> None:
     folder, outside = fetch(), tmp_path / "outside"
     outside.mkdir()
     (outside / "keep.png").write_bytes(b"mine")
@@ -164,7 +162,7 @@ def test_changes_in_the_mirror_are_mended(
     assert _files(outside) == {"keep.png": b"mine"}
 
 
-def test_a_running_loop_is_not_in_the_way(remote: MemoryFileSystem, fetch: Open) -> None:
+def test_a_running_loop_is_not_in_the_way(fetch: Open) -> None:
     async def notebook() -> Path:
         return fetch()
 
@@ -182,9 +180,7 @@ def test_only_what_the_server_removed_goes(remote: MemoryFileSystem, fetch: Open
     assert _files(fetch()) == left | {"a": b"a file now"}
 
 
-def test_a_record_names_no_files_elsewhere(
-    remote: MemoryFileSystem, fetch: Open, tmp_path: Path
-) -> None:
+def test_a_record_names_no_files_elsewhere(fetch: Open, tmp_path: Path) -> None:
     folder, thesis = fetch(), tmp_path / "thesis.png"
     thesis.write_bytes(b"mine")
     line = {"name": os.path.relpath(thesis, folder), "version": "", "size_bytes": 4, "mtime_ns": 0}
@@ -196,7 +192,7 @@ def test_a_record_names_no_files_elsewhere(
 
 @pytest.mark.parametrize("place", ["remote", "shelf", "folder", "a"])
 def test_links_are_refused_and_nothing_behind_them_is_touched(
-    remote: MemoryFileSystem, fetch: Open, tmp_path: Path, place: str
+    fetch: Open, tmp_path: Path, place: str
 ) -> None:
     folder, outside = fetch(), tmp_path / "outside"
     shelf = {"shelf": folder.parent, "remote": folder.parents[1]}
@@ -211,9 +207,7 @@ def test_links_are_refused_and_nothing_behind_them_is_touched(
 
 
 @pytest.mark.parametrize("name", ["../evil.png", "a/../../evil.png", "A/1.png"])
-def test_names_are_not_trusted(
-    remote: MemoryFileSystem, fetch: Open, monkeypatch: Any, tmp_path: Path, name: str
-) -> None:
+def test_names_are_not_trusted(fetch: Open, monkeypatch: Any, tmp_path: Path, name: str) -> None:
     info = {"name": f"/set/{name}", "size": 3, "type": "file"}
     original = MemoryFileSystem.find
 
@@ -227,7 +221,7 @@ def test_names_are_not_trusted(
 
 
 def test_too_much_is_refused_before_anything_is_read(
-    remote: MemoryFileSystem, reads: list[str], fetch: Open, monkeypatch: pytest.MonkeyPatch
+    reads: list[str], fetch: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = r"3 files of 10 bytes .* more than data\.remote\.max_bytes=9 .*data\.patterns"
     with pytest.raises(ConfigError, match=message):
@@ -240,7 +234,7 @@ def test_too_much_is_refused_before_anything_is_read(
     assert len(_files(fetch(scope=Scope.of_images(("**/*",)), max_bytes=6))) == 2
 
 
-def test_empty_folders_are_named(remote: MemoryFileSystem, fetch: Open, tmp_path: Path) -> None:
+def test_empty_folders_are_named(fetch: Open, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"memory://set: no file there is wanted; .*\*\.bmp"):
         fetch(scope=Scope(("*.bmp",)))
     with pytest.raises(DataError, match="memory://nothing: no such folder"):
@@ -250,7 +244,7 @@ def test_empty_folders_are_named(remote: MemoryFileSystem, fetch: Open, tmp_path
 
 
 def test_a_killed_read_goes_on_where_it_stopped(
-    remote: MemoryFileSystem, reads: list[str], fetch: Open, monkeypatch: pytest.MonkeyPatch
+    reads: list[str], fetch: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
         pass
@@ -275,9 +269,7 @@ def test_a_killed_read_goes_on_where_it_stopped(
     assert done
 
 
-def test_a_cut_record_costs_its_last_file(
-    remote: MemoryFileSystem, reads: list[str], fetch: Open
-) -> None:
+def test_a_cut_record_costs_its_last_file(reads: list[str], fetch: Open) -> None:
     path = fetch().parent / NAME
     path.write_bytes(path.read_bytes()[:-5])
     reads.clear()
@@ -290,9 +282,7 @@ def test_a_cut_record_costs_its_last_file(
 
 
 @pytest.mark.parametrize("offline", ["warn", "error"])
-def test_out_of_reach(
-    remote: MemoryFileSystem, fetch: Open, monkeypatch: Any, caplog: Any, offline: str
-) -> None:
+def test_out_of_reach(fetch: Open, monkeypatch: Any, caplog: Any, offline: str) -> None:
     _break(monkeypatch, "find", ConnectionResetError("gone"), after=1)
     folder = fetch()
     if offline == "warn":
@@ -306,7 +296,7 @@ def test_out_of_reach(
 
 
 def test_a_server_that_goes_away_ends_the_reading(
-    remote: MemoryFileSystem, fetch: Open, monkeypatch: pytest.MonkeyPatch
+    fetch: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _break(monkeypatch, "get_file", ConnectionResetError("gone"), after=1)
     with pytest.raises(DataError, match=r"memory://set/\S+: no connection \(gone\), 3 times"):
@@ -314,7 +304,7 @@ def test_a_server_that_goes_away_ends_the_reading(
 
 
 def test_all_files_that_cannot_be_read_are_listed(
-    remote: MemoryFileSystem, fetch: Open, monkeypatch: pytest.MonkeyPatch
+    fetch: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _break(monkeypatch, "get_file", PermissionError("secret://user:password@host"), after=1)
     message = r"2 of 3 files of memory://set could not be read:\n  credentials belong"
@@ -334,23 +324,21 @@ def test_all_files_that_cannot_be_read_are_listed(
     ],
 )
 def test_a_disk_that_cannot_be_written_is_named(
-    remote: MemoryFileSystem, fetch: Open, monkeypatch: Any, fault: Any, error: Any, message: str
+    fetch: Open, monkeypatch: Any, fault: Any, error: Any, message: str
 ) -> None:
     _break(monkeypatch, "get_file", fault)
     with pytest.raises(error, match=message):
         fetch()
 
 
-def test_a_mirror_that_cannot_be_written_is_named(remote: MemoryFileSystem, tmp_path: Path) -> None:
+def test_a_mirror_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     message = r"file is no folder of this user, and a mirror lies in folders .*paths\.cache"
     with pytest.raises(StoreError, match=message):
         Root("memory://set", tmp_path / "file", QUICK).refresh()
 
 
-def test_two_readers_share_each_file(
-    remote: MemoryFileSystem, reads: list[str], fetch: Open
-) -> None:
+def test_two_readers_share_each_file(reads: list[str], fetch: Open) -> None:
     with ThreadPoolExecutor(2) as pool:
         folders = list(pool.map(lambda _: fetch(refresh=False), range(2)))
     assert folders[0] == folders[1]
@@ -358,7 +346,7 @@ def test_two_readers_share_each_file(
 
 
 def test_an_interrupted_read_ends_at_once_and_leaves_nothing(
-    remote: MemoryFileSystem, fetch: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fetch: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     main_thread, cancelled = threading.main_thread().ident, []
 
@@ -392,7 +380,7 @@ def test_a_list_of_sums_is_used_and_left_out(remote: MemoryFileSystem, fetch: Op
 
 
 def test_what_cannot_be_read_says_what_to_do(
-    remote: MemoryFileSystem, fetch: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fetch: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match=r"remote\.anon is for S3, and data\.root is memory://"):
         fetch(anon=True)
@@ -412,7 +400,7 @@ def test_what_cannot_be_read_says_what_to_do(
 
 
 def test_a_server_that_sends_more_than_it_states_is_cut_off(
-    remote: MemoryFileSystem, fetch: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fetch: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     sent = [0]
 
@@ -436,9 +424,7 @@ RECORDS = [
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=range(len(RECORDS)))
-def test_damaged_records_cost_time_only(
-    remote: MemoryFileSystem, fetch: Open, record: bytes
-) -> None:
+def test_damaged_records_cost_time_only(fetch: Open, record: bytes) -> None:
     path = fetch().parent / NAME
     path.write_bytes(record + b"\n")
     assert _files(fetch()) == FILES

@@ -92,9 +92,7 @@ def test_they_are_decoded_to_the_bytes_of_decoded_shards(sets: Path, tmp_path: P
     np.testing.assert_array_equal(copy[5], local[5])
 
 
-def test_parts_and_ended_runs_give_the_same(
-    sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_and_ended_runs_give_the_same(sets: Path, tmp_path: Path) -> None:
     address = tmp_path / "set.shards"
     for number in (1, 0):
         publish(sets, address, f"cache-{number}", part=Part(number, 2))

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,7 +145,7 @@ def test_rates_below_the_lowest_one_have_the_overlap_above_all_good_pixels() -> 
     assert find_aupimo(bins, keys[2:], counts[2:]) == pytest.approx(1)
 
 
-def test_a_copy_of_a_metric_sees_the_same_masks_and_a_file_none(tmp_path: Path) -> None:
+def test_a_copy_of_a_metric_sees_the_same_masks_and_a_file_none() -> None:
     metric = AnomalyMetrics()
     metric.whole_masks = WholeMasks(
         PatchGrid([9], [9], 9, 9), torch.tensor([[9, 9]]), _read_nothing

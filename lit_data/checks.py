@@ -59,14 +59,14 @@ def check_count(name: str, value: object, least: int, most: int | None = None) -
         raise ConfigError(f"{name}={value!r} is not usable: choose a whole number {allowed}")
 
 
-def check_counts(least: int = 1, **counts: object) -> None:
-    """Refuse values, by the names of their options, that are no whole numbers of at least `least`.
+def check_counts(**counts: object) -> None:
+    """Refuse values, by the names of their options, that are no whole numbers of at least 1.
 
     Raises:
         ConfigError: One is not.
     """
     for name, value in counts.items():
-        check_count(name, value, least)
+        check_count(name, value, 1)
 
 
 def is_count(value: object, least: int, most: int | None = None) -> TypeGuard[int]:

@@ -101,13 +101,12 @@ def _fetch_newest(
 
 
 @contextmanager
-def fetching_runs(runs: Sequence[str], scope: Scope, key: str) -> Iterator[list[Path]]:
+def fetching_runs(runs: Sequence[str], scope: Scope) -> Iterator[list[Path]]:
     """Give the folders of runs; of those at addresses copies that last as long as the context.
 
     Args:
         runs: Folders and addresses.
         scope: Files that are copied.
-        key: What names the addresses, for messages.
 
     Raises:
         ConfigError: An address cannot be read.
@@ -119,7 +118,7 @@ def fetching_runs(runs: Sequence[str], scope: Scope, key: str) -> Iterator[list[
             folder = Path(run)
             if is_remote(run):
                 copies = Path(stack.enter_context(TemporaryDirectory(prefix="lit_data-")))
-                folder = _fetch(run, scope, copies, key)
+                folder = _fetch(run, scope, copies, "RUN")
             folders.append(folder)
         yield folders
 

@@ -393,7 +393,7 @@ class Request:
         Args:
             name: Of that folder in the run's.
         """
-        with fetching_runs([self.run], SCOPE, "RUN") as (run_folder,):
+        with fetching_runs([self.run], SCOPE) as (run_folder,):
             folder = run_folder.absolute()
             with opening(self.run, folder, self.overrides, self.packages) as replay:
                 yield replay, self.out or folder / name

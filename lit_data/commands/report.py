@@ -153,7 +153,7 @@ def main(arguments: Sequence[str]) -> None:
         if len(options.runs) > 1:
             raise ConfigError(f"{addresses[0]} is one of several runs: give --output FILE")
         output = f"{addresses[0].rstrip('/')}/{FILE}"
-    with fetching_runs(options.runs, RESULTS, "RUN") as paths, _placing(output) as page:
+    with fetching_runs(options.runs, RESULTS) as paths, _placing(output) as page:
         path = write_report(paths, output=page, metrics=metrics, width_px=options.picture_width)
     print(output if is_remote(output) else path)
 

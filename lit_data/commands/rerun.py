@@ -158,7 +158,7 @@ def main(arguments: Sequence[str]) -> None:
             "runs/fit/stripe/2026-01-31_12-00-00"
         )
     run, *typed = options.arguments
-    with fetching_runs([run], RECORDS, "RUN") as (run_folder,):
+    with fetching_runs([run], RECORDS) as (run_folder,):
         started = read_started(run_folder)
     read = started.list_read(run, typed)
     overrides = started.replace(typed)
@@ -216,7 +216,7 @@ def take_run(command: str, run: str, typed: Sequence[str]) -> OnRun:
         ConfigError: It is no run of ``fit``.
         DataError: The folder is none, or does not say how it was started.
     """
-    with fetching_runs([run], RECORDS, "RUN") as (run_folder,):
+    with fetching_runs([run], RECORDS) as (run_folder,):
         started = read_started(run_folder)
     if started.command != "fit" or started.sweeps:
         kind = "sweep" if started.sweeps else started.command

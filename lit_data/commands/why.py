@@ -190,7 +190,7 @@ def main(words: Sequence[str]) -> None:
         raise ConfigError("why needs the folders of two runs. See why --help.")
     # Absolute, as the data of a run are read from the folder where it was started.
     runs = [run if is_remote(run) else str(Path(run).absolute()) for run in options.words]
-    with fetching_runs(runs, SCOPE, "RUN") as folders:
+    with fetching_runs(runs, SCOPE) as folders:
         lines = explain(runs, folders, options.package)
     if len(lines) == 1:
         print("the runs do not differ")

@@ -127,10 +127,10 @@ def open_inside(folder: Path, path: Path, *, most_bytes: int = _MOST_BYTES) -> B
     return os.fdopen(fd, "rb")
 
 
-def read_text(folder: Path, path: Path, *, most_bytes: int = _MOST_BYTES) -> str:
+def read_text(folder: Path, path: Path) -> str:
     """Return the text of a file of a folder; see `open_inside`."""
-    with open_inside(folder, path, most_bytes=most_bytes) as file:
-        return file.read(most_bytes).decode("utf-8", "replace")
+    with open_inside(folder, path) as file:
+        return file.read(_MOST_BYTES).decode("utf-8", "replace")
 
 
 def parse_yaml(text: str) -> Any:  # noqa: ANN401 - what YAML may hold

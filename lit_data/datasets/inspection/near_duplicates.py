@@ -79,8 +79,7 @@ def group_similar(bank: ImageBank, folder: Path | None) -> Ints:
                 pictures.append(picture)
             return {"group": _group(pictures)}
 
-    groups = keep_found(folder, bank, (), "similar", find, version=2)["group"]
-    return np.asarray(groups, np.int64)
+    return keep_found(folder, bank, (), "similar", find, version=2)["group"]
 
 
 def find_details(bank: ImageBank) -> Array:

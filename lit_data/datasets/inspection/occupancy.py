@@ -113,8 +113,7 @@ def find_occupancy(masks: PartialMasks, grid: PatchGrid, folder: Path | None) ->
     columns = keep_found(
         folder, masks.bank, identity, "occupancy", lambda: _find_rows(masks, grid), version=2
     )
-    patches: Ints = columns["patch"]
-    return patches
+    return columns["patch"]
 
 
 def find_blank(bank: ImageBank, grid: PatchGrid, least: float, folder: Path | None) -> Ints:
@@ -135,8 +134,7 @@ def find_blank(bank: ImageBank, grid: PatchGrid, least: float, folder: Path | No
     columns = keep_found(
         folder, bank, identity, "blank", lambda: {"patch": _find_flat(bank, grid, least)}
     )
-    patches: Ints = columns["patch"]
-    return patches
+    return columns["patch"]
 
 
 def _describe(grid: PatchGrid) -> tuple[Ints, ...]:
@@ -167,7 +165,7 @@ def count_classes(masks: PartialMasks, classes: int, folder: Path | None) -> Int
     sizes_px = masks.heights_px, masks.widths_px
     identity = (masks.of_image, masks.numbers, np.array([classes]), *sizes_px)
     columns = keep_found(folder, masks.bank, identity, "classes", count)
-    counts: Ints = columns["count"].reshape(-1, classes)
+    counts = columns["count"].reshape(-1, classes)
     if classes == 2:
         _warn_of_inverted(folder, round(100 * counts[:, 1].sum() / max(1, counts.sum())))
     return counts

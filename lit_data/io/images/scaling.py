@@ -361,7 +361,7 @@ def read_sizes(bank: ImageBank, decoder: Decoder, folder: Path) -> NDArray[np.in
         DataError: A header is bad.
     """
 
-    def read() -> dict[str, Array]:
+    def read() -> dict[str, NDArray[np.int64]]:
         sources = [ImageSource((bank.name(number),)) for number in range(len(bank))]
         survey = survey_sources(sources, decoder, on_bad="error", progress=True)
         return {"height_px": survey.heights_px, "width_px": survey.widths_px}

@@ -290,11 +290,10 @@ def keep_found(
     bank: ImageBank,
     inputs: Sequence[Array | None],
     kind: str,
-    make: Callable[[], Mapping[str, Array]],
-    dtype: Any = np.int64,  # noqa: ANN401 - all that NumPy takes
+    make: Callable[[], Mapping[str, Ints]],
     version: int = 1,
-) -> dict[str, Any]:
-    """Return arrays [n] that reading all of a dataset once gives, from the folder if possible.
+) -> dict[str, Ints]:
+    """Return arrays [n] int64 that reading all of a dataset once gives, from the folder if possible.
 
     Args:
         folder: Where they are kept; None keeps nothing.
@@ -302,7 +301,6 @@ def keep_found(
         inputs: What else they depend on.
         kind: What they are.
         make: Finds them.
-        dtype: Of all of them.
         version: Raised with every change of what `make` finds.
     """
     if folder is None or not isinstance(bank, StoredImages):
@@ -311,4 +309,4 @@ def keep_found(
     for array in inputs:
         digest.update(b"none" if array is None else np.ascontiguousarray(array).data)
     arrays = keep_arrays(folder, digest.hexdigest()[:32], kind, version, make)
-    return {name: arrays.map(name, dtype) for name in arrays.arrays}
+    return {name: arrays.map(name, np.int64) for name in arrays.arrays}

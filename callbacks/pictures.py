@@ -10,13 +10,12 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_data.errors import ConfigError
 from lit_data.io.images.writing import write_png
 from lit_data.lightning_internals import count_logged_steps
-from lit_data.types import HasPoses
+from lit_data.types import Bytes, HasPoses
 
 _GAP_PX = 2
 _LEAST_PX = 64
@@ -170,7 +169,7 @@ class TakesTables(Protocol):
         ...
 
 
-def draw_grid(images: Tensor, *, columns: int | None = None) -> NDArray[np.uint8]:
+def draw_grid(images: Tensor, *, columns: int | None = None) -> Bytes:
     """Return images side by side, row by row, on white.
 
     Args:
@@ -195,7 +194,7 @@ def draw_grid(images: Tensor, *, columns: int | None = None) -> NDArray[np.uint8
     return grid
 
 
-def publish(trainer: L.Trainer, key: str, picture: NDArray[np.uint8], path: Path) -> None:
+def publish(trainer: L.Trainer, key: str, picture: Bytes, path: Path) -> None:
     """Write a picture [H, W, 3] and hand it to the loggers that take pictures."""
     write_png(path, picture)
     step = count_logged_steps(trainer)
@@ -203,7 +202,7 @@ def publish(trainer: L.Trainer, key: str, picture: NDArray[np.uint8], path: Path
         _log_picture(logger, key, picture, step)
 
 
-def _log_picture(logger: Logger, key: str, picture: NDArray[np.uint8], step: int) -> None:
+def _log_picture(logger: Logger, key: str, picture: Bytes, step: int) -> None:
     if isinstance(logger, TensorBoardLogger):
         logger.experiment.add_image(key, picture, step, dataformats="HWC")
     elif isinstance(logger, MLFlowLogger):
@@ -243,9 +242,9 @@ def _takes_pictures(logger: Logger) -> bool:
     return isinstance(logger, TensorBoardLogger | MLFlowLogger | TakesPictures)
 
 
-def _to_bytes(images: Tensor) -> NDArray[np.uint8]:
+def _to_bytes(images: Tensor) -> Bytes:
     """Return images [N, C, H, W] in 0..1 as [N, H, W, 3] uint8."""
     colours = images if images.shape[1] == 3 else images[:, :1].expand(-1, 3, -1, -1)
     levels = (colours.clamp(0, 1) * 255).round().byte()
-    channels_last: NDArray[np.uint8] = levels.permute(0, 2, 3, 1).numpy()
+    channels_last: Bytes = levels.permute(0, 2, 3, 1).numpy()
     return channels_last

@@ -7,9 +7,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 import lightning as L
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
@@ -18,9 +16,7 @@ from lit_data.batch_form import batch_tensors, slice_batch
 from lit_data.callbacks.loader_facts import count_batch
 from lit_data.errors import ConfigError
 from lit_data.lightning_internals import count_batches
-from lit_data.types import COUNT_SUFFIX
-
-Bytes = NDArray[np.uint8]
+from lit_data.types import COUNT_SUFFIX, Bytes
 
 _MODULUS = 2**256
 _WORD_BITS = 32

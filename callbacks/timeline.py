@@ -14,9 +14,9 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.callbacks.timing.step_clock import PARTS, Part
+from lit_data.types import Doubles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,7 +105,7 @@ class Timeline:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, position: float, row: Sequence[Any] | NDArray[np.float64]) -> None:
+    def add(self, position: float, row: Sequence[Any] | Doubles) -> None:
         """Add the numbers of a step or moment; merged rows stand at their first position."""
         if self._rows and self._rows_in_last < self._rows_per_point:
             self._rows[-1] = self._merge(self._rows[-1], row)
@@ -119,7 +119,7 @@ class Timeline:
         self._rows.append(row)
         self._rows_in_last = 1
 
-    def read(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def read(self) -> tuple[Doubles, Doubles]:
         """Return positions [N] and rows [N, ...]."""
         return np.array(self._positions, np.float64), np.array(self._rows, np.float64)
 
@@ -166,7 +166,7 @@ def add_rows(first: Sequence[float], second: Sequence[float]) -> tuple[float, ..
     return tuple(one + other for one, other in zip(first, second, strict=True))
 
 
-def widen_rows(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+def widen_rows(first: Doubles, second: Doubles) -> Doubles:
     """Return the extremes of two rows [2, K] of lowest and highest values, which may be NaN."""
     return np.stack([np.fmin(first[0], second[0]), np.fmax(first[1], second[1])])
 
@@ -280,8 +280,8 @@ def _choose_unit(run_s: float) -> tuple[float, str]:
 
 def _draw_series(
     cell: "Axes",
-    times: NDArray[np.float64],
-    rows: NDArray[np.float64],
+    times: Doubles,
+    rows: Doubles,
     names: Sequence[str],
     limit_bytes: int,
 ) -> None:
@@ -309,8 +309,8 @@ def _draw_series(
 
 def _draw_sizes(
     cell: "Axes",
-    xs: NDArray[np.float64],
-    sizes: NDArray[np.float64],
+    xs: Doubles,
+    sizes: Doubles,
     colour: str,
     style: Any,  # noqa: ANN401 - as Matplotlib takes it
 ) -> None:
@@ -403,7 +403,7 @@ def _put_legend_beside(cell: "Axes", handles: list[Any]) -> None:
     )
 
 
-def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _smooth(values: Doubles) -> Doubles:
     """Median of the points around each point, of fewer at the ends."""
     half = _SMOOTHED_POINTS // 2
     padded = np.pad(values, half, constant_values=np.nan)

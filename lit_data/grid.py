@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from lit_data.checks import check_choice, is_count
 from lit_data.errors import ConfigError, list_problems
-from lit_data.types import Array
+from lit_data.types import Array, Bools, Ints, Size
 
 Edges = Literal["cover", "drop", "pad"]
-Ints = NDArray[np.int64]
 
 
 def count_positions(lengths_px: ArrayLike, patch_px: int, stride_px: int, edges: Edges) -> Ints:
@@ -72,7 +71,7 @@ class PatchGrid:
         self,
         heights_px: ArrayLike,
         widths_px: ArrayLike,
-        patch_px: int | tuple[int, int],
+        patch_px: int | Size,
         stride_px: int | tuple[int, int],
         edges: Edges = "cover",
         *,
@@ -146,9 +145,7 @@ class PatchGrid:
         index: Ints = self._ends[image] - (self.rows[image] - row) * self.columns[image] + column
         return index
 
-    def find_owned(
-        self, image: Ints, y: Ints, x: Ints
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def find_owned(self, image: Ints, y: Ints, x: Ints) -> tuple[Bools, Bools]:
         """Return the rows and columns of patches that count, if each pixel is to count once.
 
         Neighbours that overlap meet in the middle of what both show.
@@ -165,14 +162,14 @@ class PatchGrid:
         columns = self._own(x, self.horizontal, self.widths_px[image], self.columns[image])
         return rows, columns
 
-    def _own(self, start: Ints, axis: Axis, length_px: Ints, count: Ints) -> NDArray[np.bool_]:
+    def _own(self, start: Ints, axis: Axis, length_px: Ints, count: Ints) -> Bools:
         step = -(-start // axis.stride_px)  # rounded up: the last one may lie closer
         shared_before = self._start(step - 1, axis, length_px) + axis.patch_px - start
         shared_behind = start + axis.patch_px - self._start(step + 1, axis, length_px)
         first = np.where(step > 0, (shared_before + 1) // 2, 0)
         cut = np.where(step + 1 < count, shared_behind // 2, 0)
         offset = np.arange(axis.patch_px)
-        owned: NDArray[np.bool_] = offset >= first[:, None]
+        owned: Bools = offset >= first[:, None]
         owned &= offset < axis.patch_px - cut[:, None]
         return owned
 
@@ -226,7 +223,7 @@ class SlicedImage(Protocol):
         """Read some rows and columns of some channels."""
 
 
-def cut_patch(image: SlicedImage, top_px: int, left_px: int, size_px: tuple[int, int]) -> Array:
+def cut_patch(image: SlicedImage, top_px: int, left_px: int, size_px: Size) -> Array:
     """Cut one patch out of an image.
 
     Past an edge the image is reflected without its edge row, as often as need be.

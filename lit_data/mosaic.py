@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from lit_data.checks import check_fraction
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
-from lit_data.types import Bools, Ints, Size
-
-Floats = NDArray[np.float64]
+from lit_data.types import Bools, Doubles, Ints, Size
 
 FILL = 114
 """Grey of pixels without a tile, as in ultralytics (``data/augment.py``)."""
@@ -96,10 +94,10 @@ class MosaicPlan:
 
     row: Ints
     image: Ints
-    scale: Floats
-    origin: Floats
+    scale: Doubles
+    origin: Doubles
     window: Ints
-    bounds: Floats
+    bounds: Doubles
 
     def __len__(self) -> int:
         return len(self.row)
@@ -175,8 +173,8 @@ def _place_alone(images: Ints, sizes_px: Ints, output_px: Size) -> MosaicPlan:
 
 
 def _lay_out(
-    sizes: Floats, draws: Floats, output: Floats, is_mosaic: Bools
-) -> tuple[Floats, Floats]:
+    sizes: Doubles, draws: Doubles, output: Doubles, is_mosaic: Bools
+) -> tuple[Doubles, Doubles]:
     """Return the places of tiles on the canvas, and their cells in it: [M, tiles, 4] each.
 
     A tile is seen within its cell. The point around which they lie is drawn from the middle half of
@@ -206,7 +204,7 @@ def _lay_out(
     return np.concatenate((top_left, top_left + sizes), axis=2), cell
 
 
-def _intersect(one: Floats, other: Floats) -> Floats:
+def _intersect(one: Doubles, other: Doubles) -> Doubles:
     """Return the intersections of rectangles [..., 4] (top, left, bottom, right)."""
     low = np.maximum(one[..., :2], other[..., :2])
     high = np.minimum(one[..., 2:], other[..., 2:])
@@ -216,11 +214,11 @@ def _intersect(one: Floats, other: Floats) -> Floats:
 def _project(
     row: Ints,
     image: Ints,
-    fit: Floats,
-    scale: Floats,
-    start: Floats,
-    top_left: Floats,
-    seen: Floats,
+    fit: Doubles,
+    scale: Doubles,
+    start: Doubles,
+    top_left: Doubles,
+    seen: Doubles,
     output_px: Size,
 ) -> MosaicPlan:
     """Project tiles from the canvas to the output: [T] or [T, 2 or 4] each, see `MosaicPlan`."""
@@ -237,8 +235,8 @@ def _project(
 
 
 def move_boxes(
-    boxes: Floats, tile: Ints, plan: MosaicPlan, sizes_px: Ints, spec: MosaicSpec
-) -> tuple[Floats, Ints]:
+    boxes: Doubles, tile: Ints, plan: MosaicPlan, sizes_px: Ints, spec: MosaicSpec
+) -> tuple[Doubles, Ints]:
     """Move boxes of tiles into their samples, cut to the seen part of the tile.
 
     Boxes below the limits are left out.

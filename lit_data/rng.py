@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lit_data.errors import ConfigError
+from lit_data.types import Floats, Ints
 
 if TYPE_CHECKING:
     import torch
@@ -120,9 +121,7 @@ def random_words(
     return by_index.reshape(indices.size, -1)[:, :words]
 
 
-def uniform(
-    seed: int, stream: int, index: ArrayLike, epoch: int, draws: int
-) -> NDArray[np.float32]:
+def uniform(seed: int, stream: int, index: ArrayLike, epoch: int, draws: int) -> Floats:
     """Return uniform numbers of each index.
 
     They are `random_words` scaled to [0, 1) with 24 bits, which are exact in float32.
@@ -170,7 +169,7 @@ def uniform_torch(
     return (words >> 8).to(torch.float32) * 2.0**-24
 
 
-def shuffled(positions: ArrayLike, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
+def shuffled(positions: ArrayLike, length: int, seed: int, epoch: int) -> Ints:
     """Return the sample at each position of the epoch's random order, which is never in memory.
 
     A Feistel network over a * b >= length cells with addition modulo a and b; a value that falls

@@ -23,7 +23,7 @@ from lit_data.batch_form import batch_tensors, count_samples
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.io.images.writing import write_image
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.types import RowWriter, Stage, read_rows
+from lit_data.types import RowWriter, Size, Stage, read_rows
 
 QUIET: Mapping[str, Any] = {
     "accelerator": "cpu",
@@ -102,7 +102,7 @@ def check_datamodule(
 def write_images(
     folder: Path,
     count: int,
-    size_px: tuple[int, int] = (64, 64),
+    size_px: Size = (64, 64),
     *,
     channels: int = 3,
     dtype: str = "uint8",

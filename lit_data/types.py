@@ -21,7 +21,10 @@ Stage = Literal["train", "val", "test", "predict"]
 
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
+Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 Size = tuple[int, int]
 """(height, width), px."""
 Batch = dict[str, "torch.Tensor"]

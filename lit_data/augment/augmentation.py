@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lit_data.devices import divided, runs_on_cpu
 from lit_data.errors import ConfigError
+from lit_data.types import Size
 
 BOX_COLUMNS = 6
 
@@ -85,7 +86,7 @@ class Augmentation(nn.Module, ABC):
     A subclass writes `draw`, `draw_keys` and `transform`.
     """
 
-    crop_px: tuple[int, int] | None = None
+    crop_px: Size | None = None
     """(height, width) that comes out; none where that is what goes in."""
 
     @property
@@ -118,7 +119,7 @@ class Augmentation(nn.Module, ABC):
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
         """Apply drawn numbers; called without gradient and without autocast."""
 
-    def margin_px(self, patch_px: tuple[int, int]) -> tuple[int, int]:
+    def margin_px(self, patch_px: Size) -> tuple[int, int]:
         """Return the pixels that a patch must be read larger by, so that no padding is seen.
 
         Args:
@@ -178,7 +179,7 @@ class Compiled(Augmentation):
         """Keys of the augmentation."""
         return self.augmentation.draw_keys
 
-    def margin_px(self, patch_px: tuple[int, int]) -> tuple[int, int]:
+    def margin_px(self, patch_px: Size) -> tuple[int, int]:
         """Return the margin of the augmentation."""
         return self.augmentation.margin_px(patch_px)
 

@@ -7,14 +7,13 @@ from typing import get_args
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from lit_data.augment.augmentation import Augmentation, Layers
 from lit_data.augment.matrices import (
     BoxLimits,
     Moves,
-    Size,
     box_corners,
     compose,
     hull_boxes,
@@ -27,6 +26,7 @@ from lit_data.checks import check_choice, check_fraction, check_share
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
 from lit_data.rng import Stream, uniform
+from lit_data.types import Doubles, Floats, Size
 
 _ROUNDING_PX = 1e-6
 """Error of floats that makes no margin larger by a pixel."""
@@ -89,7 +89,7 @@ class Geometry(Augmentation):
         shear_deg: float = 0.0,
         perspective: float = 0.0,
         probability: float = 1.0,
-        crop_px: int | tuple[int, int] | None = None,
+        crop_px: int | Size | None = None,
         padding: Padding = "reflect",
         min_box_px: float = 2.0,
         min_box_visible: float = 0.1,
@@ -237,7 +237,7 @@ class Geometry(Augmentation):
         cuts = self.shift_px or not self.moves_whole_pixels or crop != size
         return hull_boxes(boxes, corners, crop, self.box_limits if cuts else None)
 
-    def _linear(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _linear(self, draws: Doubles) -> Doubles:
         """Return rotation times scale times shear: [B, 2, 2]."""
         angle = np.radians(self.rotate_deg) * (2 * draws[:, 0] - 1)
         scale = self.scale[0] + draws[:, 1] * (self.scale[1] - self.scale[0])
@@ -248,13 +248,13 @@ class Geometry(Augmentation):
         second = (sine + cosine * shear[:, 1], sine * shear[:, 0] + cosine)
         return np.stack((*first, *second), axis=-1).reshape(-1, 2, 2)
 
-    def _shift(self, draws: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _shift(self, draws: Floats) -> Floats:
         if self.subpixel:
             return np.float32(self.shift_px) * (2 * draws - 1)
         # The product can round up to the next whole number, which is one too many.
         steps = np.floor(draws * np.float32(2 * self.shift_px + 1))
         steps = np.minimum(steps, 2 * self.shift_px)
-        shift: NDArray[np.float32] = steps - np.float32(self.shift_px)
+        shift: Floats = steps - np.float32(self.shift_px)
         return shift
 
     def _check(self) -> None:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_data.errors import ConfigError
-
-Size = tuple[int, int]
+from lit_data.types import Size
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from lit_data.augment.augmentation import Augmentation, Layers
 from lit_data.errors import ConfigError
 from lit_data.mosaic import FILL, MosaicPlan
 from lit_data.rng import Stream, uniform
-from lit_data.types import Ints
+from lit_data.types import Doubles, Floats, Ints
 
 _KEY = "augment_mixup"
 _KNOTS = 2049
@@ -105,16 +105,16 @@ def _join_boxes(boxes: Tensor, sample: Tensor, partner: Tensor) -> Tensor:
     return torch.cat((row[:, None].to(boxes.dtype), boxes[box, 1:]), dim=1)
 
 
-def invert_beta(levels: NDArray[np.float32], alpha: float) -> NDArray[np.float64]:
+def invert_beta(levels: Floats, alpha: float) -> Doubles:
     """Return numbers of Beta(alpha, alpha) from uniform ones."""
     logits, probability = _tabulate_beta(alpha)
     logit = np.interp(levels, probability, logits)
-    numbers: NDArray[np.float64] = (1 + np.tanh(logit / 2)) / 2
+    numbers: Doubles = (1 + np.tanh(logit / 2)) / 2
     return numbers
 
 
 @lru_cache(maxsize=8)
-def _tabulate_beta(alpha: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _tabulate_beta(alpha: float) -> tuple[Doubles, Doubles]:
     """Return logits, and the probability that Beta(alpha, alpha) stays below each.
 
     As a logit it has a single hump for any alpha, with density (x (1 - x))^alpha; its tails end

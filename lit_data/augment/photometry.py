@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from kornia.filters import filter2d_separable
 from kornia.geometry.transform import warp_affine
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from lit_data.augment.augmentation import Augmentation, Layers
@@ -17,8 +17,9 @@ from lit_data.checks import check_share
 from lit_data.devices import change_each, reused, runs_on_cpu
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
+from lit_data.types import Floats
 
-Planes = NDArray[np.float32]
+Planes = Floats
 Numbers = TypeVar("Numbers", Tensor, Planes)
 _TRUNCATE = 3.0
 """Standard deviations that a kernel reaches; the rest of the Gaussian is 0.3 %."""

@@ -16,7 +16,7 @@ from lit_data.augment.photometry import Photometry
 from lit_data.augment.warping import Padding
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
-from lit_data.types import Stage
+from lit_data.types import Size, Stage
 
 
 def as_augmentation(value: object) -> Augmentation | None:
@@ -90,7 +90,7 @@ class Pipeline(Augmentation):
         """Keys of all steps."""
         return tuple(key for step in self._each() for key in step.draw_keys)
 
-    def margin_px(self, patch_px: tuple[int, int]) -> tuple[int, int]:
+    def margin_px(self, patch_px: Size) -> tuple[int, int]:
         """Return the sum over the steps; see `Augmentation.margin_px`."""
         vertical, horizontal = 0, 0
         for step in self._each():
@@ -162,7 +162,7 @@ def stripe_augment(
     shift_px: int = 0,
     rotate_deg: float = 10.0,
     scale: Sequence[float] = (0.9, 1.1),
-    crop_px: int | tuple[int, int] | None = None,
+    crop_px: int | Size | None = None,
     padding: Padding = "reflect",
     gain: float = 0.1,
     offset: float = 0.05,
@@ -225,7 +225,7 @@ def detection_augment(
     scale: Sequence[float] = (0.5, 1.5),
     shear_deg: float = 0.0,
     perspective: float = 0.0,
-    crop_px: int | tuple[int, int] | None = None,
+    crop_px: int | Size | None = None,
     padding: Padding = "zeros",
     hue: float = 0.015,
     saturation: float = 0.7,
@@ -285,7 +285,7 @@ def segmentation_augment(
     turn: bool = True,
     rotate_deg: float = 15.0,
     scale: Sequence[float] = (0.7, 1.4),
-    crop_px: int | tuple[int, int] | None = None,
+    crop_px: int | Size | None = None,
     padding: Padding = "reflect",
     gain: float = 0.25,
     contrast: float = 0.25,

@@ -2,16 +2,15 @@
 
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_data.augment.matrices import Size
 from lit_data.devices import change_each, reused, runs_on_cpu, widest_float
+from lit_data.types import Array, Doubles, Ints, Size
 
 Padding = Literal["reflect", "zeros", "border"]
 _OPENCV_TYPES = (torch.uint8, torch.float32)
@@ -117,7 +116,7 @@ def _make_empty(planes: Tensor, size: Size) -> Tensor:
     return reused(shape) if planes.dtype == torch.float32 else planes.new_empty(shape)
 
 
-def _mirror(planes: NDArray[Any], out: NDArray[Any]) -> None:
+def _mirror(planes: Array, out: Array) -> None:
     """Exchange left and right by OpenCV, in a third of the time of NumPy."""
     import cv2
 
@@ -125,7 +124,7 @@ def _mirror(planes: NDArray[Any], out: NDArray[Any]) -> None:
         cv2.flip(plane, 1, dst=row)
 
 
-def _as_slice(places: NDArray[np.int64]) -> slice | NDArray[np.int64]:
+def _as_slice(places: Ints) -> slice | Ints:
     """Return places as a slice, if they follow each other up or down."""
     first, last = int(places[0]), int(places[-1])
     step = 1 if last >= first else -1
@@ -208,9 +207,9 @@ class Warp:
 
 
 def warp_plane(
-    plane: NDArray[Any],
-    matrix: NDArray[np.float64],
-    out: NDArray[Any],
+    plane: Array,
+    matrix: Doubles,
+    out: Array,
     padding: Padding,
     *,
     nearest: bool,

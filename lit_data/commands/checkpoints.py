@@ -27,6 +27,7 @@ from lit_data.io.images.image_source import ImageBank
 from lit_data.io.remote.options import is_remote
 from lit_data.modules.weights import read_checkpoint, refuse_nan
 from lit_data.tasks.base import find_task_of
+from lit_data.types import Size
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class _Look(NamedTuple):
     """Parts of what `look_at` returns."""
 
     channels: int
-    size_px: tuple[int, int]
+    size_px: Size
     grey: float
     spread: float
 

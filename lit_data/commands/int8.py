@@ -11,8 +11,6 @@ from time import perf_counter
 from typing import Any
 
 import lightning as L
-import numpy as np
-from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
 
 from lit_data.checks import check_count, check_fraction, check_types
@@ -23,12 +21,12 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.inference.export.onnx_file import quantise
 from lit_data.testing import QUIET
+from lit_data.types import Floats
 
 log = logging.getLogger(__name__)
 
 _REPEATS = 5
 _MONITOR = "callbacks.checkpoint"
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)

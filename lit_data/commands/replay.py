@@ -44,7 +44,7 @@ from lit_data.files import explaining, replacing, write_table
 from lit_data.io.remote.options import is_remote
 from lit_data.tasks import find_task
 from lit_data.testing import QUIET
-from lit_data.types import Batch
+from lit_data.types import Array, Batch, Ints
 
 log = logging.getLogger(__name__)
 
@@ -258,7 +258,7 @@ class Replay:
             moved = move_data_to_device(planned, self.device)
             return self.datamodule.finish_batch(moved, "train")
 
-    def _name(self, batch: Batch, positions: NDArray[np.int64], row: NDArray[np.void]) -> list[str]:
+    def _name(self, batch: Batch, positions: Ints, row: NDArray[np.void]) -> list[str]:
         """Return file and place of each sample, as far as the batch or the dataset says them."""
         bank, source = self.datamodule.bank, self.datamodule.source
         images, corners = batch.get("image_index"), batch.get("position")
@@ -276,7 +276,7 @@ class Replay:
         return names
 
 
-def _list_arrays(batch: Batch) -> dict[str, NDArray[Any]]:
+def _list_arrays(batch: Batch) -> dict[str, Array]:
     arrays = {}
     for key, value in batch.items():
         if isinstance(value, Tensor):

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.remote_runs import fetching_runs
@@ -21,6 +20,7 @@ from lit_data.commands.reports.untrusted import (
 from lit_data.errors import ConfigError, LitDataError, escape, first_line
 from lit_data.files import flatten
 from lit_data.io.remote.options import is_remote
+from lit_data.types import Bools
 
 _HELP = """\
 usage: python -m lit_data why RUN_A RUN_B [--package NAME]
@@ -76,7 +76,7 @@ def compare_splits(first: Path, second: Path) -> Iterator[str]:
     yield from _compare(*splits)
 
 
-def find_first(differs: NDArray[np.bool_]) -> int | None:
+def find_first(differs: Bools) -> int | None:
     """Return the number of the first true value; None without any."""
     numbers = np.flatnonzero(differs)
     return int(numbers[0]) if len(numbers) else None

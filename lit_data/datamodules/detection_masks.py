@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datasets.detection.files import DetectionFiles
@@ -16,7 +15,7 @@ from lit_data.errors import DataError, Problems
 from lit_data.io.images.decoders import ImageSource, MaskDecoder
 from lit_data.io.images.header import describe_size_mismatch, read_header
 from lit_data.io.progress import track
-from lit_data.types import IGNORED, Bools, Ints, Size
+from lit_data.types import IGNORED, Bools, Bytes, Floats, Ints, Size
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class _Marked(NamedTuple):
 
     path: Path
     size_px: Size
-    boxes: NDArray[np.float32]
+    boxes: Floats
 
 
 def find_mask_boxes(files: InspectionFiles) -> DetectionFiles:
@@ -72,9 +71,7 @@ def find_mask_boxes(files: InspectionFiles) -> DetectionFiles:
     return _join(files, marked, classes)
 
 
-def box_parts(
-    numbers: NDArray[np.uint8], class_count: int, kind: int | None
-) -> NDArray[np.float32]:
+def box_parts(numbers: Bytes, class_count: int, kind: int | None) -> Floats:
     """Return a box around each connected part (8 neighbours) of each class.
 
     Args:
@@ -95,7 +92,7 @@ def box_parts(
     return np.concatenate([np.zeros((0, 5), np.float32), *boxes])
 
 
-def _box_components(is_marked: Bools, number: int) -> NDArray[np.float32]:
+def _box_components(is_marked: Bools, number: int) -> Floats:
     import cv2
 
     mask = is_marked.astype(np.uint8)
@@ -106,12 +103,12 @@ def _box_components(is_marked: Bools, number: int) -> NDArray[np.float32]:
     size_px = is_marked.shape[::-1]
     classes = np.full((len(sides), 1), number)
     columns = (classes, (corners + sides / 2) / size_px, sides / size_px)
-    boxes: NDArray[np.float32] = np.hstack(columns).astype(np.float32)
+    boxes: Floats = np.hstack(columns).astype(np.float32)
     return boxes
 
 
-def _read_mask(decoder: MaskDecoder, mask: Path, image: Path, size_px: Size) -> NDArray[np.uint8]:
-    numbers: NDArray[np.uint8] = decoder(ImageSource((str(mask),))).array[0]
+def _read_mask(decoder: MaskDecoder, mask: Path, image: Path, size_px: Size) -> Bytes:
+    numbers: Bytes = decoder(ImageSource((str(mask),))).array[0]
     height, width = numbers.shape
     if (height, width) != size_px:
         raise DataError(describe_size_mismatch((mask, image), ((height, width), size_px)))

@@ -55,7 +55,7 @@ from lit_data.io.store.pixels import StoreOptions
 from lit_data.io.store.sources import list_sources
 from lit_data.io.temp import temp_folder
 from lit_data.samples.inspection import InspectionSampleSpec
-from lit_data.types import Bools, Ints
+from lit_data.types import Bools, Ints, Size
 
 log = logging.getLogger(__name__)
 
@@ -407,7 +407,7 @@ class LabelledFiles(InspectionFiles):
     """
 
     store: StoreOptions = field(default_factory=partial(StoreOptions, band_px=None))
-    size_px: tuple[int, int]
+    size_px: Size
 
     @property
     @override

@@ -15,7 +15,7 @@ from lit_data.errors import ConfigError
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.progress import track
 from lit_data.io.store.store import DecodedStore
-from lit_data.types import Batch
+from lit_data.types import Batch, Size
 
 CHUNK_BYTES = 2**26
 _KEPT_SHARE = 0.25
@@ -49,7 +49,7 @@ class DeviceBank:
             ).to(device)
             self._channels = torch.arange(store.channels, device=device)
 
-    def cut(self, images: Tensor, positions: Tensor, patch_px: tuple[int, int]) -> Tensor:
+    def cut(self, images: Tensor, positions: Tensor, patch_px: Size) -> Tensor:
         """Cut patches; past its edges an image is mirrored without its edge row.
 
         Args:

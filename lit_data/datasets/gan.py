@@ -9,7 +9,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.checks import check_choice
@@ -22,7 +21,7 @@ from lit_data.grid import pair_px
 from lit_data.io.discovery import check_inside
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.store.shared_arrays import share_state
-from lit_data.types import Array, FieldSpec, Ints
+from lit_data.types import Array, FieldSpec, Floats, Ints, Size
 
 Views = Literal["none", "folders", "sheet"]
 """Each image is a sample by itself; a folder is an object, and its images are views; an image is a sheet of views."""
@@ -66,7 +65,7 @@ class ViewLayout:
                 raise ConfigError(f"{name}={list(values)} must be [first, last] in degrees")
             object.__setattr__(self, name, values)
 
-    def poses(self, side: int) -> NDArray[np.float32]:
+    def poses(self, side: int) -> Floats:
         """Azimuth and elevation of the side * side views, rad: [side * side, 2].
 
         The azimuth changes fastest: view number = number of the elevation * side + number of the
@@ -127,7 +126,7 @@ class SampleTable:
     num_labels: int
     classes: tuple[str, ...]
     tiles: int
-    poses: NDArray[np.float32] | None
+    poses: Floats | None
 
     def samples_of(self, objects: Ints) -> Ints:
         """Ascending numbers of the samples of some objects."""
@@ -303,7 +302,7 @@ class GANDataset(BankDataset):
         table: SampleTable,
         *,
         samples: Ints | None = None,
-        image_px: int | tuple[int, int] = 64,
+        image_px: int | Size = 64,
         cut: Cut = "whole",
         samples_per_image: int = 16,
         seed: int = 0,

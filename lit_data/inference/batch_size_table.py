@@ -21,6 +21,7 @@ from lit_data.inference.forward import Forward
 from lit_data.inference.tiling import measure_reach_px
 from lit_data.out_of_memory import is_out_of_memory
 from lit_data.size_search import SizeSearch
+from lit_data.types import Size
 
 
 def measure_peak_bytes(call: Callable[[], object]) -> int:
@@ -110,7 +111,7 @@ def try_twice(call: Callable[[], T], needs: str, device: torch.device) -> T:
 
 
 def find_reach_px(
-    forward: Forward, channels: int, tile_px: tuple[int, int], *, multiple_px: int
+    forward: Forward, channels: int, tile_px: Size, *, multiple_px: int
 ) -> int | None:
     """Return the receptive field of a net to each side, px; None if it reaches beyond a tile.
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_data.errors import DataError
@@ -56,7 +55,7 @@ class OpenedImage:
         """(height, width)."""
         return self.pixels.shape[1], self.pixels.shape[2]
 
-    def cut(self, rows: TileAxis, columns: TileAxis) -> Iterator[NDArray[Any]]:
+    def cut(self, rows: TileAxis, columns: TileAxis) -> Iterator[Array]:
         """Yield tiles row by row, [C, h, w] each; each row of tiles is read once.
 
         Tiles that reach past the end of the image repeat its edge.
@@ -278,7 +277,7 @@ class TileBatch:
     """
 
     kind: Kind
-    tiles: NDArray[Any]
+    tiles: Array
     jobs: list[ImageJob] = field(default_factory=list)
 
     @classmethod
@@ -291,7 +290,7 @@ class TileBatch:
         """True if there is no room left."""
         return len(self.jobs) == len(self.tiles)
 
-    def add(self, job: ImageJob, tile: NDArray[Any]) -> None:
+    def add(self, job: ImageJob, tile: Array) -> None:
         """Copy a tile in."""
         self.tiles[len(self.jobs)] = tile
         self.jobs.append(job)

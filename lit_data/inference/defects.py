@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+
+from lit_data.types import Bytes, Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,11 @@ class Defect:
 
 
 def find_defects(
-    probability: NDArray[np.float32],
+    probability: Floats,
     *,
     threshold: float = 0.5,
     min_area_px: int = 1,
-    kinds: NDArray[np.uint8] | None = None,
+    kinds: Bytes | None = None,
 ) -> list[Defect]:
     """Find regions of pixels (8-connected) that reach a threshold.
 

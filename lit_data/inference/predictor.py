@@ -13,7 +13,6 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.filesize import decimal
 from torch import Tensor, nn
 
@@ -40,8 +39,9 @@ from lit_data.inference.forward import (
     Precision,
 )
 from lit_data.inference.runner import Runner, TileStream
-from lit_data.inference.tiling import Blend, Size, Tiling
+from lit_data.inference.tiling import Blend, Tiling
 from lit_data.io.store.files import reserve, write_all
+from lit_data.types import Array, Size
 
 FileDtype = Literal["float32", "float16", "uint8", "uint16"]
 
@@ -113,7 +113,7 @@ def replacing_file(path: Path) -> Iterator[int]:
         ) from error
 
 
-def encode(values: Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
+def encode(values: Tensor, dtype: np.dtype[Any]) -> Array:
     """Return values in the dtype of a file; for whole numbers 0..1 becomes 0..largest, clipped."""
     if dtype.kind == "f":
         return values.to(getattr(torch, dtype.name)).contiguous().numpy()
@@ -273,7 +273,7 @@ class TiledPredictor:
         *,
         dtype: FileDtype = "float32",
         on_tiles: Callable[[int], None] | None = None,
-    ) -> NDArray[Any]:
+    ) -> Array:
         """Predict an image that is larger than memory.
 
         Rows of tiles are read and written one after the other. The file appears when it is
@@ -304,7 +304,7 @@ class TiledPredictor:
 
             job = ImageJob(source, self._tiling_of(source), open_target)
             list(self._stream([job], on_tiles))
-        values: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        values: Array = np.load(path, mmap_mode="r", allow_pickle=False)
         return values
 
     def _tiling_of(self, source: OpenedImage) -> Tiling:

@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_data.errors import BatchMemoryError, first_line
@@ -17,6 +16,7 @@ from lit_data.inference.batch_size_table import ADVICE, AHEAD, BatchSize, BatchS
 from lit_data.inference.batches import ImageJob, Kind, TileBatch
 from lit_data.inference.forward import Forward, InferenceThreads
 from lit_data.out_of_memory import is_out_of_memory
+from lit_data.types import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class MicroBatch:
         return self.batch.kind
 
     @property
-    def tiles(self) -> NDArray[Any]:
+    def tiles(self) -> Array:
         """[n, C, h, w] as stored."""
         return self.batch.tiles[self.start : self.stop]
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.grid import count_positions, pair_px
+from lit_data.types import Size
 
 Blend = Literal["constant", "gaussian"]
 Weights = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -88,9 +89,6 @@ def weigh_tile(tile_px: int, blend: Blend) -> Weights:
     middle_px = (tile_px - 1) / 2
     deviations = (np.arange(tile_px, dtype=np.float64) - middle_px) / (_SIGMA * tile_px)
     return np.exp(-0.5 * deviations**2)
-
-
-Size = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +215,7 @@ def _round_up(value: int, step: int) -> int:
 def measure_reach_px(
     call: Callable[[Tensor], Tensor],
     channels: int,
-    tile_px: tuple[int, int],
+    tile_px: Size,
     *,
     multiple_px: int = 1,
 ) -> int | None:
@@ -251,7 +249,7 @@ def measure_reach_px(
 def _measure_at(
     call: Callable[[Tensor], Tensor],
     channels: int,
-    tile_px: tuple[int, int],
+    tile_px: Size,
     pixel: tuple[int, int],
 ) -> int | None:
     """Return the reach from one pixel (y, x); None where it ends at the border of the tile."""

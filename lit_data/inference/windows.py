@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.inference.tiling import weigh_tile
-from lit_data.types import Array
+from lit_data.types import Array, Bytes
 
 _LEAST_WEIGHT = 1e-3  # of the corners of a window: some voxels lie in no other one
 
@@ -26,7 +25,7 @@ class WindowBlend:
     """
 
     def __init__(self, shape: Sequence[int], sides: Sequence[int], count: int) -> None:
-        self.labels: NDArray[np.uint8] = np.zeros(tuple(shape), np.uint8)
+        self.labels: Bytes = np.zeros(tuple(shape), np.uint8)
         self._sides = tuple(sides)
         self._first = 0  # slice of the volume that is the first of the sums
         self._sums = np.zeros((count, sides[0], *shape[1:]), np.float32)
@@ -49,7 +48,7 @@ class WindowBlend:
         inside = weighted[:, :, : height - y, : width - x]
         self._sums[:, :, rows, columns] += inside
 
-    def finish(self) -> NDArray[np.uint8]:
+    def finish(self) -> Bytes:
         """Return the labels, [Z, Y, X], when all windows are there."""
         self._finish_slices(self._first + self._sides[0])
         return self.labels

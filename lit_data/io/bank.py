@@ -3,12 +3,7 @@
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from lit_data.types import LookAhead
-
-Ints = NDArray[np.int64]
+from lit_data.types import Ints, LookAhead
 
 
 class Bank(ABC):

@@ -6,9 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils._pytree import tree_map
 from torch.utils.data import SequentialSampler
 
@@ -22,7 +20,7 @@ from lit_data.loading.samples import Collate, MapStyle, SampleWriter, as_rows, c
 from lit_data.loading.staging import INDICES, Layout, Slot, Staging, check_room
 from lit_data.loading.transfer import SideStream
 from lit_data.loading.workers import Failure, Workers, write
-from lit_data.types import LookAhead, RowWriter
+from lit_data.types import Ints, LookAhead, RowWriter
 
 
 class MicroBatchLoader:
@@ -166,7 +164,7 @@ class MicroBatchLoader:
         batches = self._batches()
         return self.side_stream.ahead(batches) if self.device is not None else batches
 
-    def read(self, positions: NDArray[np.int64], epoch: int) -> Any:  # noqa: ANN401 - the structure of a sample
+    def read(self, positions: Ints, epoch: int) -> Any:  # noqa: ANN401 - the structure of a sample
         """Return the samples at some positions of an epoch's order as one batch.
 
         This thread reads them: it is for looking at a few.

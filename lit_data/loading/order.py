@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError
 from lit_data.loading.options import LoaderOptions
 from lit_data.rng import Stream, random_words, shuffled
-from lit_data.types import Array, FieldSpec, RowWriter, SampleRuns
+from lit_data.types import Array, FieldSpec, Ints, RowWriter, SampleRuns
 
 _BLOCK = 4096
 
@@ -34,7 +33,7 @@ class Windows:
         self.window_bytes = window_bytes if most_bytes is None else min(window_bytes, most_bytes)
         self._plans: dict[tuple[int, int], _Plan] = {}
 
-    def at(self, positions: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
+    def at(self, positions: Ints, seed: int, epoch: int) -> Ints:
         """Return the sample indices at positions of an epoch."""
         plan = self._plans.get((seed, epoch))
         if plan is None:
@@ -52,7 +51,7 @@ class Windows:
             mixed[inside] = begin + order
         # From positions among the runs in their random order to samples as the dataset counts them.
         run = np.searchsorted(plan.ends, mixed, side="right")
-        samples: NDArray[np.int64] = plan.offsets[run] + mixed
+        samples: Ints = plan.offsets[run] + mixed
         return samples if plan.samples is None else plan.samples[samples]
 
     def _runs_at(self, epoch: int) -> SampleRuns:
@@ -70,10 +69,10 @@ class _Plan(NamedTuple):
         samples: As `SampleRuns` has them.
     """
 
-    ends: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    first: NDArray[np.int64]
-    samples: NDArray[np.int64] | None
+    ends: Ints
+    offsets: Ints
+    first: Ints
+    samples: Ints | None
 
     @classmethod
     def make(cls, runs: SampleRuns, window_bytes: int, seed: int, epoch: int) -> Self:
@@ -88,9 +87,7 @@ class _Plan(NamedTuple):
         return cls(ends, starts[order] - begins, begins[first_runs], runs.samples)
 
 
-def _number_windows(
-    before: NDArray[np.int64], window_bytes: int, runs: SampleRuns
-) -> NDArray[np.int64]:
+def _number_windows(before: Ints, window_bytes: int, runs: SampleRuns) -> Ints:
     """Return the window of each run, [R], by the bytes before it.
 
     Windows that must be fetched grow: the first takes one run, each next one twice as much.
@@ -218,12 +215,12 @@ class EpochOrder:
             has_short_step = rest > self.rank
         return full + has_short_step
 
-    def indices(self, position: int, taken: int, epoch: int) -> NDArray[np.int64]:
+    def indices(self, position: int, taken: int, epoch: int) -> Ints:
         """Return the sample indices of this rank in the step at `position`."""
         first, end = position + self.rank, position + taken
         return self.at(np.arange(first, end, self.world_size, dtype=np.int64), epoch)
 
-    def at(self, positions: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+    def at(self, positions: Ints, epoch: int) -> Ints:
         """Return the sample indices at positions of the epoch's order, of any rank."""
         if not self.shuffle:
             return positions
@@ -245,9 +242,9 @@ class OrderReader:
     def __init__(self, order: EpochOrder, epoch: int) -> None:
         self.order, self.epoch = order, epoch
         self._start = 0
-        self._block: NDArray[np.int64] = np.empty(0, np.int64)
+        self._block: Ints = np.empty(0, np.int64)
 
-    def indices(self, position: int, taken: int) -> NDArray[np.int64]:
+    def indices(self, position: int, taken: int) -> Ints:
         """Return the same as `EpochOrder.indices` for the step at `position`."""
         world_size = self.order.world_size
         count = self.order.count(taken)
@@ -282,7 +279,7 @@ class ChosenRows:
         return len(self._numbers)
 
     def write_into(
-        self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int
+        self, rows: Mapping[str, Array], indices: Ints, epoch: int
     ) -> Mapping[str, list[Any]] | None:
         """See `RowWriter`."""
         return self._dataset.write_into(rows, self._numbers[indices], epoch)

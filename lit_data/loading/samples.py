@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading.options import LoaderOptions
 from lit_data.rng import Stream, random_words, seed_generators, unchanged_generators
-from lit_data.types import COUNT_SUFFIX, Array, Batch, FieldSpec, RowWriter, read_samples
+from lit_data.types import COUNT_SUFFIX, Array, Batch, FieldSpec, Ints, RowWriter, read_samples
 
 _VIEWED_AS = {
     torch.bfloat16: torch.int16,
@@ -120,7 +120,7 @@ class SampleWriter:
         return self.draws
 
     def write_into(
-        self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int
+        self, rows: Mapping[str, Array], indices: Ints, epoch: int
     ) -> dict[str, list[Any]]:
         """Write samples into the rows of a batch.
 
@@ -155,7 +155,7 @@ class SampleWriter:
     def _write(
         self,
         rows: Mapping[str, Array],
-        indices: NDArray[np.int64],
+        indices: Ints,
         seeds: NDArray[np.uint32] | None,
     ) -> dict[str, list[Any]]:
         """Write samples a few at a time.
@@ -181,7 +181,7 @@ class SampleWriter:
             sample_bytes += math.prod(field.shape) * np.dtype(field.dtype).itemsize
         return max(1, _READ_BYTES // max(1, sample_bytes))
 
-    def _read(self, indices: NDArray[np.int64], seeds: NDArray[np.uint32] | None) -> list[Value]:
+    def _read(self, indices: Ints, seeds: NDArray[np.uint32] | None) -> list[Value]:
         if seeds is None:
             return self._ask(indices.tolist())
         samples = []

@@ -17,13 +17,11 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lit_data.errors import DataError, LitDataError, WorkerDiedError
 from lit_data.loading.staging import INDICES, Slot
-from lit_data.types import Array, RowWriter
+from lit_data.types import Array, Ints, RowWriter
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +49,7 @@ class RowTask:
     plan: int
 
     @property
-    def indices(self) -> NDArray[np.int64]:
+    def indices(self) -> Ints:
         """[M] sample numbers."""
         return self.slot.arrays[INDICES][self.first : self.stop]
 
@@ -129,7 +127,7 @@ class _Checker(pickle.Pickler):
         return "tensor" if isinstance(value, torch.Tensor) else None
 
 
-def describe_samples(dataset: object, indices: NDArray[np.int64]) -> str:
+def describe_samples(dataset: object, indices: Ints) -> str:
     """Return the samples of a micro-batch for a message."""
     numbers = indices.tolist()
     text = "sample " + ", ".join(map(str, numbers[:_NAMED]))
@@ -142,9 +140,7 @@ def describe_samples(dataset: object, indices: NDArray[np.int64]) -> str:
     return f"{text} ({first} first)" if len(numbers) > 1 else f"{text} ({first})"
 
 
-def _find_culprit(
-    dataset: RowWriter, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int
-) -> str:
+def _find_culprit(dataset: RowWriter, rows: Mapping[str, Array], indices: Ints, epoch: int) -> str:
     """Try the samples one by one, and name the one that fails alone, else all."""
     for number in range(len(indices)):
         single = slice(number, number + 1)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.samples.sample_set import SampleSpec, open_streams
+from lit_data.types import Bools, Bytes, Doubles, Floats
 
 TUMOUR = 1
 """The label of every tumour; all else is 0."""
@@ -25,8 +26,7 @@ _VESSELS = 9  # of each lung
 _STEPS = 40  # of a vessel
 _LUNG_RADII = (0.72, 0.33, 0.22)
 
-Floats = NDArray[np.float32]
-Mask = NDArray[np.bool_]
+Mask = Bools
 _Axes = tuple[Floats, Floats, Floats]
 
 
@@ -41,7 +41,7 @@ class CTScene:
     """
 
     volume: NDArray[np.int16]
-    labels: NDArray[np.uint8]
+    labels: Bytes
 
 
 def render_volume(seed: int, number: int, shape: tuple[int, int, int]) -> CTScene:
@@ -77,7 +77,7 @@ def _make_axes(shape: tuple[int, int, int]) -> _Axes:
     return z[:, None, None], y[None, :, None], x[None, None, :]
 
 
-def _measure_trunk(axes: _Axes, girth: NDArray[np.float64]) -> Floats:
+def _measure_trunk(axes: _Axes, girth: Doubles) -> Floats:
     """[Z, Y, X]: 0 in the middle of the trunk, 1 on the skin; wider at the shoulders."""
     z, y, x = axes
     wide = np.float32(0.72 * girth[0]) + np.float32(0.1) * z
@@ -85,7 +85,7 @@ def _measure_trunk(axes: _Axes, girth: NDArray[np.float64]) -> Floats:
     return np.asarray(np.sqrt((x / wide) ** 2 + (y / deep) ** 2))
 
 
-def _draw_lungs(volume: Floats, axes: _Axes, rng: np.random.Generator) -> list[NDArray[np.float64]]:
+def _draw_lungs(volume: Floats, axes: _Axes, rng: np.random.Generator) -> list[Doubles]:
     """Draw both lungs and give their middles."""
     centres = []
     for side in (-1, 1):
@@ -112,9 +112,7 @@ def _draw_bones(volume: Floats, axes: _Axes, depth: Floats, rng: np.random.Gener
     volume[spine] = _BONE_HU + rng.uniform(-120, 120)
 
 
-def _walk_vessels(
-    centre: NDArray[np.float64], rng: np.random.Generator
-) -> Iterator[tuple[float, NDArray[np.float64]]]:
+def _walk_vessels(centre: Doubles, rng: np.random.Generator) -> Iterator[tuple[float, Doubles]]:
     """Radius and middle of balls along vessels that start at the root of a lung and get thinner."""
     for _ in range(_VESSELS):
         position = centre * np.array([1.0, 1.0, 0.55])
@@ -129,9 +127,9 @@ def _walk_vessels(
 
 def _draw_tumour(
     volume: Floats,
-    labels: NDArray[np.uint8],
+    labels: Bytes,
     axes: _Axes,
-    centre: NDArray[np.float64],
+    centre: Doubles,
     rng: np.random.Generator,
 ) -> None:
     """Draw a ball into two lungs of three; chalk makes it brighter than vessels."""
@@ -149,7 +147,7 @@ def _draw_tumour(
 
 def _find_ball(
     axes: _Axes,
-    centre: NDArray[np.float64],
+    centre: Doubles,
     radius: float,
     radii: tuple[float, float, float] = (1.0, 1.0, 1.0),
 ) -> tuple[tuple[slice, slice, slice], Mask]:

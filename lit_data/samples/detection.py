@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.datasets.splits import SPLITS
 from lit_data.io.images.writing import write_png
 from lit_data.samples.sample_set import SampleSpec, open_streams
+from lit_data.types import Bools, Bytes, Doubles, Ints, Size
 
 CLASSES = ("disc", "square", "triangle")
 
@@ -21,8 +21,7 @@ _SMALLEST_PX = 5.0  # radius
 _HOLE = 0.6  # radius of a ring's hole, as a share of its own
 _CORNERS = np.pi / 2 + np.arange(3) * 2 * np.pi / 3  # of a triangle
 
-Mask = NDArray[np.bool_]
-Floats = NDArray[np.float64]
+Mask = Bools
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,8 @@ class DetectionScene:
             whole object inside the image, those under a later object included.
     """
 
-    image: NDArray[np.uint8]
-    boxes: NDArray[np.int64]
+    image: Bytes
+    boxes: Ints
 
 
 class _Thing(NamedTuple):
@@ -45,12 +44,10 @@ class _Thing(NamedTuple):
     x: float
     radius_px: float
     angle_rad: float
-    colour: Floats  # [3] in 0..1
+    colour: Doubles  # [3] in 0..1
 
 
-def render_scene(
-    seed: int, number: int, size_px: tuple[int, int], *, empty: bool = False
-) -> DetectionScene:
+def render_scene(seed: int, number: int, size_px: Size, *, empty: bool = False) -> DetectionScene:
     """Render one image, a pure function of the arguments.
 
     Ground and objects have random streams of their own.
@@ -87,7 +84,7 @@ def render_scene(
     )
 
 
-def _draw_ground(rng: np.random.Generator, size_px: tuple[int, int]) -> Floats:
+def _draw_ground(rng: np.random.Generator, size_px: Size) -> Doubles:
     """[3, H, W] in 0..1: a colour that changes slowly, and a finer texture."""
     base = rng.uniform(0.25, 0.75, (3, 1, 1))
     slow = _interpolate(rng.normal(0, 0.08, (3, 5, 5)), size_px)
@@ -96,7 +93,7 @@ def _draw_ground(rng: np.random.Generator, size_px: tuple[int, int]) -> Floats:
     return base + slow + texture
 
 
-def _interpolate(coarse: Floats, size_px: tuple[int, int]) -> Floats:
+def _interpolate(coarse: Doubles, size_px: Size) -> Doubles:
     """[K, h, w] stretched bilinearly to [K, H, W]."""
     for axis, size in ((1, size_px[0]), (2, size_px[1])):
         position = np.linspace(0, coarse.shape[axis] - 1, size)
@@ -106,9 +103,7 @@ def _interpolate(coarse: Floats, size_px: tuple[int, int]) -> Floats:
     return coarse
 
 
-def _draw_things(
-    rng: np.random.Generator, size_px: tuple[int, int], *, empty: bool
-) -> list[_Thing]:
+def _draw_things(rng: np.random.Generator, size_px: Size, *, empty: bool) -> list[_Thing]:
     count, largest_px = int(rng.integers(2, 10)), max(_SMALLEST_PX, 0.24 * min(size_px))
     things = []
     for _ in range(count):
@@ -122,7 +117,7 @@ def _draw_things(
     return things
 
 
-def _find_inside(thing: _Thing, size_px: tuple[int, int]) -> Mask:
+def _find_inside(thing: _Thing, size_px: Size) -> Mask:
     """[H, W]: the pixels whose centre lies in the object."""
     y = (np.arange(size_px[0]) + 0.5 - thing.y)[:, None] / thing.radius_px
     x = (np.arange(size_px[1]) + 0.5 - thing.x)[None] / thing.radius_px
@@ -141,7 +136,7 @@ def _find_inside(thing: _Thing, size_px: tuple[int, int]) -> Mask:
     return np.asarray((squared <= 1) & ((thing.kind != _DISTRACTOR) | (squared >= _HOLE**2)))
 
 
-def paint(image: Floats, thing: _Thing, mask: Mask, rng: np.random.Generator) -> None:
+def paint(image: Doubles, thing: _Thing, mask: Mask, rng: np.random.Generator) -> None:
     """Fill an object with its colour, brighter towards one side, and away from the ground around it."""
     rows, columns = np.nonzero(mask)
     # Brighter than a dark ground and darker than a bright one, or it could not be seen.
@@ -187,7 +182,7 @@ class DetectionSampleSpec(SampleSpec):
     readme = README
 
     count: int = 160
-    size_px: tuple[int, int] = (240, 320)
+    size_px: Size = (240, 320)
 
     def size_of(self, number: int) -> tuple[int, int]:
         """(height, width) of an image: of ten one is twice as high as wide, and one is twice as wide as high."""
@@ -215,7 +210,7 @@ class DetectionSampleSpec(SampleSpec):
         (root / "data.yaml").write_text(f"path: .\n{folders}names:\n{names}", encoding="utf-8")
 
 
-def _format_box(box: NDArray[np.int64], size_px: tuple[int, int]) -> str:
+def _format_box(box: Ints, size_px: Size) -> str:
     kind, top, left, bottom, right = box.tolist()
     height, width = size_px
     centre = f"{(left + right) / 2 / width:.6f} {(top + bottom) / 2 / height:.6f}"

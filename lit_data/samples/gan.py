@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.checks import check_count
@@ -16,8 +15,8 @@ from lit_data.datasets.gan import LAYOUT_FILE, ViewLayout
 from lit_data.datasets.splits import SPLITS
 from lit_data.io.images.writing import write_png
 from lit_data.samples.sample_set import SampleSpec, open_streams
+from lit_data.types import Bytes, Floats, Ints, Size
 
-Floats = NDArray[np.float32]
 Sizes = tuple[float, float, float]
 
 KINDS = ("ellipsoid", "box", "cylinder", "cone", "torus")
@@ -101,14 +100,14 @@ class Cameras:
     """
 
     shape: tuple[int, int, int]
-    pixels: NDArray[np.int64]
+    pixels: Ints
     origins: Floats
     directions: Floats
     near: Floats
     far: Floats
 
     @classmethod
-    def at(cls, poses: Floats, size_px: tuple[int, int]) -> "Cameras":
+    def at(cls, poses: Floats, size_px: Size) -> "Cameras":
         """Cameras at [V, 2] (azimuth, elevation) in rad, whose views are of (h, w) px."""
         origins, directions = cast_rays(poses, size_px)
         # Where |origin + t * direction| = 1: a quadratic in t with its vertex at `middle`.
@@ -122,7 +121,7 @@ class Cameras:
         )
 
 
-def cast_rays(poses: Floats, size_px: tuple[int, int]) -> tuple[Floats, Floats]:
+def cast_rays(poses: Floats, size_px: Size) -> tuple[Floats, Floats]:
     """Rays through the middles of the pixels.
 
     Args:
@@ -150,7 +149,7 @@ def cast_rays(poses: Floats, size_px: tuple[int, int]) -> tuple[Floats, Floats]:
     return origins.astype(np.float32), ways.reshape(3, -1).astype(np.float32)
 
 
-def render_views(solid: Solid, cameras: Cameras) -> NDArray[np.uint8]:
+def render_views(solid: Solid, cameras: Cameras) -> Bytes:
     """Render the views of an object: [V, h, w, 3] uint8, R, G, B."""
     start, way = (solid.turn.T @ part for part in (cameras.origins, cameras.directions))
     pixel = np.float32(CAMERA_DISTANCE * 2 * _REACH / cameras.shape[1])
@@ -313,7 +312,7 @@ class GANSampleSpec(SampleSpec):
     readme = README
 
     count: int = 300
-    size_px: tuple[int, int] = (64, 64)
+    size_px: Size = (64, 64)
     tiles: int = 4
 
     def __post_init__(self) -> None:

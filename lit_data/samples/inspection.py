@@ -12,6 +12,7 @@ from typing_extensions import override
 from lit_data.io.images.writing import write_png
 from lit_data.samples.sample_set import SampleSpec
 from lit_data.samples.watermarks import draw_texture
+from lit_data.types import Bytes, Floats, Size
 
 _DEFECTIVE = 0.5
 
@@ -31,7 +32,7 @@ class InspectionSampleSpec(SampleSpec):
     folders = (".",)
 
     count: int = 60
-    size_px: tuple[int, int] = (192, 256)
+    size_px: Size = (192, 256)
 
     @override
     def write_samples(self, root: Path, numbers: Iterable[int]) -> None:
@@ -42,9 +43,7 @@ class InspectionSampleSpec(SampleSpec):
                 write_png(root / f"{number:04}_mask.png", mask * np.uint8(255))
 
 
-def draw_surface(
-    rng: np.random.Generator, size_px: tuple[int, int]
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def draw_surface(rng: np.random.Generator, size_px: Size) -> tuple[Bytes, Bytes]:
     """Draw a surface.
 
     Args:
@@ -65,7 +64,7 @@ def draw_surface(
     return np.asarray(np.rint(image.clip(0, 255)), np.uint8), mask
 
 
-def _draw_pit(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np.float32]:
+def _draw_pit(rng: np.random.Generator, size_px: Size) -> Floats:
     rows, columns = _choose_place(rng, size_px)
     radii = rng.uniform(3, 9, 2)
     # A flat bottom and a steep rim: the square of the usual exponent.
@@ -73,7 +72,7 @@ def _draw_pit(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np.
     return np.asarray(depth, np.float32)
 
 
-def _draw_scratch(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np.float32]:
+def _draw_scratch(rng: np.random.Generator, size_px: Size) -> Floats:
     rows, columns = _choose_place(rng, size_px)
     angle, length, width = rng.uniform(0, np.pi), rng.uniform(15, 45), rng.uniform(1.2, 2.5)
     along = columns * np.cos(angle) + rows * np.sin(angle)
@@ -84,7 +83,7 @@ def _draw_scratch(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray
 
 
 def _choose_place(
-    rng: np.random.Generator, size_px: tuple[int, int]
+    rng: np.random.Generator, size_px: Size
 ) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
     """Return rows [H, 1] and columns [1, W], px from a random place off the edges."""
     y, x = rng.uniform(0.1, 0.9) * size_px[0], rng.uniform(0.1, 0.9) * size_px[1]

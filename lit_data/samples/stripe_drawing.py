@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from lit_data.types import Doubles, Floats, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +36,13 @@ class StripePattern:
     edge_px: float
     ground: float
     contrast: float
-    stripe_levels: Floats
+    stripe_levels: Doubles
     weave_period_px: float
     weave_depth: float
     wander_px: float
     wander_length_px: float
 
-    def locate(self, y: Floats, x: Floats) -> tuple[Floats, Floats]:
+    def locate(self, y: Doubles, x: Doubles) -> tuple[Doubles, Doubles]:
         """Say where a point lies in the pattern.
 
         Returns:
@@ -57,7 +56,7 @@ class StripePattern:
         swing_px = self.wander_px * np.sin(2 * np.pi * distance_px / self.wander_length_px)
         return (across * cos - along * sin + swing_px) / self.period_px + self.phase, distance_px
 
-    def stripe_part(self, stripe: Floats, along_px: Floats) -> Floats:
+    def stripe_part(self, stripe: Doubles, along_px: Doubles) -> Doubles:
         """Return what the stripes add to the ground, for coordinates as ``locate`` gives them."""
         inside_px = (self.duty / 2 - np.abs(stripe % 1 - 0.5)) * self.period_px
         cover = np.clip(0.5 + inside_px / self.edge_px, 0, 1)
@@ -96,14 +95,14 @@ class CameraView:
     mottle: float
     column_spread: float
 
-    def displace(self, y: Floats, x: Floats, height_px: int) -> tuple[Floats, Floats]:
+    def displace(self, y: Doubles, x: Doubles, height_px: int) -> tuple[Doubles, Doubles]:
         """Return the pattern's coordinates under the pixels (y, x)."""
         swing = 2 * y / height_px - 1
         seen_y = y + self.shift_px[0] + self.drift_px[0] * swing
         seen_x = x + self.shift_px[1] + self.drift_px[1] * swing
         return seen_y, seen_x
 
-    def light(self, y: Floats, x: Floats, shape: tuple[int, int]) -> Floats:
+    def light(self, y: Doubles, x: Doubles, shape: Size) -> Doubles:
         """Return the factor from reflectance to grey level at the pixels (y, x)."""
         rows, columns = 2 * y / shape[0] - 1, 2 * x / shape[1] - 1
         shading = (
@@ -170,8 +169,8 @@ def draw_views(rng: np.random.Generator) -> list[CameraView]:
 
 
 def expose(
-    pattern: StripePattern, view: CameraView, shape: tuple[int, int], rng: np.random.Generator
-) -> NDArray[np.float32]:
+    pattern: StripePattern, view: CameraView, shape: Size, rng: np.random.Generator
+) -> Floats:
     """Render one repeat without defects.
 
     Returns:
@@ -195,7 +194,7 @@ def expose(
     return np.asarray(grey + shot_noise, dtype=np.float32)
 
 
-def pixel_grid(top: int, left: int, bottom: int, right: int) -> tuple[Floats, Floats]:
+def pixel_grid(top: int, left: int, bottom: int, right: int) -> tuple[Doubles, Doubles]:
     """Return the row and column coordinates of a window, [h, 1] and [1, w], ends excluded."""
     rows, columns = (
         np.arange(top, bottom, dtype=np.float64),
@@ -227,11 +226,11 @@ class DrawnScratch:
         width_px: Width of the curve.
     """
 
-    points_yx: Floats
-    strengths: Floats
+    points_yx: Doubles
+    strengths: Doubles
     width_px: float
 
-    def change(self, pattern: StripePattern, y: Floats, x: Floats) -> Floats:
+    def change(self, pattern: StripePattern, y: Doubles, x: Doubles) -> Doubles:
         """Return the change of reflectance at (y, x), which all stripes take alike."""
         offset_y = y[..., None] - self.points_yx[:, 0]
         offset_x = x[..., None] - self.points_yx[:, 1]
@@ -259,7 +258,7 @@ class MissingPiece:
     stop_px: float
     share: float
 
-    def change(self, pattern: StripePattern, y: Floats, x: Floats) -> Floats:
+    def change(self, pattern: StripePattern, y: Doubles, x: Doubles) -> Doubles:
         """Return the change of reflectance at (y, x)."""
         stripe, along_px = pattern.locate(y, x)
         inside = np.clip(np.minimum(along_px - self.start_px, self.stop_px - along_px) + 0.5, 0, 1)
@@ -293,7 +292,7 @@ def draw_defects(
     rng: np.random.Generator,
     pattern: StripePattern,
     views: Sequence[CameraView],
-    shape: tuple[int, int],
+    shape: Size,
 ) -> list[DrawnDefect]:
     """Draw 3 to 8 true defects and 3 to 8 distractors that keep clear of each other.
 
@@ -320,8 +319,8 @@ def draw_defects(
 
 
 def grey_change(
-    defect: DrawnDefect, pattern: StripePattern, view: CameraView, shape: tuple[int, int]
-) -> NDArray[np.float32]:
+    defect: DrawnDefect, pattern: StripePattern, view: CameraView, shape: Size
+) -> Floats:
     """Render what a defect adds to the grey levels of one view, within the defect's window.
 
     Returns:
@@ -337,7 +336,7 @@ def grey_change(
 def _draw_defect(
     rng: np.random.Generator,
     pattern: StripePattern,
-    shape: tuple[int, int],
+    shape: Size,
     channels: tuple[int, ...],
 ) -> DrawnDefect:
     centre = (rng.uniform(0, shape[0]), rng.uniform(0, shape[1]))
@@ -382,19 +381,17 @@ def _draw_scratch(
     )
 
 
-def _surround(points_yx: Floats, reach_px: float) -> Window:
+def _surround(points_yx: Doubles, reach_px: float) -> Window:
     low = np.floor(points_yx.min(axis=0) - reach_px)
     high = np.ceil(points_yx.max(axis=0) + reach_px)
     return int(low[0]), int(low[1]), int(high[0]) + 1, int(high[1]) + 1
 
 
-def _lies_inside(window: Window, shape: tuple[int, int]) -> bool:
+def _lies_inside(window: Window, shape: Size) -> bool:
     return window[0] >= 0 and window[1] >= 0 and window[2] <= shape[0] and window[3] <= shape[1]
 
 
-def _is_visible(
-    defect: DrawnDefect, pattern: StripePattern, view: CameraView, shape: tuple[int, int]
-) -> bool:
+def _is_visible(defect: DrawnDefect, pattern: StripePattern, view: CameraView, shape: Size) -> bool:
     return int(np.count_nonzero(grey_change(defect, pattern, view, shape))) >= LEAST_AREA_PX
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.checks import check_choice, check_count
@@ -22,6 +21,7 @@ from lit_data.samples.stripe_drawing import (
     expose,
     grey_change,
 )
+from lit_data.types import Bools, Floats, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,13 @@ class StripeSample:
         defects: One row per defect as in ``defects.json``, without the image's name.
     """
 
-    clean: NDArray[np.float32]
-    image: NDArray[np.float32]
-    mask: NDArray[np.bool_]
+    clean: Floats
+    image: Floats
+    mask: Bools
     defects: list[dict[str, Any]]
 
 
-def render_sample(
-    seed: int, number: int, shape: tuple[int, int], *, with_defects: bool
-) -> StripeSample:
+def render_sample(seed: int, number: int, shape: Size, *, with_defects: bool) -> StripeSample:
     """Render one sample; pattern, noise and defects have random streams of their own.
 
     Args:
@@ -71,7 +69,7 @@ def render_sample(
     return StripeSample(clean, image.clip(0, 1), mask, rows)
 
 
-def _describe(defect: DrawnDefect, changed: NDArray[np.bool_]) -> dict[str, Any]:
+def _describe(defect: DrawnDefect, changed: Bools) -> dict[str, Any]:
     rows, columns = np.flatnonzero(changed.any(axis=1)), np.flatnonzero(changed.any(axis=0))
     top, left = defect.window[:2]
     return {
@@ -185,7 +183,7 @@ class StripeSampleSpec(SampleSpec):
         return [{"image": f"{split}/{name}", **row} for row in sample.defects]
 
 
-def _write_tiff(path: Path, pixels: NDArray[np.float32]) -> None:
+def _write_tiff(path: Path, pixels: Floats) -> None:
     import tifffile
 
     tifffile.imwrite(

@@ -5,18 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.io.images.writing import write_png
 from lit_data.samples.sample_set import SampleSpec, open_streams
 from lit_data.synthesis.watermarks.glyphs import BUILT_IN, open_font
-from lit_data.types import Array
-
-Floats = NDArray[np.float32]
+from lit_data.types import Array, Bytes, Floats, Size
 
 
-def draw_photo(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np.uint8]:
+def draw_photo(rng: np.random.Generator, size_px: Size) -> Bytes:
     """Draw one photograph.
 
     Args:
@@ -38,7 +35,7 @@ def draw_photo(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np
     return np.asarray(np.rint(image.clip(0, 1) * 255), np.uint8)
 
 
-def draw_texture(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np.uint8]:
+def draw_texture(rng: np.random.Generator, size_px: Size) -> Bytes:
     """Draw a grey surface of grains of many sizes.
 
     Now and then with joints like those of brick or cloth.
@@ -87,9 +84,7 @@ def _draw_thing(image: Floats, rng: np.random.Generator) -> None:
     np.copyto(image, (colour * shade).astype(np.float32), where=inside)
 
 
-def _cloud(
-    rng: np.random.Generator, size_px: tuple[int, int], octaves: int, decay: float
-) -> Floats:
+def _cloud(rng: np.random.Generator, size_px: Size, octaves: int, decay: float) -> Floats:
     """[H, W] about 0..1: noise of ever finer grain, each octave weaker than the last by 2 ** decay."""
     import cv2
 
@@ -104,13 +99,13 @@ def _cloud(
     return np.asarray(cloud / np.float32(total))
 
 
-Pixels = NDArray[np.uint8]
+Pixels = Bytes
 
 _LETTERS = np.array(list("etaoinshrdlcumwfgypbvk"))
 _ODDS = np.arange(len(_LETTERS), 0, -1) / sum(range(len(_LETTERS) + 1))
 
 
-def draw_page(rng: np.random.Generator, size_px: tuple[int, int]) -> Pixels:
+def draw_page(rng: np.random.Generator, size_px: Size) -> Pixels:
     """Draw one page.
 
     Args:
@@ -285,7 +280,7 @@ class WatermarkSampleSpec(SampleSpec):
     readme = README
 
     count: int = 60
-    size_px: tuple[int, int] = (640, 480)
+    size_px: Size = (640, 480)
 
     def kind_of(self, number: int) -> str:
         """Return ``page``, ``photo`` or ``texture``."""

@@ -7,14 +7,15 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from lit_data.checks import check_fraction
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
 from lit_data.synthesis.families import build_families
-from lit_data.synthesis.families.base import DRAWS, Family, Floats, Ints, Range, Size, check_range
+from lit_data.synthesis.families.base import DRAWS, Family, Range, check_range
 from lit_data.synthesis.families.spot import SUBPIXELS, Spot
+from lit_data.types import Bools, Doubles, Floats, Ints, Size
 
 if TYPE_CHECKING:
     import torch
@@ -98,13 +99,13 @@ class DefectSpec:
         return not self.relative.any()
 
     @cached_property
-    def kinds(self) -> tuple[NDArray[np.float32], Ints, Ints]:
+    def kinds(self) -> tuple[Floats, Ints, Ints]:
         """Every form of every family, and its frequency.
 
         Upper ends of the intervals in 0..1 of all kinds but the last [K - 1], family of each kind
         [K], and number of the family's variant [K].
         """
-        weights: list[NDArray[np.float64]] = []
+        weights: list[Doubles] = []
         families: list[int] = []
         variants: list[int] = []
         for number, member in enumerate(self.members):
@@ -122,7 +123,7 @@ class DefectSpec:
         return 1.0 if len(self.members) == 1 else member.weight / sum(member.variants)
 
     @cached_property
-    def strengths(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def strengths(self) -> tuple[Floats, Floats]:
         """Smallest strength of each family, and the width of its range."""
         bounds = []
         for member in self.members:
@@ -133,7 +134,7 @@ class DefectSpec:
         return low.astype(np.float32), (high - low).astype(np.float32)
 
     @cached_property
-    def relative(self) -> NDArray[np.bool_]:
+    def relative(self) -> Bools:
         """True for each family whose strength is in standard deviations of the noise around it."""
         is_relative = []
         for member in self.members:
@@ -312,7 +313,7 @@ def copy_packed(
 
 
 @lru_cache
-def distractor_patterns(channels: int) -> NDArray[np.bool_]:
+def distractor_patterns(channels: int) -> Bools:
     """Return every set of channels of a distractor: target with references, or one reference.
 
     Args:
@@ -330,9 +331,7 @@ def distractor_patterns(channels: int) -> NDArray[np.bool_]:
     return np.array(patterns, dtype=bool).reshape(-1, channels)
 
 
-def _draw_counts(
-    spec: DefectSpec, draws: Floats, *, has_references: bool
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _draw_counts(spec: DefectSpec, draws: Floats, *, has_references: bool) -> tuple[Bools, Bools]:
     """Return [B, most] which defects a sample has, and which of them are true ones."""
     slot = np.arange(spec.count[1])
     is_true = slot < _integer(draws[:, 2:3], spec.true_count)
@@ -409,7 +408,7 @@ def _group(family: Ints, windows_px: Ints) -> tuple[Ints | None, tuple[Group, ..
     return order, tuple(groups)
 
 
-def _choose_channels(is_true: NDArray[np.bool_], draws: Floats, channels: int) -> NDArray[np.bool_]:
+def _choose_channels(is_true: Bools, draws: Floats, channels: int) -> Bools:
     target_alone = np.arange(channels) == 0
     patterns = distractor_patterns(channels)
     if not len(patterns):

@@ -16,7 +16,7 @@ from lit_data.synthesis.families.base import Family
 from lit_data.synthesis.families.spot import SUBPIXELS, spot_kernels, window_start
 from lit_data.synthesis.plan import DefectPlan, Group
 from lit_data.synthesis.windows import Pixels, Surroundings, Windows
-from lit_data.types import Array
+from lit_data.types import Array, Floats, Ints
 
 UNIT = ValueRange()
 WORTH_PX = 2**15
@@ -340,7 +340,7 @@ def draw_spots(images: Array, masks: Array, plan: DefectPlan, values: ValueRange
 
 def _place_kernels(
     plan: DefectPlan,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+) -> tuple[Ints, Ints, Floats]:
     """Return top and left of each window [N], and its kernel [N, Kh, Kw]."""
     nearest_y = np.floor(plan.y + np.float32(0.5))
     nearest_x = np.floor(plan.x + np.float32(0.5))
@@ -355,22 +355,20 @@ def _place_kernels(
     return top, left, kernels[shape, offset_y, offset_x]
 
 
-def _turn_inwards(images: Array, plan: DefectPlan, values: ValueRange) -> NDArray[np.float32]:
+def _turn_inwards(images: Array, plan: DefectPlan, values: ValueRange) -> Floats:
     """Return [N] amplitudes, negated where the peak would leave the range."""
     height, width = images.shape[-2:]
     # At the pixel nearest to the centre, which may lie half a pixel behind the last one.
     y = np.minimum(np.floor(plan.y + np.float32(0.5)).astype(np.int64), height - 1)
     x = np.minimum(np.floor(plan.x + np.float32(0.5)).astype(np.int64), width - 1)
     low, high = values.bounds
-    amplitude: NDArray[np.float32] = plan.amplitude
+    amplitude: Floats = plan.amplitude
     step = np.rint(amplitude * np.float32(values.scale))
     peak = np.clip(images[plan.row, 0, y, x], low, high) + step
     return np.where((peak < low) | (peak > high), -amplitude, amplitude)
 
 
-def _add(
-    flat: Array, index: NDArray[np.int64], steps: NDArray[np.int32], values: ValueRange
-) -> None:
+def _add(flat: Array, index: Ints, steps: NDArray[np.int32], values: ValueRange) -> None:
     """Add steps where windows may overlap: the sum over all of them first, the bounds last."""
     low, high = int(values.bounds[0]), int(values.bounds[1])
     sums = _zeros(flat.size)

@@ -8,6 +8,7 @@ from torch.nn.functional import avg_pool2d
 
 from lit_data.devices import constant, widest_float
 from lit_data.synthesis.canvas import Canvas
+from lit_data.types import Size
 
 _LATTICE_PX = (-11, -8, -5, -2, 1, 4, 8, 12)
 """Rows and columns of the 64 places around a defect at which its surroundings are measured.
@@ -120,7 +121,7 @@ class Windows:
     """
 
     def __init__(
-        self, surroundings: Surroundings, strength: Tensor, chosen: slice, size_px: tuple[int, int]
+        self, surroundings: Surroundings, strength: Tensor, chosen: slice, size_px: Size
     ) -> None:
         self._surroundings = surroundings
         self._chosen = chosen

@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.files import explaining, replacing
 from lit_data.inference import Defect, find_defects
-from lit_data.types import IGNORED, Array, Batch, Stage
+from lit_data.types import IGNORED, Array, Batch, Bools, Size, Stage
 
 log = logging.getLogger(__name__)
 
@@ -146,9 +146,7 @@ def outline_mask(
         draw_outline(cell, is_marked, colour=colour, width=width)
 
 
-def draw_outline(
-    cell: Axes, is_marked: NDArray[np.bool_], *, colour: str, width: float = 1.0
-) -> None:
+def draw_outline(cell: Axes, is_marked: Bools, *, colour: str, width: float = 1.0) -> None:
     """Draw a line along the border of the marked pixels, [H, W]."""
     if not is_marked.any():
         return
@@ -190,7 +188,7 @@ def _fit_cell(cell: Axes, shape: tuple[int, ...]) -> None:
     cell.set_ylim(shape[0] - 0.5, -0.5)
 
 
-def crop_strip(shape: tuple[int, int], defects: Sequence[Defect]) -> tuple[slice, slice]:
+def crop_strip(shape: Size, defects: Sequence[Defect]) -> tuple[slice, slice]:
     """Return the rows and columns of an image to draw: all of it, or a part of a long strip.
 
     The part is twice as long as the strip is wide, and shows as many defects as it can.

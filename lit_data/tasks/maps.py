@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
 from typing_extensions import override
@@ -40,7 +39,7 @@ from lit_data.tasks.journal import Entry
 from lit_data.tasks.options import PredictOptions
 from lit_data.tasks.verdicts import DEFECT, GOOD, REVIEW, Calibration, round_score
 from lit_data.tasks.writer import BankWriter, Written
-from lit_data.types import Array
+from lit_data.types import Array, Bytes, Floats, Size
 
 log = logging.getLogger(__name__)
 
@@ -108,17 +107,17 @@ class WholeImages:
         height, width = self.original_sizes.of(number)
         return max(stored_px, height * width)
 
-    def restore(self, number: int, values: NDArray[Any]) -> NDArray[Any]:
+    def restore(self, number: int, values: Array) -> Array:
         """Scale the prediction of an image to the size of its file: [K, h, w] to [K, H, W]."""
         if self.original_sizes is None:
             return values
         return self.original_sizes.restore(number, values)
 
-    def show(self, number: int) -> NDArray[Any]:
+    def show(self, number: int) -> Array:
         """Return stored pixels at the size of the file, for pictures: [C, H, W]."""
         return self.restore(number, self.bank[number])
 
-    def exceed(self, size_px: tuple[int, int]) -> bool:
+    def exceed(self, size_px: Size) -> bool:
         """Return True if any image is higher or wider."""
         height_px, width_px = size_px
         is_higher = self.bank.heights_px > height_px
@@ -136,11 +135,11 @@ class ProbabilityMap:
             apart.
     """
 
-    values: NDArray[Any]
-    kinds: NDArray[Any] | None = None
+    values: Array
+    kinds: Array | None = None
 
     @classmethod
-    def of(cls, predicted: NDArray[Any]) -> "ProbabilityMap":
+    def of(cls, predicted: Array) -> "ProbabilityMap":
         """Make a map of [1 + classes, H, W], the probability of any defect first."""
         kinds = predicted[1:] if len(predicted) > 1 else None
         return cls(predicted[0], kinds)
@@ -150,14 +149,14 @@ class ProbabilityMap:
         """Height and width, px."""
         return self.values.shape[0], self.values.shape[1]
 
-    def rows(self, part: slice) -> NDArray[np.float32]:
+    def rows(self, part: slice) -> Floats:
         """Return some rows, [h, W] float32 in 0..1."""
         values = self.values[part]
         scale = np.float32(1 if values.dtype == np.float32 else 65535)
-        unit: NDArray[np.float32] = np.divide(values, scale, dtype=np.float32)
+        unit: Floats = np.divide(values, scale, dtype=np.float32)
         return unit
 
-    def number_kinds(self, threshold: float) -> NDArray[np.uint8] | None:
+    def number_kinds(self, threshold: float) -> Bytes | None:
         """Return the most probable class of each pixel that reaches a threshold.
 
         Returns:
@@ -171,16 +170,16 @@ class ProbabilityMap:
             numbers[part] = np.where(self.rows(part) >= threshold, most_probable, 0)
         return numbers
 
-    def encode(self, part: slice, dtype: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
+    def encode(self, part: slice, dtype: type[np.unsignedinteger[Any]]) -> Array:
         """Return some rows as whole numbers, [h, W]; the largest of the dtype is probability 1."""
         if self.values.dtype == dtype:
             return self.values[part]
         scaled = self.rows(part) * np.float32(np.iinfo(dtype).max)
-        encoded: NDArray[Any] = np.rint(scaled).astype(dtype)
+        encoded: Array = np.rint(scaled).astype(dtype)
         return encoded
 
 
-def slabs(shape: tuple[int, int]) -> Iterator[slice]:
+def slabs(shape: Size) -> Iterator[slice]:
     """Yield the rows of an image in parts of at most `SLAB_PX`; most images are one part."""
     height, width = shape
     step = max(1, SLAB_PX // width)

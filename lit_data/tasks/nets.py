@@ -20,7 +20,7 @@ from lit_data.modules.detection.net import Predictions
 from lit_data.tasks.answers import Question, read_kinds, read_probability
 from lit_data.tasks.maps import WholeImages
 from lit_data.tasks.options import PredictOptions
-from lit_data.types import Array, Batch
+from lit_data.types import Array, Batch, Size
 
 log = logging.getLogger(__name__)
 
@@ -378,7 +378,7 @@ def write_onnx(net: nn.Module, images: WholeImages, options: PredictOptions) -> 
     return {"predict/onnx_max_difference": difference}
 
 
-def read_tiles(images: WholeImages, sides_px: tuple[int, int], count: int) -> Sequence[Tensor]:
+def read_tiles(images: WholeImages, sides_px: Size, count: int) -> Sequence[Tensor]:
     """Cut a tile from the middle of some images, [C, h, w] float32 in 0..1 each.
 
     Bad images are left out.
@@ -392,7 +392,7 @@ def read_tiles(images: WholeImages, sides_px: tuple[int, int], count: int) -> Se
     return tiles
 
 
-def _read_tiles(images: WholeImages, sides_px: tuple[int, int], count: int) -> Iterator[Tensor]:
+def _read_tiles(images: WholeImages, sides_px: Size, count: int) -> Iterator[Tensor]:
     # Scales pixels as the predictor does, and nothing else.
     options = ForwardOptions(value_range=images.value_range)
     scale = Forward(nn.Identity(), torch.device("cpu"), options)
@@ -408,7 +408,7 @@ def _read_tiles(images: WholeImages, sides_px: tuple[int, int], count: int) -> I
         yield scale(torch.from_numpy(tile)[None])[0].clone()
 
 
-def _cut_middle(pixels: Array, sides_px: tuple[int, int]) -> Array:
+def _cut_middle(pixels: Array, sides_px: Size) -> Array:
     """Cut the middle of an image [C, H, W], padded symmetrically below and to the right."""
     height, width = sides_px
     top = max(pixels.shape[1] - height, 0) // 2

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import max_pool2d
 
@@ -18,9 +17,9 @@ from lit_data.synthesis import DefectSpec
 from lit_data.tasks.maps import MapWriter, ProbabilityMap, VerdictWriter
 from lit_data.tasks.options import PredictOptions
 from lit_data.tasks.verdicts import GOOD
-from lit_data.types import IGNORED, Array, Batch, Stage
+from lit_data.types import IGNORED, Array, Batch, Bools, Doubles, Ints, Stage
 
-ReadMarks = Callable[[int], NDArray[np.bool_] | None]
+ReadMarks = Callable[[int], Bools | None]
 """Returns the pixels of an image that its mask marks, [H, W]; None without a mask."""
 
 _EPOCH = 2**31
@@ -93,10 +92,10 @@ class _Drawn:
 
     images: Tensor
     masks: Tensor
-    image_index: NDArray[np.int64]
-    position: NDArray[np.int64]
-    centre: NDArray[np.float64]
-    contrast: NDArray[np.float64]
+    image_index: Ints
+    position: Ints
+    centre: Doubles
+    contrast: Doubles
 
     @classmethod
     def join(cls, parts: Sequence["_Drawn"]) -> "_Drawn":
@@ -108,7 +107,7 @@ class _Drawn:
             )
         return cls(**joined)
 
-    def select(self, chosen: NDArray[np.int64]) -> "_Drawn":
+    def select(self, chosen: Ints) -> "_Drawn":
         values = vars(self).items()
         return _Drawn(**{name: value[chosen] for name, value in values})
 
@@ -153,7 +152,7 @@ class Bench:
         self._loader = datamodule.make_loader("predict")
         self.patches = self._find_good(images)
 
-    def _find_good(self, images: Sequence[int]) -> NDArray[np.int64]:
+    def _find_good(self, images: Sequence[int]) -> Ints:
         """Return the patches without a real defect; of images with verdicts, those of good ones."""
         grid = self._data.grid
         patches: list[int] = []
@@ -275,7 +274,7 @@ class Bench:
             parts.append(_draw_batch(transform, batch))
         return _Drawn.join(parts)
 
-    def _find_visible(self, drawn: _Drawn) -> NDArray[np.int64]:
+    def _find_visible(self, drawn: _Drawn) -> Ints:
         """Return the numbers of defects that can be seen, with their surroundings."""
         has_pixels = drawn.masks.flatten(1).any(1).numpy()
         is_visible = has_pixels & (drawn.contrast > 0)
@@ -339,7 +338,7 @@ def open_marks(datamodule: ImageDataModule, split: Stage | None) -> ReadMarks:
                     masks[number] = bank[position][0]
         read_mask = masks.get
 
-    def read_marks(number: int) -> NDArray[np.bool_] | None:
+    def read_marks(number: int) -> Bools | None:
         mask = read_mask(number)
         return None if mask is None else (mask > 0) & (mask != IGNORED)
 
@@ -369,7 +368,7 @@ def _grow(masks: Tensor) -> Tensor:
     return max_pool2d(masks, 2 * _REACH_PX + 1, 1, _REACH_PX)
 
 
-def _separate(marks: NDArray[np.bool_]) -> list[tuple[NDArray[np.bool_], float]]:
+def _separate(marks: Bools) -> list[tuple[Bools, float]]:
     """Return each connected piece of a mask, and the longer side of its box, px."""
     import cv2
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.checks import check_types
 from lit_data.errors import ConfigError, StoreError, show_path
@@ -18,6 +17,7 @@ from lit_data.inference.batches import ImagePixels
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.store.store import StoredImages
 from lit_data.risk.drift import FEATURES, describe_pixels, find_drift
+from lit_data.types import Array, Doubles
 
 log = logging.getLogger(__name__)
 
@@ -95,13 +95,13 @@ def round_score(score: float) -> float:
     return round(score, 5) if score >= 0.99 else float(f"{score:.4g}")
 
 
-def describe_images(bank: ImageBank, numbers: Sequence[int]) -> NDArray[np.float64]:
+def describe_images(bank: ImageBank, numbers: Sequence[int]) -> Doubles:
     """Return the features of some images by the middle of each: [n, 3]."""
     rows = [describe_pixels(_cut_middle(bank, number)) for number in numbers]
     return np.array(rows).reshape(-1, len(FEATURES))
 
 
-def _cut_middle(bank: ImageBank, number: int) -> NDArray[Any]:
+def _cut_middle(bank: ImageBank, number: int) -> Array:
     image: ImagePixels = bank[number]
     if isinstance(bank, StoredImages):
         image = bank.open_image(number)  # which reads no more than is cut

@@ -25,7 +25,7 @@ from lit_data.tasks.answers import ask_step
 from lit_data.tasks.journal import Entry
 from lit_data.tasks.volume_views import LabelledSlices, cut_labelled, draw_labelled
 from lit_data.tasks.writer import PredictionWriter, Written
-from lit_data.types import Array, Batch
+from lit_data.types import Array, Batch, Bytes
 
 log = logging.getLogger(__name__)
 
@@ -143,11 +143,11 @@ class LabelWriter(InputVolumesWriter):
         return volumes
 
     @override
-    def join(self, number: int, answers: Sequence[int]) -> NDArray[np.uint8]:
+    def join(self, number: int, answers: Sequence[int]) -> Bytes:
         return self._blends.pop(self._numbers[number]).finish()
 
     @override
-    def write(self, number: int, answer: NDArray[np.uint8], seconds: float) -> Written:
+    def write(self, number: int, answer: Bytes, seconds: float) -> Written:
         volume_number = self._numbers[number]
         volume = self._volumes.bank[volume_number]
         picture_parts = self._write_slices(number, answer)
@@ -172,7 +172,7 @@ class LabelWriter(InputVolumesWriter):
             rows.append(row)
         return Written([path, *picture_parts], rows)
 
-    def _write_slices(self, number: int, labels: NDArray[np.uint8]) -> list[Path]:
+    def _write_slices(self, number: int, labels: Bytes) -> list[Path]:
         """Write what the picture shows of a volume, if it shows it; return the path of the file."""
         path = self.make_part_path(number)
         if path is None:
@@ -189,7 +189,7 @@ class LabelWriter(InputVolumesWriter):
         save_slices(path, slices)
         return [path]
 
-    def _write_labels(self, name: str, labels: NDArray[np.uint8], affine: Array | None) -> Path:
+    def _write_labels(self, name: str, labels: Bytes, affine: Array | None) -> Path:
         ending = ".npy" if affine is None else ".nii.gz"
         path = self.folder_of(self._folder / "labels", name) / f"{name}{ending}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -233,7 +233,7 @@ def load_slices(path: Path) -> LabelledSlices:
         return LabelledSlices(str(parts["name"]), spacing_mm, positions, (z, y, x))
 
 
-def pack_nifti(labels: NDArray[np.uint8], affine: Array) -> bytes:
+def pack_nifti(labels: Bytes, affine: Array) -> bytes:
     """Return the bytes of a ``.nii.gz`` file.
 
     Args:

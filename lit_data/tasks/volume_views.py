@@ -9,7 +9,6 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
-from numpy.typing import NDArray
 
 from lit_data.io.volumes.hounsfield import Window
 from lit_data.io.volumes.volume import Spacing, Triple
@@ -20,7 +19,7 @@ from lit_data.tasks.figures import (
     number_classes,
     save_figure,
 )
-from lit_data.types import Array
+from lit_data.types import Array, Floats
 
 _SIDE_PX = 320  # of a view, at most; smaller volumes get a pixel or so for each voxel
 _MARK = (1.0, 0.23, 0.19, 0.45)  # of occupied voxels in a slice
@@ -33,8 +32,6 @@ _MOST_NAMED = 16  # classes in a legend
 
 PLANES = ("axial", "coronal", "sagittal")
 """The slices across z, y and x."""
-
-Floats = NDArray[np.float32]
 
 
 class VolumeShown(NamedTuple):

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.io.images.readers import read_image
@@ -16,7 +15,7 @@ from lit_data.tasks.journal import Entry
 from lit_data.tasks.maps import ImageWriter, ProbabilityMap, WholeImages, slabs
 from lit_data.tasks.options import PredictOptions
 from lit_data.tasks.writer import Written
-from lit_data.types import Array
+from lit_data.types import Array, Bytes, Floats
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +116,7 @@ class MarkWriter(ImageWriter):
         save_figure(figure, self.folder / "predictions.png", "images with the highest scores", ())
 
 
-def tint(pixels: Array, probability: NDArray[np.float32], threshold: float) -> NDArray[np.uint8]:
+def tint(pixels: Array, probability: Floats, threshold: float) -> Bytes:
     """Tint the marked pixels of an image red, the surer the redder.
 
     Args:
@@ -136,9 +135,7 @@ def tint(pixels: Array, probability: NDArray[np.float32], threshold: float) -> N
     return tinted
 
 
-def paint_over(
-    pixels: Array, probability: ProbabilityMap, threshold: float
-) -> Iterator[NDArray[np.uint8]]:
+def paint_over(pixels: Array, probability: ProbabilityMap, threshold: float) -> Iterator[Bytes]:
     """Paint over the marked pixels of an image, in parts that see some rows of their neighbours.
 
     Args:

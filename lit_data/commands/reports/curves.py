@@ -15,11 +15,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, LogLocator, MaxNLocator, ScalarFormatter
-from numpy.typing import NDArray
 
 from lit_data.commands.reports.untrusted import open_inside
 from lit_data.commands.result import choose_scale, find_unit, format_value, split_stage
-from lit_data.types import Ints
+from lit_data.types import Doubles, Ints
 
 _FILES = (
     "csv/metrics.csv",
@@ -69,10 +68,10 @@ class Series:
 
     steps: Ints
     epochs: Ints
-    values: NDArray[np.float64]
+    values: Doubles
 
     @property
-    def finite(self) -> NDArray[np.float64]:
+    def finite(self) -> Doubles:
         """Values that are numbers."""
         return self.values[np.isfinite(self.values)]
 
@@ -151,7 +150,7 @@ def cut_final_score(series: Series) -> Series:
     return Series(series.steps[:-1], series.epochs[:-1], series.values[:-1])
 
 
-def thin(series: Series, most: int) -> tuple[Series, NDArray[np.float64], NDArray[np.float64]]:
+def thin(series: Series, most: int) -> tuple[Series, Doubles, Doubles]:
     """Make neighbours one point where there are too many, with the range of their values.
 
     Args:
@@ -381,7 +380,7 @@ def draw_chart(
     )
 
 
-def _choose_range(values: NDArray[np.float64], unit: str) -> AxisRange:
+def _choose_range(values: Doubles, unit: str) -> AxisRange:
     drawable = values[np.abs(values) < _MOST]
     low, high = 0.0, 1.0
     if len(drawable):
@@ -458,7 +457,7 @@ def _draw_line(axes: Axes, line: ChartLine, axis_range: AxisRange, most_points: 
         axes.plot(mean.steps, values, "o", markersize=6, **style)  # type: ignore[arg-type]
 
 
-def clip_line(values: NDArray[np.float64], axis_range: AxisRange) -> NDArray[np.float64]:
+def clip_line(values: Doubles, axis_range: AxisRange) -> Doubles:
     """Return values in the unit that is read; NaN for those that the axis has no room for."""
     with np.errstate(invalid="ignore"):
         is_shown = np.abs(values) < _MOST

@@ -17,13 +17,13 @@ from lit_data.io.store.arrays import keep_arrays
 from lit_data.io.temp import sweep
 from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
 from lit_data.io.volumes.sparse_file import MAX_OPEN
-from lit_data.types import Bools
+from lit_data.types import Bools, Floats
 
 SLAB_VOXELS = 2**25  # measured at once
 _VOXEL_BYTES = 6  # of memory for each, about
 
 Mask = Bools
-Distances = NDArray[np.float32]
+Distances = Floats
 
 
 def measure_signed(

@@ -27,7 +27,7 @@ from lit_data.errors import ConfigError, show_path
 from lit_data.io.volumes.hounsfield import Window
 from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
 from lit_data.rng import Stream, random_words
-from lit_data.types import COUNT_SUFFIX, Array, FieldSpec, Ints
+from lit_data.types import COUNT_SUFFIX, Array, FieldSpec, Floats, Ints
 
 _WORD_BITS = np.uint64(32)
 _MOST_WINDOWS = 2**26  # of a grid, whose numbers are listed
@@ -387,7 +387,7 @@ class WindowRows:
             labelled = choose_labelled(volume.label_index, self.spec, words)
         return draw_start(volume.shape, self.spec, labelled, words)
 
-    def _measure(self, volume: SparseVolume, start: Ints) -> NDArray[np.float32]:
+    def _measure(self, volume: SparseVolume, start: Ints) -> Floats:
         """Measure the signed distances of a window over all of the volume that they depend on."""
         limit_mm, margin = read_limit(volume.shape, volume.spacing_mm, self.most_mm)
         low = np.maximum(start - margin, 0)

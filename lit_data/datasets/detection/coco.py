@@ -16,7 +16,6 @@ from lit_data.datasets.detection.labels import (
     BoxCollector,
     BoxForm,
     Faults,
-    Floats,
     LabelTable,
     check_classes,
     find_split,
@@ -28,16 +27,16 @@ from lit_data.io.discovery import check_inside
 from lit_data.io.images.header import describe_size_mismatch
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.source import naming, open_source, read_whole
-from lit_data.types import Bools, Ints
+from lit_data.types import Bools, Doubles, Ints
 
 log = logging.getLogger(__name__)
 
 
-def _find_corners(boxes: Floats, sizes_px: Floats) -> Floats:
+def _find_corners(boxes: Doubles, sizes_px: Doubles) -> Doubles:
     return np.hstack([boxes[:, :2] / sizes_px, (boxes[:, :2] + boxes[:, 2:]) / sizes_px])
 
 
-def _find_shares(boxes: Floats) -> Bools:
+def _find_shares(boxes: Doubles) -> Bools:
     return is_share_box(np.hstack([boxes, boxes[:, :2] + boxes[:, 2:]]))
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.datasets.bank_dataset import BankDataset
@@ -14,7 +13,7 @@ from lit_data.datasets.detection.sampling import PositiveImages
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.io.images.image_source import ImageBank
 from lit_data.mosaic import FILL, MosaicPlan, MosaicSpec, move_boxes, sample_mosaics
-from lit_data.types import COUNT_SUFFIX, Array, FieldSpec, Ints, SampleRuns
+from lit_data.types import COUNT_SUFFIX, Array, Doubles, FieldSpec, Floats, Ints, SampleRuns, Size
 
 if TYPE_CHECKING:
     from lit_data.datasets.detection.synthetic import SyntheticObjects
@@ -31,7 +30,7 @@ class BatchMosaics(NamedTuple):
     """Its images are numbers of samples of the batch."""
     places_px: Ints
     """[B, 4] (top, left, bottom, right) of each image in its own sample."""
-    boxes: NDArray[np.float32]
+    boxes: Floats
     """[N, 6] (row, class, cx, cy, w, h), the last four in fractions of H and W, in the order of the rows."""
     counts: Ints
     """[B] how many boxes each sample has."""
@@ -83,7 +82,7 @@ class DetectionDataset(BankDataset):
         original_px: Ints,
         *,
         images: Sequence[int] | Ints | None = None,
-        size_px: tuple[int, int],
+        size_px: Size,
         mosaic: MosaicSpec | None = None,
         mosaic_epochs: int | None = None,
         draws_mosaics: bool = True,
@@ -228,7 +227,7 @@ class DetectionDataset(BankDataset):
             return f"sample {index}, whose image is chosen anew in each epoch"
         return show_path(self.bank.name(int(self.images[index])))
 
-    def find_originals(self, boxes: NDArray[np.float64], images: Ints) -> NDArray[np.float64]:
+    def find_originals(self, boxes: Doubles, images: Ints) -> Doubles:
         """Locate boxes in the images on the disk, of samples that show one image each.
 
         Boxes are cut to their images.
@@ -270,7 +269,7 @@ class DetectionDataset(BankDataset):
 
     def _find_boxes(
         self, plan: MosaicPlan, images: Ints, sizes_px: Ints, samples: int, limits: MosaicSpec
-    ) -> tuple[NDArray[np.float32], Ints]:
+    ) -> tuple[Floats, Ints]:
         """Return the boxes of samples, moved and cut as their tiles are.
 
         Args:

@@ -5,19 +5,16 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, DataError, Problems, escape, list_problems
 from lit_data.io.images.header_scan import OnBad
-from lit_data.types import Bools, Ints
+from lit_data.types import Array, Bools, Doubles, Floats, Ints
 
 log = logging.getLogger(__name__)
 
 
-Floats = NDArray[np.float64]
 AnyPath = str | os.PathLike[str]
 
 MAX_OUTSIDE = 0.01
@@ -45,7 +42,7 @@ class LabelTable:
     """
 
     classes: tuple[str, ...]
-    boxes: NDArray[np.float32]
+    boxes: Floats
     ends: Ints
 
     def __post_init__(self) -> None:
@@ -106,7 +103,7 @@ class LabelTable:
         """The classes of each image as a text, by which splits are stratified."""
         return [str(np.unique(self.of(image)[:, 0]).tolist()) for image in range(len(self))]
 
-    def of(self, image: int) -> NDArray[np.float32]:
+    def of(self, image: int) -> Floats:
         """Return the boxes of one image.
 
         Returns:
@@ -121,7 +118,7 @@ class LabelTable:
         return self.boxes[start : int(self.ends[image])]
 
 
-def ignored_class(numbers: NDArray[Any]) -> NDArray[Any]:
+def ignored_class(numbers: Array) -> Array:
     """Return the class of each of some numbers of a `LabelTable`, of ignored regions too."""
     return np.where(numbers < 0, -1 - numbers, numbers)
 
@@ -209,11 +206,11 @@ class BoxForm:
     name: str
     place: str
     units: tuple[str, str]
-    is_mistaken: Callable[[Floats], Bools]
-    to_corners: Callable[[Floats, Floats], Floats]
+    is_mistaken: Callable[[Doubles], Bools]
+    to_corners: Callable[[Doubles, Doubles], Doubles]
 
 
-def is_share_box(boxes: Floats) -> Bools:
+def is_share_box(boxes: Doubles) -> Bools:
     """Mark rows of [N, 4] numbers in pixels that are fractions: all from 0 to 1, and not all whole."""
     return np.asarray(((boxes >= 0) & (boxes <= 1)).all(1) & (boxes != np.floor(boxes)).any(1))
 
@@ -298,7 +295,7 @@ class BoxCollector:
         ends = np.cumsum(np.bincount(images, minlength=len(self._sizes_px)), dtype=np.int64)
         return LabelTable(tuple(classes), boxes, ends)
 
-    def _check_units(self, rows: Floats) -> Floats:
+    def _check_units(self, rows: Doubles) -> Doubles:
         """Name the first box of each file that is in the other unit, beside the first one that is not."""
         mistaken = self._form.is_mistaken(rows[:, 4:])
         right, wrong = self._form.units
@@ -316,7 +313,7 @@ class BoxCollector:
             )
         return rows[~mistaken]
 
-    def _check_places(self, rows: Floats, corners: Floats) -> tuple[Bools, int]:
+    def _check_places(self, rows: Doubles, corners: Doubles) -> tuple[Bools, int]:
         """Mark boxes with an area inside their image, and count those that reach out of it."""
         sides = corners[:, 2:] - corners[:, :2]
         empty = ~(sides > _SMALLEST).all(1)
@@ -337,7 +334,7 @@ class BoxCollector:
         good = ~empty & ~outside
         return good, int((good & (beyond > _ROUNDING).any(1)).sum())
 
-    def _warn_duplicates(self, rows: Floats) -> None:
+    def _warn_duplicates(self, rows: Doubles) -> None:
         keys = rows[:, [0, 3, 4, 5, 6, 7]]
         order = np.lexsort(keys.T)  # stable: the first of equal rows stays first
         again = order[1:][(np.diff(keys[order], axis=0) == 0).all(1)]
@@ -355,13 +352,13 @@ class BoxCollector:
         self.problems.raise_if_any(f"{len(self.problems)} problems with labels")
         self.bad.warn_if_any(log, f"{len(self.bad)} bad boxes are left out")
 
-    def _note(self, row: Floats, message: str) -> None:
+    def _note(self, row: Doubles, message: str) -> None:
         hint = ""
         if self._on_bad == "error":
             hint = "; correct it, or set data.on_bad=skip to leave such boxes out"
         self.bad.add(self._paths[int(row[1])], f"{self._describe(row)} {message}{hint}")
 
-    def _describe(self, row: Floats, *, whole: bool = False) -> str:
+    def _describe(self, row: Doubles, *, whole: bool = False) -> str:
         """Return the place and the numbers of a box, on request with its file."""
         numbers = ", ".join(f"{value:.6g}" for value in row[4:].tolist())
         text = f"{self._form.place.format(int(row[2]))}: box ({numbers})"

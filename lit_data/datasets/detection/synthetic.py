@@ -6,7 +6,6 @@ from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
@@ -14,7 +13,7 @@ from lit_data.mosaic import MosaicPlan
 from lit_data.synthesis import DefectPlan, DefectSpec, sample_plan
 from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.renderer import draw_boxes
-from lit_data.types import Array, Bools, Ints
+from lit_data.types import Array, Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +77,7 @@ class SyntheticObjects:
         """Most defects of a sample."""
         return min(self.spec.count[1], self.spec.true_count[1])
 
-    def draw(
-        self, images: Array, tiles: MosaicPlan, streams: Ints, epoch: int
-    ) -> NDArray[np.float32]:
+    def draw(self, images: Array, tiles: MosaicPlan, streams: Ints, epoch: int) -> Floats:
         """Draw into samples, but not with the centre on the grey around their tiles.
 
         Args:

@@ -20,7 +20,6 @@ from lit_data.datasets.detection.labels import (
     BoxCollector,
     BoxForm,
     Faults,
-    Floats,
     LabelTable,
     check_classes,
     find_split,
@@ -31,7 +30,7 @@ from lit_data.io.discovery import FolderWalk
 from lit_data.io.images.header import describe_size_mismatch
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.source import open_source, read_whole
-from lit_data.types import Ints
+from lit_data.types import Doubles, Ints
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -46,7 +45,7 @@ _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,9}(?:\.[0-9]*)?")
 
 
-def _find_corners(boxes: Floats, sizes_px: Floats) -> Floats:
+def _find_corners(boxes: Doubles, sizes_px: Doubles) -> Doubles:
     return np.hstack([(boxes[:, :2] - 1) / sizes_px, boxes[:, 2:] / sizes_px])
 
 

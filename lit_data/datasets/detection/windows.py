@@ -6,15 +6,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.datasets.detection.dataset import DetectionDataset
-from lit_data.datasets.detection.labels import Floats, LabelTable, ignored_class
+from lit_data.datasets.detection.labels import LabelTable, ignored_class
 from lit_data.grid import PatchGrid
 from lit_data.io.images.image_source import ImageBank
 from lit_data.mosaic import FILL, MosaicPlan
-from lit_data.types import Array, FieldSpec, Ints, LookAhead, Size
+from lit_data.types import Array, Doubles, FieldSpec, Floats, Ints, LookAhead, Size
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +138,7 @@ class MarkedBoxes(NamedTuple):
         classes: [n].
     """
 
-    corners: Floats
+    corners: Doubles
     classes: Ints
 
 
@@ -170,7 +169,7 @@ class Windows(NamedTuple):
     bank: WindowBank
     labels: LabelTable
 
-    def find_whole(self, image: int, boxes: NDArray[np.float32]) -> WholeImage:
+    def find_whole(self, image: int, boxes: Floats) -> WholeImage:
         """Return an image with its windows and with its boxes, which a `LabelTable` has as [n, 5]."""
         height, width = self.bank.image_sizes_px[image].tolist()
         numbers = self.bank.windows_of([image])
@@ -178,7 +177,7 @@ class Windows(NamedTuple):
         return WholeImage((height, width), self.bank.find_frames(numbers), objects, ignored)
 
 
-def part_boxes(boxes: NDArray[np.float32], size_px: Ints) -> tuple[MarkedBoxes, MarkedBoxes]:
+def part_boxes(boxes: Floats, size_px: Ints) -> tuple[MarkedBoxes, MarkedBoxes]:
     """Return the objects and the ignored regions of an image of (height, width), from its [n, 5]."""
     corners = _find_corners(boxes, size_px)
     numbers = boxes[:, 0].astype(np.int64)
@@ -266,7 +265,7 @@ def cut_windows(
     return Windows(windows, LabelTable(labels.classes, np.concatenate(parts), ends))
 
 
-def _find_corners(boxes: NDArray[np.float32], size_px: Ints) -> Floats:
+def _find_corners(boxes: Floats, size_px: Ints) -> Doubles:
     """Return (left, top, right, bottom) px of boxes [n, 5] of an image of (height, width)."""
     exact = boxes.astype(np.float64)
     centres = exact[:, 1:3]
@@ -275,7 +274,9 @@ def _find_corners(boxes: NDArray[np.float32], size_px: Ints) -> Floats:
     return corners * np.tile(size_px[::-1], 2)
 
 
-def _cut_boxes(corners: Floats, frames: Ints, least_visible: Floats) -> tuple[Ints, Ints, Floats]:
+def _cut_boxes(
+    corners: Doubles, frames: Ints, least_visible: Doubles
+) -> tuple[Ints, Ints, Doubles]:
     """Return the parts of boxes that windows show.
 
     Args:
@@ -321,7 +322,7 @@ class WindowDataset(DetectionDataset):
         rows["window"][:] = np.stack((top, left), axis=1)
 
     @override
-    def find_originals(self, boxes: Floats, images: Ints) -> Floats:
+    def find_originals(self, boxes: Doubles, images: Ints) -> Doubles:
         frames = self.bank.find_frames(images)
         in_window = super().find_originals(boxes, images)
         moved = in_window + np.tile(frames[:, :2], 2)

@@ -13,7 +13,6 @@ from lit_data.datasets.detection.labels import (
     AnyPath,
     BoxCollector,
     BoxForm,
-    Floats,
     LabelTable,
     check_classes,
 )
@@ -23,7 +22,7 @@ from lit_data.errors import ConfigError, DataError, Problems, escape
 from lit_data.io.discovery import check_inside
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.source import decode_text, naming, open_source, read_whole
-from lit_data.types import Bools, Ints
+from lit_data.types import Bools, Doubles, Ints
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +34,11 @@ _LARGEST_FRACTION = 2.0
 """Above it a number is in pixels; between 1 and it a box merely lies outside."""
 
 
-def _find_pixels(boxes: Floats) -> Bools:
+def _find_pixels(boxes: Doubles) -> Bools:
     return np.asarray((np.abs(boxes) > _LARGEST_FRACTION).any(1))
 
 
-def _find_corners(boxes: Floats, sizes_px: Floats) -> Floats:
+def _find_corners(boxes: Doubles, sizes_px: Doubles) -> Doubles:
     del sizes_px  # shares already
     return np.hstack([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2])
 

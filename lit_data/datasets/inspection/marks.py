@@ -7,14 +7,13 @@ from io import BytesIO
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.datasets.detection.coco import quote
 from lit_data.errors import DataError, escape
 from lit_data.io.images.header import parse_header
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import decode
-from lit_data.types import Bools, Ints
+from lit_data.types import Bools, Bytes, Doubles, Ints, Size
 
 _SLACK_PX = 1.0  # points of outlines may lie so far outside their image
 _SPECK_PX = 4
@@ -31,7 +30,7 @@ MOST_DRAWN_PX = 2**28
 """Shapes of a small image may cover so many pixels, however often that is the image."""
 _GROUPS = 7  # of five bits in a number of COCO's text: more than any image has pixels
 
-Mask = NDArray[np.uint8]
+Mask = Bytes
 
 
 class Patch(NamedTuple):
@@ -66,7 +65,7 @@ class DrawnPixels:
         shape: (height, width) of the image, px.
     """
 
-    def __init__(self, shape: tuple[int, int]) -> None:
+    def __init__(self, shape: Size) -> None:
         image_px = shape[0] * shape[1]
         self.most_covers = max(MOST_COVERS, MOST_DRAWN_PX // image_px)
         self.most_px = self.most_covers * image_px
@@ -90,7 +89,7 @@ def outline(points: Any, *, scaled: bool = False) -> Draw:  # noqa: ANN401 - num
         scaled: They are fractions.
     """
 
-    def draw(shape: tuple[int, int]) -> Patch:
+    def draw(shape: Size) -> Patch:
         try:
             corners = np.asarray(points, np.float64).reshape(-1, 2)
         except (ValueError, TypeError, OverflowError) as error:
@@ -152,7 +151,7 @@ def cut_mask(points: Any, text: Any) -> Draw:  # noqa: ANN401 - as a file gives 
         text: The mask as an image file, in base64.
     """
 
-    def draw(shape: tuple[int, int]) -> Patch:
+    def draw(shape: Size) -> Patch:
         try:
             left, top, right, bottom = (int(value) for value in points)
             data = base64.b64decode(text, validate=True)
@@ -174,7 +173,7 @@ def cut_mask(points: Any, text: Any) -> Draw:  # noqa: ANN401 - as a file gives 
     return draw
 
 
-def _fill(shape: tuple[int, int], corners: NDArray[np.float64]) -> Patch:
+def _fill(shape: Size, corners: Doubles) -> Patch:
     """Mark the pixels whose middle lies inside an outline.
 
     Of an outline that holds no middle those of its corners are marked.
@@ -196,9 +195,7 @@ def _fill(shape: tuple[int, int], corners: NDArray[np.float64]) -> Patch:
     return Patch(top, left, inside, crossings)
 
 
-def _cross(
-    corners: NDArray[np.float64], top: int, height: int, pixels: int
-) -> Iterator[tuple[Ints, NDArray[np.float64]]]:
+def _cross(corners: Doubles, top: int, height: int, pixels: int) -> Iterator[tuple[Ints, Doubles]]:
     """Yield rows from `top` on whose middles edges cross, and the x of each crossing, in parts."""
     (x, y), (next_x, next_y) = corners.T, np.roll(corners, -1, axis=0).T
     # Rows from `first` to before `end` have their middles between the ends of an edge.
@@ -224,7 +221,7 @@ def _cross(
 def runs(text: str) -> Draw:
     """Return a function that marks runs of pixels: start and length in turn, column by column, counted from 1."""
 
-    def draw(shape: tuple[int, int]) -> Patch:
+    def draw(shape: Size) -> Patch:
         try:
             numbers = np.array(text.split(), np.int64)
         except (ValueError, OverflowError) as error:
@@ -244,7 +241,7 @@ def counts(segmentation: Any) -> Draw:  # noqa: ANN401 - as a file gives it
     ``counts`` is a list or a text; runs go by columns, unmarked ones first; beside it is ``size``.
     """
 
-    def draw(shape: tuple[int, int]) -> Patch:
+    def draw(shape: Size) -> Patch:
         size, stated = segmentation.get("size"), segmentation.get("counts")
         if size != list(shape):
             raise DataError(f"runs of an image of {escape(repr(size)[:80])}, found {list(shape)}")
@@ -261,12 +258,12 @@ def counts(segmentation: Any) -> Draw:  # noqa: ANN401 - as a file gives it
     return draw
 
 
-def _check_end(shape: tuple[int, int], end: int) -> None:
+def _check_end(shape: Size, end: int) -> None:
     if end > shape[0] * shape[1]:
         raise DataError(f"runs up to pixel {end} of an image of {shape[0] * shape[1]}")
 
 
-def _mark_runs(shape: tuple[int, int], begins: Ints, lengths: Ints) -> Patch:
+def _mark_runs(shape: Size, begins: Ints, lengths: Ints) -> Patch:
     height = shape[0]
     if not len(begins):
         return Patch(0, 0, np.zeros((0, 0), np.bool_))

@@ -19,9 +19,8 @@ from lit_data.errors import StoreError, show_path
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.progress import track
 from lit_data.io.store.store import keep_found
-from lit_data.types import Array, Bools, Ints
+from lit_data.types import Array, Bools, Floats, Ints
 
-Floats = NDArray[np.float32]
 SIMILAR = 0.9
 """Correlation of small pictures without their slow changes, from which on images count as near-duplicates."""
 _LIKELY = 0.6

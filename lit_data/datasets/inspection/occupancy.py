@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.grid import PatchGrid
 from lit_data.io.images.image_source import ImageBank, cut_some
 from lit_data.io.progress import track
 from lit_data.io.store.store import keep_found
-from lit_data.types import IGNORED, Array, Bools, Ints
+from lit_data.types import IGNORED, Array, Bools, Doubles, Ints
 
 _NO_DEFECT = np.zeros((1, 1, 1), np.uint8)
 _MOST_MARKED = 50  # % of the pixels; defects are the smaller part of what they lie on
@@ -325,7 +324,7 @@ class ObjectPool:
         """Count the images that show an object of the pool."""
         return len(self._object_starts)
 
-    def pick(self, draws: NDArray[np.float64]) -> MaskObjects:
+    def pick(self, draws: Doubles) -> MaskObjects:
         """Pick a pixel of an object for each sample.
 
         Args:

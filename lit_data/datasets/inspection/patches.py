@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.checks import check_choice, check_share
@@ -27,7 +26,7 @@ from lit_data.errors import ConfigError
 from lit_data.grid import Axis, PatchGrid
 from lit_data.io.images.image_source import ImageBank
 from lit_data.rng import Stream, random_words
-from lit_data.types import Array, Bools, FieldSpec, Ints
+from lit_data.types import Array, Bools, Doubles, FieldSpec, Ints
 
 _RING_PX = 11  # of the pixels around a defect that is pasted
 
@@ -272,7 +271,7 @@ class SampledPatches(GridPatches):
     def locate_always(self, index: int, epoch: int) -> Places | None:
         return None if self._is_drawn else super().locate_always(index, epoch)
 
-    def locate_donors(self, draws: NDArray[np.float64]) -> Places:
+    def locate_donors(self, draws: Doubles) -> Places:
         """Return patches that show a defect.
 
         Args:
@@ -289,7 +288,7 @@ class SampledPatches(GridPatches):
         """Return the patch of each sample where each patch that is not left out is taken once."""
         return self._others[indices] if self._leaves_out_blank else indices
 
-    def _choose_patches(self, indices: Ints, draws: NDArray[np.float64]) -> Ints:
+    def _choose_patches(self, indices: Ints, draws: Doubles) -> Ints:
         """Return the patch of each sample, were none of them a positive."""
         if not self._pools:
             return self._skip_blank(indices)
@@ -297,14 +296,14 @@ class SampledPatches(GridPatches):
             return indices
         return self._others[(draws * len(self._others)).astype(np.int64)]
 
-    def _move_places(self, places: Places, draws: NDArray[np.float64]) -> None:
+    def _move_places(self, places: Places, draws: Doubles) -> None:
         """Move places by up to half a stride."""
         grid, image = self.grid, places.image
         y, x = places.position.T
         y[:] = _move(y, draws[:, 0], grid.heights_px[image], grid.vertical)
         x[:] = _move(x, draws[:, 1], grid.widths_px[image], grid.horizontal)
 
-    def _place_around(self, pixels: MaskObjects, draws: NDArray[np.float64]) -> Places:
+    def _place_around(self, pixels: MaskObjects, draws: Doubles) -> Places:
         """Place each sample so that it shows a pixel of an object of a pool."""
         grid, image = self.grid, self.images[pixels.image]
         y = _start_around(pixels.y, draws[:, 0], grid.heights_px[image], grid.patch_px[0])
@@ -313,7 +312,7 @@ class SampledPatches(GridPatches):
         index = grid.nearest(image, y, x)
         return Places(pixels.image, image, index, np.stack((y, x), axis=1))
 
-    def _find_pools(self, sampling: Sampling) -> tuple[list[ObjectPool], NDArray[np.float64]]:
+    def _find_pools(self, sampling: Sampling) -> tuple[list[ObjectPool], Doubles]:
         """Return the pools of objects, and the ends of their parts of [0, 1).
 
         The number that is drawn for a sample lies in the part of its pool. Images have their
@@ -397,14 +396,14 @@ def _count_kept(is_kept: Bools) -> int:
 # they are in validation, and pixels near it are shown as often as others.
 
 
-def _move(start: Ints, draws: NDArray[np.float64], length_px: Ints, axis: Axis) -> Ints:
+def _move(start: Ints, draws: Doubles, length_px: Ints, axis: Axis) -> Ints:
     """Return starts moved by up to half a stride."""
     half_px = axis.stride_px // 2
     moved = start + (draws * (2 * half_px + 1)).astype(np.int64) - half_px
     return moved.clip(0, length_px - axis.patch_px)
 
 
-def _start_around(pixel: Ints, draws: NDArray[np.float64], length_px: Ints, side_px: int) -> Ints:
+def _start_around(pixel: Ints, draws: Doubles, length_px: Ints, side_px: int) -> Ints:
     """Return starts of patches that hold a pixel, which may lie anywhere in the patch."""
     start = pixel - (draws * side_px).astype(np.int64)
     return start.clip(0, length_px - side_px)

@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lit_data.errors import ConfigError, DataError, first_line
 from lit_data.files import replacing_by_path
-
-Floats = NDArray[np.float32]
+from lit_data.types import Floats
 
 TOLERANCE = 1e-4
 _NEEDED = ("onnx", "onnxruntime", "onnxscript")

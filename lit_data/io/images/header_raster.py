@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.errors import DataError
 from lit_data.io.images.options import StoredImage
+from lit_data.types import Bytes
 
 # Start of frame; the three are tables and reserved.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -155,7 +155,7 @@ class BmpLayout:
     bottom_up: bool
     pixels_at: int
     alpha: bool
-    palette: NDArray[np.uint8]
+    palette: Bytes
     """[n, 3] R, G, B; no rows if there is none."""
 
     @property
@@ -234,7 +234,7 @@ def read_bmp_layout(stream: BinaryIO) -> BmpLayout:
     )
 
 
-def read_bmp_indices(stream: BinaryIO) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def read_bmp_indices(stream: BinaryIO) -> tuple[Bytes, Bytes]:
     """Read a palette image.
 
     Returns:
@@ -250,7 +250,7 @@ def read_bmp_indices(stream: BinaryIO) -> tuple[NDArray[np.uint8], NDArray[np.ui
     return indices[::-1] if layout.bottom_up else indices, layout.palette
 
 
-def _read_palette(stream: BinaryIO, count: int, entry_bytes: int, bits: int) -> NDArray[np.uint8]:
+def _read_palette(stream: BinaryIO, count: int, entry_bytes: int, bits: int) -> Bytes:
     if bits > 8:
         return np.empty((0, 3), np.uint8)
     table = stream.read(count * entry_bytes)

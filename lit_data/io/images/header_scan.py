@@ -6,12 +6,11 @@ from functools import partial
 from typing import Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, DataError, Problems, list_problems, show_path
 from lit_data.io.images.decoders import STORE_DTYPES, Decoder, ImageSource
 from lit_data.io.progress import count_threads, ordered_map, track
-from lit_data.types import Array
+from lit_data.types import Array, Ints
 
 DTYPES = tuple(dict.fromkeys(STORE_DTYPES.values()))
 """Of a store."""
@@ -60,15 +59,15 @@ class Survey:
         skipped: (first path, what is wrong) of the others.
     """
 
-    images: NDArray[np.int64]
-    heights_px: NDArray[np.int64]
-    widths_px: NDArray[np.int64]
+    images: Ints
+    heights_px: Ints
+    widths_px: Ints
     channels: int
     dtype: str
     skipped: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, rows: NDArray[np.int64], bad: Sequence[tuple[str, str]]) -> Self:
+    def of(cls, rows: Ints, bad: Sequence[tuple[str, str]]) -> Self:
         """Of what `scan_headers` returns, where good images are alike and there is one at least."""
         images = np.flatnonzero(rows[:, 0])
         channels, heights_px, widths_px, dtypes = rows[images].T.copy()
@@ -141,7 +140,7 @@ def survey_sources(
 
 def scan_headers(
     sources: Sequence[ImageSource], decoder: Decoder, *, progress: bool
-) -> tuple[NDArray[np.int64], list[tuple[str, str]]]:
+) -> tuple[Ints, list[tuple[str, str]]]:
     """Read the headers of some sources in threads.
 
     Args:
@@ -229,7 +228,7 @@ def _read_header(decoder: Decoder, source: ImageSource) -> tuple[int, int, int, 
     return channels, height_px, width_px, DTYPES.index(name)
 
 
-def check_alike(rows: NDArray[np.int64], sources: Sequence[ImageSource]) -> None:
+def check_alike(rows: Ints, sources: Sequence[ImageSource]) -> None:
     """Refuse images of several dtypes or numbers of channels, with an example of each.
 
     Args:

@@ -5,18 +5,17 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.filesize import decimal
 from typing_extensions import override
 
-from lit_data.grid import Ints, cut_patch
+from lit_data.grid import cut_patch
 from lit_data.io.bank import Bank
 from lit_data.io.cache import LruCache
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad, survey_sources
 from lit_data.io.store.shared_arrays import share_state
 from lit_data.io.store.sources import join_paths
-from lit_data.types import Array
+from lit_data.types import Array, Ints
 
 
 class ImageBank(Bank):
@@ -31,8 +30,8 @@ class ImageBank(Bank):
 
     channels: int
     dtype: np.dtype[Any]
-    heights_px: NDArray[np.int64]
-    widths_px: NDArray[np.int64]
+    heights_px: Ints
+    widths_px: Ints
 
     @abstractmethod
     def __getitem__(self, index: int) -> Array:

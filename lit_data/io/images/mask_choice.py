@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.errors import DataError
 from lit_data.io.images.masks import MaskOptions, pack_colours, show_values, unpack_colours
 from lit_data.io.images.readers import read_image
 from lit_data.io.source import open_source
-from lit_data.types import IGNORED, Array
+from lit_data.types import IGNORED, Array, Ints
 
 log = logging.getLogger(__name__)
 
@@ -62,14 +61,14 @@ def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOpti
     return _choose_threshold(counts, len(sampled), options)
 
 
-def _are_of_voc(counts: NDArray[np.int64]) -> bool:
+def _are_of_voc(counts: Ints) -> bool:
     """Return True if masks hold small numbers, and 255 for pixels that count as neither."""
     return bool(counts[0] and counts[IGNORED] and not counts[_MOST_VOC:IGNORED].any())
 
 
 def _choose_channels(
-    masks: Sequence[Path], options: MaskOptions, readable: list[NDArray[np.int64]]
-) -> tuple[MaskOptions, list[NDArray[np.int64]]]:
+    masks: Sequence[Path], options: MaskOptions, readable: list[Ints]
+) -> tuple[MaskOptions, list[Ints]]:
     """Return options for masks of several channels, and how often each mask has each value then."""
     # An opaque mask among them would be all defect; and what was asked of alpha holds.
     if options.classes == 2 and options.alpha == "opaque" and not readable:
@@ -89,9 +88,7 @@ def _choose_channels(
     return options, readable
 
 
-def _count_colours(
-    masks: Sequence[Path], options: MaskOptions
-) -> tuple[Counter[int], list[NDArray[np.int64]]]:
+def _count_colours(masks: Sequence[Path], options: MaskOptions) -> tuple[Counter[int], list[Ints]]:
     """Read masks as colours.
 
     Returns:
@@ -120,9 +117,7 @@ def _are_grey(packed_colours: Iterable[int]) -> bool:
     return all(red == green == blue for red, green, blue in colours)
 
 
-def _choose_threshold(
-    counts: NDArray[np.int64], mask_count: int, options: MaskOptions
-) -> MaskOptions:
+def _choose_threshold(counts: Ints, mask_count: int, options: MaskOptions) -> MaskOptions:
     values = np.flatnonzero(counts)
     if set(values.tolist()) <= {0, 1} or set(values.tolist()) <= {0, 255}:
         return options
@@ -201,7 +196,7 @@ def _read_label(line: str) -> tuple[int, str] | None:
     return int(pack_colours(np.array(parts, np.int64))), name
 
 
-def has_grey_edges(counts: NDArray[np.int64]) -> bool:
+def has_grey_edges(counts: Ints) -> bool:
     """Return True if masks are black and white but for their edges.
 
     Args:
@@ -213,7 +208,7 @@ def has_grey_edges(counts: NDArray[np.int64]) -> bool:
     return bool(counts[-_END:].any() and spreads and between.sum() <= _MOST_BETWEEN * counts.sum())
 
 
-def count_values(path: Path, options: MaskOptions) -> NDArray[np.int64] | None:
+def count_values(path: Path, options: MaskOptions) -> Ints | None:
     """Count how often a mask has each of 256 values; None where it has others.
 
     Raises:
@@ -225,7 +220,7 @@ def count_values(path: Path, options: MaskOptions) -> NDArray[np.int64] | None:
     return np.bincount(mask.ravel(), minlength=256) if mask.dtype == np.uint8 else None
 
 
-def _count_readable(masks: Iterable[Path], options: MaskOptions) -> Iterator[NDArray[np.int64]]:
+def _count_readable(masks: Iterable[Path], options: MaskOptions) -> Iterator[Ints]:
     for path in masks:
         try:
             counts = count_values(path, options)

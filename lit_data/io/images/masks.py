@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.checks import check_choice, check_count
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.options import DEFAULT_READ, Alpha, ReadOptions
 from lit_data.io.images.readers import read_image
 from lit_data.io.source import naming
-from lit_data.types import IGNORED, Array
+from lit_data.types import IGNORED, Array, Bools, Bytes, Ints
 
 _MOST_SHOWN = 10
 _SMALL = 16  # class numbers that may have gaps
@@ -156,9 +155,7 @@ DEFAULT_MASK = MaskOptions()
 """Two classes, stored as 0 and 1 or as 0 and 255."""
 
 
-def read_mask(
-    path: str | os.PathLike[str], options: MaskOptions = DEFAULT_MASK
-) -> NDArray[np.uint8]:
+def read_mask(path: str | os.PathLike[str], options: MaskOptions = DEFAULT_MASK) -> Bytes:
     """Read the mask of an image.
 
     Args:
@@ -176,7 +173,7 @@ def read_mask(
         return number_classes(mask, options)
 
 
-def number_classes(mask: Array, options: MaskOptions) -> NDArray[np.uint8]:
+def number_classes(mask: Array, options: MaskOptions) -> Bytes:
     """Turn the values of a mask into class numbers.
 
     Args:
@@ -200,7 +197,7 @@ def number_classes(mask: Array, options: MaskOptions) -> NDArray[np.uint8]:
     return numbers
 
 
-def _number(mask: Array, options: MaskOptions) -> NDArray[np.uint8]:
+def _number(mask: Array, options: MaskOptions) -> Bytes:
     if mask.dtype == np.bool_:
         return mask.astype(np.uint8)
     values = _list_values(mask)
@@ -220,13 +217,11 @@ def _number(mask: Array, options: MaskOptions) -> NDArray[np.uint8]:
     if not any(set(values.tolist()) <= scale for scale in scales):
         allowed = " or ".join(f"{min(scale)} and {max(scale)}" for scale in scales)
         raise DataError(_explain(values, allowed, options))
-    foreground: NDArray[np.bool_] = mask != 0
+    foreground: Bools = mask != 0
     return foreground.astype(np.uint8)
 
 
-def _number_colours(
-    mask: Array, colours: Sequence[Sequence[int]], classes: int
-) -> NDArray[np.uint8]:
+def _number_colours(mask: Array, colours: Sequence[Sequence[int]], classes: int) -> Bytes:
     if mask.dtype != np.uint8:
         raise DataError(f"mask of {mask.dtype}; masks of colours have 8 bits, save it as 8-bit PNG")
     packed = pack_colours(mask)
@@ -245,13 +240,13 @@ def _number_colours(
     return numbers[None].astype(np.uint8)
 
 
-def pack_colours(colours: Array) -> NDArray[np.int64]:
+def pack_colours(colours: Array) -> Ints:
     """Pack each colour of [3, ...] into a number."""
     red, green, blue = colours.astype(np.int64)
     return np.asarray(red << 16 | green << 8 | blue)
 
 
-def unpack_colours(packed: NDArray[np.int64]) -> list[list[int]]:
+def unpack_colours(packed: Ints) -> list[list[int]]:
     """Return red, green and blue of each packed colour."""
     return [[value >> 16, value >> 8 & 255, value & 255] for value in packed.tolist()]
 

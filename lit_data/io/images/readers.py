@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.errors import DataError
 from lit_data.io.images.header import ImageHeader, parse_header
@@ -16,7 +15,7 @@ from lit_data.io.images.header_raster import check_jpeg_end, check_png, read_bmp
 from lit_data.io.images.npy import NPY_LOCK, find_channel_axis
 from lit_data.io.images.options import DEFAULT_READ, ReadOptions, StoredImage, invert, must_invert
 from lit_data.io.source import open_source, read_whole
-from lit_data.types import Array
+from lit_data.types import Array, Bytes
 
 _STRAY = "a JPEG with small faults that leave its pixels as they are"
 _HARMLESS = {
@@ -179,7 +178,7 @@ def decode(stream: BinaryIO, header: ImageHeader, options: ReadOptions) -> Array
 
 def _load(
     stream: BinaryIO, stored: StoredImage, options: ReadOptions
-) -> tuple[Array, NDArray[np.uint8] | None]:
+) -> tuple[Array, Bytes | None]:
     """Load pixels without alpha as stored, or the alpha channel alone, [C, H, W].
 
     Returns:
@@ -199,7 +198,7 @@ def _load(
     return _load_with_opencv(read_whole(stream), stored, options), None
 
 
-def _load_with_opencv(data: bytes, stored: StoredImage, options: ReadOptions) -> NDArray[Any]:
+def _load_with_opencv(data: bytes, stored: StoredImage, options: ReadOptions) -> Array:
     import cv2
 
     if stored.kind == "jpeg":
@@ -227,12 +226,12 @@ def _load_with_opencv(data: bytes, stored: StoredImage, options: ReadOptions) ->
     if stored.colors == 1:
         gray: Array = pixels if pixels.ndim == 2 else pixels[..., 0]
         return gray[None]
-    planes: NDArray[Any] = np.empty((3, stored.height_px, stored.width_px), stored.dtype)
+    planes: Array = np.empty((3, stored.height_px, stored.width_px), stored.dtype)
     cv2.mixChannels([pixels], list(planes), [2, 0, 1, 1, 0, 2])  # B, G, R pixels to R, G, B planes
     return planes
 
 
-def _load_png_indices(data: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _load_png_indices(data: bytes) -> tuple[Bytes, Bytes]:
     """Return the indices [H, W] and the palette [n, 3] R, G, B."""
     # OpenCV gives colours alone. Not by `Image.open`, which would try other formats than PNG.
     from PIL.PngImagePlugin import PngImageFile
@@ -254,7 +253,7 @@ def _check_opaque(alpha: Array | None, stored: StoredImage, options: ReadOptions
 
 def _load_tiff(
     stream: BinaryIO, stored: StoredImage, options: ReadOptions
-) -> tuple[Array, NDArray[np.uint8] | None]:
+) -> tuple[Array, Bytes | None]:
     import tifffile
 
     with tifffile.TiffFile(stream) as tiff:
@@ -276,12 +275,12 @@ def _load_tiff(
     return np.delete(planes, stored.alpha, axis=0) if stored.alpha else planes, palette
 
 
-def _read_palette(page: Any) -> NDArray[np.uint8]:  # noqa: ANN401 - tifffile ships no types here
+def _read_palette(page: Any) -> Bytes:  # noqa: ANN401 - tifffile ships no types here
     colors = page.colormap
     if colors is None:
         raise DataError("damaged TIFF: a palette image without a palette")
     shift = 8 if colors.max() > 255 else 0  # the standard says 16 bits, old writers used 8
-    palette: NDArray[np.uint8] = (colors >> shift).astype(np.uint8).T
+    palette: Bytes = (colors >> shift).astype(np.uint8).T
     return palette
 
 
@@ -293,7 +292,7 @@ def _load_npy(stream: BinaryIO) -> Array:
     return np.moveaxis(pixels, find_channel_axis(pixels.shape), 0)
 
 
-def _expand(indices: Array, palette: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _expand(indices: Array, palette: Bytes) -> Bytes:
     """Return the colours of a palette image: [3, H, W]."""
     largest = int(indices.max())
     if largest >= len(palette):

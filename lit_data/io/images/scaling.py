@@ -22,13 +22,11 @@ from lit_data.io.images.decoders import (
 from lit_data.io.images.header_scan import survey_sources
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.store.store import keep_found
-from lit_data.types import IGNORED, Array
+from lit_data.types import IGNORED, Array, Bools, Bytes, Ints, Size
 
 _FORMAT = 1  # raised when the same files and options give other pixels
 
 LARGEST_FACTOR = 16
-
-Size = tuple[int, int]
 
 
 Fit = Literal["cover", "contain", "stretch", "keep"]
@@ -139,7 +137,7 @@ class Scaling:
         return place_centred(values, self.scaled_px(size_px), "reflect")
 
 
-def scale_classes(numbers: NDArray[np.uint8], size_px: Size) -> NDArray[np.uint8]:
+def scale_classes(numbers: Bytes, size_px: Size) -> Bytes:
     """Scale a mask so that no defect is lost and none is counted twice.
 
     To shrink, each pixel belongs to the one scaled pixel that its centre lies in. A scaled pixel
@@ -161,7 +159,7 @@ def scale_classes(numbers: NDArray[np.uint8], size_px: Size) -> NDArray[np.uint8
     enlarged = numbers[_nearest(numbers.shape[0], size_px[0])]
     enlarged = enlarged[:, _nearest(numbers.shape[1], size_px[1])]
     starts = _starts(enlarged.shape[0], size_px[0]), _starts(enlarged.shape[1], size_px[1])
-    scaled: NDArray[np.uint8] = np.zeros(size_px, np.uint8)
+    scaled: Bytes = np.zeros(size_px, np.uint8)
     most_pixels = np.zeros(size_px, np.int32)
     for number in np.unique(enlarged).tolist():  # ascending: of two that are equal the first stays
         counts = _count(enlarged == number, starts)
@@ -174,20 +172,18 @@ def scale_classes(numbers: NDArray[np.uint8], size_px: Size) -> NDArray[np.uint8
     return scaled
 
 
-def _nearest(length: int, scaled: int) -> NDArray[np.int64]:
+def _nearest(length: int, scaled: int) -> Ints:
     """Pixels of an axis that an enlarged axis takes; all of them, once, where it shrinks."""
     places = np.arange(max(length, scaled))
     return (2 * places + 1) * length // (2 * len(places))
 
 
-def _starts(length: int, scaled: int) -> NDArray[np.int64]:
+def _starts(length: int, scaled: int) -> Ints:
     """First pixel of each scaled one along an axis that does not grow: the first whose centre lies in it."""
     return -((scaled - 2 * length * np.arange(scaled)) // (2 * scaled))
 
 
-def _count(
-    is_class: NDArray[np.bool_], starts: tuple[NDArray[np.int64], NDArray[np.int64]]
-) -> NDArray[np.int32]:
+def _count(is_class: Bools, starts: tuple[Ints, Ints]) -> NDArray[np.int32]:
     """Pixels of a class in each scaled pixel: [H, W] to [h, w]."""
     by_rows = np.add.reduceat(is_class, starts[0], axis=0, dtype=np.int32)
     counts: NDArray[np.int32] = np.add.reduceat(by_rows, starts[1], axis=1)
@@ -264,7 +260,7 @@ class FittedDecoder:
         ConfigError: A size is below 1, or a word is unknown.
     """
 
-    size_px: tuple[int, int]
+    size_px: Size
     fit: Fit = "cover"
     padding: FitPadding = "reflect"
     tiles: int = 1
@@ -334,7 +330,7 @@ class OriginalSizes:
     """
 
     scaling: Scaling
-    sizes_px: NDArray[np.int64]
+    sizes_px: Ints
 
     def of(self, number: int) -> Size:
         """Return the (height, width) of the file of an image."""
@@ -346,7 +342,7 @@ class OriginalSizes:
         return self.scaling.restore(values, self.of(number))
 
 
-def read_sizes(bank: ImageBank, decoder: Decoder, folder: Path) -> NDArray[np.int64]:
+def read_sizes(bank: ImageBank, decoder: Decoder, folder: Path) -> Ints:
     """Read the sizes that the files of scaled images have from their headers, once for a store.
 
     Args:
@@ -361,7 +357,7 @@ def read_sizes(bank: ImageBank, decoder: Decoder, folder: Path) -> NDArray[np.in
         DataError: A header is bad.
     """
 
-    def read() -> dict[str, NDArray[np.int64]]:
+    def read() -> dict[str, Ints]:
         sources = [ImageSource((bank.name(number),)) for number in range(len(bank))]
         survey = survey_sources(sources, decoder, on_bad="error", progress=True)
         return {"height_px": survey.heights_px, "width_px": survey.widths_px}
@@ -371,9 +367,9 @@ def read_sizes(bank: ImageBank, decoder: Decoder, folder: Path) -> NDArray[np.in
 
 
 def check_mask_sizes(
-    images: tuple[ImageBank, NDArray[np.int64]],
-    masks: tuple[ImageBank, NDArray[np.int64]],
-    of_image: NDArray[np.int64],
+    images: tuple[ImageBank, Ints],
+    masks: tuple[ImageBank, Ints],
+    of_image: Ints,
 ) -> None:
     """Refuse masks that fit their images only because both were scaled.
 

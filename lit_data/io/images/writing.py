@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.files import explaining, replacing
-from lit_data.types import Array
+from lit_data.types import Array, Bytes, Size
 
 _COLOUR_TYPES = {1: 0, 3: 2}
 _UP = 2  # PNG filter: each byte less the one above it
@@ -61,7 +60,7 @@ def write_png(path: Path, pixels: Array) -> None:
     write_png_parts(path, (pixels.shape[0], pixels.shape[1]), [pixels])
 
 
-def write_png_parts(path: Path, shape: tuple[int, int], parts: Iterable[Array]) -> None:
+def write_png_parts(path: Path, shape: Size, parts: Iterable[Array]) -> None:
     """Write a PNG part by part, whole or not at all.
 
     Args:
@@ -78,7 +77,7 @@ def write_png_parts(path: Path, shape: tuple[int, int], parts: Iterable[Array]) 
             _write_parts(file, shape, parts)
 
 
-def _write_parts(file: BinaryIO, shape: tuple[int, int], parts: Iterable[Array]) -> None:
+def _write_parts(file: BinaryIO, shape: Size, parts: Iterable[Array]) -> None:
     packer = zlib.compressobj(1)
     above = np.zeros((1, 0), np.uint8)
     for number, part in enumerate(parts):
@@ -95,7 +94,7 @@ def _write_parts(file: BinaryIO, shape: tuple[int, int], parts: Iterable[Array])
     _write_chunk(file, b"IEND", b"")
 
 
-def _filter(rows: NDArray[np.uint8], above: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _filter(rows: Bytes, above: Bytes) -> Bytes:
     filtered = np.full((len(rows), rows.shape[1] + 1), _UP, np.uint8)
     filtered[:, 1:] = rows
     filtered[1:, 1:] -= rows[:-1]

@@ -17,13 +17,13 @@ from typing_extensions import override
 
 from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.files import find_sha256
-from lit_data.grid import Ints
 from lit_data.io.bank import Bank
 from lit_data.io.cache import HasBytes, LruCache
 from lit_data.io.remote.transport import Transport
 from lit_data.io.shards.index import Packed, Shard
 from lit_data.io.store.files import TAR_SUFFIX
 from lit_data.io.temp import hold_lock, sweep, temp_folder
+from lit_data.types import Ints
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lit_data.grid import Ints
 from lit_data.io.images.decoders import ImageSource
 from lit_data.io.images.header_scan import DTYPES, Survey
 from lit_data.io.images.image_source import ImageBank
@@ -30,7 +28,7 @@ from lit_data.io.store.files import TAR_SUFFIX, corrupt, write_tar
 from lit_data.io.store.sources import SOURCE_RECORD, SourceTable, join_tables
 from lit_data.io.store.store import DecodedStore
 from lit_data.io.temp import temp_folder
-from lit_data.types import Array
+from lit_data.types import Array, Ints
 
 _KIND = "note"
 _VERSION = 2
@@ -47,7 +45,7 @@ class Reference(NamedTuple):
     """
 
     source: ImageSource
-    row: NDArray[np.int64]
+    row: Ints
 
     @property
     def channels(self) -> int:
@@ -77,7 +75,7 @@ class Group(NamedTuple):
         return [path for source in self.sources for path in source.paths]
 
 
-def count_group_images(rows: NDArray[np.int64], shard_bytes: int) -> int:
+def count_group_images(rows: Ints, shard_bytes: int) -> int:
     """Return the number of images of a group: a power of two, so that few changes change it.
 
     Args:

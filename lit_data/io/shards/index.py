@@ -25,13 +25,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from lit_data.errors import StoreCorruptError
-from lit_data.grid import Ints
 from lit_data.io.images.header_scan import DTYPES
 from lit_data.io.remote.scope import find_fault
 from lit_data.io.store.arrays import META_NAME, ArrayFolder, ArrayWriter
 from lit_data.io.store.files import corrupt
 from lit_data.io.store.sources import SOURCE_RECORD, SourceTable
-from lit_data.types import Array
+from lit_data.types import Array, Ints
 
 SUFFIX = ".shards"
 PACKED_SUFFIX = ".packed.tar"

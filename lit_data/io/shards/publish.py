@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from lit_data.errors import DataError, list_problems, show_path
-from lit_data.grid import Ints
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import (
     OnBad,
@@ -38,7 +37,7 @@ from lit_data.io.store.build import BuildOptions, Recipe, name_below_root, write
 from lit_data.io.store.pixels import StoreOptions
 from lit_data.io.store.sources import join_tables, list_below
 from lit_data.io.store.store import DecodedStore
-from lit_data.types import Array
+from lit_data.types import Array, Ints
 
 FIRST_IMAGES = 15  # whose headers say how many images a group has
 

@@ -15,7 +15,6 @@ from typing_extensions import override
 
 from lit_data.errors import ConfigError, StoreCorruptError
 from lit_data.files import find_sha256, replacing
-from lit_data.grid import Ints
 from lit_data.io.cache import HasBytes
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.image_source import cut_some
@@ -33,7 +32,7 @@ from lit_data.io.store.files import Tar, corrupt
 from lit_data.io.store.pixels import BandedImage
 from lit_data.io.store.store import DecodedStore, StoredImages
 from lit_data.io.temp import build_lock, sweep, temp_folder
-from lit_data.types import Array
+from lit_data.types import Array, Ints
 
 
 class ShardedStore(ShardedBank[DecodedStore], StoredImages):

@@ -27,7 +27,7 @@ from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFa
 from lit_data.io.store.pixels import WHOLE, BandLayout, StoreOptions
 from lit_data.io.store.sources import SourceTable, describe_change, list_sources
 from lit_data.io.temp import build_lock, remove_folder, sweep, temp_folder
-from lit_data.types import Array
+from lit_data.types import Array, Size
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class DecodedImage:
         source_crc32: CRC-32 of each of its files.
     """
 
-    size_px: tuple[int, int]
+    size_px: Size
     parts: Sequence[Array]
     crc32: int
     notes: tuple[str, ...]

@@ -18,7 +18,7 @@ import numpy as np
 from rich.filesize import decimal
 
 from lit_data.errors import StoreCorruptError, StoreError, StoreSpaceError, show_path
-from lit_data.grid import Ints
+from lit_data.types import Ints
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)

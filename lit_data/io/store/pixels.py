@@ -20,13 +20,12 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.errors import ConfigError
-from lit_data.grid import Ints, SlicedImage, cut_patch
+from lit_data.grid import SlicedImage, cut_patch
 from lit_data.io.store.files import Mapped, read_ahead
-from lit_data.types import Array
+from lit_data.types import Array, Bools, Ints, Size
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +72,7 @@ class BandLayout(NamedTuple):
     band_px: int | None
     itemsize: int
 
-    def find_banded(self, widths_px: Ints) -> NDArray[np.bool_]:
+    def find_banded(self, widths_px: Ints) -> Bools:
         """Return [n] bool, True for images of these widths that are in bands."""
         if self.band_px is None:
             return np.zeros(len(widths_px), np.bool_)
@@ -185,9 +184,7 @@ class StoredPixels(ABC):
         """Return one image, to be read by slices."""
 
     @abstractmethod
-    def find_simple(
-        self, images: Ints, tops_px: Ints, lefts_px: Ints, size_px: tuple[int, int]
-    ) -> NDArray[np.bool_]:
+    def find_simple(self, images: Ints, tops_px: Ints, lefts_px: Ints, size_px: Size) -> Bools:
         """Return [M] bool, True for patches that `gather` can copy."""
 
     @abstractmethod
@@ -223,9 +220,7 @@ class PlanarPixels(StoredPixels):
         return self._extents.cut_out(self._values, number).reshape(self._extents.shape(number))
 
     @override
-    def find_simple(
-        self, images: Ints, tops_px: Ints, lefts_px: Ints, size_px: tuple[int, int]
-    ) -> NDArray[np.bool_]:
+    def find_simple(self, images: Ints, tops_px: Ints, lefts_px: Ints, size_px: Size) -> Bools:
         extents = self._extents
         fits_above = (tops_px >= 0) & (tops_px <= extents.heights_px[images] - size_px[0])
         fits_beside = (lefts_px >= 0) & (lefts_px <= extents.widths_px[images] - size_px[1])
@@ -284,9 +279,7 @@ class BandedPixels(StoredPixels):
         super().cut_into(images, tops_px, lefts_px, rows)
 
     @override
-    def find_simple(
-        self, images: Ints, tops_px: Ints, lefts_px: Ints, size_px: tuple[int, int]
-    ) -> NDArray[np.bool_]:
+    def find_simple(self, images: Ints, tops_px: Ints, lefts_px: Ints, size_px: Size) -> Bools:
         # The last band may be narrower than the others, which then are too few or end too early.
         full_bands = self._extents.widths_px[images] // self._band_px
         fits_above = (tops_px >= 0) & (tops_px <= self._extents.heights_px[images] - size_px[0])
@@ -345,11 +338,11 @@ class BandedPixels(StoredPixels):
                 _gather(self._values, band_starts[part], (band_px, 1), beside[:count, :, band])
             _gather(scratch, scratch_starts[:count] + shifts_px[part], strides, patches)
 
-    def _hold_whole_bands(self, lefts_px: Ints, width_px: int) -> NDArray[np.bool_]:
+    def _hold_whole_bands(self, lefts_px: Ints, width_px: int) -> Bools:
         """Return [M] bool, True for patches that begin and end between two bands."""
         if width_px % self._band_px:
             return np.zeros(len(lefts_px), np.bool_)
-        is_whole: NDArray[np.bool_] = lefts_px % self._band_px == 0
+        is_whole: Bools = lefts_px % self._band_px == 0
         return is_whole
 
     def _take_scratch(self, nbytes: int) -> Array:
@@ -364,7 +357,7 @@ class BandedPixels(StoredPixels):
         return (width_px + self._band_px - 2) // self._band_px + 1
 
     def _find_spans(
-        self, images: Ints, tops_px: Ints, lefts_px: Ints, size_px: tuple[int, int]
+        self, images: Ints, tops_px: Ints, lefts_px: Ints, size_px: Size
     ) -> tuple[Ints, Ints]:
         """Return first value and length of each piece of patches, without what lies past an edge."""
         channels = self._extents.channels

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, WorkerDiedError
+from lit_data.types import Ints
 
 
 class Handle(NamedTuple):
@@ -167,9 +167,9 @@ def _unpack(handle: Handle, parts: int) -> dict[str, Any]:
     return state
 
 
-def _find_starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def _find_starts(lengths: Ints) -> Ints:
     """Return the byte at which each part begins behind the table, and that behind the last."""
     sizes = np.array([lengths.nbytes, *lengths])
     aligned_sizes = -(-sizes // _ALIGN_BYTES) * _ALIGN_BYTES
-    starts: NDArray[np.int64] = np.cumsum(aligned_sizes)
+    starts: Ints = np.cumsum(aligned_sizes)
     return starts

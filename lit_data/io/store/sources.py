@@ -11,12 +11,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.errors import show_path
 from lit_data.io.images.decoders import ImageSource
 from lit_data.io.progress import track
-from lit_data.types import Array
+from lit_data.types import Array, Bytes, Ints
 
 SOURCE_RECORD = np.dtype(
     [("name_end", "<u8"), ("size_bytes", "<i8"), ("mtime_ns", "<i8"), ("crc32", "<u4")]
@@ -34,9 +33,9 @@ class SourceTable:
         firsts: [n] int64, row in ``files`` at which each image begins.
     """
 
-    names: NDArray[np.uint8]
+    names: Bytes
     files: Array
-    firsts: NDArray[np.int64]
+    firsts: Ints
 
     def name(self, row: int) -> str:
         """Return the path of one file."""
@@ -53,7 +52,7 @@ class SourceTable:
         """Return the paths of one image's files."""
         return tuple(self.name(row) for row in self.rows(image))
 
-    def take(self, images: NDArray[np.int64]) -> "SourceTable":
+    def take(self, images: Ints) -> "SourceTable":
         """Return the table of some of the images."""
         if len(images) == len(self.firsts):
             return self

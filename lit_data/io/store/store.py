@@ -7,14 +7,13 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from rich.filesize import decimal
 from typing_extensions import override
 
 from lit_data.errors import DataError, list_problems, show_path
-from lit_data.grid import Ints
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.images.image_source import ImageBank, cut_some
@@ -31,7 +30,7 @@ from lit_data.io.store.pixels import (
     StoreOptions,
 )
 from lit_data.io.store.sources import SourceTable
-from lit_data.types import Array
+from lit_data.types import Array, Ints
 
 if TYPE_CHECKING:
     pass

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.errors import DataError, show_path
 from lit_data.io.progress import ordered_map
@@ -24,7 +23,7 @@ from lit_data.io.volumes.volume import (
     import_medical,
     wrap_array,
 )
-from lit_data.types import Array
+from lit_data.types import Array, Doubles
 
 GAP_TOLERANCE = 0.02
 """Distances of neighbouring slices that differ from the median by a larger share are uneven."""
@@ -47,7 +46,7 @@ class _Slice:
     scale: StoredScale
 
     @property
-    def normal(self) -> NDArray[np.float64]:
+    def normal(self) -> Doubles:
         # Direction cosines of a row and of a column of pixels.
         along_row, along_column = np.array(self.orientation).reshape(2, 3)
         return np.cross(along_row, along_column)

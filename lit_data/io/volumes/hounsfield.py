@@ -6,10 +6,9 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.types import Array
+from lit_data.types import Array, Floats
 
 EXACT_FLOAT = 2**24
 """Whole numbers up to this one are exact in float32."""
@@ -43,7 +42,7 @@ class Window:
         """The lower edge; scaled to 0."""
         return self.centre_hu - self.width_hu / 2
 
-    def scale(self, values: Array) -> NDArray[np.float32]:
+    def scale(self, values: Array) -> Floats:
         """Scale Hounsfield units of any shape to float32 in 0..1, clipped outside the window."""
         scaled = (values.astype(np.float32) - np.float32(self.low_hu)) / np.float32(self.width_hu)
         return np.clip(scaled, 0, 1, out=scaled)

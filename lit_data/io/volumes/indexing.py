@@ -17,7 +17,7 @@ from lit_data.io.volumes.resampling import Resolution
 from lit_data.io.volumes.sources import VolumeSource, check_same_shape, open_labels, open_volume
 from lit_data.io.volumes.sparse import LABEL_DTYPES, LabelIndex, SparseVolume, index_dtype
 from lit_data.io.volumes.volume import Triple, Volume
-from lit_data.types import Array
+from lit_data.types import Array, Bools, Ints
 
 AIR_HU = -1024.0
 _NO_LABELS = np.zeros(0, np.int32)
@@ -37,7 +37,7 @@ def value_dtype(volume: Volume) -> "np.dtype[Any]":
     return np.dtype(np.uint8) if volume.dtype == np.bool_ else volume.dtype
 
 
-def find_true(mask: NDArray[np.bool_], levels: int = 2) -> NDArray[np.intp]:
+def find_true(mask: Bools, levels: int = 2) -> NDArray[np.intp]:
     """Return the places where a flat mask is true, as ``flatnonzero`` does but sooner.
 
     Most groups of eight are empty and cost one comparison; only the others are searched voxel by
@@ -107,7 +107,7 @@ class OccupiedFinder:
         return slab.take(places)
 
     @staticmethod
-    def _compare(operation: np.ufunc, slab: Array, edge: float, out: NDArray[np.bool_]) -> None:
+    def _compare(operation: np.ufunc, slab: Array, edge: float, out: Bools) -> None:
         # For whole numbers ``> 2.5`` is ``> 2``: with the edge rounded down both ``>`` and ``<=``
         # stay right.
         if slab.dtype.kind == "f":
@@ -166,7 +166,7 @@ class LabelCollector(Generic[T]):
         return np.array(sorted(self._parts), np.int32)
 
     @property
-    def starts(self) -> NDArray[np.int64]:
+    def starts(self) -> Ints:
         """[K + 1] int64, where each class begins among ``parts``."""
         counts = [self._counts[label] for label in sorted(self._parts)]
         return np.cumsum([0, *counts], dtype=np.int64)
@@ -280,7 +280,7 @@ class Slab(NamedTuple):
     """
 
     begin: int
-    counts: NDArray[np.int64]
+    counts: Ints
     positions: Array
     values: Array
     labels: NDArray[np.int32]
@@ -431,7 +431,7 @@ def is_whole(values: Array) -> bool:
     return bool(fits_int16.all())
 
 
-def count_slices(slabs: Iterable[Slab]) -> NDArray[np.int64]:
+def count_slices(slabs: Iterable[Slab]) -> Ints:
     """Return [depth + 1] int64, the place among the occupied voxels at which each slice begins."""
     counts = [slab.counts for slab in slabs]
     return np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError
 from lit_data.io.volumes.volume import Spacing, Triple, Volume
-from lit_data.types import Array
+from lit_data.types import Array, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +99,12 @@ class _ResampledAxis(NamedTuple):
         weight: [n] of the second, 0..1.
     """
 
-    lower: NDArray[np.int64]
-    upper: NDArray[np.int64]
-    weight: NDArray[np.float32]
+    lower: Ints
+    upper: Ints
+    weight: Floats
 
     @property
-    def nearest(self) -> NDArray[np.int64]:
+    def nearest(self) -> Ints:
         """[n] the old voxel that is nearer to its centre."""
         return np.where(self.weight >= 0.5, self.upper, self.lower)
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from lit_data.errors import DataError
 from lit_data.io.bank import Bank
 from lit_data.io.volumes.volume import Spacing, Triple
-from lit_data.types import Array
+from lit_data.types import Array, Bools, Ints
 
 VALUE_DTYPES = ("uint8", "int16", "float32")
 LABEL_DTYPES = ("uint8", "uint16", "int32")
@@ -32,7 +32,7 @@ class LabelIndex:
 
     shape: Triple
     classes: NDArray[np.int32]
-    starts: NDArray[np.int64]
+    starts: Ints
     positions: Array
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ class SparseVolume:
     values: Array
     shape: Triple
     spacing_mm: Spacing
-    slices: NDArray[np.int64]
+    slices: Ints
     affine: Array | None = None
     low_hu: float = 0.0
     high_hu: float | None = None
@@ -162,7 +162,7 @@ class SparseVolume:
         coords[:, 1] = line - coords[:, 0] * height
         return coords
 
-    def rows_in(self, start: Sequence[int], size: Sequence[int]) -> NDArray[np.int64]:
+    def rows_in(self, start: Sequence[int], size: Sequence[int]) -> Ints:
         """Return the occupied voxels in the slices and lines of a box, which may lie in it.
 
         Args:
@@ -198,7 +198,7 @@ class VolumeBank(Bank):
         dense_bytes: Bytes of all volumes as dense arrays of their values' dtype.
     """
 
-    counts: NDArray[np.int64]
+    counts: Ints
     shapes: Sequence[Triple]
     has_labels: Sequence[bool]
     nbytes: int
@@ -219,9 +219,7 @@ def index_dtype(shape: Triple) -> "np.dtype[Any]":
     return np.dtype(np.int32 if voxels < 2**31 else np.int64)
 
 
-def _find_rows(
-    positions: Array, shape: Triple, start: Sequence[int], size: Sequence[int]
-) -> NDArray[np.int64]:
+def _find_rows(positions: Array, shape: Triple, start: Sequence[int], size: Sequence[int]) -> Ints:
     """Return the rows of ``positions`` in the slices and lines of a box.
 
     They are one stretch in each slice, which bisection finds.
@@ -245,7 +243,7 @@ def _find_rows(
 
 def _locate(
     positions: Array, shape: Triple, start: Sequence[int], size: Sequence[int]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+) -> tuple[Ints, Bools]:
     """Return the flat places in a box of the positions that lie in it, and which these are.
 
     The positions lie in the slices and lines of the box, so that columns alone decide.

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.filesize import decimal
 from typing_extensions import override
 
 from lit_data.child_process import watch_parent
 from lit_data.errors import DataError, StoreError, WorkerDiedError, list_problems, show_path
-from lit_data.io.bank import Ints
 from lit_data.io.cache import LruCache
 from lit_data.io.images.decoders import ImageSource
 from lit_data.io.images.header_scan import OnBad, raise_bad
@@ -31,6 +29,7 @@ from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
 from lit_data.io.volumes.sparse_file import MAX_OPEN, SUFFIX, StoredVolume, make_key, write_volume
+from lit_data.types import Ints
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class SparseStore(VolumeBank):
         self.shapes = [volume.facts.shape for volume in self._volumes]
         self.has_labels = ["labels" in volume.folder.arrays for volume in self._volumes]
         array_bytes = [volume.array_bytes for volume in self._volumes]
-        self._array_bytes: NDArray[np.int64] = np.array(array_bytes, np.int64)
+        self._array_bytes: Ints = np.array(array_bytes, np.int64)
         self.nbytes = sum(array_bytes)
         self.dense_bytes = sum(volume.dense_bytes for volume in self._volumes)
         # Each mapped volume holds descriptors, of which a process has few.

@@ -18,7 +18,7 @@ from lit_data.modules.gan.conditions import Conditions, Part, PartDraws, RayPatc
 from lit_data.modules.gan.generator import GeneratorModule, check_net
 from lit_data.modules.gan.nets import ConvDiscriminator, ConvGenerator, widen
 from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
-from lit_data.types import Batch
+from lit_data.types import Batch, Size
 
 GANLoss = Literal["non_saturating", "hinge"]
 
@@ -134,7 +134,7 @@ class GANModule(GeneratorModule):
         generator: nn.Module | None = None,
         discriminator: nn.Module | None = None,
         *,
-        image_px: int | tuple[int, int] = 64,
+        image_px: int | Size = 64,
         channels: int = 3,
         latent_size: int = 64,
         num_labels: int = 0,

@@ -20,6 +20,7 @@ from lit_data.modules.gan.nets import (
     start_weights,
     widen,
 )
+from lit_data.types import Size
 
 _SIDES = ((0, 1), (0, 2), (1, 2))  # axes of the three planes
 # Shifted so that an untrained field can be seen through (Barron et al., "Mip-NeRF", ICCV 2021), and
@@ -68,7 +69,7 @@ class RayGenerator(nn.Module):
     def __init__(
         self,
         *,
-        image_px: int | tuple[int, int] = 64,
+        image_px: int | Size = 64,
         channels: int = 3,
         latent_size: int = 64,
         num_labels: int = 0,

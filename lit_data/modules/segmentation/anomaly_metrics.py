@@ -33,13 +33,12 @@ from lit_data.modules.segmentation.top_pixels import (
     take_highest,
 )
 from lit_data.modules.segmentation.whole_masks import (
-    Floats,
     WholeMasks,
     count_bins,
     find_aupimo,
     find_regions,
 )
-from lit_data.types import IGNORED, Array
+from lit_data.types import IGNORED, Array, Doubles
 
 _EPS = 1e-9  # logits go up to 20.7
 _LIMITS = {"aupro_30": 0.3, "aupro_5": 0.05}
@@ -61,7 +60,7 @@ def _weigh_patch(
     corners: Sequence[tuple[int, int]],
     row: int,
     mask: Array,
-) -> Floats:
+) -> Doubles:
     return whole_masks.weigh(images[row], corners[row], mask)
 
 
@@ -221,7 +220,7 @@ class AnomalyMetrics(PixelScores):
         return count_top_px(int(self.sizes_px.prod(1).max()), self.score_fraction)
 
     def _count_regions(
-        self, scores: Tensor, masks: Tensor, weigh: Callable[[int, Array], Floats]
+        self, scores: Tensor, masks: Tensor, weigh: Callable[[int, Array], Doubles]
     ) -> None:
         """Count the marked pixels of patches, by the weights of each patch and its mask."""
         marks = is_marked(masks)

@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_data.datasets.ct.distance import Mask, find_box, measure_depth
 from lit_data.inference.windows import WindowBlend
-from lit_data.types import Array, Batch
+from lit_data.types import Array, Batch, Bytes
 
 VOLUME_SCORES = ("surface_dice", "hausdorff_95_mm", "volume_ml", "true_ml")
 _MM3_PER_ML = 1000.0
@@ -78,10 +77,10 @@ class _OpenVolume(NamedTuple):
 
     number: int
     blend: WindowBlend
-    true: NDArray[np.uint8]
+    true: Bytes
     spacing_mm: tuple[float, float, float]
 
-    def add(self, probability: Array, mask: NDArray[np.uint8], start: Sequence[int]) -> None:
+    def add(self, probability: Array, mask: Bytes, start: Sequence[int]) -> None:
         """Add a window: [K, D, H, W] and [D, H, W] from (z, y, x) on; it may reach past the volume."""
         self.blend.add(probability, start)
         z, y, x = start

@@ -7,15 +7,11 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_data.grid import PatchGrid
 from lit_data.modules.scored import BINS
-from lit_data.types import IGNORED, Array
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from lit_data.types import IGNORED, Array, Doubles, Ints, Size
 
 PIMO_RATES = (1e-5, 1e-4)
 _OPEN_IMAGES = 4
@@ -34,10 +30,10 @@ class Regions(NamedTuple):
 
     width_px: int
     pixel: Ints
-    weight: Floats
+    weight: Doubles
     counted_px: int
 
-    def cut(self, y: int, x: int, shape: tuple[int, int]) -> Floats:
+    def cut(self, y: int, x: int, shape: Size) -> Doubles:
         """Return the weights of a patch, [h, w]; 0 where nothing is marked."""
         height, width = shape
         ends = y * self.width_px, (y + height) * self.width_px
@@ -121,7 +117,7 @@ class WholeMasks:
         is_counted = rows[:, None, :, None] & columns[:, None, None, :]
         return torch.from_numpy(~is_counted).to(images.device)
 
-    def weigh(self, image: int, corner: tuple[int, int], mask: Array) -> Floats:
+    def weigh(self, image: int, corner: tuple[int, int], mask: Array) -> Doubles:
         """Return the weights of the marked pixels of a patch by the regions of their image.
 
         Where the patch shows other defects than the mask of its image, such as synthetic ones, its
@@ -163,7 +159,7 @@ def count_bins(images: Tensor, bins: Tensor, counts: Tensor) -> tuple[Tensor, Te
     return keys, torch.zeros_like(keys).index_add_(0, pair_of, counts)
 
 
-def find_aupimo(good: Floats, keys: Ints, counts: Ints) -> float | None:
+def find_aupimo(good: Doubles, keys: Ints, counts: Ints) -> float | None:
     """Return the mean area under the overlap of each defective image over low false positive rates.
 
     The rate is the mean over good images of the fraction of their pixels above a threshold, from

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError
+from lit_data.types import Floats, Ints, Size
 
 if TYPE_CHECKING:
     import torch
@@ -31,10 +32,6 @@ _LIMITS: dict[str, tuple[float, float]] = {
 }
 """Limits of the ranges with these names; all others must not be negative."""
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
-Size = tuple[int, int]
-"""Height and width, px."""
 Range = tuple[float, float]
 Drawn = dict[str, Floats]
 """Drawn parameters by name, [n] each, on the host."""

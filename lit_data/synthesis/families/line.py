@@ -11,16 +11,14 @@ from lit_data.errors import ConfigError
 from lit_data.synthesis.families.base import (
     Drawn,
     Family,
-    Floats,
-    Ints,
     Parameters,
     Range,
-    Size,
     band,
     find_extreme,
     spread,
     square_window,
 )
+from lit_data.types import Floats, Ints, Size
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,15 +17,13 @@ from lit_data.rng import Stream, uniform
 from lit_data.synthesis.families.base import (
     Drawn,
     Family,
-    Floats,
-    Ints,
     Parameters,
     Range,
-    Size,
     load_on,
     spread,
     square_window,
 )
+from lit_data.types import Bools, Doubles, Floats, Ints, Size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +39,7 @@ BORDER = 0.9
 
 
 @lru_cache(maxsize=8)
-def load_shapes(folder: str) -> NDArray[np.float32]:
+def load_shapes(folder: str) -> Floats:
     """Load every connected piece of every mask below a folder, each scaled to a tile.
 
     Args:
@@ -57,7 +55,7 @@ def load_shapes(folder: str) -> NDArray[np.float32]:
         raise DataError(
             f"shapes_from={folder} is not a folder: give one that holds masks of defects"
         )
-    shapes: list[NDArray[np.float32]] = []
+    shapes: list[Floats] = []
     for path in find_images(Path(folder)).paths:
         shapes += _cut_tiles(read_image(path)[0] != 0)
     if not shapes:
@@ -67,7 +65,7 @@ def load_shapes(folder: str) -> NDArray[np.float32]:
     return np.stack(shapes)
 
 
-def _cut_tiles(mask: NDArray[np.bool_]) -> list[NDArray[np.float32]]:
+def _cut_tiles(mask: Bools) -> list[Floats]:
     import cv2
 
     _, labels, boxes, _ = cv2.connectedComponentsWithStats(mask.astype(np.uint8), connectivity=8)
@@ -80,7 +78,7 @@ def _cut_tiles(mask: NDArray[np.bool_]) -> list[NDArray[np.float32]]:
     return tiles
 
 
-def _fit(piece: NDArray[np.float32]) -> NDArray[np.float32]:
+def _fit(piece: Floats) -> Floats:
     """Scale a piece into the middle of a tile, so that its longer side takes `BORDER` of it."""
     import cv2
 
@@ -148,7 +146,7 @@ _OCTAVES = 3
 
 
 @lru_cache(maxsize=1)
-def smooth_field() -> NDArray[np.float32]:
+def smooth_field() -> Floats:
     """Return gradient noise with three octaves, which repeats at its edges.
 
     After Perlin, "An image synthesizer", SIGGRAPH 1985.
@@ -161,7 +159,7 @@ def smooth_field() -> NDArray[np.float32]:
         # Each octave has bumps of half the width and half the height of the one before.
         octaves.append(_perlin(FIELD_PX, CELL_PX >> octave, octave) / 2**octave)
     field = np.sum(octaves, axis=0)
-    standard: NDArray[np.float32] = ((field - field.mean()) / field.std()).astype(np.float32)
+    standard: Floats = ((field - field.mean()) / field.std()).astype(np.float32)
     return standard
 
 
@@ -185,7 +183,7 @@ def look_up(windows: "Windows", top: "Tensor", left: "Tensor", scale: "Tensor") 
     return field.index_select(0, pixels.view(-1)).view(pixels.shape)
 
 
-def _perlin(size_px: int, cell_px: int, octave: int) -> NDArray[np.float64]:
+def _perlin(size_px: int, cell_px: int, octave: int) -> Doubles:
     """Return one octave: at each corner of a cell a random slope, blended in between."""
     cells = size_px // cell_px
     angle = 2 * np.pi * uniform(octave, Stream.NOISE, np.arange(cells), 1, cells).astype(np.float64)
@@ -196,9 +194,7 @@ def _perlin(size_px: int, cell_px: int, octave: int) -> NDArray[np.float64]:
     # Smooth up to the second derivative, so that cells have no visible borders.
     blend = inside**3 * (inside * (inside * 6 - 15) + 10)
 
-    def slope(
-        rows: NDArray[np.int64], columns: NDArray[np.int64], dy: float, dx: float
-    ) -> NDArray[np.float64]:
+    def slope(rows: Ints, columns: Ints, dy: float, dx: float) -> Doubles:
         down, across = gradients[:, rows[:, None], columns[None, :]]
         return np.asarray(down * (inside[:, None] - dy) + across * (inside[None, :] - dx))
 
@@ -368,7 +364,7 @@ _STRIDE = 4
 
 
 @lru_cache(maxsize=8)
-def load_textures(folder: str | None) -> NDArray[np.float32]:
+def load_textures(folder: str | None) -> Floats:
     """Load the middle of every image below a folder: first channel, reflected where too small.
 
     Args:
@@ -390,7 +386,7 @@ def load_textures(folder: str | None) -> NDArray[np.float32]:
     return np.stack([_standardise(read_image(path)[0]) for path in paths])
 
 
-def _standardise(image: NDArray[np.generic]) -> NDArray[np.float32]:
+def _standardise(image: NDArray[np.generic]) -> Floats:
     """Cut the middle out of an image, and give it mean 0 and variance 1."""
     pixels = image.astype(np.float32)
     for axis, length in enumerate(pixels.shape):

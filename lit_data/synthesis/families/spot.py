@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.checks import call_checked
@@ -15,11 +14,8 @@ from lit_data.errors import ConfigError
 from lit_data.synthesis.families.base import (
     Drawn,
     Family,
-    Floats,
-    Ints,
     Parameters,
     Range,
-    Size,
     band,
     find_extreme,
     load_on,
@@ -27,6 +23,7 @@ from lit_data.synthesis.families.base import (
     square_window,
 )
 from lit_data.synthesis.windows import SEARCH_PX
+from lit_data.types import Doubles, Floats, Ints, Size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +67,7 @@ def window_start(size_px: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def spot_kernels(shapes: tuple[SpotShape, ...]) -> NDArray[np.float32]:
+def spot_kernels(shapes: tuple[SpotShape, ...]) -> Floats:
     """Return kernels of each shape at each sub-pixel centre, padded to the largest window.
 
     A kernel is ``exp(-(dy^2 / (2 sigma_y^2) + dx^2 / (2 sigma_x^2)))`` with (dy, dx) measured from
@@ -91,7 +88,7 @@ def spot_kernels(shapes: tuple[SpotShape, ...]) -> NDArray[np.float32]:
     return (vertical[:, :, None, :, None] * horizontal[:, None, :, None, :]).astype(np.float32)
 
 
-def _profile(window_px: int, size_px: int, sigma_px: float) -> NDArray[np.float64]:
+def _profile(window_px: int, size_px: int, sigma_px: float) -> Doubles:
     """Return one axis of a kernel at each offset, [SUBPIXELS, window_px].
 
     It lies in the middle of the largest window.

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from lit_data.synthesis.families.base import Floats
 from lit_data.synthesis.watermarks.glyphs import GlyphBank, level_of, size_of
 from lit_data.synthesis.watermarks.plan import MODES, WatermarkPlan
-from lit_data.types import Array
+from lit_data.types import Array, Floats
 
 _LEAST_SOFT_PX = 0.2  # less cannot be seen
 

@@ -8,12 +8,13 @@ from numbers import Real
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from lit_data.checks import check_choice, check_count, check_fraction
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, check_seed, uniform
-from lit_data.synthesis.families.base import Floats, Range, check_range, spread
+from lit_data.synthesis.families.base import Range, check_range, spread
+from lit_data.types import Bools, Floats, Ints, Size
 
 _EPOCH = 2**32 - 1
 """No run has as many epochs, so that texts share no number with samples."""
@@ -266,8 +267,6 @@ CROP_DRAWS = 4
 _SAMPLE_DRAWS = 16
 _MARK_DRAWS = 8
 
-Ints = NDArray[np.int64]
-
 
 @dataclass(frozen=True, slots=True)
 class WatermarkPlan:
@@ -293,8 +292,8 @@ class WatermarkPlan:
     """
 
     spec: WatermarkSpec
-    present: NDArray[np.bool_]
-    tiled: NDArray[np.bool_]
+    present: Bools
+    tiled: Bools
     gap: Floats
     opacity: Floats
     mode: Ints
@@ -314,7 +313,7 @@ class WatermarkPlan:
 
 
 def sample_watermarks(
-    spec: WatermarkSpec, seed: int, epoch: int, index: ArrayLike, shape: tuple[int, int]
+    spec: WatermarkSpec, seed: int, epoch: int, index: ArrayLike, shape: Size
 ) -> WatermarkPlan:
     """Draw the watermarks of a batch.
 

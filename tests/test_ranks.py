@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from numpy.typing import NDArray
 
 from lit_data.callbacks import SampleDigest
 from lit_data.commands import predict
@@ -33,7 +32,7 @@ from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
 from lit_data.modules.segmentation.whole_masks import WholeMasks
 from lit_data.rng import uniform
 from lit_data.testing import QUIET
-from lit_data.types import Batch, FieldSpec, Stage
+from lit_data.types import Array, Batch, FieldSpec, Ints, Stage
 from tests.families import run_family
 from tests.outputs import NO_TIMELINES
 
@@ -82,9 +81,7 @@ class Drawn:
     def __len__(self) -> int:
         return self.length
 
-    def write_into(
-        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
-    ) -> None:
+    def write_into(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
         rows["x"][:] = uniform(5, 2, indices, epoch, 3)
         rows["index"][:], rows["epoch"][:] = indices, epoch
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
 from lit_data.callbacks import AdaptiveBatchSize
 from lit_data.datamodules import StripeDataModule
@@ -23,7 +22,7 @@ from lit_data.testing import (
     run_on_ranks,
     write_images,
 )
-from lit_data.types import Array, FieldSpec
+from lit_data.types import Array, FieldSpec, Ints
 from tests.stock_modules import STOCK
 
 
@@ -37,7 +36,7 @@ class Rows:
     def __len__(self) -> int:
         return 10
 
-    def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
         self.calls += 1
         rows["index"][:] = indices
         rows["value"][:] = (indices * 10 + epoch)[:, None]

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from PIL import Image
 
 from lit_data.callbacks.timeline import (
@@ -19,9 +18,10 @@ from lit_data.callbacks.timeline import (
 )
 from lit_data.callbacks.timing.step_clock import PARTS
 from lit_data.callbacks.timing.totals import EndedBatch, Throughput
+from lit_data.types import Doubles
 
 
-def _range(value: float, other: float = math.nan) -> NDArray[np.float64]:
+def _range(value: float, other: float = math.nan) -> Doubles:
     return np.array([[value, other]] * 2)
 
 
@@ -72,7 +72,7 @@ def test_it_can_be_sent_to_other_processes() -> None:
 GIB = 2.0**30
 
 
-def _row(allocated: float, **others: float) -> NDArray[np.float64]:
+def _row(allocated: float, **others: float) -> Doubles:
     """Return a sample as it lies in the timeline, [2, series]: lowest and highest are equal."""
     values = {"allocated_bytes": allocated, **others}
     return np.array([[values.get(name, math.nan) for name in SERIES]] * 2)

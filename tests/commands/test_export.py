@@ -8,7 +8,6 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from lit_data.augment import StripeAugment
 from lit_data.cli import main
@@ -18,7 +17,7 @@ from lit_data.errors import ConfigError
 from lit_data.io.images.masks import MaskOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import FAMILIES, DefectSpec
-from lit_data.types import Batch
+from lit_data.types import Batch, Bools
 
 EPOCH = 3
 
@@ -52,7 +51,7 @@ def _samples(datamodule: StripeDataModule, epoch: int) -> dict[int, Batch]:
     return samples
 
 
-def _decode(segmentation: dict[str, Any]) -> NDArray[np.bool_]:
+def _decode(segmentation: dict[str, Any]) -> Bools:
     """COCO's uncompressed run lengths, column by column."""
     counts = segmentation["counts"]
     flat = np.repeat(np.arange(len(counts)) % 2 == 1, counts)

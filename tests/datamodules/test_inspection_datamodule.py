@@ -10,7 +10,6 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from lit_data.augment import Geometry
 from lit_data.datamodules import InspectionDataModule
@@ -22,6 +21,7 @@ from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
+from lit_data.types import Array, Ints
 from tests.reading import opened, plan, read_all
 
 SIZE = (96, 160)
@@ -120,9 +120,7 @@ def test_a_sample_depends_on_seed_epoch_and_number_alone(tmp_path: Path) -> None
     assert not np.array_equal(_write(dataset, indices, 4)["position"], whole["position"])
 
 
-def _write(
-    dataset: PatchDataset, indices: NDArray[np.int64], epoch: int
-) -> dict[str, NDArray[Any]]:
+def _write(dataset: PatchDataset, indices: Ints, epoch: int) -> dict[str, Array]:
     rows = {
         name: np.zeros((len(indices), *spec.shape), spec.dtype)
         for name, spec in dataset.fields.items()

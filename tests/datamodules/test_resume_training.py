@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from numpy.typing import NDArray
 
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.loading import LoaderOptions
 from lit_data.rng import uniform
 from lit_data.testing import QUIET
-from lit_data.types import Batch, FieldSpec, Stage
+from lit_data.types import Array, Batch, FieldSpec, Ints, Stage
 
 LENGTH, EPOCHS = 22, 2
 
@@ -36,9 +34,7 @@ class Drawn:
     def __len__(self) -> int:
         return LENGTH
 
-    def write_into(
-        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
-    ) -> None:
+    def write_into(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
         rows["x"][:], rows["index"][:], rows["epoch"][:] = (
             uniform(5, 2, indices, epoch, 3),
             indices,

@@ -9,11 +9,9 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.trainer.connectors import data_connector
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_data.callbacks import AdaptiveBatchSize, DataWaitMonitor
@@ -24,7 +22,7 @@ from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.loading.transfer import Copy, StagedBatch
 from lit_data.testing import QUIET
-from lit_data.types import Batch, FieldSpec, Stage
+from lit_data.types import Array, Batch, FieldSpec, Ints, Stage
 from tests.limited_memory import out_of_memory
 from tests.notes import Notes
 
@@ -47,9 +45,7 @@ class Rows:
     def __len__(self) -> int:
         return 8
 
-    def write_into(
-        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
-    ) -> None:
+    def write_into(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
         rows["x"][:], rows["index"][:] = indices[:, None], indices
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lit_data.inference import TiledPredictor
+from lit_data.types import Floats
 
 Found = list[tuple[int, Tensor]]
 
@@ -43,12 +43,12 @@ class HalvingNet(nn.Module):
         return self.outer(torch.cat((images, low), 1))
 
 
-def make_images(*sizes: tuple[int, int], channels: int = 1) -> list[NDArray[np.float32]]:
+def make_images(*sizes: tuple[int, int], channels: int = 1) -> list[Floats]:
     rng = np.random.default_rng(0)
     return [rng.random((channels, *size)).astype(np.float32) for size in sizes]
 
 
-def predict_whole(net: nn.Module, image: NDArray[np.float32]) -> Tensor:
+def predict_whole(net: nn.Module, image: Floats) -> Tensor:
     with torch.inference_mode():
         return net(torch.from_numpy(image)[None])[0]
 
@@ -82,5 +82,5 @@ def assert_same(found: Found, expected: Iterable[tuple[int, Tensor]], atol: floa
         torch.testing.assert_close(values, wanted, rtol=0, atol=atol)
 
 
-def predict_all_whole(net: nn.Module, images: list[NDArray[np.float32]]) -> Found:
+def predict_all_whole(net: nn.Module, images: list[Floats]) -> Found:
     return list(enumerate(predict_whole(net, image) for image in images))

@@ -1,14 +1,10 @@
 """A dataset that the tests of loading build on, and the workers that they try."""
 
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from lit_data.types import Array, FieldSpec, Ints
 
-from lit_data.types import FieldSpec
-
-Rows = Mapping[str, NDArray[Any]]
+Rows = Mapping[str, Array]
 
 FORK = {"worker_kind": "process", "num_workers": 2, "start_method": "fork"}
 KINDS = [
@@ -28,5 +24,5 @@ class Indices:
     def __len__(self) -> int:
         return self.length
 
-    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
         rows["index"][:] = indices

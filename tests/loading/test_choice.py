@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from lit_data.io import machine
 from lit_data.loading import LoaderOptions, MicroBatchLoader, choice
 from lit_data.loading.choice import Choice
 from lit_data.loading.staging import INDICES
+from lit_data.types import Array, Ints
 from tests.loading.rows import Indices, Rows
 
 
@@ -21,7 +21,7 @@ class Asked(Indices):
 
     asked = 0
 
-    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
         self.asked += 1
         super().write_into(rows, indices, epoch)
 
@@ -41,7 +41,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
     return set_up
 
 
-def _count(arrays: dict[str, NDArray[Any]]) -> int:
+def _count(arrays: dict[str, Array]) -> int:
     return len(arrays[INDICES])
 
 
@@ -78,7 +78,7 @@ class Threaded(Indices):
         super().__init__(length)
         self.seen = set()
 
-    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
         is_main = threading.current_thread() is threading.main_thread()
         self.seen.add((is_main, torch.get_num_threads()))
         time.sleep(1e-3)

@@ -16,13 +16,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.processes import Board, RowReader
 from lit_data.loading.staging import Layout
 from lit_data.rng import Stream, random_words
-from lit_data.types import FieldSpec
+from lit_data.types import Array, FieldSpec, Ints
 from tests.loading.rows import FORK, Indices, Rows
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("small_runs_are_fast")]
@@ -46,7 +45,7 @@ class Drawing(Indices):
         super().__init__(60, draw=FieldSpec((4,), "uint32"))
         self.main_process = os.getpid()
 
-    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
         if os.getpid() != self.main_process:
             _reseed(os.getpid())
         super().write_into(rows, indices, epoch)
@@ -72,7 +71,7 @@ class Threads(Indices):
     def __init__(self) -> None:
         super().__init__(32, threads=FieldSpec((2,), "int64"))
 
-    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
         super().write_into(rows, indices, epoch)
         cv2.resize(np.zeros((64, 64), np.uint8), (512, 512))
         rows["threads"][:] = cv2.getNumThreads(), torch.get_num_threads()
@@ -86,7 +85,7 @@ class FlatRecords(Indices):
         super().__init__(count, value=number, pid=number, bytes=number)
         self.values = np.arange(count, dtype=np.int64)
 
-    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
         super().write_into(rows, indices, epoch)
         rows["value"][:] = self.values[indices]
         rows["pid"][:] = os.getpid()
@@ -102,7 +101,7 @@ class Views:
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> dict[str, NDArray[Any]]:
+    def __getitem__(self, index: int) -> dict[str, Array]:
         return {"image": np.asarray(self.images[index])}
 
 

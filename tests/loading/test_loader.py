@@ -4,13 +4,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader, SequentialSampler
 
 from lit_data.errors import ConfigError, WorkerDiedError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.samples import SingleSamples
-from lit_data.types import FieldSpec
+from lit_data.types import FieldSpec, Ints
 from tests.loading.rows import KINDS as FEW_KINDS
 from tests.loading.rows import Indices, Rows
 
@@ -22,7 +21,7 @@ class Numbers(Indices):
         super().__init__(length, image=FieldSpec((2, 3), "uint16"))
         self.threads = set()
 
-    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
         super().write_into(rows, indices, epoch)
         self.threads.add(threading.current_thread().name)
         rows["image"][:] = indices[:, None, None] + 1000 * epoch
@@ -31,7 +30,7 @@ class Numbers(Indices):
 class Stuck(Numbers):
     release = threading.Event()
 
-    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
         self.release.wait(60)
 
 
@@ -42,7 +41,7 @@ class Boxes(Indices):
         boxes = FieldSpec((3,), "float32", max_items=3, row_column=True)
         super().__init__(30, boxes=boxes, points=FieldSpec((), "int32", max_items=3))
 
-    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
         super().write_into(rows, indices, epoch)
         for row, index in enumerate(indices.tolist()):
             count = index % 4

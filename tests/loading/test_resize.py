@@ -2,13 +2,11 @@ import os
 import random
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.types import FieldSpec
+from lit_data.types import FieldSpec, Ints
 from tests.loading.rows import KINDS, Indices, Rows
 
 
@@ -18,7 +16,7 @@ class Pids(Indices):
     def __init__(self) -> None:
         super().__init__(1000, pid=FieldSpec((), "int64"))
 
-    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
         super().write_into(rows, indices, epoch)
         rows["pid"][:] = os.getpid()
 

@@ -6,15 +6,13 @@ from functools import cache
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, StoreError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.rng import uniform
-from lit_data.types import FieldSpec
+from lit_data.types import FieldSpec, Ints
 from tests.loading.rows import FORK, Indices, Rows
 
 STEPS = 40
@@ -28,7 +26,7 @@ class Drawn(Indices):
     def __init__(self, length: int = LENGTH) -> None:
         super().__init__(length, image=FieldSpec((8,), "float32"))
 
-    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
         super().write_into(rows, indices, epoch)
         rows["image"][:] = uniform(5, 2, indices, epoch, 8)
 
@@ -126,7 +124,7 @@ def test_continuing_reads_nothing_that_was_trained_before() -> None:
     read = []
 
     class Noting(Drawn):
-        def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+        def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
             read.extend(indices.tolist())
             super().write_into(rows, indices, epoch)
 

@@ -6,13 +6,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from numpy.typing import NDArray
 
 from lit_data.io.images.decoders import ImageDecoder, ImageSource
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.store.store import DecodedStore
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.types import FieldSpec
+from lit_data.types import FieldSpec, Ints
 from tests.loading.rows import FORK, Indices, Rows
 
 IMAGES, SIDE_PX = 16, 2048  # 201 MB with three channels
@@ -32,7 +31,7 @@ class WholeStore(Indices):
         super().__init__(4 * WORKERS, sum=number, process=number)
         self.store = store
 
-    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
         super().write_into(rows, indices, epoch)
         rows["process"][:] = os.getpid()
         images = (self.store[number] for number in range(IMAGES))

@@ -15,11 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, DataError, StoreCorruptError, WorkerDiedError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.types import FieldSpec
+from lit_data.types import FieldSpec, Ints
 from tests.loading.rows import FORK, Indices, Rows
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("small_runs_are_fast")]
@@ -35,7 +34,7 @@ class Faulty(Indices):
     def describe_sample(self, index: int) -> str:
         return f"images/{index}.png"
 
-    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> Any:
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> Any:
         super().write_into(rows, indices, epoch)
         rows["pid"][:] = os.getpid()
         if self.fault is not None and self.at in indices:
@@ -54,7 +53,7 @@ class Files:
     def __len__(self) -> int:
         return self.nbytes // mmap.PAGESIZE
 
-    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
         if 31 in indices:
             os.truncate(self.path, mmap.PAGESIZE)
         rows["row"][:] = np.frombuffer(self.map, np.uint8).reshape(len(self), -1)[indices]
@@ -112,7 +111,7 @@ class Asking(Indices):
     def __init__(self) -> None:
         super().__init__(worker=FieldSpec((2,), "int64"))
 
-    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
         super().write_into(rows, indices, epoch)
         info = torch.utils.data.get_worker_info()
         rows["worker"][:] = (info.id, info.num_workers) if info else (-1, -1)
@@ -360,7 +359,7 @@ def test_an_exception_that_can_cross_arrives_as_itself(
 
 
 class BadText(Faulty):
-    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> Any:
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> Any:
         super().write_into(rows, indices, epoch)
         return {"name": [lambda: None for _ in indices]}
 
@@ -394,7 +393,7 @@ class Quits(Exception.__base__):  # type: ignore[name-defined, misc]
 
 
 class QuittingThread(Indices):
-    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
         raise Quits("stop here")
 
 

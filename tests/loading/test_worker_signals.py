@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.types import Ints
 from tests.families import ROOT
 from tests.fork_server import SCRIPTS_TOO
 from tests.loading.rows import FORK, Indices, Rows
@@ -121,7 +120,7 @@ class Waiting(Indices):
         super().__init__()
         self.seconds_s = seconds_s
 
-    def write_into(self, rows: Rows, indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
         super().write_into(rows, indices, epoch)
         if 31 in indices:
             time.sleep(self.seconds_s)

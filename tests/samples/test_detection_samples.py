@@ -3,7 +3,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from lit_data.datasets.detection.files import find_detection_files
 from lit_data.samples import detection as detection_scene
@@ -12,6 +11,7 @@ from lit_data.samples.detection import (
     DetectionSampleSpec,
     render_scene,
 )
+from lit_data.types import Bools
 
 SMALL = {"count": 14, "size_px": (64, 80)}
 
@@ -93,6 +93,6 @@ def test_boxes_are_what_objects_change(number: int, monkeypatch: pytest.MonkeyPa
         assert (mask & ~later).sum() >= 0.5 * mask.sum()
 
 
-def _extents(mask: NDArray[np.bool_]) -> tuple[int, int, int, int]:
+def _extents(mask: Bools) -> tuple[int, int, int, int]:
     rows, columns = np.nonzero(mask)
     return int(rows.min()), int(columns.min()), int(rows.max()) + 1, int(columns.max()) + 1

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_data.synthesis import FAMILIES, DefectPlan, DefectSpec, render, sample_plan
 from lit_data.synthesis.canvas import Canvas, ValueRange
 from lit_data.synthesis.renderer import find_touches
 from lit_data.synthesis.windows import Surroundings
+from lit_data.types import Bools, Bytes, Floats
 
 NAMES = tuple(FAMILIES)
 GREY = ValueRange(0, 255, whole=True)
@@ -83,7 +83,7 @@ def turn_around(plan: DefectPlan) -> DefectPlan:
     return replace(plan, **arrays, groups=tuple(groups))
 
 
-def scene(batch: int, shape: tuple[int, int, int], seed: int = 0) -> NDArray[np.uint8]:
+def scene(batch: int, shape: tuple[int, int, int], seed: int = 0) -> Bytes:
     """Stripes of two grey levels, slightly slanted, with noise."""
     rng = np.random.default_rng(seed)
     rows, columns = np.mgrid[: shape[1], : shape[2]]
@@ -91,7 +91,7 @@ def scene(batch: int, shape: tuple[int, int, int], seed: int = 0) -> NDArray[np.
     return np.clip(stripes + rng.normal(0, 6, (batch, *shape)), 0, 255).astype(np.uint8)
 
 
-def as_dtype(grey: NDArray[np.uint8], kind: str) -> Tensor:
+def as_dtype(grey: Bytes, kind: str) -> Tensor:
     """Grey levels stored in another dtype, with every value possible between them."""
     dtype, values = RANGES[kind]
     fine = (grey + np.random.default_rng(1).random(grey.shape)) / 256
@@ -99,9 +99,7 @@ def as_dtype(grey: NDArray[np.uint8], kind: str) -> Tensor:
     return torch.from_numpy((np.floor(stored) if values.whole else stored).astype(dtype))
 
 
-def drawn(
-    grey: NDArray[np.uint8], plan: DefectPlan
-) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+def drawn(grey: Bytes, plan: DefectPlan) -> tuple[Floats, Bools]:
     """Change of each pixel in grey levels [B, C, H, W], and masks [B, H, W]."""
     images = torch.from_numpy(grey.astype(np.float32))
     after, masks = render(images.clone(), plan, GREY)

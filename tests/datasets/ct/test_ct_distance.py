@@ -2,18 +2,18 @@ import sys
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from lit_data.datasets.ct import distance as ct_distance
 from lit_data.datasets.ct.distance import measure_points, measure_signed
 from lit_data.errors import ConfigError
+from lit_data.types import Bools, Doubles
 
 pytest.importorskip("edt")
 
 SPACING_MM = (2.0, 0.7, 1.1)
 
 
-def _brute_force(occupied: NDArray[np.bool_], most_mm: float) -> NDArray[np.float64]:
+def _brute_force(occupied: Bools, most_mm: float) -> Doubles:
     places = np.argwhere(np.ones_like(occupied)) * SPACING_MM
     kind = occupied.ravel()
     distances = np.sqrt(((places[:, None] - places) ** 2).sum(-1))
@@ -23,14 +23,14 @@ def _brute_force(occupied: NDArray[np.bool_], most_mm: float) -> NDArray[np.floa
 
 
 @pytest.fixture
-def occupied() -> NDArray[np.bool_]:
+def occupied() -> Bools:
     mask = np.random.default_rng(0).random((9, 7, 8)) < 0.8
     mask[:4], mask[6:, :, :3] = True, False
     return mask
 
 
 @pytest.mark.parametrize("most_mm", [1.5, 4.0, 100.0])
-def test_distances_are_those_of_brute_force(occupied: NDArray[np.bool_], most_mm: float) -> None:
+def test_distances_are_those_of_brute_force(occupied: Bools, most_mm: float) -> None:
     found = measure_signed(occupied, SPACING_MM, most_mm)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, _brute_force(occupied, most_mm), rtol=1e-5)
@@ -39,7 +39,7 @@ def test_distances_are_those_of_brute_force(occupied: NDArray[np.bool_], most_mm
 @pytest.mark.parametrize("most_mm", [1.5, 4.0, None])
 @pytest.mark.parametrize("voxels", [1, 56 * 7, 2**20])
 def test_points_are_measured_slab_by_slab(
-    occupied: NDArray[np.bool_], most_mm: float | None, voxels: int, monkeypatch: pytest.MonkeyPatch
+    occupied: Bools, most_mm: float | None, voxels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ct_distance, "SLAB_VOXELS", voxels)
     positions = np.flatnonzero(occupied).astype(np.int32)

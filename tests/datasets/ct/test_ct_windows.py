@@ -2,7 +2,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from lit_data.datasets.ct.points import choose_points, write_coordinates
 from lit_data.datasets.ct.windows import (
@@ -15,6 +14,7 @@ from lit_data.datasets.ct.windows import (
 )
 from lit_data.errors import ConfigError
 from lit_data.io.volumes.sparse import SparseVolume
+from lit_data.types import Bools, Ints
 
 
 def test_sliding_windows_cover_every_voxel_and_stay_inside() -> None:
@@ -35,7 +35,7 @@ def test_sliding_windows_cover_every_voxel_and_stay_inside() -> None:
     assert len(np.unique(np.column_stack((volumes, starts)), axis=0)) == len(grid)
 
 
-def _volume(mask: NDArray[np.bool_]) -> SparseVolume:
+def _volume(mask: Bools) -> SparseVolume:
     positions = np.flatnonzero(mask).astype(np.int32)
     slices = np.concatenate(([0], np.cumsum(mask.sum((1, 2)))))
     return SparseVolume(positions, positions.astype(np.int16), mask.shape, (1.0, 1.0, 1.0), slices)
@@ -123,7 +123,7 @@ def test_the_stride_is_the_size_by_default() -> None:
     assert WindowSpec(size=8, stride=[1, 2, 3]).steps == (1, 2, 3)
 
 
-def _choose(count: int, most: int, index: int = 0, epoch: int = 0) -> NDArray[np.int64]:
+def _choose(count: int, most: int, index: int = 0, epoch: int = 0) -> Ints:
     found = choose_points(count, most, seed=5, epoch=epoch, index=index)
     assert found is not None
     return found

@@ -9,15 +9,15 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image
 
 from lit_data.datasets.detection.files import DetectionFiles, find_detection_files
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.options import ReadOptions
+from lit_data.types import Floats, Ints
 
-Corners = list[NDArray[np.int64]]
+Corners = list[Ints]
 LINE = "0 .5 .5 .2 .2\n"
 
 
@@ -426,7 +426,7 @@ def test_blood_cells_of_text_and_xml(shared_data: Path, caplog: pytest.LogCaptur
     assert (np.abs(corners_px(rest) - corners_px(yolo.labels.boxes)) <= 1 + 1e-3).all()
 
 
-def corners_px(boxes: NDArray[np.float32]) -> NDArray[np.float32]:
+def corners_px(boxes: Floats) -> Floats:
     """(x1, y1, x2, y2) of boxes of images of 640 x 480 pixels."""
     sides = boxes[:, 3:] / 2
     return np.hstack([boxes[:, 1:3] - sides, boxes[:, 1:3] + sides]) * np.float32(

@@ -3,7 +3,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from lit_data.datasets.detection.labels import (
     BoxCollector,
@@ -13,6 +12,7 @@ from lit_data.datasets.detection.labels import (
     is_share_box,
 )
 from lit_data.errors import ConfigError, DataError
+from lit_data.types import Ints
 
 BOXES = np.array(
     [[0, 0.5, 0.5, 0.2, 0.2], [1, 0.3, 0.3, 0.1, 0.1], [0, 0.6, 0.6, 0.4, 0.4]], np.float32
@@ -27,7 +27,7 @@ FORM = BoxForm(
 )
 
 
-def ends(*values: int) -> NDArray[np.int64]:
+def ends(*values: int) -> Ints:
     return np.array(values, np.int64)
 
 

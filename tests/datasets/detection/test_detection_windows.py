@@ -4,13 +4,13 @@ import logging
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.detection.sampling import BoxSampling, PositiveImages
 from lit_data.datasets.detection.windows import WindowBank, choose_stride, cut_windows
 from lit_data.errors import ConfigError
 from lit_data.mosaic import FILL
+from lit_data.types import Floats
 from tests.datasets.banks import MemoryBank
 
 SIZES = np.array([(50, 70), (10, 100)])
@@ -36,7 +36,7 @@ def _table(*images: list[tuple[int, float, float, float, float]]) -> LabelTable:
     return LabelTable(("a", "b"), np.array(rows, np.float32).reshape(-1, 5), np.array(ends))
 
 
-def _corners(boxes: NDArray[np.float32]) -> list[list[float]]:
+def _corners(boxes: Floats) -> list[list[float]]:
     """(class, left, top, right, bottom) px of a window, to a thousandth."""
     _, cx, cy, w, h = (32 * boxes.astype(np.float64)).T
     corners = np.stack((cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), axis=1).round(3) + 0.0

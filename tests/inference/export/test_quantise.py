@@ -2,15 +2,15 @@
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError
 from lit_data.inference.export.onnx_file import quantise
+from lit_data.types import Floats
 
 onnx = pytest.importorskip("onnx", reason="needs onnx: pip install -e '.[export]'")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
 
-Floats = NDArray[np.float32]
+Floats = Floats
 
 
 def _make_graph() -> bytes:

@@ -1,6 +1,5 @@
 """`DataWaitMonitor`: the parts of each training step, and what limits the run."""
 
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from lit_data.callbacks.timing.totals import EndedBatch, Hardware, StepTotals, T
 from lit_data.devices import has_fast_bf16
 from lit_data.io.machine import count_disk_bytes
 from lit_data.loading import MicroBatchLoader
+from lit_data.types import PathText
 
 _MEASURED_STEPS = 16
 """Steps between two logging steps in which CUDA's clock is read; each costs about 50 us."""
@@ -65,7 +65,7 @@ class DataWaitMonitor(L.Callback):
         plot: Draw it; never in a ``fast_dev_run``.
     """
 
-    def __init__(self, *, path: str | os.PathLike[str] | None = None, plot: bool = True) -> None:
+    def __init__(self, *, path: PathText | None = None, plot: bool = True) -> None:
         self.path = None if path is None else Path(path)
         self.plot = plot
         self._total = StepTotals()

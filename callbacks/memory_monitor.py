@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ from lit_data.callbacks.timeline import MARK_STYLES, write_picture
 from lit_data.checks import check_count, check_saved_counts
 from lit_data.errors import ConfigError
 from lit_data.out_of_memory import is_out_of_memory
+from lit_data.types import PathText
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class MemoryMonitor(L.Callback):
         self,
         *,
         every_n_steps: int = 50,
-        path: str | os.PathLike[str] | None = None,
+        path: PathText | None = None,
         leak_bytes_per_epoch: float = 50 * 2**20,
         snapshot: bool = False,
         plot: bool = True,

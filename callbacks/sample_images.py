@@ -1,7 +1,6 @@
 """`SampleImages`: pictures of what a model generates, while it learns."""
 
 import logging
-import os
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,6 +20,7 @@ from lit_data.callbacks.pictures import (
 )
 from lit_data.checks import check_choice, check_count
 from lit_data.rng import check_seed
+from lit_data.types import PathText
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class SampleImages(L.Callback):
         count: int = 16,
         views: Views = "auto",
         objects: int = 4,
-        path: str | os.PathLike[str] | None = None,
+        path: PathText | None = None,
         batch_size: int = 16,
         seed: int = 0,
     ) -> None:

@@ -1,7 +1,6 @@
 """`SaveOnSignal`: Ctrl-C or SIGTERM ends training after the running step, with a checkpoint to go on from."""
 
 import logging
-import os
 import signal
 import threading
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.lightning_internals import set_stop
+from lit_data.types import PathText
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class SaveOnSignal(L.Callback):
             not exist.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathText) -> None:
         self.path = Path(path)
         self._before: dict[int, _Handler] = {}
         self._replaced: dict[int, _Handler] = {}

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from lit_data.errors import StoreError
 from lit_data.files import replacing, write_json
 from lit_data.lightning_internals import count_batches
 from lit_data.loading import MicroBatchLoader
+from lit_data.types import PathText
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class StepRecord(L.Callback):
             Never the working folder: nothing is written there.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, path: PathText | None = None) -> None:
         self.path = None if path is None else Path(path)
         self._folder: Path | None = None
         self._digest: SampleDigest | None = None

@@ -41,7 +41,7 @@ from lit_data.inference.forward import (
 from lit_data.inference.runner import Runner, TileStream
 from lit_data.inference.tiling import Blend, Tiling
 from lit_data.io.store.files import reserve, write_all
-from lit_data.types import Array, Size
+from lit_data.types import Array, PathText, Size
 
 FileDtype = Literal["float32", "float16", "uint8", "uint16"]
 
@@ -269,7 +269,7 @@ class TiledPredictor:
     def predict_to_file(
         self,
         image: Image,
-        path: str | os.PathLike[str],
+        path: PathText,
         *,
         dtype: FileDtype = "float32",
         on_tiles: Callable[[int], None] | None = None,

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from lit_data.errors import ConfigError, DataError, Problems, escape, list_problems, show_path
 from lit_data.io.images.header import EXTENSIONS
 from lit_data.io.source import describe_missing, nearest_existing
+from lit_data.types import PathText
 
 log = logging.getLogger(__name__)
 
@@ -279,9 +280,6 @@ def _extension(name: str) -> str:
     return os.path.splitext(name)[1].lower()  # noqa: PTH122 - half a million names
 
 
-AnyPath = str | os.PathLike[str]
-
-
 @dataclass(frozen=True, slots=True)
 class Listing:
     """The images of a folder.
@@ -299,7 +297,7 @@ class Listing:
 
 
 def find_images(
-    root: AnyPath,
+    root: PathText,
     *,
     patterns: Sequence[str] = ("**/*",),
     exclude: Sequence[str] = (),
@@ -341,7 +339,7 @@ def find_images(
     return Listing(tuple(root / name for name in names), dict(walk.ignored), excluded)
 
 
-def match_by_stem(images: Iterable[AnyPath], masks: Iterable[AnyPath]) -> list[tuple[Path, Path]]:
+def match_by_stem(images: Iterable[PathText], masks: Iterable[PathText]) -> list[tuple[Path, Path]]:
     """Pair images and masks whose names agree up to the extension.
 
     Accents may be composed in any way.
@@ -381,7 +379,7 @@ def _check_stems(problems: Problems, root: Path, names: Sequence[str]) -> None:
             problems.add(root / name, f"the same name as {show_path(root / first)}")
 
 
-def _index_stems(paths: Iterable[AnyPath], problems: Problems) -> dict[str, Path]:
+def _index_stems(paths: Iterable[PathText], problems: Problems) -> dict[str, Path]:
     index: dict[str, Path] = {}
     for path in map(Path, paths):
         first = index.setdefault(_normalize(path.stem), path)

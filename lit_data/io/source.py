@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lit_data.errors import DataError, LitDataError, MachineError, escape, show_path
+from lit_data.types import PathText
 
 _AGAIN = "a disk in the network does not answer: try again"
 _PASSING = {
@@ -27,7 +28,7 @@ _PASSING = {
 
 
 @contextmanager
-def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+def naming(path: PathText) -> Iterator[None]:
     """Turn every error inside the block into one that starts with the path.
 
     Raises:
@@ -55,7 +56,7 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextmanager
-def open_source(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def open_source(path: PathText) -> Iterator[BinaryIO]:
     """Open a regular file that is not empty; errors inside the block name it as in ``naming``.
 
     Raises:
@@ -120,7 +121,7 @@ def decode_text(data: bytes) -> str:
         ) from error
 
 
-def check_regular(path: str | os.PathLike[str]) -> None:
+def check_regular(path: PathText) -> None:
     """Refuse what is not a regular file with content, without opening it.
 
     Raises:
@@ -136,7 +137,7 @@ def check_regular(path: str | os.PathLike[str]) -> None:
         raise DataError("0 bytes")
 
 
-def describe_missing(path: str | os.PathLike[str], error: OSError) -> str:
+def describe_missing(path: PathText, error: OSError) -> str:
     """Say why ``stat`` failed: a link that leads nowhere, nothing there, or what the system answers."""
     is_lost = isinstance(error, FileNotFoundError | NotADirectoryError)
     if (is_lost or error.errno == errno.ELOOP) and Path(path).is_symlink():
@@ -148,7 +149,7 @@ def describe_missing(path: str | os.PathLike[str], error: OSError) -> str:
     return _describe_os_error(error)
 
 
-def nearest_existing(path: str | os.PathLike[str]) -> Path:
+def nearest_existing(path: PathText) -> Path:
     """Return the deepest parent of a missing path that exists, for a message about a wrong name."""
     return next(parent for parent in Path(path).absolute().parents if parent.exists())
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from lit_data.datasets.detection.labels import (
-    AnyPath,
     BoxCollector,
     BoxForm,
     Faults,
@@ -27,7 +26,7 @@ from lit_data.io.discovery import check_inside
 from lit_data.io.images.header import describe_size_mismatch
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.source import naming, open_source, read_whole
-from lit_data.types import Bools, Doubles, Ints
+from lit_data.types import Bools, Doubles, Ints, PathText
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class CocoFile:
         faults: Images and categories that are left out, as they name no or another one.
     """
 
-    path: AnyPath
+    path: PathText
     images: Mapping[int, Mapping[str, Any]]
     annotations: tuple[Any, ...]
     categories: Mapping[int, str]
@@ -101,7 +100,7 @@ class CocoFile:
         return numbers, problems
 
 
-def load_coco(path: AnyPath, split: str | None = None) -> CocoFile:
+def load_coco(path: PathText, split: str | None = None) -> CocoFile:
     """Read an annotation file and check its outline.
 
     Args:
@@ -116,7 +115,7 @@ def load_coco(path: AnyPath, split: str | None = None) -> CocoFile:
     return replace(parse_coco(path, text), split=split)
 
 
-def list_coco(root: Path, annotations: AnyPath | None) -> list[Path]:
+def list_coco(root: Path, annotations: PathText | None) -> list[Path]:
     """Return the COCO file that is named, else those of the first of the known places that has any."""
     if annotations is not None:
         path = root / annotations
@@ -149,7 +148,7 @@ def load_coco_files(paths: Sequence[Path], root: Path, faults: Faults) -> tuple[
     return tuple(files)
 
 
-def parse_coco(path: AnyPath, text: bytes) -> CocoFile:
+def parse_coco(path: PathText, text: bytes) -> CocoFile:
     """As `load_coco`, of a file that was read."""
     with naming(path):
         try:
@@ -188,12 +187,12 @@ def split_by_file(files: Sequence[CocoFile], index: NameIndex) -> dict[str, list
 
 
 def read_coco_labels(
-    images: Sequence[AnyPath],
+    images: Sequence[PathText],
     sizes_px: Ints,
     files: Sequence[CocoFile],
     *,
-    others: Sequence[AnyPath] = (),
-    excluded: Sequence[AnyPath] = (),
+    others: Sequence[PathText] = (),
+    excluded: Sequence[PathText] = (),
     classes: Sequence[str] | None = None,
     on_bad: OnBad = "error",
 ) -> LabelTable:
@@ -324,7 +323,7 @@ def _check_sizes(
     collector: BoxCollector,
     file: CocoFile,
     numbers: Mapping[int, int],
-    images: Sequence[AnyPath],
+    images: Sequence[PathText],
     sizes_px: Ints,
 ) -> None:
     for index, entry in file.images.items():

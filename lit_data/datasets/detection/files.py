@@ -18,7 +18,7 @@ from lit_data.datasets.detection.coco import (
     read_coco_labels,
     split_by_file,
 )
-from lit_data.datasets.detection.labels import AnyPath, Faults, LabelTable, find_split
+from lit_data.datasets.detection.labels import Faults, LabelTable, find_split
 from lit_data.datasets.detection.voc import Difficult, NameIndex, match_label_files, read_voc_labels
 from lit_data.datasets.detection.yolo import (
     DataYaml,
@@ -35,7 +35,7 @@ from lit_data.io.images.header import read_header
 from lit_data.io.images.header_scan import SKIPPING, OnBad
 from lit_data.io.images.options import DEFAULT_READ, ReadOptions
 from lit_data.io.progress import ordered_map, track
-from lit_data.types import Ints
+from lit_data.types import Ints, PathText
 
 log = logging.getLogger(__name__)
 
@@ -139,11 +139,11 @@ class Listing(NamedTuple):
 
 
 def find_detection_files(
-    root: AnyPath,
+    root: PathText,
     *,
     label_format: LabelFormat = "auto",
     classes: Sequence[str] | None = None,
-    annotations: AnyPath | None = None,
+    annotations: PathText | None = None,
     difficult: Difficult = "ignore",
     splits: Splits = "auto",
     seed: int = 0,
@@ -209,10 +209,10 @@ def find_detection_files(
 
 
 def list_dataset(
-    root: AnyPath,
+    root: PathText,
     label_format: LabelFormat,
     classes: Sequence[str] | None,
-    annotations: AnyPath | None,
+    annotations: PathText | None,
     splits: Splits,
     on_bad: OnBad,
     exclude: Sequence[str],
@@ -278,7 +278,7 @@ def _has_image_folders(root: Path) -> bool:
 def _find_labels(
     folder: _Folder,
     wanted: LabelFormat,
-    annotations: AnyPath | None,
+    annotations: PathText | None,
     *,
     unlabelled: bool,
 ) -> _Labels:

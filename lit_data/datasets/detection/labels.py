@@ -10,12 +10,10 @@ import numpy as np
 
 from lit_data.errors import ConfigError, DataError, Problems, escape, list_problems
 from lit_data.io.images.header_scan import OnBad
-from lit_data.types import Array, Bools, Doubles, Floats, Ints
+from lit_data.types import Array, Bools, Doubles, Floats, Ints, PathText
 
 log = logging.getLogger(__name__)
 
-
-AnyPath = str | os.PathLike[str]
 
 MAX_OUTSIDE = 0.01
 """Share of a box's width or height that may lie beyond the image; it is cut off."""
@@ -152,7 +150,7 @@ class Faults:
         on_bad: ``skip`` warns of files that can be left out.
     """
 
-    def __init__(self, root: AnyPath, on_bad: OnBad) -> None:
+    def __init__(self, root: PathText, on_bad: OnBad) -> None:
         self.on_bad = on_bad
         self._root = root
         self._errors: list[DataError] = []
@@ -236,11 +234,11 @@ class BoxCollector:
         self._form = form
         self._sizes_px = np.asarray(sizes_px, np.int64).reshape(-1, 2)
         self._on_bad = on_bad
-        self._paths: list[AnyPath] = []
+        self._paths: list[PathText] = []
         # Of each box: image, file, place in the file, class, and its four numbers.
         self._rows: list[tuple[float, ...]] = []
 
-    def start_file(self, path: AnyPath) -> None:
+    def start_file(self, path: PathText) -> None:
         """Attribute what follows to this file."""
         self._paths.append(path)
 

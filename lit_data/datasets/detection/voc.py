@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from lit_data.datasets.detection.labels import (
-    AnyPath,
     BoxCollector,
     BoxForm,
     Faults,
@@ -30,7 +29,7 @@ from lit_data.io.discovery import FolderWalk
 from lit_data.io.images.header import describe_size_mismatch
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.source import open_source, read_whole
-from lit_data.types import Doubles, Ints
+from lit_data.types import Doubles, Ints, PathText
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -68,7 +67,7 @@ class NameIndex:
         count: Of the images; numbers from there on are those of excluded ones.
     """
 
-    def __init__(self, images: Sequence[AnyPath], excluded: Sequence[AnyPath] = ()) -> None:
+    def __init__(self, images: Sequence[PathText], excluded: Sequence[PathText] = ()) -> None:
         self.count = len(images)
         self._paths = [_root_path(os.fspath(path)) for path in (*images, *excluded)]
         folders = [posixpath.dirname(path) for path in self._paths] or ["/"]
@@ -207,9 +206,9 @@ def _find_labelled(index: NameIndex, name: str, parents: Sequence[str]) -> int:
 
 
 def read_voc_labels(
-    images: Sequence[AnyPath],
+    images: Sequence[PathText],
     sizes_px: Ints,
-    files: Sequence[AnyPath | None],
+    files: Sequence[PathText | None],
     *,
     classes: Sequence[str] | None = None,
     difficult: Difficult = "ignore",
@@ -263,7 +262,7 @@ def read_voc_labels(
     return collector.finish(names)
 
 
-def read_xml(path: AnyPath, tag: str = "annotation", max_bytes: int = MAX_XML_BYTES) -> "Element":
+def read_xml(path: PathText, tag: str = "annotation", max_bytes: int = MAX_XML_BYTES) -> "Element":
     """Read a file of labels without following what could unpack or name other files.
 
     Args:
@@ -305,7 +304,7 @@ def _collect_names(roots: "Sequence[Element | None]") -> tuple[str, ...]:
     return tuple(sorted(names - {""}))
 
 
-def _compare_sizes(root: "Element", path: AnyPath, image_path: AnyPath, size_px: Ints) -> str:
+def _compare_sizes(root: "Element", path: PathText, image_path: PathText, size_px: Ints) -> str:
     """Describe how the stated size differs from the image's; empty where nothing is to say."""
     if root.find("size") is None:
         return ""

@@ -9,20 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_data.datasets.detection.labels import (
-    AnyPath,
-    BoxCollector,
-    BoxForm,
-    LabelTable,
-    check_classes,
-)
+from lit_data.datasets.detection.labels import BoxCollector, BoxForm, LabelTable, check_classes
 from lit_data.datasets.detection.voc import NameIndex
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, DataError, Problems, escape
 from lit_data.io.discovery import check_inside
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.source import decode_text, naming, open_source, read_whole
-from lit_data.types import Bools, Doubles, Ints
+from lit_data.types import Bools, Doubles, Ints, PathText
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +43,9 @@ _FORM = BoxForm(
 
 
 def read_yolo_labels(
-    images: Sequence[AnyPath],
+    images: Sequence[PathText],
     sizes_px: Ints,
-    files: Sequence[AnyPath | None],
+    files: Sequence[PathText | None],
     *,
     classes: Sequence[str],
     on_bad: OnBad = "error",
@@ -90,7 +84,7 @@ def read_yolo_labels(
 
 
 def _collect(
-    files: Sequence[AnyPath | None],
+    files: Sequence[PathText | None],
     collector: BoxCollector,
     classes: Sequence[str],
     numbers: set[int],
@@ -121,7 +115,7 @@ def _collect(
     return collector
 
 
-def read_lines(path: AnyPath) -> list[str]:
+def read_lines(path: PathText) -> list[str]:
     """Return the lines of a UTF-8 text file without the spaces around them; an empty file has none.
 
     Raises:
@@ -152,7 +146,7 @@ class DataYaml:
     splits: Mapping[str, tuple[str, ...]]
 
 
-def read_data_yaml(path: AnyPath) -> DataYaml:
+def read_data_yaml(path: PathText) -> DataYaml:
     """Read the file that Ultralytics describes a set with (docs.ultralytics.com/datasets/detect).
 
     Args:

@@ -1,7 +1,6 @@
 """A net as an ONNX file, which runs without torch, in float32 or in int8."""
 
 import logging
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from lit_data.errors import ConfigError, DataError, first_line
 from lit_data.files import replacing_by_path
-from lit_data.types import Floats
+from lit_data.types import Floats, PathText
 
 TOLERANCE = 1e-4
 _NEEDED = ("onnx", "onnxruntime", "onnxscript")
@@ -45,7 +44,7 @@ class OnnxFile:
     max_difference: float
 
 
-def export_onnx(net: nn.Module, path: str | os.PathLike[str], images: Sequence[Tensor]) -> OnnxFile:
+def export_onnx(net: nn.Module, path: PathText, images: Sequence[Tensor]) -> OnnxFile:
     """Write a net as a file, and compare onnxruntime's values with torch's.
 
     Batch, height and width of the file are free where the net allows it. It is checked with the

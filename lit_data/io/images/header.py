@@ -18,6 +18,7 @@ from lit_data.io.images.header_tiff import read_tiff_header
 from lit_data.io.images.npy import MAGIC, read_npy_header
 from lit_data.io.images.options import DEFAULT_READ, Kind, ReadOptions, StoredImage, note_inversion
 from lit_data.io.source import open_source
+from lit_data.types import PathText
 
 EXTENSIONS: dict[str, Kind] = {
     ".png": "png",
@@ -75,7 +76,7 @@ class ImageHeader:
         return self.channels, self.height_px, self.width_px
 
 
-def read_header(path: str | os.PathLike[str], options: ReadOptions = DEFAULT_READ) -> ImageHeader:
+def read_header(path: PathText, options: ReadOptions = DEFAULT_READ) -> ImageHeader:
     """Tell shape and dtype of an image without decoding it.
 
     Args:
@@ -235,7 +236,7 @@ def _note_changes(
 
 
 def describe_size_mismatch(
-    names: tuple[str | os.PathLike[str], str | os.PathLike[str]],
+    names: tuple[PathText, PathText],
     sizes: tuple[tuple[int, int], tuple[int, int]],
 ) -> str:
     """Say how two images differ in size.

@@ -1,6 +1,5 @@
 """Masks: pixels whose values are class numbers, never colours."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -12,7 +11,7 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.options import DEFAULT_READ, Alpha, ReadOptions
 from lit_data.io.images.readers import read_image
 from lit_data.io.source import naming
-from lit_data.types import IGNORED, Array, Bools, Bytes, Ints
+from lit_data.types import IGNORED, Array, Bools, Bytes, Ints, PathText
 
 _MOST_SHOWN = 10
 _SMALL = 16  # class numbers that may have gaps
@@ -155,7 +154,7 @@ DEFAULT_MASK = MaskOptions()
 """Two classes, stored as 0 and 1 or as 0 and 255."""
 
 
-def read_mask(path: str | os.PathLike[str], options: MaskOptions = DEFAULT_MASK) -> Bytes:
+def read_mask(path: PathText, options: MaskOptions = DEFAULT_MASK) -> Bytes:
     """Read the mask of an image.
 
     Args:

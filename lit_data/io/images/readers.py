@@ -1,6 +1,5 @@
 """One reader for every image file: channels as stored, pixels as stored, errors that name the file."""
 
-import os
 import zlib
 from dataclasses import dataclass
 from io import BytesIO
@@ -15,7 +14,7 @@ from lit_data.io.images.header_raster import check_jpeg_end, check_png, read_bmp
 from lit_data.io.images.npy import NPY_LOCK, find_channel_axis
 from lit_data.io.images.options import DEFAULT_READ, ReadOptions, StoredImage, invert, must_invert
 from lit_data.io.source import open_source, read_whole
-from lit_data.types import Array, Bytes
+from lit_data.types import Array, Bytes, PathText
 
 _STRAY = "a JPEG with small faults that leave its pixels as they are"
 _HARMLESS = {
@@ -44,7 +43,7 @@ class Decoded:
     source_crc32: int
 
 
-def decode_strict(path: str | os.PathLike[str], options: ReadOptions = DEFAULT_READ) -> Decoded:
+def decode_strict(path: PathText, options: ReadOptions = DEFAULT_READ) -> Decoded:
     """Read a file into memory once and hold it against everything that can be checked.
 
     One damage cannot be seen: a flipped bit in the pixels of a JPEG. ``source_crc32`` lets a later
@@ -101,7 +100,7 @@ def _check_values(array: Array) -> tuple[str, ...]:
 
 
 def read_image(
-    path: str | os.PathLike[str], options: ReadOptions = DEFAULT_READ, *, strict: bool = False
+    path: PathText, options: ReadOptions = DEFAULT_READ, *, strict: bool = False
 ) -> Array:
     """Read an image.
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from lit_data.checks import check_choice, check_count
 from lit_data.errors import ConfigError, escape
+from lit_data.types import PathText
 
 WHERE_CREDENTIALS_BELONG = (
     "credentials belong to the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID and so on), ~/.aws, "
@@ -237,7 +238,7 @@ class Address:
         return f"{self}/{escape(name)}"
 
 
-def is_remote(root: str | os.PathLike[str] | None) -> bool:
+def is_remote(root: PathText | None) -> bool:
     """Return True if a root is an address on a server and not a local path."""
     return isinstance(root, str) and _REMOTE.match(root) is not None
 

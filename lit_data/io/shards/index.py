@@ -16,7 +16,6 @@ on from where it stopped, and after a change of a few images only their shards a
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ from lit_data.io.remote.scope import find_fault
 from lit_data.io.store.arrays import META_NAME, ArrayFolder, ArrayWriter
 from lit_data.io.store.files import corrupt
 from lit_data.io.store.sources import SOURCE_RECORD, SourceTable
-from lit_data.types import Array, Ints
+from lit_data.types import Array, Ints, PathText
 
 SUFFIX = ".shards"
 PACKED_SUFFIX = ".packed.tar"
@@ -54,7 +53,7 @@ PLACE = np.dtype(
 """Where an image is, its size, and its first row among the source files."""
 
 
-def is_sharded(root: str | os.PathLike[str] | None) -> bool:
+def is_sharded(root: PathText | None) -> bool:
     """Return True if the name of a root is that of a dataset of shards."""
     return root is not None and str(root).rstrip("/").endswith(SUFFIX)
 

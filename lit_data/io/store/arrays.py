@@ -43,7 +43,7 @@ from lit_data.io.store.files import (
     write_all,
 )
 from lit_data.io.temp import temp_folder
-from lit_data.types import Array
+from lit_data.types import Array, PathText
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class ArrayFolder:
         StoreCorruptError: Its `meta.json` is not one that this version wrote.
     """
 
-    def __init__(self, path: str | os.PathLike[str], kind: str, version: int) -> None:
+    def __init__(self, path: PathText, kind: str, version: int) -> None:
         self.path = Path(path)
         self._tar: Tar | None = None
         # One byte more than allowed is read of `meta.json`, so that a longer one shows.

@@ -1,7 +1,6 @@
 """Index of a store: where each image lies, which files are behind it, how these were read."""
 
 import dataclasses
-import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -12,7 +11,7 @@ from lit_data.io.store.arrays import MAX_LENGTH, META_NAME, ArrayFolder, is_coun
 from lit_data.io.store.files import corrupt
 from lit_data.io.store.pixels import WIDTHS, BandLayout, ImageExtents
 from lit_data.io.store.sources import SOURCE_RECORD, SourceTable
-from lit_data.types import Array
+from lit_data.types import Array, PathText
 
 KIND = "images"
 VERSION = 4
@@ -101,7 +100,7 @@ class StoreIndex(NamedTuple):
     sources: SourceTable
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Self:
+    def open(cls, path: PathText) -> Self:
         """Map the index of a store and check it.
 
         Raises:

@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import os
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from lit_data.io.store.pixels import (
     StoreOptions,
 )
 from lit_data.io.store.sources import SourceTable
-from lit_data.types import Array, Ints
+from lit_data.types import Array, Ints, PathText
 
 if TYPE_CHECKING:
     pass
@@ -88,7 +87,7 @@ class DecodedStore(StoredImages):
         skipped: (first path, what is wrong) of each source that was left out.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathText) -> None:
         self.path = Path(path).absolute()
         index = StoreIndex.open(self.path)
         facts = index.facts
@@ -114,7 +113,7 @@ class DecodedStore(StoredImages):
             self._banded = BandedPixels(mapped, values, facts.band_px, self._extents)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Self:
+    def open(cls, path: PathText) -> Self:
         """Open a store and check what it says of itself.
 
         Args:
@@ -130,7 +129,7 @@ class DecodedStore(StoredImages):
     def build(
         cls,
         sources: Sequence[ImageSource],
-        folder: str | os.PathLike[str],
+        folder: PathText,
         *,
         decoder: Decoder,
         on_bad: OnBad = "error",

@@ -23,7 +23,7 @@ from lit_data.io.volumes.volume import (
     import_medical,
     wrap_array,
 )
-from lit_data.types import Array, Doubles
+from lit_data.types import Array, Doubles, PathText
 
 GAP_TOLERANCE = 0.02
 """Distances of neighbouring slices that differ from the median by a larger share are uneven."""
@@ -56,7 +56,7 @@ class _Slice:
         return float(self.normal @ np.array(self.origin_mm))
 
 
-def is_dicom_name(path: str | os.PathLike[str]) -> bool:
+def is_dicom_name(path: PathText) -> bool:
     """Return True if a file is DICOM: by its extension, or without one by its preamble."""
     path = Path(path)
     if path.suffix:
@@ -324,11 +324,11 @@ def _check_inflated(packed: bytes) -> None:
             )
 
 
-def _read_head(path: str | os.PathLike[str], tags: list[str] | None = None) -> Any:  # noqa: ANN401 - pydicom's data set
+def _read_head(path: PathText, tags: list[str] | None = None) -> Any:  # noqa: ANN401 - pydicom's data set
     return _read_dataset(path, stop_before_pixels=True, specific_tags=tags)
 
 
-def _read_dataset(path: str | os.PathLike[str], **options: Any) -> Any:  # noqa: ANN401
+def _read_dataset(path: PathText, **options: Any) -> Any:  # noqa: ANN401
     check_regular(path)
     with open_binary(Path(path)) as file, _CheckedReader(file) as stream:  # type: ignore[arg-type]
         return import_medical("pydicom").dcmread(stream, **options)

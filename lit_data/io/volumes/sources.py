@@ -16,6 +16,7 @@ from lit_data.io.source import check_regular, naming, nearest_existing
 from lit_data.io.volumes.dicom import group_series, is_dicom_name, open_dicom, open_segmentation
 from lit_data.io.volumes.files import open_nifti, open_npy, open_npz
 from lit_data.io.volumes.volume import Volume
+from lit_data.types import PathText
 
 Kind = Literal["npy", "npz", "nifti", "dicom"]
 SUFFIXES: dict[str, Kind] = {
@@ -52,9 +53,7 @@ class VolumeSource:
         return self.files if self.labels is None else (*self.files, self.labels)
 
 
-def find_volumes(
-    root: str | os.PathLike[str], bad_names: Problems | None = None
-) -> list[VolumeSource]:
+def find_volumes(root: PathText, bad_names: Problems | None = None) -> list[VolumeSource]:
     """List the volumes of a folder and its subfolders, or the one volume that a file is.
 
     ``.npy``, ``.npz``, ``.nii`` and ``.nii.gz`` files are volumes, and so is each series of the
@@ -105,7 +104,7 @@ def find_volumes(
     return sorted(volumes, key=lambda source: source.name)
 
 
-def guess_kind(path: str | os.PathLike[str]) -> Kind:
+def guess_kind(path: PathText) -> Kind:
     """Return the kind of a file, by its name.
 
     Raises:
@@ -305,7 +304,7 @@ def _lie_alike(labels: Volume, volume: Volume) -> bool:
     return bool(apart_mm.max() <= 0.5 * max(volume.spacing_mm))
 
 
-def _find_one(path: str | os.PathLike[str]) -> VolumeSource:
+def _find_one(path: PathText) -> VolumeSource:
     sources = find_volumes(path)
     if len(sources) != 1:
         raise DataError(

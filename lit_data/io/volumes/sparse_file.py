@@ -36,7 +36,7 @@ from lit_data.io.volumes.sparse import (
     index_dtype,
 )
 from lit_data.io.volumes.volume import Triple, Volume
-from lit_data.types import Array
+from lit_data.types import Array, PathText
 
 MAX_OPEN = 64
 """Volumes that stay mapped; each holds up to seven of a process's thousand descriptors."""
@@ -112,7 +112,7 @@ class StoredVolume:
         StoreCorruptError: It is damaged, or not of this version.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathText) -> None:
         self.folder = ArrayFolder(path, KIND, VERSION)
         try:
             self.facts = SparseFacts(**self.folder.facts)

@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import operator
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -29,7 +28,7 @@ from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
 from lit_data.io.volumes.sparse_file import MAX_OPEN, SUFFIX, StoredVolume, make_key, write_volume
-from lit_data.types import Ints
+from lit_data.types import Ints, PathText
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ class SparseStore(VolumeBank):
     def build(
         cls,
         sources: Sequence[VolumeSource],
-        folder: str | os.PathLike[str],
+        folder: PathText,
         *,
         options: IndexOptions,
         processes: int = 1,

@@ -110,14 +110,12 @@ def _ending_with_reader() -> Iterator[None]:
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
-    parser = Parser("python -m lit_data")
+    parser = Parser()
     parser.add_argument("--version", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("--config-dir", "-cd")
-    parser.add_argument("--package", action="append", default=[])
     parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
     parser.add_argument("--resolve", action="store_true")
-    parser.add_argument("words", nargs="*")
     options = parser.read(words)
     if options.resolve and not options.cfg:
         raise ConfigError("--resolve belongs to --cfg: write --cfg job --resolve.")

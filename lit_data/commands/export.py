@@ -51,15 +51,13 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         LitDataError: There is no such run, or its model cannot be exported.
     """
-    parser = Parser("python -m lit_data export")
-    parser.add_argument("--package", action="append", default=[])
-    parser.add_argument("arguments", nargs="*")
+    parser = Parser("export")
     options = parser.read(arguments)
     if options.help:
         print(_HELP)
         return
-    overrides = [text for text in options.arguments if "=" in text]
-    paths = [text for text in options.arguments if "=" not in text]
+    overrides = [text for text in options.words if "=" in text]
+    paths = [text for text in options.words if "=" not in text]
     if not 1 <= len(paths) <= 2:
         raise ConfigError(
             "export needs the folder of a run, and takes a file: export RUN board.inspect"

@@ -42,17 +42,16 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         LitDataError: As `write_kind` raises it, or the words are not one name.
     """
-    parser = Parser("python -m lit_data new-kind")
-    parser.add_argument("arguments", nargs="*")
+    parser = Parser("new-kind", packages=False)
     options = parser.read(arguments)
     if options.help:
         print(_HELP)
         return
-    if len(options.arguments) != 1:
+    if len(options.words) != 1:
         raise ConfigError(
             "new-kind needs one name, such as parts: python -m lit_data new-kind parts"
         )
-    name = options.arguments[0]
+    name = options.words[0]
     for path in write_kind(name, Path()):
         print(path)
     print(_NEXT.format(name=name))

@@ -359,9 +359,7 @@ class Request:
         Raises:
             ConfigError: A word is missing or wrong.
         """
-        parser = Parser(f"python -m lit_data {command}")
-        parser.add_argument("--package", action="append", default=[])
-        parser.add_argument("words", nargs="*")
+        parser = Parser(command)
         options = parser.read(words)
         if options.help:
             print(text)

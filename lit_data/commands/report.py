@@ -147,13 +147,13 @@ def main(arguments: Sequence[str]) -> None:
         return
     names = [name.strip() for name in options.metrics.split(",")]
     metrics = [name for name in names if name]
-    addresses = [word for word in options.runs if is_remote(word)]
+    addresses = [word for word in options.words if is_remote(word)]
     output = options.output
     if output is None and addresses:
-        if len(options.runs) > 1:
+        if len(options.words) > 1:
             raise ConfigError(f"{addresses[0]} is one of several runs: give --output FILE")
         output = f"{addresses[0].rstrip('/')}/{FILE}"
-    with fetching_runs(options.runs, RESULTS) as paths, _placing(output) as page:
+    with fetching_runs(options.words, RESULTS) as paths, _placing(output) as page:
         path = write_report(paths, output=page, metrics=metrics, width_px=options.picture_width)
     print(output if is_remote(output) else path)
 
@@ -220,13 +220,12 @@ def write_report(
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = Parser("python -m lit_data report")
+    parser = Parser("report", packages=False)
     parser.add_argument("--output")
     parser.add_argument("--metrics", default="")
     parser.add_argument("--picture-width", type=int)
-    parser.add_argument("runs", nargs="*")
     options = parser.read(arguments)
-    if not options.runs and not options.help:
+    if not options.words and not options.help:
         raise ConfigError(
             "report needs the folder of a run or a sweep, such as "
             "runs/fit/stripe/2026-01-31_12-00-00"

@@ -144,20 +144,18 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         LitDataError: There is no such run, or as the command raises it.
     """
-    parser = Parser("python -m lit_data rerun")
-    parser.add_argument("--package", action="append", default=[])
+    parser = Parser("rerun")
     parser.add_argument("--print", action="store_true")
-    parser.add_argument("arguments", nargs="*")
     options = parser.read(arguments)
     if options.help:
         print(_HELP)
         return
-    if not options.arguments:
+    if not options.words:
         raise ConfigError(
             "rerun needs the folder of a run or a sweep, such as "
             "runs/fit/stripe/2026-01-31_12-00-00"
         )
-    run, *typed = options.arguments
+    run, *typed = options.words
     with fetching_runs([run], RECORDS) as (run_folder,):
         started = read_started(run_folder)
     read = started.list_read(run, typed)

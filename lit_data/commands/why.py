@@ -179,9 +179,7 @@ def main(words: Sequence[str]) -> None:
     Raises:
         LitDataError: There is no such run.
     """
-    parser = Parser("python -m lit_data why")
-    parser.add_argument("--package", action="append", default=[])
-    parser.add_argument("words", nargs="*")
+    parser = Parser("why")
     options = parser.read(words)
     if options.help:
         print(_HELP)

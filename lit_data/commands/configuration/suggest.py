@@ -50,15 +50,20 @@ def _score_key(key: str, name: str) -> float:
 
 
 class Parser(argparse.ArgumentParser):
-    """Knows whole names of options only.
+    """Parser of words and options behind ``python -m lit_data``; knows whole names of options only.
 
     Args:
-        program: What is typed before the options; ``--help`` after it explains them.
+        command: Typed before the options; ``--help`` after it explains them.
+        packages: It takes ``--package NAME``, also several times.
     """
 
-    def __init__(self, program: str) -> None:
+    def __init__(self, command: str = "", *, packages: bool = True) -> None:
+        program = f"python -m lit_data {command}".rstrip()
         super().__init__(prog=program, add_help=False, allow_abbrev=False)
         self.add_argument("-h", "--help", action="store_true")
+        self.add_argument("words", nargs="*")
+        if packages:
+            self.add_argument("--package", action="append", default=[])
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print.

@@ -16,7 +16,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
-from torch import nn
+from torch import Tensor, nn
 
 from lit_data.callbacks import AMP, AdaptiveBatchSize
 from lit_data.cli import main
@@ -254,7 +254,7 @@ def test_own_dataset_with_the_loader() -> None:
     seen = []
 
     class Module(BoringModel):
-        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
             seen.extend(batch[1].tolist())
             return self.layer(batch[0]).sum()
 
@@ -362,7 +362,7 @@ def test_both_packages_train_the_same_weights_also_after_running_out_of_memory(
 
 
 def _run_out_above(most: int) -> Callable[..., None]:
-    def hook(module: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+    def hook(module: nn.Module, inputs: tuple[Tensor]) -> None:
         if module.training and len(inputs[0]) > most:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 

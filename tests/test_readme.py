@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
+from torch import Tensor
 
 from lit_data import api
 from lit_data.commands import ON_RUNS, TOOLS
@@ -99,12 +100,12 @@ def test_layouts_of_the_table_compose(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def test_the_python_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class YourModule(BoringModel):
-        def training_step(self, batch: tuple[torch.Tensor, ...], batch_idx: int) -> torch.Tensor:
+        def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
             target, ref1, ref2, mask = batch
             assert target.shape == ref1.shape == ref2.shape == mask.shape
             return self.layer(target[:, 0, 0, :32]).sum()
 
-        def validation_step(self, batch: tuple[torch.Tensor, ...], batch_idx: int) -> None:
+        def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
             assert len(batch) == 4
 
     monkeypatch.chdir(tmp_path)

@@ -6,7 +6,7 @@ import kornia.augmentation as ka
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lit_data.augment import ExternalTransform, Layers
 from lit_data.augment.external import seeded
@@ -18,7 +18,7 @@ SEEDS = ["batch", "sample"]
 class Noise(nn.Module):
     """Draws from every global generator."""
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         scale = random.random() + np.random.rand()  # noqa: NPY002
         return (images + scale * torch.rand_like(images)).clamp(0, 1)
 
@@ -26,9 +26,7 @@ class Noise(nn.Module):
 class Mirror(nn.Module):
     """Moves masks too."""
 
-    def forward(
-        self, images: torch.Tensor, masks: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(self, images: Tensor, masks: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return images.flip(3), None if masks is None else masks.flip(3)
 
 
@@ -39,7 +37,7 @@ class Tracked(nn.Module):
         super().__init__()
         self.gain = nn.Parameter(torch.tensor(0.5))
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         return images * self.gain
 
 
@@ -206,7 +204,7 @@ def test_what_cannot_be_done_is_refused() -> None:
 
 
 class RandomCut(nn.Module):
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         return images[..., : random.randint(4, 12)]
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from kornia.geometry.transform import warp_perspective
+from torch import Tensor
 
 from lit_data.augment import Geometry, Layers, Photometry, Pipeline
 from lit_data.augment.matrices import (
@@ -18,7 +19,7 @@ from lit_data.errors import ConfigError
 BENT = {"rotate_deg": 20, "scale": (0.8, 1.2), "shear_deg": 8, "perspective": 0.1}
 
 
-def _images(batch: int, channels: int, height: int, width: int) -> torch.Tensor:
+def _images(batch: int, channels: int, height: int, width: int) -> Tensor:
     return torch.rand(batch, channels, height, width, generator=torch.Generator().manual_seed(0))
 
 
@@ -28,7 +29,7 @@ def _run(geometry: Geometry, layers: Layers, *, epoch: int = 0) -> Layers:
     )
 
 
-def _cut(image: torch.Tensor, crop: tuple[int, int]) -> torch.Tensor:
+def _cut(image: Tensor, crop: tuple[int, int]) -> Tensor:
     top, left = (image.shape[1] - crop[0]) // 2, (image.shape[2] - crop[1]) // 2
     return image[:, top : top + crop[0], left : left + crop[1]]
 
@@ -261,7 +262,7 @@ ANY = BoxLimits(min_px=0, min_visible=0)
 
 def _to_boxes(
     *edges: tuple[float, float, float, float], size: tuple[int, int] = (10, 20)
-) -> torch.Tensor:
+) -> Tensor:
     """From (left, top, right, bottom) in px between pixels."""
     height, width = size
     rows = [

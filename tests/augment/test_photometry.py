@@ -6,24 +6,25 @@ import numpy as np
 import pytest
 import torch
 from kornia.filters import gaussian_blur2d
+from torch import Tensor
 
 from lit_data.augment import ColourJitter, Layers, Photometry
 from lit_data.errors import ConfigError
 
 
-def _expose(images: torch.Tensor, **options: Any) -> torch.Tensor:
+def _expose(images: Tensor, **options: Any) -> Tensor:
     photometry = Photometry(**options)
     draws = photometry.draw(0, 0, np.arange(len(images)), images.shape[1])
     result = photometry(Layers(images), draws)
     return result.images
 
 
-def _images(batch: int = 8, channels: int = 3, size: int = 16) -> torch.Tensor:
+def _images(batch: int = 8, channels: int = 3, size: int = 16) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     return torch.rand(batch, channels, size, size, generator=generator) * 0.6 + 0.2
 
 
-def _numbers(**options: Any) -> torch.Tensor:
+def _numbers(**options: Any) -> Tensor:
     """From -1 to 1, [8, 3, 9]."""
     return 2 * Photometry(**options).draw(0, 0, np.arange(8), 3)["augment_photometry"] - 1
 

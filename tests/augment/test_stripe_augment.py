@@ -3,13 +3,14 @@ import hashlib
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from lit_data.augment import Layers, SingleTexture, StripeAugment
 from lit_data.augment.photometry import noise_field
 from lit_data.errors import ConfigError
 
 
-def _batch(batch: int, channels: int, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _batch(batch: int, channels: int, height: int, width: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(batch, channels, height, width, generator=generator)
     return images, (torch.rand(batch, 1, height, width, generator=generator) > 0.9).float()
@@ -17,11 +18,11 @@ def _batch(batch: int, channels: int, height: int, width: int) -> tuple[torch.Te
 
 def _run(
     augment: StripeAugment,
-    images: torch.Tensor,
-    masks: torch.Tensor | None = None,
+    images: Tensor,
+    masks: Tensor | None = None,
     *,
     first: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     draws = augment.draw(9, 4, first + np.arange(len(images)), images.shape[1])
     layers = augment(Layers(images, masks), draws)
     return layers.images, layers.masks

@@ -6,6 +6,7 @@ import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision as LightningMixedPrecision
 from lightning.pytorch.plugins.precision import Precision as LightningPrecision
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_data.callbacks import precision as plugin
@@ -33,12 +34,12 @@ class Model(L.LightningModule):
         self.norms = []
         self.notes = Notes("amp/")
 
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         self.weights.append(self.layer.weight.detach().clone())
         loss = self.validation_step(batch).float().square().mean()
         return loss * self.factor if batch_idx in self.bad else loss
 
-    def validation_step(self, batch: torch.Tensor) -> torch.Tensor:
+    def validation_step(self, batch: Tensor) -> Tensor:
         out = self.layer(batch)
         self.dtypes.append(out.dtype)
         return out
@@ -61,7 +62,7 @@ class Listener(L.Callback):
         self.events.append(event)
 
 
-def loader() -> DataLoader[torch.Tensor]:
+def loader() -> DataLoader[Tensor]:
     data = torch.rand(BATCHES, 2, 4, generator=torch.Generator().manual_seed(0))
     return DataLoader(data, batch_size=None)  # type: ignore[arg-type]
 
@@ -305,7 +306,7 @@ class Pair(L.LightningModule):
         self.bad, self.worse = bad, worse
         self.notes = Notes("amp/")
 
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
         for index, optimizer in enumerate(self.optimizers()):
             overflows = batch_idx in self.bad and self.worse in (index, None)
             optimizer.zero_grad()

@@ -10,6 +10,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_data.callbacks import SaveOnSignal
@@ -36,11 +37,11 @@ class Model(L.LightningModule):
         if event == self.at:
             self.do()
 
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         self.note("train", self.global_step)
         return self.layer(batch).square().mean()
 
-    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         if not self.trainer.sanity_checking:
             self.note("validate", batch_idx)
         self.log("loss", self.layer(batch).mean())

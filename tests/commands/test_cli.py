@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -29,7 +30,7 @@ ROOT = Path(lit_data.__file__).parents[1]
 LIMIT_S = 60
 ALL = ", ".join([*COMMANDS, *TOOLS])
 
-Run = Callable[[DictConfig], dict[str, float | int | str]]
+Run = Callable[[DictConfig], dict[str, Any]]
 Install = Callable[..., None]
 Site = Callable[[str], None]
 Start = Callable[..., subprocess.Popen[str]]
@@ -43,7 +44,7 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def raising(error: BaseException) -> Run:
-    def run(cfg: DictConfig) -> dict[str, float | int | str]:
+    def run(cfg: DictConfig) -> dict[str, Any]:
         raise error
 
     return run
@@ -143,7 +144,7 @@ def test_command_runs_in_its_folder_and_prints_its_summary(
 ) -> None:
     seen = []
 
-    def run(cfg: DictConfig) -> dict[str, float | int | str]:
+    def run(cfg: DictConfig) -> dict[str, Any]:
         print("working")
         logging.getLogger("own.name").info("a message")
         logging.getLogger("own.name").debug("a detail")
@@ -171,7 +172,7 @@ def test_command_runs_in_its_folder_and_prints_its_summary(
 def test_validate_and_test_share_a_module(install: Install) -> None:
     seen = []
 
-    def run(cfg: DictConfig) -> dict[str, float | int | str]:
+    def run(cfg: DictConfig) -> dict[str, Any]:
         seen.append(cfg.command)
         return {}
 
@@ -185,7 +186,7 @@ def test_further_ranks_get_the_same_command_line_and_folder(
 ) -> None:
     seen = []
 
-    def run(cfg: DictConfig) -> dict[str, float | int | str]:
+    def run(cfg: DictConfig) -> dict[str, Any]:
         from lightning.fabric.strategies.launchers.subprocess_script import _hydra_subprocess_cmd
 
         os.environ["LOCAL_RANK"] = "0"  # as the launcher does
@@ -217,7 +218,7 @@ def test_each_job_of_a_sweep_has_its_own_folder_and_command_line(
 ) -> None:
     seen = []
 
-    def run(cfg: DictConfig) -> dict[str, float | int | str]:
+    def run(cfg: DictConfig) -> dict[str, Any]:
         seen.append((sys.argv[1:], HydraConfig.get().run.dir))
         return {"val/seed": cfg.seed}
 
@@ -313,7 +314,7 @@ def test_own_package_is_used_with_the_flag_alone(
     capsys: pytest.CaptureFixture[str],
     install: Install,
 ) -> None:
-    def run(cfg: DictConfig) -> dict[str, float | int | str]:
+    def run(cfg: DictConfig) -> dict[str, Any]:
         return {"val/width": instantiate(cfg.model).width}
 
     (tmp_path / "own_project.py").write_text(
@@ -337,7 +338,7 @@ def test_own_experiment_runs(flag: str, tmp_path: Path, install: Install) -> Non
     (tmp_path / "own/experiment/mine.yaml").write_text("# @package _global_\nname: mine\nseed: 9\n")
     seen = []
 
-    def run(cfg: DictConfig) -> dict[str, float | int | str]:
+    def run(cfg: DictConfig) -> dict[str, Any]:
         seen.append((cfg.name, cfg.seed))
         return {}
 
@@ -645,7 +646,7 @@ def test_a_torchvision_of_another_build_is_one_line(
 
 
 def test_a_folder_with_more_in_it_than_ours_stays(tmp_path: Path, install: Install) -> None:
-    def write(cfg: DictConfig) -> dict[str, float | int | str]:
+    def write(cfg: DictConfig) -> dict[str, Any]:
         (Path(cfg.paths.run) / "kept.txt").write_text("made before the error")
         raise errors.ConfigError("a wrong value")
 
@@ -659,7 +660,7 @@ def test_a_folder_with_more_in_it_than_ours_stays(tmp_path: Path, install: Insta
 def test_every_argument_of_a_class_can_be_typed(word: str, install: Install) -> None:
     seen = []
 
-    def note(cfg: DictConfig) -> dict[str, float | int | str]:
+    def note(cfg: DictConfig) -> dict[str, Any]:
         seen.append(cfg)
         return {}
 
@@ -690,7 +691,7 @@ def test_nothing_is_written_into_the_folder_that_is_read(
 def test_a_picture_that_cannot_be_written_is_told_with_its_exit_code(
     install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def draw(cfg: DictConfig) -> dict[str, float | int | str]:
+    def draw(cfg: DictConfig) -> dict[str, Any]:
         from lit_data.tasks.figures import new_axes, save_figure
 
         figure, _ = new_axes(1, 1, 1.0)

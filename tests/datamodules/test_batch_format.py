@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from lit_data.datamodules.batch_format import check_format, format_batch, gives_dict, gives_fields
 from lit_data.errors import ConfigError
@@ -59,9 +60,9 @@ def test_ultralytics_takes_a_dict_whose_objects_name_their_image() -> None:
 
 @dataclass
 class ImageBatch:
-    image: torch.Tensor
-    gt_mask: torch.Tensor | None = None
-    gt_label: torch.Tensor | None = None
+    image: Tensor
+    gt_mask: Tensor | None = None
+    gt_label: Tensor | None = None
 
 
 def test_anomalib_gets_its_own_batch(monkeypatch: pytest.MonkeyPatch) -> None:

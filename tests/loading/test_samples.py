@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_data.errors import ConfigError, DataError
@@ -59,7 +60,7 @@ def _assert_same(one: Any, other: Any) -> None:
     # Text inside a tuple comes as a tuple from torch, text elsewhere as a list; here it is always a
     # list.
     assert type(one) is type(other) or (isinstance(one, list) and isinstance(other, tuple))
-    if isinstance(one, torch.Tensor):
+    if isinstance(one, Tensor):
         assert one.dtype == other.dtype
         assert torch.equal(one, other)
     elif isinstance(one, dict):
@@ -158,7 +159,7 @@ def test_what_cannot_be_put_into_a_batch_is_refused(value: Any, message: str) ->
 # --- samples of several sizes
 
 
-def _sized(index: int) -> tuple[torch.Tensor, int]:
+def _sized(index: int) -> tuple[Tensor, int]:
     return torch.full((2, 3 + index % 3, 4), index, dtype=torch.uint8), index
 
 
@@ -239,7 +240,7 @@ class ManyDrawn(Made):
         return self.__getitems__([index])[0]
 
 
-def _draw_seldom(index: int) -> tuple[int, torch.Tensor]:
+def _draw_seldom(index: int) -> tuple[int, Tensor]:
     """Most samples draw nothing, the first one among them."""
     return index, torch.rand(2) if index % 5 == 4 else torch.full((2,), 1.0 + index)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.transfer import Copy, SideStream, StagedBatch, finish_transfer
@@ -25,7 +26,7 @@ def test_a_copy_is_taken_only_while_its_key_holds_what_was_copied() -> None:
 class _Plan:
     """Has a tensor, and notes how it was moved."""
 
-    def __init__(self, values: torch.Tensor, *asked: Any) -> None:
+    def __init__(self, values: Tensor, *asked: Any) -> None:
         self.values, self.asked = values, asked
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "_Plan":
@@ -86,7 +87,7 @@ def test_each_batch_is_copied_before_the_one_ahead_of_it_is_used() -> None:
             events.append(f"copy {int(batch['n'])}")
             return StagedBatch(batch)
 
-    def batches() -> Iterator[dict[str, torch.Tensor]]:
+    def batches() -> Iterator[dict[str, Tensor]]:
         for number in range(3):
             yield {"n": torch.tensor(number)}
 
@@ -108,7 +109,7 @@ class _Images:
     def __len__(self) -> int:
         return 200
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
         image = torch.full((3, 64, 64), index % 251, dtype=torch.uint8)
         return {"image": image, "index": torch.tensor(index)}
 

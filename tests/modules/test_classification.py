@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_data.errors import ConfigError
@@ -12,7 +13,7 @@ from lit_data.modules import ClassificationModule, ConvClassifier
 from tests.modules.runs import make_trainer
 
 
-def _samples(count: int = 24) -> list[dict[str, torch.Tensor]]:
+def _samples(count: int = 24) -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(count, 3, 16, 16, generator=generator) / 4
     return [
@@ -38,7 +39,7 @@ def test_it_learns_and_logs_what_it_says(tmp_path: Path) -> None:
 class _Says(torch.nn.Module):
     """Logits that are given in the first pixels."""
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         return images[:, :, 0, 0]
 
 

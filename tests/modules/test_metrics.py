@@ -1,11 +1,12 @@
 import pytest
 import torch
+from torch import Tensor
 from torchmetrics.classification import BinaryAveragePrecision, BinaryF1Score
 
 from lit_data.modules.scored import DefectRecall, PixelScores, append_rows
 
 
-def _rare(samples: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+def _rare(samples: int = 6) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     masks = (torch.rand(samples, 1, 64, 64, generator=generator) > 0.998).float()
     logits = torch.randn(masks.shape, generator=generator) * 2 - 6 + 5 * masks
@@ -44,7 +45,7 @@ def test_perfect_and_empty() -> None:
     assert {float(value) for value in empty.compute().values()} == {0.0}
 
 
-def _maps(*peaks: dict[tuple[int, int], float]) -> torch.Tensor:
+def _maps(*peaks: dict[tuple[int, int], float]) -> Tensor:
     maps = torch.zeros(len(peaks), 1, 32, 32)
     for number, places in enumerate(peaks):
         for (y, x), score in places.items():

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tests.simulated.log import LOG
 
@@ -179,7 +180,7 @@ class Memory:
     def limit(self, number: int) -> int:
         return int(TOTAL_BYTES * self.share.get(number, 1.0))
 
-    def add(self, tensor: torch.Tensor, number: int) -> None:
+    def add(self, tensor: Tensor, number: int) -> None:
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         with self._lock:
@@ -313,10 +314,10 @@ def install(library: ctypes.CDLL) -> None:
     properties = types.SimpleNamespace(name="simulated", total_memory=TOTAL_BYTES, major=9, minor=0)
     properties.multi_processor_count = 132
 
-    def set_rng_state(state: torch.Tensor, device: Any = "cuda") -> None:
+    def set_rng_state(state: Tensor, device: Any = "cuda") -> None:
         generators[number_of(device)].set_state(state)
 
-    def get_rng_state(device: Any = "cuda") -> torch.Tensor:
+    def get_rng_state(device: Any = "cuda") -> Tensor:
         return generators[number_of(device)].get_state()
 
     replaced = {

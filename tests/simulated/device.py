@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -113,16 +114,16 @@ _RANDOM = (
 )
 
 
-class SimulatedTensor(torch.Tensor):
+class SimulatedTensor(Tensor):
     """A tensor whose values lie in `inner`, on the host."""
 
-    inner: torch.Tensor
+    inner: Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls: Any, inner: torch.Tensor, device: torch.device) -> "SimulatedTensor":
+    def __new__(cls: Any, inner: Tensor, device: torch.device) -> "SimulatedTensor":
         strided = inner.layout is torch.strided
-        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             inner.shape,
             strides=inner.stride() if strided else None,
@@ -262,8 +263,8 @@ def _check(
     if func not in _VIEWS_AND_SIZES and not _is_view(func):
         cuda.Runtime.raise_pending()
     devices = {str(x.device) for x in mine}
-    hosts = [x for x in flat if isinstance(x, torch.Tensor) and not isinstance(x, SimulatedTensor)]
-    indices = [x for x in args[1] if isinstance(x, torch.Tensor)] if func in _INDEX else []
+    hosts = [x for x in flat if isinstance(x, Tensor) and not isinstance(x, SimulatedTensor)]
+    indices = [x for x in args[1] if isinstance(x, Tensor)] if func in _INDEX else []
     if mine and func in _INDEX:
         _check_index(func, args, indices)
         hosts = [x for x in hosts if not any(x is index for index in indices)]
@@ -286,7 +287,7 @@ _NO_DOUBLE = (
 _VIEWS_AND_SIZES = {aten.detach.default, aten.alias.default}
 
 
-def _check_index(func: Any, args: Sequence[Any], indices: Sequence[torch.Tensor]) -> None:
+def _check_index(func: Any, args: Sequence[Any], indices: Sequence[Tensor]) -> None:
     if not isinstance(args[0], SimulatedTensor):
         raise RuntimeError(
             "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
@@ -300,13 +301,11 @@ def _check_index(func: Any, args: Sequence[Any], indices: Sequence[torch.Tensor]
             LOG.wait("index on the host")
         elif index.dtype in (torch.bool, torch.uint8):
             value = args[2] if "put" in str(func) else None
-            if not (
-                isinstance(value, torch.Tensor) and value.ndim == 0
-            ):  # else it becomes masked_fill
+            if not (isinstance(value, Tensor) and value.ndim == 0):  # else it becomes masked_fill
                 LOG.wait("boolean mask")
 
 
-def _check_determinism(func: Any, mine: Sequence[torch.Tensor]) -> None:
+def _check_determinism(func: Any, mine: Sequence[Tensor]) -> None:
     if not torch.are_deterministic_algorithms_enabled():
         return
     name = _NOT_DETERMINISTIC.get(func)
@@ -337,7 +336,7 @@ def _compute(
     known = {id(x.inner): x for x in mine}
 
     def wrap(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor) or id(x) in known:
+        if not isinstance(x, Tensor) or id(x) in known:
             return known.get(id(x), x)
         if target.type == "mps" and x.dtype is torch.float64:
             raise TypeError(_NO_DOUBLE)
@@ -376,7 +375,7 @@ def _generator_of(target: torch.device, func: Any, flat: Sequence[Any]) -> Itera
         torch.set_rng_state(before)
 
 
-def _to_copy(source: torch.Tensor, target: torch.device, options: dict[str, Any]) -> torch.Tensor:
+def _to_copy(source: Tensor, target: torch.device, options: dict[str, Any]) -> Tensor:
     waits = not options.pop("non_blocking", False)
     for name in ("device", "pin_memory"):
         options.pop(name, None)
@@ -397,8 +396,8 @@ def _to_copy(source: torch.Tensor, target: torch.device, options: dict[str, Any]
 
 
 def _upload(
-    source: torch.Tensor, target: torch.device, options: dict[str, Any], *, waits: bool
-) -> torch.Tensor:
+    source: Tensor, target: torch.device, options: dict[str, Any], *, waits: bool
+) -> Tensor:
     if waits:
         LOG.wait("blocking copy to the device")
     copied = aten._to_copy.default(source, **options)
@@ -409,7 +408,7 @@ def _upload(
     return SimulatedTensor(copied, target)
 
 
-def _copy_into(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> torch.Tensor:
+def _copy_into(target: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
     inner = [x.inner if isinstance(x, SimulatedTensor) else x for x in (target, source)]
     crosses = isinstance(target, SimulatedTensor) != isinstance(source, SimulatedTensor)
     if crosses and not non_blocking:
@@ -421,7 +420,7 @@ def _copy_into(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -
     return target
 
 
-def _pin(source: torch.Tensor) -> torch.Tensor:
+def _pin(source: Tensor) -> Tensor:
     """A copy in page-locked memory of its own."""
     memory = mmap.mmap(-1, max(source.nbytes, 1))
     pinned = torch.frombuffer(memory, dtype=source.dtype, count=source.numel()).view(source.shape)
@@ -431,7 +430,7 @@ def _pin(source: torch.Tensor) -> torch.Tensor:
     return pinned.copy_(source)
 
 
-def _do_late(target: torch.Tensor, source: torch.Tensor, device: torch.device) -> None:
+def _do_late(target: Tensor, source: Tensor, device: torch.device) -> None:
     """Copy when the stream gets to it; until then the target holds what no result should."""
     if target.numel():
         target.fill_(

@@ -107,7 +107,7 @@ def drawn(grey: Bytes, plan: DefectPlan) -> tuple[Floats, Bools]:
 
 
 def see_slowly(
-    images: torch.Tensor, plan: DefectPlan, change: np.ndarray, values: ValueRange
+    images: Tensor, plan: DefectPlan, change: np.ndarray, values: ValueRange
 ) -> np.ndarray:
     """Where a defect is seen that changes images by so much: [B, C, H, W] of each.
 

@@ -10,6 +10,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from lit_data.datamodules import DetectionDataModule
 from lit_data.errors import ConfigError
@@ -39,7 +40,7 @@ class Oracle(L.LightningModule):
         return [answer(each.corners, each.classes) for each in true]
 
 
-def answer(corners: torch.Tensor, classes: torch.Tensor) -> dict[str, torch.Tensor]:
+def answer(corners: Tensor, classes: Tensor) -> dict[str, Tensor]:
     scores = 0.9 - 0.1 * torch.arange(len(classes))
     return {"boxes": corners, "classes": classes, "scores": scores}
 

@@ -8,6 +8,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from lit_data.datamodules import InspectionDataModule
 from lit_data.loading import LoaderOptions
@@ -21,7 +22,7 @@ from tests.tasks.running import predict, read_rows
 class _Levels(L.LightningModule):
     """Says class 1 where pixels are near 0.4, class 2 where they are near 0.8."""
 
-    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         levels = torch.tensor([0.0, 0.4, 0.8]).view(1, 3, 1, 1)
         shares = (-100 * (batch["image"][:, :1] - levels).abs()).softmax(1)
         return {"probability": 1 - shares[:, :1], "classes": shares[:, 1:]}
@@ -83,7 +84,7 @@ class _Brightness(torch.nn.Module):
         super().__init__()
         self.scale = torch.nn.Parameter(torch.tensor(6.0))
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         return self.scale * (images[:, :1] - 0.5)
 
 
@@ -141,7 +142,7 @@ def test_images_score_in_prediction_as_in_validation(tmp_path: Path, fraction: f
 class _Bright(L.LightningModule):
     """Says that a pixel is a defect as far as it is bright."""
 
-    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         return {"probability": batch["image"][:, :1]}
 
 

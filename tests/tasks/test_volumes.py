@@ -8,6 +8,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from lit_data.datamodules import CTDataModule
 from lit_data.datasets.ct.windows import WindowSpec
@@ -46,7 +47,7 @@ class Oracle(L.LightningModule):
         return [_answer(coords[:, 1:], feats[:, 0]) for coords, feats in parts]
 
 
-def _answer(coords: torch.Tensor, values: torch.Tensor) -> dict[str, torch.Tensor]:
+def _answer(coords: Tensor, values: Tensor) -> dict[str, Tensor]:
     scores = torch.full((len(coords),), 0.9)
     scores[:1] = 0.6
     return {"coords": coords, "values": values, "scores": scores}

@@ -3,12 +3,13 @@ from typing import Literal
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from lit_data.errors import ConfigError
 from lit_data.modules.segmentation.losses import PixelLoss, choose_loss
 
 
-def _batch(samples: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+def _batch(samples: int = 6) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     masks = torch.zeros(samples, 1, 16, 16)
     masks[::2, :, 3:6, 4:9] = 1
@@ -69,7 +70,7 @@ def test_a_right_answer_costs_nothing_and_extremes_are_finite() -> None:
     assert wrong.grad.isfinite().all()
 
 
-def _class_batch() -> tuple[torch.Tensor, torch.Tensor]:
+def _class_batch() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     masks = torch.zeros(4, 1, 12, 12)
     masks[0, :, 2:5, 2:5], masks[1, :, 6:9, 1:8], masks[2, :, :2] = 1, 2, 1
@@ -82,7 +83,7 @@ def test_classes_are_compared_by_cross_entropy_and_by_the_overlap_of_those_shown
     torch.testing.assert_close(PixelLoss("mean", dice_weight=0)(logits, masks), entropy)
     p, losses = logits.softmax(1), []
 
-    def miss(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    def miss(found: Tensor, wanted: Tensor) -> Tensor:
         return 1 - (2 * (found * wanted).sum() + 2) / (found.sum() + wanted.sum() + 2)
 
     for sample, shown in enumerate((1, 2, 1, None)):
@@ -126,7 +127,7 @@ def test_tversky_weighs_false_alarms_and_misses() -> None:
     less[..., :2, :], more[..., :6, :] = 9, 9
     loss = PixelLoss("mean", tversky=(0.3, 0.7))
 
-    def overlap(logits: torch.Tensor) -> float:
+    def overlap(logits: Tensor) -> float:
         return float(loss(logits, masks) - PixelLoss("mean", dice_weight=0)(logits, masks))
 
     assert overlap(less) == pytest.approx(1 - (16 + 1) / (16 + 0.7 * 16 + 1), abs=1e-3)

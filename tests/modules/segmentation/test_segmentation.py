@@ -7,6 +7,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from lit_data.commands.checkpoints import load_weights
@@ -17,7 +18,7 @@ from lit_data.modules.segmentation.module import plain_difference
 from tests.modules.runs import assert_plain_checkpoint, make_trainer
 
 
-def _samples(count: int = 8, *, empty: bool = False) -> list[dict[str, torch.Tensor]]:
+def _samples(count: int = 8, *, empty: bool = False) -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     samples = []
     for number in range(count):
@@ -181,12 +182,12 @@ class _Painter(torch.nn.Module):
         super().__init__()
         self.scale = torch.nn.Parameter(torch.tensor(50.0))
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         levels = torch.tensor([0.1, 0.5, 0.9]).view(1, 3, 1, 1)
         return -self.scale * (images[:, :1] - levels).abs()
 
 
-def _class_samples() -> list[dict[str, torch.Tensor]]:
+def _class_samples() -> list[dict[str, Tensor]]:
     mask = torch.zeros(1, 16, 16)
     mask[:, :4, :4], mask[:, 8:, 8:], mask[:, 15] = 1, 2, 255
     image = torch.tensor([0.1, 0.5, 0.9])[mask.long().clamp(max=2)].expand(3, -1, -1).clone()
@@ -328,10 +329,10 @@ class Rates(L.Callback):
         self.seen.append(trainer.optimizers[0].param_groups[0]["lr"])
 
 
-class _Stream(IterableDataset[dict[str, torch.Tensor]]):
+class _Stream(IterableDataset[dict[str, Tensor]]):
     """Samples whose number nobody knows, as with a batch size that changes."""
 
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
         return iter(_samples(4))
 
 

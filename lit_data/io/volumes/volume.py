@@ -208,6 +208,7 @@ def wrap_array(
     name: str = "array",
     spacing_mm: Spacing = (1.0, 1.0, 1.0),
     affine: Array | None = None,
+    nan_fill: float | None = None,
 ) -> Volume:
     """Read an array in memory as a volume.
 
@@ -216,12 +217,15 @@ def wrap_array(
         name: For messages.
         spacing_mm: (z, y, x).
         affine: See ``Volume``.
+        nan_fill: Replaces NaN and infinite voxels; None makes them an error.
 
     Raises:
         DataError: not three axes, or a dtype that holds no Hounsfield units.
     """
     scale = StoredScale(array.dtype)
-    return FileVolume(name, ArraySlices(array), scale, spacing_mm=spacing_mm, affine=affine)
+    return FileVolume(
+        name, ArraySlices(array), scale, spacing_mm=spacing_mm, affine=affine, nan_fill=nan_fill
+    )
 
 
 def import_medical(name: Literal["nibabel", "pydicom"]) -> Any:  # noqa: ANN401 - a module without types

@@ -5,10 +5,15 @@ each name has to do is watched by ``tests/test_lightning_internals.py``, so a ne
 Lightning fails there and not in a run.
 """
 
-from collections.abc import Callable
+import csv
+import io
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loops.optimization.automatic import Closure, _AutomaticOptimization
 from lightning.pytorch.trainer.call import _call_lightning_module_hook
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
@@ -20,6 +25,7 @@ from packaging.version import Version
 from typing_extensions import override
 
 from lit_data.errors import ConfigError
+from lit_data.files import write_text
 
 LOWEST = Version("2.6.6")
 BELOW = Version("2.7")
@@ -206,3 +212,46 @@ def _has_cut_epoch(trainer: L.Trainer) -> bool:
 def count_batches(trainer: L.Trainer) -> int:
     """Return the training batches before the one under way, those before a resume included."""
     return int(trainer.fit_loop.epoch_loop.batch_progress.total.completed)
+
+
+def keep_earlier_rows(logger: CSVLogger) -> None:
+    """Let a logger go on in the ``metrics.csv`` of a run that was stopped, which it would delete."""
+    logger._experiment = AppendingWriter(logger.log_dir)
+
+
+class AppendingWriter(ExperimentWriter):
+    """Writer of a ``metrics.csv`` whose earlier rows stay, up to the first step that is logged."""
+
+    def __init__(self, log_dir: str) -> None:
+        super().__init__(log_dir)
+        path = Path(self.metrics_file_path)
+        text = path.read_text("utf-8", "replace") if path.is_file() else ""
+        # A kill may have cut the last line.
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        self._earlier_rows = list(csv.DictReader(lines))
+
+    @override
+    def _check_log_dir_exists(self) -> None:
+        """Delete nothing."""
+
+    @override
+    def save(self) -> None:
+        if self._earlier_rows and self.metrics:
+            self._write_earlier_rows(self.metrics[0]["step"])
+            self._earlier_rows = []
+        super().save()
+
+    def _write_earlier_rows(self, end: float) -> None:
+        """Write the rows of steps below `end`, for the others are trained again."""
+        self.metrics_keys = list(self._earlier_rows[0])
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self.metrics_keys, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(row for row in self._earlier_rows if _find_step(row) < end)
+        write_text(Path(self.metrics_file_path), text.getvalue())
+
+
+def _find_step(row: Mapping[str, str | None]) -> float:
+    """Return the step of a row, infinity where a damaged file has none."""
+    step = row.get("step") or ""
+    return int(step) if step.isdecimal() else float("inf")

@@ -1,11 +1,13 @@
 """Fails where Lightning moves what `AdaptiveBatchSize` stands on."""
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loops.optimization.automatic import (
     Closure,
     ClosureResult,
@@ -30,6 +32,7 @@ from lit_data.lightning_internals import (
     check_version,
     closure_parts,
     is_accumulating,
+    keep_earlier_rows,
     number_batch,
     results_of,
     save_progress,
@@ -172,3 +175,19 @@ def test_progress_is_put_back() -> None:
     assert progress.state_dict() != before
     restore()
     assert progress.state_dict() == before
+
+
+def test_a_log_goes_on_behind_the_step_of_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "csv" / "metrics.csv"
+    logger = CSVLogger(tmp_path, name="csv", version="")
+    for step in (1, 3, 5):
+        logger.log_metrics({"loss": -0.5}, step)
+    logger.save()
+    with path.open("a") as file:
+        file.write("-0.2,1")  # of step 13, and a kill
+    again = CSVLogger(tmp_path, name="csv", version="")
+    keep_earlier_rows(again)
+    again.log_metrics({"loss": 0.25, "map,50": 1.0}, 4)  # step 5 is trained again
+    again.save()
+    rows = ['loss,"map,50",step', "-0.5,,1", "-0.5,,3", "0.25,1.0,4"]
+    assert path.read_text().splitlines() == rows

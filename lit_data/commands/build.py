@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -40,12 +40,14 @@ from lit_data.commands.exported import COMMANDS as EXPORTED_COMMANDS
 from lit_data.commands.exported import is_exported
 from lit_data.commands.launcher import AUTO, is_first_of_machine
 from lit_data.commands.result import TRIAL_VARIABLE
-from lit_data.commands.terminal import LogInterval, RunBar, quieten
+from lit_data.commands.terminal import LogInterval, ParameterTable, RunBar, quieten
 from lit_data.commands.trained import take_trained
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.io.remote.options import is_remote
 from lit_data.tasks.base import find_task_of
+
+_SUMMARY = "enable_model_summary"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,6 +338,10 @@ def build_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN4
     if shows_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
         callbacks.append(RunBar())
     overrides = {"logger": loggers, "callbacks": callbacks, **overrides}
+    shows_parts = overrides.get(_SUMMARY, cfg.trainer.get(_SUMMARY, True))
+    if shows_parts and not any(isinstance(callback, ModelSummary) for callback in callbacks):
+        callbacks.append(ParameterTable())
+        overrides[_SUMMARY] = False
     quieten()
     trainer: L.Trainer = instantiate(cfg.trainer, **overrides)
     with suppress(NotImplementedError):  # a strategy that writes checkpoints itself

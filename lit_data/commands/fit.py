@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
@@ -24,6 +25,7 @@ from lit_data.commands.show import draw_predictions, draw_samples
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, LitDataError
 from lit_data.files import write_json, write_table
+from lit_data.lightning_internals import keep_earlier_rows
 from lit_data.modules.scored import ScoredModule
 from lit_data.types import Stage, Summarises
 
@@ -105,6 +107,10 @@ def _draw_data(training: Run) -> None:
 def _train(training: Run) -> None:
     trainer, model, start = training.trainer, training.model, training.start
     datamodule = training.datamodule
+    if start is not None and is_first_rank():
+        for logger in trainer.loggers:
+            if isinstance(logger, CSVLogger):
+                keep_earlier_rows(logger)
     try:
         with restoring(start, trainer, model):
             trainer.fit(model, datamodule=datamodule, ckpt_path=start, weights_only=True)

@@ -64,7 +64,13 @@ def run(
         is_sweep = multirun or cfg.hydra.mode is RunMode.MULTIRUN
         options = read_options(SweepOptions, cfg.get("sweep", {}), "sweep")
         place_overrides = place_run(cfg, sweeps=is_sweep)
-        folder = Path(cfg.hydra.sweep.dir if is_sweep else cfg.hydra.run.dir).absolute()
+        folder_key = f"hydra.{'sweep' if is_sweep else 'run'}.dir"
+        if Path(cfg.paths.run).absolute() != Path(cfg.hydra.runtime.output_dir):
+            raise ConfigError(
+                f"paths.run={cfg.paths.run} moves only a part of the run's files: give "
+                f"{folder_key}={cfg.paths.run}, which moves all"
+            )
+        folder = Path(OmegaConf.select(cfg, folder_key)).absolute()
         _check_writable(folder)
         flags = _list_flags(config_dir, packages)
         if is_sweep:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.callbacks import RichModelSummary, RichProgressBar
+from lightning.pytorch.utilities.model_summary import get_human_readable_count
 from typing_extensions import override
 
 from lit_data.commands.result import is_score, print_table, split_stage
@@ -45,6 +46,42 @@ class RunBar(RichProgressBar):
         if most is not None and most > 0:
             text += f"/{most}"
         return text.ljust(len(self.validation_description))  # bars of one length do not flicker
+
+
+class ParameterTable(RichModelSummary):
+    """Lightning's table of the parts of a model, without the FLOPs that it has not counted.
+
+    It counts them for modules with an ``example_input_array`` alone, and gives 0 for all others.
+    """
+
+    @override
+    @staticmethod
+    def summarize(
+        summary_data: list[tuple[str, list[str]]],
+        total_parameters: int,
+        trainable_parameters: int,
+        model_size: float,
+        total_training_modes: dict[str, int],
+        total_flops: int,
+        **options: Any,
+    ) -> None:
+        if total_flops:
+            RichModelSummary.summarize(
+                summary_data,
+                total_parameters,
+                trainable_parameters,
+                model_size,
+                total_training_modes,
+                total_flops,
+                **options,
+            )
+            return
+        columns = dict(summary_data)
+        rows = list(zip(columns["Name"], columns["Type"], columns["Params"], strict=True))
+        rows.append(("all", "", get_human_readable_count(total_parameters)))
+        if trainable_parameters < total_parameters:
+            rows.append(("trained", "", get_human_readable_count(trainable_parameters)))
+        print_table(("part", "type", "parameters"), rows, texts=("part", "type"))
 
 
 class LogInterval(L.Callback):

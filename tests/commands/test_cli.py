@@ -569,6 +569,8 @@ def test_every_job_of_a_sweep_starts_its_ranks(
         ("paths.runs=", "paths.runs is empty: is it a shell variable that is not set?"),
         ("paths.cache=s3://bucket/runs", "cache=s3://bucket/runs is an address: it must lie on a"),
         ("hydra.run.dir=s3://bucket/a", "s3:/bucket/a is an address"),
+        ("paths.run=a", "a part of the run's files: give hydra.run.dir=a, which moves all"),
+        ("-m seed=1,2 paths.run=a", "give hydra.sweep.dir=a, which moves all"),
         ("run=latest", "of other commands: fit goes on with resume=latest"),
         ("name=../..", "name='../..' is part of the run folder: choose a plain name"),
         ("data.samples=count:16", "samples='count:16' must hold names and values: in a shell, qu"),

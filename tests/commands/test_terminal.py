@@ -14,7 +14,14 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 
 from lit_data.commands.result import split_stage
-from lit_data.commands.terminal import LogInterval, RunBar, print_end, quieten, shorten
+from lit_data.commands.terminal import (
+    LogInterval,
+    ParameterTable,
+    RunBar,
+    print_end,
+    quieten,
+    shorten,
+)
 from lit_data.testing import QUIET
 
 
@@ -85,6 +92,21 @@ def test_a_small_set_is_logged_once_an_epoch(tmp_path: Path, every: int, rows: l
     path = Path(logger.log_dir) / "metrics.csv"
     written = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
     assert [int(row["step"]) for row in written if row.get("loss")] == rows
+
+
+def test_parts_of_a_model_are_shown_without_flops_that_nobody_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = BoringModel()
+    model.layer.bias.requires_grad_(False)
+    settings = QUIET | {"fast_dev_run": 1, "callbacks": [ParameterTable()]}
+    L.Trainer(**settings).fit(model)
+    shown = capsys.readouterr().out
+    assert "│ layer   │ Linear │         66 │" in shown
+    assert "│ trained │        │         64 │" in shown
+    model.example_input_array = torch.ones(3, 32)
+    L.Trainer(**settings).fit(model)
+    assert "Total FLOPs: 384" in capsys.readouterr().out
 
 
 @pytest.fixture

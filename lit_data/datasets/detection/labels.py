@@ -345,9 +345,11 @@ class BoxCollector:
             )
 
     def _raise_or_report(self) -> None:
+        cure = ""
         if self._on_bad == "error":
+            cure = "" if self.problems else "correct them; data.on_bad=skip leaves such boxes out"
             self.problems.extend(self.bad)
-        self.problems.raise_if_any(f"{len(self.problems)} problems with labels")
+        self.problems.raise_if_any(f"{len(self.problems)} problems with labels", cure)
         self.bad.warn_if_any(log, f"{len(self.bad)} bad boxes are left out")
 
     def _note(self, row: Doubles, message: str) -> None:

@@ -318,7 +318,7 @@ def _explain(line: str, classes: int) -> str:
         return f"{_quote(line)} holds ';' or ','; columns are parted by spaces, decimals by a point"
     columns = line.split()
     if len(columns) != 5:
-        hint = "; polygons, confidences are none"
+        hint = "; polygons and confidences are not read"
         if len(columns) == 4:
             hint = f"; is the class missing, 0 to {classes - 1}?"
         return f"{_quote(line)} has {len(columns)} columns; a box has 5: class cx cy w h{hint}"

@@ -414,7 +414,8 @@ class _Pairing:
             else:
                 mask_of[owners[0]] = mask
         problems.raise_if_any(
-            f"{len(problems)} of {len(masks)} masks do not fit the {len(images)} images"
+            f"{len(problems)} of {len(masks)} masks do not fit the {len(images)} images",
+            "correct their names, or leave files out with data.exclude",
         )
         return mask_of
 

@@ -229,7 +229,7 @@ def read_coco_labels(
         for fault in file.faults:
             collector.problems.add(file.path, fault)
         numbers, missing = file.match(index)
-        collector.bad.extend(missing)
+        collector.reject_entries(missing)
         # Numbers beyond are those of images that are left out.
         numbers = {key: number for key, number in numbers.items() if number < len(images)}
         _check_sizes(collector, file, numbers, images, sizes_px)

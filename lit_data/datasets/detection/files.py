@@ -21,6 +21,7 @@ from lit_data.datasets.detection.coco import (
 from lit_data.datasets.detection.labels import Faults, LabelTable, find_split
 from lit_data.datasets.detection.voc import Difficult, NameIndex, match_label_files, read_voc_labels
 from lit_data.datasets.detection.yolo import (
+    CLASS_FILES,
     DataYaml,
     read_class_names,
     read_data_yaml,
@@ -44,11 +45,14 @@ LabelFormat = Literal["auto", "yolo", "coco", "voc", "none"]
 
 _PLACES = {
     "yolo": (".txt", ("labels", "Labels", "LABELS")),
-    "voc": (".xml", ("Annotations", "annotations", "ANNOTATIONS", "annotations_voc")),
+    "voc": (
+        ".xml",
+        ("Annotations", "annotations", "ANNOTATIONS", "annotations_voc", "annots", "xmls"),
+    ),
 }
 _READERS = 8  # threads that wait for a disk in the network, or a server
 _SIDE_FILES = (
-    *("data.yaml", "classes.txt", "labels/classes.txt", *COCO_PLACES),
+    *("data.yaml", *CLASS_FILES, *COCO_PLACES),
     *(f"{split}.txt" for split in SPLITS),
 )
 
@@ -158,8 +162,9 @@ def find_detection_files(
     text lies in ``labels``, in the same folders below it as the images below ``images``. COCO JSON
     is ``annotations/instances_*.json``, ``annotations/train.json`` and so on, or
     ``_annotations.coco.json`` beside the images or in ``train`` and so on. VOC XML lies in
-    ``Annotations``, ``annotations`` or ``annotations_voc``. Images that no list, or no COCO file,
-    names are left out of a set that has these.
+    ``Annotations``, ``annotations``, ``annotations_voc``, ``annots`` or ``xmls``. Where there is none
+    of these, text or XML beside an image is read, ``a.txt`` or ``a.xml`` beside ``a.jpg``. Images that
+    no list, or no COCO file, names are left out of a set that has these.
 
     Args:
         root: Folder of the set.
@@ -292,15 +297,11 @@ def _find_labels(
     # A named COCO file leaves no choice of the format.
     is_open = wanted == "auto" and annotations is None
     formats: tuple[LabelFormat, ...] = ("yolo", "coco", "voc") if is_open else (wanted,)
-    for label_format in formats:
-        if label_format in _PLACES:
-            label_files = _match_files(folder, label_format)
-            if label_files:
-                return _Labels(label_format, (), label_files)
-            continue
-        paths = list_coco(folder.root, annotations)
-        if paths:
-            return _Labels("coco", load_coco_files(paths, folder.root, folder.faults), {})
+    for is_beside in (False, True):  # labels in a folder of their own come first
+        for label_format in formats:
+            labels = _find_format(folder, label_format, annotations, is_beside=is_beside)
+            if labels is not None:
+                return labels
     if is_open and unlabelled:
         log.info("%s: %d images without labels", show_path(folder.root), len(folder.names))
         return _Labels("none", (), {})
@@ -308,25 +309,40 @@ def _find_labels(
     raise DataError(
         f"{show_path(folder.root)}: no labels (data.label_format={wanted}); looked for "
         "labels/*.txt, annotations/instances_*.json, annotations/train.json, "
-        "train/_annotations.coco.json, and *.xml in Annotations, annotations and "
-        "annotations_voc, as far as the format goes; data.annotations=FILE names a COCO file"
+        "train/_annotations.coco.json, *.xml in Annotations, annotations, annotations_voc, annots "
+        "and xmls, and .txt or .xml beside images, as far as the format goes; rename the folder of "
+        "labels, or name a COCO file with data.annotations=FILE"
     )
 
 
-def _match_files(folder: _Folder, label_format: LabelFormat) -> dict[int, Path]:
+def _find_format(
+    folder: _Folder, label_format: LabelFormat, annotations: PathText | None, *, is_beside: bool
+) -> _Labels | None:
+    """Find the labels of a format, in folders of labels or beside images; None if there are none."""
+    if label_format in _PLACES:
+        label_files = _match_files(folder, label_format, is_beside=is_beside)
+        return _Labels(label_format, (), label_files) if label_files else None
+    paths = [] if is_beside else list_coco(folder.root, annotations)
+    if not paths:
+        return None
+    return _Labels("coco", load_coco_files(paths, folder.root, folder.faults), {})
+
+
+def _match_files(folder: _Folder, label_format: LabelFormat, *, is_beside: bool) -> dict[int, Path]:
     """Return the label file of each image that has one in a format of one file an image."""
     suffix, parents = _PLACES[label_format]
     files, problems = match_label_files(
         folder.root,
         folder.index,
         suffix,
-        parents,
+        () if is_beside else parents,
         exclude=folder.exclude,
         faults=folder.faults,
     )
-    folder.faults.add(
-        problems, f"{len(problems)} label files fit none of {len(folder.names)} images"
-    )
+    # Beside images lies other text too; XML without an image has lost it.
+    if not is_beside or (files and suffix == ".xml"):
+        heading = f"{len(problems)} label files fit none of {len(folder.names)} images"
+        folder.faults.add(problems, heading)
     return files
 
 

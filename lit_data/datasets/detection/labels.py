@@ -234,6 +234,9 @@ class BoxCollector:
         self._form = form
         self._sizes_px = np.asarray(sizes_px, np.int64).reshape(-1, 2)
         self._on_bad = on_bad
+        self._cure = ""
+        if on_bad == "error":
+            self._cure = "; correct it, or set data.on_bad=skip to leave such boxes out"
         self._paths: list[PathText] = []
         # Of each box: image, file, place in the file, class, and its four numbers.
         self._rows: list[tuple[float, ...]] = []
@@ -245,6 +248,11 @@ class BoxCollector:
     def reject(self, place: int, message: str) -> None:
         """Note a box that is none."""
         self.bad.add(self._paths[-1], f"{self._form.place.format(place)}: {message}")
+
+    def reject_entries(self, entries: Problems) -> None:
+        """Note entries that belong to no image."""
+        for path, message in entries.entries:
+            self.bad.add(path, f"{message}{self._cure}")
 
     def add(
         self,
@@ -350,13 +358,10 @@ class BoxCollector:
             cure = "" if self.problems else "correct them; data.on_bad=skip leaves such boxes out"
             self.problems.extend(self.bad)
         self.problems.raise_if_any(f"{len(self.problems)} problems with labels", cure)
-        self.bad.warn_if_any(log, f"{len(self.bad)} bad boxes are left out")
+        self.bad.warn_if_any(log, f"{len(self.bad)} bad boxes or entries are left out")
 
     def _note(self, row: Doubles, message: str) -> None:
-        hint = ""
-        if self._on_bad == "error":
-            hint = "; correct it, or set data.on_bad=skip to leave such boxes out"
-        self.bad.add(self._paths[int(row[1])], f"{self._describe(row)} {message}{hint}")
+        self.bad.add(self._paths[int(row[1])], f"{self._describe(row)} {message}{self._cure}")
 
     def _describe(self, row: Doubles, *, whole: bool = False) -> str:
         """Return the place and the numbers of a box, on request with its file."""

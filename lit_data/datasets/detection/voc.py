@@ -144,7 +144,7 @@ class _LabelWalk(FolderWalk):
     def __init__(
         self, root: Path, suffix: str, folders: Sequence[str], exclude: Sequence[str]
     ) -> None:
-        patterns = [f"**/{name}/**/*{suffix}" for name in folders]
+        patterns = [f"**/{name}/**/*{suffix}" for name in folders] or [f"**/*{suffix}"]
         super().__init__(root, patterns, exclude)
 
     def _is_wanted(self, name: str, relative: str) -> bool:
@@ -164,6 +164,8 @@ def match_label_files(
 ) -> tuple[dict[int, Path], Problems]:
     """Find the files of one extension in folders of some names, and the images they belong to.
 
+    Without names of folders a file belongs to the image of its name in its own folder.
+
     Returns:
         The label file of each image that has one, and what is wrong with the other files. Links that
         lead nowhere or out of the root, and what is no file, are among the faults.
@@ -178,7 +180,11 @@ def match_label_files(
     problems = Problems()
     for row, name in enumerate(names, 1):
         try:
-            number = _find_labelled(index, name.removesuffix(suffix), parents)
+            stem = name.removesuffix(suffix)
+            if parents:
+                number = _find_labelled(index, stem, parents)
+            else:
+                number = index.find(str(root / stem))
             if number >= index.count:
                 continue
             first = files.setdefault(number, root / name)

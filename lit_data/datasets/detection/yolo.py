@@ -20,6 +20,12 @@ from lit_data.types import Bools, Doubles, Ints, PathText
 
 log = logging.getLogger(__name__)
 
+CLASS_FILES = (
+    *("classes.txt", "labels/classes.txt", "images/classes.txt"),  # LabelImg, beside the labels
+    *("obj.names", "train/_darknet.labels"),  # CVAT; Roboflow
+)
+"""Files with the name of a class in each line, below the root."""
+
 # Possessive repetitions: no digit is tried twice, so that long lines take no long time.
 _NUMBER = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?"
 _IS_NUMBER = re.compile(_NUMBER)
@@ -171,14 +177,12 @@ def read_data_yaml(path: PathText) -> DataYaml:
 
 
 def read_class_names(root: Path) -> tuple[str, ...]:
-    """Read the names, one a line, of ``classes.txt``.
-
-    It lies in the root or, where LabelImg writes it, in ``labels``; else there are none.
+    """Read the names, one a line, of the first of `CLASS_FILES`; without any there are none.
 
     Raises:
         DataError: It cannot be read, names none, or names one twice.
     """
-    for path in (root / "classes.txt", root / "labels" / "classes.txt"):
+    for path in map(root.joinpath, CLASS_FILES):
         if path.is_file():
             with naming(path):
                 return _name_classes([line for line in read_lines(path) if line])
@@ -222,7 +226,7 @@ def read_splits(
                 if not name:
                     continue
                 try:
-                    number = index.find(name)
+                    number = _find_row(index, name)
                 except DataError as error:
                     where = f"line {row} of {len(rows)}"
                     problems.add(root / entry, f"{where}: {error} among {len(names)} images")
@@ -234,6 +238,16 @@ def read_splits(
                 splits[split].append(number)
     problems.raise_if_any(f"{len(problems)} problems with the lists of splits")
     return splits
+
+
+def _find_row(index: NameIndex, name: str) -> int:
+    """Return the number of an image that a row names, also below the ``data/`` of CVAT, no folder."""
+    try:
+        return index.find(name)
+    except DataError:
+        if not name.startswith("data/"):
+            raise
+        return index.find(name.removeprefix("data/"))
 
 
 def _find_entry(folders: Sequence[Path], entry: str) -> Path | None:
@@ -318,9 +332,13 @@ def _explain(line: str, classes: int) -> str:
         return f"{_quote(line)} holds ';' or ','; columns are parted by spaces, decimals by a point"
     columns = line.split()
     if len(columns) != 5:
-        hint = "; polygons and confidences are not read"
+        hint = ""
         if len(columns) == 4:
             hint = f"; is the class missing, 0 to {classes - 1}?"
+        elif len(columns) == 6:
+            hint = "; confidences are not read"
+        elif len(columns) > 6:
+            hint = "; polygons are read with data.boxes_from=masks"
         return f"{_quote(line)} has {len(columns)} columns; a box has 5: class cx cy w h{hint}"
     for column in columns[1:]:
         if not _IS_NUMBER.fullmatch(column):

@@ -93,6 +93,38 @@ def test_xml_lies_beside_folders_of_kinds_in_each_split(tmp_path: Path) -> None:
     assert found.labels.classes == ("dent", "hole")
 
 
+VOC_BOX = """<annotation><object><name>cat</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax>
+<ymax>9</ymax></bndbox></object></annotation>"""
+
+
+@pytest.mark.parametrize("folders", [(".", "."), ("images", "images"), ("train", "valid")])
+def test_xml_beside_its_image(tmp_path: Path, folders: tuple[str, str]) -> None:
+    """As LabelImg leaves it, and as Roboflow exports VOC."""
+    for folder, stem in zip(folders, "ab", strict=True):
+        put(tmp_path, f"{folder}/{stem} 1.png")
+        (tmp_path / folder / f"{stem} 1.xml").write_text(VOC_BOX)
+    found = find_detection_files(tmp_path, splits={"train": 1.0})
+    assert (found.labels.classes, found.labels.ends.tolist()) == (("cat",), [1, 2])
+    (tmp_path / folders[0] / "lost.xml").write_text(VOC_BOX)
+    with pytest.raises(DataError, match="1 label files fit none of 2 images"):
+        find_detection_files(tmp_path, splits={"train": 1.0})
+
+
+def test_text_beside_its_image_as_cvat_exports_it(tmp_path: Path) -> None:
+    put(tmp_path, "obj_train_data/a.png", "obj_train_data/b.png")
+    write(tmp_path, obj_train_data__a=LINE, train="data/obj_train_data/a.png", README="Of a line")
+    (tmp_path / "obj.names").write_text("cat\ndog\n")
+    found = find_detection_files(tmp_path)
+    assert (found.labels.classes, found.labels.ends.tolist()) == (("cat", "dog"), [1])
+    assert by_name(found) == {"train": ["a"], "val": [], "test": []}
+
+
+def test_a_folder_of_labels_counts_before_text_beside_images(tmp_path: Path) -> None:
+    put(tmp_path, "images/train/a.png")
+    write(tmp_path, images__train__a="A caption", classes="cat", labels__train__a=LINE * 2)
+    assert find_detection_files(tmp_path).labels.ends.tolist() == [2]
+
+
 def test_coco_files_in_a_folder_with_xml_are_coco(tmp_path: Path) -> None:
     put(tmp_path, "images/a.png")
     write(tmp_path, annotations__instances_train=coco(["a.png"]))
@@ -548,4 +580,4 @@ def test_faults_of_several_coco_files_are_in_one_error(tmp_path: Path) -> None:
     ):
         assert re.search(fault, text), fault
     assert len(caught.value.problems) == 11
-    assert caught.value.headline == "10 problems with labels; 1 other faults"
+    assert caught.value.headline == "10 problems with labels; 1 other faults:"

@@ -112,7 +112,7 @@ def test_duplicates_are_kept_and_counted(caplog: pytest.LogCaptureFixture) -> No
 def test_skip_leaves_bad_boxes_out_and_lists_them(caplog: pytest.LogCaptureFixture) -> None:
     table = collect((0, 0, 0, 9), (0, 0, 10, 10), (500, 0, 510, 10), on_bad="skip")
     assert table.boxes.shape == (1, 5)
-    assert "2 bad boxes are left out" in caplog.text
+    assert "2 bad boxes or entries are left out" in caplog.text
     assert "a.txt: box 3" in caplog.text
 
 

@@ -74,6 +74,7 @@ def test_row_56_an_image_without_boxes_is_valid(tmp_path: Path, text: str | None
         ("0 1e-50 .5 1e-50 .2", ".* has no area"),
         ("0 1.5 .5 .2 .2", ".* lies outside its image"),
         ("0 .5 .5 .2 .2 .9", ".* has 6 columns; .* confidences"),
+        ("0 .1 .1 .3 .1 .3 .3", ".* has 7 columns; a box has 5"),
         ("0 .5 .5", ".* has 3 columns"),
         ("0;.5;.5;.2;.2", ".* holds ';' or ','"),
         ("0 0,5 0,5 0,2 0,2", ".* decimals by a point"),

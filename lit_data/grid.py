@@ -194,7 +194,7 @@ class PatchGrid:
             raise list_problems(problems).make_error(
                 f"{len(problems)} of {self.heights_px.size} images are too small for patches of "
                 f"{height} x {width} px",
-                "choose a smaller patch_px or edges=pad (which reflects up to half a patch)",
+                "choose a smaller data.patch_px, or data.edges=pad, which reflects up to half a patch",
             )
 
 

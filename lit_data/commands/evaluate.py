@@ -30,7 +30,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     else:
         stage, score = "test", scoring.trainer.test
     metrics: dict[str, Any] = {}
-    for scores in score(scoring.model, datamodule=scoring.datamodule):
+    for scores in score(scoring.model, datamodule=scoring.datamodule, verbose=False):
         metrics = join_scores(metrics, scores, stage)
     if is_first_rank() and isinstance(scoring.model, ScoredModule):
         write_confusion(scoring.folder, scoring.model.confusion)

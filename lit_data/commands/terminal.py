@@ -134,6 +134,21 @@ def quieten() -> None:
             handler.setStream(_CurrentStdout())
 
 
+def print_scores(metrics: Mapping[str, Any], title: str = "") -> None:
+    """Print a table of the scores of the model, with a column for each stage.
+
+    Args:
+        metrics: Those of summary.json.
+        title: Of the table.
+    """
+    rows = _arrange(metrics)
+    if rows:
+        present = {column for row in rows.values() for column in row}
+        columns = [column for column in _COLUMNS if column in present]
+        cells = [[name, *(row.get(column, "") for column in columns)] for name, row in rows.items()]
+        print_table(["metric", *columns], cells, texts=["metric"], title=title)
+
+
 def print_end(metrics: Mapping[str, Any], folder: Path) -> None:
     """Print the scores of a training, how long it took, and where its report is.
 
@@ -141,12 +156,7 @@ def print_end(metrics: Mapping[str, Any], folder: Path) -> None:
         metrics: Those of summary.json.
         folder: Of the run.
     """
-    rows = _arrange(metrics)
-    if rows:
-        present = {column for row in rows.values() for column in row}
-        columns = [column for column in _COLUMNS if column in present]
-        cells = [[name, *(row.get(column, "") for column in columns)] for name, row in rows.items()]
-        print_table(["metric", *columns], cells, texts=["metric"], title="best checkpoint")
+    print_scores(metrics, "best checkpoint")
     text = f"{metrics['seconds']:.0f} s"
     speed = metrics.get("samples_per_s")
     if speed:

@@ -368,7 +368,8 @@ class CTSource(Source):
             problems.add(bank.name(number), self._describe_too_few(int(bank.counts[number])))
         headline = f"{len(too_few)} of {len(bank)} volumes have too few points"
         if self.too_few == "error":
-            problems.raise_if_any(headline, "lower data.min_points, or set data.too_few=skip")
+            cure = "choose data.window by their values, lower data.min_points, or set data.too_few=skip"
+            problems.raise_if_any(headline, cure)
         problems.warn_if_any(log, f"{headline}; they are left out")
         return set(too_few)
 

@@ -103,7 +103,7 @@ class BoxErrors:
                 score = f" {error.score:.2f}" if error.score else " missed"
                 name = PurePath(names[error.image]).name[-24:]
                 cell.set_title(f"{self._labels.classes[error.kind]}{score}\n{name}", fontsize=7)
-        title = "largest missed objects, and below the false alarms with the highest scores"
+        title = "largest missed objects, and below the false alarms (white) with the highest scores"
         save_figure(figure, path, title, ("true box",))
 
     def _show(self, cell: Any, error: BoxError, bank: ImageBank) -> None:  # noqa: ANN401 - Axes
@@ -111,18 +111,19 @@ class BoxErrors:
         image = bank[error.image]
         scale = np.tile(image.shape[2:0:-1] / self._sizes_px[error.image][::-1], 2)
         left, top, right, bottom = error.corners * scale
-        reach = max(_LEAST_PX, _AROUND * (right - left), _AROUND * (bottom - top)) / 2
-        x = max(0, int((left + right) / 2 - reach))
-        y = max(0, int((top + bottom) / 2 - reach))
-        side = int(2 * reach)
-        show_stored(cell, image[:, y : y + side, x : x + side])
+        side = int(max(_LEAST_PX, _AROUND * (right - left), _AROUND * (bottom - top)))
+        # Of small images, and beside the edges of others, the window is what there is of it.
+        height, width = (min(side, length) for length in image.shape[1:])
+        y = int(np.clip((top + bottom - height) / 2, 0, image.shape[1] - height))
+        x = int(np.clip((left + right - width) / 2, 0, image.shape[2] - width))
+        show_stored(cell, image[:, y : y + height, x : x + width])
         objects, _ = part_boxes(self._labels.of(error.image), self._sizes_px[error.image])
         for corners in objects.corners * scale - [x, y, x, y]:
             _outline(cell, corners, TRUE_COLOUR)
         if error.score:
             _outline(cell, np.array([left - x, top - y, right - x, bottom - y]), "white")
-        cell.set_xlim(-0.5, side - 0.5)
-        cell.set_ylim(side - 0.5, -0.5)
+        cell.set_xlim(-0.5, width - 0.5)
+        cell.set_ylim(height - 0.5, -0.5)
 
 
 def _list_errors(image: int, boxes: dict[str, Tensor], is_error: Tensor) -> list[BoxError]:

@@ -305,8 +305,8 @@ def find_groups(
         count = len(near_duplicates) - len(np.unique(near_duplicates))
         if count > 0:
             log.info(
-                "%d images are near-duplicates of others, and stay in their split "
-                "(data.near_duplicates=apart: not)",
+                "near-duplicates of other images are in the same split as these: %d "
+                "(data.near_duplicates=apart does not look for them)",
                 count,
             )
         groups.append(near_duplicates)

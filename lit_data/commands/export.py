@@ -109,10 +109,14 @@ def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
     record = take_trained(cfg, checkpoint)
     if typed["max_pixels"] is not None:
         cfg.data.read.max_pixels = typed["max_pixels"]
+    # Paths of the run are relative to where it was started.
     root = cfg.data.get("root") if typed["root"] is None else typed["root"]
     if root is not None and typed["root"] is None and "://" not in str(root):
-        root = str(started.folder / str(root))  # relative to where the run was started
+        root = str(started.folder / Path(root).expanduser())
     cfg.data.root = root
+    splits = cfg.data.get("splits")
+    if isinstance(splits, str) and splits.lower().endswith(".csv"):
+        cfg.data.splits = str(started.folder / splits)
     training = deepcopy(cfg)
     datamodule = build_input_data(cfg, "skip")
     datamodule.setup("predict")

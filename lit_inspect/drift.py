@@ -46,11 +46,12 @@ class Guarantee:
         Args:
             features: [m, 3] of images in their order, see `describe`.
         """
-        starts = range(0, len(features), BLOCK)
+        if not len(features):
+            return None
+        blocks = np.array_split(features, max(1, len(features) // BLOCK))
         # All tests share the level (Bonferroni), so many blocks alarm no more often than one.
-        least, name = _LEVEL / max(1, len(starts) * len(FEATURES)), None
-        for start in starts:
-            block = features[start : start + BLOCK]
+        least, name = _LEVEL / (len(blocks) * len(FEATURES)), None
+        for block in blocks:
             for number, feature in enumerate(FEATURES):
                 p = p_value_of_same(self.features[:, number], block[:, number])
                 if p < least:

@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 FEATURES: Final = ("grey level", "contrast", "sharpness")
 BLOCK: Final = 200
-"""Images that are compared at a time: drift that begins late is not thinned by those before."""
+"""Images that are compared at a time at least: drift that begins late is not thinned by those before."""
 _TERMS: Final = 20
 
 
@@ -43,18 +43,20 @@ def describe_pixels(pixels: NDArray[np.generic]) -> Floats:
 def find_drift(reference: Floats, features: Floats, level: float = 0.01) -> str | None:
     """Return the feature in which images differ most from a reference; None if they are alike.
 
-    Blocks of `BLOCK` images are compared, in their order.
+    Blocks of equal length, of `BLOCK` images or somewhat more, are compared in their order. A short
+    last block would often be of one kind or lot.
 
     Args:
         reference: [n, F] of the calibration.
         features: [m, F] of new images.
         level: Probability of a false alarm over all blocks and features.
     """
-    starts = range(0, len(features), BLOCK)
+    if not len(features):
+        return None
+    blocks = np.array_split(features, max(1, len(features) // BLOCK))
     # All tests share the level (Bonferroni), so many blocks alarm no more often than one.
-    least, name = level / max(1, len(starts) * len(FEATURES)), None
-    for start in starts:
-        block = features[start : start + BLOCK]
+    least, name = level / (len(blocks) * len(FEATURES)), None
+    for block in blocks:
         for number, feature in enumerate(FEATURES):
             p = p_value_of_same(reference[:, number], block[:, number])
             if p < least:

@@ -4,7 +4,7 @@ import logging
 from contextlib import ExitStack
 from typing import Any, Literal, get_args
 
-import lightning as L
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from typing_extensions import override
@@ -35,7 +35,7 @@ Mode = Literal["split", "resize"]
 _COUNTS = {"ooms", "base", "batch_size"}
 
 
-class AdaptiveBatchSize(L.Callback):
+class AdaptiveBatchSize(Callback):
     """Repeats a batch that runs out of memory in halves, and grows again after clean steps.
 
     In training, an out-of-memory error in transfer, augmentation, forward or backward undoes what
@@ -121,11 +121,11 @@ class AdaptiveBatchSize(L.Callback):
         self._undo = ExitStack()
 
     @override
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         check_version()
 
     @override
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         is_automatic = pl_module.automatic_optimization
         if trainer.world_size > 1 and not is_automatic:
             log.warning(
@@ -147,7 +147,7 @@ class AdaptiveBatchSize(L.Callback):
             self._undo.callback(wrap(pl_module, "add_gradients", manual.add_gradients))
 
     @override
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.mode == "resize" and self._replay is not None:
             resizing = self._resizing = Resizing(trainer.train_dataloader, self.rules, self._replay)
             self._undo.callback(resizing.close)
@@ -157,8 +157,8 @@ class AdaptiveBatchSize(L.Callback):
     @override
     def on_train_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: STEP_OUTPUT,
         batch: Any,
         batch_idx: int,
@@ -177,18 +177,18 @@ class AdaptiveBatchSize(L.Callback):
             log_metrics(trainer, self._metrics(active))
 
     @override
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == TrainerFn.VALIDATING:  # not within a fit, which has it already
             self._install(trainer, pl_module)
 
-    def _begin_run(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _begin_run(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._install(trainer, pl_module)
 
     on_test_start = on_predict_start = _begin_run
 
     @override
     def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         if self._replay is not None and is_out_of_memory(exception):
             if self._replay.unclear:
@@ -198,7 +198,7 @@ class AdaptiveBatchSize(L.Callback):
         self._uninstall()
 
     @override
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._uninstall()
 
     @override
@@ -233,7 +233,7 @@ class AdaptiveBatchSize(L.Callback):
         active = self._replay.active if self._replay is not None else None
         return active is not None and active.host is batch
 
-    def _install(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Replay:
+    def _install(self, trainer: Trainer, pl_module: LightningModule) -> Replay:
         if self._replay is not None:
             return self._replay
         strategy = trainer.strategy
@@ -273,13 +273,13 @@ class AdaptiveBatchSize(L.Callback):
         return metrics
 
 
-def _passes_errors(trainer: L.Trainer, module: L.LightningModule) -> bool:
+def _passes_errors(trainer: Trainer, module: LightningModule) -> bool:
     """Return True if an error of a step that runs now is not repeated."""
     is_manual = trainer.training and not module.automatic_optimization
     return is_manual and not isinstance(module, MicroBatchModule)
 
 
-def _describe_manual(module: L.LightningModule) -> str:
+def _describe_manual(module: LightningModule) -> str:
     return (
         f"AdaptiveBatchSize repeats no step of {type(module).__name__}, which has manual "
         "optimisation: lower data.loader.batch_size, or let the module add its gradients up in "

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import lightning as L
 import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.plugins.precision import Precision as LightningPrecision
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import STEP_OUTPUT
@@ -113,7 +113,7 @@ class AMP(UndoneCallback):
         self._replaced_plugin: LightningPrecision | None = None
 
     @override
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         # FSDP has a plugin of its own for float32.
         is_float32_already = self.precision == "fp32" and trainer.precision == "32-true"
         if (self.precision == "auto" or is_float32_already) and _sets_precision(trainer):
@@ -137,26 +137,26 @@ class AMP(UndoneCallback):
         trainer.strategy.precision_plugin = self._plugin
 
     @override
-    def undo(self, trainer: L.Trainer) -> None:
+    def undo(self, trainer: Trainer) -> None:
         if self._replaced_plugin is not None:
             self._active.teardown()
             trainer.strategy.precision_plugin = self._replaced_plugin
             self._replaced_plugin = None
 
     @override
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._history.forget_windows()
 
     @override
     def on_before_backward(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
     ) -> None:
         if self._is_on and self._active.scaler is None:  # which sees overflows by itself
             self._history.add_loss(loss)
 
     @override
     def on_before_optimizer_step(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
         if self._is_on and logs_now(trainer):
             norm = self._active.measure_norm(optimizer) if trainer.loggers else None
@@ -165,8 +165,8 @@ class AMP(UndoneCallback):
     @override
     def on_train_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: STEP_OUTPUT,
         batch: Any,
         batch_idx: int,
@@ -185,7 +185,7 @@ class AMP(UndoneCallback):
             self._norms.clear()
 
     @override
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._is_on:
             self._judge(trainer, pl_module)
 
@@ -202,7 +202,7 @@ class AMP(UndoneCallback):
 
     @override
     def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         is_after_run = self._replaced_plugin is None
         if is_after_run and self._plugin is not None and self._plugin.scaler is not None:
@@ -229,7 +229,7 @@ class AMP(UndoneCallback):
         assert self._plugin is not None  # setup is the first hook
         return self._plugin
 
-    def _log_precision(self, trainer: L.Trainer) -> None:
+    def _log_precision(self, trainer: Trainer) -> None:
         """Log the precision in use, once until it changes."""
         precision = self._active.in_use
         if precision == self._logged_precision or not trainer.is_global_zero:
@@ -249,7 +249,7 @@ class AMP(UndoneCallback):
             "amp/skipped_steps": float(self._history.skipped.total()),
         }
 
-    def _judge(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _judge(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read what happened and log it; fall back on all ranks if it was too much on one."""
         self._history.read()
         bad_batches = self._history.describe_bad()
@@ -260,7 +260,7 @@ class AMP(UndoneCallback):
         if trainer.strategy.reduce_boolean_decision(too_many, all=False):
             self._fall_back(trainer, pl_module)
 
-    def _warn(self, trainer: L.Trainer, batches: str) -> None:
+    def _warn(self, trainer: Trainer, batches: str) -> None:
         scaler = self._active.scaler
         if scaler is None:
             log.warning("AMP: the loss is not finite in %s", batches)
@@ -274,7 +274,7 @@ class AMP(UndoneCallback):
             log.warning(text)
         announce(trainer, Event("precision", text, {"scale": scale}))
 
-    def _fall_back(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _fall_back(self, trainer: Trainer, pl_module: LightningModule) -> None:
         before = self._active.in_use
         target = self._active.choose_safer(self.fall_back_to)
         self._history.rows.clear()
@@ -291,7 +291,7 @@ class AMP(UndoneCallback):
         log.warning("%s; going on in %s. To avoid it, %s", text, target, _REMEDY)
         announce(trainer, Event("precision", f"{text}; going on in {target}", {"scale": 1.0}))
 
-    def _describe_row(self, precision: Precision, pl_module: L.LightningModule) -> str:
+    def _describe_row(self, precision: Precision, pl_module: LightningModule) -> str:
         if precision == "fp16":
             problem = "optimizer steps in a row were skipped"
         else:
@@ -302,7 +302,7 @@ class AMP(UndoneCallback):
         return f"{text} and the weights are not finite: go on from a checkpoint"
 
 
-def _find_replaceable(trainer: L.Trainer) -> LightningPrecision:
+def _find_replaceable(trainer: Trainer) -> LightningPrecision:
     """Return the Trainer's plugin, if it is the plain one.
 
     Raises:
@@ -324,14 +324,14 @@ def _find_replaceable(trainer: L.Trainer) -> LightningPrecision:
     return plugin
 
 
-def _sets_precision(trainer: L.Trainer) -> bool:
+def _sets_precision(trainer: Trainer) -> bool:
     """Return True if a Trainer of this package mixes precisions, or its strategy must."""
     plugin_type = type(trainer.strategy.precision_plugin)
     is_of_this_package = not plugin_type.__module__.startswith("pytorch_lightning.")
     return is_of_this_package and plugin_type is not LightningPrecision
 
 
-def _has_finite_weights(pl_module: L.LightningModule) -> bool:
+def _has_finite_weights(pl_module: LightningModule) -> bool:
     parameters = [parameter.detach() for parameter in pl_module.parameters()]
     weights = [parameter for parameter in parameters if parameter.is_floating_point()]
     return bool(torch.nn.utils.get_total_norm(weights).isfinite())

@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
@@ -30,7 +30,7 @@ _MOST_ENDED = 64
 """Steps that are added up at once, which is cheaper than after each."""
 
 
-class DataWaitMonitor(L.Callback):
+class DataWaitMonitor(Callback):
     """Measures the parts of training steps, each from the end of the one before it to its own end.
 
     Left out are the steps after which an epoch or a validation began or a checkpoint was taken. On
@@ -85,7 +85,7 @@ class DataWaitMonitor(L.Callback):
         self._detach: Callable[[], None] | None = None
 
     @override
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         device = pl_module.device
         self._gauge = open_gauge(device)
         # Read here: where a run fails, AMP may have given the plugin back before the last sentence.
@@ -102,7 +102,7 @@ class DataWaitMonitor(L.Callback):
         self._samples_before = self._total.tally.samples
 
     @override
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock.drop()
         self._detach_clock()
         # again in each epoch, which may have loaders of its own
@@ -110,26 +110,26 @@ class DataWaitMonitor(L.Callback):
 
     @override
     def on_before_backward(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
     ) -> None:
         # forward, or what else a step of manual optimisation was at
         self._before_backward = self._clock.enter("backward")
 
     @override
-    def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock.enter(self._before_backward)
 
     @override
     def on_before_optimizer_step(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         self._clock.enter("optimizer")
 
     @override
     def on_train_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: STEP_OUTPUT,
         batch: Any,
         batch_idx: int,
@@ -151,29 +151,29 @@ class DataWaitMonitor(L.Callback):
             self._count()
 
     @override
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock.drop()
 
     @override
     def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self._clock.drop()
 
     @override
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._total.add_memory(self._gauge.read())
         self._clock.read(wait=True)
         self._finish(trainer)
 
     @override
     def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         if self._detach is not None:  # it failed within the training
             self._finish(trainer)
 
-    def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
+    def on_event(self, trainer: Trainer, event: Event, error: BaseException | None) -> None:
         """Note batches that ran out of memory, and new sizes, of `AdaptiveBatchSize`."""
         if event.name == "oom":
             self._failed = True
@@ -216,7 +216,7 @@ class DataWaitMonitor(L.Callback):
         self._total.add(ended, parts)
         self._history.add(ended, known)
 
-    def _log(self, trainer: L.Trainer) -> None:
+    def _log(self, trainer: Trainer) -> None:
         self._count()
         tally = self._since_logged
         self._since_logged = Tally()
@@ -227,7 +227,7 @@ class DataWaitMonitor(L.Callback):
             values[f"time/{part}_s"] = seconds_s
         log_metrics(trainer, values)
 
-    def _finish(self, trainer: L.Trainer) -> None:
+    def _finish(self, trainer: Trainer) -> None:
         self._detach_clock()
         self._count()
         if not self._total.tally.measured or not len(self._history.speed):
@@ -241,7 +241,7 @@ class DataWaitMonitor(L.Callback):
             )
             write_picture(self._folder / "throughput.png", draw)
 
-    def _count_reads(self, trainer: L.Trainer) -> None:
+    def _count_reads(self, trainer: Trainer) -> None:
         """Compare bytes of disks and samples, once for a training: it takes milliseconds."""
         loader = trainer.train_dataloader
         samples = self._total.tally.samples - self._samples_before
@@ -255,7 +255,7 @@ class DataWaitMonitor(L.Callback):
         self._detach = None
 
 
-def _make_clock(trainer: L.Trainer, device: torch.device) -> StepClock:
+def _make_clock(trainer: Trainer, device: torch.device) -> StepClock:
     if device.type != "cuda":
         return StepClock()
     every_n_steps: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # its logger connector sets it

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ _WARM_UP_STEPS = 10
 _WEIGHTS_KEY = "weights_of_last_step"
 
 
-class EMA(L.Callback):
+class EMA(Callback):
     """Exponential moving average of the weights (Polyak and Juditsky, 1992), for any module.
 
     Weights of single steps jump: from one epoch to the next a net may lose most of what it finds.
@@ -52,7 +52,7 @@ class EMA(L.Callback):
         self._shows_average = False
 
     @override
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if isinstance(trainer.strategy, FSDPStrategy | DeepSpeedStrategy | ModelParallelStrategy):
             raise ConfigError(
                 f"EMA: {type(trainer.strategy).__name__} spreads the weights over the ranks, and none of them could "
@@ -64,7 +64,7 @@ class EMA(L.Callback):
         self._shows_average = False
 
     @override
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         tensors = _list_averaged(pl_module)
         self._average = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self._global_step = trainer.global_step
@@ -76,8 +76,8 @@ class EMA(L.Callback):
     @torch.no_grad()
     def on_train_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: STEP_OUTPUT,
         batch: Any,
         batch_idx: int,
@@ -92,30 +92,30 @@ class EMA(L.Callback):
             self._average[name].lerp_(tensor, 1 - decay)
 
     @override
-    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._average and not self._shows_average:  # not before training has begun
             self._swap(pl_module)
 
     @override
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._shows_average:
             self._swap(pl_module)
 
     @override
     def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         if self._shows_average:
             self._swap(pl_module)
 
     @override
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         _copy(self._average, _list_averaged(pl_module))
         self._average = {}
 
     @override
     def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         if not self._average:
             return
@@ -127,7 +127,7 @@ class EMA(L.Callback):
 
     @override
     def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self._resumed_weights = checkpoint.get(_WEIGHTS_KEY, {})
 

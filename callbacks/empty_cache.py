@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import lightning as L
+from lightning import LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from typing_extensions import override
@@ -96,7 +96,7 @@ class EmptyCache(UndoneCallback):
         self._undo = ExitStack()
 
     @override
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.undo(trainer)
         device = trainer.strategy.root_device
         self._cache = open_cache(device)
@@ -106,7 +106,7 @@ class EmptyCache(UndoneCallback):
                 "where torch reserves no memory"
             )
         for name in self.after:
-            owner: L.LightningModule | L.Trainer = pl_module
+            owner: LightningModule | Trainer = pl_module
             method = name
             if name == "checkpoint":
                 owner = trainer
@@ -116,14 +116,14 @@ class EmptyCache(UndoneCallback):
             self._undo.callback(wrap(owner, method, self._make_around(trainer, name)))
 
     @override
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._began_s = time.perf_counter()
         self._spent_s = self._last_release_s = 0.0
         self._has_logged_limit = False
 
     @override
     def on_before_backward(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
     ) -> None:
         if self.unused_fraction is None or self._cache is None:
             return
@@ -134,8 +134,8 @@ class EmptyCache(UndoneCallback):
     @override
     def on_train_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: STEP_OUTPUT,
         batch: Any,
         batch_idx: int,
@@ -152,17 +152,17 @@ class EmptyCache(UndoneCallback):
             self._log(trainer)
 
     @override
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.around_validation:
             self._release(trainer, "before validation")
 
     @override
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.around_validation:
             self._release(trainer, "after validation")
 
     @override
-    def undo(self, trainer: L.Trainer) -> None:
+    def undo(self, trainer: Trainer) -> None:
         self._began_s = None
         self._undo.close()
 
@@ -204,7 +204,7 @@ class EmptyCache(UndoneCallback):
             )
         return False
 
-    def _make_around(self, trainer: L.Trainer, name: str) -> Callable[..., Any]:
+    def _make_around(self, trainer: Trainer, name: str) -> Callable[..., Any]:
         """Return a function, not a method: a copy of the module must not copy this callback."""
 
         def around(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any method
@@ -214,7 +214,7 @@ class EmptyCache(UndoneCallback):
 
         return around
 
-    def _release(self, trainer: L.Trainer, when: str) -> None:
+    def _release(self, trainer: Trainer, when: str) -> None:
         if self._cache is None or not self.can_afford():
             return
         began_s = time.perf_counter()
@@ -234,7 +234,7 @@ class EmptyCache(UndoneCallback):
         values = {"freed_bytes": float(freed_bytes), "seconds": seconds_s}
         announce(trainer, Event("release", text, values))
 
-    def _log(self, trainer: L.Trainer) -> None:
+    def _log(self, trainer: Trainer) -> None:
         recent = self._since_logged
         self._since_logged = _Freed()
         if recent.releases:
@@ -259,9 +259,9 @@ class _Freed:
         self.seconds += seconds_s
 
 
-def _describe_missing(name: str, pl_module: L.LightningModule) -> str:
+def _describe_missing(name: str, pl_module: LightningModule) -> str:
     methods = ["checkpoint"]
-    for method in sorted(set(dir(type(pl_module))) - set(dir(L.LightningModule))):
+    for method in sorted(set(dir(type(pl_module))) - set(dir(LightningModule))):
         if not method.startswith("_") and callable(getattr(pl_module, method)):
             methods.append(method)
     return (

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
-import lightning as L
+from lightning import Trainer
 
 from lit_data.errors import ConfigError
 from lit_data.lightning_internals import count_logged_steps
 
 
-def is_logging_step(trainer: L.Trainer, batch_idx: int) -> bool:
+def is_logging_step(trainer: Trainer, batch_idx: int) -> bool:
     """Return True if Lightning logs at the end of this training batch."""
     every_n_steps: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # its logger connector sets it
     # as in Lightning: the step that ends is not counted yet; batches that accumulate log once
@@ -20,7 +20,7 @@ def is_logging_step(trainer: L.Trainer, batch_idx: int) -> bool:
     return (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
 
 
-def log_metrics(trainer: L.Trainer, values: Mapping[str, float]) -> None:
+def log_metrics(trainer: Trainer, values: Mapping[str, float]) -> None:
     """Give values to the loggers at once.
 
     Past ``log_dict``, which costs a step of its own (2 ms for a dozen values), repeats old values
@@ -58,7 +58,7 @@ class Event:
 class ListensToEvents(Protocol):
     """A callback to which events are announced."""
 
-    def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
+    def on_event(self, trainer: Trainer, event: Event, error: BaseException | None) -> None:
         """Take note of an event.
 
         Keep no reference to the error, which holds the tensors of the failed step.
@@ -66,7 +66,7 @@ class ListensToEvents(Protocol):
         ...
 
 
-def announce(trainer: L.Trainer, event: Event, error: BaseException | None = None) -> None:
+def announce(trainer: Trainer, event: Event, error: BaseException | None = None) -> None:
     """Call all callbacks that listen to events.
 
     Args:
@@ -79,7 +79,7 @@ def announce(trainer: L.Trainer, event: Event, error: BaseException | None = Non
             callback.on_event(trainer, event, error)
 
 
-def choose_folder(trainer: L.Trainer, path: Path | None) -> Path | None:
+def choose_folder(trainer: Trainer, path: Path | None) -> Path | None:
     """Return the folder for the files of a callback, or nothing where nobody chose one.
 
     It would be the working folder then. All ranks must call it, as Lightning broadcasts

@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-import lightning as L
 import torch
+from lightning import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
@@ -65,7 +65,7 @@ class GradientCheckpointing(UndoneCallback):
         self._idle: set[str] = set()
 
     @override
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not in setup: modules may be made in the LightningModule's own setup or configure_model,
         # which come later.
         self._undo.close()
@@ -76,7 +76,7 @@ class GradientCheckpointing(UndoneCallback):
             self._undo.callback(wrap(module, "forward", around))
 
     @override
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._idle and trainer.is_global_zero:
             log.warning(
                 "GradientCheckpointing: %s took no part in training, so nothing was saved there; "
@@ -86,7 +86,7 @@ class GradientCheckpointing(UndoneCallback):
         self._idle.clear()
 
     @override
-    def undo(self, trainer: L.Trainer) -> None:
+    def undo(self, trainer: Trainer) -> None:
         self._undo.close()
 
     def _make_around(self, root: nn.Module, module: nn.Module, name: str) -> Around:

@@ -4,7 +4,7 @@ import logging
 import math
 from typing import Any
 
-import lightning as L
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import nn
 from typing_extensions import override
@@ -26,7 +26,7 @@ from lit_data.types import Stage
 log = logging.getLogger(__name__)
 
 
-class ImageMetrics(L.Callback):
+class ImageMetrics(Callback):
     """Measures FID and KID of a model that generates images.
 
     For any LightningModule with a method ``sample_images(count, *, seed, batch_size)``, which
@@ -94,7 +94,7 @@ class ImageMetrics(L.Callback):
         self._last: dict[str, float] = {}
 
     @override
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "predict":
             check_sampling(pl_module, "ImageMetrics")
         self.real.clear()  # another run may have other data
@@ -102,7 +102,7 @@ class ImageMetrics(L.Callback):
 
     @override
     def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if self.every_n_steps is not None:
             self._look(trainer, pl_module, batch, "train")
@@ -110,8 +110,8 @@ class ImageMetrics(L.Callback):
     @override
     def on_train_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: STEP_OUTPUT,
         batch: Any,
         batch_idx: int,
@@ -122,20 +122,20 @@ class ImageMetrics(L.Callback):
                 pl_module.log(name, value, on_step=True, on_epoch=False, logger=False)
 
     @override
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if "train" in self.real:  # a resumed run may begin with the end of an epoch
             self._done.add("train")
             self._net.to("cpu")
 
     @override
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.every_n_steps is not None and self._measured < self._batches:
             self._measure_training(trainer, pl_module)
 
     def _look_at_batch(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: STEP_OUTPUT,
         batch: Any,  # noqa: ANN401
         batch_idx: int,
@@ -144,7 +144,7 @@ class ImageMetrics(L.Callback):
         if not trainer.sanity_checking:
             self._look(trainer, pl_module, batch, _name_split(trainer))
 
-    def _end_split(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _end_split(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
         stage = _name_split(trainer)
@@ -177,8 +177,8 @@ class ImageMetrics(L.Callback):
 
     def _look(
         self,
-        trainer: L.Trainer,
-        module: L.LightningModule,
+        trainer: Trainer,
+        module: LightningModule,
         batch: Any,  # noqa: ANN401
         stage: Stage,
     ) -> None:
@@ -194,13 +194,13 @@ class ImageMetrics(L.Callback):
         if real.is_full:
             self._net.to("cpu")
 
-    def _measure_training(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, float]:
+    def _measure_training(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
         self._measured = self._batches
         self._last = self._measure(module, "train")
         log_metrics(trainer, self._last)
         return self._last
 
-    def _measure(self, module: L.LightningModule, stage: Stage) -> dict[str, float]:
+    def _measure(self, module: LightningModule, stage: Stage) -> dict[str, float]:
         images = sample(module, self.count, seed=self.seed, batch_size=self.batch_size)
         with on_device(self._net, module.device):
             features = extract(self._net, images, batch_size=self.batch_size)
@@ -213,5 +213,5 @@ class ImageMetrics(L.Callback):
         return {f"{stage}/{name}{self._suffix}": value for name, value in distances.items()}
 
 
-def _name_split(trainer: L.Trainer) -> Stage:
+def _name_split(trainer: Trainer) -> Stage:
     return "test" if trainer.testing else "val"

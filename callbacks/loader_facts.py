@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-import lightning as L
+from lightning import Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import DataLoader, default_collate
 
@@ -27,7 +27,7 @@ class LoaderFacts(NamedTuple):
     stacked: bool = False
 
 
-def read_loader(trainer: L.Trainer, dataloader_idx: int = 0) -> LoaderFacts:
+def read_loader(trainer: Trainer, dataloader_idx: int = 0) -> LoaderFacts:
     """Return the facts about the batches that arrive now.
 
     Args:
@@ -40,7 +40,7 @@ def read_loader(trainer: L.Trainer, dataloader_idx: int = 0) -> LoaderFacts:
     return LoaderFacts(_list_sizes(loader), collate is default_collate or stacks_by_itself)
 
 
-def count_batch(trainer: L.Trainer, batch: Any, dataloader_idx: int = 0) -> int:  # noqa: ANN401 - any form
+def count_batch(trainer: Trainer, batch: Any, dataloader_idx: int = 0) -> int:  # noqa: ANN401 - any form
     """Return the samples of a batch, in the form that a datamodule has given it; 0 if unclear."""
     samples = count_plain(batch)
     if samples:
@@ -51,7 +51,7 @@ def count_batch(trainer: L.Trainer, batch: Any, dataloader_idx: int = 0) -> int:
     return count_samples(batch, facts.sizes, stacked=stacked)
 
 
-def _find_loader(trainer: L.Trainer, dataloader_idx: int) -> object:
+def _find_loader(trainer: Trainer, dataloader_idx: int) -> object:
     """Return the loader of the running stage; nothing where several are read at once."""
     stage = trainer.state.stage
     loaders: Any = None

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
@@ -42,7 +42,7 @@ _PEAKS = {
 }
 
 
-class MemoryMonitor(L.Callback):
+class MemoryMonitor(Callback):
     """Measures memory, warns of growth, and reports what held it when it ran out.
 
     Logged every `every_n_steps` training batches, whatever the Trainer's ``log_every_n_steps``, and
@@ -122,7 +122,7 @@ class MemoryMonitor(L.Callback):
         self._peaks: dict[str, int] = {}
 
     @override
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._folder = choose_folder(trainer, self.path)
         check_folder(self._folder, "memory.png")
         device = trainer.strategy.root_device
@@ -133,14 +133,14 @@ class MemoryMonitor(L.Callback):
             self._is_recording = True
 
     @override
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._sample()
 
     @override
     def on_train_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: STEP_OUTPUT,
         batch: Any,
         batch_idx: int,
@@ -151,7 +151,7 @@ class MemoryMonitor(L.Callback):
             self.measured.gauge.reset_peak()  # each logged peak is that since the last one
 
     @override
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         record = self.measured
         record.end_epoch(trainer.current_epoch, self._sample("epoch"))
         _log(trainer, record.read_growth())
@@ -159,19 +159,19 @@ class MemoryMonitor(L.Callback):
             for alarm in record.find_alarms(self.leak_bytes_per_epoch):
                 log.warning("%s", alarm)
 
-    def _begin_evaluation(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _begin_evaluation(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._evaluation_began_s = self.measured.now_s
         _log(trainer, self._sample())
 
-    def _end_evaluation(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _end_evaluation(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.validating:  # a test or a prediction is not within a training
             self.measured.mark("validation", self._evaluation_began_s)
         _log(trainer, self._sample())
 
     def _see_batch(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         batch: object,
         batch_idx: int,
         dataloader_idx: int = 0,
@@ -185,19 +185,19 @@ class MemoryMonitor(L.Callback):
 
     @override
     def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         if self._record is not None:  # a model can be saved without a run
             self._record.mark("checkpoint")
 
     @override
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._sample()
         self._draw(trainer)
 
     @override
     def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         if self._record is None:
             return
@@ -217,10 +217,10 @@ class MemoryMonitor(L.Callback):
         self._draw(trainer)
 
     @override
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._stop_recording()
 
-    def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
+    def on_event(self, trainer: Trainer, event: Event, error: BaseException | None) -> None:
         """Note an event of another callback; an out-of-memory error gets its report."""
         if event.name == "batch_size":
             self._size = event.values.get("size", self._size)
@@ -278,7 +278,7 @@ class MemoryMonitor(L.Callback):
         for name, value in peaks.items():
             self._peaks[name] = max(value, self._peaks.get(name, 0))
 
-    def _report_oom(self, trainer: L.Trainer, error: BaseException | None) -> None:
+    def _report_oom(self, trainer: Trainer, error: BaseException | None) -> None:
         self._ooms += 1
         self.measured.mark("oom")
         path = self._write_report(trainer, error)
@@ -286,7 +286,7 @@ class MemoryMonitor(L.Callback):
             report = f": {path} says what held it" if path else ""
             note_error(error, f"number {self._ooms} of this run{report}")
 
-    def _write_report(self, trainer: L.Trainer, error: BaseException | None) -> Path | None:
+    def _write_report(self, trainer: Trainer, error: BaseException | None) -> Path | None:
         if not trainer.is_global_zero:
             return None
         if self._folder is None:
@@ -307,13 +307,13 @@ class MemoryMonitor(L.Callback):
             torch.cuda.memory._record_memory_history(enabled=None)
         self._is_recording = False
 
-    def _draw(self, trainer: L.Trainer) -> None:
+    def _draw(self, trainer: Trainer) -> None:
         is_drawn = self.plot and trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
         if is_drawn and self._folder is not None:
             write_picture(self._folder / "memory.png", self.measured.draw)
 
 
-def _log(trainer: L.Trainer, values: Mapping[str, float]) -> None:
+def _log(trainer: Trainer, values: Mapping[str, float]) -> None:
     log_metrics(trainer, _prefix(values))
 
 

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger
 from torch import Tensor
 
@@ -41,7 +41,7 @@ class SweepsViews(Protocol):
         ...
 
 
-def sweeps_views(module: L.LightningModule) -> bool:
+def sweeps_views(module: LightningModule) -> bool:
     """Return True if a module, or what stands in for one, is a `SweepsViews`.
 
     From Python 3.12 on ``isinstance`` with a protocol does not see what ``__getattr__`` hands on.
@@ -49,7 +49,7 @@ def sweeps_views(module: L.LightningModule) -> bool:
     return callable(getattr(module, "sweep_views", None))
 
 
-def check_sampling(module: L.LightningModule, owner: str) -> None:
+def check_sampling(module: LightningModule, owner: str) -> None:
     """Refuse a module that generates no images.
 
     Raises:
@@ -63,7 +63,7 @@ def check_sampling(module: L.LightningModule, owner: str) -> None:
         )
 
 
-def sample(module: L.LightningModule, count: int, *, seed: int, batch_size: int) -> Tensor:
+def sample(module: LightningModule, count: int, *, seed: int, batch_size: int) -> Tensor:
     """Return images of a module, and leave the random numbers of the training as they are.
 
     Args:
@@ -80,7 +80,7 @@ def sample(module: L.LightningModule, count: int, *, seed: int, batch_size: int)
     return _check_images(images, count, "sample_images", dimensions=4)
 
 
-def sweep(module: L.LightningModule, count: int, poses: Tensor, *, seed: int) -> Tensor:
+def sweep(module: LightningModule, count: int, poses: Tensor, *, seed: int) -> Tensor:
     """Return objects of a module from several sides, in the way of `sample`.
 
     Args:
@@ -97,7 +97,7 @@ def sweep(module: L.LightningModule, count: int, poses: Tensor, *, seed: int) ->
     return _check_images(images, count, "sweep_views", dimensions=5)
 
 
-def find_poses(trainer: L.Trainer, module: L.LightningModule) -> Tensor | None:
+def find_poses(trainer: Trainer, module: LightningModule) -> Tensor | None:
     """Return the poses [V, 2] in which the data shows its objects, if the module can take them."""
     data = trainer.datamodule  # type: ignore[attr-defined]  # its data connector sets it
     return data.poses if isinstance(data, HasPoses) and sweeps_views(module) else None
@@ -194,7 +194,7 @@ def draw_grid(images: Tensor, *, columns: int | None = None) -> Bytes:
     return grid
 
 
-def publish(trainer: L.Trainer, key: str, picture: Bytes, path: Path) -> None:
+def publish(trainer: Trainer, key: str, picture: Bytes, path: Path) -> None:
     """Write a picture [H, W, 3] and hand it to the loggers that take pictures."""
     write_png(path, picture)
     step = count_logged_steps(trainer)
@@ -211,7 +211,7 @@ def _log_picture(logger: Logger, key: str, picture: Bytes, step: int) -> None:
         logger.log_image(key, [picture], step=step)
 
 
-def hand_over_file(trainer: L.Trainer, path: Path) -> None:
+def hand_over_file(trainer: Trainer, path: Path) -> None:
     """Hand a picture that was written to the loggers that take pictures, by its file's name."""
     import cv2
 
@@ -221,7 +221,7 @@ def hand_over_file(trainer: L.Trainer, path: Path) -> None:
             _log_picture(logger, path.stem, picture, count_logged_steps(trainer))
 
 
-def hand_over_table(trainer: L.Trainer, key: str, values: Mapping[str, float]) -> None:
+def hand_over_table(trainer: Trainer, key: str, values: Mapping[str, float]) -> None:
     """Hand named figures to the loggers that take tables."""
     figures = {name: float(value) for name, value in values.items()}
     if not figures:

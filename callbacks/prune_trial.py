@@ -3,7 +3,7 @@
 import logging
 from typing import Any, Protocol
 
-import lightning as L
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
@@ -23,7 +23,7 @@ class Trial(Protocol):
         """Return True if the pruner gives the trial up."""
 
 
-class PruneTrial(L.Callback):
+class PruneTrial(Callback):
     """Reports a metric to a trial of Optuna after each validation, and stops where it is given up.
 
     Training then ends as by early stopping; nothing is raised. Steps of the trial are the
@@ -46,7 +46,7 @@ class PruneTrial(L.Callback):
         self._value = 0.0
 
     @override
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn is not TrainerFn.FITTING:
             return
         step = self._validations
@@ -82,7 +82,7 @@ class PruneTrial(L.Callback):
             return {}
         return {"pruned_after": self._pruned_after, str(self.monitor): self._value}
 
-    def _report(self, trainer: L.Trainer, trial: Trial, step: int) -> bool:
+    def _report(self, trainer: Trainer, trial: Trial, step: int) -> bool:
         values = trainer.callback_metrics
         if self.monitor not in values:
             raise ConfigError(

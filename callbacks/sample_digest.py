@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
-import lightning as L
 import torch
+from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
@@ -40,7 +40,7 @@ class _ComingBatch(NamedTuple):
     step: int
 
 
-class SampleDigest(L.Callback):
+class SampleDigest(Callback):
     """SHA-256 of the training samples as the model received them, after synthesis and augmentation.
 
     Each sample is hashed by itself and the digests are added modulo 2**256, so the result does not
@@ -71,7 +71,7 @@ class SampleDigest(L.Callback):
 
     @override
     def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if self.max_samples is not None and self.samples >= self.max_samples:
             return
@@ -91,7 +91,7 @@ class SampleDigest(L.Callback):
 
     @override
     def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         self._coming.clear()  # their device may be broken
 
@@ -196,7 +196,7 @@ def _are_stacked(fields: Sequence[Any], count: int) -> bool:
     return all(getattr(field, "ndim", 0) and len(field) == count for field in fields)
 
 
-def _add_ranks(trainer: L.Trainer, count: int, digest: int) -> tuple[int, int]:
+def _add_ranks(trainer: Trainer, count: int, digest: int) -> tuple[int, int]:
     """Sum over all ranks, the digest in words of 32 bits whose sums fit into int64."""
     # 2**31 ranks would fit
     words = [digest >> shift & 0xFFFFFFFF for shift in range(0, 256, _WORD_BITS)]

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import lightning as L
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 Views = Literal["auto", "none"]
 
 
-class SampleImages(L.Callback):
+class SampleImages(Callback):
     """Draws images that a model generates, from the same latents each time so that they compare.
 
     For any LightningModule with a method ``sample_images(count, *, seed, batch_size)``, which
@@ -83,7 +83,7 @@ class SampleImages(L.Callback):
         self._folder: Path | None = None
 
     @override
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
         check_sampling(pl_module, "SampleImages")
@@ -96,8 +96,8 @@ class SampleImages(L.Callback):
     @override
     def on_train_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: STEP_OUTPUT,
         batch: Any,
         batch_idx: int,
@@ -107,7 +107,7 @@ class SampleImages(L.Callback):
             self._draw(trainer, pl_module)
 
     @override
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._drawn < self._batches:  # the last batch may have drawn already
             self._draw(trainer, pl_module)
 
@@ -119,7 +119,7 @@ class SampleImages(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._batches, self._drawn = state_dict["batches"], state_dict["drawn"]
 
-    def _draw(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def _draw(self, trainer: Trainer, module: LightningModule) -> None:
         self._drawn = self._batches
         if self._folder is None:
             return

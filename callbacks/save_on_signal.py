@@ -8,8 +8,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
-class SaveOnSignal(L.Callback):
+class SaveOnSignal(Callback):
     """Finishes the running step once any rank gets a signal to stop, saves, and ends the run.
 
     The ranks agree on it after each optimizer step, whichever of them got the signal; on GPUs they
@@ -53,14 +53,14 @@ class SaveOnSignal(L.Callback):
         self._asked: tuple[Tensor, torch.cuda.Event] | None = None
 
     @override
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._received = self._agreed = 0
         self._asked = None
         numbers = (signal.SIGINT, signal.SIGTERM)
         self._before = {number: signal.getsignal(number) for number in numbers}
 
     @override
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._training = True
         if trainer.received_sigterm:
             self._received = signal.SIGTERM
@@ -74,15 +74,15 @@ class SaveOnSignal(L.Callback):
 
     @override
     def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self._in_step = True
 
     @override
     def on_train_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: STEP_OUTPUT,
         batch: Any,
         batch_idx: int,
@@ -93,15 +93,15 @@ class SaveOnSignal(L.Callback):
             self._stop_if_agreed(trainer)
 
     @override
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._agreed:
             set_stop(trainer, False)
 
     @override
     def on_validation_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: STEP_OUTPUT,
         batch: Any,
         batch_idx: int,
@@ -113,17 +113,17 @@ class SaveOnSignal(L.Callback):
             self._save(trainer)  # who sent the signal may not wait for the end of the validation
 
     @override
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._training:
             self._stop_if_agreed(trainer)
 
     @override
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._restore_handlers()
 
     @override
     def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         # By name, as pytorch_lightning has one of its own.
         is_stop = type(exception).__name__ == SIGTERMException.__name__
@@ -158,14 +158,14 @@ class SaveOnSignal(L.Callback):
                 signal.signal(number, handler)
         self._replaced = {}
 
-    def _stop_if_agreed(self, trainer: L.Trainer) -> None:
+    def _stop_if_agreed(self, trainer: Trainer) -> None:
         self._agreed = self._agreed or self._received
         if trainer.world_size > 1:
             self._agreed = self.ask_ranks(trainer)
         if self._agreed:
             set_stop(trainer, True)
 
-    def ask_ranks(self, trainer: L.Trainer) -> int:
+    def ask_ranks(self, trainer: Trainer) -> int:
         """Return the signal that any rank got: before this step, or on GPUs before the last one."""
         device = trainer.strategy.root_device
         if device.type != "cuda":
@@ -185,7 +185,7 @@ class SaveOnSignal(L.Callback):
         event.synchronize()
         return int(answer)
 
-    def _save_and_log(self, trainer: L.Trainer) -> None:
+    def _save_and_log(self, trainer: Trainer) -> None:
         problem = self._save(trainer)
         if not trainer.is_global_zero:
             return
@@ -200,7 +200,7 @@ class SaveOnSignal(L.Callback):
                 self.path,
             )
 
-    def _save(self, trainer: L.Trainer) -> str:
+    def _save(self, trainer: Trainer) -> str:
         """Write the checkpoint from all ranks; return what went wrong, or nothing."""
         part = self.path.with_name(f".{self.path.name}.part")
         try:
@@ -221,7 +221,7 @@ class SaveOnSignal(L.Callback):
         return ""
 
 
-def _save_on_all_ranks(trainer: L.Trainer, path: Path) -> None:
+def _save_on_all_ranks(trainer: Trainer, path: Path) -> None:
     try:
         trainer.save_checkpoint(path, weights_only=False)
     except Exception:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from numpy.typing import NDArray
 from torch import Tensor
@@ -46,7 +46,7 @@ _DIGEST_SHIFT = 192  # of 256 bits
 WAITING = 50  # steps between two writes, as a loss on a device has to be waited for
 
 
-class StepRecord(L.Callback):
+class StepRecord(Callback):
     """Writes down the samples of each training batch, so that it can be made again.
 
     Two files grow in the folder: ``steps.bin`` by 22 bytes a batch, and ``digests.bin`` by 12
@@ -78,7 +78,7 @@ class StepRecord(L.Callback):
         self._first = 0  # batches before those rows
 
     @override
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder = choose_folder(trainer, self.path)
         loader = trainer.train_dataloader
         if folder is None or not trainer.is_global_zero:
@@ -102,7 +102,7 @@ class StepRecord(L.Callback):
 
     @override
     def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if self._folder is None:
             return
@@ -118,8 +118,8 @@ class StepRecord(L.Callback):
     @override
     def on_train_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: STEP_OUTPUT,
         batch: Any,
         batch_idx: int,
@@ -137,16 +137,16 @@ class StepRecord(L.Callback):
             self._write()
 
     @override
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write()
 
     @override
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write()
 
     @override
     def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         try:
             self._write()
@@ -159,13 +159,13 @@ class StepRecord(L.Callback):
         return {}
 
     @override
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._digest is not None:
             self._digest.listener = None
         self._folder = self._digest = None
         self._cutting = []
 
-    def _begin(self, loader: MicroBatchLoader, trainer: L.Trainer) -> None:
+    def _begin(self, loader: MicroBatchLoader, trainer: Trainer) -> None:
         """Write what decides the samples beside the configuration, and cut off what a killed run wrote further on."""
         assert self._folder is not None
         self._folder.mkdir(parents=True, exist_ok=True)

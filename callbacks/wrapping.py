@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-import lightning as L
+from lightning import Callback, LightningModule, Trainer
 from typing_extensions import override
 
 Around = Callable[..., Any]
@@ -72,19 +72,19 @@ def wrap(owner: Any, name: str, around: Around) -> Callable[[], None]:  # noqa: 
     return unwrap
 
 
-class UndoneCallback(L.Callback, ABC):
+class UndoneCallback(Callback, ABC):
     """Callback that changes objects of a run, and leaves them as before when the run is over."""
 
     @abstractmethod
-    def undo(self, trainer: L.Trainer) -> None:
+    def undo(self, trainer: Trainer) -> None:
         """Leave everything as before; may be called again."""
 
     @override
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.undo(trainer)
 
     @override
     def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         self.undo(trainer)  # Lightning calls no teardown then

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
 import torch.distributed as dist
+from lightning import Callback, LightningModule, Trainer
 from torch import multiprocessing
 from typing_extensions import override
 
@@ -121,7 +121,7 @@ def write_images(
     return paths
 
 
-class LimitedMemory(L.Callback):
+class LimitedMemory(Callback):
     """Lets steps run out of memory that get more than so many samples at once, on any device.
 
     Args:
@@ -137,14 +137,14 @@ class LimitedMemory(L.Callback):
         self._undo: list[Callable[[], None]] = []
 
     @override
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for name in ("training_step", "validation_step", "test_step", "predict_step"):
             step = getattr(pl_module, name)
             setattr(pl_module, name, self._limit(step))
             self._undo.append(lambda name=name: delattr(pl_module, name))  # type: ignore[misc]  # a default argument
 
     @override
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         while self._undo:
             self._undo.pop()()
 

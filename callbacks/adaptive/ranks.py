@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import lightning as L
 import torch
 import torch.distributed as dist
+from lightning import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
@@ -45,7 +45,7 @@ class Ranks:
 
     @contextmanager
     def together(
-        self, active: ActiveBatch, module: L.LightningModule, *, synchronise: bool
+        self, active: ActiveBatch, module: LightningModule, *, synchronise: bool
     ) -> Iterator[None]:
         """Around forward and backward of one batch.
 
@@ -69,7 +69,7 @@ class Ranks:
             self._samples = 0
             self._average(module, fraction)
 
-    def _vote(self, active: ActiveBatch, module: L.LightningModule, *, failed: bool) -> float:
+    def _vote(self, active: ActiveBatch, module: LightningModule, *, failed: bool) -> float:
         """Meet the others, and return this rank's fraction of the samples."""
         parameters = _list_trained(module)
         has_gradient = [parameter.grad is not None for parameter in parameters]
@@ -96,7 +96,7 @@ class Ranks:
         return self._samples / int(table[:, 1].sum())
 
     @torch.no_grad()
-    def _average(self, module: L.LightningModule, fraction: float) -> None:
+    def _average(self, module: LightningModule, fraction: float) -> None:
         """Sum the gradients of all ranks, each times its fraction, and copy the buffers of rank 0."""
         dense_gradients = []
         for parameter in _list_trained(module):
@@ -116,7 +116,7 @@ class Ranks:
                 _copy_back(bucket, flat)
 
 
-def find_ranks(trainer: L.Trainer, module: L.LightningModule) -> Ranks | None:
+def find_ranks(trainer: Trainer, module: LightningModule) -> Ranks | None:
     """Return the other processes of a run, if there are any.
 
     Raises:
@@ -140,7 +140,7 @@ def find_ranks(trainer: L.Trainer, module: L.LightningModule) -> Ranks | None:
     return Ranks(strategy)
 
 
-def _list_trained(module: L.LightningModule) -> list[torch.nn.Parameter]:
+def _list_trained(module: LightningModule) -> list[torch.nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 

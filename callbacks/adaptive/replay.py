@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-import lightning as L
 import torch
+from lightning import LightningModule, Trainer
 
 from lit_data.batch_form import HINT, batch_tensors, count_plain, count_samples, slice_batch
 from lit_data.callbacks.adaptive.active_batch import ActiveBatch, describe_shapes
@@ -45,8 +45,8 @@ class Replay:
         unclear: Why a batch could not be counted, if one could not.
     """
 
-    trainer: L.Trainer
-    module: L.LightningModule
+    trainer: Trainer
+    module: LightningModule
     limits: SizeLimits
     gauge: MemoryGauge
     searches: dict[str, SizeSearch] = field(default_factory=dict)

@@ -7,9 +7,9 @@ from itertools import starmap
 from operator import is_
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -182,7 +182,7 @@ class StepSnapshot:
         results: Lightning's collection of logged values.
     """
 
-    def __init__(self, module: L.LightningModule, results: dict[str, Any] | None) -> None:
+    def __init__(self, module: LightningModule, results: dict[str, Any] | None) -> None:
         self.module = module
         self.results = results
         # A step may also put another tensor in the place of a buffer, so owners are noted as well.
@@ -193,7 +193,7 @@ class StepSnapshot:
         self._metrics = [MetricCopy(part) for part in module.modules() if isinstance(part, Metric)]
         self.take()
 
-    def fits(self, module: L.LightningModule, results: object) -> bool:
+    def fits(self, module: LightningModule, results: object) -> bool:
         """Return True if this memory can be used again: the same module with the same buffers."""
         if self.module is not module or self.results is not results:
             return False
@@ -232,7 +232,7 @@ class StepSnapshot:
 
 
 def renew(
-    snapshot: StepSnapshot | None, module: L.LightningModule, results: dict[str, Any] | None
+    snapshot: StepSnapshot | None, module: LightningModule, results: dict[str, Any] | None
 ) -> StepSnapshot:
     """Return a snapshot of now, in the memory of an old one if that fits."""
     if snapshot is None or not snapshot.fits(module, results):

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lightning as L
 import torch
+from lightning import Trainer
 from torch import Tensor
 
 from lit_data.batch_form import walk_tensors
@@ -152,7 +152,7 @@ class PostMortems:
     def write(
         self,
         folder: Path,
-        trainer: L.Trainer,
+        trainer: Trainer,
         error: BaseException | None,
         reading: MemoryReading,
         batches: Sequence[SeenBatch],
@@ -205,7 +205,7 @@ def _find_free_path(folder: Path) -> Path:
 
 
 def see_batch(
-    trainer: L.Trainer,
+    trainer: Trainer,
     batch: Any,  # noqa: ANN401 - any form
     index: int,
     dataloader_idx: int = 0,
@@ -219,7 +219,7 @@ def see_batch(
 
 
 def describe_failure(
-    trainer: L.Trainer,
+    trainer: Trainer,
     error: BaseException | None,
     reading: MemoryReading,
     batches: Sequence[SeenBatch],
@@ -291,7 +291,7 @@ def _describe_memory(device: torch.device, reading: MemoryReading) -> str:
     return "\n".join(lines)
 
 
-def _describe_tensors(trainer: L.Trainer, device: torch.device, reading: MemoryReading) -> str:
+def _describe_tensors(trainer: Trainer, device: torch.device, reading: MemoryReading) -> str:
     """Lines of the bytes of each kind, and of the largest tensors with their owners."""
     tensors = find_tensors(trainer.lightning_module, trainer.optimizers)
     sizes_by_kind = defaultdict[str, list[int]](list)
@@ -318,7 +318,7 @@ def _list_largest(sizes: Mapping[str, Sequence[int]]) -> list[str]:
     return lines
 
 
-def _name_stage(trainer: L.Trainer) -> str:
+def _name_stage(trainer: Trainer) -> str:
     return trainer.state.stage.value if trainer.state.stage else "no stage"
 
 

@@ -9,8 +9,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, get_args
 
-import lightning as L
 import torch
+from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils._pytree import tree_leaves
 
@@ -216,9 +216,7 @@ _BATCH_HOOKS: dict[str, Part] = {
 }
 
 
-def attach(
-    clock: StepClock, trainer: L.Trainer, pl_module: L.LightningModule
-) -> Callable[[], None]:
+def attach(clock: StepClock, trainer: Trainer, pl_module: LightningModule) -> Callable[[], None]:
     """Let a clock follow the training steps of a Trainer, with automatic or manual optimisation.
 
     The caller's hooks ``on_before_backward``, ``on_after_backward`` and
@@ -254,10 +252,10 @@ def attach(
 
 
 def _find_owner(
-    trainer: L.Trainer, pl_module: L.LightningModule, name: str
-) -> L.LightningModule | L.LightningDataModule:
+    trainer: Trainer, pl_module: LightningModule, name: str
+) -> LightningModule | LightningDataModule:
     """Return whose hook Lightning calls: the DataModule's if it has one, else the module's."""
-    datamodule: L.LightningDataModule | None = trainer.datamodule  # type: ignore[attr-defined]  # its data connector sets it
+    datamodule: LightningDataModule | None = trainer.datamodule  # type: ignore[attr-defined]  # its data connector sets it
     if datamodule is not None and is_overridden(name, datamodule):
         return datamodule
     return pl_module

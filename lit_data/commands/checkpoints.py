@@ -9,9 +9,9 @@ from numbers import Number
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
@@ -82,7 +82,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             torch.save(checkpoint, file)
 
 
-class MonitorGuard(L.Callback):
+class MonitorGuard(Callback):
     """Lets the last checkpoint count as the best where a model does not log what is monitored.
 
     The names that it logs are known after Lightning's sanity check or, without one, after the first
@@ -93,20 +93,20 @@ class MonitorGuard(L.Callback):
         self._logged: set[str] = set()
 
     @override
-    def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._check(trainer)
 
     @override
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
             self._check(trainer)
 
     @override
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.enable_validation:
             self._check(trainer)
 
-    def _check(self, trainer: L.Trainer) -> None:
+    def _check(self, trainer: Trainer) -> None:
         logged = set(trainer.callback_metrics)
         for checkpoint in trainer.checkpoint_callbacks:
             if not isinstance(checkpoint, ModelCheckpoint):
@@ -124,7 +124,7 @@ class MonitorGuard(L.Callback):
         self._logged |= logged  # a name that was logged once will be again
 
 
-class TrainedRecord(L.Callback):
+class TrainedRecord(Callback):
     """Writes into each checkpoint what it is trained on.
 
     That is the data, how they are read, the model and its scores.
@@ -142,13 +142,13 @@ class TrainedRecord(L.Callback):
         self._look: Look | None = None
 
     @override
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         bank = getattr(trainer.datamodule, "bank", None)  # type: ignore[attr-defined]  # of the data connector
         self._look = None if bank is None else look_at(bank)
 
     @override
     def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         data = self._data
         root = data.get("root")
@@ -167,7 +167,7 @@ class TrainedRecord(L.Callback):
         }
 
 
-def _list_scores(trainer: L.Trainer) -> dict[str, float]:
+def _list_scores(trainer: Trainer) -> dict[str, float]:
     """Metrics of validation, what checkpoints are chosen by first."""
     monitors = []
     for checkpoint in trainer.checkpoint_callbacks:
@@ -372,7 +372,7 @@ def _check_training(path: Path) -> Path:
     return path
 
 
-def load_weights(model: L.LightningModule, path: Path) -> None:
+def load_weights(model: LightningModule, path: Path) -> None:
     """Give a model the weights of a checkpoint, and nothing else of it.
 
     Only plain data is unpickled.
@@ -398,7 +398,7 @@ def load_weights(model: L.LightningModule, path: Path) -> None:
 
 
 @contextmanager
-def restoring(start: Path | None, trainer: L.Trainer, model: L.LightningModule) -> Iterator[None]:
+def restoring(start: Path | None, trainer: Trainer, model: LightningModule) -> Iterator[None]:
     """Check the state of a training before it is taken over, and name its file in errors of that.
 
     Raises:
@@ -434,7 +434,7 @@ def restoring(start: Path | None, trainer: L.Trainer, model: L.LightningModule) 
         )
 
 
-def _check_states(content: Mapping[str, Any], trainer: L.Trainer, path: Path) -> None:
+def _check_states(content: Mapping[str, Any], trainer: Trainer, path: Path) -> None:
     for name, state, template in _pair_states(content, trainer):
         if fault := _find_fault(state, template):
             raise StoreError(
@@ -443,7 +443,7 @@ def _check_states(content: Mapping[str, Any], trainer: L.Trainer, path: Path) ->
             )
 
 
-def _check_weights(content: Mapping[str, Any], model: L.LightningModule, path: Path) -> None:
+def _check_weights(content: Mapping[str, Any], model: LightningModule, path: Path) -> None:
     weights = content.get("state_dict")
     if not isinstance(weights, Mapping):
         return  # an error follows where they are loaded
@@ -455,7 +455,7 @@ def _check_weights(content: Mapping[str, Any], model: L.LightningModule, path: P
 
 
 def _pair_states(
-    content: Mapping[str, Any], trainer: L.Trainer
+    content: Mapping[str, Any], trainer: Trainer
 ) -> Iterator[tuple[str, object, object]]:
     """Yield each state that a checkpoint gives to this run: its name, and what this run has there.
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lightning as L
 import torch
+from lightning import LightningModule
 from torch import Tensor
 
 from lit_data.commands.checkpoints import is_record
@@ -79,7 +79,7 @@ def read_exported_record(path: Path) -> Mapping[str, Any] | None:
     return trained
 
 
-def use_exported(model: L.LightningModule, graph: "Graph") -> None:
+def use_exported(model: LightningModule, graph: "Graph") -> None:
     """Let a module answer by the graph and the thresholds of an exported file.
 
     Args:
@@ -90,7 +90,7 @@ def use_exported(model: L.LightningModule, graph: "Graph") -> None:
         ConfigError: The module is scored by more than the file answers.
     """
     task = graph.inspector.settings.task
-    has_hook = type(model).on_after_batch_transfer is not L.LightningModule.on_after_batch_transfer
+    has_hook = type(model).on_after_batch_transfer is not LightningModule.on_after_batch_transfer
     if not isinstance(model, ScoredModule) or model.exported_as != task or has_hook:
         raise ConfigError(
             f"{graph.path} holds {task}, by which a {type(model).__name__} cannot be scored: choose the "

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning as L
+from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_warn
@@ -36,7 +36,7 @@ _STEPS: Mapping[Stage, str] = {"val": "validation_step", "test": "test_step"}
 _SAMPLES = "samples.png"
 _PREDICTIONS = "predictions.png"
 
-ModelMaker = Callable[[], L.LightningModule]
+ModelMaker = Callable[[], LightningModule]
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _finish(training: Run) -> dict[str, Any]:
     return metrics
 
 
-def _collect_metrics(trainer: L.Trainer) -> dict[str, Any]:
+def _collect_metrics(trainer: Trainer) -> dict[str, Any]:
     """Return what the callbacks have to say, for summary.json."""
     metrics: dict[str, Any] = {}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by its callback connector
@@ -178,7 +178,7 @@ def _take_best(training: Run) -> ModelMaker | None:
     return partial(_load_model, training, Path(best))
 
 
-def _load_model(training: Run, checkpoint: Path) -> L.LightningModule:
+def _load_model(training: Run, checkpoint: Path) -> LightningModule:
     model = training.build_model()
     load_weights(model, checkpoint)
     return model
@@ -203,7 +203,7 @@ def _score(training: Run, make_best: ModelMaker, metrics: dict[str, Any]) -> dic
     return metrics
 
 
-def _has_samples(datamodule: L.LightningDataModule, stage: Stage) -> bool:
+def _has_samples(datamodule: LightningDataModule, stage: Stage) -> bool:
     if isinstance(datamodule, BaseDataModule):
         return bool(len(datamodule.dataset(stage)))
     return is_overridden(f"{stage}_dataloader", datamodule)

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-import lightning as L
+from lightning import Trainer
 from omegaconf import DictConfig, OmegaConf
 
 from lit_data.checks import check_count, check_fraction, check_types
@@ -149,7 +149,7 @@ def score_graph(cfg: DictConfig, datamodule: BaseDataModule, graph: Graph) -> fl
     model = build_model(cfg, trained=True)
     use_exported(model, graph)
     quieten()
-    trainer = L.Trainer(**QUIET, limit_val_batches=cfg.trainer.get("limit_val_batches"))
+    trainer = Trainer(**QUIET, limit_val_batches=cfg.trainer.get("limit_val_batches"))
     scores: Mapping[str, Any] = {}
     for logged in trainer.validate(model, datamodule=datamodule, verbose=False):
         scores = {**scores, **logged}

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning as L
+from lightning import LightningModule
 from omegaconf import DictConfig
 
 from lit_data.commands.build import (
@@ -91,7 +91,7 @@ class Prediction:
     """
 
     task: Task[Any]
-    model: L.LightningModule
+    model: LightningModule
     run: PredictRun
     options: PredictOptions
     checkpoint: Path
@@ -209,7 +209,7 @@ def _describe_bad(
 
 
 def take_thresholds(
-    model: L.LightningModule, options: PredictOptions, *, has_verdicts: bool
+    model: LightningModule, options: PredictOptions, *, has_verdicts: bool
 ) -> PredictOptions:
     """Return the options with the thresholds that validation chose, where they name none.
 
@@ -225,7 +225,7 @@ def take_thresholds(
     return _take_image_threshold(model, options) if has_verdicts else options
 
 
-def _take_threshold(model: L.LightningModule, options: PredictOptions) -> PredictOptions:
+def _take_threshold(model: LightningModule, options: PredictOptions) -> PredictOptions:
     """Return the options with the model's threshold, where they name none."""
     chosen = getattr(model, "predict_threshold", None)
     if options.threshold is not None or chosen is None:
@@ -234,7 +234,7 @@ def _take_threshold(model: L.LightningModule, options: PredictOptions) -> Predic
     return replace(options, threshold=float(chosen))
 
 
-def _take_image_threshold(model: L.LightningModule, options: PredictOptions) -> PredictOptions:
+def _take_image_threshold(model: LightningModule, options: PredictOptions) -> PredictOptions:
     """Return the options with the model's score of images and its threshold, where they name none.
 
     Raises:

@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import Trainer
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from numpy.typing import NDArray
 from omegaconf import DictConfig
@@ -316,10 +316,10 @@ def opening(
         yield Replay(datamodule, record)
 
 
-def _stand_in(cfg: DictConfig) -> L.Trainer:
+def _stand_in(cfg: DictConfig) -> Trainer:
     """Return a Trainer for what datasets ask of theirs: its epochs, and whether it overfits."""
     quieten()
-    return L.Trainer(
+    return Trainer(
         **QUIET,
         max_epochs=cfg.trainer.get("max_epochs"),
         overfit_batches=cfg.trainer.get("overfit_batches", 0.0),

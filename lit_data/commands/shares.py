@@ -12,9 +12,9 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-import lightning as L
 import torch
 import torch.distributed as dist
+from lightning import Callback, Trainer
 from lightning.pytorch.strategies import ParallelStrategy
 from omegaconf import DictConfig
 
@@ -109,7 +109,7 @@ def _go_on() -> None:
     """Do nothing in the processes that Lightning has started: they run this command themselves."""
 
 
-def build_lone_trainer(cfg: DictConfig, seat: Seat, callbacks: Sequence[L.Callback]) -> L.Trainer:
+def build_lone_trainer(cfg: DictConfig, seat: Seat, callbacks: Sequence[Callback]) -> Trainer:
     """Build a Trainer of one process, which reads images in their order.
 
     Args:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import LightningModule
 from omegaconf import DictConfig
 from torch import Tensor
 
@@ -51,7 +51,7 @@ def draw_samples(
 
 
 def draw_predictions(
-    datamodule: BaseDataModule, model: L.LightningModule, path: Path, *, count: int = 8
+    datamodule: BaseDataModule, model: LightningModule, path: Path, *, count: int = 8
 ) -> None:
     """Draw test samples beside what the model makes of them.
 

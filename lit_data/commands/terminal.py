@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import lightning as L
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichModelSummary, RichProgressBar
 from lightning.pytorch.utilities.model_summary import get_human_readable_count
 from typing_extensions import override
@@ -29,7 +29,7 @@ class RunBar(RichProgressBar):
     """
 
     @override
-    def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)
         counts = Counter(map(shorten, metrics))
         shown_metrics = {}
@@ -84,7 +84,7 @@ class ParameterTable(RichModelSummary):
         print_table(("part", "type", "parameters"), rows, texts=("part", "type"))
 
 
-class LogInterval(L.Callback):
+class LogInterval(Callback):
     """Logs once an epoch at least, where an epoch has fewer batches than ``log_every_n_steps``.
 
     Lightning warns of it in every run of a small set; `trainer.log_every_n_steps` that was typed
@@ -92,7 +92,7 @@ class LogInterval(L.Callback):
     """
 
     @override
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         batches = trainer.num_training_batches
         if 0 < batches < trainer.log_every_n_steps:  # type: ignore[attr-defined]
             trainer.log_every_n_steps = int(batches)  # type: ignore[attr-defined]  # its logger connector set it

@@ -9,9 +9,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Self
 
-import lightning as L
 import torch
 import torch.distributed as dist
+from lightning import LightningDataModule, Trainer
 from torch import Tensor
 from typing_extensions import TypeVar
 
@@ -38,7 +38,7 @@ _TRAINER_OPTIONS = (
 )
 
 
-def check_ranks_agree(loader: MicroBatchLoader, trainer: L.Trainer | None = None) -> None:
+def check_ranks_agree(loader: MicroBatchLoader, trainer: Trainer | None = None) -> None:
     """Compare what decides the number of steps, before a rank waits for ever for another.
 
     Args:
@@ -64,7 +64,7 @@ def check_ranks_agree(loader: MicroBatchLoader, trainer: L.Trainer | None = None
             )
 
 
-def _list_step_options(loader: MicroBatchLoader, trainer: L.Trainer | None) -> dict[str, Any]:
+def _list_step_options(loader: MicroBatchLoader, trainer: Trainer | None) -> dict[str, Any]:
     """Return by name all that decides the number of steps of a rank."""
     options = loader.options
     values: dict[str, Any] = {
@@ -139,7 +139,7 @@ Rows = TypeVar("Rows", bound=RowWriter, default=Any)
 Loaders = MicroBatchLoader | list[MicroBatchLoader]
 
 
-class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
+class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
     """Loaders for each stage, and a batch that is planned on the host and finished on the device.
 
     Everything random about a batch is drawn in `plan_batch`, on the host and from the sample
@@ -193,12 +193,12 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         self._predicted_samples: Sequence[int] | None = None
 
     @property
-    def trainer(self) -> L.Trainer | None:
+    def trainer(self) -> Trainer | None:
         """Trainer of the run, which sets it after it has chosen whose hooks it calls."""
         return self._trainer
 
     @trainer.setter
-    def trainer(self, trainer: L.Trainer | None) -> None:
+    def trainer(self, trainer: Trainer | None) -> None:
         check_package(self, trainer)
         check_version()
         self._trainer = trainer

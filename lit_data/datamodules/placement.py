@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import Trainer
 
 from lit_data.checks import check_choice
 from lit_data.datasets import PatchDataset
@@ -70,7 +70,7 @@ class DrawingBackend:
         dataset: PatchDataset,
         writer: DefectWriter | None,
         loader: LoaderOptions,
-        trainer: L.Trainer | None,
+        trainer: Trainer | None,
     ) -> DefectWriter | None:
         """Return the writer of the workers of a loader; None where the device of the batch draws.
 
@@ -99,7 +99,7 @@ class DrawingBackend:
 
 
 def choose_drawing(
-    dataset: PatchDataset, writer: DefectWriter, loader: LoaderOptions, trainer: L.Trainer | None
+    dataset: PatchDataset, writer: DefectWriter, loader: LoaderOptions, trainer: Trainer | None
 ) -> Placement:
     """Measure on the first samples of a dataset who draws their defects sooner, and log it.
 

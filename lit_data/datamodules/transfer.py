@@ -7,8 +7,8 @@ datamodule's and drops the module's. A `BatchTransfer` runs both.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, cast
 
-import lightning as L
 import torch
+from lightning import LightningDataModule, Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -101,15 +101,13 @@ class BatchTransfer:
     """
 
     def __init__(
-        self, datamodule: Plans, trainer: L.Trainer | None, base: type[L.LightningDataModule]
+        self, datamodule: Plans, trainer: Trainer | None, base: type[LightningDataModule]
     ) -> None:
         self._datamodule, self._trainer, self._base = datamodule, trainer, base
         self._decided: dict[str, bool] = {}
         self._added: set[str] = set()
         self._has_example = False
-        self._module = choose_hooks(
-            trainer, cast(L.LightningDataModule, datamodule), self._runs_both
-        )
+        self._module = choose_hooks(trainer, cast(LightningDataModule, datamodule), self._runs_both)
 
     def before(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - ours, or the module's example
         """Draw what the batch needs while its indices are still on the host."""

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args
 
-import lightning as L
 import torch
+from lightning import Trainer
 from lightning.pytorch.callbacks import Timer
 from torch import nn
 
@@ -28,7 +28,7 @@ def check_schedule(schedule: Schedule) -> None:
 
 
 def schedule_optimizer(
-    optimizer: torch.optim.Optimizer, schedule: Schedule, trainer: L.Trainer, *, optimizers: int = 1
+    optimizer: torch.optim.Optimizer, schedule: Schedule, trainer: Trainer, *, optimizers: int = 1
 ) -> Any:  # noqa: ANN401
     """Return an optimizer and its schedule in the form of `configure_optimizers`.
 
@@ -68,7 +68,7 @@ class _RunProgress:
         length: Steps or epochs of the run; infinite if only the clock ends it.
     """
 
-    def __init__(self, trainer: L.Trainer, length: float) -> None:
+    def __init__(self, trainer: Trainer, length: float) -> None:
         self._trainer = trainer
         self._length = length
         self._timer = _find_timer(trainer)
@@ -95,7 +95,7 @@ class _RunProgress:
         return fraction
 
 
-def _find_timer(trainer: L.Trainer) -> Timer | None:
+def _find_timer(trainer: Trainer) -> Timer | None:
     """Return the callback that stands for ``trainer.max_time``; none if the run has no such end."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, Timer) and callback.time_remaining() is not None:
@@ -132,7 +132,7 @@ def learning_rate_factor(schedule: Schedule, progress: float) -> float:
     return 0.5 + 0.5 * math.cos(math.pi * fallen)
 
 
-def _follow_metric(optimizer: torch.optim.Optimizer, trainer: L.Trainer) -> dict[str, Any]:
+def _follow_metric(optimizer: torch.optim.Optimizer, trainer: Trainer) -> dict[str, Any]:
     chosen: Any = trainer.checkpoint_callback
     if getattr(chosen, "monitor", None) is None:
         raise ConfigError(
@@ -145,7 +145,7 @@ def _follow_metric(optimizer: torch.optim.Optimizer, trainer: L.Trainer) -> dict
     return {"scheduler": scheduler, "interval": "epoch", "monitor": chosen.monitor, "strict": False}
 
 
-def _find_length(schedule: Schedule, trainer: L.Trainer, optimizers: int) -> tuple[float, str]:
+def _find_length(schedule: Schedule, trainer: Trainer, optimizers: int) -> tuple[float, str]:
     """Return the number of steps of the run.
 
     Counted from epochs where the loader has no length: Lightning answers -1 or infinity there.

@@ -4,9 +4,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import lightning as L
 import torch
 import torch.nn.functional as F
+from lightning import LightningModule, Trainer
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
@@ -230,7 +230,7 @@ def _lay_state_like_weights(optimizer: torch.optim.Optimizer) -> None:
                 state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
-def balance_classes(trainer: L.Trainer) -> Tensor:
+def balance_classes(trainer: Trainer) -> Tensor:
     """Return a weight for each class with which all weigh the same in the training split, [K].
 
     Raises:
@@ -279,7 +279,7 @@ class Confusion(NamedTuple):
     counts: Sequence[Sequence[int]]
 
 
-class ScoredModule(L.LightningModule):
+class ScoredModule(LightningModule):
     """A net that learns by one loss and is scored on whole stages.
 
     Logs ``train/loss`` in each step, and what `take_scores` gives after validation and test, with

@@ -4,8 +4,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import LightningModule
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -25,7 +25,7 @@ class AskedModule:
         datamodule: Whose format it wants.
     """
 
-    def __init__(self, model: L.LightningModule, datamodule: BaseDataModule) -> None:
+    def __init__(self, model: LightningModule, datamodule: BaseDataModule) -> None:
         self._model = model
         self._datamodule = datamodule
 
@@ -50,7 +50,7 @@ class Question:
     """
 
     def __init__(
-        self, model: L.LightningModule, batch_format: BatchFormat, channels: Mapping[str, int]
+        self, model: LightningModule, batch_format: BatchFormat, channels: Mapping[str, int]
     ) -> None:
         self._model = model
         self._format = batch_format
@@ -127,7 +127,7 @@ def read_classes(objects: Mapping[str, Tensor]) -> Tensor | None:
 
 
 @torch.no_grad()
-def ask_step(model: L.LightningModule, batch: Batch) -> Any:  # noqa: ANN401 - whatever it returns
+def ask_step(model: LightningModule, batch: Batch) -> Any:  # noqa: ANN401 - whatever it returns
     """Return the prediction for a finished batch on the host, which is moved to the model.
 
     The model predicts in evaluation mode and returns to the mode that it was in.

@@ -11,8 +11,8 @@ from functools import singledispatch
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-import lightning as L
 import numpy as np
+from lightning import LightningModule
 from matplotlib.axes import Axes
 from torch import Tensor
 
@@ -89,14 +89,14 @@ class Task(Generic[Data]):
     def __init__(self, datamodule: Data) -> None:
         self.datamodule = datamodule
 
-    def can_draw(self, model: L.LightningModule) -> bool:
+    def can_draw(self, model: LightningModule) -> bool:
         """Return True if a model has the method that `draw_predictions` calls."""
         step = getattr(model, self.method, None)
         if step is None:
             return False
         # Lightning's base class has a `predict_step` too, which predicts nothing to draw.
         function = getattr(step, "__func__", step)
-        return function is not getattr(L.LightningModule, self.method, None)
+        return function is not getattr(LightningModule, self.method, None)
 
     def draw_samples(
         self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
@@ -124,7 +124,7 @@ class Task(Generic[Data]):
         return ""
 
     def draw_predictions(
-        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+        self, model: LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
         """Draw samples beside the predictions of a model; return True if these could be drawn."""
         return False
@@ -151,7 +151,7 @@ class Task(Generic[Data]):
         )
 
     def predict(
-        self, model: L.LightningModule, run: PredictRun, options: PredictOptions
+        self, model: LightningModule, run: PredictRun, options: PredictOptions
     ) -> Predicted:
         """Predict all samples, batch by batch, and write the predictions into the run folder."""
         return predict_batches(self.datamodule, model, self.writer(run, options), run, options)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, ClassVar
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import LightningModule
 from matplotlib.axes import Axes
 from typing_extensions import override
 
@@ -68,7 +68,7 @@ class BoxTask(Task[DetectionDataModule]):
 
     @override
     def draw_predictions(
-        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+        self, model: LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
         """Draw samples with their true boxes beside the detections of a model."""
         images = batch["image"]
@@ -107,7 +107,7 @@ class BoxTask(Task[DetectionDataModule]):
 
     @override
     def predict(
-        self, model: L.LightningModule, run: PredictRun, options: PredictOptions
+        self, model: LightningModule, run: PredictRun, options: PredictOptions
     ) -> Predicted:
         if isinstance(model, DetectionModule):
             # A little lower, as the writer takes what has just the score.

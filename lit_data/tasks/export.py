@@ -8,9 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import LightningModule
 from torch import Tensor, nn
 
 import lit_data
@@ -222,7 +222,7 @@ def encode_boxes(data: DetectionDataModule, request: ExportRequest) -> bytes:
     return _encode(data, facts, graph, answer)
 
 
-def _check_detector(model: L.LightningModule) -> DetectionModule:
+def _check_detector(model: LightningModule) -> DetectionModule:
     if type(model).predict_step is not DetectionModule.predict_step:
         raise ConfigError(
             f"{type(model).__name__} cannot be exported: boxes are for a "

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import LightningModule
 from matplotlib.axes import Axes
 from torch import Tensor
 from typing_extensions import override
@@ -73,14 +73,14 @@ class GenerateTask(Task[GANDataModule]):
 
     @override
     def draw_predictions(
-        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+        self, model: LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
         draw_generated(model, batch, self.datamodule.poses, path, title, count=count)
         return True
 
     @override
     def predict(
-        self, model: L.LightningModule, run: PredictRun, options: PredictOptions
+        self, model: LightningModule, run: PredictRun, options: PredictOptions
     ) -> Predicted:
         options.refuse("generated images", *self.unused)
         return generate(self.datamodule, model, run, options)
@@ -142,7 +142,7 @@ _TITLE_INCHES = 0.3
 
 
 def draw_generated(
-    model: L.LightningModule,
+    model: LightningModule,
     batch: Batch,
     poses: Tensor | None,
     path: Path,
@@ -184,7 +184,7 @@ def draw_generated(
 
 
 def sweep_objects(
-    model: L.LightningModule, poses: Tensor | None, count: int, *, seed: int
+    model: LightningModule, poses: Tensor | None, count: int, *, seed: int
 ) -> Tensor | None:
     """Return generated objects from all sides, [count, V, C, H, W] in 0..1.
 
@@ -208,7 +208,7 @@ _OBJECTS = 8
 
 
 def generate(
-    datamodule: GANDataModule, model: L.LightningModule, run: PredictRun, options: PredictOptions
+    datamodule: GANDataModule, model: LightningModule, run: PredictRun, options: PredictOptions
 ) -> Predicted:
     """Write images that a model generates; the same seed, weights and count give the same images.
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import lightning as L
 import torch
+from lightning import LightningModule
 from torch import Tensor
 from typing_extensions import override
 
@@ -46,7 +46,7 @@ class LabelTask(Task[LabelledImageDataModule]):
 
     @override
     def draw_predictions(
-        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+        self, model: LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
         classes = self.datamodule.classes or ()
         probabilities = read_labels(ask_step(model, batch), len(classes))

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import LightningModule
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -47,7 +47,7 @@ class ProbabilityNet(nn.Module):
 
     def __init__(
         self,
-        model: L.LightningModule,
+        model: LightningModule,
         channels: tuple[int, ...],
         batch_format: BatchFormat = "dict",
         channel_names: Mapping[str, int] | None = None,
@@ -101,7 +101,7 @@ class LabelNet(nn.Module):
         classes: Number of classes.
     """
 
-    def __init__(self, model: L.LightningModule, batch_format: BatchFormat, classes: int) -> None:
+    def __init__(self, model: LightningModule, batch_format: BatchFormat, classes: int) -> None:
         super().__init__()
         self.model = model
         self._classes = classes
@@ -131,7 +131,7 @@ class BoxNet(nn.Module):
         classes: Number of classes.
     """
 
-    def __init__(self, model: L.LightningModule, classes: int) -> None:
+    def __init__(self, model: LightningModule, classes: int) -> None:
         super().__init__()
         self.model = model
         self._classes = classes

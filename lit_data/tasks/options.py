@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lightning as L
+from lightning import Callback, LightningModule, Trainer
 
 from lit_data.checks import check_count, check_fraction, check_types
 from lit_data.errors import ConfigError
@@ -282,7 +282,7 @@ class PredictRun:
 
     folder: Path
     identity: Mapping[str, Any]
-    make_trainer: Callable[[Sequence[L.Callback]], L.Trainer]
+    make_trainer: Callable[[Sequence[Callback]], Trainer]
     share: Share = Share()
     doubt: str | None = None
     calibration: Calibration | None = None
@@ -303,7 +303,7 @@ class ExportRequest:
         trained: What the checkpoint says of its training; None where it says nothing.
     """
 
-    model: L.LightningModule
+    model: LightningModule
     options: PredictOptions
     doubt: str | None
     calibration: Calibration | None = None

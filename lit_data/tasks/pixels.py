@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import LightningModule
 from matplotlib.axes import Axes
 from torch import Tensor
 from typing_extensions import TypeVar, override
@@ -96,7 +96,7 @@ class PixelTask(Task[Images]):
 
     @override
     def draw_predictions(
-        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+        self, model: LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
         """Draw samples from the largest mark to none, beside the predictions of a model."""
         classes = self.datamodule.classes or ()
@@ -199,7 +199,7 @@ class PixelTask(Task[Images]):
 
     @override
     def predict(
-        self, model: L.LightningModule, run: PredictRun, options: PredictOptions
+        self, model: LightningModule, run: PredictRun, options: PredictOptions
     ) -> Predicted:
         return predict_images(self.datamodule, model, self.writer(run, options), run, options)
 
@@ -244,7 +244,7 @@ class InspectionTask(PixelTask[InspectionDataModule]):
 
     @override
     def predict(
-        self, model: L.LightningModule, run: PredictRun, options: PredictOptions
+        self, model: LightningModule, run: PredictRun, options: PredictOptions
     ) -> Predicted:
         return super().predict(model, run, self._fit_tile(options))
 
@@ -289,7 +289,7 @@ class PatchTask(Task[Data]):
 
     @override
     def draw_predictions(
-        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+        self, model: LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
         """Draw samples with the largest masks, and the one with the smallest, beside predictions."""
         if "mask" not in batch:

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import Callback, LightningModule, Trainer
 from torch import nn
 from typing_extensions import override
 
@@ -37,7 +37,7 @@ _SLACK = 1e-3  # of sums of weights and of half precision
 
 def predict_batches(
     datamodule: BaseDataModule,
-    model: L.LightningModule,
+    model: LightningModule,
     writer: PredictionWriter,
     run: PredictRun,
     options: PredictOptions,
@@ -86,7 +86,7 @@ def predict_batches(
     return work.finish()
 
 
-class _Writes(L.Callback):
+class _Writes(Callback):
     """Hands the answers for the samples of each input to a writer."""
 
     def __init__(self, work: Work) -> None:
@@ -98,8 +98,8 @@ class _Writes(L.Callback):
     @override
     def on_predict_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: Any,
         batch: Any,
         batch_idx: int,
@@ -156,7 +156,7 @@ def _predict_in_threads(
 
 def predict_images(
     datamodule: BaseDataModule,
-    model: L.LightningModule,
+    model: LightningModule,
     writer: ImageWriter,
     run: PredictRun,
     options: PredictOptions,
@@ -210,7 +210,7 @@ def predict_images(
     return Predicted({**metrics, **net_metrics}, bad)
 
 
-def _limit(trainer: L.Trainer, count: int) -> int:
+def _limit(trainer: Trainer, count: int) -> int:
     """Return the images that ``trainer.limit_predict_batches`` leaves; it counts images here."""
     limit = trainer.limit_predict_batches
     return min(limit, count) if isinstance(limit, int) else int(limit * count)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import LightningModule
 from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
@@ -264,7 +264,7 @@ def _read_true(labels: Volume | None) -> Array | None:
 
 def draw_labels(
     datamodule: CTDataModule,
-    model: L.LightningModule,
+    model: LightningModule,
     batch: Batch,
     path: Path,
     title: str,

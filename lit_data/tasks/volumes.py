@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import LightningModule
 from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
@@ -60,7 +60,7 @@ class VolumeTask(Task[CTDataModule]):
 
     @override
     def draw_predictions(
-        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+        self, model: LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
         draw = draw_labels if self.datamodule.classes else draw_reconstructions
         return draw(self.datamodule, model, batch, path, title, count=count)
@@ -73,7 +73,7 @@ class VolumeTask(Task[CTDataModule]):
 
     @override
     def predict(
-        self, model: L.LightningModule, run: PredictRun, options: PredictOptions
+        self, model: LightningModule, run: PredictRun, options: PredictOptions
     ) -> Predicted:
         self._surface_mm = float(getattr(model, "surface_mm", self._surface_mm))
         return super().predict(model, run, options)
@@ -132,7 +132,7 @@ def draw_volume_samples(
 
 def draw_reconstructions(
     datamodule: CTDataModule,
-    model: L.LightningModule,
+    model: LightningModule,
     batch: Batch,
     path: Path,
     title: str,

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Generic, TypeVar
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from omegaconf import DictConfig
@@ -114,7 +114,7 @@ class ReplayLoader(Generic[T]):
             yield self.batches[number % len(self.batches)]
 
 
-class TrainingClock(L.Callback):
+class TrainingClock(Callback):
     """Samples trained per second, after some steps of warm-up.
 
     Args:
@@ -130,8 +130,8 @@ class TrainingClock(L.Callback):
     @override
     def on_train_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: STEP_OUTPUT,
         batch: Any,
         batch_idx: int,
@@ -174,7 +174,7 @@ def cache_batches(datamodule: BaseDataModule, count: int, device: torch.device) 
 
 def time_training(
     cfg: DictConfig,
-    *callbacks: L.Callback,
+    *callbacks: Callback,
     steps: int,
     warmup_steps: int,
     **source: Any,  # noqa: ANN401 - fit's own arguments
@@ -195,10 +195,10 @@ def time_training(
 
 def train_steps(
     cfg: DictConfig,
-    *callbacks: L.Callback,
+    *callbacks: Callback,
     steps: int,
     **source: Any,  # noqa: ANN401 - fit's own arguments
-) -> L.LightningModule:
+) -> LightningModule:
     """Train the configured model for some steps, without validation, logs and checkpoints.
 
     Args:
@@ -278,7 +278,7 @@ def _list_ways(cfg: DictConfig) -> dict[str, list[str]]:
     return {"none": [], **{name: [name] for name in names}, "all": names}
 
 
-class SmallNet(L.LightningModule):
+class SmallNet(LightningModule):
     """Small layers with batch norm, 42 parameter tensors: time goes to what surrounds it."""
 
     def __init__(self) -> None:
@@ -299,7 +299,7 @@ class SmallNet(L.LightningModule):
         return torch.optim.AdamW(self.parameters())
 
 
-class StepCost(L.Callback):
+class StepCost(Callback):
     """Processor time of the training thread from the end of one step to the end of the next.
 
     Its lowest decile is what a step costs: other work on the machine only adds to a step's time.
@@ -315,8 +315,8 @@ class StepCost(L.Callback):
     @override
     def on_train_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: STEP_OUTPUT,
         batch: Any,
         batch_idx: int,
@@ -331,7 +331,7 @@ class StepCost(L.Callback):
         return float(np.quantile(steps, 0.1))
 
 
-def _train(cfg: DictConfig, options: BenchmarkOptions, callbacks: Sequence[L.Callback]) -> float:
+def _train(cfg: DictConfig, options: BenchmarkOptions, callbacks: Sequence[Callback]) -> float:
     clock = StepCost(options.warmup_batches)
     steps = options.steps + options.warmup_batches + 1
     samples = options.batch_sizes[0]
@@ -341,7 +341,7 @@ def _train(cfg: DictConfig, options: BenchmarkOptions, callbacks: Sequence[L.Cal
         "label": torch.arange(samples) % 2,
     }
     settings = {**QUIET, "accelerator": cfg.trainer.accelerator}
-    trainer = L.Trainer(
+    trainer = Trainer(
         **settings,
         callbacks=[*callbacks, clock],
         max_steps=steps,

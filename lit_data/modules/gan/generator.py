@@ -4,8 +4,8 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import LightningModule
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -15,7 +15,7 @@ from lit_data.modules.gan.conditions import Conditions, Use, draw_choices, draw_
 from lit_data.rng import check_seed
 
 
-class GeneratorModule(L.LightningModule):
+class GeneratorModule(LightningModule):
     """Base of modules that learn to make pictures.
 
     Args:

@@ -191,10 +191,15 @@ class AdaptiveBatchSize(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         if self._replay is not None and is_out_of_memory(exception):
+            is_manual = trainer.training and not pl_module.automatic_optimization
             if self._replay.unclear:
                 exception.add_note(self._replay.unclear)
-            elif _passes_errors(trainer, pl_module):
-                exception.add_note(_describe_manual(pl_module))
+            elif is_manual and not isinstance(pl_module, MicroBatchModule):
+                exception.add_note(
+                    f"AdaptiveBatchSize repeats no step of {type(pl_module).__name__}, which has "
+                    "manual optimisation: lower data.loader.batch_size, or let the module add its "
+                    "gradients up in micro-batches, as GANModule does"
+                )
         self._uninstall()
 
     @override
@@ -271,17 +276,3 @@ class AdaptiveBatchSize(Callback):
             metrics["batch/success_rate"] = self._resizing.success_rate
             metrics["batch/lr_factor"] = self._resizing.rate_factor
         return metrics
-
-
-def _passes_errors(trainer: Trainer, module: LightningModule) -> bool:
-    """Return True if an error of a step that runs now is not repeated."""
-    is_manual = trainer.training and not module.automatic_optimization
-    return is_manual and not isinstance(module, MicroBatchModule)
-
-
-def _describe_manual(module: LightningModule) -> str:
-    return (
-        f"AdaptiveBatchSize repeats no step of {type(module).__name__}, which has manual "
-        "optimisation: lower data.loader.batch_size, or let the module add its gradients up in "
-        "micro-batches, as GANModule does"
-    )

@@ -247,7 +247,8 @@ class DataWaitMonitor(Callback):
         samples = self._total.tally.samples - self._samples_before
         sample_bytes = loader.sample_bytes if isinstance(loader, MicroBatchLoader) else 0
         disk_bytes = max(0, count_disk_bytes() - self._disk_bytes_before)
-        self._total.add_reads(disk_bytes, samples * sample_bytes)
+        self._total.disk_bytes += disk_bytes
+        self._total.sample_bytes += samples * sample_bytes
 
     def _detach_clock(self) -> None:
         if self._detach is not None:

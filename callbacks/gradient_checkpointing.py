@@ -114,8 +114,13 @@ def _choose_modules(root: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Mo
                 f"named_modules() and patterns for each part of them - the nearest: {_quote(nearest)}"
             )
         for name in matches:
-            _check_forward(modules[name], name)
-            chosen.setdefault(id(modules[name]), name)
+            module = modules[name]
+            if getattr(module.forward, "__func__", None) is nn.Module.forward:
+                raise ConfigError(
+                    f"modules: {name!r} is a {type(module).__name__}, which has no forward pass of "
+                    f"its own - choose what it holds: '{name}.*'"
+                )
+            chosen.setdefault(id(module), name)
     for name in chosen.values():
         _check_inside(modules[name], name, chosen)
     return {name: modules[name] for name in chosen.values()}
@@ -138,14 +143,6 @@ def _check_inside(module: nn.Module, name: str, chosen: Mapping[int, str]) -> No
                 f"modules: {chosen[id(inner)]!r} lies inside {name!r}, which would run it three times - choose one of "
                 "them"
             )
-
-
-def _check_forward(module: nn.Module, name: str) -> None:
-    if getattr(module.forward, "__func__", None) is nn.Module.forward:
-        raise ConfigError(
-            f"modules: {name!r} is a {type(module).__name__}, which has no forward pass of its own - "
-            f"choose what it holds: '{name}.*'"
-        )
 
 
 def _quote(names: Sequence[str]) -> str:

@@ -244,19 +244,17 @@ def _find_submodules(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
     chosen = {}  # by id: torchmetrics compares its modules by their content
     for name in names:
         if not name or name not in named:
-            raise _explain_unknown(model, name, list(named)[1:])
+            known_names = list(named)[1:]
+            nearest = difflib.get_close_matches(name, known_names, cutoff=0.3) or known_names[:3]
+            raise ConfigError(
+                f"AMP: keep_fp32 has {name!r}, which is no submodule of {type(model).__name__} - "
+                "allowed: names as in its named_modules() - the nearest: "
+                f"{', '.join(nearest) or 'no submodule'}"
+            )
         for other, module in named.items():
             if f"{other}.".startswith(f"{name}."):
                 chosen[id(module)] = module
     return list(chosen.values())
-
-
-def _explain_unknown(model: nn.Module, name: str, known_names: list[str]) -> ConfigError:
-    nearest = difflib.get_close_matches(name, known_names, cutoff=0.3) or known_names[:3]
-    return ConfigError(
-        f"AMP: keep_fp32 has {name!r}, which is no submodule of {type(model).__name__} - allowed: "
-        f"names as in its named_modules() - the nearest: {', '.join(nearest) or 'no submodule'}"
-    )
 
 
 def _run_in_float32(device_type: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401

@@ -193,11 +193,6 @@ class StepTotals:
         self.peak_bytes = max(self.peak_bytes, reading.peak_bytes)
         self.limit_bytes = reading.limit_bytes
 
-    def add_reads(self, disk_bytes: int, sample_bytes: int) -> None:
-        """Count bytes read from disks, and those of the samples that were trained meanwhile."""
-        self.disk_bytes += disk_bytes
-        self.sample_bytes += sample_bytes
-
     def summarise(self, hardware: Hardware) -> dict[str, float | int | str]:
         """Return the values of `lit_data.callbacks.DataWaitMonitor.summary`."""
         tally = self.tally

@@ -172,7 +172,8 @@ def check_disks(folders: Mapping[str, str]) -> Iterator[Finding]:
     """
     mounts = [(part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=True)]
     for key, folder in folders.items():
-        existing = _find_existing(Path(folder).absolute())
+        path = Path(folder).absolute()
+        existing = next(part for part in (path, *path.parents) if part.exists())
         if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
             remedy = f"set {key}=FOLDER to one that is"
             yield Finding("fault", key, f"{existing} is not a writable folder", remedy)
@@ -220,10 +221,6 @@ def find_kind(path: str, mounts: Sequence[tuple[str, str]]) -> str:
         if len(point) >= len(longest_point) and f"{path}/".startswith(f"{point.rstrip('/')}/"):
             longest_point, found_kind = point, kind
     return found_kind
-
-
-def _find_existing(path: Path) -> Path:
-    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def check_devices(cores: int, *, pins: bool, accelerator: str) -> Iterator[Finding]:

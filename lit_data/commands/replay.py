@@ -15,7 +15,6 @@ import torch
 from lightning import Trainer
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from numpy.typing import NDArray
-from omegaconf import DictConfig
 from torch import Tensor
 
 from lit_data.callbacks.sample_digest import hash_samples
@@ -311,19 +310,14 @@ def opening(
     with open_hydra(on_run.config_dir) as hydra, allow_packages(packages):
         cfg, _ = check_run(hydra, "fit", words, packages=packages, read=on_run.read)
         datamodule = build_datamodule(cfg)
-        datamodule.trainer = _stand_in(cfg)
+        quieten()
+        datamodule.trainer = Trainer(  # datasets ask theirs for its epochs, and if it overfits
+            **QUIET,
+            max_epochs=cfg.trainer.get("max_epochs"),
+            overfit_batches=cfg.trainer.get("overfit_batches", 0.0),
+        )
         datamodule.setup("fit")
         yield Replay(datamodule, record)
-
-
-def _stand_in(cfg: DictConfig) -> Trainer:
-    """Return a Trainer for what datasets ask of theirs: its epochs, and whether it overfits."""
-    quieten()
-    return Trainer(
-        **QUIET,
-        max_epochs=cfg.trainer.get("max_epochs"),
-        overfit_batches=cfg.trainer.get("overfit_batches", 0.0),
-    )
 
 
 @dataclass(frozen=True)

@@ -219,7 +219,8 @@ class InspectionFiles(MaskedImageFolder):
         Raises:
             DataError: Masks are bad, and are not to be skipped.
         """
-        positions = self._find_positions(bank)
+        position_of = {str(image): n for n, image in enumerate(self.image_set.images)}
+        positions = [position_of[bank.name(number)] for number in range(len(bank))]
         mask_paths = [self.image_set.masks[position] for position in positions]
         bad_images = set()
         for number, position in enumerate(positions):
@@ -248,11 +249,6 @@ class InspectionFiles(MaskedImageFolder):
         kinds = [self.image_set.kinds[position] for position in positions]
         class_numbers = self.number_kinds(kinds, of_image >= 0)
         return PartialMasks(bank, np.arange(len(bank)), masks, of_image, class_numbers), bad_images
-
-    def _find_positions(self, bank: ImageBank) -> list[int]:
-        """Return the position in the image set of each image of a bank, which has no bad ones."""
-        position_of = {str(image): n for n, image in enumerate(self.image_set.images)}
-        return [position_of[bank.name(number)] for number in range(len(bank))]
 
     @override
     def list_masks(self) -> list[ImageSource]:

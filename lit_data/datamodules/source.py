@@ -314,7 +314,8 @@ class Source(FileOptions, ABC):
 
     @property
     def _cache(self) -> Path:
-        folder = cache_folder(self.cache_dir)
+        default = os.environ.get("LIT_DATA_CACHE") or Path.home() / ".cache" / "lit_data"
+        folder = Path(self.cache_dir or default).expanduser()
         with suppress(PermissionError):  # said where the cache is written
             existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
             if not existing.is_dir():
@@ -331,10 +332,3 @@ class Source(FileOptions, ABC):
 def _hold_local(paths: Iterable[str]) -> AbstractContextManager[None]:
     """Leave files alone that are all on this machine."""
     return nullcontext()
-
-
-def cache_folder(cache_dir: str | None) -> Path:
-    """Return the folder of what can be made again: `cache_dir`, LIT_DATA_CACHE or ~/.cache/lit_data."""
-    return Path(
-        cache_dir or os.environ.get("LIT_DATA_CACHE") or Path.home() / ".cache" / "lit_data"
-    ).expanduser()

@@ -308,17 +308,13 @@ class BoxWriter(BankWriter):
             step = -(-max(self.bank[number].shape) // _SHOWN_PX)  # no cell shows as many
             pixels = self.bank[number][:, ::step, ::step]
             image = torch.from_numpy(to_bytes(pixels) / np.float32(255))
-            boxes = self._read_shown(entry, number)
+            boxes = self._shrink(number, _read_rows(entry))  # in pixels of the stored image
             boxes = boxes._replace(corners=boxes.corners / step)
             show_boxes(cell, image, boxes, self._classes)
             name = PurePath(entry.image).name[-32:]
             cell.set_title(f"{name}: {len(entry.rows)} objects", fontsize=8)
         path = self._folder / "predictions.png"
         save_figure(figure, path, "images with the highest scores", ())
-
-    def _read_shown(self, entry: Entry, number: int) -> Boxes:
-        """Return the objects of an image that was written, in pixels of the stored image."""
-        return self._shrink(number, _read_rows(entry))
 
     def _shrink(self, number: int, boxes: Boxes) -> Boxes:
         """Return boxes of the image on the disk in pixels of the image as it is stored."""

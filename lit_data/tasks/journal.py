@@ -133,7 +133,9 @@ class Journal:
     def holds(self, image: str, stamp: Sequence[int]) -> bool:
         """Return True if an image is done, and its source and its files are unchanged since."""
         for entry in reversed(self._candidates.get(image, ())):
-            if list(entry.stamp) == list(stamp) and self._has_files(entry):
+            if list(entry.stamp) != list(stamp):
+                continue
+            if all(self._has_size(name, size) for name, size in entry.files.items()):
                 self._entries[image] = entry
                 return True
         return False
@@ -219,9 +221,6 @@ class Journal:
             self._bad[entry.image] = entry
         else:
             self._candidates.setdefault(entry.image, []).append(entry)
-
-    def _has_files(self, entry: Entry) -> bool:
-        return all(self._has_size(name, size) for name, size in entry.files.items())
 
     def _has_size(self, name: str, size: int) -> bool:
         if self._remote_sizes.get(name) == size:

@@ -73,7 +73,9 @@ class ProbabilityNet(nn.Module):
         Raises:
             ConfigError: The module returns something else.
         """
-        outputs = self._question.ask(self._make_batch(tiles))
+        if self._channels != tuple(range(tiles.shape[1])):
+            tiles = tiles[:, list(self._channels)]
+        outputs = self._question.ask(make_batch(tiles))
         probability = read_probability(outputs)
         if probability is None or probability.shape != (tiles.shape[0], 1, *tiles.shape[2:]):
             raise ConfigError(
@@ -85,11 +87,6 @@ class ProbabilityNet(nn.Module):
         if kinds is None or kinds.shape[1] != self._classes:
             return probability
         return torch.cat((probability, kinds), 1)
-
-    def _make_batch(self, tiles: Tensor) -> Batch:
-        if self._channels != tuple(range(tiles.shape[1])):
-            tiles = tiles[:, list(self._channels)]
-        return make_batch(tiles)
 
 
 class LabelNet(nn.Module):

@@ -196,8 +196,11 @@ class Work:
         self.restart_clock()
         writer.bring = run.bring
         writer.has_many = len(writer.names) >= options.many_inputs
-        if writer.has_many:
-            _check_parquet(len(writer.names))
+        if writer.has_many and find_spec("pyarrow") is None:
+            raise ConfigError(
+                f"tables of {len(writer.names)} inputs are written as Parquet, which needs pyarrow: "
+                "pip install pyarrow, or set predict.many_inputs to more"
+            )
         self._journal = self._open_journal(options)
         share_numbers = self._share.take(chosen, block)
         # Only the process that writes the tables looks at the inputs of the others.
@@ -348,14 +351,6 @@ class Work:
             f"{len(missing)} of {len(self._chosen)} inputs are missing in "
             f"{show_path(self._run.folder)} ({', '.join(names)}): {advice}"
             "predict them in one run with predict.resume=true"
-        )
-
-
-def _check_parquet(count: int) -> None:
-    if find_spec("pyarrow") is None:
-        raise ConfigError(
-            f"tables of {count} inputs are written as Parquet, which needs pyarrow: "
-            "pip install pyarrow, or set predict.many_inputs to more"
         )
 
 

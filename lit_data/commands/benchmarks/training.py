@@ -69,7 +69,9 @@ def run_headroom(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     for _ in range(options.repeats):
         speeds["fit"].append(time_steps(datamodule=datamodule))
         if not batches:  # not before a training, which chooses the workers of the loader
-            batches = cache_batches(datamodule, options.cached_batches, _choose_device(cfg))
+            trainer = build_trainer(cfg, callbacks=[], logger=False, enable_checkpointing=False)
+            device = trainer.strategy.root_device
+            batches = cache_batches(datamodule, options.cached_batches, device)
         replay = ReplayLoader(batches, options.steps + options.warmup_batches)
         speeds["headroom"].append(time_steps(train_dataloaders=replay, val_dataloaders=[]))
     medians = {name: median(values) for name, values in speeds.items()}
@@ -224,12 +226,6 @@ def train_steps(
     model = build_model(cfg)
     trainer.fit(model, **source)
     return model
-
-
-def _choose_device(cfg: DictConfig) -> torch.device:
-    """Return the device that the configured Trainer trains on."""
-    trainer = build_trainer(cfg, callbacks=[], logger=False, enable_checkpointing=False)
-    return trainer.strategy.root_device
 
 
 def run_overhead(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:

@@ -215,10 +215,10 @@ class ConfigTree:
             if default.config_path == "hydra/config":
                 continue  # the largest by far, and all of it stands below hydra
             content = loader._load_single_config(default, files).config
-            for key, value in walk_leaves(content).items():
+            for key, value in _walk(content):
                 if value == "???":
                     left_open.add(key)
-                else:
+                elif not isinstance(value, Mapping | list):
                     left_open.discard(key)
         closed = ("hydra.", *(f"{override.key_or_group}." for override in parsed))
         return paths, [key for key in sorted(left_open) if not f"{key}.".startswith(closed)]
@@ -227,11 +227,6 @@ class ConfigTree:
 def list_keys(cfg: Container) -> list[str]:
     """Return every dotted key of a configuration, inner nodes included."""
     return [key for key, _ in _walk(cfg)]
-
-
-def walk_leaves(cfg: Container) -> dict[str, object]:
-    """Return the values of a configuration by their dotted keys, interpolations as typed."""
-    return {key: value for key, value in _walk(cfg) if not isinstance(value, Mapping | list)}
 
 
 def _walk(cfg: Container) -> Iterator[tuple[str, object]]:

@@ -233,7 +233,12 @@ class SampledPatches(GridPatches):
         self._leaves_out_blank = sampling.blank is not None
         self._count = super().__len__()
         if self._leaves_out_blank:
-            self._count = _count_kept(is_defective | is_other)
+            is_kept = is_defective | is_other
+            if not is_kept.any():
+                raise ConfigError(
+                    "data.sampling.skip_blank leaves no patch to train with: set a lower one"
+                )
+            self._count = int(is_kept.sum())
         self.donors = np.zeros(0, np.int64)
         if sampling.options.paste is not None:
             self.donors = np.flatnonzero(is_defective)
@@ -383,13 +388,6 @@ class Paster:
             right = -1 if draws[row, 3] < 0.5 else 1
             flip = np.s_[:, ::down, ::right]
             paste_defect(rows["image"][row], rows["mask"][row], donor[flip], donor_mask[flip])
-
-
-def _count_kept(is_kept: Bools) -> int:
-    """Count the samples of an epoch where blank patches are left out."""
-    if not is_kept.any():
-        raise ConfigError("data.sampling.skip_blank leaves no patch to train with: set a lower one")
-    return int(is_kept.sum())
 
 
 # Places beyond the image's edge are brought back to it: patches at the edge are then common, as

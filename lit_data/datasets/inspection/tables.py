@@ -39,19 +39,14 @@ def read_table(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
         # Runs of a large mask are one long field.
         csv.field_size_limit(max(csv.field_size_limit(), len(data)))
         text = data.decode("utf-8-sig", "replace")
-        separator = _find_separator(text)
+        heading = text.partition("\n")[0]
+        separator = max(",;\t", key=heading.count)  # Excel writes semicolons or tabs
         rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
         if choose_column(rows.fieldnames or (), IMAGE_COLUMNS):
             # Other tables may be in any encoding.
             text = decode_text(data)
             rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
         return rows.fieldnames or (), list(rows)
-
-
-def _find_separator(text: str) -> str:
-    """Return what parts the columns in the first line: a comma, or a semicolon or tab as of Excel."""
-    heading = text.partition("\n")[0]
-    return max(",;\t", key=heading.count)
 
 
 def choose_column(columns: Sequence[str], known: Sequence[str]) -> str:

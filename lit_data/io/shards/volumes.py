@@ -75,10 +75,6 @@ class Described(NamedTuple):
             shard=shard,
         )
 
-    def as_note(self) -> bytes:
-        """Return the note that is left beside the shards when this one was sent."""
-        return json.dumps(self._asdict()).encode()
-
     @classmethod
     def read(cls, note: bytes) -> "Described | DataError":
         """Read a note, which may also say what is wrong with a bad volume.
@@ -247,7 +243,7 @@ class _VolumePublisher:
         with self._holding(source.all_files):
             result = self._writer.bring(key, build, describe)
         if isinstance(result, Described):
-            self._writer.send_note(f"{key}.json", result.as_note())
+            self._writer.send_note(f"{key}.json", json.dumps(result._asdict()).encode())
             return result
         fault = str(result)
         for path in source.all_files:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -354,12 +354,13 @@ def index_volume(
         check_labels(collector.classes, classes)
         voxel_labels = np.concatenate([slab.labels for slab in slabs]).astype(collector.dtype)
         label_index = join_labels(collector, volume.shape)
+    counts = [slab.counts for slab in slabs]
     return SparseVolume(
         positions=np.concatenate([slab.positions for slab in slabs]),
         values=values,
         shape=volume.shape,
         spacing_mm=volume.spacing_mm,
-        slices=count_slices(slabs),
+        slices=np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64),
         affine=volume.affine,
         low_hu=low_hu,
         high_hu=high_hu,
@@ -429,12 +430,6 @@ def is_whole(values: Array) -> bool:
     limits = np.iinfo(np.int16)
     fits_int16 = (values >= limits.min) & (values <= limits.max) & (values == np.rint(values))
     return bool(fits_int16.all())
-
-
-def count_slices(slabs: Iterable[Slab]) -> Ints:
-    """Return [depth + 1] int64, the place among the occupied voxels at which each slice begins."""
-    counts = [slab.counts for slab in slabs]
-    return np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)
 
 
 def _check_range(low_hu: float, high_hu: float | None) -> None:

@@ -54,7 +54,10 @@ class PointScatter(nn.Module):
             cells = flat_cells(rows, find_cells(places, shapes, grid), grid)
             inputs = torch.cat((feats, find_offsets(places, shapes, grid)), dim=1)
             if torch.is_grad_enabled() and len(points.rows) > self.chunk:
-                outputs = self._work_out_twice(inputs)
+                # The layers draw nothing, so the state of the generators need not be kept.
+                outputs = checkpoint(
+                    self.layers, inputs, use_reentrant=False, preserve_rng_state=False
+                )
             else:
                 outputs = self.layers(inputs)
             sums = sums.index_add(0, cells, outputs.float())
@@ -65,13 +68,6 @@ class PointScatter(nn.Module):
         filled = (counts.view(volumes, -1) / voxels[:, None]).flatten()
         cells = torch.cat((means, filled[:, None], (counts > 0).float()[:, None]), dim=1)
         return cells.view(volumes, grid, grid, grid, -1).movedim(-1, 1)  # channels last in memory
-
-    def _work_out_twice(self, inputs: Tensor) -> Tensor:
-        # The layers draw nothing, so the state of the generators need not be kept.
-        outputs: Tensor = checkpoint(
-            self.layers, inputs, use_reentrant=False, preserve_rng_state=False
-        )
-        return outputs
 
 
 class VoxelResidual(nn.Module):

@@ -27,6 +27,10 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Size = tuple[int, int]
 """(height, width), px."""
+Triple = tuple[int, int, int]
+"""(z, y, x), voxels."""
+Spacing = tuple[float, float, float]
+"""(z, y, x), mm."""
 Batch = dict[str, "torch.Tensor"]
 """A batch is a dict of tensors whose first dimension is B; each datamodule documents its keys."""
 PlannedBatch = dict[str, Any]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.samples.sample_set import SampleSpec, open_streams
-from lit_data.types import Bools, Bytes, Doubles, Floats
+from lit_data.types import Bools, Bytes, Doubles, Floats, Triple
 
 TUMOUR = 1
 """The label of every tumour; all else is 0."""
@@ -44,7 +44,7 @@ class CTScene:
     labels: Bytes
 
 
-def render_volume(seed: int, number: int, shape: tuple[int, int, int]) -> CTScene:
+def render_volume(seed: int, number: int, shape: Triple) -> CTScene:
     """Render one volume, a pure function of the arguments.
 
     Args:
@@ -71,7 +71,7 @@ def render_volume(seed: int, number: int, shape: tuple[int, int, int]) -> CTScen
     return CTScene(np.rint(noisy).clip(_LOWEST_HU, _HIGHEST_HU).astype(np.int16), labels)
 
 
-def _make_axes(shape: tuple[int, int, int]) -> _Axes:
+def _make_axes(shape: Triple) -> _Axes:
     """Coordinates of the voxel centres from -1 to 1 along each axis, shaped to broadcast."""
     z, y, x = (((np.arange(size) + 0.5) / size * 2 - 1).astype(np.float32) for size in shape)
     return z[:, None, None], y[None, :, None], x[None, None, :]
@@ -201,7 +201,7 @@ class CTSampleSpec(SampleSpec):
     readme = README
 
     count: int = 32
-    shape: tuple[int, int, int] = (64, 64, 64)
+    shape: Triple = (64, 64, 64)
 
     @override
     def write_samples(self, root: Path, numbers: Iterable[int]) -> None:

@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 
 from lit_data.io.volumes.hounsfield import Window
-from lit_data.io.volumes.volume import Spacing, Triple
 from lit_data.tasks.figures import (
     CELL_INCHES,
     colour_of_class,
@@ -19,7 +18,7 @@ from lit_data.tasks.figures import (
     number_classes,
     save_figure,
 )
-from lit_data.types import Array, Floats
+from lit_data.types import Array, Floats, Spacing, Triple
 
 _SIDE_PX = 320  # of a view, at most; smaller volumes get a pixel or so for each voxel
 _MARK = (1.0, 0.23, 0.19, 0.45)  # of occupied voxels in a slice
@@ -48,8 +47,8 @@ class VolumeShown(NamedTuple):
     """
 
     name: str
-    shape: tuple[int, int, int]
-    spacing_mm: tuple[float, float, float]
+    shape: Triple
+    spacing_mm: Spacing
     coords: Array
     values: Floats
     slices: tuple[Array, Array, Array] | None = None

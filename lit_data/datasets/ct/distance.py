@@ -17,7 +17,7 @@ from lit_data.io.store.arrays import keep_arrays
 from lit_data.io.temp import sweep
 from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
 from lit_data.io.volumes.sparse_file import MAX_OPEN
-from lit_data.types import Bools, Floats
+from lit_data.types import Bools, Floats, Spacing, Triple
 
 SLAB_VOXELS = 2**25  # measured at once
 _VOXEL_BYTES = 6  # of memory for each, about
@@ -26,9 +26,7 @@ Mask = Bools
 Distances = Floats
 
 
-def measure_signed(
-    occupied: Mask, spacing_mm: tuple[float, float, float], most_mm: float
-) -> Distances:
+def measure_signed(occupied: Mask, spacing_mm: Spacing, most_mm: float) -> Distances:
     """Measure the distance of each voxel to the nearest one of the other kind, negative inside.
 
     It is that from centre to centre. What lies outside the array counts as neither kind.
@@ -48,9 +46,7 @@ def measure_signed(
     return np.where(occupied, -inside, measure_depth(~occupied, spacing_mm, most_mm))
 
 
-def measure_depth(
-    occupied: Mask, spacing_mm: tuple[float, float, float], most_mm: float
-) -> Distances:
+def measure_depth(occupied: Mask, spacing_mm: Spacing, most_mm: float) -> Distances:
     """Measure the distance of each occupied voxel to the nearest free one; 0 for free ones.
 
     See `measure_signed`.
@@ -71,8 +67,8 @@ def measure_depth(
 
 def measure_points(
     positions: NDArray[np.signedinteger],
-    shape: tuple[int, int, int],
-    spacing_mm: tuple[float, float, float],
+    shape: Triple,
+    spacing_mm: Spacing,
     most_mm: float | None,
 ) -> Distances:
     """Measure the signed distance of occupied voxels, slab by slab along z where it is truncated.
@@ -134,9 +130,7 @@ def _find_rows(positions: NDArray[np.signedinteger], begin: int, end: int) -> sl
     return slice(first, last)
 
 
-def read_limit(
-    shape: tuple[int, int, int], spacing_mm: tuple[float, float, float], most_mm: float | None
-) -> tuple[float, tuple[int, int, int]]:
+def read_limit(shape: Triple, spacing_mm: Spacing, most_mm: float | None) -> tuple[float, Triple]:
     """Return the largest distance, and the voxels around a region that distances depend on.
 
     Args:

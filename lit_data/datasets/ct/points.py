@@ -27,7 +27,7 @@ from lit_data.errors import ConfigError, show_path
 from lit_data.io.volumes.hounsfield import Window
 from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
 from lit_data.rng import Stream, random_words
-from lit_data.types import COUNT_SUFFIX, Array, FieldSpec, Floats, Ints
+from lit_data.types import COUNT_SUFFIX, Array, FieldSpec, Floats, Ints, Triple
 
 _WORD_BITS = np.uint64(32)
 _MOST_WINDOWS = 2**26  # of a grid, whose numbers are listed
@@ -66,9 +66,7 @@ def choose_points(count: int, most: int, *, seed: int, epoch: int, index: int) -
     return np.concatenate((places[first:] + (turn - count), places[:first] + turn))
 
 
-def write_coordinates(
-    positions: NDArray[np.signedinteger], shape: tuple[int, int, int], out: Array
-) -> None:
+def write_coordinates(positions: NDArray[np.signedinteger], shape: Triple, out: Array) -> None:
     """Turn flat positions into coordinates, straight into the rows of a batch.
 
     Args:

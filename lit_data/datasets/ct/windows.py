@@ -11,7 +11,7 @@ from lit_data.checks import check_choice, check_count, check_fraction, is_count
 from lit_data.errors import ConfigError
 from lit_data.io.volumes.sparse import LabelIndex, SparseVolume
 from lit_data.rng import Stream, random_words
-from lit_data.types import Ints
+from lit_data.types import Ints, Triple
 
 WindowMode = Literal["sliding", "random"]
 
@@ -59,12 +59,12 @@ class WindowSpec:
         check_count("windows.min_points", self.min_points, 0)
 
     @property
-    def sides(self) -> tuple[int, int, int]:
+    def sides(self) -> Triple:
         """(z, y, x) voxels of a window."""
         return _three("size", self.size)
 
     @property
-    def steps(self) -> tuple[int, int, int]:
+    def steps(self) -> Triple:
         """(z, y, x) voxels between two sliding windows."""
         return _three("stride", self.size if self.stride is None else self.stride)
 
@@ -115,9 +115,7 @@ class WindowGrid:
         steps: (z, y, x) voxels between two.
     """
 
-    def __init__(
-        self, shapes: ArrayLike, sides: tuple[int, int, int], steps: tuple[int, int, int]
-    ) -> None:
+    def __init__(self, shapes: ArrayLike, sides: Triple, steps: Triple) -> None:
         self.shapes = np.asarray(shapes, np.int64).reshape(-1, 3)
         self.steps = np.array(steps, np.int64)
         self.slack = np.maximum(self.shapes - sides, 0)
@@ -148,7 +146,7 @@ class WindowGrid:
 
 
 def draw_start(
-    shape: tuple[int, int, int],
+    shape: Triple,
     spec: WindowSpec,
     labelled: NDArray[np.signedinteger] | None,
     words: Sequence[int],
@@ -233,7 +231,7 @@ def count_inside(volume: SparseVolume, starts: Ints, sides: Sequence[int]) -> In
     return np.asarray(below_z1 - below_z0)
 
 
-def _three(name: str, value: int | Sequence[int]) -> tuple[int, int, int]:
+def _three(name: str, value: int | Sequence[int]) -> Triple:
     sides = (value, value, value) if isinstance(value, int) else tuple(value)
     if len(sides) != 3 or not all(is_count(side, 1) for side in sides):
         raise ConfigError(

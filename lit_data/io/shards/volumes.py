@@ -34,8 +34,7 @@ from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import SparseVolume, VolumeBank, index_dtype
 from lit_data.io.volumes.sparse_file import SUFFIX, StoredVolume, make_key
 from lit_data.io.volumes.sparse_store import Write, open_writer
-from lit_data.io.volumes.volume import Triple
-from lit_data.types import Array
+from lit_data.types import Array, Triple
 
 _KIND = "volume shards"
 _VERSION = 2

@@ -15,15 +15,8 @@ from lit_data.errors import DataError, show_path
 from lit_data.io.progress import ordered_map
 from lit_data.io.source import check_regular, naming, open_binary
 from lit_data.io.volumes.hounsfield import StoredScale
-from lit_data.io.volumes.volume import (
-    FileVolume,
-    Spacing,
-    Triple,
-    Volume,
-    import_medical,
-    wrap_array,
-)
-from lit_data.types import Array, Doubles, PathText
+from lit_data.io.volumes.volume import FileVolume, Volume, import_medical, wrap_array
+from lit_data.types import Array, Doubles, PathText, Spacing, Triple
 
 GAP_TOLERANCE = 0.02
 """Distances of neighbouring slices that differ from the median by a larger share are uneven."""

@@ -22,13 +22,11 @@ from lit_data.io.volumes.hounsfield import StoredScale
 from lit_data.io.volumes.volume import (
     FileVolume,
     SliceReader,
-    Spacing,
     StreamSlices,
-    Triple,
     check_unpacked,
     import_medical,
 )
-from lit_data.types import Array
+from lit_data.types import Array, Spacing, Triple
 
 MAX_MEMBER_BYTES = 2**36
 """Of all members of an archive, unpacked; they are never in memory at once."""

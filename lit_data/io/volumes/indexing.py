@@ -16,8 +16,8 @@ from lit_data.io.source import naming
 from lit_data.io.volumes.resampling import Resolution
 from lit_data.io.volumes.sources import VolumeSource, check_same_shape, open_labels, open_volume
 from lit_data.io.volumes.sparse import LABEL_DTYPES, LabelIndex, SparseVolume, index_dtype
-from lit_data.io.volumes.volume import Triple, Volume
-from lit_data.types import Array, Bools, Ints
+from lit_data.io.volumes.volume import Volume
+from lit_data.types import Array, Bools, Ints, Triple
 
 AIR_HU = -1024.0
 _NO_LABELS = np.zeros(0, np.int32)

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from lit_data.errors import ConfigError
-from lit_data.io.volumes.volume import Spacing, Triple, Volume
-from lit_data.types import Array, Floats, Ints
+from lit_data.io.volumes.volume import Volume
+from lit_data.types import Array, Floats, Ints, Spacing, Triple
 
 
 @dataclass(frozen=True, slots=True)

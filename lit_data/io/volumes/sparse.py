@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lit_data.errors import DataError
 from lit_data.io.bank import Bank
-from lit_data.io.volumes.volume import Spacing, Triple
-from lit_data.types import Array, Bools, Ints
+from lit_data.types import Array, Bools, Ints, Spacing, Triple
 
 VALUE_DTYPES = ("uint8", "int16", "float32")
 LABEL_DTYPES = ("uint8", "uint16", "int32")

@@ -35,8 +35,8 @@ from lit_data.io.volumes.sparse import (
     SparseVolume,
     index_dtype,
 )
-from lit_data.io.volumes.volume import Triple, Volume
-from lit_data.types import Array, PathText
+from lit_data.io.volumes.volume import Volume
+from lit_data.types import Array, PathText, Spacing, Triple
 
 MAX_OPEN = 64
 """Volumes that stay mapped; each holds up to seven of a process's thousand descriptors."""
@@ -67,7 +67,7 @@ class SparseFacts:
     name: str
     path: str
     shape: Triple
-    spacing_mm: tuple[float, float, float]
+    spacing_mm: Spacing
     affine: tuple[float, ...] | None
     low_hu: float
     high_hu: float | None

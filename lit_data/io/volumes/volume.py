@@ -11,13 +11,7 @@ import numpy as np
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.source import naming
 from lit_data.io.volumes.hounsfield import StoredScale
-from lit_data.types import Array
-
-Triple = tuple[int, int, int]
-"""(z, y, x) in voxels."""
-
-Spacing = tuple[float, float, float]
-"""(z, y, x) in mm."""
+from lit_data.types import Array, Spacing, Triple
 
 MAX_SLICE_BYTES = 2**30
 SLAB_BYTES = 2 * 2**20

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_data.datasets.ct.distance import Mask, find_box, measure_depth
 from lit_data.inference.windows import WindowBlend
-from lit_data.types import Array, Batch, Bytes
+from lit_data.types import Array, Batch, Bytes, Spacing
 
 VOLUME_SCORES = ("surface_dice", "hausdorff_95_mm", "volume_ml", "true_ml")
 _MM3_PER_ML = 1000.0
@@ -78,7 +78,7 @@ class _OpenVolume(NamedTuple):
     number: int
     blend: WindowBlend
     true: Bytes
-    spacing_mm: tuple[float, float, float]
+    spacing_mm: Spacing
 
     def add(self, probability: Array, mask: Bytes, start: Sequence[int]) -> None:
         """Add a window: [K, D, H, W] and [D, H, W] from (z, y, x) on; it may reach past the volume."""
@@ -92,7 +92,7 @@ class _OpenVolume(NamedTuple):
 def score_class(
     predicted: Mask,
     true: Mask | None,
-    spacing_mm: tuple[float, float, float],
+    spacing_mm: Spacing,
     tolerance_mm: float,
 ) -> dict[str, float]:
     """Return size and scores of one class of one volume.
@@ -166,7 +166,7 @@ class SurfaceScores(NamedTuple):
 
 
 def score_surfaces(
-    predicted: Mask, true: Mask, spacing_mm: tuple[float, float, float], tolerance_mm: float
+    predicted: Mask, true: Mask, spacing_mm: Spacing, tolerance_mm: float
 ) -> SurfaceScores | None:
     """Compare the surfaces of two masks, as ``compute_surface_dice`` and ``compute_hausdorff_distance`` of MONAI do.
 

@@ -42,6 +42,12 @@ def read_all(data: BaseDataModule, stage: Stage = "train", epoch: int = 0) -> Ba
     return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
 
 
+def read_folder(folder: Path) -> dict[str, bytes]:
+    """Read all files of a folder, by their names in it."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
 def assert_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     """Compare two batches bit by bit."""
     assert one.keys() == other.keys()

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,19 +16,12 @@ from lit_data.io.remote.connection import S3Connection
 from lit_data.io.remote.options import parse_address
 from lit_data.io.remote.transport import ServerTransport
 from tests.io.remote.proxy import FaultyProxy
-from tests.io.remote.servers import s3_server
 
 FILES = {f"{number % 2}/{number}.png": os.urandom(1000 + number) for number in range(6)}
 SECRET = "hunter2SECRET/abc"
 Fetch = Callable[..., dict[str, bytes]]
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as running:
-        yield running
 
 
 @pytest.fixture

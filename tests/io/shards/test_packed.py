@@ -23,6 +23,7 @@ from lit_data.io.store.arrays import ArrayFolder
 from lit_data.io.store.sources import join_paths
 from lit_data.parts import Part
 from tests.io.shards.test_shards import open_files, open_store, write_changed
+from tests.reading import read_folder
 
 IMAGES = 12
 SHARD_BYTES = 3 * 3 * 96 * 128  # three images
@@ -63,11 +64,6 @@ def publish(sets: Path, address: Path, cache: str = "writer", **options: Any) ->
     return files.publish(str(address), SHARD_BYTES, **{"encoding": "source"} | options)
 
 
-def read_all(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-
-
 def open_set(root: Path, cache: Path, **options: Any) -> ShardedStore:
     return open_store(make(root, cache, **options))
 
@@ -100,7 +96,7 @@ def test_parts_and_ended_runs_give_the_same(sets: Path, tmp_path: Path) -> None:
     publish(sets, address, part=Part(0, 2))
     assert publish(sets, address, part=Part(1, 2))["shards_kept"] == 4
     publish(sets, address, finish=True)
-    assert read_all(address) == read_all(sets / "source.shards")
+    assert read_folder(address) == read_folder(sets / "source.shards")
     # Shards of the other encoding are others.
     assert publish(sets, address, encoding="decoded")["shards_kept"] == 0
 

@@ -3,7 +3,6 @@
 import errno
 import random
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from lit_data.io.shards.groups import WrittenGroup, count_group_images, cut_grou
 from lit_data.parts import Part
 from tests.io.remote.servers import WebServer
 from tests.io.shards.test_shards import open_files, open_store, write_photos
+from tests.reading import read_folder
 
 SHARD_BYTES = 6_000  # one image of 60 x 100 grey pixels; eight are a group
 PARTS = 2
@@ -60,11 +60,6 @@ def finish(root: Path | str, cache: Path, address: Path, **options: Any) -> dict
     return make(root, cache, **options).publish(str(address), SHARD_BYTES, finish=True)
 
 
-def read_all(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-
-
 def test_parts_give_what_one_process_gives(sets: Path, tmp_path: Path) -> None:
     address = tmp_path / "set.shards"
     # Another machine has the files elsewhere.
@@ -82,7 +77,7 @@ def test_parts_give_what_one_process_gives(sets: Path, tmp_path: Path) -> None:
     report = finish(elsewhere, tmp_path / "d", address)
     counts = {"images": 22, "skipped": 2, "shards": 22, "shards_kept": 22}
     assert report == counts | {"bytes": report["bytes"]}
-    assert read_all(address) == read_all(sets / "one.shards")
+    assert read_folder(address) == read_folder(sets / "one.shards")
     files = make(address, tmp_path / "reader")
     store = open_store(files)
     names = [files.name(path) for path, _ in store.skipped]
@@ -147,7 +142,7 @@ def test_ended_parts_go_on(sets: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert ended > 2
     monkeypatch.setattr(FolderTransport, "put", put)
     finish(sets / "photos", tmp_path / "cache", address)
-    assert read_all(address) == read_all(sets / "one.shards")
+    assert read_folder(address) == read_folder(sets / "one.shards")
 
 
 def test_parts_of_little_may_be_empty(sets: Path, tmp_path: Path) -> None:
@@ -193,7 +188,7 @@ def test_damaged_notes_and_lost_shards_are_written_again(
     for number in range(PARTS):
         write_part(sets / "photos", tmp_path / "cache", address, number)
     finish(sets / "photos", tmp_path / "cache", address)
-    assert read_all(address) == read_all(sets / "one.shards")
+    assert read_folder(address) == read_folder(sets / "one.shards")
 
 
 def test_all_bad_images_of_a_part_are_listed(sets: Path, tmp_path: Path) -> None:
@@ -249,12 +244,6 @@ def _read_or_refuse(content: bytes, scratch: Path) -> None:
         assert WrittenGroup.unpack(content, scratch).counts
 
 
-@pytest.fixture
-def web() -> Iterator[WebServer]:
-    with WebServer().running() as server:
-        yield server
-
-
 def test_files_of_a_server_are_read_one_by_one(
     sets: Path, tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,7 +263,7 @@ def test_files_of_a_server_are_read_one_by_one(
         images = {path for method, path in web.asked if method == "GET" and ".png" in path}
         assert len(images) == (8, 17)[number]
     finish(root, tmp_path / "cache", address, remote=remote)
-    assert read_all(address) == read_all(tmp_path / "one.shards")
+    assert read_folder(address) == read_folder(tmp_path / "one.shards")
     assert list(tmp_path.glob("cache*/**/*.png")) == []
 
 
@@ -301,7 +290,7 @@ def test_volumes_in_parts(tmp_path: Path) -> None:
     assert publish("set.shards", part=Part(0, 2))["volumes"] == 2
     report = publish("set.shards", finish=True)
     assert (report["volumes"], report["skipped"], report["shards_kept"]) == (4, 1, 4)
-    assert read_all(tmp_path / "set.shards") == read_all(tmp_path / "one.shards")
+    assert read_folder(tmp_path / "set.shards") == read_folder(tmp_path / "one.shards")
 
 
 def test_images_with_boxes_of_a_server_are_read_one_by_one(tmp_path: Path, web: WebServer) -> None:
@@ -338,7 +327,7 @@ def test_images_with_boxes_of_a_server_are_read_one_by_one(tmp_path: Path, web: 
     assert asked == {f"set/images/{number:02}.png" for number in (*range(15), *range(16, 20))}
     publish(root, "set.shards", part=Part(0, 2))
     publish(root, "set.shards", finish=True)
-    assert read_all(tmp_path / "set.shards") == read_all(tmp_path / "one.shards")
+    assert read_folder(tmp_path / "set.shards") == read_folder(tmp_path / "one.shards")
     assert not list((tmp_path / "cache").rglob("*.png"))
 
 
@@ -382,7 +371,7 @@ def test_series_of_a_server_are_read_one_by_one(tmp_path: Path, web: WebServer) 
         sizes.append(len(list((tmp_path / "set.shards/shards").iterdir())))
     publish(root, "set.shards", finish=True)
     assert sizes == [1, 3]
-    assert read_all(tmp_path / "set.shards") == read_all(tmp_path / "one.shards")
+    assert read_folder(tmp_path / "set.shards") == read_folder(tmp_path / "one.shards")
     assert not list((tmp_path / "cache").rglob("*.dcm"))
 
 
@@ -409,5 +398,5 @@ def test_volumes_of_a_server_are_read_one_by_one(tmp_path: Path, web: WebServer)
     assert asked == {"set/2.npy", "set/3.npy"}
     publish(root, "set.shards", part=Part(0, 2))
     publish(root, "set.shards", finish=True)
-    assert read_all(tmp_path / "set.shards") == read_all(tmp_path / "one.shards")
+    assert read_folder(tmp_path / "set.shards") == read_folder(tmp_path / "one.shards")
     assert not list((tmp_path / "cache").rglob("*.npy"))

@@ -8,7 +8,6 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +21,8 @@ from lit_data.io.remote import RemoteOptions
 from lit_data.parts import Part
 from tests.families import run_family
 from tests.io.remote.proxy import FaultyProxy
-from tests.io.remote.servers import s3_server
 from tests.io.shards.test_shards import draw, open_files, open_store
+from tests.reading import read_folder
 
 IMAGES = 64
 SHARD_BYTES = 2 * 6_000  # two images of 60 x 100 grey pixels; sixteen are a group
@@ -47,11 +46,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def publish(root: Path | str, cache: Path, address: Path | str, **options: Any) -> dict[str, int]:
     remote = options.pop("remote", RemoteOptions(backoff_s=0.01))
     return open_files(root, cache, remote=remote).publish(str(address), SHARD_BYTES, **options)
-
-
-def read_all(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 @pytest.mark.parametrize("encoding", ["decoded", "source"])
@@ -86,14 +80,8 @@ def test_killed_parts_go_on(photos: Path, tmp_path: Path, encoding: str) -> None
     left = list(address.rglob(".build-*"))
     for path in left:  # of a part that was killed after the last that swept
         shutil.rmtree(path)
-    assert read_all(address) == read_all(tmp_path / "one.shards")
+    assert read_folder(address) == read_folder(tmp_path / "one.shards")
     assert len(open_store(open_files(address, tmp_path / "reader"))) == IMAGES
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as running:
-        yield running
 
 
 @pytest.mark.parametrize("encoding", ["decoded", "source"])
@@ -136,7 +124,7 @@ def test_a_bucket_that_often_answers_503(
             for entry in page["Contents"]:
                 body = server.client.get_object(Bucket=bucket, Key=entry["Key"])["Body"].read()
                 written[entry["Key"].removeprefix("sets/photos.shards/")] = body
-        assert written == read_all(tmp_path / "one.shards")
+        assert written == read_folder(tmp_path / "one.shards")
         store = open_store(open_files(address, tmp_path / "reader", remote=remote))
         for number in range(IMAGES):
             np.testing.assert_array_equal(store[number][0], draw(number))
@@ -165,4 +153,4 @@ def test_parts_are_jobs_of_a_sweep(photos: Path, tmp_path: Path) -> None:
     assert sum(summary["prepare/images"] for summary in summaries) == IMAGES
     assert not (tmp_path / "set.shards/set.json").exists()
     assert main(["prepare", *here, "prepare.finish=true"]) == 0
-    assert read_all(tmp_path / "set.shards") == read_all(tmp_path / "one.shards")
+    assert read_folder(tmp_path / "set.shards") == read_folder(tmp_path / "one.shards")

@@ -8,7 +8,7 @@ import random
 import resource
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -514,12 +514,6 @@ def test_processes_and_threads_share_fetched_shards(
     asked = {path: times for (method, path), times in shards.items() if method == "GET"}
     assert len(asked) == 5
     assert set(asked.values()) == {1}
-
-
-@pytest.fixture
-def web() -> Iterator[WebServer]:
-    with WebServer().running() as server:
-        yield server
 
 
 def serve(address: Path, web: WebServer) -> None:

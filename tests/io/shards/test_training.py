@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +29,6 @@ from lit_data.io.shards.store import ShardedStore
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.mosaic import MosaicSpec
 from lit_data.synthesis.watermarks import WatermarkSpec
-from tests.io.remote.servers import s3_server
 
 IMAGES = 30
 SMALL = 300_000  # of ten shards of 72 kB
@@ -266,12 +265,6 @@ def _split(batch: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
 
     rows = range(len(batch["index"]))
     return [{key: take(key, value, row) for key, value in batch.items()} for row in rows]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as running:
-        yield running
 
 
 @pytest.mark.timeout(120)

@@ -4,6 +4,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from lit_data.datasets import DetectionDataset
 from lit_data.datasets.detection.labels import LabelTable
@@ -43,7 +44,7 @@ def test_a_sample_depends_on_its_index_and_not_on_its_batch(spec: MosaicSpec | N
     part = _plan(spec, order)
     for row, index in enumerate(order.tolist()):
         for one, other in zip(_of_sample(part, row), _of_sample(whole, index), strict=True):
-            np.testing.assert_array_equal(one, other)
+            assert_array_equal(one, other)
 
 
 def test_seed_epoch_and_index_give_other_mosaics() -> None:
@@ -82,7 +83,7 @@ def test_the_share_of_mosaics_and_their_partners(tiles: Any) -> None:
     assert set(counts.tolist()) == {1, tiles}
     assert abs((counts == tiles).mean() - 0.25) < 0.03
     firsts = np.cumsum(counts) - counts
-    np.testing.assert_array_equal(plan.image[firsts], np.arange(2000) % len(SIZES))
+    assert_array_equal(plan.image[firsts], np.arange(2000) % len(SIZES))
     partners = np.bincount(np.delete(plan.image, firsts), minlength=len(SIZES))
     assert set(np.flatnonzero(partners).tolist()) == set(choices.tolist())
     assert partners.max() < 1.2 * partners[choices].min()
@@ -92,13 +93,13 @@ def test_a_mosaic_of_four_covers_the_whole_output_where_images_are_square_and_la
     spec = MosaicSpec(scale=(1.0, 1.5), translate=0.0)
     plan = _plan(spec, np.arange(50), sizes_px=np.full((7, 2), 100))
     area = np.bincount(plan.row, (plan.window[:, 2:] - plan.window[:, :2]).prod(1))
-    np.testing.assert_array_equal(area, 64 * 64)
+    assert_array_equal(area, 64 * 64)
 
 
 def test_alone_an_image_lies_in_the_middle_as_large_as_it_fits() -> None:
     plan = _plan(None, [0, 1, 3], output_px=(60, 90))
-    np.testing.assert_array_equal(plan.window, [[0, 0, 60, 90], [0, 15, 60, 75], [28, 0, 31, 90]])
-    np.testing.assert_allclose(plan.scale, [1.5, 60, 1])
+    assert_array_equal(plan.window, [[0, 0, 60, 90], [0, 15, 60, 75], [28, 0, 31, 90]])
+    assert_allclose(plan.scale, [1.5, 60, 1])
 
 
 def test_moved_boxes_are_those_of_a_slow_definition() -> None:
@@ -112,7 +113,7 @@ def test_moved_boxes_are_those_of_a_slow_definition() -> None:
     expected = {n: box for n, box in slow.items() if box is not None}
     assert 100 < len(expected) < 1400
     assert kept.tolist() == list(expected)
-    np.testing.assert_allclose(edges, list(expected.values()), atol=1e-9)
+    assert_allclose(edges, list(expected.values()), atol=1e-9)
 
 
 def _move_slowly(
@@ -284,4 +285,4 @@ def test_opencv_warps_as_the_plan_says() -> None:
     ramp = np.tile(np.arange(200, dtype=np.float32), (50, 1))
     matrix, flags = np.array([[0.5, 0, 10.25], [0, 1.0, 0]]), cv2.INTER_LINEAR
     moved = cv2.warpAffine(ramp, matrix, (100, 50), flags=flags | cv2.WARP_INVERSE_MAP)
-    np.testing.assert_allclose(moved[0], 10.25 + 0.5 * np.arange(100), atol=1 / 32)
+    assert_allclose(moved[0], 10.25 + 0.5 * np.arange(100), atol=1 / 32)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, philox_4x32, random_words, shuffled, uniform, uniform_torch
@@ -37,8 +38,8 @@ def test_torch_draws_the_same_numbers(seed: int, draws: int) -> None:
 def test_a_number_depends_on_nothing_but_its_coordinates() -> None:
     together = uniform(3, Stream.DEFECTS, np.arange(50), 2, 20)
     alone = np.concatenate([uniform(3, Stream.DEFECTS, [index], 2, 20) for index in range(50)])
-    np.testing.assert_array_equal(together, alone)
-    np.testing.assert_array_equal(together[:, :7], uniform(3, Stream.DEFECTS, np.arange(50), 2, 7))
+    assert_array_equal(together, alone)
+    assert_array_equal(together[:, :7], uniform(3, Stream.DEFECTS, np.arange(50), 2, 7))
 
 
 def test_neighbouring_coordinates_share_no_block() -> None:
@@ -66,7 +67,7 @@ def test_shuffled_is_a_permutation_that_needs_no_neighbours() -> None:
         order = shuffled(np.arange(length), length, seed=7, epoch=3)
         assert sorted(order.tolist()) == list(range(length))
     alone = shuffled([999, 5, 500], 4097, seed=7, epoch=3)
-    np.testing.assert_array_equal(alone, order[[999, 5, 500]])
+    assert_array_equal(alone, order[[999, 5, 500]])
     others = [shuffled(np.arange(4097), 4097, *at) for at in ((7, 4), (8, 3))]
     assert not any(np.array_equal(order, other) for other in others)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from lit_data.augment import ExternalTransform, Layers
 from lit_data.augment.external import seeded
@@ -131,10 +132,8 @@ def test_kornia_moves_boxes(module: nn.Module, seed_per: Literal["batch", "sampl
         assert label == row
         centre, sides = torch.tensor(shares).view(2, 2) * size
         places = torch.nonzero(moved.images[int(row), 0] > 0.5).flip(1)
-        torch.testing.assert_close(
-            centre - sides / 2, places.amin(dim=0).float(), atol=0.01, rtol=0
-        )
-        torch.testing.assert_close(centre + sides / 2, places.amax(dim=0) + 1.0, atol=0.01, rtol=0)
+        assert_close(centre - sides / 2, places.amin(dim=0).float(), atol=0.01, rtol=0)
+        assert_close(centre + sides / 2, places.amax(dim=0) + 1.0, atol=0.01, rtol=0)
 
 
 def test_no_boxes_are_moved_too() -> None:

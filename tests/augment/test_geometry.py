@@ -5,6 +5,7 @@ import pytest
 import torch
 from kornia.geometry.transform import warp_perspective
 from torch import Tensor
+from torch.testing import assert_close
 
 from lit_data.augment import Geometry, Layers, Photometry, Pipeline
 from lit_data.augment.matrices import (
@@ -109,7 +110,7 @@ def test_bent_images_are_those_of_kornia(crop: tuple[int, int] | None) -> None:
     size = crop or (18, 16)
     matrix = compose(Moves.unpack(draws["augment_geometry"]), (18, 16), size)
     expected = warp_perspective(images, matrix, size, padding_mode="zeros", align_corners=True)
-    torch.testing.assert_close(geometry(Layers(images), draws).images, expected, atol=2e-4, rtol=0)
+    assert_close(geometry(Layers(images), draws).images, expected, atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +276,7 @@ def _to_boxes(
 def test_boxes_are_cut_to_the_crop() -> None:
     boxes = _to_boxes((-4, 2, 6, 8), (18, 8, 26, 12))
     cut = hull_boxes(boxes, box_corners(boxes, (10, 20)), (10, 20), ANY)
-    torch.testing.assert_close(cut, _to_boxes((0, 2, 6, 8), (18, 8, 20, 10)))
+    assert_close(cut, _to_boxes((0, 2, 6, 8), (18, 8, 20, 10)))
 
 
 @pytest.mark.parametrize(
@@ -301,6 +302,4 @@ def test_bad_limits(min_px: float, min_visible: float) -> None:
 def test_without_limits_all_are_kept() -> None:
     boxes = torch.tensor([[0, 1, 0.5, 0.5, 0.001, 0.001], [1, 0, 0.0, 0.5, 1.8, 0.2]])
     moved = hull_boxes(boxes, box_corners(boxes, (10, 20)), (10, 20), None)
-    torch.testing.assert_close(
-        moved, torch.tensor([[0, 1, 0.5, 0.5, 0.001, 0.001], [1, 0, 0.45, 0.5, 0.9, 0.2]])
-    )
+    assert_close(moved, torch.tensor([[0, 1, 0.5, 0.5, 0.001, 0.001], [1, 0, 0.45, 0.5, 0.9, 0.2]]))

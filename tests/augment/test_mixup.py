@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 
 from lit_data.augment import Layers, MixUp
 from lit_data.augment.mixing import invert_beta
@@ -56,10 +57,10 @@ def test_shares_are_distributed_as_they_should(alpha: float) -> None:
     assert shares.min() >= 0
     assert shares.max() <= 1
     assert (np.diff(shares) >= 0).all()
-    np.testing.assert_allclose(shares + shares[::-1], 1, atol=2e-3)
-    np.testing.assert_allclose(shares.var(), 0.25 / (2 * alpha + 1), rtol=2e-3)
+    assert_allclose(shares + shares[::-1], 1, atol=2e-3)
+    assert_allclose(shares.var(), 0.25 / (2 * alpha + 1), rtol=2e-3)
     if alpha == 1:
-        np.testing.assert_allclose(shares, (np.arange(20_000) + 0.5) / 20_000, atol=1e-4)
+        assert_allclose(shares, (np.arange(20_000) + 0.5) / 20_000, atol=1e-4)
 
 
 def test_draws_are_those_of_the_sample_and_hold_the_share_that_was_asked_for() -> None:

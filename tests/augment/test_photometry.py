@@ -7,6 +7,7 @@ import pytest
 import torch
 from kornia.filters import gaussian_blur2d
 from torch import Tensor
+from torch.testing import assert_close
 
 from lit_data.augment import ColourJitter, Layers, Photometry
 from lit_data.errors import ConfigError
@@ -42,15 +43,13 @@ def test_each_formula() -> None:
     )
     mean = images.mean(dim=(2, 3), keepdim=True)
     close = {"atol": 5e-5, "rtol": 0}
-    torch.testing.assert_close(
-        _expose(images, gain=0.2), (images * (1 + 0.2 * gain)).clamp(0, 1), **close
-    )
-    torch.testing.assert_close(_expose(images, offset=0.1), images + 0.1 * offset, **close)
+    assert_close(_expose(images, gain=0.2), (images * (1 + 0.2 * gain)).clamp(0, 1), **close)
+    assert_close(_expose(images, offset=0.1), images + 0.1 * offset, **close)
     expected = mean + (images - mean) * (1 + 0.3 * contrast)
-    torch.testing.assert_close(_expose(images, contrast=0.3), expected.clamp(0, 1), **close)
-    torch.testing.assert_close(_expose(images, gamma=0.4), images ** (1 + 0.4 * gamma), **close)
+    assert_close(_expose(images, contrast=0.3), expected.clamp(0, 1), **close)
+    assert_close(_expose(images, gamma=0.4), images ** (1 + 0.4 * gamma), **close)
     whole = (expected * (1 + 0.2 * gain) + 0.1 * offset).clamp(0, 1) ** (1 + 0.4 * gamma)
-    torch.testing.assert_close(_expose(images, **options), whole, atol=2e-4, rtol=0)
+    assert_close(_expose(images, **options), whole, atol=2e-4, rtol=0)
 
 
 def test_blur_is_that_of_kornia() -> None:
@@ -59,17 +58,13 @@ def test_blur_is_that_of_kornia() -> None:
     expected = gaussian_blur2d(
         images.reshape(24, 1, 24, 24), (11, 11), sigma, border_type="replicate"
     )
-    torch.testing.assert_close(
-        _expose(images, blur_px=1.5), expected.view_as(images), atol=1e-5, rtol=0
-    )
+    assert_close(_expose(images, blur_px=1.5), expected.view_as(images), atol=1e-5, rtol=0)
 
 
 def test_noise_has_the_strength_that_was_drawn() -> None:
     images = torch.full((8, 3, 128, 128), 0.5)
     found = (_expose(images, noise=0.05) - 0.5).std(dim=(2, 3))
-    torch.testing.assert_close(
-        found, 0.05 * (_numbers(noise=0.05)[..., 1] + 1) / 2, atol=1e-3, rtol=0.02
-    )
+    assert_close(found, 0.05 * (_numbers(noise=0.05)[..., 1] + 1) / 2, atol=1e-3, rtol=0.02)
 
 
 def test_channels_differ_unless_they_are_registered() -> None:
@@ -106,9 +101,7 @@ def test_black_and_white_stay_what_they_are_under_any_power(gamma: float) -> Non
     images = torch.zeros(4, 1, 8, 8)
     images[2:] = 1
     photometry = Photometry(gamma=gamma, gain=1e-6)
-    torch.testing.assert_close(
-        photometry(Layers(images), photometry.draw(0, 0, range(4), 1)).images, images
-    )
+    assert_close(photometry(Layers(images), photometry.draw(0, 0, range(4), 1)).images, images)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +131,7 @@ def test_jitter_that_is_off_costs_nothing_and_greys_stay_grey() -> None:
     assert off(layers, {}) is layers
     jitter, grey = ColourJitter(), torch.rand(2, 1, 4, 4).expand(2, 3, 4, 4)
     result = jitter(Layers(grey), jitter.draw(0, 0, np.arange(2), 3)).images
-    torch.testing.assert_close(result[:, 0], result[:, 2])
+    assert_close(result[:, 0], result[:, 2])
 
 
 def test_only_rgb_has_colours() -> None:

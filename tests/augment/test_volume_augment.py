@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from lit_data.augment import VolumeAugment
 from lit_data.errors import ConfigError
@@ -30,7 +31,7 @@ def test_flips_move_voxels_labels_and_occupied_ones_alike() -> None:
         for name, values in batch.items():
             expected = values[row].flip(axes)
             assert flipped[name].dtype == values.dtype
-            torch.testing.assert_close(flipped[name][row], expected, rtol=0, atol=1e-6)
+            assert_close(flipped[name][row], expected, rtol=0, atol=1e-6)
 
 
 def test_numbers_are_those_of_the_sample_and_no_new_label_appears() -> None:
@@ -41,7 +42,7 @@ def test_numbers_are_those_of_the_sample_and_no_new_label_appears() -> None:
     alone = augment({name: values[4:5] for name, values in batch.items()}, draws[4:5])
     together = augment(batch, draws)
     for name, values in together.items():
-        torch.testing.assert_close(values[4:5], alone[name], rtol=0, atol=1e-6)
+        assert_close(values[4:5], alone[name], rtol=0, atol=1e-6)
         assert not torch.equal(values, batch[name])
     assert set(together["mask"].flatten().tolist()) <= set(batch["mask"].flatten().tolist())
     assert 0 <= together["image"].min() <= together["image"].max() <= 1

@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 
 from benchmarks.mosaic_variants import (
     MosaicRecipe,
@@ -103,7 +104,7 @@ def test_batches_have_the_row_of_each_box() -> None:
 def test_colours_change_as_they_are_told() -> None:
     image = np.zeros((2, 2, 3), np.uint8)
     image[:] = 40, 80, 160  # B, G, R
-    np.testing.assert_array_equal(change_colours(image, 1, 1, 1), image)
+    assert_array_equal(change_colours(image, 1, 1, 1), image)
     assert np.abs(change_colours(image, 1, 1, 0.5).astype(int) - image // 2).max() <= 1
     grey = change_colours(image, 1, 0, 1)
     assert (grey == 160).all()
@@ -113,7 +114,7 @@ def test_files_are_scaled_until_they_fit(tmp_path: Path) -> None:
     path = str(tmp_path / "image.png")
     image = np.random.default_rng(0).integers(0, 256, (30, 20, 3), dtype=np.uint8)
     cv2.imwrite(path, image)
-    np.testing.assert_array_equal(read_fitting(path, (30, 40)), image)
+    assert_array_equal(read_fitting(path, (30, 40)), image)
     assert read_fitting(path, (60, 80)).shape == (60, 40, 3)
     assert read_fitting(path, (60, 10)).shape == (15, 10, 3)
     with pytest.raises(DataError, match=r"^OpenCV cannot read .*none\.png$"):

@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 from omegaconf import DictConfig
 
 from benchmarks.__main__ import run as measure
@@ -95,8 +96,8 @@ def test_the_whole_image_way_computes_every_pixel_of_the_image_and_no_other() ->
     for name in FAMILIES:
         _, wide = _middle_plan(name, 4, (3, 64, 80))
         assert {(group.height_px, group.width_px) for group in wide.groups} == {(64, 80)}
-        np.testing.assert_array_equal(np.floor(wide.y + 0.5) - (64 - 1) // 2, 0)
-        np.testing.assert_array_equal(np.floor(wide.x + 0.5) - (80 - 1) // 2, 0)
+        assert_array_equal(np.floor(wide.y + 0.5) - (64 - 1) // 2, 0)
+        assert_array_equal(np.floor(wide.x + 0.5) - (80 - 1) // 2, 0)
 
 
 @pytest.mark.parametrize("way", [draw_everywhere, draw_in_windows])
@@ -108,8 +109,8 @@ def test_numpy_draws_the_same_spots(way: Callable[..., np.ndarray]) -> None:
     image = to_unit(pixels[1], GREY)
     mask = way(image, place_alone(pixels, plan, numbers, GREY))
     images, masks = render(pixels, plan, GREY)
-    np.testing.assert_allclose(image, images[1].numpy() / 255, atol=1 / 255)
-    np.testing.assert_array_equal(mask, masks[1].numpy())
+    assert_allclose(image, images[1].numpy() / 255, atol=1 / 255)
+    assert_array_equal(mask, masks[1].numpy())
 
 
 # the command

@@ -11,6 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
+from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
@@ -201,7 +202,7 @@ def test_the_gradient_is_that_of_the_whole_batch(batch: int, size: int) -> None:
     for whole, pieces in zip(
         _gradient(data(batch), None), _gradient(data(batch), size), strict=True
     ):
-        torch.testing.assert_close(pieces, whole, rtol=1e-6, atol=0)
+        assert_close(pieces, whole, rtol=1e-6, atol=0)
 
 
 def test_ragged_fields_go_with_their_samples() -> None:
@@ -239,7 +240,7 @@ def test_a_module_may_cut_its_batches_itself() -> None:
     fit(module, DataLoader([batch], batch_size=None), adaptive(3))
     assert module.cuts == [(0, 3), (3, 5), (5, 7)]
     for whole, pieces in zip(_gradient(data(7), None), module.gradients[0], strict=True):
-        torch.testing.assert_close(pieces, whole, rtol=1e-6, atol=0)
+        assert_close(pieces, whole, rtol=1e-6, atol=0)
 
 
 def test_a_batch_that_cannot_be_cut_says_what_to_do() -> None:
@@ -318,7 +319,7 @@ def test_a_compiled_module(backend: str) -> None:
     fit(torch.compile(module, backend=backend), DataLoader(data(8), 4), adaptive())
     assert refused == [4]
     for one, other in zip(plain.parameters(), module.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=0)
+        assert_close(one, other, rtol=1e-12, atol=0)
 
 
 def test_an_optimizer_that_asks_several_times() -> None:
@@ -336,7 +337,7 @@ def test_an_optimizer_that_asks_several_times() -> None:
     assert steps > 2 * 8  # several closures for each step
     second, _ = fit(Wide(), DataLoader(data(8), 4))
     for one, other in zip(first.parameters(), second.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+        assert_close(one, other, rtol=1e-6, atol=1e-9)
 
 
 # --- the Trainer's ways

@@ -7,6 +7,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor, nn
+from torch.testing import assert_close
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 from torchmetrics.classification import (
@@ -154,7 +155,7 @@ def test_what_is_measured_is_what_the_whole_batch_would_show(
     assert int(plain.tables[0].sum()) == SAMPLES
     for one, other in zip(kept.found, whole.found, strict=True):
         assert torch.equal(one["logits"], other["logits"])
-        torch.testing.assert_close(one["mean"], other["mean"], rtol=1e-12, atol=1e-15)
+        assert_close(one["mean"], other["mean"], rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize(("stage", "point"), [("validate", "transfer"), ("test", "forward_middle")])
@@ -287,7 +288,7 @@ def test_validation_within_training_changes_nothing_in_it() -> None:
     assert_same(first.state_dict(), second.state_dict())
     shown, expected = trainer.callback_metrics, twin.callback_metrics
     for key in ("val/loss", "val/accuracy"):
-        torch.testing.assert_close(shown[key], expected[key], rtol=1e-6, atol=0)
+        assert_close(shown[key], expected[key], rtol=1e-6, atol=0)
     assert torch.equal(shown["train/loss_epoch"], expected["train/loss_epoch"])
 
 

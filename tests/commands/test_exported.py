@@ -10,6 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import nn
+from torch.testing import assert_close
 
 from lit_data.cli import main
 from lit_data.commands import export, int8
@@ -37,12 +38,12 @@ def test_a_module_answers_by_the_file(tmp_path: Path) -> None:
     path = write_board(tmp_path / "a.inspect", threshold=0.3, image_threshold=0.8)
     model = SegmentationModule(nn.Identity(), anomaly_metrics=True)
     use_exported(model, Graph(path))
-    torch.testing.assert_close(model(IMAGES).sigmoid(), IMAGES)
+    assert_close(model(IMAGES).sigmoid(), IMAGES)
     assert float(model.predict_threshold) == pytest.approx(0.3)
     assert float(model.image_threshold) == pytest.approx(0.8)
     write_board(path, expand=[0, 0, 0])
     use_exported(model, Graph(path))
-    torch.testing.assert_close(model(IMAGES.expand(-1, 3, -1, -1)).sigmoid(), IMAGES)
+    assert_close(model(IMAGES.expand(-1, 3, -1, -1)).sigmoid(), IMAGES)
     assert float(model.image_threshold) == -1
     write_board(path, side=9)
     use_exported(model, Graph(path))
@@ -57,16 +58,16 @@ def test_what_a_module_gives_is_found_by_what_it_predicts() -> None:
     model = SegmentationModule(nn.Conv2d(1, 3, 3), classes=["a", "b"])
     said = model.predict_step({"image": IMAGES}, 0)
     logits = model.invert(torch.cat((said["probability"], said["classes"]), 1), IMAGES)
-    torch.testing.assert_close(logits.softmax(1), model(IMAGES).softmax(1))
+    assert_close(logits.softmax(1), model(IMAGES).softmax(1))
     labels = ClassificationModule(
         nn.Sequential(nn.Flatten(), nn.Linear(108, 2)), classes=["a", "b"]
     )
     said = labels.predict_step({"image": IMAGES}, 0)
-    torch.testing.assert_close(labels.invert(said, IMAGES).softmax(1), said)
+    assert_close(labels.invert(said, IMAGES).softmax(1), said)
     anomaly = AnomalyModule(nn.Identity())
     distances = torch.tensor([0.1, 1.0, 3.0])
     probability = (4 * distances.log()).sigmoid()
-    torch.testing.assert_close(anomaly.invert(probability, IMAGES), distances)
+    assert_close(anomaly.invert(probability, IMAGES), distances)
 
 
 def test_objects_are_found_as_by_the_net() -> None:
@@ -78,8 +79,8 @@ def test_objects_are_found_as_by_the_net() -> None:
     boxes = predictions.boxes.clamp(min=0).minimum(limits)
     answers = torch.cat((boxes / limits, predictions.logits.sigmoid()), 2)
     inverted = detector.invert(answers, images)
-    torch.testing.assert_close(inverted.logits, predictions.logits, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(inverted.boxes, boxes)
+    assert_close(inverted.logits, predictions.logits, atol=1e-4, rtol=1e-4)
+    assert_close(inverted.boxes, boxes)
 
 
 class _Hooked(SegmentationModule):

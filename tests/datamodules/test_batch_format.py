@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from lit_data.datamodules.batch_format import check_format, format_batch, gives_dict, gives_fields
 from lit_data.errors import ConfigError
@@ -43,8 +44,8 @@ def test_torchvision_takes_lists_with_corners_in_pixels_and_a_background() -> No
     assert [image.shape for image in images] == [(3, 40, 60)] * 3
     assert [target["labels"].tolist() for target in targets] == [[3, 1], [], [2]]
     corners = [[24.0, 18, 36, 22], [0, 0, 12, 16]]
-    torch.testing.assert_close(targets[0]["boxes"], torch.tensor(corners))
-    torch.testing.assert_close(targets[2]["boxes"], torch.tensor([[30.0, 0, 60, 40]]))
+    assert_close(targets[0]["boxes"], torch.tensor(corners))
+    assert_close(targets[2]["boxes"], torch.tensor([[30.0, 0, 60, 40]]))
     assert targets[1]["boxes"].shape == (0, 4)
     assert [target["image_id"].item() for target in targets] == [7, 8, 9]
 
@@ -53,7 +54,7 @@ def test_ultralytics_takes_a_dict_whose_objects_name_their_image() -> None:
     found = format_batch(BOXED, "ultralytics", {})
     assert found["cls"].tolist() == [[2], [0], [1]]
     assert found["batch_idx"].tolist() == [0, 0, 2]
-    torch.testing.assert_close(found["bboxes"], BOXED["boxes"][:, 2:])
+    assert_close(found["bboxes"], BOXED["boxes"][:, 2:])
     assert found["im_file"] == ["a.png", "b.png", "c.png"]
     assert found["ori_shape"] == ((400, 600),) * 3
 

@@ -6,6 +6,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 
 from lit_data.commands.prepare import export_set
 from lit_data.datamodules import CTDataModule
@@ -92,8 +93,8 @@ def test_a_batch_of_points_is_what_the_table_says(cache: str) -> None:
         assert (dense[place] > 150).all()
         assert int(batch["occupied_total"][row]) == (dense > 150).sum()
         assert len(np.unique(np.ravel_multi_index(place, SHAPE))) == int(own.sum()) == 200
-        np.testing.assert_array_equal(batch["feats"][own, 0], WINDOWS["bone"].scale(dense[place]))
-        np.testing.assert_array_equal(batch["label"][own, 0], labels[place])
+        assert_array_equal(batch["feats"][own, 0], WINDOWS["bone"].scale(dense[place]))
+        assert_array_equal(batch["label"][own, 0], labels[place])
     assert batch["feats"][:, 1].max() <= -1
     assert batch["feats"][:, 1].min() >= -5
 
@@ -129,10 +130,10 @@ def test_a_batch_of_windows_is_what_the_table_says(cache: str) -> None:
         )
         occupied = (dense[part] > 0) & (dense[part] <= 1000)
         expected = np.where(occupied, WINDOWS["soft_tissue"].scale(dense[part]), 0)
-        np.testing.assert_array_equal(batch["image"][row, 0], expected)
-        np.testing.assert_array_equal(batch["occupied"][row, 0], occupied)
-        np.testing.assert_array_equal(batch["mask"][row, 0], labels[part])
-        np.testing.assert_array_equal(batch["sdf"][row, 0] < 0, occupied)
+        assert_array_equal(batch["image"][row, 0], expected)
+        assert_array_equal(batch["occupied"][row, 0], occupied)
+        assert_array_equal(batch["mask"][row, 0], labels[part])
+        assert_array_equal(batch["sdf"][row, 0] < 0, occupied)
         labelled += bool(labels[part].any())
     assert labelled >= 2
 

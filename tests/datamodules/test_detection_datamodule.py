@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from lit_data.augment import MixUp, detection_augment
 from lit_data.batch_form import batch_tensors
@@ -267,8 +268,8 @@ def test_augmentation_moves_boxes_and_depends_on_the_sample_alone(cache: str) ->
     for row in (0, 5):
         alone = data.transform(loader.read(np.array([row]), 1), "train")
         piece = data.slice_batch(batch, row, row + 1)
-        torch.testing.assert_close(alone["image"], piece["image"], atol=1e-5, rtol=0)
-        torch.testing.assert_close(alone["boxes"], piece["boxes"], atol=1e-6, rtol=0)
+        assert_close(alone["image"], piece["image"], atol=1e-5, rtol=0)
+        assert_close(alone["boxes"], piece["boxes"], atol=1e-6, rtol=0)
 
 
 def _whole(data: DetectionDataModule) -> Batch:
@@ -321,7 +322,7 @@ def test_samples_are_blended_behind_device_mosaics_with_the_boxes_of_both(cache:
     share = plan(data, 2)["augment_mixup"][:, 0]
     for row in range(2):
         mixed = share[row] * before["image"][row] + (1 - share[row]) * before["image"][1 - row]
-        torch.testing.assert_close(after["image"][row], mixed)
+        assert_close(after["image"][row], mixed)
 
 
 def _device_data(cache: str) -> DetectionDataModule:

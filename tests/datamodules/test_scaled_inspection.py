@@ -6,6 +6,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from lit_data.datamodules import InspectionDataModule
 from lit_data.datasets.inspection.patches import SamplingOptions
@@ -52,7 +53,7 @@ def test_a_sample_is_a_whole_image_with_its_mask(tmp_path: Path, cache: str) -> 
     assert (marked[1::2] > 0).all()
     assert data.has_defect(1) is True
     assert data.has_defect(0) is False
-    np.testing.assert_array_equal(np.flatnonzero(data.read_mask(1).any(0)), np.arange(30, 60))  # type: ignore[union-attr]
+    assert_array_equal(np.flatnonzero(data.read_mask(1).any(0)), np.arange(30, 60))  # type: ignore[union-attr]
     assert data.read_mask(2).shape == (1, 50)  # type: ignore[union-attr]
 
 
@@ -64,7 +65,7 @@ def test_a_scaled_set_is_cut_in_fewer_patches(tmp_path: Path) -> None:
     assert [plain.bank[0].shape, half.bank[0].shape] == [(3, 90, 60), (3, 45, 30)]
     assert len(half.dataset("train")) < len(plain.dataset("train")) / 2
     image = cv2.resize(plain.bank[0][0], (30, 45), interpolation=cv2.INTER_AREA)
-    np.testing.assert_array_equal(half.bank[0][0], image)
+    assert_array_equal(half.bank[0][0], image)
     again = _data(tmp_path, patch_px=16, scale=0.5, splits={"train": 1.0})
     assert again.bank.key == half.bank.key != plain.bank.key  # type: ignore[attr-defined]
 

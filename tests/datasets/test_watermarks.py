@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 
 from lit_data.datasets import PatchDataset
 from lit_data.datasets.patch_source import (
@@ -73,14 +74,14 @@ def test_a_sample_is_a_patch_of_its_image_mirrored_where_that_ends() -> None:
             sample = dataset[index]
             image, (y, x) = BANK[int(sample["image_index"])], sample["position"].tolist()
             padded = np.pad(image, ((0, 0), (0, 64), (0, 64)), mode="reflect")
-            np.testing.assert_array_equal(sample["image"], padded[:, y : y + 32, x : x + 32])
+            assert_array_equal(sample["image"], padded[:, y : y + 32, x : x + 32])
             height, width = image.shape[1:]
             assert 0 <= y <= max(0, height - 32)
             assert 0 <= x <= max(0, width - 32)
     for shape in ((3, 1, 1), (3, 2, 5), (1, 40, 3)):  # tiny images, as often as need be
         image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
         expected = np.pad(image, ((0, 0), (0, 30), (0, 30)), mode="reflect")[:, :30, :30]
-        np.testing.assert_array_equal(cut_patch(image, 0, 0, (30, 30)), expected)
+        assert_array_equal(cut_patch(image, 0, 0, (30, 30)), expected)
 
 
 def test_training_patches_are_new_in_each_epoch_and_the_grid_covers_all() -> None:
@@ -123,7 +124,7 @@ def test_masks_are_cut_with_their_images() -> None:
         sample = dataset[index]
         y, x = sample["position"].tolist()
         mask = np.pad(masks[index // 5], ((0, 0), (0, 64), (0, 64)), mode="reflect")
-        np.testing.assert_array_equal(sample["mask"], mask[:, y : y + 32, x : x + 32])
+        assert_array_equal(sample["mask"], mask[:, y : y + 32, x : x + 32])
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -179,7 +180,7 @@ def test_workers_write_samples_at_the_size_of_each_epoch(options: dict[str, Any]
     assert len(found) == len(expected) == 60
     for one, other in zip(expected, found, strict=True):
         for name, value in one.items():
-            np.testing.assert_array_equal(value, other[name])
+            assert_array_equal(value, other[name])
 
 
 def test_a_resumed_loader_goes_on_with_the_same_samples() -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from lit_data.errors import ConfigError
 from lit_data.inference import TiledPredictor
@@ -48,7 +49,7 @@ def test_half_precision_computes_in_half_and_answers_in_float32(
     assert net.net.weight.dtype == torch.float32
     for values, image in zip(found, IMAGES, strict=True):
         assert values.dtype == torch.float32
-        torch.testing.assert_close(values, predict_whole(net.net, image), rtol=0, atol=atol)
+        assert_close(values, predict_whole(net.net, image), rtol=0, atol=atol)
 
 
 def test_channels_last_lays_out_weights_and_tiles() -> None:
@@ -58,7 +59,7 @@ def test_channels_last_lays_out_weights_and_tiles() -> None:
     assert {last for _, last in watching.seen} == {False}
     watching.seen.clear()
     for values, wanted in zip(_predict(net, channels_last=True), expected, strict=True):
-        torch.testing.assert_close(values, wanted, rtol=0, atol=1e-5)
+        assert_close(values, wanted, rtol=0, atol=1e-5)
     assert {last for _, last in watching.seen} == {True}
     assert watching.net.weight.is_contiguous(memory_format=torch.channels_last)
 
@@ -69,7 +70,7 @@ def test_activations(activation: str) -> None:
     for values, image in zip(_predict(net, activation=activation), IMAGES, strict=True):
         whole = predict_whole(net, image)
         wanted = whole.sigmoid() if activation == "sigmoid" else whole.softmax(0)
-        torch.testing.assert_close(values, wanted, rtol=0, atol=1e-5)
+        assert_close(values, wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("augment", ["flips", "d4"])
@@ -91,7 +92,7 @@ def test_augmentation_averages_over_the_turns_of_the_whole_image(augment: Augmen
         for how in TURNS[augment]:
             turned = turn(torch.from_numpy(image)[None], how)[0].numpy()
             sides.append(turn_back(predict_whole(net, turned)[None].sigmoid(), how)[0])
-        torch.testing.assert_close(values, torch.stack(sides).mean(0), rtol=0, atol=1e-5)
+        assert_close(values, torch.stack(sides).mean(0), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("augment", [None, "d4"])
@@ -121,9 +122,9 @@ def test_compiled_tiles_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     net = make_net()
     found = _predict(net, compile=True, round_px=None, batch_size=3)
     assert set(shapes) == {(3, 1, 16, 16)}
-    torch.testing.assert_close(found[0], predict_whole(net, IMAGES[0]), rtol=0, atol=1e-5)
+    assert_close(found[0], predict_whole(net, IMAGES[0]), rtol=0, atol=1e-5)
     padded = np.pad(IMAGES[1], ((0, 0), (0, 0), (0, 4)), mode="edge")
-    torch.testing.assert_close(found[1], predict_whole(net, padded)[..., :12], rtol=0, atol=1e-5)
+    assert_close(found[1], predict_whole(net, padded)[..., :12], rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -133,7 +134,7 @@ def test_compiled_by_the_real_compiler() -> None:
     for values, wanted in zip(_predict(net, compile=True), _predict(net), strict=True):
         # Compiled tiles have their full size: farther right the second image's repeated edge shows.
         left = (..., slice(0, 12 - REACH_PX))
-        torch.testing.assert_close(values[left], wanted[left], rtol=0, atol=1e-5)
+        assert_close(values[left], wanted[left], rtol=0, atol=1e-5)
 
 
 def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,4 +169,4 @@ def test_on_a_gpu(precision: str) -> None:
     found = _predict(net, precision=precision, device="cuda", channels_last=True)
     atol = 1e-3 if precision == "fp32" else 2e-2
     for values, wanted in zip(found, expected, strict=True):
-        torch.testing.assert_close(values, wanted, rtol=0, atol=atol)
+        assert_close(values, wanted, rtol=0, atol=atol)

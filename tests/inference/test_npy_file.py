@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from torch import Tensor, nn
 
 from lit_data.errors import ConfigError, StoreSpaceError
@@ -77,7 +78,7 @@ def test_dtypes_of_files(tmp_path: Path, dtype: FileDtype, expected: list[float]
     image = torch.tensor([[[-0.5, 0, 0.2, 1, 7, torch.nan]]])
     found = IDENTITY.predict_to_file(image, tmp_path / "map.npy", dtype=dtype)
     assert found.dtype == dtype
-    np.testing.assert_allclose(found[0, 0], np.array(expected, dtype), equal_nan=True)
+    assert_allclose(found[0, 0], np.array(expected, dtype), equal_nan=True)
     assert image[0, 0, 4] == 7  # what is encoded is a copy
     assert encode(image, np.dtype(dtype)).shape == (1, 1, 6)
 
@@ -166,4 +167,4 @@ def test_an_image_of_20000_by_20000_px_takes_less_than_2_gb(tmp_path: Path) -> N
         means = nn.AvgPool2d(3, 1, 1)(torch.from_numpy(window)[None])[0]
         wanted = means[before[0] :, before[1] :][:64, :64].numpy()
         written = found[0, top : top + 64, left : left + 64]
-        np.testing.assert_allclose(written, wanted, rtol=0, atol=1e-3)
+        assert_allclose(written, wanted, rtol=0, atol=1e-3)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.inference import TiledPredictor
@@ -70,7 +71,7 @@ def test_sides_that_are_no_multiple_are_filled_and_cut_back() -> None:
     ((_, values),) = predict(net, images, tile_px=64, multiple_px=2)
     # To 56 and 24, multiples of 64 / 8.
     padded = np.pad(images[0], ((0, 0), (0, 5), (0, 5)), mode="edge")
-    torch.testing.assert_close(values, predict_whole(net, padded)[:, :51, :19], rtol=0, atol=1e-6)
+    assert_close(values, predict_whole(net, padded)[:, :51, :19], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("blend", ["constant", "gaussian"])
@@ -130,7 +131,7 @@ def test_memory_does_not_grow_with_the_number_of_images() -> None:
 )
 def test_kinds_of_images(image: object, value: float) -> None:
     ((_, values),) = predict(Counting(), [image])
-    torch.testing.assert_close(values, torch.full((1, 4, 4), value), rtol=0, atol=1e-6)
+    assert_close(values, torch.full((1, 4, 4), value), rtol=0, atol=1e-6)
 
 
 def test_a_bank_of_several_kinds_of_images() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.cache import LruCache
@@ -159,11 +160,11 @@ def test_files_read_like_a_store(sources: list[ImageSource], tmp_path: Path) -> 
     store = DecodedStore.build(sources, tmp_path / "cache", decoder=ImageDecoder())
     assert len(files) == len(store) == 4
     for number in (0, 1, 2, 3, -1, -4):
-        np.testing.assert_array_equal(files[number], store[number])
+        assert_array_equal(files[number], store[number])
         assert files[number].flags.writeable is False
         assert files.name(number) == store.name(number) == sources[number].paths[0]
     for name in ("heights_px", "widths_px"):
-        np.testing.assert_array_equal(getattr(files, name), getattr(store, name))
+        assert_array_equal(getattr(files, name), getattr(store, name))
         assert getattr(files, name).dtype == getattr(store, name).dtype == np.int64
     for name in ("channels", "dtype", "skipped"):
         assert getattr(files, name) == getattr(store, name)

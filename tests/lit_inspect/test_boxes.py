@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from torch import Tensor
 
 from lit_data.cli import main as commands
@@ -107,12 +108,12 @@ def _compare(one: Path, other: Path) -> int:
         numbers = [[*row["bbox"], row["area"] / 100] for row in table["annotations"]]
         columns.append((rows, numbers, [row["score"] for row in table["annotations"]]))
     assert columns[0][0] == columns[1][0]
-    np.testing.assert_allclose(columns[0][1], columns[1][1], atol=3e-3)
-    np.testing.assert_allclose(columns[0][2], columns[1][2], atol=2e-6)
+    assert_allclose(columns[0][1], columns[1][1], atol=3e-3)
+    assert_allclose(columns[0][2], columns[1][2], atol=2e-6)
     for name in sorted(path.relative_to(one) for path in (one / "labels").rglob("*.txt")):
         lines = [(folder / name).read_text().split("\n") for folder in (one, other)]
         values = [np.array(" ".join(part).split(), float) for part in lines]
-        np.testing.assert_allclose(*values, atol=1e-5)
+        assert_allclose(*values, atol=1e-5)
     assert (one / "bad.csv").read_bytes() == (other / "bad.csv").read_bytes()
     return len(columns[0][0])
 
@@ -265,7 +266,7 @@ def test_objects_of_a_sample_are_chosen_alike() -> None:
             theirs = module.find_objects(logits, corners, threshold, iou)
             assert np.array_equal(ours.corners, theirs["boxes"].numpy())
             assert np.array_equal(ours.classes, theirs["classes"].numpy())
-            np.testing.assert_allclose(ours.scores, theirs["scores"].numpy(), rtol=1e-6)
+            assert_allclose(ours.scores, theirs["scores"].numpy(), rtol=1e-6)
     assert len(boxes.find_objects(values, (128, 64), 0.02, 0.9).scores) == 100
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
 from lit_data.errors import ConfigError
@@ -33,7 +34,7 @@ def test_it_learns_and_logs_what_it_says(tmp_path: Path) -> None:
     assert set(trainer.callback_metrics) == {"train/loss"} | scores
     assert trainer.callback_metrics["val/accuracy"] > 0.9
     predicted = trainer.predict(model, loader)
-    torch.testing.assert_close(predicted[0].sum(1), torch.ones(6))
+    assert_close(predicted[0].sum(1), torch.ones(6))
 
 
 class _Says(torch.nn.Module):
@@ -71,7 +72,7 @@ def test_a_batch_is_the_mean_of_its_micro_batches_with_weights_too() -> None:
         model.find_loss({key: value[part] for key, value in batch.items()})
         for part in (slice(2), slice(2, 6))
     ]
-    torch.testing.assert_close(model.find_loss(batch), parts[0] * 2 / 6 + parts[1] * 4 / 6)
+    assert_close(model.find_loss(batch), parts[0] * 2 / 6 + parts[1] * 4 / 6)
 
 
 @pytest.mark.parametrize("weights", [[1, 5], [1, 5, 2, 1], [1, 5, -2], [1, 5, float("nan")]])

@@ -7,6 +7,7 @@ import lightning as L
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
 from lit_data.modules import CompareNet, ConvClassifier, DetectorNet, SegmentationModule, UNet
@@ -71,7 +72,7 @@ def test_in_evaluation_a_sample_does_not_depend_on_its_batch(
 ) -> None:
     net, images = net_and_images
     alone = give_logits(net, images[2:3])
-    torch.testing.assert_close(give_logits(net, images)[2:3], alone, rtol=1e-5, atol=1e-5)
+    assert_close(give_logits(net, images)[2:3], alone, rtol=1e-5, atol=1e-5)
 
 
 def test_weights_in_bfloat16_need_no_autocast(net_and_images: tuple[nn.Module, Tensor]) -> None:
@@ -80,7 +81,7 @@ def test_weights_in_bfloat16_need_no_autocast(net_and_images: tuple[nn.Module, T
         pytest.skip("differences of images are float32 in any precision")
     exact = give_logits(net, images)
     found = give_logits(net.bfloat16(), images.bfloat16())
-    torch.testing.assert_close(found.float(), exact, atol=0.5, rtol=0.1)
+    assert_close(found.float(), exact, atol=0.5, rtol=0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -121,7 +122,7 @@ def test_a_unet_has_the_gradient_of_its_definition(dtype: torch.dtype) -> None:
             logits = forward(images)
         gradients.append(torch.autograd.grad(logits.square().sum(), list(net.parameters())))
     for first, second in zip(*gradients, strict=True):
-        torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-3 * float(second.abs().max()))
+        assert_close(first, second, rtol=1e-3, atol=1e-3 * float(second.abs().max()))
 
 
 def test_only_shapes_need_no_autocast() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from lit_data.errors import DataError, StoreError
 from lit_data.modules import ConvClassifier, DetectorNet, UNet
@@ -87,9 +88,9 @@ def test_kernels_of_rgb_serve_grey_images(tmp_path: Path) -> None:
     path = _save(first.state_dict(), tmp_path / "rgb.pt")
     second = UNet(width=4, depth=1, channels=1, weights=path)
     as_rgb = first.eval()(grey.expand(-1, 3, -1, -1))
-    torch.testing.assert_close(second.eval()(grey), as_rgb, rtol=1e-4, atol=1e-5)
+    assert_close(second.eval()(grey), as_rgb, rtol=1e-4, atol=1e-5)
     five = fit_channels(torch.ones(2, 3, 1, 1), 5)
-    torch.testing.assert_close(five.sum(1).flatten(), torch.full((2,), 3.0))
+    assert_close(five.sum(1).flatten(), torch.full((2,), 3.0))
 
 
 class _Hostile:

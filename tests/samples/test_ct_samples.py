@@ -2,6 +2,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from lit_data.samples.ct import TUMOUR, CTSampleSpec, render_volume
 
@@ -14,8 +15,8 @@ def test_the_set_is_what_was_drawn(tmp_path: Path) -> None:
     stored = np.load(root / "train" / "ct_0001.npy")
     scene = render_volume(0, 1, (24, 32, 40))
     assert stored.dtype == np.int16
-    np.testing.assert_array_equal(stored, scene.volume)
-    np.testing.assert_array_equal(np.load(root / "train" / "ct_0001_labels.npy"), scene.labels)
+    assert_array_equal(stored, scene.volume)
+    assert_array_equal(np.load(root / "train" / "ct_0001_labels.npy"), scene.labels)
     files = [len(list((root / split).glob("*.npy"))) for split in ("train", "val", "test")]
     assert files == [4, 2, 2]
     assert "CC0" in (root / "README.txt").read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from lit_data.datasets.gan import ViewLayout, read_layout
 from lit_data.samples.gan import (
@@ -28,10 +29,10 @@ def _views(number: int, *poses_deg: tuple[float, float], side: int = 32) -> Any:
 def test_cameras_look_at_the_origin_with_z_up() -> None:
     origins, directions = cast_rays(np.radians(np.array([[0, 0], [90, 30]], np.float32)), (5, 5))
     assert origins.dtype == directions.dtype == np.float32
-    np.testing.assert_allclose(np.linalg.norm(directions, axis=0), 1, rtol=1e-5)
-    np.testing.assert_allclose(origins[:, [0, 25]].T, [[4, 0, 0], [0, 4 * 0.75**0.5, 2]], atol=1e-5)
+    assert_allclose(np.linalg.norm(directions, axis=0), 1, rtol=1e-5)
+    assert_allclose(origins[:, [0, 25]].T, [[4, 0, 0], [0, 4 * 0.75**0.5, 2]], atol=1e-5)
     middle = directions[:, [12, 37]]  # of each view
-    np.testing.assert_allclose(middle, -origins[:, [0, 25]] / 4, atol=1e-6)
+    assert_allclose(middle, -origins[:, [0, 25]] / 4, atol=1e-6)
     first = directions[:, :25].reshape(3, 5, 5)
     assert (np.diff(first[2], axis=0) < 0).all(), "up is z"
     assert (np.diff(first[1], axis=1) > 0).all(), "the right of a camera on the x axis is y"
@@ -60,7 +61,7 @@ def test_no_object_leaves_the_ball_that_rays_are_traced_in(number: int) -> None:
     assert solid.distance(points.astype(np.float32)).min() > 0
     inside = points * (0.62 if solid.kind == "torus" else 0.05)
     assert solid.distance(inside.astype(np.float32)).min() < 0
-    np.testing.assert_allclose(solid.turn @ solid.turn.T, np.eye(3), atol=1e-6)
+    assert_allclose(solid.turn @ solid.turn.T, np.eye(3), atol=1e-6)
 
 
 @pytest.mark.parametrize("side", [24, 33, 64])
@@ -70,7 +71,7 @@ def test_a_ball_is_seen_as_large_as_it_is(side: int) -> None:
     radius_px = np.tan(np.arcsin(0.5 / 4)) / np.tan(np.radians(15)) * side / 2
     covered_px = (1 - view[..., 0] / GROUND).sum()
     assert covered_px == pytest.approx(np.pi * radius_px**2, rel=0.02)
-    np.testing.assert_array_equal(view, view[::-1])
+    assert_array_equal(view, view[::-1])
 
 
 def test_a_set_has_a_sheet_for_each_object(tmp_path: Path) -> None:
@@ -89,4 +90,4 @@ def test_a_set_has_a_sheet_for_each_object(tmp_path: Path) -> None:
     sheet = cv2.imread(str(files[1]))[..., ::-1]
     assert sheet.shape == (48, 36, 3)
     cameras = Cameras.at(ViewLayout().poses(3), (16, 12))
-    np.testing.assert_array_equal(sheet[16:32, 24:], render_views(draw_solid(0, 1), cameras)[5])
+    assert_array_equal(sheet[16:32, 24:], render_views(draw_solid(0, 1), cameras)[5])

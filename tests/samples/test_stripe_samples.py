@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import pytest
 import tifffile
+from numpy.testing import assert_array_equal
 
 from lit_data.io.temp import temp_folder
 from lit_data.samples import stripes as stripe_samples
@@ -56,16 +57,16 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_stored_red_is_the_target_in_png_and_tiff(small: Path, tmp_path: Path) -> None:
     rendered, png = render_sample(0, 5, SHAPE, with_defects=True), small / "test/stripe_0005.png"
     stored = np.moveaxis(cv2.imread(str(png), cv2.IMREAD_UNCHANGED)[..., ::-1], -1, 0)
-    np.testing.assert_array_equal(stored, np.rint(rendered.image * 255).astype(np.uint8))
+    assert_array_equal(stored, np.rint(rendered.image * 255).astype(np.uint8))
     mask = cv2.imread(str(small / "test_masks" / png.name), cv2.IMREAD_UNCHANGED)
-    np.testing.assert_array_equal(mask, rendered.mask * np.uint8(255))
+    assert_array_equal(mask, rendered.mask * np.uint8(255))
     rows = json.loads((small / "defects.json").read_text(encoding="utf-8"))
     assert rows == [{"image": "test/stripe_0005.png", **row} for row in rendered.defects]
     tiff = StripeSampleSpec(**SMALL, dtype="float32").ensure(tmp_path) / "test" / "stripe_0005.tif"
     floats = tifffile.imread(tiff)
     assert floats.dtype == np.float32
     assert 0 <= floats.min() <= floats.max() <= 1
-    np.testing.assert_array_equal(np.moveaxis(floats, -1, 0), rendered.image)
+    assert_array_equal(np.moveaxis(floats, -1, 0), rendered.image)
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -73,7 +74,7 @@ def test_mask_is_exactly_where_true_defects_change_the_target(number: int) -> No
     shape = (320, 176)
     sample = render_sample(3, number, shape, with_defects=True)
     clean = render_sample(3, number, shape, with_defects=False)
-    np.testing.assert_array_equal(sample.clean, clean.image)
+    assert_array_equal(sample.clean, clean.image)
     assert not clean.mask.any()
     assert clean.defects == []
     changed = np.rint(sample.image * 255) != np.rint(clean.image * 255)
@@ -97,7 +98,7 @@ def test_mask_is_exactly_where_true_defects_change_the_target(number: int) -> No
             for channel, name in enumerate(("target", "ref1", "ref2")):
                 assert changed[channel][area].any() == (name in defect["channels"])
                 expected[channel][area] = changed[channel][area]
-    np.testing.assert_array_equal(changed, expected)
+    assert_array_equal(changed, expected)
     assert np.abs(sample.image[0] - clean.image[0])[sample.mask].min() > LEAST_CHANGE - 1e-6
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from lit_data.augment import Geometry, Layers
 from lit_data.modules.detection.scores import BoxScores
@@ -41,7 +42,7 @@ def test_pixels_are_scored_as_on_the_host(score: Any) -> None:
         found.append(metric.compute())
     host, apple = ({"score": f} if isinstance(f, torch.Tensor) else f for f in found)
     for name, value in host.items():
-        torch.testing.assert_close(apple[name].cpu(), value, atol=1e-3, rtol=1e-3)
+        assert_close(apple[name].cpu(), value, atol=1e-3, rtol=1e-3)
 
 
 def test_boxes_and_voxels_are_scored() -> None:
@@ -73,7 +74,7 @@ def test_batches_are_augmented(number: int) -> None:
     there = Layers(layers.images.to(MPS), layers.masks.to(MPS))
     found = augmentation(there, {name: value.to(MPS) for name, value in draws.items()})
     expected = augmentation(layers, draws).images
-    torch.testing.assert_close(found.images.cpu(), expected, atol=1e-4, rtol=1e-4)
+    assert_close(found.images.cpu(), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_whole_numbers_are_turned_and_files_are_compressed() -> None:

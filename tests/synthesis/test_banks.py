@@ -3,6 +3,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from lit_data.errors import DataError
 from lit_data.synthesis.families.region import (
@@ -71,7 +72,7 @@ def test_textures_are_the_middles_of_images(tmp_path: Path, shape: tuple[int, in
     middle = image[tuple(slice(max(0, length - TEXTURE_PX) // 2, None) for length in shape)]
     pads = [(0, max(0, TEXTURE_PX - length)) for length in middle.shape]
     cut = np.pad(middle, pads, mode="reflect")[:TEXTURE_PX, :TEXTURE_PX].astype(np.float64)
-    np.testing.assert_allclose(tile, (cut - cut.mean()) / cut.std(), atol=1e-4)
+    assert_allclose(tile, (cut - cut.mean()) / cut.std(), atol=1e-4)
 
 
 def test_a_flat_image_is_no_texture(tmp_path: Path) -> None:
@@ -108,4 +109,4 @@ PLACES = [
 
 def test_the_field_stays_as_it_is() -> None:
     places = smooth_field()[::128, ::128]
-    np.testing.assert_allclose(places, PLACES, atol=1e-4)
+    assert_allclose(places, PLACES, atol=1e-4)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 
 from lit_data.synthesis import DefectPlan, DefectSpec, SpotShape, sample_plan
 from lit_data.synthesis.plan import copy_packed, distractor_patterns
@@ -102,7 +103,7 @@ def test_a_plan_depends_on_seed_epoch_and_index_only(name: str, number: int) -> 
         chosen = (whole.row >= start) & (whole.row < start + 100)
         for name, array in part.arrays().items():
             expected = whole.arrays()[name][chosen]
-            np.testing.assert_array_equal(array, expected - start * (name == "row"))
+            assert_array_equal(array, expected - start * (name == "row"))
     for seed, epoch in ((5, 3), (6, 2), (2**64 - 1, 2)):
         other = sample_plan(spec, seed, epoch, np.arange(batch), shape)
         assert other.x.tolist() != whole.x.tolist()
@@ -139,7 +140,7 @@ def test_plans_travel(spec: DefectSpec) -> None:
     packed = copy_packed(tensors.arrays(), torch.device("cpu"), non_blocking=False)
     for copy in (tensors.arrays(), packed, pickle.loads(pickle.dumps(plan)).arrays()):
         for name, array in plan.arrays().items():
-            np.testing.assert_array_equal(copy[name], array)
+            assert_array_equal(copy[name], array)
             assert np.asarray(copy[name]).dtype == array.dtype
     assert tensors.groups == plan.groups
     assert tensors.to("cpu").spec is plan.spec
@@ -152,11 +153,11 @@ def test_some_defects_of_a_plan() -> None:
         some = plan.select(chosen)
         _assert_grouped(some)
         for name, array in plan.arrays().items():
-            np.testing.assert_array_equal(some.arrays()[name], array[chosen])
+            assert_array_equal(some.arrays()[name], array[chosen])
         windows = {group[:3] for group in plan.groups if chosen[group.start : group.stop].any()}
         assert {group[:3] for group in some.groups} == windows
     on_device = plan.to("cpu").select(torch.from_numpy(plan.is_true))
-    np.testing.assert_array_equal(on_device.y, plan.y[plan.is_true])
+    assert_array_equal(on_device.y, plan.y[plan.is_true])
 
 
 @pytest.mark.parametrize(

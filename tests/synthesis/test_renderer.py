@@ -8,7 +8,9 @@ from itertools import cycle
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor
+from torch.testing import assert_close
 
 from lit_data.synthesis import DefectPlan, DefectSpec, SpotShape, render, sample_plan
 from lit_data.synthesis.canvas import Canvas, ValueRange
@@ -130,8 +132,8 @@ def test_batches_of_spots_follow_the_definition(batch: int, shape: tuple[int, in
     images = torch.rand(batch, *shape, generator=torch.Generator().manual_seed(0))
     expected = _draw_slowly(images, plan)
     after, masks = render(images.clone(), plan)
-    torch.testing.assert_close(after, expected[0], rtol=0, atol=1e-6)
-    torch.testing.assert_close(masks, expected[1], rtol=0, atol=0)
+    assert_close(after, expected[0], rtol=0, atol=1e-6)
+    assert_close(masks, expected[1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -232,13 +234,13 @@ def test_defects_add_up_in_any_order(name: str) -> None:
     grey = scene(4, shape)
     changes, masks = drawn(grey, plan)
     backwards = drawn(grey, turn_around(plan))
-    np.testing.assert_array_equal(backwards[0], changes)
-    np.testing.assert_array_equal(backwards[1], masks)
+    assert_array_equal(backwards[0], changes)
+    assert_array_equal(backwards[1], masks)
     apart = [drawn(grey, plan.select(np.arange(len(plan)) == n)) for n in range(len(plan))]
     total = np.clip(grey + np.sum([change for change, _ in apart], axis=0), 0, 255) - grey
     # Only a defect that is cut by the range alone may add more beside others.
-    np.testing.assert_array_equal(changes[np.abs(total) < 40], total[np.abs(total) < 40])
-    np.testing.assert_array_equal(masks, np.any([mask for _, mask in apart], axis=0))
+    assert_array_equal(changes[np.abs(total) < 40], total[np.abs(total) < 40])
+    assert_array_equal(masks, np.any([mask for _, mask in apart], axis=0))
 
 
 def test_an_empty_plan_changes_nothing_and_no_gradient_is_kept() -> None:
@@ -263,10 +265,10 @@ def test_nothing_random_happens_and_inference_mode_and_threads_draw_the_same() -
         together = list(threads.map(lambda plan: drawn(grey, plan), plans * 2))
     for found in (first, together[:4], together[4:]):
         for one, other in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(one[0], other[0])
-            np.testing.assert_array_equal(one[1], other[1])
+            assert_array_equal(one[0], other[0])
+            assert_array_equal(one[1], other[1])
     assert torch.equal(torch.get_rng_state(), before[0])
-    np.testing.assert_array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
+    assert_array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
     assert random.getstate() == before[2]
 
 
@@ -287,10 +289,10 @@ def test_beyond_its_edges_an_image_is_mirrored(name: str, y: float, x: float) ->
     )
     inside = (..., slice(pad, pad + shape[1]), slice(pad, pad + shape[2]))
     at_edge = drawn(grey, plan)
-    np.testing.assert_array_equal(at_edge[0], changes[inside])
+    assert_array_equal(at_edge[0], changes[inside])
     # Whether a pixel at the edge stands out is told with fewer neighbours.
     told = (..., slice(1, -1), slice(1, -1)) if plan.spec.members[0].replaces else ...
-    np.testing.assert_array_equal(at_edge[1][told], masks[inside][told])
+    assert_array_equal(at_edge[1][told], masks[inside][told])
 
 
 @pytest.mark.gpu
@@ -302,7 +304,7 @@ def test_the_device_draws_what_the_cpu_draws(name: str, kind: str) -> None:
     plan, images = plan_of(spec, 32, shape), as_dtype(scene(32, shape), kind).to(torch.float32)
     after, masks = render(images.clone(), plan, values)
     on_device, marks = (tensor.cpu() for tensor in render(images.cuda(), plan, values))
-    torch.testing.assert_close(on_device, after, rtol=0, atol=values.scale / 255)
+    assert_close(on_device, after, rtol=0, atol=values.scale / 255)
     assert (
         marks != masks
     ).float().mean() < 1e-3  # where a change is as large as what a mask wants, to a rounding
@@ -343,8 +345,8 @@ def test_spots_are_drawn_as_the_renderer_draws_them(
     draw_spots(pixels, masks, plan, values)
     expected, marks = torch.from_numpy(images.copy()), torch.zeros(masks.shape, dtype=torch.uint8)
     draw(expected, marks, plan, values)
-    np.testing.assert_array_equal(pixels, expected.numpy())
-    np.testing.assert_array_equal(masks, marks.numpy())
+    assert_array_equal(pixels, expected.numpy())
+    assert_array_equal(masks, marks.numpy())
 
 
 def _annotate_slowly(grey: np.ndarray, plan: DefectPlan) -> tuple[np.ndarray, np.ndarray]:
@@ -378,12 +380,12 @@ def test_annotations_are_what_each_defect_changes_alone(name: str, number: int) 
     images = torch.from_numpy(grey.copy())
     found = annotate(images, plan, GREY)
     labels, change = _annotate_slowly(grey, plan)
-    np.testing.assert_array_equal(found.labels.numpy(), labels)
-    np.testing.assert_allclose(found.change.numpy(), change, atol=1e-6)
+    assert_array_equal(found.labels.numpy(), labels)
+    assert_allclose(found.change.numpy(), change, atol=1e-6)
     tensors = plan.to("cpu")
     noise = Surroundings(Canvas(images, GREY), tensors.row, tensors.y, tensors.x).noise
-    torch.testing.assert_close(found.severity, found.change / noise)
-    np.testing.assert_array_equal(images.numpy(), grey)
+    assert_close(found.severity, found.change / noise)
+    assert_array_equal(images.numpy(), grey)
 
 
 @pytest.mark.parametrize(("name", "kind"), list(zip(NAMES, cycle(RANGES), strict=False)))
@@ -441,7 +443,7 @@ def test_square_windows_of_a_family_are_merged() -> None:
     for one, other in zip(
         drawn(grey, plan), drawn(grey, replace(plan, groups=tuple(merged))), strict=True
     ):
-        np.testing.assert_array_equal(one, other)
+        assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("most_px", [1, 5000, 10**9])
@@ -454,7 +456,7 @@ def test_many_pixels_are_drawn_part_by_part(monkeypatch: pytest.MonkeyPatch, mos
     several = [p for p in parts if p.stop - p.start > 1]
     assert all((p.stop - p.start) * p.height_px * p.width_px <= most_px for p in several)
     for one, other in zip(drawn(grey, plan), expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+        assert_array_equal(one, other)
 
 
 def _peaks(plan: DefectPlan, sigma: float) -> np.ndarray:

@@ -10,6 +10,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from torch import Tensor
 
 from lit_data.datamodules import DetectionDataModule
@@ -90,8 +91,8 @@ def test_what_is_found_is_written_in_the_coordinates_of_the_files(
         name = Path(path).relative_to(data.source.folder)
         text = (unbroken / "labels" / name.with_suffix(".txt")).read_text()
         rows = np.array([line.split() for line in text.splitlines()], float).reshape(-1, 6)
-        np.testing.assert_allclose(rows[:, :5], labels.of(number), atol=2e-6)
-        np.testing.assert_allclose(rows[:, 5], 0.9 - 0.1 * np.arange(len(rows)), atol=1e-6)
+        assert_allclose(rows[:, :5], labels.of(number), atol=2e-6)
+        assert_allclose(rows[:, 5], 0.9 - 0.1 * np.arange(len(rows)), atol=1e-6)
         image = table["images"][number]
         size = cv2.imread(path).shape[:2]
         assert (image["file_name"], image["height"], image["width"]) == (name.as_posix(), *size)
@@ -100,7 +101,7 @@ def test_what_is_found_is_written_in_the_coordinates_of_the_files(
         _, cx, cy, w, h = labels.of(number).T.astype(np.float64)
         boxes = np.stack((cx - w / 2, cy - h / 2, w, h), axis=1) * np.tile(size[::-1], 2)
         written = np.reshape([row["bbox"] for row in mine], (-1, 4))
-        np.testing.assert_allclose(written, boxes, atol=2e-3)
+        assert_allclose(written, boxes, atol=2e-3)
         picture = cv2.imread(str(unbroken / "pictures" / name))
         assert picture.shape == (*data.bank[number].shape[1:], 3)
     assert len({row["id"] for row in table["annotations"]}) == len(labels.boxes)

@@ -11,6 +11,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor
 
 from lit_data.datamodules import CTDataModule
@@ -91,9 +92,9 @@ def _check_slices(path: Path, values: Any, predicted: Any, true: Any) -> None:
         counts = np.moveaxis(is_labelled, axis, 0).sum((1, 2))
         assert counts[position] == counts.max()
         image = (np.take(values, position, axis) + 500) / np.float32(1000)
-        np.testing.assert_allclose(plane[0], image.clip(0, 1), atol=1e-6)
-        np.testing.assert_array_equal(plane[1], np.take(predicted, position, axis))
-        np.testing.assert_array_equal(plane[2], np.take(true, position, axis))
+        assert_allclose(plane[0], image.clip(0, 1), atol=1e-6)
+        assert_array_equal(plane[1], np.take(predicted, position, axis))
+        assert_array_equal(plane[2], np.take(true, position, axis))
 
 
 def test_labels_are_joined_from_windows_and_written_on_the_grid_of_the_input(
@@ -110,10 +111,10 @@ def test_labels_are_joined_from_windows_and_written_on_the_grid_of_the_input(
     out = tmp_path / "out"
     metrics = predict(data, Threshold(), out).metrics
     image = nibabel.load(out / "labels" / "a.nii.gz")
-    np.testing.assert_array_equal(np.asarray(image.dataobj).T, labels)
-    np.testing.assert_allclose(image.affine, AFFINE, atol=1e-6)
+    assert_array_equal(np.asarray(image.dataobj).T, labels)
+    assert_allclose(image.affine, AFFINE, atol=1e-6)
     assert image.get_data_dtype() == np.uint8
-    np.testing.assert_array_equal(np.load(out / "labels" / "b.npy"), labels)
+    assert_array_equal(np.load(out / "labels" / "b.npy"), labels)
     rows = read_rows(out / "volumes.csv")
     assert [(row["volume"], row["class"]) for row in rows] == [
         *(("a", "bone"), ("a", "soft")),
@@ -139,7 +140,7 @@ def test_labels_are_joined_from_windows_and_written_on_the_grid_of_the_input(
     (out / "predictions.png").unlink()
     again = predict(data, Threshold(), out, resume=True).metrics  # nothing is left to predict
     assert again == metrics | {"predict/images_kept": 2}
-    np.testing.assert_array_equal(cv2.imread(str(out / "predictions.png")), picture)
+    assert_array_equal(cv2.imread(str(out / "predictions.png")), picture)
 
 
 def test_a_test_scores_surfaces_and_volumes_as_predict_does(
@@ -193,8 +194,8 @@ def test_labels_of_a_resampled_volume_lie_on_the_grid_of_the_file(tmp_path: Path
     assert data.volumes.bank.shapes[0] == (26, 24, 20)
     predict(data, Threshold(), tmp_path / "out")
     image = nibabel.load(tmp_path / "out" / "labels" / "a.nii.gz")
-    np.testing.assert_array_equal(np.asarray(image.dataobj).T == 1, values > 0)
-    np.testing.assert_array_equal(image.affine, np.diag([1.0, 1.0, 2.0, 1.0]))
+    assert_array_equal(np.asarray(image.dataobj).T == 1, values > 0)
+    assert_array_equal(image.affine, np.diag([1.0, 1.0, 2.0, 1.0]))
     padded = Resolution(shape=16, fit="pad_crop")
     data = _data(tmp_path / "set", tmp_path / "other", resolution=padded)
     with pytest.raises(ConfigError, match="pad_crop: leave these out"):

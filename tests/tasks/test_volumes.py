@@ -8,6 +8,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor
 
 from lit_data.datamodules import CTDataModule
@@ -109,7 +110,7 @@ def test_perfect_predictions_write_the_volumes_again(data: CTDataModule, tmp_pat
         assert (int(row["occupied"]), int(row["found"])) == (counts[number], counts[number])
         written = _read(tmp_path / row["file"])
         assert written.dtype == np.int16
-        np.testing.assert_array_equal(written, _expected(data, number))
+        assert_array_equal(written, _expected(data, number))
     assert cv2.imread(str(tmp_path / "predictions.png")).shape[1] > 500
     surer = _predict(data, tmp_path / "surer", threshold=0.7)
     assert surer["predict/voxels"] == sum(counts) - 3
@@ -129,9 +130,9 @@ def test_nifti_volumes_keep_their_place_in_the_patient(tmp_path: Path) -> None:
     _predict(data, tmp_path)
     for number in range(3):
         image = nibabel.load(tmp_path / "volumes" / "a" / f"scan.{number}.nii.gz")
-        np.testing.assert_allclose(image.affine, affine)
-        np.testing.assert_allclose(image.header.get_zooms(), (1.5, 2, 3))
-        np.testing.assert_array_equal(np.asarray(image.dataobj).T, _expected(data, number))
+        assert_allclose(image.affine, affine)
+        assert_allclose(image.header.get_zooms(), (1.5, 2, 3))
+        assert_array_equal(np.asarray(image.dataobj).T, _expected(data, number))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from lit_data.errors import StoreError
 from lit_data.files import plain_cell
@@ -32,7 +33,7 @@ def test_a_png_of_parts_holds_the_whole(
     path = tmp_path / "a" / "image.png"
     write_png_parts(path, shape[:2], (pixels[top : top + step] for top in range(0, shape[0], step)))
     read = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
-    np.testing.assert_array_equal(read[..., ::-1] if read.ndim == 3 else read, pixels)
+    assert_array_equal(read[..., ::-1] if read.ndim == 3 else read, pixels)
 
 
 def test_a_file_that_could_not_be_finished_is_not_there(tmp_path: Path) -> None:
@@ -54,10 +55,10 @@ def test_parts_cover_all_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_map_from_a_file_has_the_values_of_one_in_memory() -> None:
     values = np.array([[0, 0.25], [0.5, 1]], np.float32)
     stored = ProbabilityMap(np.rint(values * 65535).astype(np.uint16))
-    np.testing.assert_allclose(stored.rows(slice(None)), values, atol=1 / 65535)
+    assert_allclose(stored.rows(slice(None)), values, atol=1 / 65535)
     for dtype in (np.uint8, np.uint16):
         expected = ProbabilityMap(values).encode(slice(0, 2), dtype)
-        np.testing.assert_array_equal(stored.encode(slice(0, 2), dtype), expected)
+        assert_array_equal(stored.encode(slice(0, 2), dtype), expected)
 
 
 def test_no_text_is_a_formula() -> None:

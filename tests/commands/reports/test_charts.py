@@ -5,6 +5,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from lit_data.commands.reports import curves
 from lit_data.commands.reports.curves import COLOURS, AxisRange, Chart, ChartLine, ChartOf, Series
@@ -152,7 +153,7 @@ def test_series_of_a_log_keep_steps_epochs_and_gaps(tmp_path: Path) -> None:
     log = curves.read_log(make_run(tmp_path / "run"), notes)
     loss = log.series["train/loss"]
     assert (loss.steps.tolist(), loss.epochs.tolist()) == ([9, 29, 39], [0, 1, 1])
-    np.testing.assert_array_equal(loss.values, [6.5, np.nan, 2.5])
+    assert_array_equal(loss.values, [6.5, np.nan, 2.5])
     assert (loss.last, log.epoch_ends, notes) == (2.5, {0: 19, 1: 39, 2: 40}, [])
     assert log.series["batch/ooms"].is_constant
     assert not loss.is_constant
@@ -191,9 +192,9 @@ def test_score_after_training_is_no_part_of_the_curve(tmp_path: Path) -> None:
 def test_thinning_keeps_mean_range_and_gaps() -> None:
     thinned, low, high = curves.thin(make_series([1, 3, 5, np.nan, np.nan, np.inf, 2]), 4)
     assert thinned.steps.tolist() == [0, 2, 4, 6]
-    np.testing.assert_array_equal(thinned.values, [2, 5, np.nan, 2])
-    np.testing.assert_array_equal(low, [1, 5, np.nan, 2])
-    np.testing.assert_array_equal(high, [3, 5, np.nan, 2])
+    assert_array_equal(thinned.values, [2, 5, np.nan, 2])
+    assert_array_equal(low, [1, 5, np.nan, 2])
+    assert_array_equal(high, [3, 5, np.nan, 2])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import sys
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from lit_data.datasets.ct import distance as ct_distance
 from lit_data.datasets.ct.distance import measure_points, measure_signed
@@ -33,7 +34,7 @@ def occupied() -> Bools:
 def test_distances_are_those_of_brute_force(occupied: Bools, most_mm: float) -> None:
     found = measure_signed(occupied, SPACING_MM, most_mm)
     assert found.dtype == np.float32
-    np.testing.assert_allclose(found, _brute_force(occupied, most_mm), rtol=1e-5)
+    assert_allclose(found, _brute_force(occupied, most_mm), rtol=1e-5)
 
 
 @pytest.mark.parametrize("most_mm", [1.5, 4.0, None])
@@ -44,7 +45,7 @@ def test_points_are_measured_slab_by_slab(
     monkeypatch.setattr(ct_distance, "SLAB_VOXELS", voxels)
     positions = np.flatnonzero(occupied).astype(np.int32)
     found = measure_points(positions, occupied.shape, SPACING_MM, most_mm)
-    np.testing.assert_allclose(found, _brute_force(occupied, most_mm or 1e9)[occupied], rtol=1e-5)
+    assert_allclose(found, _brute_force(occupied, most_mm or 1e9)[occupied], rtol=1e-5)
 
 
 def test_a_set_without_a_surface_has_the_largest_distance() -> None:
@@ -52,7 +53,7 @@ def test_a_set_without_a_surface_has_the_largest_distance() -> None:
     assert (measure_signed(everywhere, SPACING_MM, 3.0) == -3).all()
     assert (measure_signed(~everywhere, SPACING_MM, 3.0) == 3).all()
     diagonal_mm = np.linalg.norm(np.multiply(everywhere.shape, SPACING_MM))
-    np.testing.assert_allclose(
+    assert_allclose(
         measure_points(np.arange(24), (2, 3, 4), SPACING_MM, None), -diagonal_mm, rtol=1e-6
     )
 

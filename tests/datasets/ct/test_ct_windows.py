@@ -2,6 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from lit_data.datasets.ct.points import choose_points, write_coordinates
 from lit_data.datasets.ct.windows import (
@@ -60,7 +61,7 @@ def test_voxels_of_a_window_are_those_of_the_dense_volume(start: Any, sides: Any
     dense = np.where(mask, np.arange(mask.size).reshape(mask.shape), -1)[part]
     expected = np.full(sides, -1)
     expected[tuple(slice(0, length) for length in dense.shape)] = dense
-    np.testing.assert_array_equal(found, expected)
+    assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ def test_every_voxel_is_equally_likely(most: int) -> None:
 
 
 def test_a_subset_is_a_function_of_sample_and_epoch_and_spreads_over_the_volume() -> None:
-    np.testing.assert_array_equal(_choose(5000, 400, 3, 1), _choose(5000, 400, 3, 1))
+    assert_array_equal(_choose(5000, 400, 3, 1), _choose(5000, 400, 3, 1))
     for other in (_choose(5000, 400, 4, 1), _choose(5000, 400, 3, 2)):
         assert len(np.intersect1d(other, _choose(5000, 400, 3, 1))) < 100
     parts = np.histogram(_choose(5000, 400, 3, 1), 10, (0, 5000))[0]
@@ -171,5 +172,5 @@ def test_coordinates_are_those_of_argwhere(dtype: type, shape: tuple[int, int, i
     mask = np.random.default_rng(0).random(shape) < 0.3
     rows = np.zeros((int(mask.sum()), 4), np.int32)
     write_coordinates(np.flatnonzero(mask).astype(dtype), mask.shape, rows)
-    np.testing.assert_array_equal(rows[:, 1:], np.argwhere(mask))
+    assert_array_equal(rows[:, 1:], np.argwhere(mask))
     assert not rows[:, 0].any()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from lit_data.datasets.ct.dataset import CTDataset
 from lit_data.datasets.ct.dense import DenseVolumes
@@ -56,22 +57,22 @@ def test_dense_windows_are_those_of_the_sparse_volume(
         rows.append(read_rows(CTDataset(writer), np.arange(16), epoch=3))
     sparse, dense_rows = rows
     for name, values in sparse.items():
-        np.testing.assert_array_equal(values, dense_rows[name], name)
+        assert_array_equal(values, dense_rows[name], name)
     assert sparse["occupied"].any()
     assert (sparse["mask"][8:] == -1).all()
     stale = {name: np.ones_like(values) for name, values in dense_rows.items()}
     CTDataset(writers[1]).write_into(stale, np.arange(16), epoch=3)
     for name, values in stale.items():  # rows are written again and again
-        np.testing.assert_array_equal(values, dense_rows[name], name)
+        assert_array_equal(values, dense_rows[name], name)
     for number in range(16):  # alone as in a batch
         single = read_rows(CTDataset(writers[1]), np.array([number]), epoch=3)
         for name, values in single.items():
-            np.testing.assert_array_equal(values[0], dense_rows[name][number], name)
+            assert_array_equal(values[0], dense_rows[name][number], name)
     for number in range(2):
         in_memory, mapped = (writer.densify(number) for writer in writers)
         assert in_memory.empty == mapped.empty
-        np.testing.assert_array_equal(in_memory.values, mapped.values)
-        np.testing.assert_array_equal(in_memory.labels, mapped.labels)
+        assert_array_equal(in_memory.values, mapped.values)
+        assert_array_equal(in_memory.labels, mapped.labels)
 
 
 def test_each_class_is_in_the_middle_of_as_many_windows(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 
 from lit_data.datasets import DetectionDataset
 from lit_data.datasets.detection.labels import LabelTable
@@ -43,7 +44,7 @@ def _dataset(bank: MemoryBank = BANK, **options: Any) -> DetectionDataset:
 def test_an_image_alone_lies_in_the_middle_of_grey_with_all_its_boxes() -> None:
     sample = _dataset()[2]
     assert sample.keys() == {"image", "boxes", "index", "image_index", "shape", "epoch"}
-    np.testing.assert_array_equal(sample["image"][:, :, 24:40], IMAGES[2])
+    assert_array_equal(sample["image"][:, :, 24:40], IMAGES[2])
     assert (sample["image"][:, :, :24] == FILL).all()
     assert (sample["image"][:, :, 40:] == FILL).all()
     assert sample["boxes"].shape == (0, 6)
@@ -53,10 +54,10 @@ def test_an_image_alone_lies_in_the_middle_of_grey_with_all_its_boxes() -> None:
 
 def test_boxes_move_with_the_image_and_none_is_lost() -> None:
     sample = _dataset()[4]
-    np.testing.assert_allclose(sample["boxes"][:, 1:], BOXES[2][1], atol=1e-6)
+    assert_allclose(sample["boxes"][:, 1:], BOXES[2][1], atol=1e-6)
     wide = _dataset(size_px=(64, 128))[4]
     expected = [(kind, cx / 2 + 0.25, cy, w / 2, h) for kind, cx, cy, w, h in BOXES[2][1]]
-    np.testing.assert_allclose(wide["boxes"][:, 1:], expected, atol=1e-6)
+    assert_allclose(wide["boxes"][:, 1:], expected, atol=1e-6)
     assert sample["boxes"].dtype == torch.float32
 
 
@@ -110,11 +111,11 @@ def test_a_whole_set_as_one_batch_has_the_mosaics_that_would_be_written(tiles: A
     made = alone.plan_batch(images, spec, 3)
     for name in ("row", "image", "scale", "origin", "window", "bounds"):
         planned = getattr(written.plan(images, 3), name)
-        np.testing.assert_array_equal(getattr(made.plan, name), planned)
-    np.testing.assert_array_equal(made.counts, rows["boxes_count"])
+        assert_array_equal(getattr(made.plan, name), planned)
+    assert_array_equal(made.counts, rows["boxes_count"])
     expected = [rows["boxes"][row, :count, 1:] for row, count in enumerate(made.counts.tolist())]
-    np.testing.assert_array_equal(made.boxes[:, 1:], np.concatenate(expected))
-    np.testing.assert_array_equal(made.boxes[:, 0], np.repeat(images, made.counts))
+    assert_array_equal(made.boxes[:, 1:], np.concatenate(expected))
+    assert_array_equal(made.boxes[:, 0], np.repeat(images, made.counts))
     plain = _dataset(bank)
     for index in range(6):
         assert torch.equal(alone[index]["boxes"], plain[index]["boxes"])
@@ -131,7 +132,7 @@ def test_boxes_found_in_samples_go_back_to_the_image_on_the_disk(size_px: tuple[
         corners = _corners(boxes[:, 2:]) * np.tile(size_px[::-1], 2)
         found = dataset.find_originals(corners, np.full(len(boxes), image))
         true = _corners(np.array(expected)[:, 1:]) * np.tile(ORIGINALS[image][::-1], 2)
-        np.testing.assert_allclose(found, true, atol=1e-3)
+        assert_allclose(found, true, atol=1e-3)
     beyond = dataset.find_originals(np.array([[-9.0, -9.0, 999.0, 999.0]]), np.array([2]))
     assert beyond.tolist() == [[0, 0, 32, 128]]
 

@@ -4,6 +4,7 @@ import logging
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.detection.sampling import BoxSampling, PositiveImages
@@ -56,7 +57,7 @@ def test_a_window_shows_its_part_of_the_image_and_grey_beyond_it() -> None:
         part = bank[image][:, top : top + 32, left : left + 32]
         expected = np.full((3, 32, 32), FILL, np.uint8)
         expected[:, : part.shape[1], : part.shape[2]] = part
-        np.testing.assert_array_equal(windows[number], expected)
+        assert_array_equal(windows[number], expected)
         assert windows.name(number) == f"folder/{image}.png"
     assert windows.windows_of([1]).tolist() == list(range(6, 11))
     assert windows.find_frames(np.array([5])).tolist() == [[38, 18, 70, 50]]
@@ -118,7 +119,7 @@ def test_positives_are_drawn_by_class_and_file_as_a_function_of_the_sample() -> 
     assert fraction[40] == pytest.approx(0.125, abs=0.01)  # as often as all 30 of the other file
     assert fraction[:30].sum() == pytest.approx(0.125, abs=0.01)
     assert fraction[~shown].sum() == pytest.approx(0.5, abs=0.01)
-    np.testing.assert_array_equal(drawn.choose(indices[77:99], 2), chosen[77:99])
+    assert_array_equal(drawn.choose(indices[77:99], 2), chosen[77:99])
     assert (drawn.choose(indices, 3) != chosen).any()
     assert np.isin(drawn.partners, np.flatnonzero(shown)).mean() == pytest.approx(0.5, abs=0.01)
     rare = PositiveImages(labels, images, sources, {"b": 0.9}, 3).choose(indices, 0)

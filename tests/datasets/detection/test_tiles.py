@@ -2,6 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from lit_data.datasets.detection.dataset import draw_tiles
 from lit_data.mosaic import FILL, MosaicPlan, MosaicSpec, sample_mosaics
@@ -35,11 +36,11 @@ def _draw(plan: MosaicPlan, images: list[Array], shape: tuple[int, ...]) -> Arra
 
 def test_at_its_own_scale_a_tile_or_a_part_of_it_is_copied_and_the_rest_is_grey() -> None:
     rows = _draw(_plan(), [_image()], (1, 3, 7, 9))
-    np.testing.assert_array_equal(rows[0, :, 1:5, 2:8], _image())
+    assert_array_equal(rows[0, :, 1:5, 2:8], _image())
     rows[0, :, 1:5, 2:8] = FILL
     assert (rows == FILL).all()
     rows = _draw(_plan(window=np.array([[2, 3, 4, 7]])), [_image()], (1, 3, 7, 9))
-    np.testing.assert_array_equal(rows[0, :, 2:4, 3:7], _image()[:, 1:3, 1:5])
+    assert_array_equal(rows[0, :, 2:4, 3:7], _image()[:, 1:3, 1:5])
     assert (rows != FILL).sum() <= 3 * 2 * 4
     rows = _draw(_plan(window=np.array([[3, 3, 3, 6]])), [_image()], (1, 3, 7, 9))
     assert (rows == FILL).all()

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from lit_data.datasets import GANDataset
 from lit_data.datasets.gan import (
@@ -48,12 +49,12 @@ def test_a_view_is_its_tile_of_the_sheet_with_pose_object_and_label() -> None:
     dataset = _sheets(samples=np.arange(4, 12))
     assert len(dataset) == 8
     rows = _rows(dataset, [0, 3, 6], epoch=5)
-    np.testing.assert_array_equal(rows["image"][1], dataset.bank[1][:, 4:, 6:])
-    np.testing.assert_array_equal(rows["image"][2], dataset.bank[2][:, 4:, :6])
+    assert_array_equal(rows["image"][1], dataset.bank[1][:, 4:, 6:])
+    assert_array_equal(rows["image"][2], dataset.bank[2][:, 4:, :6])
     expected = {"index": [4, 7, 10], "image_index": [1, 1, 2], "object": [1, 1, 2]}
     expected |= {"label": [1, 1, 2], "view": [0, 3, 2], "epoch": [5] * 3}
     assert {name: rows[name].tolist() for name in expected} == expected
-    np.testing.assert_array_equal(rows["pose"], SHEETS.poses(2)[[0, 3, 2]])
+    assert_array_equal(rows["pose"], SHEETS.poses(2)[[0, 3, 2]])
     assert rows["image"].dtype == np.uint16
 
 
@@ -64,8 +65,8 @@ def test_one_sample_is_a_row_and_all_views_come_in_order() -> None:
     sample, row = dataset[6], _rows(dataset, [6], epoch=2)
     assert sample.keys() == dataset.fields.keys()
     for name, value in sample.items():
-        np.testing.assert_array_equal(value.numpy(), row[name][0])
-    np.testing.assert_array_equal(dataset.views_of(1)[2], sample["image"].numpy())
+        assert_array_equal(value.numpy(), row[name][0])
+    assert_array_equal(dataset.views_of(1)[2], sample["image"].numpy())
     assert dataset.describe_sample(6) == "folder/1.png, view 2"
     with pytest.raises(IndexError, match="sample 12 of 12"):
         dataset[12]
@@ -75,7 +76,7 @@ def test_images_without_views_have_no_pose() -> None:
     dataset = GANDataset(_bank([(4, 6)] * 3), _table(3), samples=np.array([0, 2]), image_px=(4, 6))
     assert set(dataset.fields) == {"image", "label", "index", "image_index", "epoch"}
     rows = _rows(dataset, [1])
-    np.testing.assert_array_equal(rows["image"][0], dataset.bank[2])
+    assert_array_equal(rows["image"][0], dataset.bank[2])
     assert (rows["index"].tolist(), rows["label"].tolist()) == ([2], [0])
     assert dataset.describe_sample(1) == "folder/2.png"
 
@@ -91,12 +92,12 @@ def test_patches_are_cut_at_random_or_from_a_grid_and_small_images_are_mirrored(
     assert first["image_index"].tolist() == [0] * 5 + [2] * 5
     for patch in first["image"][:5]:
         y, x = divmod(int(patch[0, 0, 0]), 30)
-        np.testing.assert_array_equal(patch, bank[0][:, y : y + 8, x : x + 8])
+        assert_array_equal(patch, bank[0][:, y : y + 8, x : x + 8])
     mirrored = np.pad(bank[2], ((0, 0), (0, 3), (0, 3)), mode="reflect")
-    np.testing.assert_array_equal(first["image"][5], mirrored)
+    assert_array_equal(first["image"][5], mirrored)
     grid = GANDataset(bank, table, cut="grid", **given)
     assert len(grid) == 3 * 4 + 1
-    np.testing.assert_array_equal(_rows(grid, [5])["image"][0], bank[0][:, 8:16, 8:16])
+    assert_array_equal(_rows(grid, [5])["image"][0], bank[0][:, 8:16, 8:16])
     assert grid.describe_sample(5) == "folder/0.png, patch at (y 8, x 8) px"
 
 
@@ -141,9 +142,9 @@ def test_views_are_in_the_order_of_their_names_with_2_before_10() -> None:
 def test_poses_are_a_grid_of_azimuths_and_elevations() -> None:
     poses = np.degrees(ViewLayout(azimuth_deg=(90, 360), elevation_deg=(-10, 50)).poses(3))
     assert poses.dtype == np.float32
-    np.testing.assert_allclose(poses[:, 0], [90, 180, 270] * 3, rtol=1e-6)
-    np.testing.assert_allclose(poses[:, 1], np.repeat([-10, 20, 50], 3), rtol=1e-6)
-    np.testing.assert_allclose(np.degrees(ViewLayout().poses(1)), [[0, 0]])
+    assert_allclose(poses[:, 0], [90, 180, 270] * 3, rtol=1e-6)
+    assert_allclose(poses[:, 1], np.repeat([-10, 20, 50], 3), rtol=1e-6)
+    assert_allclose(np.degrees(ViewLayout().poses(1)), [[0, 0]])
 
 
 def test_a_sheet_is_an_object_with_a_sample_for_each_tile() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from lit_data.datamodules import InspectionDataModule
 from lit_data.datasets.inspection.annotations import draw_masks, read_annotations
@@ -137,7 +138,7 @@ def test_every_kind_of_annotation(
     write(folder)
     found, masks = _draw(folder)
     assert found == layout
-    np.testing.assert_array_equal(masks[0], _expected())
+    assert_array_equal(masks[0], _expected())
     assert not masks.get(1, np.zeros(1)).any()
     cache = str(tmp_path_factory.mktemp("cache"))
     data = InspectionDataModule(str(folder), patch_px=8, splits={"train": 1.0}, cache_dir=cache)
@@ -145,14 +146,14 @@ def test_every_kind_of_annotation(
     assert data.describe()["layout"] == layout
     mask = data.read_mask(0)
     assert mask is not None
-    np.testing.assert_array_equal(mask > 0, _expected() > 0)
+    assert_array_equal(mask > 0, _expected() > 0)
 
 
 def test_a_circle_of_labelme_is_filled(folder: Path) -> None:
     _labelme(folder, [(15, 10), (15, 6)], "circle")
     rows, columns = np.mgrid[:20, :30] + 0.5
     expected = np.hypot(columns - 15, rows - 10) < 4
-    np.testing.assert_array_equal(_draw(folder)[1][0] > 0, expected)
+    assert_array_equal(_draw(folder)[1][0] > 0, expected)
 
 
 def _cut(folder: Path, corners: Any, cut: np.ndarray) -> None:
@@ -169,7 +170,7 @@ def test_a_mask_of_labelme_lies_in_its_box(last: tuple[float, float], folder: Pa
     _cut(folder, [(20.0, 12.0), last], cut)
     expected = np.zeros(SIZE, np.uint8)
     expected[12:18, 20:29] = 255 * cut
-    np.testing.assert_array_equal(_draw(folder)[1][0], expected)
+    assert_array_equal(_draw(folder)[1][0], expected)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_what_labelme_calls_no_object_is_left_out(folder: Path) -> None:
         whole = {"label": label, "points": [[0, 0], [30, 0], [30, 20], [0, 20]]}
         content["shapes"].append(whole)
     (folder / "a.json").write_text(json.dumps(content))
-    np.testing.assert_array_equal(_draw(folder)[1][0], _expected())
+    assert_array_equal(_draw(folder)[1][0], _expected())
 
 
 def test_two_points_of_a_speck_mark_the_line_between_them(folder: Path) -> None:
@@ -349,7 +350,7 @@ def test_an_image_of_cvat_inside_another_is_left_out(folder: Path) -> None:
     begin = time.perf_counter()
     _, masks = _draw(folder)
     assert time.perf_counter() - begin < 20  # minutes where each is looked for in each
-    np.testing.assert_array_equal(masks[0], _expected())
+    assert_array_equal(masks[0], _expected())
     assert set(masks) == {0}
 
 
@@ -357,7 +358,7 @@ def test_a_cvat_file_of_many_images_may_be_large(folder: Path) -> None:
     _cvat(folder, POINTS)
     with (folder / "annotations.xml").open("a") as stream:
         stream.write(f"<!--{'x' * 10_000_000}-->")
-    np.testing.assert_array_equal(_draw(folder)[1][0], _expected())
+    assert_array_equal(_draw(folder)[1][0], _expected())
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, f'{{"shapes": {"9" * 5_000}}}'], ids=range(2))
@@ -418,7 +419,7 @@ def test_a_million_points_or_letters_take_no_long_time() -> None:
 def test_crossings_are_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = outline(_zigzag(900))((2000, 2000))
     monkeypatch.setattr("lit_data.datasets.inspection.marks.CROSSINGS", 5_000)
-    np.testing.assert_array_equal(outline(_zigzag(900))((2000, 2000)).marked, whole.marked)
+    assert_array_equal(outline(_zigzag(900))((2000, 2000)).marked, whole.marked)
 
 
 def test_many_small_shapes_of_a_large_image_take_no_long_time(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 
 from lit_data.datasets.writers import DefectWriter
 from lit_data.synthesis import FAMILIES, DefectSpec, render, sample_plan
@@ -20,5 +21,5 @@ def test_workers_draw_what_the_device_draws(names: tuple[str, ...], rows: int) -
     plan = sample_plan(spec, 3, 4, index, (3, 40, 32))
     expected, marks = render(torch.from_numpy(images.astype(np.float32)), plan, GREY)
     DefectWriter(spec, 3, GREY).write_into({"image": images, "mask": masks}, index, epoch=4)
-    np.testing.assert_array_equal(images, expected.numpy())
-    np.testing.assert_array_equal(masks, marks.numpy())
+    assert_array_equal(images, expected.numpy())
+    assert_array_equal(masks, marks.numpy())

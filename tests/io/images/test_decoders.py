@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tifffile
+from numpy.testing import assert_array_equal
 from PIL import Image
 
 from lit_data.errors import ConfigError, DataError
@@ -59,7 +60,7 @@ def test_files_are_stacked_and_channels_picked(tmp_path: Path) -> None:
         ((one, two), (3, 0), [GRAY + 1, GRAY]),
     ):
         found = _decode(ImageDecoder(channels=channels), *paths)
-        np.testing.assert_array_equal(found, np.stack(expected))
+        assert_array_equal(found, np.stack(expected))
 
 
 # row 13
@@ -70,7 +71,7 @@ def test_a_missing_channel_is_named_with_both_counts(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=f"a.png: {message}"):
             call(ImageSource((path,)))
     copied = _decode(ImageDecoder(ReadOptions(gray_to_rgb=True), channels=(0, 1, 2)), path)
-    np.testing.assert_array_equal(copied, np.stack([GRAY] * 3))
+    assert_array_equal(copied, np.stack([GRAY] * 3))
     with pytest.raises(DataError, match=r"channels=\(4,\) needs 5 channels, found 3$"):
         ImageDecoder(channels=(4,)).header(ImageSource((_png(tmp_path / "b.png", RGB),)))
 
@@ -107,7 +108,7 @@ def test_dtypes_of_a_store_are_kept_and_others_cast_with_a_note(
     path = _npy(tmp_path / "a.npy", pixels)
     array = _decode(ImageDecoder(), path)
     assert array.dtype == dtype
-    np.testing.assert_array_equal(array, pixels[None] * (255 if pixels.dtype == bool else 1))
+    assert_array_equal(array, pixels[None] * (255 if pixels.dtype == bool else 1))
     assert ImageDecoder()(ImageSource((path,))).notes == notes
 
 
@@ -148,8 +149,8 @@ def test_fingerprints_differ_exactly_when_pixels_may() -> None:
 def test_masks_become_classes(tmp_path: Path) -> None:
     mask = (GRAY > 99).astype(np.uint8)
     one, two = _png(tmp_path / "1.png", mask * 255), _png(tmp_path / "2.png", mask)
-    np.testing.assert_array_equal(_decode(MaskDecoder(), one), mask[None])
-    np.testing.assert_array_equal(_decode(MaskDecoder(), one, two), np.stack([mask, mask]))
+    assert_array_equal(_decode(MaskDecoder(), one), mask[None])
+    assert_array_equal(_decode(MaskDecoder(), one, two), np.stack([mask, mask]))
     wrong = _png(tmp_path / "3.png", GRAY)
     assert MaskDecoder().header(ImageSource((wrong,))) == (1, 6, 8, np.dtype(np.uint8))
     with pytest.raises(DataError, match=r"^\S*3.png: mask with the values"):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tifffile
+from numpy.testing import assert_array_equal
 from PIL import Image
 
 from lit_data.errors import DataError
@@ -24,7 +25,7 @@ def _read(path: Path, **options: Any) -> np.ndarray:
     image, header = read_image(path, rules), read_header(path, rules)
     assert (image.shape, image.dtype) == (header.shape, header.dtype)
     assert image.flags.c_contiguous
-    np.testing.assert_array_equal(image, read_image(path, rules, strict=True))
+    assert_array_equal(image, read_image(path, rules, strict=True))
     return image
 
 
@@ -54,32 +55,32 @@ def _tiny_tiff(width_px: int, bits: int, tag: tuple[int, int, int], pixels: byte
 def test_whole_numbers_are_inverted(tmp_path: Path, pixels: np.ndarray, white: int) -> None:
     order = ">" if pixels.dtype.byteorder == ">" else "<"
     path = _write(tmp_path / "a.tif", pixels, byteorder=order)
-    np.testing.assert_array_equal(_read(path), pixels[None])
+    assert_array_equal(_read(path), pixels[None])
     inverted = white - pixels[None].astype(np.int64)
     for rule in ("photometric", True):
-        np.testing.assert_array_equal(_read(path, invert=rule), inverted)
+        assert_array_equal(_read(path, invert=rule), inverted)
     as_float = _read(path, invert=True, as_float=True)  # cast behind it, so not in floats
-    np.testing.assert_array_equal(as_float, inverted.astype(np.float32))
+    assert_array_equal(as_float, inverted.astype(np.float32))
 
 
 def test_bilevel_pages_change_black_and_white(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.tif", GRAY > 100)
     assert _read(path, invert="photometric").dtype == np.bool_
-    np.testing.assert_array_equal(_read(path, invert="photometric"), GRAY[None] <= 100)
+    assert_array_equal(_read(path, invert="photometric"), GRAY[None] <= 100)
     source = ImageSource((str(path),))
     stored = ImageDecoder(ReadOptions(invert="photometric", gray_to_rgb=True))(source)
-    np.testing.assert_array_equal(stored.array, np.stack([np.where(GRAY > 100, 0, 255)] * 3))
+    assert_array_equal(stored.array, np.stack([np.where(GRAY > 100, 0, 255)] * 3))
     assert stored.notes == ("white is stored as 0; inverted", "bool cast to uint8")
 
 
 def test_fewer_bits_than_the_dtype_holds_have_their_own_white(tmp_path: Path) -> None:
     pixels = np.array([[0, 1, 4094, 4095]], np.uint16)
-    np.testing.assert_array_equal(invert(pixels, 12), [[4095, 4094, 1, 0]])
+    assert_array_equal(invert(pixels, 12), [[4095, 4094, 1, 0]])
     assert invert(pixels, 12).dtype == np.uint16
     path = tmp_path / "a.tif"  # 4 bits: the pixels 0, 15, 3, 12
     path.write_bytes(_tiny_tiff(4, 4, (262, 3, 0), b"\x0f\x3c"))
-    np.testing.assert_array_equal(_read(path), [[[0, 15, 3, 12]]])
-    np.testing.assert_array_equal(_read(path, invert="photometric"), [[[15, 0, 12, 3]]])
+    assert_array_equal(_read(path), [[[0, 15, 3, 12]]])
+    assert_array_equal(_read(path, invert="photometric"), [[[15, 0, 12, 3]]])
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.bmp", "a.tif", "a.npy"])
@@ -89,8 +90,8 @@ def test_photometric_leaves_alone_what_does_not_say_so(tmp_path: Path, name: str
         np.save(path, GRAY)
     else:
         Image.fromarray(GRAY).save(path)
-    np.testing.assert_array_equal(_read(path, invert="photometric"), GRAY[None])
-    np.testing.assert_array_equal(_read(path, invert=True), 255 - GRAY[None])
+    assert_array_equal(_read(path, invert="photometric"), GRAY[None])
+    assert_array_equal(_read(path, invert=True), 255 - GRAY[None])
     assert read_header(path, ReadOptions(invert=True)).notes == ("inverted",)
 
 
@@ -107,7 +108,7 @@ def test_colours_of_a_palette_are_inverted_and_its_numbers_refused(tmp_path: Pat
     image = Image.fromarray((GRAY > 100).astype(np.uint8))
     image.putpalette([255, 0, 0, 10, 20, 30])
     image.save(path)
-    np.testing.assert_array_equal(_read(path, invert=True), 255 - _read(path))
+    assert_array_equal(_read(path, invert=True), 255 - _read(path))
     message = "invert=True, but numbers of a palette have no white; set data.read.palette="
     with pytest.raises(DataError, match=f"a.png: {message}"):
         read_header(path, ReadOptions(invert=True, palette="index"))
@@ -116,7 +117,7 @@ def test_colours_of_a_palette_are_inverted_and_its_numbers_refused(tmp_path: Pat
 @pytest.mark.parametrize("dtype", ["int8", "int16", "float16", "float32", "float64"])
 def test_what_has_no_white_is_refused(tmp_path: Path, dtype: str) -> None:
     path = _write(tmp_path / "a.tif", (GRAY // 2).astype(dtype), "minisblack")
-    np.testing.assert_array_equal(_read(path, invert="photometric"), GRAY[None] // 2)
+    assert_array_equal(_read(path, invert="photometric"), GRAY[None] // 2)
     message = f"but {dtype} has no defined white"
     with pytest.raises(DataError, match=f"a.tif: invert=True, {message}; leave invert out"):
         read_header(path, ReadOptions(invert=True))
@@ -128,7 +129,7 @@ def test_what_has_no_white_is_refused(tmp_path: Path, dtype: str) -> None:
 def test_alpha_is_left_out_first(tmp_path: Path) -> None:
     Image.fromarray(GRAY).convert("LA").save(tmp_path / "a.png")
     inverted = _read(tmp_path / "a.png", invert=True, alpha="drop")
-    np.testing.assert_array_equal(inverted, 255 - GRAY[None])
+    assert_array_equal(inverted, 255 - GRAY[None])
 
 
 def test_fax_pages_come_out_black_on_white(shared_data: Path) -> None:
@@ -137,4 +138,4 @@ def test_fax_pages_come_out_black_on_white(shared_data: Path) -> None:
         stored = read_image(path)
         assert stored.mean() < 0.2
         inverted = read_image(path, ReadOptions(invert="photometric"))
-        np.testing.assert_array_equal(inverted, ~stored)
+        assert_array_equal(inverted, ~stored)

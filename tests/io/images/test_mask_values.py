@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import pytest
 import tifffile
+from numpy.testing import assert_array_equal
 from PIL import Image
 
 from lit_data.datasets.inspection.layouts import find_inspection_set, leave_out_stray
@@ -74,7 +75,7 @@ def test_few_colours_are_those_of_classes(tmp_path: Path, caplog: pytest.LogCapt
     line = "data.mask_read.colours=[[0,0,0],[0,128,0],[128,0,0]]; data.classes=[name1,name2]"
     assert line in caplog.text
     for path, is_marked in zip(masks, (True, False, True, False), strict=True):
-        np.testing.assert_array_equal(read_mask(path, found)[0], (_disc() > 0) & is_marked)
+        assert_array_equal(read_mask(path, found)[0], (_disc() > 0) & is_marked)
     three = choose_mask_options(masks, MaskOptions(classes=3))
     assert [int(read_mask(path, three).max()) for path in masks] == [2, 0, 1, 0]
     assert MaskDecoder(three).header(ImageSource((str(masks[0]),)))[:3] == (1, 60, 80)
@@ -218,7 +219,7 @@ def test_transparent_masks_are_read_by_alpha(
     options = choose_mask_options(masks, MaskOptions())
     assert options == MaskOptions(alpha="only", threshold=128)
     assert caplog.text.count("data.mask_read.alpha=only") == 1
-    np.testing.assert_array_equal(read_mask(masks[0], options)[0], _disc() > 0)
+    assert_array_equal(read_mask(masks[0], options)[0], _disc() > 0)
     assert choose_mask_options(masks, MaskOptions(alpha="drop")).alpha == "drop"
     opaque = _paint(opacity=np.full((60, 80), 255, np.uint8))
     opaque[..., :3] = _disc()[..., None]
@@ -234,7 +235,7 @@ def test_alpha_alone_is_read_from_tiff_and_palettes_and_must_be_there(tmp_path: 
     image.putpalette([255, 255, 255, 200, 0, 0])
     image.save(tmp_path / "a.png", transparency=bytes([0, 255]))
     for name in ("a.tif", "a.png"):
-        np.testing.assert_array_equal(read_mask(tmp_path / name, alone)[0], _disc() > 0)
+        assert_array_equal(read_mask(tmp_path / name, alone)[0], _disc() > 0)
     (mask,) = _write(tmp_path, ".png", _disc())
     with pytest.raises(DataError, match=r"0.png: no alpha channel.*data.mask_read.alpha=only"):
         read_mask(mask, alone)
@@ -249,7 +250,7 @@ def test_soft_colours_on_black_are_the_defect(
     options = choose_mask_options(masks, MaskOptions())
     assert options == MaskOptions(channels="brightest", threshold=128)
     assert caplog.text.count("data.mask_read.channels=brightest") == 1
-    np.testing.assert_array_equal(read_mask(masks[0], options)[0], disc.max(-1) >= 128)
+    assert_array_equal(read_mask(masks[0], options)[0], disc.max(-1) >= 128)
 
 
 def test_photographs_are_no_masks_of_colours(tmp_path: Path) -> None:

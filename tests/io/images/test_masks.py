@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 import pytest
 import tifffile
+from numpy.testing import assert_array_equal
 from PIL import Image
 
 from lit_data.errors import ConfigError, DataError
@@ -46,7 +47,7 @@ def test_two_classes_in_both_scales(tmp_path: Path, scale: Any, factor: int) -> 
     path, options = _png(tmp_path / "a.png", BINARY * np.uint8(factor)), MaskOptions(scale=scale)
     if scale in ("auto", f"0_{factor}"):
         mask = read_mask(path, options)
-        np.testing.assert_array_equal(mask, BINARY[None])
+        assert_array_equal(mask, BINARY[None])
         assert mask.dtype == np.uint8
     else:  # row 46
         message = f"values 0, {factor}; allowed are 0 and {256 - factor}; .*scale=0_{factor}"
@@ -58,7 +59,7 @@ def test_two_classes_in_both_scales(tmp_path: Path, scale: Any, factor: int) -> 
 def test_a_one_bit_png_reads_as_0_and_255(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.fromarray(BINARY > 0).save(path, bits=1)
-    np.testing.assert_array_equal(read_mask(path), BINARY[None])
+    assert_array_equal(read_mask(path), BINARY[None])
     with pytest.raises(DataError, match=r"allowed are 0 and 1; set data.mask_read.scale=0_255"):
         read_mask(path, MaskOptions(scale="0_1"))
 
@@ -69,7 +70,7 @@ def test_booleans_and_blank_masks_have_one_meaning(tmp_path: Path, scale: Any) -
     tifffile.imwrite(tmp_path / "a.tif", BINARY > 0)
     for name in ("a.npy", "a.tif"):
         mask = read_mask(tmp_path / name, MaskOptions(scale=scale))
-        np.testing.assert_array_equal(mask, BINARY[None])
+        assert_array_equal(mask, BINARY[None])
     path = _png(tmp_path / "a.png", np.zeros((3, 4), np.uint8))
     blank = read_mask(path, MaskOptions(scale=scale))
     assert (blank.shape, blank.any()) == ((1, 3, 4), False)
@@ -81,7 +82,7 @@ def test_a_palette_gives_its_indices(tmp_path: Path, name: str) -> None:
     image = Image.fromarray(CLASSES)
     image.putpalette([0, 0, 0, 128, 0, 0, 0, 128, 0, 128, 128, 0])
     image.save(tmp_path / name)
-    np.testing.assert_array_equal(read_mask(tmp_path / name, MaskOptions(classes=4)), CLASSES[None])
+    assert_array_equal(read_mask(tmp_path / name, MaskOptions(classes=4)), CLASSES[None])
 
 
 def test_black_and_white_in_a_palette_are_read_by_color_on_request(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_black_and_white_in_a_palette_are_read_by_color_on_request(tmp_path: Pat
     hint = "threshold=1 if all but 0 is the defect, or data.mask_read.palette=expand"
     with pytest.raises(DataError, match=f"values 0, 215; .*; set data.mask_read.{hint}"):
         read_mask(path)
-    np.testing.assert_array_equal(read_mask(path, expand), BINARY[None])
+    assert_array_equal(read_mask(path, expand), BINARY[None])
     image.putpalette(bytes(645) + b"\xff\0\0")
     image.save(path)
     with pytest.raises(DataError, match="3 channels that differ"):
@@ -102,7 +103,7 @@ def test_black_and_white_in_a_palette_are_read_by_color_on_request(tmp_path: Pat
 # row 44
 def test_equal_channels_count_as_one_and_alpha_is_no_class(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
-    np.testing.assert_array_equal(read_mask(_png(path, np.stack([BINARY] * 3, -1))), BINARY[None])
+    assert_array_equal(read_mask(_png(path, np.stack([BINARY] * 3, -1))), BINARY[None])
     colors = np.stack([BINARY, BINARY, 1 - BINARY], -1)
     with pytest.raises(DataError, match=r"a.png: 3 channels that differ, first at row 0, column 0"):
         read_mask(_png(path, colors))
@@ -110,7 +111,7 @@ def test_equal_channels_count_as_one_and_alpha_is_no_class(tmp_path: Path) -> No
     message = "not opaque everywhere; set data.mask_read.alpha=drop to read it without, or =only"
     with pytest.raises(DataError, match=message):
         read_mask(path)
-    np.testing.assert_array_equal(read_mask(path, MaskOptions(alpha="drop")), BINARY[None])
+    assert_array_equal(read_mask(path, MaskOptions(alpha="drop")), BINARY[None])
 
 
 # rows 45 and 46
@@ -165,13 +166,13 @@ def test_a_jpeg_mask_with_values_in_between_is_refused(tmp_path: Path) -> None:
         read_mask(_png(path, mask))
     mask[:] = 0
     mask[8:16, 8:24] = 255  # whole blocks survive
-    np.testing.assert_array_equal(read_mask(_png(path, mask)), mask[None] // 255)
+    assert_array_equal(read_mask(_png(path, mask)), mask[None] // 255)
 
 
 def test_sixteen_bit_classes_become_bytes(tmp_path: Path) -> None:
     cv2.imwrite(os.fspath(tmp_path / "a.png"), CLASSES.astype(np.uint16))
     mask = read_mask(tmp_path / "a.png", MaskOptions(classes=4))
-    np.testing.assert_array_equal(mask, CLASSES[None])
+    assert_array_equal(mask, CLASSES[None])
     assert mask.dtype == np.uint8
 
 
@@ -180,9 +181,9 @@ def test_a_mask_is_turned_as_its_image(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[274] = 6
     path = _png(tmp_path / "a.png", BINARY, exif=exif)
-    np.testing.assert_array_equal(read_mask(path), BINARY[None])
+    assert_array_equal(read_mask(path), BINARY[None])
     turned = read_mask(path, MaskOptions(exif="apply"))
-    np.testing.assert_array_equal(turned, np.rot90(BINARY, -1)[None])
+    assert_array_equal(turned, np.rot90(BINARY, -1)[None])
 
 
 def test_reading_errors_name_the_file_once(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 import pytest
 import tifffile
+from numpy.testing import assert_array_equal
 from PIL import Image, ImageOps
 
 from lit_data.errors import ConfigError, DataError
@@ -33,7 +34,7 @@ def _read(path: Path, **options: Any) -> np.ndarray:
     assert image.flags.c_contiguous
     assert image.flags.writeable
     assert image.dtype.isnative
-    np.testing.assert_array_equal(image, read_image(path, rules, strict=True))
+    assert_array_equal(image, read_image(path, rules, strict=True))
     return image
 
 
@@ -44,15 +45,15 @@ def _save(path: Path, pixels: np.ndarray, **options: Any) -> Path:
 
 @pytest.mark.parametrize("name", ["a.png", "a.bmp", "a.tif"])
 def test_channels_come_as_stored(tmp_path: Path, name: str) -> None:
-    np.testing.assert_array_equal(_read(_save(tmp_path / name, RGB)), PLANES)
-    np.testing.assert_array_equal(_read(_save(tmp_path / name, GRAY)), GRAY[None])
+    assert_array_equal(_read(_save(tmp_path / name, RGB)), PLANES)
+    assert_array_equal(_read(_save(tmp_path / name, GRAY)), GRAY[None])
 
 
 def test_a_jpeg_comes_in_the_order_of_its_colors(tmp_path: Path) -> None:
     red = np.zeros((16, 16, 3), np.uint8)
     red[..., 0] = 254
     image = _read(_save(tmp_path / "a.jpg", red))
-    np.testing.assert_array_equal(image[:, 8, 8], [254, 0, 0])
+    assert_array_equal(image[:, 8, 8], [254, 0, 0])
 
 
 # the documented switch, DESIGN 4
@@ -60,25 +61,23 @@ def test_a_jpeg_comes_in_the_order_of_its_colors(tmp_path: Path) -> None:
 def test_cv2_order_gives_what_imread_gives(tmp_path: Path, name: str) -> None:
     path = _save(tmp_path / name, RGB)
     expected = cv2.imread(os.fspath(path), cv2.IMREAD_UNCHANGED).transpose(2, 0, 1)
-    np.testing.assert_array_equal(_read(path, cv2_order=True), expected)
-    np.testing.assert_array_equal(_read(path), expected[::-1])
+    assert_array_equal(_read(path, cv2_order=True), expected)
+    assert_array_equal(_read(path), expected[::-1])
 
 
 def test_cv2_order_leaves_arrays_and_other_channel_counts(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", PLANES)
-    np.testing.assert_array_equal(_read(tmp_path / "a.npy", cv2_order=True), PLANES)
+    assert_array_equal(_read(tmp_path / "a.npy", cv2_order=True), PLANES)
     pixels = np.random.default_rng(0).integers(0, 9, (6, 8, 5), dtype=np.uint8)
     tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="minisblack", planarconfig="contig")
-    np.testing.assert_array_equal(
-        _read(tmp_path / "a.tif", cv2_order=True), _read(tmp_path / "a.tif")
-    )
+    assert_array_equal(_read(tmp_path / "a.tif", cv2_order=True), _read(tmp_path / "a.tif"))
 
 
 # row 13
 def test_gray_can_become_three_channels(tmp_path: Path) -> None:
     path = _save(tmp_path / "a.png", GRAY)
-    np.testing.assert_array_equal(_read(path, gray_to_rgb=True), np.stack([GRAY] * 3))
-    np.testing.assert_array_equal(_read(_save(tmp_path / "b.png", RGB), gray_to_rgb=True), PLANES)
+    assert_array_equal(_read(path, gray_to_rgb=True), np.stack([GRAY] * 3))
+    assert_array_equal(_read(_save(tmp_path / "b.png", RGB), gray_to_rgb=True), PLANES)
 
 
 # rows 14 and 15, and a transparent colour
@@ -103,19 +102,19 @@ def test_alpha_is_dropped_only_on_request(
     )
     with pytest.raises(DataError, match=f"a.png: {message}drop to read it without"):
         read_image(path)
-    np.testing.assert_array_equal(_read(path, alpha="drop"), expected)
+    assert_array_equal(_read(path, alpha="drop"), expected)
 
 
 def test_alpha_that_is_opaque_everywhere_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     for mode, pixels, expected in (("LA", GRAY, GRAY[None]), ("RGBA", RGB, PLANES)):
         Image.fromarray(pixels).convert(mode).save(path)
-        np.testing.assert_array_equal(_read(path), expected)
+        assert_array_equal(_read(path), expected)
         with pytest.raises(DataError, match=r"and alpha; set data.read.alpha"):
             _read(path, alpha="error")
     opaque = np.dstack([RGB, np.full(RGB.shape[:2], 255, np.uint8)])
     tifffile.imwrite(tmp_path / "a.tif", opaque, photometric="rgb", extrasamples=("unassalpha",))
-    np.testing.assert_array_equal(_read(tmp_path / "a.tif"), PLANES)
+    assert_array_equal(_read(tmp_path / "a.tif"), PLANES)
 
 
 def test_alpha_of_a_tiff_is_dropped_wherever_it_stands(tmp_path: Path) -> None:
@@ -125,22 +124,22 @@ def test_alpha_of_a_tiff_is_dropped_wherever_it_stands(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"4 channel\(s\) and alpha"):
         read_image(path)
     without = pixels[..., [0, 1, 2, 4]].transpose(2, 0, 1)
-    np.testing.assert_array_equal(_read(path, alpha="drop"), without)
+    assert_array_equal(_read(path, alpha="drop"), without)
 
 
 # row 16
 def test_sixteen_bits_are_kept(tmp_path: Path) -> None:
     deep = np.arange(48, dtype=np.uint16).reshape(6, 8) * 1365
     cv2.imwrite(os.fspath(tmp_path / "a.png"), deep)
-    np.testing.assert_array_equal(_read(tmp_path / "a.png"), deep[None])
+    assert_array_equal(_read(tmp_path / "a.png"), deep[None])
     cv2.imwrite(os.fspath(tmp_path / "b.png"), np.stack([deep, deep // 2, deep // 3], -1))
-    np.testing.assert_array_equal(_read(tmp_path / "b.png"), np.stack([deep // 3, deep // 2, deep]))
+    assert_array_equal(_read(tmp_path / "b.png"), np.stack([deep // 3, deep // 2, deep]))
 
 
 # row 17
 def test_one_bit_becomes_black_and_white(tmp_path: Path) -> None:
     Image.fromarray(GRAY > 100).save(tmp_path / "a.png", bits=1)
-    np.testing.assert_array_equal(_read(tmp_path / "a.png"), np.where(GRAY > 100, 255, 0)[None])
+    assert_array_equal(_read(tmp_path / "a.png"), np.where(GRAY > 100, 255, 0)[None])
 
 
 # row 18, and the same for BMP and TIFF
@@ -152,8 +151,8 @@ def test_a_palette_is_expanded_or_kept(tmp_path: Path, name: str) -> None:
     image.putpalette(palette.tobytes())
     assert image.mode == "P"
     image.save(tmp_path / name)
-    np.testing.assert_array_equal(_read(tmp_path / name), palette[indices].transpose(2, 0, 1))
-    np.testing.assert_array_equal(_read(tmp_path / name, palette="index"), indices[None])
+    assert_array_equal(_read(tmp_path / name), palette[indices].transpose(2, 0, 1))
+    assert_array_equal(_read(tmp_path / name, palette="index"), indices[None])
     with pytest.raises(
         DataError, match=r"a palette image; set data.read.palette=expand for its colours or =index"
     ):
@@ -166,8 +165,8 @@ def test_small_palette_indices_are_unpacked(tmp_path: Path, bits: int) -> None:
     image = Image.fromarray(indices)
     image.putpalette(bytes(range(100, 100 + 3 * 2**bits)))
     image.save(tmp_path / "a.png", bits=bits)
-    np.testing.assert_array_equal(_read(tmp_path / "a.png", palette="index"), indices[None])
-    np.testing.assert_array_equal(_read(tmp_path / "a.png")[0], 100 + 3 * indices)
+    assert_array_equal(_read(tmp_path / "a.png", palette="index"), indices[None])
+    assert_array_equal(_read(tmp_path / "a.png")[0], 100 + 3 * indices)
 
 
 def test_transparency_of_a_palette_counts_as_alpha_of_its_colors(tmp_path: Path) -> None:
@@ -176,7 +175,7 @@ def test_transparency_of_a_palette_counts_as_alpha_of_its_colors(tmp_path: Path)
     image.save(tmp_path / "a.png", transparency=0)
     with pytest.raises(DataError, match="alpha"):
         read_image(tmp_path / "a.png")
-    np.testing.assert_array_equal(_read(tmp_path / "a.png", palette="index"), GRAY[None] % 2)
+    assert_array_equal(_read(tmp_path / "a.png", palette="index"), GRAY[None] % 2)
     assert _read(tmp_path / "a.png", alpha="drop")[:, 0, 0].tolist() == [1, 2, 3]
 
 
@@ -244,7 +243,7 @@ def test_bmp_variants(
     tmp_path: Path, data: bytes, options: dict[str, Any], expected: list[list[list[int]]]
 ) -> None:
     (tmp_path / "a.bmp").write_bytes(data)
-    np.testing.assert_array_equal(_read(tmp_path / "a.bmp", **options), expected)
+    assert_array_equal(_read(tmp_path / "a.bmp", **options), expected)
 
 
 # row 19
@@ -269,19 +268,19 @@ def test_an_orientation_is_applied_only_on_request(tmp_path: Path, name: str) ->
         assert stored.shape == (1, 48, 64)
         with Image.open(_save(tmp_path / "b.png", stored[0], exif=exif)) as image:
             expected = np.asarray(ImageOps.exif_transpose(image))
-        np.testing.assert_array_equal(_read(path, exif="apply"), expected[None])
+        assert_array_equal(_read(path, exif="apply"), expected[None])
 
 
 # rows 44 and DESIGN 4
 def test_equal_channels_collapse_and_different_ones_are_shown(tmp_path: Path) -> None:
     pixels = np.stack([GRAY] * 3, -1)
     path = _save(tmp_path / "a.png", pixels)
-    np.testing.assert_array_equal(_read(path, equal_channels="collapse"), GRAY[None])
+    assert_array_equal(_read(path, equal_channels="collapse"), GRAY[None])
     pixels[4, 3, 1] = 7
     _save(path, pixels)
     with pytest.raises(DataError, match=r"that differ, first at row 4, column 3 \(175, 7, 175\)"):
         read_image(path, ReadOptions(equal_channels="collapse"))
-    np.testing.assert_array_equal(_read(path), pixels.transpose(2, 0, 1))
+    assert_array_equal(_read(path), pixels.transpose(2, 0, 1))
 
 
 def test_integers_become_floats_on_request(tmp_path: Path) -> None:
@@ -313,7 +312,7 @@ def test_arrays_are_read_in_any_order(
     image = _read(tmp_path / "a.npy")
     is_last = array.ndim == 3 and array.shape != expected
     planes = array.transpose(2, 0, 1) if is_last else array.reshape(expected)
-    np.testing.assert_array_equal(image, planes)
+    assert_array_equal(image, planes)
     assert image.dtype == array.dtype.newbyteorder("=")
 
 
@@ -331,7 +330,7 @@ def test_any_name_works(tmp_path: Path, name: str, extension: str) -> None:
         buffer = io.BytesIO()
         Image.fromarray(RGB).save(buffer, "PNG" if extension == ".png" else "TIFF")
         path.write_bytes(buffer.getvalue())
-    np.testing.assert_array_equal(_read(path), PLANES)
+    assert_array_equal(_read(path), PLANES)
     path.write_bytes(b"nothing")
     with pytest.raises(DataError, match="not a PNG") as caught:
         read_image(path)

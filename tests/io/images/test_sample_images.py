@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 import pytest
 import tifffile
+from numpy.testing import assert_array_equal
 
 from lit_data.errors import DataError
 from lit_data.io.discovery import find_images
@@ -44,7 +45,7 @@ def test_every_tiff_is_what_tifffile_gives(shared_data: Path) -> None:
             assert (header.shape, header.dtype) == (expected.shape, expected.dtype)
             for strict in (False, True):
                 image = read_image(path, rules, strict=strict)
-                np.testing.assert_array_equal(image, expected, err_msg=str(path))
+                assert_array_equal(image, expected, err_msg=str(path))
                 assert image.dtype == expected.dtype
             pages += 1
     assert pages == 52 + 34 + 4 + 1 + 2 + 1 + 1 + 4 + 24
@@ -77,14 +78,14 @@ def test_palettes_are_expanded_as_opencv_does(shared_data: Path) -> None:
     for name in names:
         path = shared_data / "tiff" / name
         expected = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)[..., ::-1].transpose(2, 0, 1)
-        np.testing.assert_array_equal(read_image(path), expected)
+        assert_array_equal(read_image(path), expected)
 
 
 def test_a_page_stored_on_its_side_is_turned_on_request(shared_data: Path) -> None:
     path = shared_data / "tiff" / "exampletiffs" / "poppies.tif"
     assert read_header(path).shape == (3, 756, 1008)
     upright = read_image(path, ReadOptions(exif="apply"))
-    np.testing.assert_array_equal(upright, np.rot90(read_image(path), -1, (1, 2)))
+    assert_array_equal(upright, np.rot90(read_image(path), -1, (1, 2)))
 
 
 def test_other_images_are_what_opencv_gives(shared_data: Path) -> None:
@@ -94,7 +95,7 @@ def test_other_images_are_what_opencv_gives(shared_data: Path) -> None:
         expected = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_UNCHANGED)
         planes = expected[None] if expected.ndim == 2 else expected[..., 2::-1].transpose(2, 0, 1)
         header, image = read_header(path), read_image(path)
-        np.testing.assert_array_equal(image, planes, err_msg=str(path))
+        assert_array_equal(image, planes, err_msg=str(path))
         assert (header.shape, header.dtype) == (image.shape, image.dtype)
 
 
@@ -109,7 +110,7 @@ def test_real_masks_are_binary(shared_data: Path) -> None:
     assert len(paths) == 100
     for path in paths:  # white is number 215 of their palettes
         expected = cv2.imread(str(path), cv2.IMREAD_GRAYSCALE) // 255
-        np.testing.assert_array_equal(read_mask(path, MaskOptions(palette="expand"))[0], expected)
+        assert_array_equal(read_mask(path, MaskOptions(palette="expand"))[0], expected)
     with pytest.raises(DataError, match=r"values 0, 215; .* data\.mask_read\.palette=expand"):
         read_mask(paths[0])
 

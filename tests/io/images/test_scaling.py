@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 import pytest
 import tifffile
+from numpy.testing import assert_allclose, assert_array_equal
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.decoders import ImageDecoder, ImageSource, MaskDecoder
@@ -51,7 +52,7 @@ def test_header_and_pixels_agree_for_all_sizes_dtypes_and_channels(
         stored = (channels, *scaling.stored_px(size))
         assert array.shape == (channels, header.height_px, header.width_px) == stored
         assert array.dtype == header.dtype == np.dtype(dtype)
-        np.testing.assert_allclose(array, 90, rtol=1e-4)  # floats are rounded
+        assert_allclose(array, 90, rtol=1e-4)  # floats are rounded
         restored = scaling.restore(array, size)
         assert restored.shape == (channels, *size)
         assert restored.max() <= array.max()
@@ -71,7 +72,7 @@ def test_no_defect_is_lost_and_the_most_frequent_class_stays() -> None:
     expected[4, 2] = 2
     expected[6:, 6:] = 255
     expected[7, 7] = 2
-    np.testing.assert_array_equal(scaled, expected)
+    assert_array_equal(scaled, expected)
 
 
 @pytest.mark.parametrize("size", [(1, 9), (10, 1), (4, 4), (23, 31), (60, 61), (90, 70)])
@@ -109,10 +110,10 @@ def test_positions_come_back_to_the_pixel(scaling: Scaling, size: tuple[int, int
 def test_padding_mirrors_the_mask_as_the_image() -> None:
     scaling, image = Scaling(size_px=(8, 8)), np.arange(32, dtype=np.uint8).reshape(1, 4, 8)
     padded, mask = scaling.scale_image(image), scaling.scale_mask((image > 20).astype(np.uint8))
-    np.testing.assert_array_equal(padded[:, 2:6], image)
-    np.testing.assert_array_equal(padded[0, 0], image[0, 2])
-    np.testing.assert_array_equal(mask, padded > 20)
-    np.testing.assert_array_equal(scaling.restore(padded, (4, 8)), image)
+    assert_array_equal(padded[:, 2:6], image)
+    assert_array_equal(padded[0, 0], image[0, 2])
+    assert_array_equal(mask, padded > 20)
+    assert_array_equal(scaling.restore(padded, (4, 8)), image)
 
 
 def test_fingerprints_tell_scalings_apart_and_masks_keep_what_is_ignored(tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_fingerprints_tell_scalings_apart_and_masks_keep_what_is_ignored(tmp_pat
     tifffile.imwrite(tmp_path / "m.tif", pixels)
     source = ImageSource((str(tmp_path / "m.tif"),))
     mask = ScaledDecoder(Scaling(factor=0.1), masks)(source).array
-    np.testing.assert_array_equal(mask, [[[255] * 3, [255] * 3, [0] * 3, [0, 0, 1]]])
+    assert_array_equal(mask, [[[255] * 3, [255] * 3, [0] * 3, [0, 0, 1]]])
 
 
 def test_an_image_that_becomes_too_large_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
@@ -178,20 +179,20 @@ def test_header_and_pixels_agree_whatever_the_fit(tmp_path: Path, fit: Fit) -> N
         assert (header.channels, header.height_px, header.width_px) == (1, 64, 48)
         assert (decoded.array.shape, decoded.array.dtype) == ((1, 64, 48), np.uint8)
         assert decoded.source_crc32 == ImageDecoder()(source).source_crc32
-        np.testing.assert_array_equal(FittedDecoder(size, fit)(source).array, pixels)
+        assert_array_equal(FittedDecoder(size, fit)(source).array, pixels)
 
 
 def test_what_stands_over_is_cut_and_what_is_missing_is_padded_evenly() -> None:
     image = np.arange(1, 31, dtype=np.uint8).reshape(1, 5, 6)
-    np.testing.assert_array_equal(place_centred(image, (2, 3), "zeros"), image[:, 1:3, 1:4])
+    assert_array_equal(place_centred(image, (2, 3), "zeros"), image[:, 1:3, 1:4])
     padded = place_centred(image, (6, 10), "zeros")
-    np.testing.assert_array_equal(padded[:, :5, 2:8], image)
+    assert_array_equal(padded[:, :5, 2:8], image)
     assert padded.sum() == image.sum()
     for padding, columns in (("reflect", [1, 4]), ("border", [0, 5])):
         wider = place_centred(image, (5, 8), padding)  # type: ignore[arg-type]
-        np.testing.assert_array_equal(wider[..., [0, 7]], image[..., columns])
+        assert_array_equal(wider[..., [0, 7]], image[..., columns])
     repeated = place_centred(image[:, :, :2], (5, 6), "reflect")[0, 0]
-    np.testing.assert_array_equal(repeated, [1, 2, 1, 2, 1, 2])
+    assert_array_equal(repeated, [1, 2, 1, 2, 1, 2])
 
 
 def test_shrinking_takes_means_and_enlarging_keeps_the_range(tmp_path: Path) -> None:

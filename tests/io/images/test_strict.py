@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import pytest
 import tifffile
+from numpy.testing import assert_array_equal
 from PIL import Image
 
 from lit_data.errors import DataError
@@ -32,7 +33,7 @@ def test_the_file_is_fingerprinted(tmp_path: Path) -> None:
     data, jpeg = _saved("PNG"), bytearray(_saved("JPEG"))
     (tmp_path / "a.png").write_bytes(data)
     decoded = decode_strict(tmp_path / "a.png")
-    np.testing.assert_array_equal(decoded.array, SMOOTH.transpose(2, 0, 1))
+    assert_array_equal(decoded.array, SMOOTH.transpose(2, 0, 1))
     assert (decoded.source_crc32, decoded.notes) == (zlib.crc32(data), ())
     jpeg[-40] ^= 1
     (tmp_path / "a.jpg").write_bytes(jpeg)
@@ -101,7 +102,7 @@ def test_stray_bytes_in_a_jpeg_are_noted_and_do_no_harm(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(data[:end] + bytes(9) + data[end:])
     (tmp_path / "b.jpg").write_bytes(data)
     stray = decode_strict(tmp_path / "a.jpg")
-    np.testing.assert_array_equal(stray.array, decode_strict(tmp_path / "b.jpg").array)
+    assert_array_equal(stray.array, decode_strict(tmp_path / "b.jpg").array)
     assert stray.notes == ("a JPEG with small faults that leave its pixels as they are",)
 
 
@@ -158,8 +159,8 @@ def test_bad_floats_are_counted_and_located(tmp_path: Path, name: str, value: fl
     filled = decode_strict(path, filling).array
     assert np.flatnonzero(filled).tolist() == [25, 29]
     assert filled[0, 3, 4] == 9
-    np.testing.assert_array_equal(read_image(path, filling), filled)
-    np.testing.assert_array_equal(read_image(path), pixels[None])  # without checks, as stored
+    assert_array_equal(read_image(path, filling), filled)
+    assert_array_equal(read_image(path), pixels[None])  # without checks, as stored
 
 
 def test_a_double_beyond_float32_is_found(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import cv2
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from lit_data.datamodules.ct import CTDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles
@@ -74,7 +75,7 @@ def test_they_are_decoded_to_the_bytes_of_decoded_shards(sets: Path, tmp_path: P
     local = make(sets / "photos", tmp_path / "c").open_images()
     assert len(packed) == len(decoded) == len(local) == IMAGES - 1
     for number in range(len(local)):
-        np.testing.assert_array_equal(packed[number], local[number])
+        assert_array_equal(packed[number], local[number])
     assert packed.verify(progress=False) == []
     assert packed.key == decoded.key
     numbers = range(len(packed.cache.shards))
@@ -85,7 +86,7 @@ def test_they_are_decoded_to_the_bytes_of_decoded_shards(sets: Path, tmp_path: P
     assert [Path(path).name for path, _ in packed.skipped] == ["07.jpg"]
     assert list((packed.cache.folder / "decoding").iterdir()) == []
     copy = pickle.loads(pickle.dumps(packed))
-    np.testing.assert_array_equal(copy[5], local[5])
+    assert_array_equal(copy[5], local[5])
 
 
 def test_parts_and_ended_runs_give_the_same(sets: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from lit_data.datamodules.image import StripeFiles
 from lit_data.datamodules.inspection_source import InspectionFiles
@@ -113,8 +114,8 @@ def test_images_masks_and_names_come_back(make: Make, root: Path, address: Path)
     assert wanted is not None
     assert masks.of_image.tolist() == wanted.of_image.tolist()
     for number in range(IMAGES):
-        np.testing.assert_array_equal(store[number], local[number])
-        np.testing.assert_array_equal(masks[number], wanted[number])
+        assert_array_equal(store[number], local[number])
+        assert_array_equal(masks[number], wanted[number])
     assert there.names(store) == here.names(local)
     assert there.image_set.kinds == here.image_set.kinds
     assert store.source_states.tolist() == local.source_states.tolist()  # type: ignore[attr-defined]
@@ -123,9 +124,9 @@ def test_images_masks_and_names_come_back(make: Make, root: Path, address: Path)
     places = rng.integers((0, -30, -30), (IMAGES, 60, 100), (50, 3)).T
     for bank, cut in zip((store, local), rows, strict=True):
         bank.cut_into(*places, cut)  # type: ignore[attr-defined]
-    np.testing.assert_array_equal(*rows)
+    assert_array_equal(*rows)
     copy = pickle.loads(pickle.dumps(store))
-    np.testing.assert_array_equal(copy[5], local[5])
+    assert_array_equal(copy[5], local[5])
     assert len(pickle.dumps(store)) < 3000
 
 
@@ -362,10 +363,10 @@ def test_shards_may_be_in_bands(make: Make, tmp_path: Path) -> None:
     here.publish(str(tmp_path / "wide.shards"), 150_000)
     store = open_store(make(tmp_path / "wide.shards", "other"))
     for number in range(3):
-        np.testing.assert_array_equal(store[number], here.open_images()[number])
+        assert_array_equal(store[number], here.open_images()[number])
     rows = np.zeros((1, 1, 20, 30), np.uint8)
     store.cut_into(np.array([2]), np.array([5]), np.array([600]), rows)
-    np.testing.assert_array_equal(rows[0], store[2][:, 5:25, 600:630])
+    assert_array_equal(rows[0], store[2][:, 5:25, 600:630])
 
 
 def test_bad_images_are_listed_or_left_out(make: Make, root: Path, tmp_path: Path) -> None:
@@ -398,13 +399,13 @@ def test_copies_stay_in_their_bound(
     times = sorted(path.stat().st_mtime for path in store.cache.folder.glob("*.tar"))
     assert times[0] == 0  # goes first
     for number in (0, 1, 2):
-        np.testing.assert_array_equal(store[number][0], draw(number))
+        assert_array_equal(store[number][0], draw(number))
     image = store[0]
     for path in store.cache.folder.glob("*.tar"):
         path.unlink()
-    np.testing.assert_array_equal(image[0], draw(0))  # stays readable to its readers
+    assert_array_equal(image[0], draw(0))  # stays readable to its readers
     again = open_store(make(address, "other", cache_bytes=most))
-    np.testing.assert_array_equal(again[0][0], draw(0))
+    assert_array_equal(again[0][0], draw(0))
 
 
 def count_gets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -434,7 +435,7 @@ def test_a_shard_that_others_remove_before_it_is_opened_is_fetched_again(
 
     monkeypatch.setattr(store.cache, "fetch", fetch_and_remove)
     if succeeds:
-        np.testing.assert_array_equal(store[0][0], draw(0))
+        assert_array_equal(store[0][0], draw(0))
         return
     with pytest.raises(
         StoreError, match=r"removed it 5 times before it was opened: .* raise data.cache_bytes"
@@ -527,9 +528,9 @@ def test_lost_connections_are_tried_again(make: Make, address: Path, web: WebSer
     shards = [path for path in web.files if "/shards/" in path]
     web.faults |= {path: ["cut", 503] for path in shards}
     store = open_store(make(f"{web.url}/set.shards", "other"))
-    np.testing.assert_array_equal(store[3][0], draw(3))
+    assert_array_equal(store[3][0], draw(3))
     web.faults |= {path: ["wrong"] for path in shards}  # is fetched again, as its sum says
-    np.testing.assert_array_equal(store[20][0], draw(20))
+    assert_array_equal(store[20][0], draw(20))
 
 
 def test_a_server_that_is_gone(make: Make, address: Path, web: WebServer) -> None:
@@ -539,7 +540,7 @@ def test_a_server_that_is_gone(make: Make, address: Path, web: WebServer) -> Non
     web.faults["set.shards/set.json"] = [503] * 9
     again = make(f"{web.url}/set.shards", "other")
     again.refresh()  # goes on with what is known here
-    np.testing.assert_array_equal(again.open_images()[0][0], draw(0))
+    assert_array_equal(again.open_images()[0][0], draw(0))
     web.faults["set.shards/set.json"] = [503] * 9
     strict = make(
         f"{web.url}/set.shards", "other", remote=RemoteOptions(retries=0, offline="error")
@@ -548,7 +549,7 @@ def test_a_server_that_is_gone(make: Make, address: Path, web: WebServer) -> Non
         strict.refresh()
     never = make(f"{web.url}/set.shards", "other", remote=RemoteOptions(offline="always"))
     never.refresh()
-    np.testing.assert_array_equal(never.open_images()[0][0], draw(0))
+    assert_array_equal(never.open_images()[0][0], draw(0))
     with pytest.raises(DataError, match="offline=always, and this is not all here"):
         never.open_images()[IMAGES - 1]
 
@@ -627,6 +628,6 @@ def test_stripes_in_shards(tmp_path: Path) -> None:
         for files, opened in ((there, bank), (here, wanted))
     )
     for number in range(6):
-        np.testing.assert_array_equal(bank[number], wanted[number])
+        assert_array_equal(bank[number], wanted[number])
     for number in range(2):
-        np.testing.assert_array_equal(masks[number], wanted_masks[number])  # type: ignore[index]
+        assert_array_equal(masks[number], wanted_masks[number])  # type: ignore[index]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from lit_data.datamodules import (
     BaseDataModule,
@@ -86,7 +87,7 @@ def test_batches_are_those_of_the_files(open_data: Open, kind: str) -> None:
     there = open_data(sampling=sampling, loader={"worker_kind": kind})
     assert isinstance(there.bank, ShardedStore)
     for batch, wanted in zip(there.make_loader("train"), local.make_loader("train"), strict=True):
-        torch.testing.assert_close(batch, wanted, rtol=0, atol=0)
+        assert_close(batch, wanted, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("positives", [None, 0.5])
@@ -155,7 +156,7 @@ def test_whole_images_with_labels(tmp_path: Path) -> None:
     here.source.publish(str(tmp_path / "set.shards"), 20_000)
     there = open_module(LabelledImageDataModule, tmp_path / "set.shards", tmp_path, **options)
     for batch, wanted in zip(there.train_dataloader(), here.train_dataloader(), strict=True):
-        torch.testing.assert_close(batch, wanted, rtol=0, atol=0)
+        assert_close(batch, wanted, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_sheets_of_views(tmp_path: Path, tiles: int | None) -> None:
     here.source.publish(str(tmp_path / "set.shards"), 2**20)
     there = open_module(GANDataModule, tmp_path / "set.shards", tmp_path, image_px=16)
     assert there.poses is not None
-    torch.testing.assert_close(there.poses, here.poses)
+    assert_close(there.poses, here.poses)
     _compare(there, here, fits=True)
 
 
@@ -244,7 +245,7 @@ def _compare(there: BaseDataModule[Any], here: BaseDataModule[Any], *, fits: boo
     assert there.dataset("train").needs_windows is not fits
     for stage in ("train", "val") if fits else ("val",):
         for batch, wanted in zip(there.make_loader(stage), here.make_loader(stage), strict=True):
-            torch.testing.assert_close(batch, wanted, rtol=0, atol=0)
+            assert_close(batch, wanted, rtol=0, atol=0)
     if not fits:
         rows, wanted_rows = (
             {row["index"]: row for batch in data.make_loader("train") for row in _split(batch)}
@@ -252,7 +253,7 @@ def _compare(there: BaseDataModule[Any], here: BaseDataModule[Any], *, fits: boo
         )
         assert rows.keys() == wanted_rows.keys()
         for index, row in rows.items():
-            torch.testing.assert_close(row, wanted_rows[index], rtol=0, atol=0)
+            assert_close(row, wanted_rows[index], rtol=0, atol=0)
 
 
 def _split(batch: dict[str, torch.Tensor]) -> list[dict[str, Any]]:

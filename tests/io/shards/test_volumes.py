@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from torch.testing import assert_close
 
 from lit_data.datamodules import CTDataModule
 from lit_data.datasets.ct.windows import WindowSpec
@@ -111,7 +111,7 @@ def test_samples_equal_those_of_files(open_data: Open, kind: str, options: dict[
     stages = ("train",) if kind == "process" else ("train", "val", "predict")
     for stage in stages:
         rows, wanted = read_rows(there, stage, 1), read_rows(here, stage, 1)
-        torch.testing.assert_close(rows, wanted, **EXACT)
+        assert_close(rows, wanted, **EXACT)
 
 
 def measure(folder: Path) -> int:
@@ -144,9 +144,7 @@ def test_an_epoch_fetches_each_shard_once(
         assert max(Counter(asked).values()) == 1
         assert measure(cache.folder) <= SMALL
         wanted = read_rows(files, epoch=epoch)
-        torch.testing.assert_close(
-            dict(sorted(found.items())), dict(sorted(wanted.items())), **EXACT
-        )
+        assert_close(dict(sorted(found.items())), dict(sorted(wanted.items())), **EXACT)
 
 
 def test_a_run_goes_on_exactly(open_data: Open) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 
 from lit_data.datamodules import InspectionDataModule, StripeDataModule, WatermarkDataModule
 from lit_data.datasets.inspection.occupancy import PartialMasks
@@ -44,12 +45,12 @@ def test_bands_hold_the_images(make_store: MakeStore, dtype: str, band_px: int) 
     images = draw(dtype)
     store = make_store(images, band_px=band_px)
     for number, image in enumerate(images):
-        np.testing.assert_array_equal(store[number], image)
+        assert_array_equal(store[number], image)
         assert store[number].dtype == dtype
         assert not store[number].flags.writeable
     assert store.verify() == []
     copy = pickle.loads(pickle.dumps(store))
-    np.testing.assert_array_equal(copy[-1], images[-1])
+    assert_array_equal(copy[-1], images[-1])
 
 
 def test_small_images_stay_whole(make_store: MakeStore) -> None:
@@ -76,7 +77,7 @@ def test_patches_of_bands_are_those_of_the_image(
         store.cut_into(numbers, tops, lefts, rows)
         places = zip(numbers.tolist(), tops.tolist(), lefts.tolist(), strict=True)
         patches = [cut_patch(images[number], top, left, size_px) for number, top, left in places]
-        np.testing.assert_array_equal(rows, np.stack(patches))
+        assert_array_equal(rows, np.stack(patches))
 
 
 def test_patches_that_hold_whole_bands_are_copied_straight_into_their_rows(
@@ -94,7 +95,7 @@ def test_patches_that_hold_whole_bands_are_copied_straight_into_their_rows(
     store.cut_into(numbers, tops, lefts, rows)
     places = zip(numbers.tolist(), tops.tolist(), lefts.tolist(), strict=True)
     patches = [images[number][:, top : top + 20, left : left + 128] for number, top, left in places]
-    np.testing.assert_array_equal(rows, np.stack(patches))
+    assert_array_equal(rows, np.stack(patches))
 
 
 def test_ranges_are_read_ahead_at_once_or_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +136,7 @@ def test_threads_read_many_images(make_store: MakeStore, monkeypatch: pytest.Mon
     wanted = np.stack([images[number][:, :20, :20] for number in numbers.tolist()])
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(cut, range(8)):
-            np.testing.assert_array_equal(found, wanted)
+            assert_array_equal(found, wanted)
 
 
 def test_the_file_is_let_go_with_the_store(make_store: MakeStore) -> None:
@@ -158,7 +159,7 @@ def test_an_image_is_read_by_slices(make_store: MakeStore) -> None:
     images = draw()
     opened = make_store(images).open_image(0)
     for part in (np.s_[:, 3:70, :], np.s_[:1, :, 900:], np.s_[:, -5:, 64:128], np.s_[1:, 10:10, :]):
-        np.testing.assert_array_equal(opened[part], images[0][part])
+        assert_array_equal(opened[part], images[0][part])
     assert (opened.shape, opened.dtype) == (images[0].shape, np.uint8)
 
 
@@ -170,7 +171,7 @@ def test_partial_masks_cut_their_patches_only(make_store: MakeStore) -> None:
     rows = np.full((3, 1, 40, 40), 9, np.uint8)
     partial.cut_into(np.array([0, 1, 0]), np.array([5, 6, 7]), np.array([1000, 500, 3]), rows)
     assert not rows[[0, 2]].any()
-    np.testing.assert_array_equal(rows[1], 7 * masks[1][:, 6:46, 500:540])
+    assert_array_equal(rows[1], 7 * masks[1][:, 6:46, 500:540])
 
 
 def test_another_side_makes_another_store_unless_all_images_are_narrow(
@@ -220,7 +221,7 @@ def test_tiles_of_a_prediction_are_those_of_the_image(make_store: MakeStore) -> 
     source, whole = open_source(0, make_store(images).open_image(0)), open_source(0, images[0])
     rows, columns = (TileAxis(length, 100, (0, length - 60), (), ()) for length in (130, 1100))
     for tile, wanted in zip(source.cut(rows, columns), whole.cut(rows, columns), strict=True):
-        np.testing.assert_array_equal(tile, wanted)
+        assert_array_equal(tile, wanted)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from lit_data.errors import ConfigError, WorkerDiedError
 from lit_data.io.store import shared_arrays
@@ -81,7 +82,7 @@ def test_large_arrays_come_back_as_read_only_views() -> None:
     assert found.name == "x"
     for name, array in ARRAYS.items():
         other = getattr(found, name)
-        np.testing.assert_array_equal(other, array)
+        assert_array_equal(other, array)
         assert other.dtype == array.dtype
     assert not found.many.flags.owndata
     with pytest.raises(ValueError, match="read-only"):
@@ -104,7 +105,7 @@ def test_another_process_reads_it() -> None:
 
 def test_small_arrays_travel_inside() -> None:
     found = pickle.loads(pickle.dumps(Holder(few=np.arange(10))))
-    np.testing.assert_array_equal(found.few, np.arange(10))
+    assert_array_equal(found.few, np.arange(10))
     found.few[0] = 1
 
 
@@ -114,7 +115,7 @@ def test_without_shared_memory_all_travels_inside(monkeypatch: pytest.MonkeyPatc
         SharedMemory(1)
     pickled = pickle.dumps(Holder(many=ARRAYS["many"]))
     assert len(pickled) > ARRAYS["many"].nbytes
-    np.testing.assert_array_equal(pickle.loads(pickled).many, ARRAYS["many"])
+    assert_array_equal(pickle.loads(pickled).many, ARRAYS["many"])
 
 
 def test_what_is_large_beside_arrays_is_shared_too() -> None:
@@ -142,7 +143,7 @@ def test_a_copy_of_a_copy_needs_no_original() -> None:
     second = _same(holder)
     del holder
     gc.collect()
-    np.testing.assert_array_equal(_same(second).many, ARRAYS["many"])
+    assert_array_equal(_same(second).many, ARRAYS["many"])
 
 
 @pytest.mark.parametrize("length", [3, BIG])
@@ -150,9 +151,9 @@ def test_copies_in_memory(length: int) -> None:
     holder = Holder(array=np.arange(length))
     holder.epoch = 2
     for found in (copy.copy(holder), copy.deepcopy(holder)):
-        np.testing.assert_array_equal(found.array, holder.array)
+        assert_array_equal(found.array, holder.array)
         assert found.epoch == 2
-        np.testing.assert_array_equal(_same(found).array, holder.array)
+        assert_array_equal(_same(found).array, holder.array)
     assert copy.copy(holder).array is holder.array
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
 from lit_data.errors import StoreCorruptError, StoreError
@@ -43,8 +44,8 @@ def test_round_trip(make_store: MakeStore, shapes: Sequence[tuple[int, ...]], dt
     assert len(store) == len(images)
     for number, image in enumerate(images):
         assert store[number].dtype == dtype
-        np.testing.assert_array_equal(store[number], image)
-        np.testing.assert_array_equal(store[number - len(images)], image)
+        assert_array_equal(store[number], image)
+        assert_array_equal(store[number - len(images)], image)
         assert Path(store.name(number)).name == f"{number}.npy"
     assert store.heights_px.tolist() == [shape[1] for shape in shapes]
     assert store.widths_px.tolist() == [shape[2] for shape in shapes]
@@ -78,7 +79,7 @@ def test_views_outlive_the_store(make_store: MakeStore) -> None:
     del store
     gc.collect()
     for view, image in zip(views, images, strict=True):
-        np.testing.assert_array_equal(view, image)
+        assert_array_equal(view, image)
 
 
 def test_copies_and_threads_read_the_same(make_store: MakeStore) -> None:
@@ -90,7 +91,7 @@ def test_copies_and_threads_read_the_same(make_store: MakeStore) -> None:
     order = [number % len(images) for number in range(400)]
     with ThreadPoolExecutor(8) as pool:
         for number, view in zip(order, pool.map(copy.__getitem__, order), strict=True):
-            np.testing.assert_array_equal(view, images[number])
+            assert_array_equal(view, images[number])
     size = sum(image.nbytes for image in images)
     assert repr(store) == f"DecodedStore(4 images, 3 channels, uint8, {size} bytes, {store.path})"
 
@@ -113,10 +114,10 @@ def test_many_patches_cut_in_one_call_are_those_cut_one_by_one(
         patches = [cut_patch(images[n], top, left, (height, width)) for n, top, left in places]
         rows = np.zeros((60, channels, height, width), dtype)
         store.cut_into(numbers, tops, lefts, rows)
-        np.testing.assert_array_equal(rows, np.stack(patches))
+        assert_array_equal(rows, np.stack(patches))
         larger = np.zeros((60, channels, height + 2, width + 3), dtype)
         store.cut_into(numbers, tops, lefts, larger[..., :height, :width])
-        np.testing.assert_array_equal(larger[..., :height, :width], rows)
+        assert_array_equal(larger[..., :height, :width], rows)
         assert not larger[..., height:, :].any()
         assert not larger[..., width:].any()
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.testing import assert_array_equal
 
 from lit_data.io.volumes import IndexOptions, SparseStore, find_volumes
 from lit_data.types import Array
@@ -33,5 +34,5 @@ def build_store(folder: Path, **arguments: Any) -> SparseStore:
 def check_store(store: SparseStore, volumes: list[Array]) -> None:
     assert len(store) == len(volumes)
     for sparse, volume in zip(store, volumes, strict=True):
-        np.testing.assert_array_equal(sparse.coords(), np.argwhere(volume > 500))
-        np.testing.assert_array_equal(sparse.values, volume[volume > 500])
+        assert_array_equal(sparse.coords(), np.argwhere(volume > 500))
+        assert_array_equal(sparse.values, volume[volume > 500])

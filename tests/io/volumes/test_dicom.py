@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from lit_data.errors import DataError
 from lit_data.io.volumes import find_volumes, open_volume
@@ -56,22 +57,22 @@ def test_slices_are_sorted_along_their_normal_and_given_in_hounsfield_units(tmp_
     with open_volume(source) as volume:
         assert (volume.shape, volume.dtype) == ((4, 4, 6), np.int16)
         assert volume.spacing_mm == (2.5, 0.8, 0.5)
-        np.testing.assert_array_equal(volume.read(0, 2), expected[:2])
-        np.testing.assert_array_equal(volume.read(1, 4), expected[1:])
+        assert_array_equal(volume.read(0, 2), expected[:2])
+        assert_array_equal(volume.read(1, 4), expected[1:])
         # DICOM counts to the left and to the back, NIfTI to the right and to the front.
         assert volume.affine is not None
         place = [10 - 2 * 0.5, 20 - 0.8, -2.5 + 3 * 2.5, 1]
-        np.testing.assert_allclose(volume.affine @ [2, 1, 3, 1], place)
+        assert_allclose(volume.affine @ [2, 1, 3, 1], place)
     turned = _write_series(
         tmp_path / "turned", [0.0, 1.0, 2.0], ImageOrientationPatient=[1, 0, 0, 0, -1, 0]
     )
     with open_volume(tmp_path / "turned") as volume:  # a series on its head
-        np.testing.assert_array_equal(volume.read(0, 3), turned[::-1])
+        assert_array_equal(volume.read(0, 3), turned[::-1])
     halved = _write_series(tmp_path / "halved", [0.0, 1.0], RescaleSlope=0.5)
     with open_volume(tmp_path / "halved" / "i0.dcm") as volume:  # not whole any more
         assert volume.dtype == np.float32
         scaled = (halved[:1] + 1024) * np.float32(0.5) - 1024
-        np.testing.assert_allclose(volume.read(0, 1), scaled)
+        assert_allclose(volume.read(0, 1), scaled)
 
 
 def test_each_series_of_a_folder_is_a_volume(tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_a_segmentation_labels_the_slices_that_its_frames_name(tmp_path: Path) -
         labels = open_labels(source, volume, aligned=True)
         assert labels is not None
         expected = np.stack([first, np.zeros(side, bool), np.where(second, 2, first)])
-        np.testing.assert_array_equal(labels.read(0, 3), expected)
+        assert_array_equal(labels.read(0, 3), expected)
         for faults, message in (
             ([(1, 9.0, first)], "is on no slice of"),
             ([(1, 1.0, first[1:])], "is on no slice of"),

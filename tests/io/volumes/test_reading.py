@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.volumes import find_volumes, open_volume, wrap_array
@@ -74,14 +75,14 @@ def test_every_kind_gives_the_same_slices_in_any_order(
         for begin, end in [(0, 2), (2, 5), (1, 4), (0, 5), (4, 5)]:
             slab = opened.read(begin, end)
             assert slab.dtype == opened.dtype
-            np.testing.assert_array_equal(slab, volume[begin:end])
+            assert_array_equal(slab, volume[begin:end])
 
 
 def test_spacing_and_affine_come_from_the_header(tmp_path: Path, volume: Array) -> None:
     with open_volume(_write_nifti(tmp_path, volume)) as opened:
         assert opened.spacing_mm == pytest.approx((2.0, 0.6, 0.5))
         assert opened.affine is not None
-        np.testing.assert_allclose(opened.affine, np.diag([0.5, 0.6, 2.0, 1.0]), rtol=1e-6)
+        assert_allclose(opened.affine, np.diag([0.5, 0.6, 2.0, 1.0]), rtol=1e-6)
     np.savez(tmp_path / "s.npz", ct=volume, spacing_mm=np.array([3.0, 1.0, 1.5]))
     with open_volume(tmp_path / "s.npz") as opened:
         assert opened.spacing_mm == (3.0, 1.0, 1.5)
@@ -107,7 +108,7 @@ def test_scale_fields_of_nifti_that_mean_nothing_change_nothing(
         path.write_bytes(raw)
         with open_volume(path) as opened:
             scaled = volume.astype(np.int32) * factor + added
-            np.testing.assert_array_equal(opened.read(0, 5), scaled)
+            assert_array_equal(opened.read(0, 5), scaled)
 
 
 def test_bad_voxels_are_counted_and_the_first_is_named(tmp_path: Path, volume: Array) -> None:
@@ -120,7 +121,7 @@ def test_bad_voxels_are_counted_and_the_first_is_named(tmp_path: Path, volume: A
             opened.read(1, 2)
     with open_volume(tmp_path / "v.npz", nan_fill=-1024) as opened:
         expected = np.where(np.isfinite(values), values, -1024)
-        np.testing.assert_array_equal(opened.read(0, 5), expected)
+        assert_array_equal(opened.read(0, 5), expected)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from lit_data.errors import ConfigError
 from lit_data.io.volumes import Resolution, index_volume, wrap_array
@@ -62,7 +63,7 @@ def test_the_result_does_not_depend_on_the_slabs(resolution: Resolution, nearest
         slices.at = 0
         dense = FileVolume("slices", slices, StoredScale(volume.dtype))
         again = resolution.apply(dense, fill=-1024, nearest=nearest)
-        np.testing.assert_array_equal(_read(again, step), expected)
+        assert_array_equal(_read(again, step), expected)
 
 
 @pytest.mark.parametrize("steps", [(2, 2, 2), (0.5, 1, 2), (1.25, 0.8, 1.5)])
@@ -77,7 +78,7 @@ def test_linear_volumes_stay_linear(steps: tuple[float, float, float]) -> None:
         for n, step, old in zip(moved.shape, steps, SHAPE, strict=True)
     ]
     z, y, x = np.meshgrid(*grid, indexing="ij")
-    np.testing.assert_allclose(moved.read(0, moved.shape[0]), 100 * z + 10 * y + x, rtol=1e-5)
+    assert_allclose(moved.read(0, moved.shape[0]), 100 * z + 10 * y + x, rtol=1e-5)
 
 
 def test_shape_and_spacing_and_affine_follow_each_other() -> None:
@@ -88,18 +89,18 @@ def test_shape_and_spacing_and_affine_follow_each_other() -> None:
     assert (half.shape, half.spacing_mm) == ((5, 4, 6), (4.0, 1.2, 1.0))
     assert half.affine is not None
     # The centre of the first new voxel lies between the first two old ones along each axis.
-    np.testing.assert_allclose(half.affine @ [0, 0, 0, 1], affine @ [0.5, 0.5, 0.5, 1])
-    np.testing.assert_allclose(half.affine @ [5, 3, 4, 1], affine @ [10.5, 6.5, 8.5, 1])
+    assert_allclose(half.affine @ [0, 0, 0, 1], affine @ [0.5, 0.5, 0.5, 1])
+    assert_allclose(half.affine @ [5, 3, 4, 1], affine @ [10.5, 6.5, 8.5, 1])
     padded = Resolution((12, 4, 12), fit="pad_crop").apply(dense, fill=0)
     assert padded.affine is not None
-    np.testing.assert_allclose(padded.affine @ [0, 0, 0, 1], affine @ [0, 2, -1, 1])
+    assert_allclose(padded.affine @ [0, 0, 0, 1], affine @ [0, 2, -1, 1])
 
 
 def test_padding_adds_air_and_cropping_takes_the_middle() -> None:
     volume = _ramp(np.int16)
     padded = Resolution((14, 4, 12), fit="pad_crop").apply(wrap_array(volume), fill=-1024)
     expected = np.pad(volume[:, 2:6], ((2, 2), (0, 0), (0, 0)), constant_values=-1024)
-    np.testing.assert_array_equal(_read(padded, 3), expected)
+    assert_array_equal(_read(padded, 3), expected)
 
 
 def test_labels_are_never_blended_and_keep_to_their_voxels(monkeypatch: pytest.MonkeyPatch) -> None:

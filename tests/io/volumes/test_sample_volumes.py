@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from lit_data.io.volumes import IndexOptions, Resolution, SparseStore, find_volumes, open_volume
 
@@ -42,8 +43,8 @@ def test_nifti_agrees_with_nibabel_voxel_by_voxel(shared_data: Path) -> None:
     image = nibabel.load(path)
     with open_volume(path) as volume:
         slabs = [volume.read(begin, end) for begin, end in volume.slabs()]
-        np.testing.assert_array_equal(np.concatenate(slabs).T, np.asarray(image.dataobj))
-        np.testing.assert_allclose(volume.affine, image.affine)
+        assert_array_equal(np.concatenate(slabs).T, np.asarray(image.dataobj))
+        assert_allclose(volume.affine, image.affine)
 
 
 def test_a_store_of_them_holds_their_bones(shared_data: Path, tmp_path: Path) -> None:
@@ -53,7 +54,7 @@ def test_a_store_of_them_holds_their_bones(shared_data: Path, tmp_path: Path) ->
     for number, source in enumerate(sources):
         with open_volume(source) as volume:
             dense = volume.read(0, volume.shape[0])
-        np.testing.assert_array_equal(store[number].coords(), np.argwhere(dense > 300))
+        assert_array_equal(store[number].coords(), np.argwhere(dense > 300))
     body = store[0]
     assert body.label_index is not None
     assert len(body.label_index.classes) > 5

@@ -5,6 +5,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.volumes import IndexOptions, SparseVolume, index_volume, wrap_array
@@ -46,10 +47,10 @@ def test_the_index_is_what_argwhere_gives(
         sparse = index_volume(wrap_array(volume), low, high)
     expected = np.argwhere(occupied)
     assert sparse.positions.dtype == np.int32
-    np.testing.assert_array_equal(sparse.coords(), expected)
-    np.testing.assert_array_equal(sparse.values, volume[occupied])
-    np.testing.assert_array_equal(sparse.positions, np.ravel_multi_index(tuple(expected.T), SHAPE))
-    np.testing.assert_array_equal(np.diff(sparse.slices), occupied.sum(axis=(1, 2)))
+    assert_array_equal(sparse.coords(), expected)
+    assert_array_equal(sparse.values, volume[occupied])
+    assert_array_equal(sparse.positions, np.ravel_multi_index(tuple(expected.T), SHAPE))
+    assert_array_equal(np.diff(sparse.slices), occupied.sum(axis=(1, 2)))
 
 
 def test_whole_floats_are_kept_in_two_bytes() -> None:
@@ -67,16 +68,16 @@ def test_labels_are_kept_where_voxels_are_occupied_and_where_not(slab_bytes: int
     assert sparse.labels is not None
     assert sparse.label_index is not None
     assert sparse.labels.dtype == np.uint16
-    np.testing.assert_array_equal(sparse.labels, labels[volume > -400])
+    assert_array_equal(sparse.labels, labels[volume > -400])
     assert sparse.label_index.classes.tolist() == [1, 7, 300]
     for label in (1, 7, 300, 5):
-        np.testing.assert_array_equal(sparse.label_index.of(label), np.flatnonzero(labels == label))
+        assert_array_equal(sparse.label_index.of(label), np.flatnonzero(labels == label))
     around = np.pad(labels, 20)
     for start, size in BOXES:
         expected = around[
             tuple(slice(20 + s, 20 + s + n) for s, n in zip(start, size, strict=True))
         ]
-        np.testing.assert_array_equal(sparse.window_labels(start, size), expected)
+        assert_array_equal(sparse.window_labels(start, size), expected)
 
 
 def test_slices_without_labels_and_volumes_without_any_are_allowed() -> None:
@@ -87,7 +88,7 @@ def test_slices_without_labels_and_volumes_without_any_are_allowed() -> None:
             sparse = index_volume(wrap_array(volume), -400, labels=wrap_array(labels))
         assert sparse.label_index is not None
         assert sparse.label_index.classes.tolist() == classes
-        np.testing.assert_array_equal(sparse.window_labels((0, 0, 0), SHAPE), labels)
+        assert_array_equal(sparse.window_labels((0, 0, 0), SHAPE), labels)
 
 
 def test_labels_that_do_not_fit_are_refused() -> None:

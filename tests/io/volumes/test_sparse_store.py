@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from lit_data.errors import DataError, StoreCorruptError
 from lit_data.io.volumes import (
@@ -48,9 +49,9 @@ def test_a_store_holds_what_the_volumes_hold(
         for name in ("positions", "values", "slices", "labels"):
             found, wanted = getattr(sparse, name), getattr(expected, name)
             assert found.dtype == wanted.dtype
-            np.testing.assert_array_equal(found, wanted)
+            assert_array_equal(found, wanted)
         assert sparse.label_index is not None
-        np.testing.assert_array_equal(sparse.label_index.of(3), np.flatnonzero(volume > 0))
+        assert_array_equal(sparse.label_index.of(3), np.flatnonzero(volume > 0))
     check_store(pickle.loads(pickle.dumps(store)), volumes)
     # A whole store is opened without reading a dense volume.
     monkeypatch.setattr(sparse_store, "write_volume", lambda *args: pytest.fail("built again"))
@@ -67,7 +68,7 @@ def test_only_what_changed_is_made_again_and_the_old_file_goes(tmp_path: Path) -
     check_store(second, [volumes[0], volumes[2], volumes[2]])
     assert second.paths[0].stat().st_mtime_ns == states[second.paths[0]]
     assert not first.paths[1].exists()
-    np.testing.assert_array_equal(old.values, volumes[1][volumes[1] > 500])  # its map reads on
+    assert_array_equal(old.values, volumes[1][volumes[1] > 500])  # its map reads on
     assert len(list(second.paths[0].parent.glob("*.voxels"))) == 3
 
 

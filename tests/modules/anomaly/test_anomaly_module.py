@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
 from lit_data.errors import ConfigError, DataError, StoreError
@@ -109,12 +110,8 @@ def test_a_tile_is_scored_as_the_whole_image(model: AnomalyModule) -> None:
     with torch.no_grad():
         whole, tile = model(image), model(image[:, :, 64:384, 32:352])
         corner = model(image[:, :, 128:, 160:])
-    torch.testing.assert_close(
-        tile[..., 128:-128, 128:-128], whole[..., 192:256, 160:224], atol=1e-4, rtol=1e-4
-    )
-    torch.testing.assert_close(
-        corner[..., 128:, 128:], whole[..., 256:, 288:], atol=1e-4, rtol=1e-4
-    )
+    assert_close(tile[..., 128:-128, 128:-128], whole[..., 192:256, 160:224], atol=1e-4, rtol=1e-4)
+    assert_close(corner[..., 128:, 128:], whole[..., 256:, 288:], atol=1e-4, rtol=1e-4)
 
 
 def test_a_checkpoint_holds_all_and_nothing_but_data(tmp_path: Path) -> None:
@@ -126,7 +123,7 @@ def test_a_checkpoint_holds_all_and_nothing_but_data(tmp_path: Path) -> None:
     fresh.load_state_dict(found["state_dict"])
     image = torch.rand(1, 3, 40, 56)
     with torch.no_grad():
-        torch.testing.assert_close(fresh.eval()(image), model.eval()(image))
+        assert_close(fresh.eval()(image), model.eval()(image))
     assert path.stat().st_size < 2**20
 
 
@@ -245,7 +242,7 @@ def test_distances_are_those_of_all_pairs_in_any_chunks(chunk_bytes: int) -> Non
     generator = torch.Generator().manual_seed(1)
     rows, bank = torch.randn(20, 5, generator=generator), torch.randn(70, 5, generator=generator)
     expected = torch.cdist(rows, bank).amin(1)
-    torch.testing.assert_close(
+    assert_close(
         find_distances(rows, bank, chunk_bytes=chunk_bytes), expected, atol=1e-4, rtol=1e-4
     )
 

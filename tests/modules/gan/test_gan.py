@@ -8,6 +8,7 @@ import lightning as L
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from benchmarks.gan_variants import step_carefully, step_originally
 from lit_data.callbacks import AMP, GradientCheckpointing
@@ -69,9 +70,7 @@ def _assert_close(one: nn.Module, two: nn.Module, atol: float) -> None:
     for (name, value), other in zip(
         one.state_dict().items(), two.state_dict().values(), strict=True
     ):
-        torch.testing.assert_close(
-            value, other, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        assert_close(value, other, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
 
 
 class KeepGradients(L.Callback):
@@ -97,7 +96,7 @@ def test_parts_of_a_batch_give_its_step(make: Any, loss: str) -> None:
     names = ("generator_loss", "discriminator_loss", "r1", "real_score", "fake_score")
     assert set(logged[0]) == {f"train/{name}" for name in names}
     for name, value in logged[0].items():
-        torch.testing.assert_close(value, logged[1][name], rtol=0, atol=1e-9)
+        assert_close(value, logged[1][name], rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -137,14 +136,14 @@ def test_the_penalty_is_that_of_the_paper() -> None:
     (inner,) = torch.autograd.grad(net(images, part.conditions).sum(), images, create_graph=True)
     penalty = inner.square().sum((1, 2, 3)).mean()
     logged = trainer.callback_metrics["train/r1"]
-    torch.testing.assert_close(logged, penalty.detach(), check_dtype=False)
+    assert_close(logged, penalty.detach(), check_dtype=False)
     (0.5 * 3.0 * 4 * penalty).backward()
     for name, parameter in net.named_parameters():
         with_penalty, without = (found.found[0][f"discriminator.{name}"] for found in (keep, plain))
         assert with_penalty is not None
         assert without is not None
         wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        torch.testing.assert_close(with_penalty - without, wanted, rtol=1e-5, atol=1e-9)
+        assert_close(with_penalty - without, wanted, rtol=1e-5, atol=1e-9)
 
 
 def _sgd(lr: float) -> dict[str, Any]:
@@ -255,7 +254,7 @@ def test_the_running_mean_follows_weights_and_buffers() -> None:
         decay = min(0.6, (1 + step) / (10 + step))
         kept = [decay * one + (1 - decay) * two for one, two in zip(kept, weights, strict=True)]
     for weight, wanted in zip(module.ema_generator.parameters(), kept, strict=True):
-        torch.testing.assert_close(weight.detach(), wanted)
+        assert_close(weight.detach(), wanted)
         assert not weight.requires_grad
     for buffer, wanted in zip(
         module.ema_generator.buffers(), module.generator.buffers(), strict=True

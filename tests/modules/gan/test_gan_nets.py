@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from lit_data.errors import ConfigError
 from lit_data.inference.batch_size_table import measure_peak_bytes
@@ -82,7 +83,7 @@ def test_no_picture_sees_another(net: nn.Module) -> None:
             net(some, wanted)
             for some, wanted in zip(latents.split([2, 3]), conditions.split([2, 3]), strict=True)
         ]
-    torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-5)
+    assert_close(torch.cat(parts), whole, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +114,8 @@ def test_the_camera_is_that_of_the_drawn_objects() -> None:
         torch.from_numpy(part) for part in cast_rays(poses.numpy(), (height, width))
     )
     directions = directions / directions.norm(dim=-1, keepdim=True)
-    torch.testing.assert_close(directions, wanted.T.reshape(2, -1, 3))
-    torch.testing.assert_close(
+    assert_close(directions, wanted.T.reshape(2, -1, 3))
+    assert_close(
         origins[:, None].expand(-1, height * width, -1), wanted_origins.T.reshape(2, -1, 3)
     )
 
@@ -128,9 +129,7 @@ def test_light_is_summed_up_front_to_back() -> None:
     for depth, colour in zip(thickness[0, 0].tolist(), colours[0, 0], strict=True):
         wanted = wanted + passing * (1 - math.exp(-depth)) * colour
         passing *= math.exp(-depth)
-    torch.testing.assert_close(
-        sum_up(thickness, colours, ground)[0, 0], wanted + passing * ground[0, 0]
-    )
+    assert_close(sum_up(thickness, colours, ground)[0, 0], wanted + passing * ground[0, 0])
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
@@ -142,8 +141,8 @@ def test_whole_images_are_made_of_the_same_rays(chunk: int) -> None:
         images = chunked(latents, conditions)
     assert images.shape == (2, 3, 8, 12)
     some = conditions._replace(grids=make_grid(8, 12, CPU)[2:5, 3:10].expand(2, -1, -1, -1))
-    torch.testing.assert_close(whole(latents, conditions), images, rtol=0, atol=1e-5)
-    torch.testing.assert_close(whole(latents, some), images[:, :, 2:5, 3:10], rtol=0, atol=1e-5)
+    assert_close(whole(latents, conditions), images, rtol=0, atol=1e-5)
+    assert_close(whole(latents, some), images[:, :, 2:5, 3:10], rtol=0, atol=1e-5)
 
 
 def test_memory_depends_on_the_rays() -> None:
@@ -191,7 +190,7 @@ def test_patches_lie_in_their_images() -> None:
 
 def test_reading_at_all_places_gives_the_image() -> None:
     images = torch.rand(2, 3, 5, 9)
-    torch.testing.assert_close(read_at(images, make_grid(5, 9, CPU).expand(2, -1, -1, -1)), images)
+    assert_close(read_at(images, make_grid(5, 9, CPU).expand(2, -1, -1, -1)), images)
     assert read_at(images, None) is images
 
 
@@ -223,7 +222,7 @@ def test_pictures_do_not_depend_on_their_batches() -> None:
     assert module.ema_generator.training
     assert not images.is_inference()
     assert 0 <= float(images.min()) < float(images.max()) <= 1
-    torch.testing.assert_close(module.sample_images(5, seed=2), images[:5], rtol=0, atol=1e-5)
+    assert_close(module.sample_images(5, seed=2), images[:5], rtol=0, atol=1e-5)
     assert not torch.allclose(module.sample_images(7, seed=3), images, atol=1e-3)
 
 
@@ -233,7 +232,7 @@ def test_views_of_one_object_have_its_latent_and_label() -> None:
     assert views.shape == (2, 3, 3, 8, 8)
     for number, pose in enumerate(poses):
         alone = module.sample_images(2, seed=4, labels=[2, 0], poses=pose.expand(2, -1))
-        torch.testing.assert_close(views[:, number], alone, rtol=0, atol=1e-5)
+        assert_close(views[:, number], alone, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.testing import assert_close
 
 from lit_data.errors import ConfigError
 from lit_data.modules.segmentation.losses import PixelLoss, choose_loss
@@ -22,10 +23,10 @@ def test_it_is_its_formula() -> None:
     p = logits.sigmoid().flatten(1)
     entropy = F.binary_cross_entropy_with_logits(logits, masks, reduction="sum") / 10 / 2
     dice = 1 - (2 * p[0, 0] + 2) / (p[0].sum() + 1 + 2), 1 - 2 / (p[1].sum() + 2)
-    torch.testing.assert_close(PixelLoss()(logits, masks), entropy + (dice[0] + dice[1]) / 2)
-    torch.testing.assert_close(PixelLoss(dice_weight=0.0)(logits, masks), entropy)
+    assert_close(PixelLoss()(logits, masks), entropy + (dice[0] + dice[1]) / 2)
+    assert_close(PixelLoss(dice_weight=0.0)(logits, masks), entropy)
     # Of the mean loss only the first sample, which shows a defect, has a Dice term.
-    torch.testing.assert_close(PixelLoss("mean")(logits, masks), entropy * 10 / 3 + dice[0] / 2)
+    assert_close(PixelLoss("mean")(logits, masks), entropy * 10 / 3 + dice[0] / 2)
 
 
 @pytest.mark.parametrize(("sizes", "unit"), [((1, 5), "rare"), ((2, 2, 2), "mean")])
@@ -39,7 +40,7 @@ def test_a_batch_is_the_mean_of_its_micro_batches(
     pieces = zip(logits.split(sizes), masks.split(sizes), sizes, strict=True)
     loss = sum(PixelLoss(unit)(part, mask) * size / 6 for part, mask, size in pieces)
     (parts,) = torch.autograd.grad(loss, logits)  # type: ignore[arg-type]
-    torch.testing.assert_close(parts, whole)
+    assert_close(parts, whole)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def _class_batch() -> tuple[Tensor, Tensor]:
 def test_classes_are_compared_by_cross_entropy_and_by_the_overlap_of_those_shown() -> None:
     logits, masks = _class_batch()
     entropy = F.cross_entropy(logits, masks[:, 0].long())
-    torch.testing.assert_close(PixelLoss("mean", dice_weight=0)(logits, masks), entropy)
+    assert_close(PixelLoss("mean", dice_weight=0)(logits, masks), entropy)
     p, losses = logits.softmax(1), []
 
     def miss(found: Tensor, wanted: Tensor) -> Tensor:
@@ -93,7 +94,7 @@ def test_classes_are_compared_by_cross_entropy_and_by_the_overlap_of_those_shown
         marked = (masks[sample, 0] > 0).float()
         losses.append((miss(1 - p[sample, 0], marked) + miss(p[sample, shown], marked)) / 2)
     expected = entropy + torch.stack(losses).mean()
-    torch.testing.assert_close(PixelLoss("mean")(logits, masks), expected)
+    assert_close(PixelLoss("mean")(logits, masks), expected)
 
 
 @pytest.mark.parametrize("classes", [1, 3])
@@ -102,22 +103,20 @@ def test_ignored_pixels_change_nothing(classes: int) -> None:
     masks[:, :, 9:] = 255
     loss, changed = PixelLoss("mean"), logits.clone()
     changed[:, :, 9:] += 100
-    torch.testing.assert_close(loss(changed, masks), loss(logits, masks))
+    assert_close(loss(changed, masks), loss(logits, masks))
     cropped = loss(logits[:, :, :9], masks[:, :, :9])
-    torch.testing.assert_close(loss(logits, masks), cropped)
+    assert_close(loss(logits, masks), cropped)
 
 
 def test_focal_and_class_weights_are_their_formulas() -> None:
     logits, masks = _class_batch()
     entropy = F.cross_entropy(logits, masks[:, 0].long(), reduction="none")
     focal = (entropy * (1 - torch.exp(-entropy)) ** 2).mean()
-    torch.testing.assert_close(
-        PixelLoss("mean", dice_weight=0, focal_gamma=2.0)(logits, masks), focal
-    )
+    assert_close(PixelLoss("mean", dice_weight=0, focal_gamma=2.0)(logits, masks), focal)
     weights = torch.tensor([0.1, 2.0, 5.0])
     wanted = (entropy * weights[masks[:, 0].long()]).mean()
     found = PixelLoss("mean", dice_weight=0, class_weights=weights.tolist())(logits, masks)
-    torch.testing.assert_close(found, wanted)
+    assert_close(found, wanted)
 
 
 def test_tversky_weighs_false_alarms_and_misses() -> None:

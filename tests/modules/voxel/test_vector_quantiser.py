@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+from torch.testing import assert_close
 
 from lit_data.errors import ConfigError
 from lit_data.modules import VectorQuantiser
@@ -29,8 +30,8 @@ def test_each_latent_gets_the_nearest_code() -> None:
     found = quantiser(latents)
     distances = torch.cdist(latents, quantiser.codebook)
     assert torch.equal(found.codes, distances.argmin(1))
-    torch.testing.assert_close(found.latents, quantiser.codebook[found.codes])
-    torch.testing.assert_close(found.misses, distances.amin(1).square() / 2)
+    assert_close(found.latents, quantiser.codebook[found.codes])
+    assert_close(found.misses, distances.amin(1).square() / 2)
 
 
 def test_gradients_pass_straight_and_the_misses_pull() -> None:
@@ -42,7 +43,7 @@ def test_gradients_pass_straight_and_the_misses_pull() -> None:
     latents.grad = None
     found = quantiser(latents)
     found.misses.sum().backward()
-    torch.testing.assert_close(latents.grad, latents.detach() - quantiser.codebook[found.codes])
+    assert_close(latents.grad, latents.detach() - quantiser.codebook[found.codes])
     assert not list(quantiser.parameters())
 
 
@@ -72,7 +73,7 @@ def test_pieces_count_like_the_whole_batch() -> None:
         pieces(piece)
     whole.update()
     pieces.update()
-    torch.testing.assert_close(whole.codebook, pieces.codebook)
+    assert_close(whole.codebook, pieces.codebook)
 
 
 def test_evaluation_and_broken_latents_leave_the_codes() -> None:
@@ -83,7 +84,7 @@ def test_evaluation_and_broken_latents_leave_the_codes() -> None:
     quantiser.train()
     quantiser(torch.full((5, 2), torch.nan))
     quantiser.update()
-    torch.testing.assert_close(quantiser.codebook, before)
+    assert_close(quantiser.codebook, before)
 
 
 def test_all_state_lies_in_buffers() -> None:
@@ -110,7 +111,7 @@ def test_ranks_sum_what_they_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "broadcast", lambda _, source: calls.append(f"broadcast {source}"))
     ranked.update()
     assert calls == ["all_reduce", "all_reduce", "broadcast 0"]
-    torch.testing.assert_close(ranked.sizes, alone.sizes + 0.03 * counted)
+    assert_close(ranked.sizes, alone.sizes + 0.03 * counted)
     assert not ranked.seen_sizes.any()
 
 

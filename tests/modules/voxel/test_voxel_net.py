@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from lit_data.errors import ConfigError
 from lit_data.modules import PointVoxelNet, QueryCounts, VectorQuantiser
@@ -85,7 +86,7 @@ def test_points_may_come_in_chunks(chunk: int) -> None:
         sum(part.square().sum() for part in answers).backward()  # type: ignore[union-attr]
         gradients.append([weight.grad for weight in net.parameters()])
         assert all(gradient is not None for gradient in gradients[-1])
-    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)
+    assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)
 
 
 def test_reading_between_cells_is_linear() -> None:
@@ -98,7 +99,7 @@ def test_reading_between_cells_is_linear() -> None:
     rows = torch.ones(5, dtype=torch.int64)
     found = read_between(features, rows, places, shape.expand(5, 3), grid)
     low, high = centres.amin(0), centres.amax(0)
-    torch.testing.assert_close(found, (places + 0.5).maximum(low).minimum(high))
+    assert_close(found, (places + 0.5).maximum(low).minimum(high))
 
 
 def _field(cells: Tensor) -> Field:
@@ -135,7 +136,7 @@ def test_reconstructions_are_what_is_asked_one_by_one(chunk: int) -> None:
         sure = (logits.sigmoid() > threshold) & (field.cells[row][cell].sigmoid() >= cell_threshold)
         assert 0 < int(sure.sum()) < len(places)
         assert torch.equal(volume["coords"], places[sure].int())
-        torch.testing.assert_close(volume["values"], values[sure].clamp(0, 1))
+        assert_close(volume["values"], values[sure].clamp(0, 1))
         assert volume["scores"].min() > threshold
     both, true, predicted, errors = compare(net, field, points, decoding)
     sets = [{tuple(place) for place in volume["coords"].tolist()} for volume in found]
@@ -153,7 +154,7 @@ def test_reconstructions_are_what_is_asked_one_by_one(chunk: int) -> None:
     values = net.ask(field, points.rows, points.places)[1].clamp(0, 1)
     misses = (values - points.feats[:, 0]).double()
     sums = misses.abs().sum(), misses.square().sum(), torch.tensor(120.0).double()
-    torch.testing.assert_close(errors, torch.stack(sums))
+    assert_close(errors, torch.stack(sums))
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 
 from lit_data.synthesis.canvas import Canvas, ValueRange
 from lit_data.synthesis.families.region import WOBBLE, blob, load_shapes
@@ -27,7 +28,7 @@ def test_another_place_is_seen(name: str, way: tuple[int, int]) -> None:
     plan = with_values(plan, half_px=14, half_across_px=14, shift_y=way[0], shift_x=way[1])
     changes, mask = drawn(grey, plan)
     other = np.roll(grey, (-way[0], -way[1]), (2, 3)).astype(np.float32)
-    np.testing.assert_array_equal((grey + changes)[:, :1][MIDDLE], other[:, :1][MIDDLE])
+    assert_array_equal((grey + changes)[:, :1][MIDDLE], other[:, :1][MIDDLE])
     assert mask[0].sum() > 60
     assert not changes[:, 1:].any()
 
@@ -42,7 +43,7 @@ def test_distractors_show_another_place_in_each_channel() -> None:
     shift = [int(plan.values[0, parameters.index(f"shift_{axis}")]) for axis in "yx"]
     changes, mask = drawn(grey, plan)
     other = np.roll(grey, (-shift[0], -shift[1]), (2, 3)).astype(np.float32)
-    np.testing.assert_array_equal((grey + changes)[:, 1:][MIDDLE], other[:, 1:][MIDDLE])
+    assert_array_equal((grey + changes)[:, 1:][MIDDLE], other[:, 1:][MIDDLE])
     assert not changes[:, 0].any()
     assert not mask.any()
 

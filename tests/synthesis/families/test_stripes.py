@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from tests.synthesis.placing import drawn, move, only, plan_of, with_values
 
@@ -54,7 +55,7 @@ def test_an_extra_stripe_lies_along_the_stripes(across: bool) -> None:
     changed = mask[0].T if across else mask[0]
     expected = np.zeros((64, 64), bool)
     expected[20:41, 29:32] = True
-    np.testing.assert_array_equal(changed, expected)
+    assert_array_equal(changed, expected)
     assert set(changes[0, 0][mask[0]].tolist()) == {51}
 
 
@@ -68,7 +69,7 @@ def test_a_line_is_whole_rows_or_columns(along: str, bright: bool, width: int) -
     changes, mask = drawn(grey, plan)
     after = grey + changes
     lines = mask.all(2 if along == "rows" else 1)
-    np.testing.assert_array_equal(mask.any(2 if along == "rows" else 1), lines)
+    assert_array_equal(mask.any(2 if along == "rows" else 1), lines)
     assert set(lines.sum(1).tolist()) <= {width, max(width - 1, 1)}  # one may be cut by the edge
     assert (after[:, 0][mask] == 255 * bright).all()
     assert not changes[:, 0][~mask].any()

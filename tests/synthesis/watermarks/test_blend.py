@@ -5,6 +5,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 
 from lit_data.samples.watermarks import draw_photo
 from lit_data.synthesis.watermarks import WatermarkPlan, WatermarkSpec, sample_watermarks
@@ -46,7 +47,7 @@ def test_modes_are_those_of_the_standard(mode: str) -> None:
         + alpha * (_formula(mode, exact, colours[:, :, None, None].astype(np.float64)) - exact)
     )
     assert np.abs(found - expected).max() <= 0.501
-    np.testing.assert_allclose(found, np.rint(found), atol=1e-4)
+    assert_allclose(found, np.rint(found), atol=1e-4)
 
 
 def test_only_covered_pixels_change_and_a_white_mark_on_black_is_its_own_alpha() -> None:
@@ -60,9 +61,7 @@ def test_only_covered_pixels_change_and_a_white_mark_on_black_is_its_own_alpha()
             changed != 0, torch.from_numpy(cover).expand(1, 3, 8, 8) * (level < 255) > 0
         )
         if not level:
-            np.testing.assert_allclose(
-                changed[0, :1].numpy(), 0.4 * cover[0] / 255.0, atol=0.5 / 255
-            )
+            assert_allclose(changed[0, :1].numpy(), 0.4 * cover[0] / 255.0, atol=0.5 / 255)
 
 
 def test_samples_are_blended_and_compressed_as_if_they_were_alone() -> None:
@@ -141,7 +140,7 @@ def _photo(height_px: int = 96, width_px: int = 128) -> Array:
 
 def _compress(images: Array, quality: list[float]) -> Array:
     found = compress(torch.from_numpy(images).div(255), torch.tensor(quality)).numpy() * 255
-    np.testing.assert_allclose(found, np.rint(found), atol=1e-4)
+    assert_allclose(found, np.rint(found), atol=1e-4)
     return np.rint(found).astype(np.int64)
 
 

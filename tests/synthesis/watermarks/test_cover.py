@@ -7,6 +7,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from lit_data.errors import ConfigError
 from lit_data.synthesis.watermarks import GlyphBank, WatermarkPlan, WatermarkSpec, sample_watermarks
@@ -75,7 +76,7 @@ def test_samples_without_a_watermark_are_not_covered_and_others_do_not_matter() 
     rows = _draw(plan)
     for index in range(12):
         assert rows[index].any() <= plan.present[index]
-        np.testing.assert_array_equal(rows[index], _draw(_plan(spec, (index,)))[0])
+        assert_array_equal(rows[index], _draw(_plan(spec, (index,)))[0])
     assert not plan.present.all()
 
 
@@ -100,7 +101,7 @@ def test_edges_are_softened() -> None:
     sharp, soft = (_draw(_plan(_alone(soft_px=(sigma, sigma), straight=1)))[0] for sigma in (0, 2))
     assert soft.max() < sharp.max()
     assert soft.sum() == pytest.approx(sharp.sum(), rel=0.1)
-    np.testing.assert_array_equal(soft, cv2.GaussianBlur(sharp, (0, 0), 2.0))
+    assert_array_equal(soft, cv2.GaussianBlur(sharp, (0, 0), 2.0))
 
 
 @pytest.mark.parametrize(
@@ -163,8 +164,6 @@ def test_a_bank_is_bounded_and_shared_by_threads() -> None:
     assert bank.cache.nbytes <= 40_000
     for text in range(30):
         for copy in found[text::30]:
-            np.testing.assert_array_equal(
-                copy, draw_text(spec.words[text], BUILT_IN, size_of(2), 0)
-            )
+            assert_array_equal(copy, draw_text(spec.words[text], BUILT_IN, size_of(2), 0))
     copied = pickle.loads(pickle.dumps(bank))
     assert (copied.fonts, len(copied.cache)) == (bank.fonts, 0)

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from typing import Any, Literal
 
-import lightning as L
 import torch
+from lightning import LightningModule
 from torch import nn
 
 from lit_data.batch_form import count_samples
@@ -150,7 +150,7 @@ class Faults:
         refused: Sizes of the pieces at which the error was raised.
     """
 
-    def __init__(self, module: L.LightningModule, plan: FaultPlan) -> None:
+    def __init__(self, module: LightningModule, plan: FaultPlan) -> None:
         self.entered = []
         self.refused = []
         self._module, self._plan = module, plan
@@ -210,7 +210,7 @@ class Faults:
         return call(done)
 
 
-def install(module: L.LightningModule, plan: FaultPlan) -> Faults:
+def install(module: LightningModule, plan: FaultPlan) -> Faults:
     """Let a module fail as planned, from its next run on; its class is left alone, several plans may be installed."""
     faults, point = Faults(module, plan), plan.point
     for name in _ENDS:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
@@ -56,7 +56,7 @@ def assert_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
         assert same, key
 
 
-class Watcher(L.LightningModule):
+class Watcher(LightningModule):
     """Hands each batch of training, and of validation, to a function."""
 
     def __init__(
@@ -79,11 +79,11 @@ class Watcher(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def fit(model: L.LightningModule, data: BaseDataModule, folder: Path, **options: Any) -> L.Trainer:
+def fit(model: LightningModule, data: BaseDataModule, folder: Path, **options: Any) -> Trainer:
     """Train a module on the CPU, by default for one epoch and without a sanity check."""
     path = options.pop("ckpt_path", None)
     quiet = {**QUIET, "num_sanity_val_steps": 0, "enable_checkpointing": "callbacks" in options}
-    trainer = L.Trainer(default_root_dir=folder, **(quiet | {"max_epochs": 1} | options))
+    trainer = Trainer(default_root_dir=folder, **(quiet | {"max_epochs": 1} | options))
     trainer.fit(model, datamodule=data, ckpt_path=path, weights_only=True)
     data.teardown("fit")
     return trainer

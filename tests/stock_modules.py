@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import lightning as L
 import torch
 import torch.nn.functional as F
+from lightning import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
@@ -20,7 +20,7 @@ CLASSES = 4
 NOISE = 8
 
 
-class Classifier(L.LightningModule):
+class Classifier(LightningModule):
     """Batches (images [B, 3, 16, 16], labels [B]); batch norm, dropout, a torchmetrics metric in
     train and val.
 
@@ -71,7 +71,7 @@ class Classifier(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
 
 
-class Segmenter(L.LightningModule):
+class Segmenter(LightningModule):
     """Batches {"image" [B, 1, 16, 16], "mask" [B, 1, 16, 16], "name" [B texts]}; dict output, AdamW
     with a schedule.
 
@@ -119,7 +119,7 @@ class Segmenter(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-class Gan(L.LightningModule):
+class Gan(LightningModule):
     """Batches [images [B, 1, 16, 16]]; manual optimisation, two optimizers, noise drawn in the
     step.
 
@@ -225,10 +225,10 @@ class Stock:
         samples: Makes a dataset of so many samples.
     """
 
-    module: Callable[..., L.LightningModule]
+    module: Callable[..., LightningModule]
     samples: Callable[[int], Dataset[Any]]
 
-    def build(self, *, seed: int = 0, **options: Any) -> L.LightningModule:
+    def build(self, *, seed: int = 0, **options: Any) -> LightningModule:
         """The module; the global random state stays as it is."""
         with torch.random.fork_rng():
             torch.manual_seed(seed)

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
 from torch import Tensor
 
 from lit_data.callbacks.events import Event
 
 
-class Tally(L.LightningModule):
+class Tally(LightningModule):
     """Batches {"index" [B]}; ``learned[i]`` is the sum of learning rate / B over the steps that
     sample i was part of.
 
@@ -64,7 +64,7 @@ class Rows(Logger):
         return [int(row["batch/pieces"]) for row in self.rows]
 
 
-class Meanwhile(L.Callback):
+class Meanwhile(Callback):
     """Notes batches and events, and lets something happen before some steps.
 
     Args:
@@ -77,16 +77,16 @@ class Meanwhile(L.Callback):
         self.told = []
         self.validated = 0
 
-    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         self.events.get(trainer.global_step, lambda: None)()
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: Any, i: int
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, i: int
     ) -> None:
         self.batches.append(batch["index"].tolist())
 
-    def on_validation_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         self.validated += not trainer.sanity_checking
 
-    def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
+    def on_event(self, trainer: Trainer, event: Event, error: BaseException | None) -> None:
         self.told.append(event)

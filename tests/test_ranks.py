@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cv2
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_data.callbacks import SampleDigest
@@ -103,7 +103,7 @@ class Data(BaseDataModule):
         return batch
 
 
-class Model(L.LightningModule):
+class Model(LightningModule):
     """Notes what it is given, and where the loader then stands."""
 
     def __init__(self) -> None:
@@ -138,8 +138,8 @@ class Model(L.LightningModule):
         self.seen[stage] += list(zip(batch["epoch"].tolist(), batch["index"].tolist(), strict=True))
 
 
-def _trainer(folder: Path, *callbacks: L.Callback, devices: int) -> L.Trainer:
-    return L.Trainer(
+def _trainer(folder: Path, *callbacks: Callback, devices: int) -> Trainer:
+    return Trainer(
         default_root_dir=folder,
         max_epochs=EPOCHS,
         strategy="ddp" if devices > 1 else "auto",
@@ -177,7 +177,7 @@ def _score(rank: int, ranks: int) -> dict[str, float]:
     return {name: round(float(value), 6) for name, value in found.items()}
 
 
-def _find_mismatch(trainer: L.Trainer, data: Data) -> str:
+def _find_mismatch(trainer: Trainer, data: Data) -> str:
     try:
         trainer.fit(Model(), datamodule=data)
     except RankMismatchError as error:

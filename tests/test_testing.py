@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from lightning import Trainer
 
 from lit_data.callbacks import AdaptiveBatchSize
 from lit_data.datamodules import StripeDataModule
@@ -94,11 +94,11 @@ def test_images_of_any_kind_are_written(
 def test_memory_runs_out_and_the_step_is_cut() -> None:
     stock, limited = STOCK["classifier"], LimitedMemory(3)
     limits = {**QUIET, "max_epochs": 1, "limit_train_batches": 2}
-    trainer = L.Trainer(**limits, callbacks=[AdaptiveBatchSize(), limited])
+    trainer = Trainer(**limits, callbacks=[AdaptiveBatchSize(), limited])
     trainer.fit(stock.build(), stock.loader())
     assert limited.errors > 0
     assert max(limited.sizes) <= 3
-    trainer = L.Trainer(**limits, callbacks=[LimitedMemory(3)])
+    trainer = Trainer(**limits, callbacks=[LimitedMemory(3)])
     with pytest.raises(torch.OutOfMemoryError, match=r"8 samples, 3 fit \(injected\)"):
         trainer.fit(stock.build(), stock.loader())
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import LightningDataModule, LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -23,7 +23,7 @@ class Photos(Dataset[dict[str, Tensor]]):
         return {"image": self.images[index]}
 
 
-class Painter(L.LightningModule):
+class Painter(LightningModule):
     """Learns the brightness of images by manual optimisation; draws from torch's own generator in each call."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Sculptor(Painter):
         return poses[:, 0].view(1, -1, 1, 1, 1).expand(count, -1, 3, 8, 8)
 
 
-class Album(L.LightningDataModule):
+class Album(LightningDataModule):
     """Photos for all stages; `poses` says from where."""
 
     def __init__(self, poses: Tensor | None = None, **brightness: float) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 FAST = {**QUIET, "max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 1}
 
 
-class Regression(L.LightningModule):
+class Regression(LightningModule):
     """A linear model without randomness; keeps the gradients of each optimizer step."""
 
     def __init__(self, step: Callable[..., Any] | None = None) -> None:
@@ -67,13 +67,13 @@ def data(samples: int) -> Tensor:
 
 
 def fit(
-    module: L.LightningModule, loader: Any, *callbacks: L.Callback, seed: int = 0, **options: Any
-) -> tuple[L.LightningModule, L.Trainer]:
+    module: LightningModule, loader: Any, *callbacks: Callback, seed: int = 0, **options: Any
+) -> tuple[LightningModule, Trainer]:
     torch.manual_seed(seed)
     for part in module.modules():
         if hasattr(part, "reset_parameters"):
             part.reset_parameters()
-    trainer = L.Trainer(**(FAST | options), callbacks=list(callbacks))
+    trainer = Trainer(**(FAST | options), callbacks=list(callbacks))
     trainer.fit(module, loader)
     return module, trainer
 
@@ -169,12 +169,12 @@ def test_memory_of_a_failed_attempt_is_free_when_the_next_begins(point: Point) -
 
 
 def test_batches_are_freed_without_the_garbage_collector() -> None:
-    def run(*callbacks: L.Callback) -> int:
+    def run(*callbacks: Callback) -> int:
         batches = []
 
-        class Note(L.Callback):
+        class Note(Callback):
             def on_train_batch_start(
-                self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, *_: Any
+                self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any
             ) -> None:
                 batches.append(weakref.ref(batch))
 
@@ -360,7 +360,7 @@ def test_options_of_the_trainer(options: dict[str, Any]) -> None:
     install(module, device.plan())
     kept = {"accelerator", "devices"} if options.keys() & {"barebones"} else QUIET.keys()
     quiet = {key: value for key, value in QUIET.items() if key in kept}
-    L.Trainer(
+    Trainer(
         **quiet, **{"max_epochs": 1, **options}, callbacks=[AdaptiveBatchSize(grow_after=1)]
     ).fit(module, stock.loader(), stock.loader(8))
     assert set(device.pieces) == {4}
@@ -384,7 +384,7 @@ def test_the_state_is_plain_and_goes_on(tmp_path: Path) -> None:
 
     module, again = Regression(), adaptive()
     faults = install(module, FaultPlan("backward", lambda n, step, micro: n > 2))
-    trainer = L.Trainer(**(FAST | {"max_epochs": 2}), callbacks=[again])
+    trainer = Trainer(**(FAST | {"max_epochs": 2}), callbacks=[again])
     trainer.fit(module, DataLoader(data(16), 8), ckpt_path=tmp_path / "run.ckpt", weights_only=True)
     assert faults.refused == []
     assert faults.entered == [2] * 8
@@ -398,7 +398,7 @@ def test_two_runs_with_one_callback() -> None:
     plan = FaultPlan("forward_start", lambda n, step, micro: n > 2, stages=stages)
     faults = install(module, plan)
     fit(module, DataLoader(data(8), 8), callback)
-    L.Trainer(**FAST, callbacks=[callback]).predict(module, DataLoader(data(8), 8))
+    Trainer(**FAST, callbacks=[callback]).predict(module, DataLoader(data(8), 8))
     fit(module, DataLoader(data(8), 8), callback)
     assert faults.refused == [8, 4, 8, 4]
     assert callback.state_dict()["ooms"] == 4
@@ -409,11 +409,11 @@ def test_two_runs_with_one_callback() -> None:
 # --- what is told
 
 
-class Listener(L.Callback):
+class Listener(Callback):
     def __init__(self) -> None:
         self.heard = []
 
-    def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
+    def on_event(self, trainer: Trainer, event: Event, error: BaseException | None) -> None:
         self.heard.append((event, type(error) if error else None))
 
 

@@ -2,9 +2,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -35,7 +35,7 @@ SAMPLES = 19
 BATCH = 8
 
 
-class Judge(L.LightningModule):
+class Judge(LightningModule):
     """Judges samples one by one, in whole numbers, so that sums do not depend on their order."""
 
     def __init__(self, predict: Callable[[Any, Tensor], Any] | None = None) -> None:
@@ -85,7 +85,7 @@ class Judge(L.LightningModule):
     on_test_epoch_end = on_validation_epoch_end
 
 
-class Outputs(L.Callback):
+class Outputs(Callback):
     """Keeps what each step returned."""
 
     def __init__(self) -> None:
@@ -109,13 +109,13 @@ def make_loader(batch_size: int = BATCH) -> DataLoader[Any]:
 
 def run(
     stage: str,
-    module: L.LightningModule,
-    *callbacks: L.Callback,
+    module: LightningModule,
+    *callbacks: Callback,
     plan: FaultPlan | None = None,
     **options: Any,
-) -> tuple[Any, L.Trainer, Faults]:
+) -> tuple[Any, Trainer, Faults]:
     faults = install(module, plan or FaultPlan("forward_start", lambda n, step, micro: False))
-    trainer = L.Trainer(**QUIET, callbacks=list(callbacks))
+    trainer = Trainer(**QUIET, callbacks=list(callbacks))
     return getattr(trainer, stage)(module, make_loader(), **options), trainer, faults
 
 
@@ -214,7 +214,7 @@ class Writer(BasePredictionWriter):
             torch.save(row.clone(), self.folder / f"{index}.pt")
 
     def write_on_epoch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, predictions: Any, batch_indices: Any
+        self, trainer: Trainer, pl_module: LightningModule, predictions: Any, batch_indices: Any
     ) -> None:
         self.all = batch_indices
 
@@ -236,10 +236,10 @@ def test_several_loaders() -> None:
             wrong = (logits.argmax(1) != batch["label"]).double()
             self.log("error", wrong.mean(), batch_size=len(logits))
 
-        on_validation_epoch_end = L.LightningModule.on_validation_epoch_end
+        on_validation_epoch_end = LightningModule.on_validation_epoch_end
 
-    def measure(module: L.LightningModule, *callbacks: L.Callback) -> Any:
-        trainer = L.Trainer(**QUIET, callbacks=list(callbacks))
+    def measure(module: LightningModule, *callbacks: Callback) -> Any:
+        trainer = Trainer(**QUIET, callbacks=list(callbacks))
         return trainer.validate(module, [make_loader(), make_loader(5)])
 
     failing = Twice()
@@ -262,7 +262,7 @@ def test_each_stage_has_a_size_of_its_own() -> None:
     stock, callback = STOCK["classifier"], adaptive()
     module = stock.build()
     faults = install(module, limit(4, "validate", "forward_start"))
-    trainer = L.Trainer(**(QUIET | {"max_epochs": 2}), callbacks=[callback])
+    trainer = Trainer(**(QUIET | {"max_epochs": 2}), callbacks=[callback])
     trainer.fit(module, stock.loader(), stock.loader(12))
     assert faults.refused == [8]
     assert faults.entered == [8, 4, 4, 4, 4, 4, 4]
@@ -272,14 +272,14 @@ def test_each_stage_has_a_size_of_its_own() -> None:
 
 
 def test_validation_within_training_changes_nothing_in_it() -> None:
-    def train(*callbacks: L.Callback, size: int = 99) -> tuple[L.LightningModule, L.Trainer]:
+    def train(*callbacks: Callback, size: int = 99) -> tuple[LightningModule, Trainer]:
         torch.manual_seed(0)
         stock = STOCK["classifier"]
         module = stock.build()
         plan = FaultPlan("forward_middle", lambda n, step, micro: n > size, stages=("validate",))
         install(module, plan)
         options = QUIET | {"max_epochs": 2, "val_check_interval": 1}
-        trainer = L.Trainer(**options, callbacks=list(callbacks))
+        trainer = Trainer(**options, callbacks=list(callbacks))
         trainer.fit(module, stock.loader(), stock.loader(12))
         return module, trainer
 
@@ -297,11 +297,11 @@ def test_sizes_grow_in_evaluation_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_data.callbacks.adaptive_batch_size.open_gauge", lambda found: device)
     install(module, device.plan())
 
-    class Listener(L.Callback):
-        def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
+    class Listener(Callback):
+        def on_event(self, trainer: Trainer, event: Event, error: BaseException | None) -> None:
             heard.append((event.name, event.values["size"]))
 
     callback = AdaptiveBatchSize(initial_size=2, grow_after=1)
-    L.Trainer(**QUIET, callbacks=[callback, Listener()]).validate(module, make_loader())
+    Trainer(**QUIET, callbacks=[callback, Listener()]).validate(module, make_loader())
     assert device.pieces == [2, 2, 2, 2, 4, 4, 3]
     assert heard == [("batch_size", 4), ("batch_size", 8)]

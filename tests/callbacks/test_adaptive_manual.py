@@ -6,10 +6,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 
-class Pair(L.LightningModule):
+class Pair(LightningModule):
     """Two nets that learn in turn, in micro-batches, with noise, dropout, batch norm and a metric.
 
     Args:
@@ -106,14 +106,14 @@ class Pair(L.LightningModule):
         ]
 
 
-def _fit(module: L.LightningModule, *callbacks: L.Callback, **options: Any) -> dict[str, Any]:
+def _fit(module: LightningModule, *callbacks: Callback, **options: Any) -> dict[str, Any]:
     """Train; everything that a run leaves behind."""
     torch.manual_seed(7)
     np.random.seed(7)  # noqa: NPY002
     images = torch.randn(BATCH * BATCHES, 6, generator=torch.Generator().manual_seed(0))
     defaults = {"max_epochs": 2, "log_every_n_steps": 1, "callbacks": list(callbacks)}
     ckpt = options.pop("ckpt_path", None)
-    trainer = L.Trainer(**(QUIET | defaults | options))
+    trainer = Trainer(**(QUIET | defaults | options))
     trainer.fit(module, DataLoader(images, BATCH), ckpt_path=ckpt)
     return {
         "weights": {name: value.clone() for name, value in module.state_dict().items()},
@@ -181,10 +181,10 @@ def test_the_size_of_the_module_and_the_largest_one_are_never_exceeded(
     assert [row["batch/size"] for row in notes.rows] == [2, 2, 4, 4, 4, 4, 4, 4]
 
 
-class Seed(L.Callback):
+class Seed(Callback):
     """Random generators, which are no part of a checkpoint, begin anew with each batch."""
 
-    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         torch.manual_seed(trainer.fit_loop.total_batch_idx)
         np.random.seed(trainer.fit_loop.total_batch_idx)  # noqa: NPY002
 
@@ -207,7 +207,7 @@ def test_the_smallest_size_that_does_not_fit_ends_the_run() -> None:
         _fit(Pair("second", fitting=1, begin=2), AdaptiveBatchSize(min_size=2))
 
 
-class Uncut(L.LightningModule):
+class Uncut(LightningModule):
     """One without micro-batches; memory runs out in a batch, or in validation above 4 samples."""
 
     def __init__(self, *bad: int) -> None:
@@ -251,7 +251,7 @@ def test_the_error_of_any_other_module_passes_with_a_line() -> None:
 
 def test_its_validation_is_split_all_the_same() -> None:
     module, loader = Uncut(), DataLoader(torch.rand(8, 6), 8)
-    trainer = L.Trainer(
+    trainer = Trainer(
         **QUIET, max_epochs=1, callbacks=[AdaptiveBatchSize()], num_sanity_val_steps=0
     )
     trainer.fit(module, loader, loader)

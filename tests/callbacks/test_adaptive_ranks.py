@@ -15,9 +15,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lightning as L
 import pytest
 import torch
+from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
@@ -52,7 +52,7 @@ class Fault(NamedTuple):
 NONE = Fault()
 
 
-class Model(L.LightningModule):
+class Model(LightningModule):
     """A classifier.
 
     Args:
@@ -132,7 +132,7 @@ class Manual(Model):
         optimizer.step()
 
 
-class Uneven(L.LightningDataModule):
+class Uneven(LightningDataModule):
     """One batch for each rank, of as many samples as it is told."""
 
     def __init__(self, *samples: int) -> None:
@@ -158,16 +158,16 @@ class Watch(logging.Handler):
         self.messages.append(record.getMessage())
 
 
-class Broadcasts(L.Callback):
+class Broadcasts(Callback):
     """Whether DDP copies buffers: in training, and at the end."""
 
     def __init__(self) -> None:
         self.seen = []
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         self.seen.append(trainer.strategy.model.broadcast_buffers)
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.model = trainer.strategy.model
 
     def close(self) -> list[bool]:
@@ -186,7 +186,7 @@ def _build(kind: type[Model], *args: Any, **options: Any) -> Model:
 
 
 def _fit(
-    module: L.LightningModule, data: Any = None, *, adaptive: bool = True, **options: Any
+    module: LightningModule, data: Any = None, *, adaptive: bool = True, **options: Any
 ) -> dict[str, Any]:
     """What a run on this rank leaves behind."""
     watch, broadcasts = Watch(), Broadcasts()
@@ -202,11 +202,11 @@ def _fit(
         "num_sanity_val_steps": 0,
         "plugins": [_make_scaler()] if options.pop("fp16", False) else None,
     }
-    trainer = L.Trainer(**(QUIET | settings | options))
+    trainer = Trainer(**(QUIET | settings | options))
     found = {"error": "", "rank": trainer.global_rank}
     begun_s = time.monotonic()
     try:
-        if isinstance(data, L.LightningDataModule):
+        if isinstance(data, LightningDataModule):
             trainer.fit(module, datamodule=data)
         else:
             trainer.fit(module, data or DataLoader(_samples(), 8), DataLoader(_samples(), 8))
@@ -398,7 +398,7 @@ def test_the_gradient_is_that_of_one_process_with_all_samples(
     runs: Runs, samples: tuple[int, int], sparse: bool
 ) -> None:
     name, alone = f"uneven {samples} {sparse}", _build(Model, sparse=sparse)
-    L.Trainer(**QUIET, max_epochs=1, num_sanity_val_steps=0).fit(
+    Trainer(**QUIET, max_epochs=1, num_sanity_val_steps=0).fit(
         alone, datamodule=Uneven(sum(samples))
     )
     assert [rank[name]["pieces"] for rank in runs.ranks] == [[count] for count in samples]

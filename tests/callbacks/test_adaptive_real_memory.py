@@ -5,9 +5,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import LightningModule, Trainer
 from torch import Tensor, nn
 
 from lit_data.callbacks import AdaptiveBatchSize
@@ -33,7 +33,7 @@ class _Greedy(torch.autograd.Function):
         return (grad + _fill(grad) if ctx.where == "backward" else grad), None
 
 
-class Greedy(L.LightningModule):
+class Greedy(LightningModule):
     def __init__(self, where: str) -> None:
         super().__init__()
         self.where = where
@@ -72,7 +72,7 @@ def little_memory() -> Iterator[None]:
 
 def _train(
     where: str, samples: int, callback: AdaptiveBatchSize, device: str = "gpu"
-) -> tuple[Greedy, L.Trainer]:
+) -> tuple[Greedy, Trainer]:
     torch.manual_seed(0)
     values = torch.randn(4 * samples, 8, generator=torch.Generator().manual_seed(0))
     loader = torch.utils.data.DataLoader(
@@ -80,7 +80,7 @@ def _train(
     )
     module = Greedy(where)
     settings = QUIET | {"accelerator": device, "max_epochs": 1}
-    trainer = L.Trainer(**settings, callbacks=[callback])
+    trainer = Trainer(**settings, callbacks=[callback])
     trainer.fit(module, loader)
     return module, trainer
 
@@ -120,7 +120,7 @@ def test_one_sample_too_large_ends_with_a_message(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("little_memory")
 def test_prediction_is_split_in_order() -> None:
     values = torch.arange(96.0)[:, None]
-    trainer = L.Trainer(**(QUIET | {"accelerator": "gpu"}), callbacks=[AdaptiveBatchSize()])
+    trainer = Trainer(**(QUIET | {"accelerator": "gpu"}), callbacks=[AdaptiveBatchSize()])
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(values), batch_size=96)
     (found,) = trainer.predict(Greedy("forward"), loader) or []
     assert torch.equal(torch.as_tensor(found).cpu(), values)

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ BATCH = 16
 PIECEWISE = ("transfer", "augment", "forward_start", "forward_middle", "backward")
 
 
-class Busy(L.LightningModule):
+class Busy(LightningModule):
     """Draws from all generators, counts, keeps lists, logs in every way, has batch norm, dropout and metrics."""
 
     def __init__(self, optimizer: str = "adam") -> None:
@@ -130,14 +130,14 @@ class Diary(Logger):
             self.pages.append((step, dict(metrics)))
 
 
-class Sizes(L.Callback):
+class Sizes(Callback):
     """Notes the size of each batch, or makes `adaptive` use sizes that were noted."""
 
     def __init__(self, adaptive: AdaptiveBatchSize, wanted: Sequence[int] = ()) -> None:
         self.adaptive, self.wanted = adaptive, wanted
         self.found = []
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         assert self.adaptive._last is not None
         self.found.append(self.adaptive._last.largest)
         if len(self.found) < len(self.wanted):
@@ -153,7 +153,7 @@ def make_loader(samples: int = 72) -> DataLoader[Any]:
 
 
 def run(
-    callbacks: list[L.Callback],
+    callbacks: list[Callback],
     *,
     plans: Sequence[FaultPlan] = (),
     precision: str = "fp32",
@@ -170,7 +170,7 @@ def run(
     module, diary = Busy(optimizer), Diary()
     faults = [install(module, plan) for plan in plans]
     scaled = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=scale))
-    trainer = L.Trainer(
+    trainer = Trainer(
         **(QUIET | {"logger": diary}),
         max_epochs=epochs,
         log_every_n_steps=1,
@@ -185,7 +185,7 @@ def run(
     return read_state(trainer, module, diary), faults
 
 
-def read_state(trainer: L.Trainer, module: Busy, diary: Diary) -> dict[str, Any]:
+def read_state(trainer: Trainer, module: Busy, diary: Diary) -> dict[str, Any]:
     metrics = trainer.callback_metrics.items()
     shown = {key: value for key, value in metrics if not key.startswith("batch/")}
     return {

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lightning as L
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import (
     BoringModel,
@@ -42,12 +42,12 @@ pytestmark = [
 class Ran(NamedTuple):
     """What a module did, and what its run left."""
 
-    module: L.LightningModule
-    trainer: L.Trainer
+    module: LightningModule
+    trainer: Trainer
     predictions: list[Any]
 
 
-def _build(name: str) -> tuple[L.LightningModule, DataLoader[Any]]:
+def _build(name: str) -> tuple[LightningModule, DataLoader[Any]]:
     """A module as its author wrote it, and data for it."""
     if name in STOCK:
         return STOCK[name].build(), STOCK[name].loader(SAMPLES, BATCH)
@@ -64,7 +64,7 @@ def _build(name: str) -> tuple[L.LightningModule, DataLoader[Any]]:
 MODULES = [*STOCK, "boring", "manual", "demo", "transformer"]
 
 
-def _make_callbacks(path: Path, precision: Any, **options: Any) -> list[L.Callback]:
+def _make_callbacks(path: Path, precision: Any, **options: Any) -> list[Callback]:
     return [
         AdaptiveBatchSize(grow_after=None, **options),
         AMP(precision),
@@ -74,12 +74,10 @@ def _make_callbacks(path: Path, precision: Any, **options: Any) -> list[L.Callba
     ]
 
 
-def _run(
-    module: L.LightningModule, loader: DataLoader[Any], path: Path, *callbacks: L.Callback
-) -> Ran:
+def _run(module: LightningModule, loader: DataLoader[Any], path: Path, *callbacks: Callback) -> Ran:
     """Fit with validation, then test and predict, as far as the module has steps for it."""
     settings = {**QUIET, "logger": CSVLogger(path), "max_epochs": 2, "log_every_n_steps": 1}
-    trainer = L.Trainer(**settings, default_root_dir=path, callbacks=list(callbacks))
+    trainer = Trainer(**settings, default_root_dir=path, callbacks=list(callbacks))
     torch.manual_seed(1)
     trainer.fit(module, loader, loader if is_overridden("validation_step", module) else None)
     if is_overridden("test_step", module):
@@ -120,7 +118,7 @@ def _assert_nothing_left(ran: Ran, before: dict[str, Any]) -> None:
     assert _describe(module) == before
 
 
-def _describe(module: L.LightningModule) -> dict[str, Any]:
+def _describe(module: LightningModule) -> dict[str, Any]:
     """What a module consists of: attributes, hooks and flags."""
     return {
         name: (
@@ -215,7 +213,7 @@ def test_an_error_of_the_module_passes_through_and_nothing_is_left(tmp_path: Pat
     install(module, plan)
     before = _describe(module)
     callbacks = _make_callbacks(tmp_path, "bf16")
-    trainer = L.Trainer(**QUIET, max_epochs=1, log_every_n_steps=1, callbacks=callbacks)
+    trainer = Trainer(**QUIET, max_epochs=1, log_every_n_steps=1, callbacks=callbacks)
     with pytest.raises(ValueError, match=r"^my own$"):
         trainer.fit(module, loader, loader)
     _assert_nothing_left(Ran(module, trainer, []), before)
@@ -243,7 +241,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_all_of_them(tmp_path: Path) -> Non
         callbacks = _make_callbacks(tmp_path, "fp32")
         saved = ModelCheckpoint(tmp_path, filename=name)
         settings = QUIET | {"enable_checkpointing": True, "log_every_n_steps": 1}
-        trainer = L.Trainer(**settings, max_epochs=epochs, callbacks=[*callbacks, saved])
+        trainer = Trainer(**settings, max_epochs=epochs, callbacks=[*callbacks, saved])
         torch.manual_seed(epochs)
         trainer.fit(module, loader, ckpt_path=path, weights_only=True)
         return callbacks[0].summary()  # type: ignore[attr-defined]
@@ -260,7 +258,7 @@ def test_a_plain_trainer_leaves_no_pictures_in_the_working_folder(
     path = tmp_path if asked else None
     callbacks = [MemoryMonitor(path=path, every_n_steps=1), DataWaitMonitor(path=path)]
     limits = {"max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 1}
-    trainer = L.Trainer(**(QUIET | limits), callbacks=callbacks)
+    trainer = Trainer(**(QUIET | limits), callbacks=callbacks)
     trainer.fit(BoringModel(), DataLoader(RandomDataset(32, 16), 4))
     pictures = {"memory.png", "throughput.png"} if asked else set()
     assert {file.name for file in tmp_path.iterdir()} == pictures

@@ -1,9 +1,9 @@
 import math
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision as LightningMixedPrecision
 from lightning.pytorch.plugins.precision import Precision as LightningPrecision
 from torch import Tensor
@@ -21,7 +21,7 @@ SCALE, BATCHES = 1024.0, 8
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-class Model(L.LightningModule):
+class Model(LightningModule):
     """A loss that is not finite in some batches; notes dtypes, weights before each batch and gradient norms."""
 
     def __init__(self, bad: range = range(0), factor: float = math.inf) -> None:
@@ -54,11 +54,11 @@ class Model(L.LightningModule):
         return torch.optim.Adam(self.parameters(), 0.01)
 
 
-class Listener(L.Callback):
+class Listener(Callback):
     def __init__(self) -> None:
         self.events = []
 
-    def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
+    def on_event(self, trainer: Trainer, event: Event, error: BaseException | None) -> None:
         self.events.append(event)
 
 
@@ -67,15 +67,15 @@ def loader() -> DataLoader[Tensor]:
     return DataLoader(data, batch_size=None)  # type: ignore[arg-type]
 
 
-def train(model: Any, *callbacks: L.Callback, **options: Any) -> L.Trainer:
+def train(model: Any, *callbacks: Callback, **options: Any) -> Trainer:
     trainer = make_trainer(*callbacks, **{"logger": model.notes, **options})
     trainer.fit(model, loader())
     return trainer
 
 
-def make_trainer(*callbacks: L.Callback, **options: Any) -> L.Trainer:
+def make_trainer(*callbacks: Callback, **options: Any) -> Trainer:
     settings = QUIET | {"max_epochs": 1, "log_every_n_steps": 1} | options
-    return L.Trainer(**settings, callbacks=list(callbacks))
+    return Trainer(**settings, callbacks=list(callbacks))
 
 
 @pytest.fixture(params=[True, False])
@@ -295,7 +295,7 @@ def test_what_was_chosen_is_said_once(caplog: pytest.LogCaptureFixture, fast_bf1
     assert said == [f"AMP: {'bf16' if fast_bf16 else 'fp32'} on cpu, chosen for it"]
 
 
-class Pair(L.LightningModule):
+class Pair(LightningModule):
     """Two optimizers under manual optimisation; both losses overflow in the given batches, or one of them."""
 
     def __init__(self, bad: range = range(0), worse: int | None = None) -> None:
@@ -340,8 +340,8 @@ def test_a_row_is_counted_for_each_optimizer() -> None:
 
 
 def test_the_scaler_is_where_other_callbacks_look() -> None:
-    class Look(L.Callback):
-        def on_before_optimizer_step(self, trainer: L.Trainer, *_: Any) -> None:
+    class Look(Callback):
+        def on_before_optimizer_step(self, trainer: Trainer, *_: Any) -> None:
             plugin = trainer.strategy.precision_plugin
             self.scalers = plugin.scaler, trainer.scaler
 

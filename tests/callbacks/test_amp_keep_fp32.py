@@ -4,9 +4,9 @@ from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -30,7 +30,7 @@ class Net(nn.Module):
         return self.head(self.body(images))
 
 
-class Model(L.LightningModule):
+class Model(LightningModule):
     """Notes the dtypes of outputs."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Model(L.LightningModule):
 
 
 def train(amp: AMP, model: Model) -> None:
-    trainer = L.Trainer(**QUIET, callbacks=[amp], max_epochs=1, log_every_n_steps=1)
+    trainer = Trainer(**QUIET, callbacks=[amp], max_epochs=1, log_every_n_steps=1)
     trainer.fit(model, DataLoader(DATA.clone(), batch_size=None))  # type: ignore[arg-type]
 
 

@@ -1,9 +1,9 @@
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision as LightningMixedPrecision
 from torch.utils.data import DataLoader
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_p
 SCALE, BATCHES = 1024.0, 6
 
 
-class Model(L.LightningModule):
+class Model(LightningModule):
     """Gradients overflow in the given batches of each epoch."""
 
     def __init__(self, *bad: int, fused: bool = False, sparse: bool = False) -> None:
@@ -42,12 +42,10 @@ class Model(L.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1, momentum=0.9, fused=self.fused)
 
 
-def train(
-    model: Model, *callbacks: L.Callback, ckpt: Path | None = None, **options: Any
-) -> L.Trainer:
+def train(model: Model, *callbacks: Callback, ckpt: Path | None = None, **options: Any) -> Trainer:
     data = torch.randint(5, (BATCHES, 2), generator=torch.Generator().manual_seed(0))
     settings = QUIET | {"max_epochs": 1, "log_every_n_steps": 1, "logger": model.notes} | options
-    trainer = L.Trainer(**settings, callbacks=list(callbacks))
+    trainer = Trainer(**settings, callbacks=list(callbacks))
     loader = DataLoader(data, batch_size=None)  # type: ignore[arg-type]
     trainer.fit(model, loader, ckpt_path=ckpt, weights_only=True)
     return trainer

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import cv2
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning import Callback, Trainer
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, StepLR
 from torch.utils.data import DataLoader
@@ -90,9 +90,9 @@ def _device(fits: int, **options: Any) -> SimulatedDevice:
     return SimulatedDevice(fits * 100, fixed_bytes=0, sample_bytes=100, **options)
 
 
-def _trainer(*callbacks: L.Callback, **options: Any) -> L.Trainer:
+def _trainer(*callbacks: Callback, **options: Any) -> Trainer:
     given = {"logger": Rows(), "log_every_n_steps": 1, "max_epochs": 1} | options
-    return L.Trainer(**QUIET | given, callbacks=list(callbacks))
+    return Trainer(**QUIET | given, callbacks=list(callbacks))
 
 
 def _run(
@@ -312,7 +312,7 @@ def test_the_rate_follows_the_batch_and_no_schedule_sees_it(
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     class Shown(Meanwhile):
-        def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
             rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
     module, seen, rates = Tally(1000, configure), Shown(), []
@@ -391,13 +391,13 @@ class Stop(Exception):
     """The power goes off."""
 
 
-class Save(L.Callback):
+class Save(Callback):
     """Saves after some steps, and stops."""
 
     def __init__(self, steps: int, path: Path) -> None:
         self.steps, self.path = steps, path
 
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step == self.steps:
             trainer.save_checkpoint(self.path)
             raise Stop
@@ -452,7 +452,7 @@ def test_no_size_changes_what_samples_of_stripes_look_like(
     for number, image in enumerate(pixels):
         cv2.imwrite(str(tmp_path / "images" / f"{number}.png"), image)
 
-    def train(*callbacks: L.Callback, fits: int = 1000) -> dict[int, bytes]:
+    def train(*callbacks: Callback, fits: int = 1000) -> dict[int, bytes]:
         data = StripeDataModule(
             str(tmp_path / "images"),
             cache_dir=str(tmp_path / "cache"),

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from torch import Tensor
@@ -115,13 +115,13 @@ class TwoOptimizers(Model):
         return [SlowSGD(layer.parameters(), self.clock) for layer in (self.layer, self.second)]
 
 
-class Busy(L.Callback):
+class Busy(Callback):
     """Takes 64 s after each batch."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         self.clock.now_s += 64
 
 
@@ -144,13 +144,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return fake
 
 
-def make_trainer(folder: Path, *callbacks: L.Callback, **options: Any) -> L.Trainer:
+def make_trainer(folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
     steps = {"max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 4}
     settings = QUIET | steps | {"default_root_dir": folder} | options
-    return L.Trainer(**settings, callbacks=list(callbacks))
+    return Trainer(**settings, callbacks=list(callbacks))
 
 
-def fit(folder: Path, model: Model, *callbacks: L.Callback, **options: Any) -> list[Any]:
+def fit(folder: Path, model: Model, *callbacks: Callback, **options: Any) -> list[Any]:
     """Train; what a monitor logged."""
     trainer = make_trainer(folder, *callbacks, logger=model.notes, **options)
     trainer.fit(model, Slow(model.clock))
@@ -194,7 +194,7 @@ def test_accumulation_has_steps_without_an_optimizer(clock: Clock, tmp_path: Pat
 
 
 def test_hooks_of_a_datamodule_are_those_that_are_measured(clock: Clock, tmp_path: Path) -> None:
-    class Data(L.LightningDataModule):
+    class Data(LightningDataModule):
         def train_dataloader(self) -> Slow:
             return Slow(clock)
 
@@ -220,7 +220,7 @@ def test_hooks_of_a_datamodule_are_those_that_are_measured(clock: Clock, tmp_pat
 
 
 def test_validation_checkpoints_and_first_steps_are_left_out(clock: Clock, tmp_path: Path) -> None:
-    class SlowCheckpoint(L.Callback):
+    class SlowCheckpoint(Callback):
         def on_save_checkpoint(self, *args: Any) -> None:
             clock.now_s += 500
 
@@ -252,8 +252,8 @@ def test_rows_come_in_the_trainers_rhythm(
 
 
 def test_events_of_other_callbacks_count(clock: Clock, tmp_path: Path) -> None:
-    class Splits(L.Callback):
-        def on_train_batch_start(self, trainer: L.Trainer, module: Any, batch: Any, i: int) -> None:
+    class Splits(Callback):
+        def on_train_batch_start(self, trainer: Trainer, module: Any, batch: Any, i: int) -> None:
             if i == 1:
                 for size in (4.0, 3.0):
                     announce(trainer, Event("oom", "", {"size": size, "index": i}), MemoryError())
@@ -327,8 +327,8 @@ def test_everything_is_as_before_after_a_fit_and_after_an_error(
 
 
 def test_a_module_can_be_copied_while_it_is_watched(clock: Clock, tmp_path: Path) -> None:
-    class Copies(L.Callback):
-        def on_train_batch_start(self, trainer: L.Trainer, module: Any, *args: Any) -> None:
+    class Copies(Callback):
+        def on_train_batch_start(self, trainer: Trainer, module: Any, *args: Any) -> None:
             assert copy.deepcopy(module).on_after_batch_transfer(torch.ones(1), 0) == 1
 
     make_trainer(tmp_path, DataWaitMonitor(plot=False), Copies()).fit(Model(clock), Slow(clock))

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from lit_data.testing import QUIET
 KEY = "weights_of_last_step"
 
 
-class _Module(L.LightningModule):
+class _Module(LightningModule):
     """Steps by -1 each, and has a threshold that every validation sets, as `SegmentationModule` does."""
 
     threshold: Tensor
@@ -55,14 +55,14 @@ def _average(steps: int, decay: float) -> list[float]:
 
 
 def _fit(
-    folder: Path, epochs: int = 3, start: str | None = None, *callbacks: L.Callback, **options: Any
+    folder: Path, epochs: int = 3, start: str | None = None, *callbacks: Callback, **options: Any
 ) -> _Module:
     module = _Module()
     data = DataLoader(TensorDataset(torch.arange(8.0).view(-1, 1)), batch_size=2)
     last = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, enable_version_counter=False)
     defaults = {"max_epochs": epochs, "enable_checkpointing": True, "num_sanity_val_steps": 0}
     callbacks = (EMA(decay=0.4), *callbacks, last)
-    trainer = L.Trainer(**(QUIET | defaults | options), callbacks=list(callbacks))
+    trainer = Trainer(**(QUIET | defaults | options), callbacks=list(callbacks))
     validated = DataLoader(data.dataset, batch_size=8)
     trainer.fit(module, data, validated, ckpt_path=start, weights_only=True)
     return module
@@ -94,11 +94,11 @@ def test_a_resumed_run_ends_as_one_that_was_not_broken_off(tmp_path: Path) -> No
         assert torch.equal(resumed.state_dict()[name], tensor)
 
 
-class _Saver(L.Callback):
+class _Saver(Callback):
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
         trainer.save_checkpoint(self.path)
 
 
@@ -117,7 +117,7 @@ def test_steps_of_accumulated_gradients_count_once(tmp_path: Path) -> None:
 def test_a_decay_out_of_range_and_spread_weights_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"decay=1.0 must lie between 0 and 1"):
         EMA(decay=1.0)
-    trainer = L.Trainer(**QUIET)
+    trainer = Trainer(**QUIET)
     trainer.strategy.__class__ = FSDPStrategy
     with pytest.raises(ConfigError, match=r"FSDPStrategy spreads the weights.*callbacks.ema=null"):
         EMA().setup(trainer, _Module(), "fit")

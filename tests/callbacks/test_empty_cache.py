@@ -5,10 +5,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import psutil
 import pytest
 import torch
+from lightning import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from torch.utils.data import DataLoader
 
@@ -46,11 +46,11 @@ class Cache:
         self.time.now_s += 3
 
 
-class Listener(L.Callback):
+class Listener(Callback):
     def __init__(self) -> None:
         self.events = []
 
-    def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
+    def on_event(self, trainer: Trainer, event: Event, error: BaseException | None) -> None:
         assert error is None
         self.events.append(event)
 
@@ -83,14 +83,14 @@ class Run:
         self.folder, self.cache, self.listener, self.model = folder, cache, Listener(), Model(time)
         self.notes = Notes("cache/")
 
-    def trainer(self, callback: L.Callback, **options: Any) -> L.Trainer:
+    def trainer(self, callback: Callback, **options: Any) -> Trainer:
         limits = {"max_epochs": 1, "limit_train_batches": 12, "limit_val_batches": 0}
         steps = {"num_sanity_val_steps": 0, "log_every_n_steps": 4}
         places = {"logger": self.notes, "default_root_dir": self.folder}
         settings = QUIET | limits | steps | places | options
-        return L.Trainer(**settings, callbacks=[callback, self.listener])
+        return Trainer(**settings, callbacks=[callback, self.listener])
 
-    def fit(self, callback: L.Callback, **options: Any) -> L.Trainer:
+    def fit(self, callback: Callback, **options: Any) -> Trainer:
         trainer = self.trainer(callback, **options)
         trainer.fit(self.model)
         return trainer
@@ -136,8 +136,8 @@ def test_around_validation_and_in_the_sanity_check(run: Run) -> None:
 
 
 def test_after_checkpoints_and_methods(run: Run) -> None:
-    class Saves(L.Callback):
-        def on_train_batch_end(self, trainer: L.Trainer, module: Any, *rest: Any) -> None:
+    class Saves(Callback):
+        def on_train_batch_end(self, trainer: Trainer, module: Any, *rest: Any) -> None:
             if rest[-1] == 5:
                 path = run.folder / "a.ckpt"
                 trainer.save_checkpoint(path)
@@ -301,6 +301,6 @@ def test_a_real_device_gives_back_what_no_tensor_uses(tmp_path: Path) -> None:
     gc.collect()
     callback = EmptyCache(unused_fraction=0.5)
     settings = QUIET | {"accelerator": "gpu", "max_steps": 2, "default_root_dir": tmp_path}
-    trainer = L.Trainer(**settings, limit_val_batches=0, callbacks=[callback])
+    trainer = Trainer(**settings, limit_val_batches=0, callbacks=[callback])
     trainer.fit(Wastes(), DataLoader(RandomDataset(32, 64), 4))
     assert int(callback.summary()["cache/freed_bytes"]) >= 255 * MIB  # what is rounded up aside

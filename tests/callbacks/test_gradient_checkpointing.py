@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
@@ -18,16 +18,16 @@ from tests.stock_modules import STOCK
 Run = tuple[dict[str, Tensor], list[list[Tensor]], Tensor]
 
 
-class KeepGradients(L.Callback):
+class KeepGradients(Callback):
     def __init__(self) -> None:
         self.gradients = []
 
-    def on_before_optimizer_step(self, trainer: Any, module: L.LightningModule, *_: Any) -> None:
+    def on_before_optimizer_step(self, trainer: Any, module: LightningModule, *_: Any) -> None:
         grads = [parameter.grad for parameter in module.parameters()]
         self.gradients.append([grad.clone() for grad in grads if grad is not None])
 
 
-class Foreign(L.LightningModule):
+class Foreign(LightningModule):
     """Spectral norm, whose result depends on its buffers; a block called by keyword; a frozen batch norm."""
 
     def __init__(self) -> None:
@@ -57,11 +57,9 @@ class Mixer(nn.Module):
         return self.drop(self.norm(self.conv(images)).relu()) * scale
 
 
-def _train(
-    module: L.LightningModule, loader: Any, callbacks: list[L.Callback], **options: Any
-) -> Run:
+def _train(module: LightningModule, loader: Any, callbacks: list[Callback], **options: Any) -> Run:
     keep = KeepGradients()
-    trainer = L.Trainer(
+    trainer = Trainer(
         **{**QUIET, "max_steps": 4, "limit_val_batches": 0, **options}, callbacks=[keep, *callbacks]
     )
     with torch.random.fork_rng():
@@ -160,7 +158,7 @@ def test_a_compiled_module_updates_its_buffers_once() -> None:
 
 
 @contextmanager
-def _attached(callback: GradientCheckpointing | None, module: L.LightningModule) -> Iterator[None]:
+def _attached(callback: GradientCheckpointing | None, module: LightningModule) -> Iterator[None]:
     trainer = None
     if callback:
         callback.on_fit_start(trainer, module)
@@ -195,7 +193,7 @@ def test_dropout_on_the_gpu_is_repeated() -> None:
         torch.testing.assert_close(plain, repeated)  # another mask would be far off
 
 
-def _count_saved_bytes(module: L.LightningModule, batch: Any) -> int:
+def _count_saved_bytes(module: LightningModule, batch: Any) -> int:
     """Distinct storages that the graph of one step holds, parameters and the batch aside."""
     tensors = (*module.parameters(), *module.buffers(), *batch)
     given = {tensor.untyped_storage().data_ptr() for tensor in tensors}
@@ -238,17 +236,17 @@ def test_it_acts_in_training_with_gradients_only(training: bool, gradients: bool
 def test_it_is_undone_after_a_fit_and_after_an_error() -> None:
     stock, callback = STOCK["classifier"], GradientCheckpointing(["features"])
     module = stock.build()
-    trainer = L.Trainer(**QUIET, max_steps=1, callbacks=[callback])
+    trainer = Trainer(**QUIET, max_steps=1, callbacks=[callback])
     trainer.fit(module, stock.loader())
     assert "forward" not in vars(module.features)
     trainer.validate(module, stock.loader(), verbose=False)
 
-    class Failing(L.Callback):
+    class Failing(Callback):
         def on_train_batch_start(self, *_: Any) -> None:
             assert "forward" in vars(module.features)
             raise KeyError("step")
 
-    trainer = L.Trainer(**QUIET, max_steps=1, callbacks=[callback, Failing()])
+    trainer = Trainer(**QUIET, max_steps=1, callbacks=[callback, Failing()])
     with pytest.raises(KeyError, match="step"):
         trainer.fit(module, stock.loader())
     assert "forward" not in vars(module.features)

@@ -2,9 +2,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import Tensor, nn
@@ -30,15 +30,13 @@ class Counting(nn.Module):
         return torch.cat((images.mean((2, 3)), images.std((2, 3))), 1)
 
 
-def _make_trainer(folder: Path, *callbacks: L.Callback, **options: Any) -> L.Trainer:
+def _make_trainer(folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
     steps = {"max_epochs": 3, "num_sanity_val_steps": 1, "log_every_n_steps": 5}
     settings = QUIET | steps | {"default_root_dir": folder} | options
-    return L.Trainer(**settings, callbacks=list(callbacks))
+    return Trainer(**settings, callbacks=list(callbacks))
 
 
-def _fit(
-    folder: Path, model: L.LightningModule, *callbacks: L.Callback, **options: Any
-) -> L.Trainer:
+def _fit(folder: Path, model: LightningModule, *callbacks: Callback, **options: Any) -> Trainer:
     trainer = _make_trainer(folder, *callbacks, **options)
     torch.manual_seed(1)
     trainer.fit(model, datamodule=Album())

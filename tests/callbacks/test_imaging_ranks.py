@@ -7,8 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-import lightning as L
 import pytest
+from lightning import Trainer
 
 from lit_data.callbacks import ImageMetrics, SampleImages
 from lit_data.testing import QUIET
@@ -20,7 +20,7 @@ def _train(folder: Path) -> None:
     metrics = ImageMetrics(every_n_steps=2, count=20, batch_size=4)
     settings = QUIET | {"devices": 2, "strategy": "ddp", "max_epochs": 1, "log_every_n_steps": 1}
     callbacks = [metrics, SampleImages(every_n_steps=2)]
-    trainer = L.Trainer(**settings, default_root_dir=folder, callbacks=callbacks)
+    trainer = Trainer(**settings, default_root_dir=folder, callbacks=callbacks)
     trainer.fit(Painter(), datamodule=Album())
     found = dict(metrics.summary())
     found |= {name: float(value) for name, value in trainer.callback_metrics.items()}

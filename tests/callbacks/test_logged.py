@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
@@ -17,7 +17,7 @@ from tests.tally import Rows
 REDUCTIONS = {"mean": torch.mean, "sum": torch.sum, "max": max, "min": "min"}
 
 
-class Logs(L.LightningModule):
+class Logs(LightningModule):
     """Logs whole numbers, which add up exactly, in every way there is."""
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ class All(Rows):
 
 
 def _run(
-    *callbacks: L.Callback, module: L.LightningModule | None = None
+    *callbacks: Callback, module: LightningModule | None = None
 ) -> tuple[list[dict[str, float]], dict[str, Any]]:
     rows, module = All(), module or Logs()
     batches = torch.arange(28, dtype=torch.float32).split(8)  # the last has 4
     steps = {"max_epochs": 2, "log_every_n_steps": 1, "num_sanity_val_steps": 0}
-    trainer = L.Trainer(**(QUIET | steps | {"logger": rows}), callbacks=list(callbacks))
+    trainer = Trainer(**(QUIET | steps | {"logger": rows}), callbacks=list(callbacks))
     loader = DataLoader(list(batches), batch_size=None)
     trainer.fit(module, loader, loader)
     metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}

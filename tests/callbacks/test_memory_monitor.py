@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from PIL import Image
@@ -46,7 +46,7 @@ class Model(BoringModel):
     """Calls `act` with itself and the number of the step, counted from 1."""
 
     def __init__(
-        self, act: Callable[[L.LightningModule, int], None] = lambda model, step: None
+        self, act: Callable[[LightningModule, int], None] = lambda model, step: None
     ) -> None:
         super().__init__()
         self.act, self.steps = act, 0
@@ -84,13 +84,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     return state
 
 
-def _trainer(folder: Path, *callbacks: L.Callback, **options: Any) -> L.Trainer:
+def _trainer(folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
     limits = {"max_epochs": 1, "limit_train_batches": 4, "limit_val_batches": 0}
     settings = QUIET | limits | {"log_every_n_steps": 1, "default_root_dir": folder} | options
-    return L.Trainer(**settings, callbacks=list(callbacks))
+    return Trainer(**settings, callbacks=list(callbacks))
 
 
-def _run_out(model: L.LightningModule, step: int) -> None:
+def _run_out(model: LightningModule, step: int) -> None:
     if step == 3:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
@@ -172,7 +172,7 @@ def test_special_trainers_work(options: dict[str, Any], draws: bool, tmp_path: P
     monitor = MemoryMonitor(every_n_steps=1)
     limits = {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 1}
     settings = limits | {"accelerator": "cpu", "default_root_dir": tmp_path}
-    L.Trainer(**(settings | options), callbacks=[monitor]).fit(BoringModel())
+    Trainer(**(settings | options), callbacks=[monitor]).fit(BoringModel())
     assert len(list(tmp_path.rglob("memory.png"))) == draws
     assert monitor.summary()["memory/ooms"] == 0
 
@@ -213,7 +213,7 @@ def test_growth_is_logged_and_warned_of_once(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def grow(model: L.LightningModule, step: int) -> None:
+    def grow(model: LightningModule, step: int) -> None:
         machine.rss += 10 * MIB
         machine.tree = TreeMemory(machine.rss + 7, 50, 3) if knows_pss else None
 
@@ -289,7 +289,7 @@ def test_running_out_of_memory_leaves_a_post_mortem_and_a_picture(
 def test_other_ends_leave_a_picture_alone(
     kind: type[BaseException], machine: Any, tmp_path: Path
 ) -> None:
-    def end(model: L.LightningModule, step: int) -> None:
+    def end(model: LightningModule, step: int) -> None:
         raise kind("end")
 
     with pytest.raises(BaseException, match=r"end|1") as caught:
@@ -301,7 +301,7 @@ def test_other_ends_leave_a_picture_alone(
 def test_a_recovered_error_is_told_once_even_if_it_ends_the_run_later(
     machine: Any, tmp_path: Path
 ) -> None:
-    def recover(model: L.LightningModule, step: int) -> None:
+    def recover(model: LightningModule, step: int) -> None:
         error = torch.OutOfMemoryError("CUDA out of memory")
         try:
             raise error
@@ -326,7 +326,7 @@ def test_a_recovered_error_is_told_once_even_if_it_ends_the_run_later(
 
 
 def test_events_are_marked(machine: Any, tmp_path: Path) -> None:
-    def tell(model: L.LightningModule, step: int) -> None:
+    def tell(model: LightningModule, step: int) -> None:
         announce(model.trainer, Event("release", "released", {"freed_bytes": 5.0}))
         announce(model.trainer, Event("precision", "scaled", {"scale": 2.0}))
         announce(model.trainer, Event("oom", "no error is known"))
@@ -379,12 +379,12 @@ def _fail(*args: Any, **options: Any) -> None:
 def test_other_ranks_write_and_warn_of_nothing(
     machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def leak(model: L.LightningModule, step: int) -> None:
+    def leak(model: LightningModule, step: int) -> None:
         machine.tree = TreeMemory(machine.tree.pss_bytes + 100 * MIB, 0, 1)
         if step == 28:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(L.Trainer, "is_global_zero", False)
+    monkeypatch.setattr(Trainer, "is_global_zero", False)
     monitor = MemoryMonitor()
     with pytest.raises(torch.OutOfMemoryError) as caught, caplog.at_level(logging.INFO, "lit_data"):
         _trainer(tmp_path, monitor, max_epochs=7).fit(Model(leak))
@@ -399,7 +399,7 @@ def test_without_a_folder_of_its_own_a_run_writes_nothing_and_says_what_to_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def run_out_twice(model: L.LightningModule, step: int) -> None:
+    def run_out_twice(model: LightningModule, step: int) -> None:
         announce(model.trainer, Event("oom", "it ran out"))
         _run_out(model, step)
 
@@ -450,7 +450,7 @@ def test_a_snapshot_that_cannot_be_written_leaves_the_report(
 
 
 def test_peaks_and_counts_go_on_after_a_resume(machine: Any, tmp_path: Path) -> None:
-    def tell(model: L.LightningModule, step: int) -> None:
+    def tell(model: LightningModule, step: int) -> None:
         if step == 1:
             announce(model.trainer, Event("oom", "x"))
 

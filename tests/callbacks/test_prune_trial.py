@@ -2,9 +2,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import Tensor
 
@@ -34,8 +34,8 @@ class Model(BoringModel):
         return None
 
 
-def make_trainer(folder: Path, callback: L.Callback, epochs: int = 5, **options: Any) -> L.Trainer:
-    return L.Trainer(
+def make_trainer(folder: Path, callback: Callback, epochs: int = 5, **options: Any) -> Trainer:
+    return Trainer(
         accelerator="cpu", max_epochs=epochs, limit_train_batches=4, limit_val_batches=1,
         callbacks=[callback], default_root_dir=folder, logger=False, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, **options,

@@ -2,10 +2,10 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
@@ -35,15 +35,15 @@ class Gallery(Notes):
 
 def _fit(
     folder: Path,
-    model: L.LightningModule,
-    *callbacks: L.Callback,
+    model: LightningModule,
+    *callbacks: Callback,
     data: Any = None,
     ckpt_path: str | None = None,
     **options: Any,
-) -> L.Trainer:
+) -> Trainer:
     steps = {"max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 4}
     settings = QUIET | steps | {"default_root_dir": folder} | options
-    trainer = L.Trainer(**settings, callbacks=list(callbacks))
+    trainer = Trainer(**settings, callbacks=list(callbacks))
     torch.manual_seed(1)
     trainer.fit(model, datamodule=data or Album(), ckpt_path=ckpt_path)
     return trainer

@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -20,10 +20,10 @@ pytestmark = pytest.mark.timeout(60)
 
 STEPS, VALIDATIONS = 4, 3
 Event = tuple[str, int]
-Callbacks = Sequence[L.Callback]
+Callbacks = Sequence[Callback]
 
 
-class Model(L.LightningModule):
+class Model(LightningModule):
     """Notes what happens to it, and does something to itself at one event."""
 
     def __init__(self, at: Event | None = None, do: Callable[[], object] = lambda: None) -> None:
@@ -53,13 +53,13 @@ class Model(L.LightningModule):
         return torch.optim.Adam(self.parameters(), 0.1)
 
 
-def fit(model: Model, path: Path, ckpt: Path | None = None, more: Callbacks = ()) -> L.Trainer:
+def fit(model: Model, path: Path, ckpt: Path | None = None, more: Callbacks = ()) -> Trainer:
     torch.manual_seed(0)
     model.layer.reset_parameters()
     data = torch.arange(4.0 * STEPS).view(STEPS, 1, 4)
     saves = any(isinstance(callback, Checkpoint) for callback in more)
     settings = QUIET | {"max_epochs": 2, "enable_checkpointing": saves}
-    trainer = L.Trainer(**settings, callbacks=[SaveOnSignal(path), *more])
+    trainer = Trainer(**settings, callbacks=[SaveOnSignal(path), *more])
     loaders = DataLoader(data, None), DataLoader(data[:VALIDATIONS], None)
     trainer.fit(model, *loaders, ckpt_path=ckpt, weights_only=True)
     return trainer
@@ -123,8 +123,8 @@ def test_the_validation_counts_for_other_checkpoints(path: Path, tmp_path: Path)
 
 
 def test_a_signal_during_validation_saves_at_once(path: Path) -> None:
-    class Ended(L.Callback):
-        def on_validation_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+    class Ended(Callback):
+        def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
             if path.exists():
                 os._exit(torch.load(path, weights_only=True)["global_step"])
 
@@ -148,13 +148,13 @@ def test_a_second_ctrl_c_stops_at_once(path: Path) -> None:
 def test_a_second_ctrl_c_while_saving_leaves_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = L.Trainer.save_checkpoint
+    save = Trainer.save_checkpoint
 
-    def save_and_interrupt(trainer: L.Trainer, target: Path, **options: bool) -> None:
+    def save_and_interrupt(trainer: Trainer, target: Path, **options: bool) -> None:
         save(trainer, target, **options)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(L.Trainer, "save_checkpoint", save_and_interrupt)
+    monkeypatch.setattr(Trainer, "save_checkpoint", save_and_interrupt)
     with pytest.raises(SystemExit) as stopped:
         fit(Model(("train", 2), send(signal.SIGINT)), path)
     assert stopped.value.code == 130
@@ -200,7 +200,7 @@ def test_a_checkpoint_that_is_not_there_is_told(
     path.parent.mkdir()
     path.write_text("of an earlier run")
     if fault == "says nothing":  # as Lightning does in a read-only folder
-        monkeypatch.setattr(L.Trainer, "save_checkpoint", lambda trainer, target, **options: None)
+        monkeypatch.setattr(Trainer, "save_checkpoint", lambda trainer, target, **options: None)
         reason = f"nothing arrived in {path.parent}; check its permissions and the disk"
     else:
         (path.parent / ".interrupted.ckpt.part").mkdir()
@@ -213,8 +213,8 @@ def test_a_checkpoint_that_is_not_there_is_told(
 
 
 def test_a_loader_that_dies_of_the_same_signal(path: Path) -> None:
-    class Killed(L.Callback):
-        def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+    class Killed(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
             if trainer.global_step == 2:
                 raise RuntimeError("DataLoader worker exited unexpectedly")
 

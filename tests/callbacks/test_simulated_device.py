@@ -4,9 +4,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import Trainer
 from torch.utils.data import DataLoader
 
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
 
 @pytest.fixture
-def fit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Tally, Rows, L.Trainer]]:
+def fit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Tally, Rows, Trainer]]:
     """Train on a device for some steps; checks that every sample counted once, with its share of its batch."""
 
     def fit(
@@ -31,7 +31,7 @@ def fit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Tally, Rows, L.T
         epoch: int = 10,
         last: int | None = None,
         events: dict[int, Callable[[], None]] | None = None,
-    ) -> tuple[Tally, Rows, L.Trainer]:
+    ) -> tuple[Tally, Rows, Trainer]:
         monkeypatch.setattr("lit_data.callbacks.adaptive_batch_size.open_gauge", lambda _: device)
         module, rows, samples = Tally(batch * epoch), Rows(), batch * (epoch - 1) + (last or batch)
         install(module, device.plan())
@@ -39,7 +39,7 @@ def fit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Tally, Rows, L.T
         loader = DataLoader([{"index": part} for part in order], batch_size=None)
         limits = {"max_steps": steps, "max_epochs": -1, "log_every_n_steps": 1}
         options = QUIET | limits | {"logger": rows}
-        trainer = L.Trainer(**options, callbacks=[adaptive, Meanwhile(events)])
+        trainer = Trainer(**options, callbacks=[adaptive, Meanwhile(events)])
         trainer.fit(module, loader)
         expected = torch.zeros_like(module.learned)
         for step in range(steps):
@@ -51,7 +51,7 @@ def fit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Tally, Rows, L.T
     return fit
 
 
-Fit = Callable[..., tuple[Tally, Rows, L.Trainer]]
+Fit = Callable[..., tuple[Tally, Rows, Trainer]]
 
 
 def _device(fits: int, **options: Any) -> SimulatedDevice:

@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 
 from lit_data.callbacks import SampleDigest, StepRecord, step_record
 from lit_data.callbacks.step_record import DIGEST, DIGEST_FILE, ORDER_FILE, STEP, STEP_FILE
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 
-class Model(L.LightningModule):
+class Model(LightningModule):
     def __init__(self, losses: list[float]) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
@@ -37,9 +37,9 @@ class Model(L.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def _fit(folder: Path, loader: Any, *callbacks: L.Callback, epochs: int = 2) -> L.Trainer:
+def _fit(folder: Path, loader: Any, *callbacks: Callback, epochs: int = 2) -> Trainer:
     callback_list = [*callbacks, StepRecord(folder)]
-    trainer = L.Trainer(**QUIET, max_epochs=epochs, callbacks=callback_list)
+    trainer = Trainer(**QUIET, max_epochs=epochs, callbacks=callback_list)
     trainer.fit(Model([step + 0.5 for step in range(30)]), loader)
     return trainer
 
@@ -81,7 +81,7 @@ def test_a_run_that_goes_on_counts_on_and_drops_what_a_killed_one_wrote(tmp_path
         file.write(np.full(2, 3, DIGEST).tobytes())
     for folder in (tmp_path / "run", tmp_path / "other"):
         callbacks = [SampleDigest(), StepRecord(folder)]
-        goes_on = L.Trainer(**QUIET, max_epochs=2, callbacks=callbacks)
+        goes_on = Trainer(**QUIET, max_epochs=2, callbacks=callbacks)
         goes_on.fit(Model([float(step) for step in range(30)]), _open(5), ckpt_path=path)
     record, other = Record.read(tmp_path / "run"), Record.read(tmp_path / "other")
     assert record.steps[:3].tolist() == before.steps.tolist()
@@ -99,7 +99,7 @@ def test_other_loaders_and_lost_disks_end_the_record_and_not_the_run(
     _fit(tmp_path / "foreign", loader)
     assert not (tmp_path / "foreign" / ORDER_FILE).exists()
 
-    class Unplug(L.Callback):
+    class Unplug(Callback):
         def on_train_batch_start(self, *_: Any) -> None:
             shutil.rmtree(tmp_path / "gone", ignore_errors=True)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings(
 VALUES = ["x", None, -5, [1, 2], {"a": 1}, float("nan"), 2**70, torch.zeros(3), b"q", 10.5]
 
 
-class _Module(L.LightningModule):
+class _Module(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
@@ -41,11 +41,11 @@ class _Module(L.LightningModule):
         return torch.optim.Adam(self.parameters())
 
 
-def _trainer(folder: Path, epochs: int) -> L.Trainer:
+def _trainer(folder: Path, epochs: int) -> Trainer:
     callbacks = [ours.AdaptiveBatchSize(), ours.DataWaitMonitor(), ours.MemoryMonitor()]
     callbacks += [ours.SampleDigest(), ours.EmptyCache(), ModelCheckpoint(folder, save_last=True)]
     settings = QUIET | {"max_epochs": epochs, "enable_checkpointing": True}
-    return L.Trainer(**settings, callbacks=callbacks, default_root_dir=folder)
+    return Trainer(**settings, callbacks=callbacks, default_root_dir=folder)
 
 
 def _loader() -> DataLoader[Any]:
@@ -68,7 +68,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "last.ckpt"
 
 
-def _go_on(path: Path, epochs: int = 2) -> L.Trainer:
+def _go_on(path: Path, epochs: int = 2) -> Trainer:
     model, trainer = _Module(), _trainer(path.parent / "next", epochs)
     with restoring(path, trainer, model):
         trainer.fit(model, _loader(), ckpt_path=path, weights_only=True)

@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import LightningDataModule, LightningModule
 from omegaconf import OmegaConf
 from torch import nn
 from torch.testing import assert_close
@@ -88,7 +88,7 @@ class _Hooked(SegmentationModule):
         return batch
 
 
-@pytest.mark.parametrize("kind", [_Hooked, L.LightningModule, ClassificationModule, ScoredModule])
+@pytest.mark.parametrize("kind", [_Hooked, LightningModule, ClassificationModule, ScoredModule])
 def test_a_module_of_another_kind_is_refused(kind: Any, tmp_path: Path) -> None:
     path = write_board(tmp_path / "a.inspect")
     model = kind.__new__(kind)
@@ -177,7 +177,7 @@ def test_float32_stays_where_int8_scores_worse(
     encoded = write_board(tmp_path / "a.inspect").read_bytes()
     quantised = write_board(tmp_path / "a.inspect", threshold=0.4).read_bytes()
     by_file = dict(zip((0.5, 0.4), scores, strict=True))
-    monkeypatch.setattr(int8, "build_datamodule", lambda cfg: L.LightningDataModule())
+    monkeypatch.setattr(int8, "build_datamodule", lambda cfg: LightningDataModule())
     monkeypatch.setattr(int8, "read_training", lambda *_: [IMAGES.numpy()])
     monkeypatch.setattr(int8, "encode_int8", lambda *_: quantised)
     monkeypatch.setattr(

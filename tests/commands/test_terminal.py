@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
+from lightning import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 
@@ -72,7 +72,7 @@ def test_people_count_epochs_from_1(epochs: int, said: list[str]) -> None:
     bar = RunBar()
     options = QUIET | {"enable_progress_bar": True, "callbacks": [bar]}
     limits = {"limit_train_batches": 1, "limit_val_batches": 0, "max_steps": 2}
-    L.Trainer(**options, **limits, max_epochs=epochs).fit(Model())
+    Trainer(**options, **limits, max_epochs=epochs).fit(Model())
     assert told == said
 
 
@@ -88,7 +88,7 @@ def test_a_small_set_is_logged_once_an_epoch(tmp_path: Path, every: int, rows: l
     logger = CSVLogger(tmp_path)
     limits = {"max_epochs": 2, "limit_train_batches": 3, "limit_val_batches": 0}
     settings = QUIET | limits | {"logger": logger, "log_every_n_steps": every}
-    L.Trainer(**settings, callbacks=[LogInterval()]).fit(Model())
+    Trainer(**settings, callbacks=[LogInterval()]).fit(Model())
     path = Path(logger.log_dir) / "metrics.csv"
     written = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
     assert [int(row["step"]) for row in written if row.get("loss")] == rows

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_data.datamodules.base import BaseDataModule
@@ -49,7 +49,7 @@ class Data(BaseDataModule):
         return Drawn()
 
 
-class Model(L.LightningModule):
+class Model(LightningModule):
     """Notes what it is trained on, and stops where it is told to."""
 
     def __init__(
@@ -76,9 +76,9 @@ class Model(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def _trainer(folder: Path, **options: Any) -> L.Trainer:
+def _trainer(folder: Path, **options: Any) -> Trainer:
     defaults = {**QUIET, "max_epochs": EPOCHS, "num_sanity_val_steps": 0}
-    return L.Trainer(default_root_dir=folder, **(defaults | options))
+    return Trainer(default_root_dir=folder, **(defaults | options))
 
 
 def _data(batch_size: int = 4, **options: Any) -> Data:
@@ -129,13 +129,13 @@ def test_every_checkpoint_of_a_run_can_be_gone_on_from(
             assert torch.equal(mine, other)
 
 
-class StopEarly(L.Callback):
+class StopEarly(Callback):
     """Stops as `max_time` and early stopping do."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         trainer.should_stop = trainer.global_step == self.steps
 
 
@@ -179,12 +179,12 @@ def test_going_on_with_another_batch_size(tmp_path: Path, resizable: bool, batch
         assert len(again.validated) == (EPOCHS - stop // 6) * LENGTH
 
 
-class _SaveAtStop(L.Callback):
+class _SaveAtStop(Callback):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         trainer.save_checkpoint(self.folder / "stop.ckpt")
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
+from lightning import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.tuner.tuning import Tuner
 
@@ -48,8 +48,8 @@ def data(tmp_path: Path) -> StripeDataModule:
     )
 
 
-def _trainer(folder: Path, **options: Any) -> L.Trainer:
-    return L.Trainer(**{**QUIET, "default_root_dir": folder, **options})
+def _trainer(folder: Path, **options: Any) -> Trainer:
+    return Trainer(**{**QUIET, "default_root_dir": folder, **options})
 
 
 def test_overfitting_sees_the_same_samples_in_each_epoch(

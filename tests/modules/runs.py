@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 from lit_data.commands.checkpoints import load_weights
@@ -12,9 +12,9 @@ from lit_data.testing import QUIET
 from lit_data.types import Batch
 
 
-def make_trainer(folder: Path, **options: Any) -> L.Trainer:
+def make_trainer(folder: Path, **options: Any) -> Trainer:
     """Return a quiet Trainer of one epoch on the CPU."""
-    return L.Trainer(**{**QUIET, "max_epochs": 1, "default_root_dir": folder, **options})
+    return Trainer(**{**QUIET, "max_epochs": 1, "default_root_dir": folder, **options})
 
 
 def load_batches(*batches: Batch) -> DataLoader[Any]:
@@ -23,9 +23,9 @@ def load_batches(*batches: Batch) -> DataLoader[Any]:
 
 
 def assert_plain_checkpoint(
-    model: L.LightningModule,
-    fresh: L.LightningModule,
-    trainer: L.Trainer,
+    model: LightningModule,
+    fresh: LightningModule,
+    trainer: Trainer,
     path: Path,
     plain: dict[str, Any],
 ) -> None:
@@ -39,8 +39,8 @@ def assert_plain_checkpoint(
 
 
 def assert_trains_accumulated(
-    model: L.LightningModule, batches: tuple[Batch, Batch], folder: Path, **options: Any
-) -> L.Trainer:
+    model: LightningModule, batches: tuple[Batch, Batch], folder: Path, **options: Any
+) -> Trainer:
     """Check that two batches are one step, which changes all weights and logs a loss in float32."""
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     trainer = make_trainer(folder, accumulate_grad_batches=2, **options)

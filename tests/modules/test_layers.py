@@ -3,9 +3,9 @@
 from functools import partial
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
+from lightning import Trainer
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
@@ -137,13 +137,13 @@ def test_a_checkpoint_of_contiguous_weights_goes_on_as_one_of_channels_last(
     samples = [{"image": torch.rand(3, 8, 8), "mask": torch.eye(8)[None]} for _ in range(4)]
     loader = DataLoader(samples, batch_size=2)  # type: ignore[arg-type]
 
-    def train(epochs: int, checkpoint: Path | None = None) -> L.Trainer:
+    def train(epochs: int, checkpoint: Path | None = None) -> Trainer:
         torch.manual_seed(0)
         optimizer = partial(torch.optim.AdamW, lr=0.01, fused=fused)
         module = SegmentationModule(
             UNet(width=2, depth=1), optimizer=optimizer, schedule="none", baseline=False
         )
-        trainer = L.Trainer(default_root_dir=tmp_path, max_epochs=epochs, **QUIET)
+        trainer = Trainer(default_root_dir=tmp_path, max_epochs=epochs, **QUIET)
         trainer.fit(module, loader, loader, ckpt_path=checkpoint, weights_only=True)
         return trainer
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from lit_data.callbacks import AdaptiveBatchSize, MemoryMonitor, SampleDigest, SaveOnSignal
@@ -44,7 +44,7 @@ class _Samples:
         return {"x": torch.full((4,), float(index)), "index": torch.tensor(index)}
 
 
-class _Line(L.LightningModule):
+class _Line(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 1)
@@ -60,8 +60,8 @@ def _loader(**options: Any) -> MicroBatchLoader:
     return MicroBatchLoader(_Samples(), LoaderOptions(batch_size=8, num_workers=0, **options))
 
 
-def _train(*callbacks: L.Callback, loader: Any = None, **options: Any) -> L.Trainer:
-    trainer = L.Trainer(**(GPU | options), callbacks=list(callbacks))
+def _train(*callbacks: Callback, loader: Any = None, **options: Any) -> Trainer:
+    trainer = Trainer(**(GPU | options), callbacks=list(callbacks))
     trainer.fit(_Line(), loader if loader is not None else _loader())
     return trainer
 
@@ -152,9 +152,9 @@ def test_memory_is_given_back_behind_the_stream_of_its_own_device() -> None:
 def test_a_broken_context_hides_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told = []
 
-    class Last(L.Callback):
+    class Last(Callback):
         def on_exception(
-            self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+            self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
         ) -> None:
             told.append(exception)
 
@@ -170,7 +170,7 @@ def test_a_broken_context_hides_no_error(monkeypatch: pytest.MonkeyPatch, tmp_pa
             raise IndexError("label 7 is out of range")
 
     callbacks = [MemoryMonitor(path=tmp_path, plot=False), SampleDigest(), Last()]
-    trainer = L.Trainer(**GPU, callbacks=callbacks)
+    trainer = Trainer(**GPU, callbacks=callbacks)
     with pytest.raises(IndexError, match="label 7 is out of range"):
         trainer.fit(Breaks(), _loader())
     assert [str(error) for error in told] == ["label 7 is out of range"]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import LightningModule, Trainer
 from torch import Tensor, nn
 
 from lit_data.datamodules.base import BaseDataModule
@@ -16,16 +16,14 @@ from lit_data.types import Batch
 
 
 def make_run(folder: Path, **trainer_options: Any) -> PredictRun:
-    def make_trainer(callbacks: Any) -> L.Trainer:
-        return L.Trainer(
-            **QUIET, default_root_dir=folder, callbacks=[*callbacks], **trainer_options
-        )
+    def make_trainer(callbacks: Any) -> Trainer:
+        return Trainer(**QUIET, default_root_dir=folder, callbacks=[*callbacks], **trainer_options)
 
     return PredictRun(folder=folder, identity={"weights": 1, "seed": 0}, make_trainer=make_trainer)
 
 
 def predict(
-    data: BaseDataModule, model: L.LightningModule, folder: Path, **options: Any
+    data: BaseDataModule, model: LightningModule, folder: Path, **options: Any
 ) -> Predicted:
     return find_task(data).predict(model, make_run(folder), PredictOptions(**options))
 
@@ -35,7 +33,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-class Marker(L.LightningModule):
+class Marker(LightningModule):
     """Two convolutions over all three channels, which see 2 px to each side; `before` gets the images."""
 
     def __init__(

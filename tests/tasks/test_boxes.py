@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning import LightningModule
 from numpy.testing import assert_allclose
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from tests.tasks.running import predict
 Answer = Any
 
 
-class Oracle(L.LightningModule):
+class Oracle(LightningModule):
     """Finds the boxes of the set, with scores that fall from 0.9; or says what it is told to say."""
 
     def __init__(self, says: Answer = None) -> None:
@@ -58,7 +58,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DetectionDataModule:
 
 
 def _predict(
-    data: DetectionDataModule, folder: Path, model: L.LightningModule | None = None, **options: Any
+    data: DetectionDataModule, folder: Path, model: LightningModule | None = None, **options: Any
 ) -> Predicted:
     limits = {"threshold": 0.0, "min_area_px": 0}
     return predict(data, model or Oracle(), folder, **(limits | options))

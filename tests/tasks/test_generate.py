@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning import LightningModule
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lit_data.augment import Geometry
@@ -60,7 +60,7 @@ def _build(*, posed: bool = True, channels: int = 3) -> GANModule:
 
 
 def _generate(
-    data: GANDataModule, model: L.LightningModule, folder: Path, seed: int = 0, **options: Any
+    data: GANDataModule, model: LightningModule, folder: Path, seed: int = 0, **options: Any
 ) -> Predicted:
     run = replace(make_run(folder), identity={"seed": seed})
     return find_task(data).predict(model, run, PredictOptions(**options))

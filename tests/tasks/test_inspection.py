@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning import LightningModule, Trainer
 from torch import Tensor
 
 from lit_data.datamodules import InspectionDataModule
@@ -19,7 +19,7 @@ from tests.reading import opened
 from tests.tasks.running import predict, read_rows
 
 
-class _Levels(L.LightningModule):
+class _Levels(LightningModule):
     """Says class 1 where pixels are near 0.4, class 2 where they are near 0.8."""
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
@@ -121,7 +121,7 @@ def test_images_score_in_prediction_as_in_validation(tmp_path: Path, fraction: f
         finished = data.finish_batch(batch, "val")
         found = model.predict_step(finished, 0)["probability"].detach()
         metric.update(found, finished["mask"], batch["image_index"], batch["position"])
-    L.Trainer(**QUIET).validate(model, data, verbose=False)
+    Trainer(**QUIET).validate(model, data, verbose=False)
     data.setup("predict")
     threshold = float(model.image_threshold)
     chosen = {"image_score_fraction": fraction, "image_threshold": threshold, "tile_px": 64}
@@ -139,7 +139,7 @@ def test_images_score_in_prediction_as_in_validation(tmp_path: Path, fraction: f
     assert predicted["predict/image_auroc"] == pytest.approx(computed["image_auroc"], abs=1e-4)
 
 
-class _Bright(L.LightningModule):
+class _Bright(LightningModule):
     """Says that a pixel is a defect as far as it is bright."""
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import lightning as L
 import numpy as np
 import pytest
 import tifffile
 import torch
+from lightning import LightningModule
 from torch import Tensor, nn
 
 from lit_data.datamodules import StripeDataModule, WatermarkDataModule
@@ -34,7 +34,7 @@ def few_pictures() -> Iterator[None]:
 
 
 def _predict(
-    data: StripeDataModule, model: L.LightningModule, folder: Path, **options: Any
+    data: StripeDataModule, model: LightningModule, folder: Path, **options: Any
 ) -> Predicted:
     return predict(data, model, folder, **({"tile_px": 32, "multiple_px": 1} | options))
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning import LightningModule
 from torch import Tensor, nn
 
 from lit_data.datamodules import WatermarkDataModule
@@ -40,7 +40,7 @@ class Files(ImageBank):
         return __file__
 
 
-class Blur(L.LightningModule):
+class Blur(LightningModule):
     """Sees some px to each side, or everything; notes the sizes of its batches."""
 
     def __init__(self, reach_px: int | None) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cv2
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning import LightningModule
 
 from lit_data.datamodules import (
     CTDataModule,
@@ -43,12 +43,12 @@ class Kind(NamedTuple):
     """A kind of data, a model for it, and options of ``predict``."""
 
     data: BaseDataModule
-    model: L.LightningModule
+    model: LightningModule
     options: dict[str, Any]
     table: str
 
 
-class Boxes(L.LightningModule):
+class Boxes(LightningModule):
     """Finds the boxes of the dataset."""
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:
@@ -60,7 +60,7 @@ class Boxes(L.LightningModule):
         ]
 
 
-class Found(L.LightningModule):
+class Found(LightningModule):
     """Finds a box in each window, whose size depends on a net, and so on how it rounds."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Found(L.LightningModule):
         ]
 
 
-class Volumes(L.LightningModule):
+class Volumes(LightningModule):
     """Finds the points of the batch."""
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:
@@ -98,7 +98,7 @@ class Volumes(L.LightningModule):
         ]
 
 
-class Labels(L.LightningModule):
+class Labels(LightningModule):
     """Says the second class the surer, the brighter an image is."""
 
     def predict_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import cv2
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning import LightningModule, Trainer
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor
 
@@ -42,7 +42,7 @@ class ThresholdNet(torch.nn.Module):
         return torch.nn.functional.one_hot(labels, 3).movedim(-1, 1).float()
 
 
-class Threshold(L.LightningModule):
+class Threshold(LightningModule):
     surface_mm = 0.5
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -160,7 +160,7 @@ def test_a_test_scores_surfaces_and_volumes_as_predict_does(
 
     def test_once() -> dict[str, float]:
         data = _build(tmp_path / "set", tmp_path / "cache", splits={"test": 1.0})
-        trainer = L.Trainer(**QUIET, default_root_dir=tmp_path)
+        trainer = Trainer(**QUIET, default_root_dir=tmp_path)
         return dict(trainer.test(module, datamodule=data, verbose=False)[0])
 
     scores = test_once()

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning import LightningModule
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor
 
@@ -33,7 +33,7 @@ LOADER = LoaderOptions(batch_size=4, worker_kind="inline")
 Answer = Any
 
 
-class Oracle(L.LightningModule):
+class Oracle(LightningModule):
     """Finds the points of the batch with a score of 0.9, the first one with 0.6; or says what it is told to say."""
 
     def __init__(self, says: Answer = None) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning import LightningModule
 from torch import Tensor
 
 from lit_data.augment import segmentation_augment
@@ -71,7 +71,7 @@ def _open(root: Path, **options: Any) -> WatermarkDataModule:
 
 
 def _predict(
-    data: WatermarkDataModule, model: L.LightningModule, folder: Path, **options: Any
+    data: WatermarkDataModule, model: LightningModule, folder: Path, **options: Any
 ) -> Predicted:
     defaults = {"tile_px": 48, "multiple_px": 1, "batch_size": 2, "clean": True}
     return predict(data, model, folder, **(defaults | options))
@@ -241,7 +241,7 @@ def test_predictions_are_drawn_if_there_are_any(drawn: WatermarkDataModule, tmp_
     assert task.draw_predictions(SegmentationModule(), batch, path, "predictions", count=4)
     assert cv2.imread(str(path)).shape[1] > 500
 
-    class Silent(L.LightningModule):
+    class Silent(LightningModule):
         def predict_step(self, batch: Batch, batch_idx: int) -> None:
             return None
 

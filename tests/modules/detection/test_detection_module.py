@@ -1,9 +1,9 @@
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -160,7 +160,7 @@ def test_impossible_options(options: dict[str, Any]) -> None:
         _module(**options)
 
 
-class Named(L.LightningDataModule):
+class Named(LightningDataModule):
     """A set of some classes, of which nothing else is known."""
 
     def __init__(self, classes: Any) -> None:

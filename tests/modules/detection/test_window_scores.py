@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import Trainer
 from torch import Tensor
 
 from lit_data.datamodules import DetectionDataModule
@@ -59,7 +59,7 @@ def _validate(folder: Path, **trainer_options: Any) -> tuple[Oracle, DetectionDa
         loader=LoaderOptions(batch_size=4, worker_kind="inline"),
     )
     model = Oracle()
-    trainer = L.Trainer(**QUIET, default_root_dir=folder, **trainer_options)
+    trainer = Trainer(**QUIET, default_root_dir=folder, **trainer_options)
     (scores,) = trainer.validate(model, datamodule=data, verbose=False)
     return model, data, scores
 

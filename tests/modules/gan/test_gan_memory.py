@@ -5,9 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -99,9 +99,9 @@ def test_a_step_that_ran_out_of_memory_is_that_of_micro_batches(half: str) -> No
     failing, plain = _module(r1_every=1), _cut_from(_module(r1_every=1), half)
     refused = _fail(failing, half)
     adaptive = AdaptiveBatchSize(min_size=1)
-    trainer = L.Trainer(**QUIET, max_epochs=1, callbacks=[adaptive])
+    trainer = Trainer(**QUIET, max_epochs=1, callbacks=[adaptive])
     trainer.fit(failing, _loader(8, 8))
-    L.Trainer(**QUIET, max_epochs=1).fit(plain, _loader(8, 8))
+    Trainer(**QUIET, max_epochs=1).fit(plain, _loader(8, 8))
     assert refused == [8]
     _assert_equal(failing, plain)
     assert trainer.global_step == 2 * 2, "each optimizer steps once for each batch"
@@ -113,7 +113,7 @@ def test_parts_keep_a_step_whole() -> None:
     failing, plain = (_module(micro_batch_size=size) for size in (FITTING, None))
     refused = [_fail(failing, half) for half in HALVES]
     for module in (failing, plain):
-        L.Trainer(**QUIET, max_epochs=1, precision="64-true").fit(module, _loader(8, 8))
+        Trainer(**QUIET, max_epochs=1, precision="64-true").fit(module, _loader(8, 8))
     assert refused == [[]] * len(HALVES)
     for value, other in zip(
         failing.state_dict().values(), plain.state_dict().values(), strict=True
@@ -125,20 +125,18 @@ def test_the_penalty_is_never_cut_larger_than_the_rest() -> None:
     sizes = []
     module = _module(r1_every=1, r1_micro_batch_size=3, micro_batch_size=2)
     module.discriminator.register_forward_pre_hook(lambda net, args: sizes.append(len(args[0])))
-    L.Trainer(**QUIET, max_epochs=1).fit(module, _loader(8))
+    Trainer(**QUIET, max_epochs=1).fit(module, _loader(8))
     assert set(sizes) == {2}
 
 
-class Record(L.Callback):
+class Record(Callback):
     """Weights and logged values after each batch; a checkpoint after some."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.found = []
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *rest: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
         logged = {name: value.clone() for name, value in trainer.callback_metrics.items()}
         self.found.append({**{k: v.clone() for k, v in pl_module.state_dict().items()}, **logged})
         if self.path is not None and len(self.found) == FIRST:
@@ -156,8 +154,8 @@ def test_a_resumed_run_takes_the_same_steps_to_the_bit(tmp_path: Path) -> None:
     limits = {**QUIET, "max_epochs": 8, "limit_val_batches": 0}
     path = tmp_path / "middle.ckpt"
     whole, resumed = Record(path), Record()
-    L.Trainer(**limits, callbacks=[whole]).fit(make(), datamodule=make_data())
-    L.Trainer(**limits, callbacks=[resumed]).fit(
+    Trainer(**limits, callbacks=[whole]).fit(make(), datamodule=make_data())
+    Trainer(**limits, callbacks=[resumed]).fit(
         make(), datamodule=make_data(), ckpt_path=path, weights_only=False
     )
     assert len(whole.found) == FIRST + len(resumed.found) == FIRST + 21

@@ -3,9 +3,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
@@ -215,7 +215,7 @@ def test_classes_have_scores_of_their_own(tmp_path: Path) -> None:
 def test_a_net_or_datamodule_with_other_classes_is_refused(tmp_path: Path) -> None:
     loader = DataLoader(_class_samples(), batch_size=1)  # type: ignore[arg-type]
 
-    class Data(L.LightningDataModule):
+    class Data(LightningDataModule):
         classes = ("x",)
 
         def test_dataloader(self) -> Any:
@@ -247,7 +247,7 @@ def test_a_loss_of_another_library_gets_what_it_takes(tmp_path: Path) -> None:
 def test_balanced_weights_come_from_the_counts_of_the_datamodule(tmp_path: Path) -> None:
     loader = DataLoader(_class_samples(), batch_size=1)  # type: ignore[arg-type]
 
-    class Data(L.LightningDataModule):
+    class Data(LightningDataModule):
         classes = ("dent", "spot")
 
         def count_classes(self, split: str) -> Any:
@@ -319,13 +319,13 @@ def test_learning_rate(schedule: Any, progress: float, factor: float) -> None:
     assert learning_rate_factor(schedule, progress) == pytest.approx(factor, abs=1e-12)
 
 
-class Rates(L.Callback):
+class Rates(Callback):
     """The learning rate of each batch."""
 
     def __init__(self) -> None:
         self.seen = []
 
-    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         self.seen.append(trainer.optimizers[0].param_groups[0]["lr"])
 
 
@@ -363,7 +363,7 @@ class _StepClock(Timer):
     def time_elapsed(self, stage: str = "train") -> float:
         return self.seconds
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         self.seconds += 1
         super().on_train_batch_end(trainer, *args, **kwargs)
 

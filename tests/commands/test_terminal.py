@@ -100,12 +100,12 @@ def test_parts_of_a_model_are_shown_without_flops_that_nobody_counted(
     model = BoringModel()
     model.layer.bias.requires_grad_(False)
     settings = QUIET | {"fast_dev_run": 1, "callbacks": [ParameterTable()]}
-    L.Trainer(**settings).fit(model)
+    Trainer(**settings).fit(model)
     shown = capsys.readouterr().out
     assert "│ layer   │ Linear │         66 │" in shown
     assert "│ trained │        │         64 │" in shown
     model.example_input_array = torch.ones(3, 32)
-    L.Trainer(**settings).fit(model)
+    Trainer(**settings).fit(model)
     assert "Total FLOPs: 384" in capsys.readouterr().out
 
 

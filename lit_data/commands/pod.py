@@ -22,7 +22,7 @@ from lit_data.risk.detection import DetectionCurve, fit_curve
 from lit_data.synthesis import FAMILIES
 from lit_data.synthesis.families.base import check_range
 from lit_data.tasks.figures import FOUND_COLOUR, TRUE_COLOUR, new_axes, save_figure
-from lit_data.tasks.maps import MapWriter
+from lit_data.tasks.maps import MapWriter, VerdictWriter
 from lit_data.tasks.nets import ProbabilityNet, open_predictor
 from lit_data.tasks.targets import Bench, Target, open_marks
 
@@ -100,11 +100,14 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     _check_patches(options, min(prediction.task.datamodule.patch_px))
     prediction.start()
     bench = _open_bench(prediction, writer, options, int(cfg.seed))
-    _warn_of_few_images(bench, options)
+    warn_of_few_images(len(bench.list_images()), options.targets)
     targets = judge_families(bench, options)
     images = _list_images(prediction, writer)
     targets += bench.judge_real(images)
-    result = summarise(targets, bench.count_false_calls())
+    false_calls = bench.count_false_calls()
+    if isinstance(writer, VerdictWriter):
+        warn_of_false_calls(*false_calls)
+    result = summarise(targets, false_calls)
     _write(prediction.run.folder, targets, result)
     return _list_metrics(result)
 
@@ -160,18 +163,40 @@ def _open_bench(prediction: Prediction, writer: MapWriter, options: PodOptions, 
     return bench
 
 
-def _warn_of_few_images(bench: Bench, options: PodOptions) -> None:
-    """Warn where fewer images than the bound needs carry all targets, which it takes for independent."""
-    count = len(bench.list_images())
+def warn_of_few_images(images: int, targets: int) -> None:
+    """Warn where fewer images than the bound needs carry all targets, which it takes for independent.
+
+    Args:
+        images: Good ones.
+        targets: Of a family.
+    """
     needed = count_needed(1 - _FOUND, _CONFIDENCE)
-    if count < needed:
+    if images < needed:
         log.warning(
             "%d good images carry all %d targets of a family, and hits on one image are alike: a90/95 "
             "holds for these images and may be too small for others, of which it needs at least %d; "
             "give more good parts, images=all data.root=FOLDER",
-            count,
-            options.targets,
+            images,
+            targets,
             needed,
+        )
+
+
+def warn_of_false_calls(calls: int, images: int) -> None:
+    """Warn where so many good images are called that this finds a part of the defects.
+
+    Args:
+        calls: Images that are not called good.
+        images: Good ones.
+    """
+    rate = calls / images
+    if rate > 1 - _FOUND:
+        log.warning(
+            "%d of %d good images are called without a defect, so defects on them count as found: at "
+            "a90 %.0f %% are found for themselves; train longer, or calibrate again",
+            calls,
+            images,
+            100 * max(0.0, (_FOUND - rate) / (1 - rate)),
         )
 
 

@@ -191,6 +191,10 @@ def _read(path: Path) -> Calibration:
         features = np.array(calibration.features, np.float64)
         if calibration.version != _VERSION or features.shape != (len(features), len(FEATURES)):
             raise ValueError("it is of another version")
+        if not np.isfinite(
+            (calibration.good_below, calibration.defect_above, *features.flat)
+        ).all():
+            raise ValueError("a number is not finite")
     except (OSError, ValueError, TypeError, RecursionError, ConfigError) as error:
         raise StoreError(
             f"{show_path(path)} is damaged ({error!s:.80}): calibrate the run again, or remove it"

@@ -14,7 +14,13 @@ import pytest
 
 from lit_data.cli import main
 from lit_data.commands.calibrate import CalibrateOptions
-from lit_data.commands.pod import PodOptions, map_places, summarise
+from lit_data.commands.pod import (
+    PodOptions,
+    map_places,
+    summarise,
+    warn_of_false_calls,
+    warn_of_few_images,
+)
 from lit_data.commands.rerun import take_run
 from lit_data.errors import ConfigError
 from lit_data.synthesis import FAMILIES, DefectSpec
@@ -91,6 +97,18 @@ def test_targets_are_checked(change: dict[str, Any], message: str) -> None:
     values |= {"amplitude": (0.05, 0.4), "images": "test"}
     with pytest.raises(ConfigError, match=message):
         PodOptions(**(values | change))
+
+
+def test_what_makes_figures_too_small_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_few_images(29, 400)
+    warn_of_false_calls(15, 156)
+    assert not caplog.records
+    warn_of_few_images(28, 400)
+    assert "28 good images carry all 400 targets of a family" in caplog.text
+    assert "of which it needs at least 29" in caplog.text
+    warn_of_false_calls(63, 156)
+    assert "63 of 156 good images are called without a defect" in caplog.text
+    assert "at a90 83 % are found for themselves" in caplog.text
 
 
 def _call(command: str, *words: str, code: int = 0) -> dict[str, Any]:

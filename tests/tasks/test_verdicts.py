@@ -11,6 +11,7 @@ from lit_data.errors import StoreError
 from lit_data.files import find_sha256
 from lit_data.tasks.verdicts import (
     Calibration,
+    check_writable,
     describe_images,
     find_calibration,
     write_calibration,
@@ -86,6 +87,8 @@ def test_other_weights_and_other_scores_have_no_guarantee(
         {"features": []},
         {"conditions": []},
         {"version": 9},
+        {"good_below": float("inf")},
+        {"features": [[0.0, 0.0, float("nan")]]},
         {"more": 1},
     ],
 )
@@ -95,6 +98,14 @@ def test_a_foreign_file_is_refused(change: dict[str, Any], tmp_path: Path) -> No
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(StoreError, match=r"calibration\.json is damaged"):
         find_calibration(checkpoint, _CONDITIONS)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    check_writable(tmp_path / "best.ckpt")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"calibration\.json: .*calibrate a copy of the run"):
+        check_writable(tmp_path / "file" / "best.ckpt")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 10**5, b"3"])

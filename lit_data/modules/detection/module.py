@@ -208,8 +208,11 @@ class DetectionModule(ScoredModule):
         true = _list_objects(read_truths(batch), count)
         regions = _read_ignored(batch)
         ignored = None if regions is None else _list_objects(regions, count)
+        scales = _find_scales(batch)
+        if scales is not None:
+            _cut_to_images(predicted, batch, scales)
         metric: Any = self.scores[stage]
-        metric.update(predicted, true, ignored, _find_scales(batch))
+        metric.update(predicted, true, ignored, scales)
 
     @property
     def _has_windows(self) -> bool:
@@ -307,6 +310,16 @@ def _find_scales(batch: Batch) -> list[float] | None:
     fractions = batch["shape"] / batch["shape"].new_tensor(batch["image"].shape[-2:])
     scales: list[float] = fractions.amax(1).tolist()
     return scales
+
+
+def _cut_to_images(found: Sequence[Objects], batch: Batch, scales: Sequence[float]) -> None:
+    """Cut boxes where their image ends in the middle of its sample, as `predict` does."""
+    sample_px = batch["shape"].new_tensor(batch["image"].shape[-2:])
+    for objects, shape_px, scale in zip(found, batch["shape"], scales, strict=True):
+        margin_px = (sample_px - shape_px / scale) / 2
+        low = (margin_px - 0.5).floor().clamp(min=0)  # images begin at a whole pixel
+        corners = torch.stack([low, sample_px - low]).flip(1).to(objects["boxes"])
+        objects["boxes"] = objects["boxes"].clamp(corners[0].repeat(2), corners[1].repeat(2))
 
 
 def _read_marked(marked: MarkedBoxes) -> Objects:

@@ -181,3 +181,22 @@ def test_a_set_must_not_have_more_classes_than_the_net(tmp_path: Path) -> None:
         trainer.predict(module, datamodule=Named(("a", "b", "c")))
     del module.net.classes  # a net of another make may not tell
     assert trainer.predict(module, datamodule=Named(("a", "b", "c")))
+
+
+def test_boxes_are_scored_as_far_as_their_image_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `predict` writes them: what lies on the grey beside an image is cut off, but for a pixel."""
+    model = _module()
+    batch = {
+        "image": torch.zeros(1, 3, 64, 64),
+        "shape": torch.tensor([[20, 40]]),  # in the middle of the sample, 32 px high
+        "boxes": torch.tensor([[0, 0, 0.5, 0.5, 1, 0.5]]),
+    }
+    found = {
+        "boxes": torch.tensor([[0.0, 0, 64, 64]]),
+        "scores": torch.ones(1),
+        "classes": torch.zeros(1, dtype=torch.int64),
+    }
+    monkeypatch.setattr(model, "_find", lambda images, threshold: [found])
+    model.score(batch, "test")
+    assert found["boxes"].tolist() == [[0, 15, 64, 49]]
+    assert float(model.scores["test"].compute()["map"]) == pytest.approx(0.9)  # IoU 32 / 34

@@ -26,7 +26,12 @@ log = logging.getLogger(__name__)
 _MOST_SCORES = 3  # that are logged
 _NEAR_GREY = 0.15  # of the value range: sets whose mean grey levels are so near are alike
 _PLAIN_TARGETS = ("lit_data.modules.", "torch.optim.", "torch.nn.")
-_LEAST_SCORES = {"val/image_auroc": 0.6, "val/f1_max": 0.02, "val/map50": 0.05}
+_LEAST_SCORES = {
+    "val/image_auroc": 0.6,
+    "val/f1_max": 0.02,
+    "val/map50": 0.05,
+    "val/mean_dice": 0.02,
+}
 """Scores below which a model is no better than chance."""
 _OUR_KINDS = "lit_data.datamodules."
 _EXCLUSIVE = ({"size_px", "scale"}, {"size_px", "patch_px"})

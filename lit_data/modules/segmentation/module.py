@@ -117,7 +117,7 @@ class SegmentationModule(ScoredModule):
     predict_threshold: Tensor
     image_threshold: Tensor
     image_threshold_fraction: Tensor
-    not_in_bar: ClassVar[tuple[str, ...]] = ("_baseline", *ANOMALY_METRICS)
+    not_in_bar: ClassVar[tuple[str, ...]] = ("_baseline", "iou_", "dice_", *ANOMALY_METRICS)
     exported_as = "maps"
 
     def __init__(

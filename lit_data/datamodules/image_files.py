@@ -180,10 +180,13 @@ class ImageFolder(Source):
         sources = self.list_published()
         # Shards know images by their paths below the root, so that they can lie anywhere.
         names = {path: self.name(path) for source in sources for path in source.paths}
+        # As the paths begin: some kinds of data make those of a relative root absolute.
+        path, name = next(iter(names.items()))
+        root = path.removesuffix(f"/{name}")
         publisher = ImagePublisher(
             writer=writer,
             decoder=self.decoder,
-            root=self.folder,
+            root=Path(root),
             names=names,
             options=self._choose_publishing(options),
             holding=holding,

@@ -227,6 +227,24 @@ def test_images_with_boxes(tmp_path: Path, mosaic_on: MosaicPlace | None, cache_
         open_module(DetectionDataModule, tmp_path / "set.shards", tmp_path, **options)
 
 
+def test_a_bad_image_of_a_relative_root_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(6):
+        write_png(tmp_path / "set/images" / f"{number}.png", np.full((20, 30, 3), number, np.uint8))
+    (tmp_path / "set/classes.txt").write_text("scratch")
+    (tmp_path / "set/labels").mkdir()
+    (tmp_path / "set/labels/0.txt").write_text("0 .5 .5 .2 .2")
+    cut_short = tmp_path / "set/images/3.png"
+    cut_short.write_bytes(cut_short.read_bytes()[:-20])
+    here = DetectionDataModule("set", cache_dir=str(tmp_path), on_bad="skip")
+    report = here.source.publish("set.shards")
+    assert (report["images"], report["skipped"]) == (5, 1)
+    there = open_module(DetectionDataModule, tmp_path / "set.shards", tmp_path, on_bad="skip")
+    assert there.describe()["images"] == 5
+
+
 def test_mosaics_of_any_images_need_all_of_them(tmp_path: Path) -> None:
     options = {"size_px": 64, "mosaic": MosaicSpec()}
     options["samples"] = {"count": 40, "size_px": [64, 64]}

@@ -39,7 +39,7 @@ OUTSIDE = [
 PRIVATE_USES = {
     "test_adaptive_twins.py: _last",  # sizes of pieces are forced, which nobody else may do
     "test_adaptive_twins.py: _replay",
-    *(f"fork_server.py: {name}" for name in ("_asdict", "_local", "_submit")),  # of others
+    *(f"fork_server.py: {name}" for name in ("_local", "_submit")),  # of others
     # refused as targets
     *(f"test_targets.py: {name}" for name in ("_load", "_locate", "_remove_stale")),
 }

@@ -313,13 +313,20 @@ def _find_scales(batch: Batch) -> list[float] | None:
 
 
 def _cut_to_images(found: Sequence[Objects], batch: Batch, scales: Sequence[float]) -> None:
-    """Cut boxes where their image ends in the middle of its sample, as `predict` does."""
+    """Cut boxes where their image ends in the middle of its sample, as `predict` does.
+
+    Those that lie beside it are left out.
+    """
     sample_px = batch["shape"].new_tensor(batch["image"].shape[-2:])
     for objects, shape_px, scale in zip(found, batch["shape"], scales, strict=True):
         margin_px = (sample_px - shape_px / scale) / 2
         low = (margin_px - 0.5).floor().clamp(min=0)  # images begin at a whole pixel
         corners = torch.stack([low, sample_px - low]).flip(1).to(objects["boxes"])
-        objects["boxes"] = objects["boxes"].clamp(corners[0].repeat(2), corners[1].repeat(2))
+        boxes = objects["boxes"].clamp(corners[0].repeat(2), corners[1].repeat(2))
+        is_inside = (boxes[:, 2:] > boxes[:, :2]).all(1)
+        objects["boxes"] = boxes[is_inside]
+        for name in ("classes", "scores"):
+            objects[name] = objects[name][is_inside]
 
 
 def _read_marked(marked: MarkedBoxes) -> Objects:

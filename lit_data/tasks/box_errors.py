@@ -14,7 +14,14 @@ from lit_data.datasets.detection.windows import part_boxes
 from lit_data.io.images.image_source import ImageBank
 from lit_data.modules.detection.scores import match_objects
 from lit_data.tasks.box_figures import Boxes
-from lit_data.tasks.figures import CELL_INCHES, TRUE_COLOUR, new_axes, save_figure, show_stored
+from lit_data.tasks.figures import (
+    CELL_INCHES,
+    TRUE_COLOUR,
+    new_axes,
+    save_figure,
+    shorten_name,
+    show_stored,
+)
 from lit_data.types import Ints
 
 _SHOWN = 6
@@ -101,7 +108,7 @@ class BoxErrors:
             for cell, error in zip(cells, errors, strict=False):
                 self._show(cell, error, bank)
                 score = f" {error.score:.2f}" if error.score else " missed"
-                name = PurePath(names[error.image]).name[-24:]
+                name = shorten_name(PurePath(names[error.image]).name)
                 cell.set_title(f"{self._labels.classes[error.kind]}{score}\n{name}", fontsize=7)
         title = "largest missed objects, and below the false alarms (white) with the highest scores"
         save_figure(figure, path, title, ("true box",))

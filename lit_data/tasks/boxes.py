@@ -34,7 +34,7 @@ from lit_data.tasks.box_figures import (
     to_bytes,
 )
 from lit_data.tasks.export import encode_boxes
-from lit_data.tasks.figures import draw_before_after, save_figure
+from lit_data.tasks.figures import draw_before_after, save_figure, shorten_name
 from lit_data.tasks.journal import Entry
 from lit_data.tasks.options import ExportRequest, Predicted, PredictOptions, PredictRun
 from lit_data.tasks.writer import BankWriter, Written
@@ -84,7 +84,7 @@ class BoxTask(Task[DetectionDataModule]):
         figure, cells = open_pairs(len(rows), ("labelled boxes", "predicted boxes"))
         for pair, (row, boxes) in enumerate(zip(rows, detections, strict=True)):
             true_cell, detected_cell = cells[2 * pair : 2 * pair + 2]
-            true_cell.set_ylabel(Path(str(batch["path"][row])).name[-24:], fontsize=8)
+            true_cell.set_ylabel(shorten_name(Path(str(batch["path"][row])).name), fontsize=8)
             self._show_true(true_cell, batch, row)
             show_boxes(detected_cell, images[row], boxes, self.datamodule.classes)
         save_figure(figure, path, title, ())

@@ -153,7 +153,7 @@ def draw_outline(cell: Axes, is_marked: Bools, *, colour: str, width: float = 1.
     height, width_px = is_marked.shape
     # A border of nothing closes the lines around what touches an edge of the image.
     padded = np.pad(is_marked, 1).astype(np.float32)
-    cell.contour(
+    lines = cell.contour(
         np.arange(-1, width_px + 1),
         np.arange(-1, height + 1),
         padded,
@@ -161,6 +161,8 @@ def draw_outline(cell: Axes, is_marked: Bools, *, colour: str, width: float = 1.
         colors=[colour],
         linewidths=width,
     )
+    # A line along an edge of the image lies above the frame, which would hide it.
+    lines.set(clip_on=False, zorder=3)
     _fit_cell(cell, (height, width_px))
 
 
@@ -224,8 +226,11 @@ def _cut_around(centre: float, length: int, longest: int) -> slice:
 
 
 def shorten_name(name: str) -> str:
-    """Return the path of an image as it fits over a cell: of a long one the file's name."""
-    return name if len(name) <= _LONGEST_NAME else Path(name).name[-_LONGEST_NAME:]
+    """Return the path of an image as it fits over a cell: of a long one the end of the file's name."""
+    if len(name) <= _LONGEST_NAME:
+        return name
+    file = Path(name).name
+    return file if len(file) <= _LONGEST_NAME else f"…{file[1 - _LONGEST_NAME :]}"
 
 
 class ShownImage(NamedTuple):

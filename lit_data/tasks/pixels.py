@@ -34,6 +34,7 @@ from lit_data.tasks.figures import (
     open_figure,
     outline_mask,
     save_figure,
+    shorten_name,
     show_images,
     show_mask,
     show_pixels,
@@ -53,7 +54,6 @@ from lit_data.types import IGNORED, Array, Batch, Stage
 
 log = logging.getLogger(__name__)
 
-_NAME = 24  # characters of a file's name
 _UNMARKED = 2  # samples without a mark in a picture, where there are enough with one
 Images = TypeVar("Images", bound=ImageDataModule)
 
@@ -385,7 +385,7 @@ def name_sample(datamodule: BaseDataModule, batch: Batch, row: int) -> str:
     """Return the name of the image of a sample, and the position of the sample in it."""
     number = int(batch["image_index"][row])
     bank = getattr(datamodule, "bank", None)
-    name = f"image {number}" if bank is None else Path(bank.name(number)).name[-_NAME:]
+    name = f"image {number}" if bank is None else shorten_name(Path(bank.name(number)).name)
     if "position" not in batch:
         return name
     top, left = batch["position"][row].tolist()

@@ -110,6 +110,7 @@ def test_whole_images_are_stacked_where_they_are_wide(is_wide: bool, tmp_path: P
 def test_long_names_are_shortened_to_the_file() -> None:
     assert shorten_name("bad/0001.png") == "bad/0001.png"
     assert shorten_name("a_very_long_folder/image_00000001.png") == "image_00000001.png"
+    assert shorten_name("a_name_of_more_than_24_letters.png") == "…ore_than_24_letters.png"
 
 
 def test_the_threshold_of_a_model_is_half_where_it_has_none() -> None:

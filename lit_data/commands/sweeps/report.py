@@ -81,7 +81,10 @@ def collect_jobs(
         if record.status in ("done", "pruned"):
             summaries[record.number] = find_summary(folder) or {}
     ordered = [record for _, record in sorted(records.items())]
-    swept = find_differing([split_overrides(record.overrides) for record in ordered], missing="")
+    options = [split_overrides(record.overrides) for record in ordered]
+    differing = find_differing(options, missing="")
+    # Jobs that have not begun still carry options of the sweep itself.
+    swept = {key: values for key, values in differing.items() if not key.startswith("hydra.")}
     jobs = []
     for row, record in enumerate(ordered):
         swept_here = {key: values[row] for key, values in swept.items()}

@@ -18,6 +18,7 @@ from lit_data.commands.result import Outcome, describe_failure, find_monitor
 from lit_data.commands.sweeps import process as sweep_process
 from lit_data.commands.sweeps.job import (
     JobRecord,
+    Sweep,
     SweepOptions,
     choose_direction,
     optimized_metric,
@@ -27,7 +28,13 @@ from lit_data.commands.sweeps.job import (
 )
 from lit_data.commands.sweeps.overrides import keep_computing
 from lit_data.commands.sweeps.process import run_process
-from lit_data.commands.sweeps.report import ReportedJob, draw_sweep, print_jobs, report_folds
+from lit_data.commands.sweeps.report import (
+    ReportedJob,
+    collect_jobs,
+    draw_sweep,
+    print_jobs,
+    report_folds,
+)
 from lit_data.commands.sweeps.run import JobWatch
 from lit_data.errors import BatchMemoryError, ConfigError, StoreSpaceError
 
@@ -103,6 +110,24 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     write_record(tmp_path, ended)
     assert read_record(tmp_path) == ended
     assert (ended.reason, ended.seconds) == ("first line", 1.235)
+
+
+def test_options_of_a_sweep_are_none_of_its_jobs(tmp_path: Path) -> None:
+    options = read_options(SweepOptions, {}, "sweep")
+    words = ("seed=1", "hydra.sweep.dir=a"), ("seed=2", "hydra.sweep.dir=a")
+    sweep = Sweep(
+        options=options,
+        folder=tmp_path,
+        command="fit",
+        experiment="stripe",
+        flags=(),
+        packages=(),
+        jobs=words,
+        total=2,
+    )
+    (tmp_path / "0").mkdir()
+    write_record(tmp_path / "0", JobRecord(number=0, command="fit", overrides=("seed=1",)))
+    assert [job.swept for job in collect_jobs(sweep)] == [{"seed": "1"}, {"seed": "2"}]
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def _write(path: Path, data: bytes) -> None:
     """
     from lit_inspect import InspectError, Inspector
 
-    with explaining(path):
+    with explaining(path, "name another file: export RUN board.inspect"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing_by_path(path) as part:
             part.write_bytes(data)

@@ -93,6 +93,8 @@ def choose_precision(encoded: bytes, cfg: DictConfig, options: Int8Options) -> b
             result,
         )
         return encoded
+    if float_graph.inspector.settings.guarantee is not None:
+        log.warning("verdicts in int8 have no guarantee: the run was calibrated in float32")
     if speedup < 1:
         log.warning("int8 is no faster on this processor: %s", result)
     else:
@@ -113,7 +115,7 @@ def read_training(datamodule: BaseDataModule, graph: Graph, count: int) -> Itera
 
 
 def encode_int8(path: Path, batches: list[Floats]) -> bytes:
-    """Return an exported file in int8, with golden answers of its own.
+    """Return an exported file in int8, with golden answers of its own and without a guarantee.
 
     Args:
         path: The file in float32.
@@ -129,7 +131,8 @@ def encode_int8(path: Path, batches: list[Floats]) -> bytes:
     board = read_board(path)
     parts = dict(board.parts)
     parts[NET] = quantise(parts[NET], batches)
-    manifest = {**board.manifest, "precision": "int8"}
+    # The calibration is one of scores in float32.
+    manifest = {**board.manifest, "precision": "int8", "review": None, "guarantee": None}
     with TemporaryDirectory(prefix="lit_data-") as folder:
         unanswered = Path(folder, path.name)
         unanswered.write_bytes(encode_board({**manifest, "golden": 0}, parts))

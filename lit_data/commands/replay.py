@@ -3,6 +3,7 @@
 import io
 import logging
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -228,6 +229,8 @@ class Replay:
         name = f"step-{replayed.step:06d}"
         with explaining(folder, _CURE):
             folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):  # refuses one that is there and read-only
+                pass
         task, visuals = find_task(self.datamodule), self.datamodule.inspect("train")
         planned = replayed.planned
         on_host = move_data_to_device(replayed.batch, torch.device("cpu"))

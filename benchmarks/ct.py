@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean, pstdev
 from tempfile import TemporaryDirectory
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 _WINDOW = WINDOWS["bone"]
-_ARCHIVED: Final = ("positions", "values", "slices", "shape", "spacing_mm")
+_ARCHIVED = ("positions", "values", "slices", "shape", "spacing_mm")
 
 
 class Cloud(NamedTuple):
@@ -196,12 +196,12 @@ def _find_nonzero(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.stack(np.nonzero(mask), axis=1)
 
 
-COLUMNS: Final = (
+COLUMNS = (
     "method", "prepare_ms", "first_epoch_ms", "load_ms_mean", "load_ms_std", "ratio_to_argwhere",
     "memory_mib", "points", "samples",
 )  # fmt: skip
-_LOW_HU: Final = 150.0
-_SLICES: Final = 16  # of a made volume, drawn at once
+_LOW_HU = 150.0
+_SLICES = 16  # of a made volume, drawn at once
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -22,8 +22,8 @@ from lit_data.io.progress import track
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.options import WorkerKind
 
-COLUMNS: Final = ("way", "samples_per_s", "ratio", "first_ms", "first_ratio")
-_IMAGES: Final = 256  # in memory
+COLUMNS = ("way", "samples_per_s", "ratio", "first_ms", "first_ratio")
+_IMAGES = 256  # in memory
 
 Feed = Callable[[], Iterable[Tensor]]
 

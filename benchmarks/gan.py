@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import torch
@@ -154,11 +154,11 @@ def _count_held_bytes(module: GANModule, batch: Batch) -> int:
     return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
 
-COLUMNS: Final = (
+COLUMNS = (
     "way", "peak_mib", "peak_to_original", "largest_batch", "largest_to_original", "step_ms",
     "time_to_original", "gradient_difference",
 )  # fmt: skip
-_MOST: Final = 8
+_MOST = 8
 """Batches larger than so many times the original one are not tried."""
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import torch
@@ -14,14 +14,14 @@ from lit_data.modules import GANModule
 from lit_data.modules.gan.conditions import Use
 from lit_data.types import Batch
 
-NAMES: Final = {
+NAMES = {
     "original": "original: fakes made twice, with a graph, zeroed gradients, all in one backward",
     "careful": "careful: fakes without a graph, gradients set to none, all in one backward",
     "whole": "lit_data: the whole batch at once",
     "checkpointed": "lit_data: the same, activations of blocks computed twice",
     "parts": "lit_data: in parts",
 }
-BLOCKS: Final = ("generator.blocks.*", "generator.planes.blocks.*", "discriminator.blocks.*")
+BLOCKS = ("generator.blocks.*", "generator.planes.blocks.*", "discriminator.blocks.*")
 """What is checkpointed, of those that there are."""
 
 Step = Callable[[GANModule, Batch], None]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -33,10 +33,10 @@ from lit_data.types import Batch
 log = logging.getLogger(__name__)
 
 
-COLUMNS: Final = ("part", "what", "value", "unit")
-_GAN_PX: Final = 64
-_GAN_BATCH: Final = 32
-_TOLERANCE: Final = 1e-3
+COLUMNS = ("part", "what", "value", "unit")
+_GAN_PX = 64
+_GAN_BATCH = 32
+_TOLERANCE = 1e-3
 """Largest difference of probabilities of two devices: convolutions may round inputs to TF32."""
 
 Answers = Iterator[tuple[str, float | str, str]]
@@ -269,7 +269,7 @@ def _on_device(scene: DeviceScene) -> dict[str, Any]:
     return {"accelerator": "gpu", "devices": [scene.device.index or 0]}
 
 
-_PARTS: Final[Mapping[str, Callable[[DeviceScene], Answers]]] = {
+_PARTS: Mapping[str, Callable[[DeviceScene], Answers]] = {
     "transfer": _ask_transfer,
     "rendering": _ask_finish,
     "training": _ask_training,

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from shutil import copy
 from statistics import mean, stdev
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import cv2
 import numpy as np
@@ -24,10 +24,10 @@ from lit_data.commands.benchmarks.options import Suite
 from lit_data.commands.benchmarks.table import collect, report_lines
 from lit_data.errors import ConfigError, LitDataError
 
-MASK_SCORES: Final = ("pixel_ap", "best_f1", "image_auroc")
-BOX_SCORES: Final = ("map50",)
-LABEL_SCORES: Final = ("accuracy", "mean_f1")
-_TOP_PX: Final = 50
+MASK_SCORES = ("pixel_ap", "best_f1", "image_auroc")
+BOX_SCORES = ("map50",)
+LABEL_SCORES = ("accuracy", "mean_f1")
+_TOP_PX = 50
 """An image scores as the mean of so many of its highest pixels."""
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import cv2
 import numpy as np
@@ -194,7 +194,7 @@ class PlainNet(nn.Module):
         classes: Number of classes.
     """
 
-    stride_px: Final = 8
+    stride_px = 8
 
     def __init__(self, classes: int) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +22,8 @@ from typing_extensions import override
 from benchmarks import plain_masks
 from benchmarks.learning_detection import Box, list_images, write_detections
 
-SIZE_PX: Final = 320
-LEAST_SCORE: Final = 0.001
+SIZE_PX = 320
+LEAST_SCORE = 0.001
 
 
 def train_ultralytics(folder: Path, seed: int, seconds: int, out: Path) -> None:

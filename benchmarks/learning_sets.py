@@ -14,21 +14,20 @@ import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-THREE_KINDS: Final = ("Blowhole", "Break", "Crack")
-SIX_KINDS: Final = (*THREE_KINDS, "Fray", "Uneven")
-BOARD_CLASSES: Final = ("open", "short", "mousebite", "spur", "copper", "pin-hole")
-BOARD_PX: Final = 640
-CELL_CLASSES: Final = ("RBC", "WBC", "Platelets")
-IMAGE_ENDINGS: Final = (".bmp", ".jpg", ".png")
-_BOARD_FRACTIONS: Final = {"train": 0.7, "val": 0.1, "test": 0.2}
-_BOARD_LISTS: Final = ("trainval.txt", "test.txt")
-_FRACTIONS: Final = (("train", 0.7), ("val", 0.15), ("test", 0.15))
+THREE_KINDS = ("Blowhole", "Break", "Crack")
+SIX_KINDS = (*THREE_KINDS, "Fray", "Uneven")
+BOARD_CLASSES = ("open", "short", "mousebite", "spur", "copper", "pin-hole")
+BOARD_PX = 640
+CELL_CLASSES = ("RBC", "WBC", "Platelets")
+IMAGE_ENDINGS = (".bmp", ".jpg", ".png")
+_BOARD_FRACTIONS = {"train": 0.7, "val": 0.1, "test": 0.2}
+_BOARD_LISTS = ("trainval.txt", "test.txt")
+_FRACTIONS = (("train", 0.7), ("val", 0.15), ("test", 0.15))
 
 
 def prepare_tiles(

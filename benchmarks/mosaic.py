@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -223,21 +223,21 @@ def _read(datamodule: DetectionDataModule) -> Iterator[Batch]:
             yield datamodule.plan_batch(batch, "train")
 
 
-LABELS: Final = {
+LABELS = {
     "original": "original: four images in memory, canvas, warp, colours, flip, stack",
     "original_files": "original, decoding four files",
     "worker": "lit_data, workers draw the mosaics",
     "worker_finished": "lit_data, workers draw them; then cast, colours and flip on the same core",
     "device": "lit_data, left to the device: what is left for the core",
 }
-COLUMNS: Final = ("way", "us", "images_per_s", "ratio_to_original", "batch_size", "repeats")
-_HEADINGS: Final = {
+COLUMNS = ("way", "us", "images_per_s", "ratio_to_original", "batch_size", "repeats")
+_HEADINGS = {
     "way": "way",
     "us": "us per image",
     "images_per_s": "images/s",
     "ratio_to_original": "x original",
 }
-_CPU: Final = torch.device("cpu")
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ to do the same work.
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from lit_data.mosaic import FILL, MosaicSpec
 from lit_data.types import Array, Batch
 
 Floats = NDArray[np.float64]
-_TILES: Final = 4
+_TILES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

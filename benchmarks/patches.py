@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,15 +35,15 @@ from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.options import WorkerKind
 from lit_data.types import Array
 
-COLUMNS: Final = (
+COLUMNS = (
     "way", "cold_per_s", "warm_per_s", "cold_ratio", "warm_ratio", "amplification", "stored_share",
     "note",
 )  # fmt: skip
-_HEADINGS: Final = {name: name.replace("_", " ") for name in COLUMNS[:-1]}
-_CHANNELS: Final = 3
-_BATCH: Final = 32
-_TILE_PX: Final = 128
-_SHARD_PX: Final = 1024
+_HEADINGS = {name: name.replace("_", " ") for name in COLUMNS[:-1]}
+_CHANNELS = 3
+_BATCH = 32
+_TILE_PX = 128
+_SHARD_PX = 1024
 
 Open = Callable[[], Iterator[Mapping[str, Any]]]
 

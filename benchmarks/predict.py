@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -31,13 +31,13 @@ from lit_data.loading.device_timer import time_in_turn
 log = logging.getLogger(__name__)
 
 
-COLUMNS: Final = (
+COLUMNS = (
     "way", "batch_size", "images_per_s", "ratio_to_original", "dice_to_fp32", "mean_difference",
     "max_difference", "peak_mib", "note",
 )  # fmt: skip
-_HEADINGS: Final = {name: name.replace("_", " ") for name in COLUMNS[:-1]}
-_THRESHOLD: Final = 0.5
-_COMPARED: Final = 20  # images, which the original predicts again for each way
+_HEADINGS = {name: name.replace("_", " ") for name in COLUMNS[:-1]}
+_THRESHOLD = 0.5
+_COMPARED = 20  # images, which the original predicts again for each way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

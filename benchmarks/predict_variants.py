@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,8 +67,8 @@ def make_net(
     return net.eval()
 
 
-_SMALLEST: Final = 0.3  # side of the smallest image, as a fraction of a patch
-_CHANNELS: Final = (1, 3)  # of a PNG
+_SMALLEST = 0.3  # side of the smallest image, as a fraction of a patch
+_CHANNELS = (1, 3)  # of a PNG
 
 
 def write_images(datamodule: BaseDataModule, folder: Path, images: int) -> list[Path]:
@@ -123,7 +123,7 @@ def _read_samples(datamodule: BaseDataModule) -> Iterator[NDArray[np.uint8]]:
             yield from (images * 255).round().byte().numpy()
 
 
-NAMES: Final = {
+NAMES = {
     "original": "original: one image at a time, float32",
     "original_bf16": "original: one image at a time, bfloat16",
     "batched": "tiles of all images, float32",
@@ -132,8 +132,8 @@ NAMES: Final = {
     "compiled": "channels last, compiled",
     "compiled_bf16": "channels last, compiled, bfloat16",
 }
-COMPILED: Final = ("compiled", "compiled_bf16")
-_READERS: Final = 2  # threads
+COMPILED = ("compiled", "compiled_bf16")
+_READERS = 2  # threads
 
 Predict = Callable[[Sequence[Path]], Iterator[Tensor]]
 

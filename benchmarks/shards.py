@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -32,13 +32,11 @@ from lit_data.io.images.writing import write_png
 from lit_data.io.remote import RemoteOptions
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 
-COLUMNS: Final = (
-    *("way", "first_batch_s", "epoch_s", "fetched_share", "kept_share", "earlier", "note"),
-)
-_HEADINGS: Final = {name: name.replace("_", " ") for name in COLUMNS[:-1]}
-_CHANNELS: Final = 3
-_BATCH: Final = 32
-_SETTINGS: Final = {
+COLUMNS = (*("way", "first_batch_s", "epoch_s", "fetched_share", "kept_share", "earlier", "note"),)
+_HEADINGS = {name: name.replace("_", " ") for name in COLUMNS[:-1]}
+_CHANNELS = 3
+_BATCH = 32
+_SETTINGS = {
     "AWS_ACCESS_KEY_ID": "bench",
     "AWS_SECRET_ACCESS_KEY": "bench",
     "AWS_DEFAULT_REGION": "us-east-1",

@@ -10,12 +10,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Final, cast
+from typing import cast
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-_PIECE_BYTES: Final = 2**18
-BUCKET: Final = "bench"
+_PIECE_BYTES = 2**18
+BUCKET = "bench"
 
 
 class SlowServer(http.server.ThreadingHTTPServer):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import psutil
@@ -21,9 +21,9 @@ from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
 from lit_data.loading import LoaderOptions
 
-COLUMNS: Final = ("way", "first_start_s", "start_s", "us_per_image", "rss_mb")
-_SIDE_PX: Final = 64
-_MASKED: Final = 4
+COLUMNS = ("way", "first_start_s", "start_s", "us_per_image", "rss_mb")
+_SIDE_PX = 64
+_MASKED = 4
 """One of so many images has a mask."""
 
 

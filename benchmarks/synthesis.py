@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -33,31 +33,31 @@ from lit_data.synthesis import DefectPlan, render
 log = logging.getLogger(__name__)
 
 
-WAYS: Final = ("original", "original_numpy", "local", "local_numpy", "batched", "device")
-COLUMNS: Final = (
+WAYS = ("original", "original_numpy", "local", "local_numpy", "batched", "device")
+COLUMNS = (
     "family", "defects", *(f"{way}_us" for way in WAYS), "ratio_to_original", "ratio_to_local",
     "repeats",
 )  # fmt: skip
-_ALONE: Final = 24
+_ALONE = 24
 """Defects of a batch, evenly spaced in its plan, that stand for all where each is drawn alone."""
-_LABELS: Final = {
+_LABELS = {
     "original": "whole image, one at a time",
     "local": "own window, one at a time",
     "batched": "lit_data, a batch",
     "device": "lit_data, a batch on the device",
 }
-_MEASURED: Final = (
+_MEASURED = (
     "family",
     *(name for name in COLUMNS if name.endswith("_us") or name.startswith("ratio")),
 )
-_HEADINGS: Final = {
+_HEADINGS = {
     "family": "family",
     "defects": "defects",
     **{f"{way}_us": way.replace("_numpy", " NumPy") for way in WAYS},
     "ratio_to_original": "x original",
     "ratio_to_local": "x local",
 }
-_COLOURS: Final = {
+_COLOURS = {
     "original": "#c8cbd0",
     "local": "#8f949c",
     "batched": "#007aff",

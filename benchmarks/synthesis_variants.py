@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from lit_data.types import Batch
 if TYPE_CHECKING:
     from lit_data.synthesis.windows import Windows
 
-_EPOCHS: Final = 100
+_EPOCHS = 100
 """How many epochs are searched for one in which a small batch has defects."""
 
 

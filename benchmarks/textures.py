@@ -1,7 +1,7 @@
 """Textures and defects in them, drawn from random numbers alone, for `benchmarks.train_encoder`."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import cv2
 import numpy as np
@@ -246,7 +246,7 @@ def _calm(rng: Rng, height: int, width: int) -> Image:
     return np.asarray(slow * rng.uniform(0, 0.5) + fine * rng.uniform(0.2, 1), np.float32)
 
 
-_PROCESSES: Final[tuple[Callable[[Rng, int, int], Image], ...]] = (
+_PROCESSES: tuple[Callable[[Rng, int, int], Image], ...] = (
     *(_spectral, _spectral, _waves, _weave, _lattice, _cells, _cells),
     *(_leaves, _leaves, _fibres, _fibres, _spots, _calm),
 )
@@ -357,6 +357,6 @@ def _warp(rng: Rng, image: Image, spread: float) -> tuple[Image, Image]:
     return moved.astype(np.float32), alpha
 
 
-_DEFECTS: Final[tuple[Callable[[Rng, Image, float], tuple[Image, Image]], ...]] = (
+_DEFECTS: tuple[Callable[[Rng, Image, float], tuple[Image, Image]], ...] = (
     *(_stain, _fill, _fill, _scratch, _scratch, _pit, _foreign, _blur, _warp),
 )

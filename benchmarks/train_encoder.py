@@ -12,7 +12,7 @@ for images that nobody took).
 import argparse
 import time
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -23,14 +23,14 @@ from torch import Tensor
 from benchmarks.textures import draw_defect, draw_texture
 from lit_data.modules.anomaly.encoder import TextureEncoder
 
-CROP_PX: Final = 96
+CROP_PX = 96
 _ROWS, _COLUMNS = 2, 4
-_SUPPORT: Final = 4  # crops that fill the memory
-_CLEAN: Final = 2  # of the others without a defect
-_MEMORY: Final = 512  # cells of them
-_SCORED: Final = 0.3  # of the cells without a defect, in each round
-_MARGIN: Final = 0.3  # of logarithms of distances
-_SHARPNESS: Final = 4.0
+_SUPPORT = 4  # crops that fill the memory
+_CLEAN = 2  # of the others without a defect
+_MEMORY = 512  # cells of them
+_SCORED = 0.3  # of the cells without a defect, in each round
+_MARGIN = 0.3  # of logarithms of distances
+_SHARPNESS = 4.0
 
 
 class Episode(NamedTuple):

@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_inspect.errors import BoardError, UsageError
 
-FORMAT: Final = 1
-MANIFEST: Final = "inspect.json"
-NET: Final = "net.onnx"
-_DIGEST_BYTES: Final = 64  # hexadecimal digits, the comment of the zip
-_MOST_BYTES: Final = 2**32
+FORMAT = 1
+MANIFEST = "inspect.json"
+NET = "net.onnx"
+_DIGEST_BYTES = 64  # hexadecimal digits, the comment of the zip
+_MOST_BYTES = 2**32
 
 
 @dataclass(frozen=True, slots=True)

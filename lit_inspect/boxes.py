@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,14 @@ Pixels = NDArray[Any]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-_MOST_FOUND: Final = 100
-_MOST_COMPARED: Final = 1000
-_BELOW: Final = 0.999  # of the threshold: what joins windows may be a little less sure
-_SAME_IOU: Final = 0.4
-_CUT_PX: Final = 2.0
-_COVERED: Final = 0.5
-_SMALLEST: Final = 1e-9
-_GOLDEN_PLACES: Final = 1000
+_MOST_FOUND = 100
+_MOST_COMPARED = 1000
+_BELOW = 0.999  # of the threshold: what joins windows may be a little less sure
+_SAME_IOU = 0.4
+_CUT_PX = 2.0
+_COVERED = 0.5
+_SMALLEST = 1e-9
+_GOLDEN_PLACES = 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +12,12 @@ from lit_inspect.tiles import Rows
 
 Floats = NDArray[np.float64]
 
-WITHDRAWN: Final = "withdrawn"
-FEATURES: Final = ("grey level", "contrast", "sharpness")
-BLOCK: Final = 200
-_TERMS: Final = 20
-_LEVEL: Final = 0.01
-_LOOKED_AT_PX: Final = 1024  # side of the middle of an image by which it is described
+WITHDRAWN = "withdrawn"
+FEATURES = ("grey level", "contrast", "sharpness")
+BLOCK = 200
+_TERMS = 20
+_LEVEL = 0.01
+_LOOKED_AT_PX = 1024  # side of the middle of an image by which it is described
 
 
 @dataclass(frozen=True, slots=True)

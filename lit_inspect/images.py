@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 import cv2
 import numpy as np
@@ -20,12 +20,12 @@ from lit_inspect.tiles import Rows
 
 Pixels = NDArray[Any]
 
-EXTENSIONS: Final = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".npy")
-_PNG: Final = b"\x89PNG\r\n\x1a\n"
-_NPY: Final = b"\x93NUMPY"
-_MOST_CHANNELS: Final = 16
-_LARGE_BYTES: Final = 2**26  # of files that OpenCV reads itself, so that no copy is held
-_DTYPES: Final = {
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".npy")
+_PNG = b"\x89PNG\r\n\x1a\n"
+_NPY = b"\x93NUMPY"
+_MOST_CHANNELS = 16
+_LARGE_BYTES = 2**26  # of files that OpenCV reads itself, so that no copy is held
+_DTYPES = {
     **{name: name for name in ("uint8", "uint16", "int16", "float32")},
     **{"bool": "uint8", "int8": "int16", "float16": "float32", "float64": "float32"},
 }

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from lit_inspect.tiles import Rows, Tiling, cut, stitch
 
 Floats = NDArray[np.float32]
 
-TOLERANCE: Final = 1e-4
+TOLERANCE = 1e-4
 """Largest difference between a golden answer and what this machine says, as at the export."""
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 import cv2
 import numpy as np
@@ -10,8 +9,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
-_MOST_PX: Final = 1024
-_SLAB_PX: Final = 2**22
+_MOST_PX = 1024
+_SLAB_PX = 2**22
 
 
 @dataclass(frozen=True, slots=True)

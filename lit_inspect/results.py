@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +23,16 @@ from lit_inspect.regions import Defect, slabs
 from lit_inspect.rows import ArrayRows, MapFile
 from lit_inspect.tiles import Rows
 
-_MOST_DEFECTS: Final = 1000  # of an image in the table, as in that of `predict`
-_UP: Final = 2  # PNG filter: each byte less the one above it
-_TABLES: Final = {
+_MOST_DEFECTS = 1000  # of an image in the table, as in that of `predict`
+_UP = 2  # PNG filter: each byte less the one above it
+_TABLES = {
     "maps": ("images.csv", "defects.csv"),
     "labels": ("labels.csv",),
     "boxes": ("detections.json",),
 }
-_BAD_TABLE: Final = "bad.csv"
-_MAP_COLUMNS: Final = ("image", "score", "defects", "verdict")
-_DEFECT_COLUMNS: Final = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
+_BAD_TABLE = "bad.csv"
+_MAP_COLUMNS = ("image", "score", "defects", "verdict")
+_DEFECT_COLUMNS = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
 
 
 class Results:

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
-_SIGMA: Final = 0.125  # of the Gaussian, in tiles
+_SIGMA = 0.125  # of the Gaussian, in tiles
 
 
 class Rows(Protocol):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,10 +40,10 @@ log = logging.getLogger(__name__)
 
 Made = TypeVar("Made")
 
-_ALL: Final = "all"
-_TABLE: Final = "images.csv"
-_MOST_DESCRIBED: Final = 1000  # images that inputs are compared with later
-_UNUSED: Final = (*JOINT_OPTIONS, "folder", "resume", "image_threshold", "onnx")
+_ALL = "all"
+_TABLE = "images.csv"
+_MOST_DESCRIBED = 1000  # images that inputs are compared with later
+_UNUSED = (*JOINT_OPTIONS, "folder", "resume", "image_threshold", "onnx")
 
 
 @dataclass(frozen=True, kw_only=True)

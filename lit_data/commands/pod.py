@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,17 +28,17 @@ from lit_data.tasks.targets import Bench, Target, open_marks
 
 log = logging.getLogger(__name__)
 
-_CONFIDENCE: Final = 0.95
-_FOUND: Final = 0.9  # probability of detection of a90
-_SIZES: Final = 10
-_NUMBERS: Final = 10**6  # of the targets of a size, which no other size shares
-_CELLS: Final = 6  # along each side of the map of places
-_LEAST_IN_CELL: Final = 20
-_BLIND: Final = 0.999  # confidence that a place is worse than the others, as there are many
-_ANY: Final = "all"
-_CONTRASTS: Final = ("weak", "medium", "strong")
-_COLUMNS: Final = 4
-_CURVE_COLOURS: Final = ("#9ecae1", "#4292c6", "#08519c")
+_CONFIDENCE = 0.95
+_FOUND = 0.9  # probability of detection of a90
+_SIZES = 10
+_NUMBERS = 10**6  # of the targets of a size, which no other size shares
+_CELLS = 6  # along each side of the map of places
+_LEAST_IN_CELL = 20
+_BLIND = 0.999  # confidence that a place is worse than the others, as there are many
+_ANY = "all"
+_CONTRASTS = ("weak", "medium", "strong")
+_COLUMNS = 4
+_CURVE_COLOURS = ("#9ecae1", "#4292c6", "#08519c")
 
 
 @dataclass(frozen=True, kw_only=True)

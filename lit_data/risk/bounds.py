@@ -16,7 +16,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +23,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_HALVINGS: Final = 50
-_ROUNDING: Final = 1e-9
+_HALVINGS = 50
+_ROUNDING = 1e-9
 
 
 def find_tails(trials: int, rate: float) -> Floats:

@@ -10,19 +10,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-_MOST_STEPS: Final = 50
-_CONVERGED: Final = 1e-9
-_STEEPEST: Final = 200.0
+_MOST_STEPS = 50
+_CONVERGED = 1e-9
+_STEEPEST = 200.0
 """Largest change of the logit over the range of sizes: hits and misses are separated then."""
-_POOR: Final = 4.0  # standard deviations of the deviance that a curve is given up at
-_WIDEST: Final = 20.0  # ranges of sizes beyond the largest in which a bound is looked for
+_POOR = 4.0  # standard deviations of the deviance that a curve is given up at
+_WIDEST = 20.0  # ranges of sizes beyond the largest in which a bound is looked for
 
 
 @dataclass(frozen=True)

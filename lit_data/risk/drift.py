@@ -9,17 +9,16 @@ sooner than it says, and a guarantee by image does not hold for them anyway.
 """
 
 import math
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-FEATURES: Final = ("grey level", "contrast", "sharpness")
-BLOCK: Final = 200
+FEATURES = ("grey level", "contrast", "sharpness")
+BLOCK = 200
 """Images that are compared at a time at least: drift that begins late is not thinned by those before."""
-_TERMS: Final = 20
+_TERMS = 20
 
 
 def describe_pixels(pixels: NDArray[np.generic]) -> Floats:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 @pytest.mark.slow
 def test_every_kind_of_worker_is_measured(tmp_path: Path) -> None:
     toy = ["suite.batches=[1,2]", "suite.batch_size=4", "suite.shape=[3,8,8]", "suite.repeats=1"]
-    assert measure(["first", *toy, f"paths.run={tmp_path}"]) == 0
+    assert measure(["first", *toy, f"hydra.run.dir={tmp_path}"]) == 0
     rows = {row["way"]: row for row in read_table(tmp_path)}
     assert list(rows) == [
         f"{way}_{n}" for n in (1, 2) for way in ("dataloader", "process", "thread", "inline")
@@ -43,7 +43,7 @@ def test_a_sample_is_a_new_tensor() -> None:
 
 
 def test_every_size_is_measured(tmp_path: Path) -> None:
-    words = ["suite.images=[12,40]", "suite.repeats=1", f"paths.run={tmp_path}"]
+    words = ["suite.images=[12,40]", "suite.repeats=1", f"hydra.run.dir={tmp_path}"]
     assert measure(["start", *words]) == 0
     rows = read_table(tmp_path)
     assert [row.pop("way") for row in rows] == ["images_12", "images_40"]
@@ -61,7 +61,7 @@ def test_shards_are_read_beside_a_mirror(tmp_path: Path, monkeypatch: pytest.Mon
     folder.mkdir()
     toy = ["suite.images=10", "suite.side_px=256", "suite.shard_bytes=100000"]
     toy += ["suite.cache_share=0.6", "suite.repeats=1"]
-    places = [f"paths.cache={tmp_path}", f"paths.run={folder}"]
+    places = [f"paths.cache={tmp_path}", f"hydra.run.dir={folder}"]
     assert measure(["shards", *toy, *places]) == 0
     rows = {row["way"]: row for row in read_table(folder)}
     assert list(rows) == ["shards", "mirror", "litdata"]
@@ -90,7 +90,7 @@ def test_the_store_is_measured_in_bands_and_whole(
     folder, photos = tmp_path / "run", tmp_path / "photos"
     write_png(photos / "0.png", np.add.outer(np.arange(90), np.arange(120)).astype(np.uint8))
     folder.mkdir()
-    places = [f"suite.photos={photos}", f"paths.cache={tmp_path}", f"paths.run={folder}"]
+    places = [f"suite.photos={photos}", f"paths.cache={tmp_path}", f"hydra.run.dir={folder}"]
     toy = ["suite.images=2", "suite.side_px=1100", "suite.worker_kind=thread"]
     toy += ["suite.batches=2", "suite.repeats=1"]
     assert measure(["patches", *toy, *places]) == 0

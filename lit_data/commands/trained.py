@@ -33,6 +33,7 @@ _LEAST_SCORES = {
     "val/mean_dice": 0.02,
 }
 """Scores below which a model is no better than chance."""
+_ON_IMAGES = ("validate", "test", "predict")
 _OUR_KINDS = "lit_data.datamodules."
 _EXCLUSIVE = ({"size_px", "scale"}, {"size_px", "patch_px"})
 """Options of which one alone may be set."""
@@ -48,7 +49,8 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
         The record, for `warn_of_other_data`.
 
     Raises:
-        ConfigError: It was trained on another kind of data of this package.
+        ConfigError: It was trained on another kind of data of this package, or on a folder where
+            none is given now.
         StoreError: The file is no checkpoint, or its record is damaged.
     """
     read = read_exported_record if is_exported(checkpoint) else read_record
@@ -61,6 +63,8 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
     _take_model(cfg, record["model"], typed, checkpoint)
     trained_data: Mapping[str, Any] = {}
     if cfg.data._target_ == record["kind"]:
+        if cfg.get("command") in _ON_IMAGES and "data.root" not in typed:
+            _require_root(cfg.data, record, checkpoint)
         trained_data = _choose_data(cfg.data, record["data"])
         _take_data(cfg.data, trained_data, typed)
     else:
@@ -79,6 +83,20 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
             escape(", ".join(contradictions)),
         )
     return record
+
+
+def _require_root(data: DictConfig, record: Mapping[str, Any], checkpoint: Path) -> None:
+    """Refuse to score a model of somebody's images on a synthetic dataset unasked.
+
+    Raises:
+        ConfigError: The checkpoint was trained on a folder, and there is none here.
+    """
+    trained_root = record.get("root")
+    if trained_root is not None and "root" in data and data.root is None:
+        raise ConfigError(
+            f"{checkpoint} was trained on {trained_root}, and no data.root is given: set "
+            f"data.root={trained_root} or another folder, data.root=null for a synthetic dataset"
+        )
 
 
 def _report_other_kind(kind: str, record: Mapping[str, Any], checkpoint: Path) -> None:

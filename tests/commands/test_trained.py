@@ -114,6 +114,16 @@ def test_a_checkpoint_of_another_kind_of_data_is_refused(
     assert "choose its experiment, +experiment=segmentation" in capsys.readouterr().err
 
 
+def test_a_model_of_images_is_not_scored_on_synthetic_ones_unasked(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = f"run={trained}/runs/fit/segmentation/1"
+    words = ["+experiment=segmentation", *_places(trained), run, f"hydra.run.dir={tmp_path}"]
+    assert main(["test", *words]) == 2
+    assert f"set data.root={trained}/set or another folder" in capsys.readouterr().err
+    assert _predict(trained, tmp_path / "synthetic", run, "data.root=null")[0] == 0
+
+
 def test_images_that_trained_and_models_of_no_use_bound_nothing(
     trained: Path,
     tmp_path: Path,

@@ -417,7 +417,7 @@ def test_a_classifier_of_ours_starts_the_encoder_of_a_segmenter(
 @pytest.mark.parametrize(
     ("group", "word", "message"),
     [
-        ("smp_unet", "architecture=unit", "architecture='unit' is unknown: choose unet, "),
+        ("smp_unet", "architecture=unit", "architecture='unit' is unknown: choose one of unet, "),
         ("smp_unet", "weights=imagnet", "weights='imagnet' is unknown: choose imagenet"),
         ("smp_unet", "options={depth: 3}", "unet with resnet18 cannot be built: TypeError"),
         ("timm_classifier", "model_name=hf-hub:a/b", "model_name='hf-hub:a/b' is unknown"),

@@ -33,7 +33,6 @@ _LEAST_SCORES = {
     "val/mean_dice": 0.02,
 }
 """Scores below which a model is no better than chance."""
-_ON_IMAGES = ("validate", "test", "predict")
 _OUR_KINDS = "lit_data.datamodules."
 _EXCLUSIVE = ({"size_px", "scale"}, {"size_px", "patch_px"})
 """Options of which one alone may be set."""
@@ -63,7 +62,7 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
     _take_model(cfg, record["model"], typed, checkpoint)
     trained_data: Mapping[str, Any] = {}
     if cfg.data._target_ == record["kind"]:
-        if cfg.get("command") in _ON_IMAGES and "data.root" not in typed:
+        if _reads_images(cfg) and "data.root" not in typed:
             _require_root(cfg.data, record, checkpoint)
         trained_data = _choose_data(cfg.data, record["data"])
         _take_data(cfg.data, trained_data, typed)
@@ -83,6 +82,13 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
             escape(", ".join(contradictions)),
         )
     return record
+
+
+def _reads_images(cfg: DictConfig) -> bool:
+    """Return True for the commands that score or predict images; a generative model makes its own."""
+    if cfg.get("command") == "predict":
+        return "count" in find_task_of(resolve_target(cfg.data._target_, "data")).unused
+    return cfg.get("command") in ("validate", "test")
 
 
 def _require_root(data: DictConfig, record: Mapping[str, Any], checkpoint: Path) -> None:

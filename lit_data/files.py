@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -78,6 +79,16 @@ def replacing_by_path(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # it has its name; or there is worse to tell
             part.unlink(missing_ok=True)
+
+
+def try_writing(folder: Path) -> None:
+    """Make a file in a folder, of which nothing stays.
+
+    Raises:
+        OSError: The folder is read-only or full.
+    """
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 @contextmanager

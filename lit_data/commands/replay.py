@@ -3,7 +3,6 @@
 import io
 import logging
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -40,7 +39,7 @@ from lit_data.commands.terminal import quieten
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import format_batch
 from lit_data.errors import ConfigError, DataError, first_line, show_path
-from lit_data.files import explaining, replacing, write_table
+from lit_data.files import explaining, replacing, try_writing, write_table
 from lit_data.io.remote.options import is_remote
 from lit_data.tasks import find_task
 from lit_data.testing import QUIET
@@ -229,8 +228,7 @@ class Replay:
         name = f"step-{replayed.step:06d}"
         with explaining(folder, _CURE):
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):  # refuses one that is there and read-only
-                pass
+            try_writing(folder)  # refuses one that is there and read-only
         task, visuals = find_task(self.datamodule), self.datamodule.inspect("train")
         planned = replayed.planned
         on_host = move_data_to_device(replayed.batch, torch.device("cpu"))

@@ -4,7 +4,6 @@ import functools
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from lit_data.commands.sweeps.job import SweepOptions, settle_direction
 from lit_data.commands.sweeps.process import reporting_to_sweep
 from lit_data.commands.sweeps.run import run_sweep
 from lit_data.errors import ConfigError, LitDataError, StoreError
+from lit_data.files import try_writing
 
 if TYPE_CHECKING:
     from lit_data.commands.build import Run
@@ -208,8 +208,7 @@ def _check_writable(folder: Path) -> None:
     check_local("the run folder", folder)
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=parent):
-            pass
+        try_writing(parent)
     except OSError as error:
         raise StoreError(
             f"the run folder {folder} cannot be made: {parent} is not a writable folder "

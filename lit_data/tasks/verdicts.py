@@ -2,7 +2,6 @@
 
 import json
 import logging
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from lit_data.checks import check_types
 from lit_data.errors import ConfigError, StoreError, show_path
-from lit_data.files import find_sha256, flatten, write_json
+from lit_data.files import find_sha256, flatten, try_writing, write_json
 from lit_data.inference.batches import ImagePixels
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.store.store import StoredImages
@@ -128,8 +127,7 @@ def check_writable(checkpoint: Path) -> None:
         StoreError: Its folder is read-only or full.
     """
     try:
-        with tempfile.TemporaryFile(dir=checkpoint.parent):
-            pass
+        try_writing(checkpoint.parent)
     except OSError as error:
         raise StoreError(
             f"cannot write {show_path(_path_of(checkpoint))}: {error.strerror}. The calibration lies "

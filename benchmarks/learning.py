@@ -118,6 +118,11 @@ class LearningSuite(Suite):
         """Run a module of this package with the interpreter of the scripts."""
         _call(self.python or sys.executable, f"benchmarks.{module}", *map(str, words))
 
+    def call_for_each_time(self, module: str, way: str, root: Path, seed: int, out: Path) -> None:
+        """Run a module that trains for one time, once for each of them."""
+        for seconds in self.seconds:
+            self.call_script(module, way, root, seed, seconds, out / str(seconds))
+
     def _run_ours(self, root: Path, test_folder: Path, seed: int, out: Path) -> None:
         experiment, *data = self.list_words(root)
         for seconds in self.seconds:
@@ -145,6 +150,9 @@ class SplitLearningSuite(LearningSuite):
 
     @override
     def run_script(self, way: str, root: Path, seed: int, out: Path) -> None:
+        if way not in self.nets:
+            self.call_for_each_time("learning_peers", way, root, seed, out)
+            return
         splits = root / self.split_file
         self.call_script(self.script, self.nets[way], splits, root, seed, out, *self.seconds)
 
@@ -165,14 +173,6 @@ class MaskLearningSuite(SplitLearningSuite):
     script: ClassVar[str] = "plain_masks"
     nets: ClassVar[Mapping[str, str]] = {"plain": "unet", "smp": "smp"}
     scripts: ClassVar[tuple[str, ...]] = (*nets, "torchgeo")
-
-    @override
-    def run_script(self, way: str, root: Path, seed: int, out: Path) -> None:
-        if way == "torchgeo":
-            for seconds in self.seconds:
-                self.call_script("learning_peers", way, root, seed, seconds, out / str(seconds))
-        else:
-            super(MaskLearningSuite, self).run_script(way, root, seed, out)
 
     @override
     def score(self, folder: Path, root: Path) -> dict[str, float]:
@@ -196,8 +196,7 @@ class BoxLearningSuite(LearningSuite):
     @override
     def run_script(self, way: str, root: Path, seed: int, out: Path) -> None:
         module = "learning_peers" if way == "ultralytics" else "learning_detection"
-        for seconds in self.seconds:
-            self.call_script(module, way, root, seed, seconds, out / str(seconds))
+        self.call_for_each_time(module, way, root, seed, out)
 
     @override
     def list_words(self, root: Path) -> list[str]:

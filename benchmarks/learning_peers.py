@@ -5,7 +5,6 @@
 writes ``OUT/maps``. Each needs an environment that has the library, and starts from random weights.
 """
 
-import csv
 import importlib
 import os
 import sys
@@ -82,25 +81,21 @@ class _Crops(IterableDataset[dict[str, Tensor]]):
     """Endless batches of the plain script, with the names of torchgeo.
 
     Args:
-        train: Images and masks.
+        splits: The dataset.
         seed: Of images, places and flips.
-        mean: Of the pixels of `train`.
-        deviation: Of the same.
     """
 
-    def __init__(
-        self, train: list[plain_masks.Arrays], seed: int, mean: float, deviation: float
-    ) -> None:
-        self._train, self._seed = train, seed
-        self._mean, self._deviation = mean, deviation
+    def __init__(self, splits: plain_masks.Splits, seed: int) -> None:
+        self._splits, self._seed = splits, seed
 
     @override
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         rng = np.random.default_rng(self._seed)
-        defective = [number for number, (_, mask) in enumerate(self._train) if mask.any()]
+        train, _, mean, deviation = self._splits
+        defective = [number for number, (_, mask) in enumerate(train) if mask.any()]
         while True:
-            images, masks = plain_masks.draw_batch(self._train, defective, rng)
-            standardised = (images - self._mean) / self._deviation
+            images, masks = plain_masks.draw_batch(train, defective, rng)
+            standardised = (images - mean) / deviation
             yield {"image": standardised, "mask": masks[:, 0].long()}
 
 
@@ -132,11 +127,7 @@ def train_torchgeo(root: Path, seed: int, seconds: int, out: Path) -> None:
     """
     lightning: Any = importlib.import_module("lightning")
     trainers: Any = importlib.import_module("torchgeo.trainers")
-    with (root / "splits.csv").open(newline="") as file:
-        split_of = {row["image"]: row["split"] for row in csv.DictReader(file)}
-    train = [plain_masks.read(root, name) for name, split in split_of.items() if split == "train"]
-    values = np.concatenate([image.ravel() for image, _ in train])
-    mean, deviation = float(values.mean()), float(values.std())
+    splits = plain_masks.read_splits(root / "splits.csv", root)
     lightning.seed_everything(seed)
     task = trainers.SemanticSegmentationTask(
         "unet", "resnet18", in_channels=1, task="multiclass", num_classes=2, loss="ce"
@@ -149,15 +140,9 @@ def train_torchgeo(root: Path, seed: int, seconds: int, out: Path) -> None:
         enable_checkpointing=False,
         enable_progress_bar=False,
     )
-    crops = _Crops(train, seed, mean, deviation)
-    trainer.fit(task, DataLoader(crops, batch_size=None, num_workers=1))
+    trainer.fit(task, DataLoader(_Crops(splits, seed), batch_size=None, num_workers=1))
     print(f"steps {trainer.global_step}")
-    test = []
-    for name, split in split_of.items():
-        if split == "test":
-            image, _ = plain_masks.read(root, name)
-            test.append((Path(name).stem, (image - mean) / deviation))
-    plain_masks.predict(_Logits(task), test, out / "maps")
+    plain_masks.predict(_Logits(task), splits.test, out / "maps")
 
 
 def main(library: str, root: Path, seed: int, seconds: int, out: Path) -> None:

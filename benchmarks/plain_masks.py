@@ -12,6 +12,7 @@ import csv
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -42,6 +43,37 @@ def read(root: Path, name: str) -> Arrays:
     image = np.asarray(cv2.imread(str(root / name), cv2.IMREAD_GRAYSCALE))
     mask = np.asarray(cv2.imread(str((root / name).with_suffix(".png")), cv2.IMREAD_GRAYSCALE))
     return image.astype(np.float32) / 255, mask >= 128
+
+
+class Splits(NamedTuple):
+    """Images of a dataset, and the scale that standardises them.
+
+    Attributes:
+        train: Images and masks.
+        test: Names without ending, and standardised images [H, W].
+        mean: Of the pixels of `train`.
+        deviation: Of the same.
+    """
+
+    train: list[Arrays]
+    test: list[tuple[str, np.ndarray]]
+    mean: float
+    deviation: float
+
+
+def read_splits(splits: Path, root: Path) -> Splits:
+    """Read the images that train and those that are tested, by a table of splits."""
+    with splits.open(newline="") as file:
+        split_of = {row["image"]: row["split"] for row in csv.DictReader(file)}
+    train = [read(root, name) for name, split in split_of.items() if split == "train"]
+    values = np.concatenate([image.ravel() for image, _ in train])
+    mean, deviation = float(values.mean()), float(values.std())
+    test = []
+    for name, split in split_of.items():
+        if split == "test":
+            image, _ = read(root, name)
+            test.append((Path(name).stem, (image - mean) / deviation))
+    return Splits(train, test, mean, deviation)
 
 
 def crop(
@@ -88,12 +120,8 @@ def main(net_name: str, splits: Path, root: Path, seed: int, out: Path, times: l
 
     The rate is constant, so a shorter run is the beginning of a longer one.
     """
-    with splits.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    train = [read(root, row["image"]) for row in rows if row["split"] == "train"]
+    train, test, mean, deviation = read_splits(splits, root)
     defective = [number for number, (_, mask) in enumerate(train) if mask.any()]
-    values = np.concatenate([image.ravel() for image, _ in train])
-    mean, deviation = float(values.mean()), float(values.std())
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     net = make_net(net_name)
@@ -113,11 +141,6 @@ def main(net_name: str, splits: Path, root: Path, seed: int, out: Path, times: l
         trained_s += time.monotonic() - began
         if trained_s >= times[0]:
             print(f"steps {steps}")
-            test = []
-            for row in rows:
-                if row["split"] == "test":
-                    image, _ = read(root, row["image"])
-                    test.append((Path(row["image"]).stem, (image - mean) / deviation))
             predict(net, test, out / str(times.pop(0)) / "maps")
 
 

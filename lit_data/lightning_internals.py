@@ -190,6 +190,12 @@ def count_trained(trainer: L.Trainer) -> tuple[int, int]:
     return epoch, loop.epoch_loop.batch_progress.current.processed
 
 
+def find_epoch(trainer: L.Trainer) -> int:
+    """Return the number that Lightning gives loaders for their next epoch of training."""
+    loop: Any = trainer.fit_loop  # its progress is typed without `processed`
+    return int(loop.epoch_progress.current.processed)
+
+
 def reopen_epoch(trainer: L.Trainer) -> None:
     """Let a resumed run go on inside an epoch that was cut, which Lightning counts as done."""
     loop: Any = trainer.fit_loop

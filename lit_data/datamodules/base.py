@@ -17,12 +17,13 @@ from typing_extensions import TypeVar
 
 from lit_data.datamodules.batch_format import BatchFormat, check_format, gives_fields
 from lit_data.datamodules.source import Source
+from lit_data.datamodules.trainer_run import TrainerRun
 from lit_data.datamodules.transfer import BatchTransfer, check_package
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, RankMismatchError
 from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.io.store.store import StoredImages
-from lit_data.lightning_internals import check_version, count_trained, reopen_epoch
+from lit_data.lightning_internals import check_version
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.order import ChosenRows
 from lit_data.synthesis import DefectPlan
@@ -176,6 +177,8 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
     split_images: Mapping[str, Ints] = MappingProxyType({})
     batch_keys: ClassVar[Sequence[str]] = ()
     channel_names: ClassVar[Mapping[str, int]] = {}
+    # The last is that of the newest Trainer; those before it are around it.
+    _runs: Sequence[TrainerRun] = ()
 
     def __init__(
         self, *, loader: LoaderOptions | None = None, batch_format: BatchFormat = "dict"
@@ -186,23 +189,41 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
         self.batch_format = batch_format
         self._datasets: dict[Stage, Rows] = {}
         self._is_open = False
-        self._loaders: dict[Stage, MicroBatchLoader] = {}
-        # State of the training loader of a checkpoint, until that loader is made.
-        self._resumed: dict[str, Any] | None = None
         # Numbers of the samples to predict; None predicts all.
         self._predicted_samples: Sequence[int] | None = None
 
     @property
     def trainer(self) -> Trainer | None:
-        """Trainer of the run, which sets it after it has chosen whose hooks it calls."""
-        return self._trainer
+        """Trainer of the run, which sets it after it has chosen whose hooks it calls.
+
+        Where it ran while another one trains, that one is returned again when it is done.
+        """
+        return self._run.trainer
 
     @trainer.setter
     def trainer(self, trainer: Trainer | None) -> None:
         check_package(self, trainer)
         check_version()
-        self._trainer = trainer
-        self._transfer = BatchTransfer(self, trainer, BaseDataModule)
+        run = TrainerRun(trainer, BatchTransfer(self, trainer, BaseDataModule))
+        self._runs = run.follow(self._runs)
+
+    @property
+    def _run(self) -> TrainerRun:
+        """The run under way, or else the last one."""
+        *around, newest = self._runs
+        if around and not newest.is_under_way:
+            self._runs = around
+        return self._runs[-1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the Trainer and its loaders out of copies, which have workers and open memory."""
+        state = self.__dict__.copy()
+        del state["_runs"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.trainer = None
 
     @abstractmethod
     def build_dataset(self, stage: Stage) -> Rows:
@@ -350,23 +371,21 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
         if not len(self.dataset("train")):
             raise ConfigError("the train split holds no images: check data.splits")
         loader = self._open_loader("train")
-        if self.trainer:
-            loader.count_trained = partial(count_trained, self.trainer)
-        if self._resumed is not None:
-            loader.load_state_dict(self._resumed)
-            if self.trainer and self._resumed["batches"]:
-                reopen_epoch(self.trainer)
-            self._resumed = None
+        self._run.start_training(loader)
         return loader
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training loader in samples trained, for Lightning's checkpoints."""
-        loader = self._loaders.get("train")
-        return {"train_loader": loader.state_dict()} if loader else {}
+        state = self._run.read_state()
+        return {} if state is None else {"train_loader": state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next training loader go on where the checkpoint was saved, also inside an epoch."""
-        self._resumed = state_dict.get("train_loader")
+        """Let the next training loader go on where the checkpoint was saved, also inside an epoch.
+
+        Lightning calls it also where a checkpoint is validated, tested or predicted with, and
+        nothing is trained then.
+        """
+        self._run.load_state(state_dict.get("train_loader"))
 
     @property
     def stacks_samples(self) -> bool:
@@ -376,15 +395,14 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
     def describe_loaders(self) -> dict[str, dict[str, Any]]:
         """Return for each stage that was read the workers of its loader, and why."""
         chosen: dict[str, dict[str, Any]] = {}
-        for stage, loader in self._loaders.items():
+        for stage, loader in self._run.loaders.items():
             if loader.has_chosen:
                 chosen[stage] = loader.choice.to_plain()
         return chosen
 
     def teardown(self, stage: str) -> None:
         """End the workers."""
-        for loader in self._loaders.values():
-            loader.close()
+        self._run.close()
 
     def val_dataloader(self) -> Loaders:
         """Return batches of the validation split, the same in each epoch; none if the split is empty."""
@@ -402,7 +420,7 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - see `BatchTransfer`
         """Plan the batch on the host."""
-        return self._transfer.before(batch, dataloader_idx)
+        return self._run.transfer.before(batch, dataloader_idx)
 
     def transfer_batch_to_device(
         self,
@@ -412,11 +430,11 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
     ) -> Any:  # noqa: ANN401
         """Move the planned batch."""
         usual = partial(super().transfer_batch_to_device, batch, device, dataloader_idx)
-        return self._transfer.move(batch, device, dataloader_idx, usual)
+        return self._run.transfer.move(batch, device, dataloader_idx, usual)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - the user's format
         """Finish the batch on its device."""
-        return self._transfer.after(batch, dataloader_idx)
+        return self._run.transfer.after(batch, dataloader_idx)
 
     def _open(self) -> None:
         if not self._is_open:
@@ -435,7 +453,8 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
 
     def _open_loader(self, stage: Stage) -> MicroBatchLoader:
         """Make a loader for the Trainer, which asks on all ranks."""
-        loader = self._loaders[stage] = self.make_loader(stage)  # kept, to be closed in `teardown`
+        loader = self.make_loader(stage)
+        self._run.loaders[stage] = loader  # to be closed in `teardown`
         if loader.order.world_size > 1:
             check_ranks_agree(loader, self.trainer)
         if self.trainer is None:
@@ -446,5 +465,5 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
             loader.options = replace(loader.options, pin_memory=False)
         elif self.loader.pins_memory:
             loader.pin_device = device
-            loader.device = device if self._transfer.copies_ahead() else None
+            loader.device = device if self._run.transfer.copies_ahead() else None
         return loader

@@ -386,7 +386,8 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         if self.mosaic is None or most is None or most < 0:
             return None
         if most <= self.mosaic.close_epochs:
-            level = logging.DEBUG if self._loaders else logging.WARNING  # once, not for each stage
+            # Once, not for each stage.
+            level = logging.DEBUG if self._run.loaders else logging.WARNING
             log.log(
                 level,
                 "no mosaics: the run has %d epochs, the last %d without",

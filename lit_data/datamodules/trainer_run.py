@@ -1,0 +1,87 @@
+"""`TrainerRun`: what a datamodule holds for one run of a Trainer."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from lightning import Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lit_data.datamodules.transfer import BatchTransfer
+from lit_data.lightning_internals import count_trained, find_epoch, reopen_epoch
+from lit_data.loading import MicroBatchLoader
+from lit_data.types import Stage
+
+_UNUSED = (
+    "the state that load_state_dict gave the datamodule is not used: a Trainer begins at the first "
+    "batch, unless fit(ckpt_path=...) restores its own progress too"
+)
+
+
+class TrainerRun:
+    """Way of the batches, loaders, and the place in the data from which one run goes on.
+
+    A Trainer may run a datamodule while another one is training with it, as a callback does that
+    validates: each has its own.
+
+    Args:
+        trainer: That runs the datamodule; None for use without one.
+        transfer: Way of a batch to its step.
+
+    Attributes:
+        loaders: The last one of each stage.
+        resumed: State of the training loader in a checkpoint, until that loader is made.
+    """
+
+    def __init__(self, trainer: Trainer | None, transfer: BatchTransfer) -> None:
+        self.trainer = trainer
+        self.transfer = transfer
+        self.loaders: dict[Stage, MicroBatchLoader] = {}
+        self.resumed: Mapping[str, Any] | None = None
+
+    def follow(self, earlier: Sequence["TrainerRun"]) -> list["TrainerRun"]:
+        """Return the runs around this one, and it as the last; those that have ended are left out."""
+        around = []
+        for run in earlier:
+            if run.trainer is self.trainer:
+                self.loaders = run.loaders  # a checkpoint of this Trainer holds their progress
+            elif run.is_under_way:
+                around.append(run)
+            if run.resumed is not None and not run.is_under_way:
+                rank_zero_warn(_UNUSED)
+        return [*around, self]
+
+    @property
+    def is_under_way(self) -> bool:
+        """True from the call of the Trainer to its return."""
+        return self.trainer is not None and self.trainer.state.stage is not None
+
+    def read_state(self) -> Mapping[str, Any] | None:
+        """Return the place in the training data; None before there is any."""
+        loader = self.loaders.get("train")
+        return self.resumed if loader is None else loader.state_dict()
+
+    def load_state(self, state: Mapping[str, Any] | None) -> None:
+        """Keep a state for the training loader, unless the run only scores a checkpoint."""
+        trainer = self.trainer
+        trains = trainer is None or not self.is_under_way or trainer.state.fn == "fit"
+        self.resumed = state if trains else None
+
+    def start_training(self, loader: MicroBatchLoader) -> None:
+        """Let a new training loader begin where the run stands."""
+        state, self.resumed = self.resumed, None
+        trainer = self.trainer
+        if trainer is not None and self.is_under_way:
+            loader.count_trained = partial(count_trained, trainer)
+            loader.set_epoch(find_epoch(trainer))
+        if state is None:
+            return
+        loader.load_state_dict(state)
+        if trainer is not None and state["batches"]:
+            reopen_epoch(trainer)
+
+    def close(self) -> None:
+        """End the workers, and forget a state for which no loader was made."""
+        self.resumed = None
+        for loader in self.loaders.values():
+            loader.close()

@@ -28,7 +28,7 @@ OUTSIDE = [
     {"numpy", "pydantic"},
     DECODERS | {"filelock", "psutil", "rich", "yaml", "fsspec", "aiohttp"},
     {"torch", "onnxruntime"},
-    {"kornia"},
+    {"kornia", "torchvision"},
     {"lightning", "packaging"},
     {"torchmetrics", "anomalib", "safetensors"},
     {"matplotlib", "pyarrow", "lit_inspect"},
@@ -51,7 +51,7 @@ ONLY_HERE = {
     "matplotlib": ["tasks", "commands", "callbacks"],  # timelines are drawn in plain scripts too
 }
 INSIDE_FUNCTIONS_ONLY = DECODERS | {"onnxruntime", "fsspec", "aiohttp"}
-INSIDE_FUNCTIONS_ONLY |= {"anomalib", "safetensors", "lit_inspect"}
+INSIDE_FUNCTIONS_ONLY |= {"anomalib", "safetensors", "lit_inspect", "torchvision"}
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lit_data.devices import divided, runs_on_cpu
 from lit_data.errors import ConfigError
@@ -119,6 +120,17 @@ class Augmentation(nn.Module, ABC):
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
         """Apply drawn numbers; called without gradient and without autocast."""
 
+    def check_layers(self, *, masks: bool, boxes: bool) -> None:
+        """Refuse layers that would stay where they are while images move; by default none would.
+
+        Args:
+            masks: There are masks on the images.
+            boxes: There are boxes.
+
+        Raises:
+            ConfigError: They would.
+        """
+
     def margin_px(self, patch_px: Size) -> tuple[int, int]:
         """Return the pixels that a patch must be read larger by, so that no padding is seen.
 
@@ -178,6 +190,10 @@ class Compiled(Augmentation):
     def draw_keys(self) -> tuple[str, ...]:
         """Keys of the augmentation."""
         return self.augmentation.draw_keys
+
+    @override
+    def check_layers(self, *, masks: bool, boxes: bool) -> None:
+        self.augmentation.check_layers(masks=masks, boxes=boxes)
 
     def margin_px(self, patch_px: Size) -> tuple[int, int]:
         """Return the margin of the augmentation."""

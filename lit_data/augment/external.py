@@ -1,27 +1,33 @@
 """`ExternalTransform`: a module of the user, which draws from the global generators."""
 
 import inspect
-import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from kornia.augmentation import AugmentationBase2D, AugmentationSequential, MixAugmentationBaseV2
-from kornia.augmentation.container.base import ImageSequentialBase
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lit_data.augment.augmentation import Augmentation, Layers
+from lit_data.augment.foreign import (
+    Layer,
+    find_unmoved,
+    is_kornia,
+    is_torchvision,
+    list_steps,
+    move_along,
+    moves_along,
+)
 from lit_data.augment.matrices import BoxLimits, box_corners, hull_boxes
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, random_words, unchanged_generators
-
-log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -46,7 +52,6 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 SeedPer = Literal["batch", "sample"]
 _KEY = "augment_external"
-_KORNIA = (AugmentationBase2D, ImageSequentialBase, MixAugmentationBaseV2)
 
 
 class ExternalTransform(Augmentation):
@@ -55,8 +60,12 @@ class ExternalTransform(Augmentation):
     Kornia's augmentations, also those in an ``nn.Sequential``, are given images, masks (nearest
     neighbour) and boxes together, through an ``AugmentationSequential``; their numbers are drawn on
     the host, so that they are the same for any device. Boxes travel as the points of their corners.
-    Any other module is called with (images, masks) if its ``forward`` takes two arguments, else
-    with images alone; it cannot move boxes.
+    Transforms of ``torchvision.transforms.v2`` get all of them too; each draws once for a batch, so
+    that ``seed_per="sample"`` lets samples differ. Any other module is called with (images, masks)
+    if its ``forward`` takes two arguments, else with images alone.
+
+    A module that may move pixels, and would leave masks or boxes where they are, is refused as soon
+    as there are any.
 
     The seeds come back to the host before the call, so this waits for the device once a batch,
     which the other augmentations do not.
@@ -69,12 +78,14 @@ class ExternalTransform(Augmentation):
             of the whole. `sample`: each sample goes through by itself, with a seed from (seed,
             epoch, its index): slower, but the same for any number of ranks, batch size and after a
             resume.
+        moves_pixels: False says that a module nobody knows changes values alone, so that masks and
+            boxes may stay where they are.
         min_box_px: Smallest height and width of a box that is kept.
         min_box_visible: Smallest fraction of a moved box in the output, for it to be kept.
 
     Raises:
-        ConfigError: An argument is of the wrong kind; later, that boxes cannot be moved or results
-            do not fit.
+        ConfigError: An argument is of the wrong kind; later, that masks or boxes cannot be moved or
+            results do not fit.
     """
 
     def __init__(
@@ -82,6 +93,7 @@ class ExternalTransform(Augmentation):
         module: nn.Module | Sequence[nn.Module],
         *,
         seed_per: SeedPer = "batch",
+        moves_pixels: bool = True,
         min_box_px: float = 2.0,
         min_box_visible: float = 0.1,
     ) -> None:
@@ -90,8 +102,8 @@ class ExternalTransform(Augmentation):
         self.module = _wrap(module)
         self.seed_per = seed_per
         self.box_limits = BoxLimits(min_px=min_box_px, min_visible=min_box_visible)
-        self._takes_masks = not _is_kornia(self.module) and _takes_two(self.module)
-        self._has_warned = False
+        self.moves_pixels = moves_pixels
+        self._checked: set[tuple[bool, bool]] = set()
         self._device: torch.device | None = None
 
     @property
@@ -133,19 +145,51 @@ class ExternalTransform(Augmentation):
                 child.set_rng_device_and_dtype(torch.device("cpu"), torch.float32)
         self._device = device
 
+    @override
+    def check_layers(self, *, masks: bool, boxes: bool) -> None:
+        if (masks, boxes) in self._checked:
+            return
+        for step in list_steps(self.module):
+            if masks and not _takes_two(step):
+                self._refuse_unmoved(step, "masks")
+            if boxes:
+                self._refuse_unmoved(step, "boxes")
+        self._checked.add((masks, boxes))
+
+    def _refuse_unmoved(self, step: object, layer: Layer) -> None:
+        part = find_unmoved(step, layer, is_trusted=not self.moves_pixels)
+        if part is None:
+            return
+        cure = ""
+        if not is_kornia(part) and not is_torchvision(part):
+            cure = ", or moves_pixels=false if it changes values alone"
+            if layer == "masks":
+                cure = f"{cure}, or let its forward take (images, masks)"
+        raise ConfigError(
+            f"augment: {_describe(part)} may move pixels, and would leave {layer} where they are: take a transform of "
+            f"lit_data.augment, kornia.augmentation or torchvision.transforms.v2 that moves {layer}{cure}"
+        )
+
     def _run(self, layers: Layers) -> Layers:
-        if _is_kornia(self.module):
+        self.check_layers(masks=layers.masks is not None, boxes=layers.boxes is not None)
+        if is_kornia(self.module):
             return self._run_kornia(layers)
-        if layers.boxes is not None:
-            raise ConfigError(
-                f"{type(self.module).__name__} is not of Kornia and cannot move boxes"
-            )
-        if self._takes_masks:
-            images, masks = self.module(layers.images, layers.masks)
+        steps = list_steps(self.module)
+        if any(moves_along(step) or _takes_two(step) for step in steps):
+            for step in steps:
+                layers = self._run_step(step, layers)
+            images = layers.images
         else:
-            self._warn_about_masks(layers)
-            images, masks = self.module(layers.images), layers.masks
-        return Layers(images.to(torch.float32), masks)
+            images = self.module(layers.images)
+        return replace(layers, images=images.to(torch.float32))
+
+    def _run_step(self, step: Callable[..., Any], layers: Layers) -> Layers:
+        if moves_along(step):
+            return move_along(step, layers, self.box_limits)
+        if _takes_two(step):
+            images, masks = step(layers.images, layers.masks)
+            return replace(layers, images=images.to(torch.float32), masks=masks)
+        return replace(layers, images=step(layers.images))
 
     def _run_kornia(self, layers: Layers) -> Layers:
         inputs: dict[str, Tensor] = {"input": layers.images}
@@ -169,50 +213,47 @@ class ExternalTransform(Augmentation):
         boxes = hull_boxes(layers.boxes, corners, after.size_px, self.box_limits)
         return replace(after, boxes=boxes)
 
-    def _warn_about_masks(self, layers: Layers) -> None:
-        if layers.masks is not None and not self._has_warned:
-            self._has_warned = True
-            log.warning(
-                "%s takes images alone: masks are not moved with them", type(self.module).__name__
-            )
-
 
 def _wrap(module: nn.Module | Sequence[nn.Module]) -> nn.Module:
     """Put Kornia's modules into an ``AugmentationSequential``; others stay as they are."""
     if not isinstance(module, nn.Module):
-        return _chain(module)
-    if type(module) is nn.Sequential and any(_is_kornia(part) for part in module):
-        return _chain(list(module))
-    if _is_kornia(module) and not isinstance(module, AugmentationSequential):
-        return _chain([module])
+        module = _join_parts(module)
+    if isinstance(module, AugmentationSequential):
+        return module
+    steps = list_steps(module)
+    if any(is_kornia(step) for step in steps):
+        chain: nn.Module = AugmentationSequential(*steps)
+        return chain
     return module
 
 
-def _chain(parts: Sequence[nn.Module]) -> nn.Module:
+def _join_parts(parts: Sequence[nn.Module]) -> nn.Sequential:
     is_list = isinstance(parts, Sequence) and len(parts) > 0
     if not is_list or not all(isinstance(part, nn.Module) for part in parts):
         raise ConfigError(
             f"{parts!r} is not an augmentation: give a torch module or a list of them"
         )
-    chain: nn.Module = AugmentationSequential(*parts)
-    return chain
+    return nn.Sequential(*parts)
 
 
-def _is_kornia(module: nn.Module) -> bool:
-    return isinstance(module, _KORNIA)
-
-
-def _takes_two(module: nn.Module) -> bool:
+def _takes_two(step: object) -> bool:
     """Return True if `forward` takes images and masks.
 
     Then it has two arguments by position, of which the second has no default, or None.
     """
+    if not isinstance(step, nn.Module) or is_kornia(step):
+        return False
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(module.forward).parameters.values()
+    parameters = inspect.signature(step.forward).parameters.values()
     positional = [parameter for parameter in parameters if parameter.kind in kinds]
     if len(positional) != 2:
         return False
     return positional[1].default in (inspect.Parameter.empty, None)
+
+
+def _describe(part: object) -> str:
+    name = type(part).__name__
+    return f"{type(part).__module__}.{name}" if isinstance(part, nn.Module) else repr(part)
 
 
 def _take_row(layers: Layers, row: int) -> Layers:

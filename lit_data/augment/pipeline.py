@@ -1,11 +1,12 @@
 """Pipelines: augmentations one after the other, and ready ones with the values that people use."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args
 
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lit_data.augment.augmentation import Augmentation, Layers
 from lit_data.augment.colour import ColourJitter
@@ -37,15 +38,17 @@ def as_augmentation(value: object) -> Augmentation | None:
     )
 
 
-def stage_augmentations(value: object) -> dict[Stage, Augmentation]:
+def stage_augmentations(value: object, batch_keys: Collection[str]) -> dict[Stage, Augmentation]:
     """Return the augmentation of each stage that has one.
 
     Args:
         value: None, one augmentation (for training alone), or a mapping of stage to augmentation or
             none.
+        batch_keys: Of the samples: ``mask`` and ``boxes`` move with their images.
 
     Raises:
-        ConfigError: A stage is unknown, or a value is no augmentation.
+        ConfigError: A stage is unknown, or a value is no augmentation, or leaves masks or boxes
+            where they are.
     """
     values: Mapping[Any, object] = value if isinstance(value, Mapping) else {"train": value}
     augmentations: dict[Stage, Augmentation] = {}
@@ -53,8 +56,11 @@ def stage_augmentations(value: object) -> dict[Stage, Augmentation]:
         check_choice("a stage of augment", stage, get_args(Stage))
     for stage, stage_value in values.items():
         augmentation = as_augmentation(stage_value)
-        if augmentation is not None:
-            augmentations[stage] = augmentation
+        if augmentation is None:
+            continue
+        if stage != "predict":  # which has images alone
+            augmentation.check_layers(masks="mask" in batch_keys, boxes="boxes" in batch_keys)
+        augmentations[stage] = augmentation
     return augmentations
 
 
@@ -89,6 +95,11 @@ class Pipeline(Augmentation):
     def draw_keys(self) -> tuple[str, ...]:
         """Keys of all steps."""
         return tuple(key for step in self._each() for key in step.draw_keys)
+
+    @override
+    def check_layers(self, *, masks: bool, boxes: bool) -> None:
+        for step in self._each():
+            step.check_layers(masks=masks, boxes=boxes)
 
     def margin_px(self, patch_px: Size) -> tuple[int, int]:
         """Return the sum over the steps; see `Augmentation.margin_px`."""

@@ -214,6 +214,10 @@ class CTDataModule(BaseDataModule[CTDataset]):
         self.window = read_window(window)
         self.windows = windows or WindowSpec()
         self.classes = read_classes(classes)
+        if augment is not None and not isinstance(augment, VolumeAugment):
+            raise ConfigError(
+                f"augment is a {type(augment).__name__}: give a VolumeAugment, which moves labels with their windows"
+            )
         self.augment = augment
         needs_windows = bool(self.classes) or augment is not None
         if needs_windows and (sample == "points" or sdf is not None):

@@ -173,7 +173,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         )
         self.sampling = sampling or BoxSampling()
         self.mosaic = mosaic
-        self.augment = stage_augmentations(augment)
+        self.augment = stage_augmentations(augment, self.batch_keys)
         self.workers_draw = mosaic_on == "worker"
         self.near_duplicates = near_duplicates
         self.groups = groups

@@ -282,7 +282,7 @@ class GANDataModule(BaseDataModule[GANDataset]):
         self.labels = labels
         self.samples_per_image = samples_per_image
         self.value_range = value_range
-        self.augment = stage_augmentations(augment)
+        self.augment = stage_augmentations(augment, self.batch_keys)
         self._check()
 
     @property

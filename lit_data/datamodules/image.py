@@ -124,7 +124,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         self.mask_splits = tuple(mask_splits)
         self.value_range = value_range
         self.synthesis = synthesis
-        self.augment = stage_augmentations(augment)
+        self.augment = stage_augmentations(augment, self.batch_keys)
         self.nuisance: SingleTexture | None = None  # of references that are one texture
         self._device_patches = DevicePatches()
 

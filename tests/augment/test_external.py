@@ -1,4 +1,3 @@
-import logging
 import random
 from typing import Any, Literal
 
@@ -67,7 +66,8 @@ def _run(
 def test_results_depend_on_the_sample_alone(
     module: Any, seed_per: Literal["batch", "sample"]
 ) -> None:
-    layers, foreign = _layers(), ExternalTransform(module, seed_per=seed_per)
+    layers = Layers(_layers().images)
+    foreign = ExternalTransform(module, seed_per=seed_per)
     first = _run(foreign, layers)
     torch.rand(3), np.random.rand(), random.random()  # noqa: NPY002
     assert torch.equal(_run(foreign, layers).images, first.images)
@@ -80,7 +80,7 @@ def test_results_depend_on_the_sample_alone(
 
 
 def test_seeds_of_samples_do_not_see_the_batch_and_those_of_batches_do() -> None:
-    layers = _layers()
+    layers = Layers(_layers().images)
     part = Layers(layers.images[[2, 0]])
     for seed_per in SEEDS:
         foreign = ExternalTransform(Noise(), seed_per=seed_per)
@@ -164,14 +164,10 @@ def test_a_module_of_two_arguments_gets_the_masks() -> None:
     assert _run(ExternalTransform(Mirror()), Layers(layers.images)).masks is None
 
 
-def test_a_module_of_images_alone_leaves_the_masks(caplog: pytest.LogCaptureFixture) -> None:
-    layers, foreign = _layers(), ExternalTransform(Tracked(), seed_per="sample")
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            result = _run(foreign, layers)
-    assert [record.message for record in caplog.records] == [
-        "Tracked takes images alone: masks are not moved with them"
-    ]
+def test_masks_stay_where_a_module_changes_values_alone() -> None:
+    layers = _layers()
+    foreign = ExternalTransform(Tracked(), seed_per="sample", moves_pixels=False)
+    result = _run(foreign, layers)
     assert result.masks is not None
     assert layers.masks is not None
     assert torch.equal(result.masks, layers.masks)
@@ -194,9 +190,6 @@ def test_bad_options(arguments: dict[str, Any], match: str) -> None:
 
 
 def test_what_cannot_be_done_is_refused() -> None:
-    layers = Layers(_layers().images, None, torch.zeros(0, 6))
-    with pytest.raises(ConfigError, match="Noise is not of Kornia and cannot move boxes"):
-        _run(ExternalTransform(Noise()), layers)
     sizes = ExternalTransform(RandomCut(), seed_per="sample")
     with pytest.raises(ConfigError, match="samples came out in different sizes"):
         _run(sizes, Layers(_layers(8).images))

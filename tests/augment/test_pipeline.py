@@ -69,9 +69,9 @@ def test_what_becomes_an_augmentation() -> None:
 
 def test_one_augmentation_is_for_training_and_each_stage_may_have_its_own() -> None:
     stripe, crop = StripeAugment(), Geometry(crop_px=8)
-    assert stage_augmentations(None) == {}
-    assert stage_augmentations(stripe) == {"train": stripe}
-    found = stage_augmentations({"train": stripe, "val": crop, "test": None})
+    assert stage_augmentations(None, ["image"]) == {}
+    assert stage_augmentations(stripe, ["image"]) == {"train": stripe}
+    found = stage_augmentations({"train": stripe, "val": crop, "test": None}, ["image", "mask"])
     assert found == {"train": stripe, "val": crop}
 
 
@@ -84,7 +84,7 @@ def test_one_augmentation_is_for_training_and_each_stage_may_have_its_own() -> N
 )
 def test_unknown_stages(stage: object, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        stage_augmentations({stage: StripeAugment()})
+        stage_augmentations({stage: StripeAugment()}, ["image"])
 
 
 IMAGES = torch.zeros(2, 3, 4, 5)

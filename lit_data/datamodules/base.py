@@ -334,6 +334,7 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
             rank=rank,
             world_size=world_size,
             stage=stage,
+            repeats=stage != "train" or is_overfitting,
         )
 
     @contextmanager

@@ -3,24 +3,26 @@
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
-from torch.utils.data import SequentialSampler
 
 from lit_data.checks import check_count
 from lit_data.errors import ConfigError
 from lit_data.loading.assembly import Assembly, EpochProgress, LoaderState
 from lit_data.loading.choice import Choice, choose_workers, open_workers
+from lit_data.loading.epochs import CYCLE, EPOCHS, AscendingSampler, EpochSampler
 from lit_data.loading.options import LoaderOptions
 from lit_data.loading.order import EpochOrder, find_windows
+from lit_data.loading.ranks import check_ranks_known, find_ranks
 from lit_data.loading.samples import Collate, MapStyle, SampleWriter, as_rows, count_samples
 from lit_data.loading.staging import INDICES, Layout, Slot, Staging, check_room
 from lit_data.loading.transfer import SideStream
 from lit_data.loading.workers import Failure, Workers, write
-from lit_data.types import Ints, LookAhead, RowWriter
+from lit_data.types import Ints, LookAhead, RowWriter, Stage
 
 
 class MicroBatchLoader:
@@ -30,23 +32,37 @@ class MicroBatchLoader:
     an epoch and every random number of a sample depend on the seed, the epoch and the sample alone:
     not on workers, micro-batches, batch size or ranks, so no worker can change them.
 
+    Each pass is one epoch further than the one before, also after a pass that was broken off.
+    `set_epoch` gives the next pass its epoch, which Lightning does through `sampler`; a further
+    pass within an epoch of Lightning (``max_size_cycle``) has an order of its own.
+
+    Several ranks share the samples: each reads its part of every step, without a
+    `DistributedSampler`.
+
     A batch lives in staging memory that is lent: it is written again only when the last tensor of
     it is gone.
 
     Args:
         dataset: One that writes rows (`lit_data.types.RowWriter`), or any map-style dataset.
         options: Batch size, workers and the rest.
-        shuffle: Random order, new in each epoch; otherwise ascending, and `set_epoch` by Lightning
-            has no effect.
-        rank: This process.
-        world_size: Number of processes.
+        shuffle: Random order, new in each epoch; otherwise ascending.
+        rank: This process; by default that of `torch.distributed` if its process group is up when a
+            pass begins, else 0.
+        world_size: Number of processes, by default likewise; ``rank=0, world_size=1`` lets each
+            process read everything.
         collate_fn: As torch's DataLoader has it: a list of samples of any kind and size becomes a
             batch, in a worker; `list` keeps them as they are. By default samples are stacked in
             place, which is several times as fast.
-        stage: Use of the batches, with which the message about the workers begins.
+        stage: Use of the batches. For val, test and predict each sample occurs exactly once over
+            all ranks, for train all ranks take equally many steps; by default both, and what cannot
+            have both is refused.
+        repeats: Every pass is one of epoch 0, with the same random numbers, unless `set_epoch` is
+            called; by default so for val, test and predict. Without a `stage` passes differ, as
+            those of torch's DataLoader do.
 
     Attributes:
-        epoch: Epoch of the order and the random numbers of the next iteration.
+        epoch: Epoch of the order and the random numbers of the next pass.
+        sampler: Through which a Trainer tells the epoch.
         count_trained: Returns (epoch, batches trained in it) if somebody knows, such as a Trainer;
             otherwise every batch handed out counts as trained.
         device: A CUDA device to which batches are copied one ahead (`lit_data.loading.transfer`);
@@ -54,10 +70,10 @@ class MicroBatchLoader:
         assemble_s: Seconds that handing out batches took so far, without waiting for workers.
 
     Raises:
-        ConfigError: The dataset cannot be read by index, is smaller than the number of ranks, or
-            its samples cannot be put into a batch; or the ranks cannot share the global batch
-            evenly; or `collate_fn` comes with `micro_batch_size`, or with a dataset that writes
-            rows.
+        ConfigError: The dataset cannot be read by index, is empty or smaller than the number of
+            ranks, or its samples cannot be put into a batch; or the ranks cannot share the global
+            batch evenly; or `collate_fn` comes with `micro_batch_size`, or with a dataset that
+            writes rows.
     """
 
     def __init__(
@@ -66,34 +82,39 @@ class MicroBatchLoader:
         options: LoaderOptions | None = None,
         *,
         shuffle: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         collate_fn: Collate | None = None,
-        stage: str = "",
+        stage: Stage | None = None,
+        repeats: bool | None = None,
     ) -> None:
         self.options = options or LoaderOptions()
-        self.order = EpochOrder(
-            count_samples(dataset),
-            shuffle,
-            self.options.seed,
-            rank=rank,
-            world_size=world_size,
-            drop_last=self.options.drop_last,
-            windows=find_windows(dataset, self.options) if shuffle else None,
-        )
         self.dataset = dataset
         self.collate_fn = collate_fn
         if collate_fn is not None and self.options.micro_batch_size != "auto":
             raise ConfigError(
                 "collate_fn makes a batch of whole samples: leave out micro_batch_size"
             )
-        self._batch_size = self.options.count_batch(world_size)
-        self.epoch = 0
         self.stage = stage
+        is_evaluation = stage in ("val", "test", "predict")
+        self.repeats = is_evaluation if repeats is None else repeats
+        self._given_ranks = rank, world_size
+        ranks = find_ranks(rank, world_size)
+        self._order = EpochOrder(
+            count_samples(dataset),
+            shuffle,
+            self.options.seed,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            evaluation=is_evaluation,
+            drop_last=self.options.drop_last,
+            windows=find_windows(dataset, self.options) if shuffle else None,
+        )
+        self._batch_size: int | None = None
+        self.options.count_batch(ranks.world_size)
+        self.epoch = 0
+        self._epochs_per_pass = 1
         self.count_trained: Callable[[], tuple[int, int]] | None = None
-        # Lightning calls `loader.sampler.set_epoch`; evaluation must not change with the epoch.
-        # With `overfit_batches` it asks whether the order is that of the dataset.
-        self.sampler = self if shuffle else SequentialSampler(range(self.order.length))
         self.batch_sampler = None  # Lightning reads it wherever there is a sampler
         self.device: torch.device | None = None
         self.pin_device: torch.device | None = None
@@ -103,6 +124,29 @@ class MicroBatchLoader:
         self._assembly: Assembly | None = None
         self._workers: Workers | None = None
         self._plan = 0
+
+    @property
+    def order(self) -> EpochOrder:
+        """Order of the samples, as the dataset and the ranks are now."""
+        order = self._order
+        ranks = find_ranks(*self._given_ranks)
+        length = count_samples(self.dataset)
+        windows = order.windows
+        if windows is not None and length != order.length:
+            windows = find_windows(self.dataset, self.options)
+        return replace(
+            order,
+            length=length,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            windows=windows,
+        )
+
+    @property
+    def sampler(self) -> EpochSampler | AscendingSampler:
+        """Return what a Trainer tells the epoch; by its class it knows an ascending order."""
+        kind = EpochSampler if self._order.shuffle else AscendingSampler
+        return kind(self.order.length, self._begin_epoch)
 
     @property
     def resizable(self) -> bool:
@@ -116,12 +160,14 @@ class MicroBatchLoader:
         Setting it takes effect with the next batch if the loader is resizable, else with the next
         epoch.
         """
-        return self._batch_size
+        if self._batch_size is not None:
+            return self._batch_size
+        return self.options.count_batch(self.order.world_size)
 
     @batch_size.setter
     def batch_size(self, samples: int) -> None:
         check_count("batch_size", samples, 1)
-        has_changed = samples != self._batch_size
+        has_changed = samples != self.batch_size
         self._batch_size = samples
         if has_changed and self.options.resizable and self._assembly is not None:
             self._assembly.resize(samples)
@@ -134,14 +180,21 @@ class MicroBatchLoader:
         order, size = self.order, self.batch_size
         rest = order.count(order.length % (order.world_size * size))
         sizes = {size, rest}
-        if order.shuffle and order.world_size > 1:
+        if order.equal_steps and order.world_size > 1:
             # The last full step may give samples away, so that every rank has one more step.
             sizes |= {size - 1, 1}
         return sizes - {0}
 
     def set_epoch(self, epoch: int) -> None:
-        """Use this epoch's order and random numbers from the next iteration on."""
+        """Give the next pass the order and the random numbers of this epoch."""
         self.epoch = epoch
+        self._epochs_per_pass = 1
+
+    def _begin_epoch(self, epoch: int) -> None:
+        """Follow a Trainer, which tells each epoch: a pass in between is no epoch to come."""
+        if not self.repeats:
+            self.epoch = epoch
+            self._epochs_per_pass = CYCLE
 
     def __len__(self) -> int:
         """Return the batches of a whole epoch, those before an interruption included.
@@ -154,8 +207,9 @@ class MicroBatchLoader:
         """
         if self._is_elastic():
             raise TypeError("this loader has no length: its batch size can change within an epoch")
-        start = self._start(self.epoch)
-        return start.batches + self.order.steps(start.position, self.batch_size)
+        start, order = self._start(self.epoch), self.order
+        self._check_shares(order)
+        return start.batches + order.steps(start.position, self.batch_size)
 
     def __bool__(self) -> bool:
         return True
@@ -205,6 +259,7 @@ class MicroBatchLoader:
         Any number of ranks and workers can go on from them.
         """
         progress = self._progress or self._start(self.epoch)
+        order = self._order if self._progress else self.order
         epoch, batches = progress.epoch, progress.batches
         if self.count_trained is not None:
             # Batches that were handed out ahead of the step are not trained yet.
@@ -217,11 +272,11 @@ class MicroBatchLoader:
             position=position,
             batches=batches,
             batch_size=self.batch_size,
-            world_size=self.order.world_size,
-            length=self.order.length,
-            seed=self.order.seed,
-            shuffle=self.order.shuffle,
-            window_bytes=self.order.window_bytes,
+            world_size=order.world_size,
+            length=order.length,
+            seed=order.seed,
+            shuffle=order.shuffle,
+            window_bytes=order.window_bytes,
         ).to_plain()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -246,7 +301,7 @@ class MicroBatchLoader:
     def choice(self) -> Choice:
         """Kind and number of workers, and why; the first call measures where `auto` stands."""
         return choose_workers(
-            self._rows, self._layout, self.options, self.order.world_size, self.stage
+            self._rows, self._layout, self.options, self.order.world_size, self.stage or ""
         )
 
     @property
@@ -261,9 +316,8 @@ class MicroBatchLoader:
         return SideStream(self.device)
 
     def _batches(self) -> Iterator[Any]:
-        progress = self._start(self.epoch)
-        if progress.batches and not self.order.steps(progress.position, self.batch_size):
-            progress = EpochProgress(self.epoch + 1)  # the interrupted epoch was complete
+        progress = self._begin_pass()
+        order = self._order
         depth = self._count_tasks_ahead()
         self._check_sources()
         # Workers stay for the next epoch: starting processes takes longer than many a batch.
@@ -271,7 +325,7 @@ class MicroBatchLoader:
             self._workers = open_workers(self._rows, self._layout, self.choice, self.options)
         workers = self._workers
         assembly = Assembly(
-            self.order,
+            order,
             self._staging,
             progress,
             batch_size=self.batch_size,
@@ -297,6 +351,33 @@ class MicroBatchLoader:
         finally:
             fetching.close()
             self._end_iteration(assembly)
+
+    def _begin_pass(self) -> EpochProgress:
+        """Fix the order of a pass, and the epoch of the next one; return where it begins."""
+        order = self.order
+        self._check_shares(order)
+        check_ranks_known(*self._given_ranks)
+        progress = self._start(self.epoch)
+        if progress.batches and not order.steps(progress.position, self.batch_size):
+            progress = EpochProgress(self.epoch + 1)  # the interrupted epoch was complete
+        self._order = order
+        if not self.repeats:
+            self.epoch = (progress.epoch + self._epochs_per_pass) % EPOCHS
+        return progress
+
+    def _check_shares(self, order: EpochOrder) -> None:
+        """Refuse to leave out samples where nobody said that this loader is one of training.
+
+        Raises:
+            ConfigError: Batches of one sample cannot be shared evenly by the ranks.
+        """
+        rest = order.count_left_out(self.batch_size)
+        if rest and self.stage is None and not order.shuffle:
+            raise ConfigError(
+                f"{order.length} samples in batches of 1 cannot be shared evenly by "
+                f"{order.world_size} ranks: give MicroBatchLoader(stage='val') if each sample is "
+                f"to be read once, stage='train' if the last {rest} may be left out"
+            )
 
     def _count_tasks_ahead(self) -> int:
         """Return the micro-batches that are under way beside the one waited for.
@@ -329,7 +410,8 @@ class MicroBatchLoader:
         # A function, because the order of a large set takes long and is seldom needed; bound to the
         # numbers of now, as progress goes on.
         position, epoch = progress.position, progress.epoch
-        rest = partial(self.order.indices, position, self.order.length - position, epoch)
+        order = self._order
+        rest = partial(order.indices, position, order.length - position, epoch)
         return look_ahead(rest, epoch) or _NothingAhead()
 
     def _hand_out(
@@ -356,7 +438,7 @@ class MicroBatchLoader:
         if self._assembly is not assembly:
             return  # another iteration has taken over the workers
         self._assembly = None
-        if not self.order.shuffle:
+        if not assembly.order.shuffle:
             # Evaluation comes once in an epoch: its workers would only hold memory meanwhile.
             self.close()
 

@@ -145,21 +145,22 @@ class EpochOrder:
 
     Training ranks take equally many steps: where fewer samples than ranks would be left over for
     one more step, the step before gives some away. With a batch size of 1 it has none to give, and
-    those few (another choice in each epoch) are left out. In evaluation each sample occurs exactly
-    once over all ranks.
+    those few (another choice in each epoch of a random order) are left out. In evaluation each
+    sample occurs exactly once over all ranks.
 
     Args:
         length: Samples in the dataset.
-        shuffle: Random order, new in each epoch, and equally many steps on each rank; otherwise
-            ascending.
+        shuffle: Random order, new in each epoch; otherwise ascending.
         seed: 0 <= seed < 2**64.
         rank: This process, 0 <= rank < world_size.
         world_size: Number of processes.
+        evaluation: The last step may be one of some ranks; otherwise all take equally many steps. By
+            default so for an ascending order.
         drop_last: Leave out the last step of an epoch when it is short.
         windows: Windows in which samples that lie together stay close; by default none do.
 
     Raises:
-        ConfigError: There are fewer samples than ranks, or the rank is out of range.
+        ConfigError: There are no samples, or fewer than ranks, or the rank is out of range.
     """
 
     length: int
@@ -167,6 +168,7 @@ class EpochOrder:
     seed: int
     rank: int = 0
     world_size: int = 1
+    evaluation: bool | None = None
     drop_last: bool = False
     windows: Windows | None = None
 
@@ -174,11 +176,18 @@ class EpochOrder:
         """Check that every rank has work."""
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank={self.rank} is out of range for world_size={self.world_size}")
+        if not self.length:
+            raise ConfigError("the dataset is empty: there is nothing to make a batch of")
         if self.length < self.world_size:
             raise ConfigError(
                 f"{self.length} samples cannot be shared by {self.world_size} ranks: use fewer "
                 "devices or more data"
             )
+
+    @property
+    def equal_steps(self) -> bool:
+        """Return True if all ranks take equally many steps."""
+        return self.shuffle if self.evaluation is None else not self.evaluation
 
     @property
     def window_bytes(self) -> int:
@@ -190,9 +199,9 @@ class EpochOrder:
         left = self.length - position
         full = self.world_size * batch_size
         if left < full:
-            is_dropped = self.drop_last or (self.shuffle and left < self.world_size)
+            is_dropped = self.drop_last or (self.equal_steps and left < self.world_size)
             return 0 if is_dropped else left
-        if not self.shuffle or self.drop_last:
+        if not self.equal_steps or self.drop_last:
             return full
         if 0 < left - full < self.world_size and batch_size > 1:
             # Gives some away, so that the last step has a sample for each rank.
@@ -208,12 +217,17 @@ class EpochOrder:
         full, rest = divmod(self.length - position, self.world_size * batch_size)
         if self.drop_last or not rest:
             return full
-        if self.shuffle:
+        if self.equal_steps:
             can_give_away = full > 0 and batch_size > 1
             has_short_step = rest >= self.world_size or can_give_away
         else:
             has_short_step = rest > self.rank
         return full + has_short_step
+
+    def count_left_out(self, batch_size: int) -> int:
+        """Return the samples that no rank reads in an epoch, so that all take equally many steps."""
+        is_whole = batch_size > 1 or not self.equal_steps or self.drop_last
+        return 0 if is_whole else self.length % self.world_size
 
     def indices(self, position: int, taken: int, epoch: int) -> Ints:
         """Return the sample indices of this rank in the step at `position`."""

@@ -1,0 +1,39 @@
+"""Samplers through which a Trainer tells a loader the epoch."""
+
+from collections.abc import Callable
+
+from torch.utils.data import Sampler, SequentialSampler
+
+EPOCHS = 2**32
+"""Numbers of epochs from which random numbers are made, see `lit_data.rng.random_words`."""
+CYCLE = 2**20
+"""Added to the epoch by each further pass in it: no order and no random number is used twice."""
+
+
+class EpochSampler(Sampler[int]):
+    """What a Trainer finds as ``loader.sampler``; nothing is drawn from it.
+
+    Args:
+        length: Samples of the dataset.
+        set_epoch: Called by the Trainer at the start of an epoch.
+    """
+
+    def __init__(self, length: int, set_epoch: Callable[[int], None]) -> None:
+        self.length = length
+        self.set_epoch = set_epoch
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class AscendingSampler(SequentialSampler):
+    """The same for the order of the dataset, by whose class `overfit_batches` knows it.
+
+    Args:
+        length: Samples of the dataset.
+        set_epoch: Called by the Trainer at the start of an epoch.
+    """
+
+    def __init__(self, length: int, set_epoch: Callable[[int], None]) -> None:
+        super().__init__(range(length))
+        self.set_epoch = set_epoch

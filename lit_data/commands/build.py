@@ -28,6 +28,7 @@ from lit_data.commands.checkpoints import (
     load_weights,
 )
 from lit_data.commands.configuration.addresses import name_remote
+from lit_data.commands.configuration.foreign import load_config
 from lit_data.commands.configuration.hydra_node import find_typed
 from lit_data.commands.configuration.names import allow_packages, resolve_target, to_plain
 from lit_data.commands.configuration.targets import (
@@ -151,8 +152,7 @@ def load_trained(run: Path, checkpoint: Path, packages: Sequence[str] = ()) -> L
     Raises:
         LitDataError: The configuration is refused, or the checkpoint is none of this module.
     """
-    cfg = OmegaConf.load(run / ".hydra" / "config.yaml")
-    assert isinstance(cfg, DictConfig)
+    cfg = load_config(run / ".hydra" / "config.yaml")
     with allow_packages(packages):
         take_trained(cfg, checkpoint)  # a run may have taken its classes from the data
         model = build_model(cfg, trained=True)

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lit_data.commands.build import build_input_data, build_model
 from lit_data.commands.checkpoints import find_checkpoint, load_weights
+from lit_data.commands.configuration.foreign import load_config
 from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.configuration.targets import read_options
@@ -103,8 +104,7 @@ def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
         LitDataError: The configuration is refused, or the model cannot be exported.
     """
     started = read_started(run)
-    cfg = OmegaConf.load(run / ".hydra" / "config.yaml")
-    assert isinstance(cfg, DictConfig)
+    cfg = load_config(run / ".hydra" / "config.yaml")
     checkpoint = _find(typed["ckpt"], run, cfg)
     record = take_trained(cfg, checkpoint)
     if typed["max_pixels"] is not None:

@@ -33,13 +33,14 @@ from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.configuration.tree import open_hydra
 from lit_data.commands.remote_runs import RECORDS, fetching_runs
-from lit_data.commands.reports.untrusted import as_dict, open_inside, parse_json, read_text
+from lit_data.commands.reports.untrusted import as_dict, open_inside, read_text
 from lit_data.commands.rerun import take_run
 from lit_data.commands.terminal import quieten
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import format_batch
 from lit_data.errors import ConfigError, DataError, first_line, show_path
 from lit_data.files import explaining, replacing, try_writing, write_table
+from lit_data.io.plain import parse_json
 from lit_data.io.remote.options import is_remote
 from lit_data.tasks import find_task
 from lit_data.testing import QUIET
@@ -95,7 +96,7 @@ class Record:
                 f"{show_path(folder)} has no {Path(error.filename).name}: it is no folder of a fit with "
                 "callbacks.steps, or its training has not begun"
             ) from error
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError, DataError) as error:
             raise DataError(
                 f"{show_path(folder)} does not say which samples it trained: {first_line(error)}"
             ) from error

@@ -17,10 +17,11 @@ from lit_data.commands.remote_runs import RESULTS, fetching_runs, put_file
 from lit_data.commands.reports.page import make_page
 from lit_data.commands.reports.results import choose_metrics, rank
 from lit_data.commands.reports.runs import Run, read_run
-from lit_data.commands.reports.untrusted import as_dict, load, parse_csv, parse_json, read_pictures
+from lit_data.commands.reports.untrusted import as_dict, load, parse_csv, read_pictures
 from lit_data.commands.result import FAILURE, PartlyDoneError, describe_failure
 from lit_data.errors import ConfigError, DataError
 from lit_data.files import natural_key, write_json, write_text
+from lit_data.io.plain import parse_json
 from lit_data.io.remote.options import is_remote, parse_store
 
 _DEEPEST = 4

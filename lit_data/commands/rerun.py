@@ -13,8 +13,9 @@ from yaml import YAMLError
 
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.remote_runs import RECORDS, fetching_runs
-from lit_data.commands.reports.untrusted import as_dict, find_config_dir, parse_yaml, read_text
+from lit_data.commands.reports.untrusted import as_dict, find_config_dir, read_text
 from lit_data.errors import ConfigError, DataError, first_line
+from lit_data.io.plain import parse_yaml
 from lit_data.io.remote.options import is_remote
 
 _HELP = """\
@@ -115,7 +116,7 @@ def read_started(run: Path) -> Started:
         raise DataError(
             f"{run} is no run and no sweep of lit_data: there is no {hydra_file} in it"
         ) from error
-    except (OSError, ValueError, YAMLError, RecursionError) as error:
+    except (OSError, DataError, YAMLError, RecursionError) as error:
         raise DataError(f"{run} does not say how it was started: {first_line(error)}") from error
     typed = as_dict(hydra.get("overrides")).get("task")
     command = config.get("command")

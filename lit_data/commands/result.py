@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 
-from lit_data.commands.reports.untrusted import parse_json, read_text
+from lit_data.commands.reports.untrusted import read_text
 from lit_data.errors import (
     BatchMemoryError,
     DataError,
@@ -20,6 +20,7 @@ from lit_data.errors import (
     settle_lines,
 )
 from lit_data.files import write_json
+from lit_data.io.plain import parse_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -171,7 +172,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise DataError(f"{folder} has no summary.json: the run failed, or has not ended")
     try:
         summary = parse_json(read_text(folder, path))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, DataError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not isinstance(summary, dict):
         raise DataError(f"{path} is not an object of JSON")

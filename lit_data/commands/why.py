@@ -14,11 +14,10 @@ from lit_data.commands.reports.untrusted import (
     as_dict,
     load,
     parse_csv,
-    parse_json,
-    parse_yaml,
 )
 from lit_data.errors import ConfigError, LitDataError, escape, first_line
 from lit_data.files import flatten
+from lit_data.io.plain import parse_json, parse_yaml
 from lit_data.io.remote.options import is_remote
 from lit_data.types import Bools
 

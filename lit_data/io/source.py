@@ -106,6 +106,23 @@ def read_whole(stream: BinaryIO) -> bytes:
     return stream.read(size_bytes)
 
 
+def read_within(path: PathText, most_bytes: int) -> bytes:
+    """Return the content of a regular file of bounded size.
+
+    Args:
+        path: Of the file.
+        most_bytes: Its largest size.
+
+    Raises:
+        DataError: As of `open_source`; it is larger.
+    """
+    with open_source(path) as stream:
+        data = stream.read(most_bytes + 1)
+        if len(data) > most_bytes:
+            raise DataError(f"larger than the {most_bytes} bytes that such a file may have")
+        return data
+
+
 def decode_text(data: bytes) -> str:
     """Return the text of a file in UTF-8, with or without a byte order mark.
 

@@ -23,6 +23,7 @@ from yaml import YAMLError
 
 from lit_data.checks import check_types
 from lit_data.commands.configuration.addresses import settle_folders
+from lit_data.commands.configuration.foreign import ForeignError, bounding_references
 from lit_data.commands.configuration.hydra_node import (
     check_hydra_node,
     check_places,
@@ -38,7 +39,7 @@ from lit_data.commands.configuration.names import (
 )
 from lit_data.commands.configuration.suggest import did_you_mean, nearest, nearest_key
 from lit_data.commands.configuration.tree import ConfigTree, list_keys, open_hydra
-from lit_data.errors import ConfigError
+from lit_data.errors import ConfigError, first_line
 from lit_data.io.remote import check_plain, check_words
 
 _UNKNOWN_KEY = re.compile(r"Interpolation key '(.+?)' not found")
@@ -282,14 +283,17 @@ def check_run(
 
 @contextmanager
 def _as_config_errors(
-    tree: ConfigTree | None = None, overrides: Sequence[str] = ()
+    tree: ConfigTree | None = None, overrides: Sequence[str] = (), typed: Sequence[str] = ()
 ) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", r"provider=.*\s+is not available", UserWarning)
-            yield
+            with bounding_references(typed):
+                yield
     except ConfigError:
         raise
+    except ForeignError as error:
+        raise ConfigError(first_line(error)) from error
     except Exception as error:
         # Also what Hydra and OmegaConf raise by mistake: it is the user's text that they read.
         unknown = find_unknown(tree, overrides) if tree else None
@@ -390,7 +394,8 @@ def _list_values(override: Override) -> list[str]:
 
 
 def _check_job(tree: ConfigTree, overrides: Sequence[str], typed: Sequence[str]) -> DictConfig:
-    with _as_config_errors(tree, overrides):
+    typed_keys = [dot_indices(override.key_or_group) for override in tree.parse(typed)]
+    with _as_config_errors(tree, overrides, typed_keys):
         cfg = tree.compose(overrides)
         paths, left_open = tree.read_files(overrides)
         settle_folders(cfg)

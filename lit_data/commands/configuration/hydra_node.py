@@ -62,6 +62,8 @@ _ADDRESS = re.compile(r"[A-Za-z][\w+.-]*:/\S*")
 _LOCAL = ("sqlite:///", "file://")
 _READ = ("_target_", "weights")
 
+_LONGEST_NAME = 200
+
 
 def find_typed() -> set[str]:
     """Return the keys of this run's command line; none outside a run."""
@@ -159,6 +161,11 @@ def check_run_name(job: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"name={name!r} is part of the run folder: choose a plain name, without '..' or a "
             "leading /"
+        )
+    if len(name) > _LONGEST_NAME:
+        raise ConfigError(
+            f"name={name[:40]!r}... has {len(name)} letters: it is part of the run folder, for which "
+            f"up to {_LONGEST_NAME} letters are allowed"
         )
 
 

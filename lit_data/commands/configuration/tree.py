@@ -25,6 +25,7 @@ from hydra.types import RunMode
 from omegaconf import Container, DictConfig, OmegaConf
 from typing_extensions import override
 
+from lit_data.commands.configuration.foreign import check_config_file
 from lit_data.commands.configuration.installed import list_conf_packages
 from lit_data.commands.configuration.names import dot_indices, walk
 from lit_data.errors import ConfigError
@@ -100,6 +101,8 @@ class FilesReadOnce(ConfigRepository):
         files = self._read if source.scheme() == "file" else PACKAGED_FILES
         key = (config_path, source.provider, source.path)
         if key not in files:
+            if source.scheme() == "file":
+                check_config_file(Path(source.path) / source._normalize_file_name(config_path))
             files[key] = super().load_config(config_path)
         result = files[key]
         if result is None:

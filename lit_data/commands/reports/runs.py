@@ -19,12 +19,11 @@ from lit_data.commands.reports.untrusted import (
     load,
     open_inside,
     parse_csv,
-    parse_json,
-    parse_yaml,
     read_text,
 )
 from lit_data.commands.result import FAILURE, find_direction, find_monitor
 from lit_data.files import flatten
+from lit_data.io.plain import parse_json, parse_yaml
 
 State = Literal["done", "failed", "unfinished"]
 
@@ -50,6 +49,7 @@ _LINE = re.compile(
 )
 _MOST_LOG_BYTES = 4 * 2**20  # of the begin of a log and of its end
 _MOST_ENTRY_CHARACTERS = 4000
+_MOST_READ_CHARACTERS = 8000  # so that no secret that is shown is cut, and not known as one
 _MOST_WARNINGS = 100
 _LIMITED = "DataWaitMonitor: "
 
@@ -347,7 +347,7 @@ def _replace_references(node: Any, values: Mapping[str, Any]) -> Any:  # noqa: A
         return {key: _replace_references(value, values) for key, value in node.items()}
     if isinstance(node, list):
         return [_replace_references(value, values) for value in node]
-    if not isinstance(node, str) or len(node) > _MOST_CHARACTERS:
+    if not isinstance(node, str):
         return node
     reference = _REFERENCE.fullmatch(node)  # which may stand for a number
     if reference:
@@ -363,7 +363,18 @@ def _read_yaml(folder: Path, name: str, notes: list[str]) -> dict[str, Any]:
     path = f".hydra/{name}.yaml"
     if not (folder / path).exists():
         notes.append(f"there is no {path}, so the configuration is not known")
-    return as_dict(load(folder, path, parse_yaml, notes))
+    return as_dict(_shorten(load(folder, path, parse_yaml, notes)))
+
+
+def _shorten(node: Any) -> Any:  # noqa: ANN401 - YAML data
+    """Return a copy of plain data whose texts have a length that can be shown."""
+    if isinstance(node, dict):
+        return {_shorten(key): _shorten(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_shorten(value) for value in node]
+    if not isinstance(node, str) or len(node) <= _MOST_CHARACTERS:
+        return node
+    return f"{node[:_MOST_CHARACTERS]}... ({len(node)} letters)"
 
 
 def read_journal(folder: Path, masker: Masker, notes: list[str]) -> RunLog:
@@ -383,15 +394,17 @@ def read_journal(folder: Path, masker: Masker, notes: list[str]) -> RunLog:
     except OSError as error:
         notes.append(f"{paths[-1].name} cannot be read: {error.strerror}")
         return journal
-    entries = _read_entries(lines, masker)
+    entries = _read_entries(lines)
     if entries:
         journal.began = entries[0].time
     for entry in entries:
         if entry.level not in ("DEBUG", "INFO"):
             journal.warnings.append(entry)
         if entry.text.startswith(_LIMITED):
-            journal.limited_by = entry.text.removeprefix(_LIMITED)
+            journal.limited_by = masker.mask_text(entry.text.removeprefix(_LIMITED))
     journal.warnings = journal.warnings[-_MOST_WARNINGS:]
+    for entry in journal.warnings:
+        entry.text = masker.mask_text(entry.text)[:_MOST_ENTRY_CHARACTERS]
     return journal
 
 
@@ -408,14 +421,14 @@ def _read_ends(folder: Path, path: Path, notes: list[str]) -> list[str]:
     return content.decode("utf-8", "replace").splitlines()
 
 
-def _read_entries(lines: Iterable[str], masker: Masker) -> list[LogEntry]:
+def _read_entries(lines: Iterable[str]) -> list[LogEntry]:
+    """Return the entries of a log with their secrets, as one may go over several lines."""
     entries: list[LogEntry] = []
     for line in lines:
         match = _LINE.match(line)
         if match:  # other lines belong to the one above, such as those of a traceback
-            text = masker.mask_text(match[4][:_MOST_ENTRY_CHARACTERS])
-            entries.append(LogEntry(match[1], match[2], text))
-        elif entries and line.strip() and len(entries[-1].text) < _MOST_ENTRY_CHARACTERS:
-            longer = f"{entries[-1].text}\n{masker.mask_text(line)}"
-            entries[-1].text = longer[:_MOST_ENTRY_CHARACTERS]
+            entries.append(LogEntry(match[1], match[2], match[4][:_MOST_READ_CHARACTERS]))
+        elif entries and line.strip():
+            space = max(0, _MOST_READ_CHARACTERS - len(entries[-1].text))
+            entries[-1].text += f"\n{line}"[:space]
     return entries

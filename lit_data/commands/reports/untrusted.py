@@ -7,27 +7,28 @@ import base64
 import csv
 import errno
 import io
-import json
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
 
-from lit_data.errors import first_line
-from lit_data.io.remote.options import MASK, SECRET_WORDS, cut_secrets, split_key
+from lit_data.errors import DataError, first_line
+from lit_data.io.remote.secrets import (
+    MASK,
+    cut_secrets,
+    ends_in_secret,
+    find_other_halves,
+    holds_key_id,
+    names_secret,
+)
 
 _LEAST_KNOWN = 6  # a shorter secret would be found inside of ordinary words
 
 _MOST_BYTES = 2**24
-_MOST_NODES = 200_000
-_DEEPEST = 60
-_MOST_DIGITS = 40
-# The loader in C is there if PyYAML was built with it.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _QUALITY = 80
 _MOST_PICTURES = 12
 _MOST_PICTURE_BYTES = 2**27
@@ -59,37 +60,51 @@ class Masker:
 
     def __init__(self) -> None:
         self._known: set[str] = set()
+        self._has_key_id = False
 
     def mask_tree(self, tree: Any) -> Any:  # noqa: ANN401 - what YAML or JSON may hold
         """Return a copy of dicts and lists without secrets.
 
         All that lies below the key of a secret is one. A number is a secret only where the key ends
-        in the word, so ``max_tokens: 512`` stays.
+        in the word, so ``max_tokens: 512`` stays. Where the public half of an AWS key stands
+        anywhere, what looks like the secret half is taken out everywhere.
         """
-        if isinstance(tree, dict):
-            masked = {}
-            for key, value in tree.items():
-                masked[self.mask_text(str(key))] = self._mask_entry(str(key), value)
-            return masked
-        if isinstance(tree, list):
-            return [self.mask_tree(value) for value in tree]
-        return self.mask_text(tree) if isinstance(tree, str) else tree
+        texts = list(_list_texts(tree))
+        self._has_key_id |= any(map(holds_key_id, texts))
+        for text in texts:
+            self._learn_halves(text)
+        return self._mask_node(tree)
 
     def mask_text(self, text: str) -> str:
         """Return a text without known secrets, and without those that `cut_secrets` sees."""
+        self._has_key_id |= holds_key_id(text)
+        self._learn_halves(text)
         for secret in sorted(self._known, key=len, reverse=True):
             text = text.replace(secret, MASK)
         return cut_secrets(text)
 
+    def _learn_halves(self, text: str) -> None:
+        if self._has_key_id:
+            self._known.update(find_other_halves(text))
+
+    def _mask_node(self, node: Any) -> Any:  # noqa: ANN401
+        if isinstance(node, dict):
+            masked = {}
+            for key, value in node.items():
+                masked[self.mask_text(str(key))] = self._mask_entry(str(key), value)
+            return masked
+        if isinstance(node, list):
+            return [self._mask_node(value) for value in node]
+        return self.mask_text(node) if isinstance(node, str) else node
+
     def _mask_entry(self, key: str, value: Any) -> Any:  # noqa: ANN401
-        names = split_key(key)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number:
-            is_secret = bool(names) and names[-1] in SECRET_WORDS
+            is_secret = ends_in_secret(key)
         else:
-            is_secret = isinstance(value, str | dict | list) and not SECRET_WORDS.isdisjoint(names)
+            is_secret = isinstance(value, str | dict | list) and names_secret(key)
         if not is_secret:
-            return self.mask_tree(value)
+            return self._mask_node(value)
         self._learn(value)
         return MASK if value not in ("", {}, []) else value
 
@@ -99,6 +114,15 @@ class Masker:
                 self._learn(part)
         elif isinstance(value, str) and len(value) >= _LEAST_KNOWN and not value.startswith("${"):
             self._known.add(value)
+
+
+def _list_texts(tree: Any) -> Iterator[str]:  # noqa: ANN401
+    """Yield all texts of dicts and lists."""
+    if isinstance(tree, dict | list):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _list_texts(part)
+    elif isinstance(tree, str):
+        yield tree
 
 
 def open_inside(folder: Path, path: Path, *, most_bytes: int = _MOST_BYTES) -> BinaryIO:
@@ -133,50 +157,6 @@ def read_text(folder: Path, path: Path) -> str:
         return file.read(_MOST_BYTES).decode("utf-8", "replace")
 
 
-def parse_yaml(text: str) -> Any:  # noqa: ANN401 - what YAML may hold
-    """Return plain data of YAML without aliases, which turn a few bytes into any number of nodes.
-
-    Raises:
-        ValueError: It has aliases, too many nodes, or is nested too deeply.
-        yaml.YAMLError: It is no YAML.
-    """
-    depth = 0
-    for count, event in enumerate(yaml.parse(text, _LOADER)):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError("it has aliases")
-        if count > _MOST_NODES or depth > _DEEPEST:
-            raise ValueError("it has too many nodes, or is nested too deeply")
-    return yaml.load(text, _LOADER)
-
-
-def parse_json(text: str) -> Any:  # noqa: ANN401 - what JSON may hold
-    """Return plain data of JSON; whole numbers of more than 40 digits become null.
-
-    Raises:
-        ValueError: It is no JSON, or nested too deeply.
-        RecursionError: It is nested far too deeply.
-    """
-    content = json.loads(text, parse_int=_read_integer)
-    level = [content]
-    for _ in range(_DEEPEST):
-        below: list[Any] = []
-        for node in level:
-            if isinstance(node, dict):
-                below += node.values()
-            elif isinstance(node, list):
-                below += node
-        if not below:
-            return content
-        level = below
-    raise ValueError("it is nested too deeply")
-
-
-def _read_integer(digits: str) -> int | None:
-    return int(digits) if len(digits) <= _MOST_DIGITS else None
-
-
 def load(folder: Path, name: str, parse: Callable[[str], Any], notes: list[str]) -> Any | None:  # noqa: ANN401 - what a file may hold
     """Return what a file of a folder holds; None where it is missing or cannot be read.
 
@@ -190,7 +170,7 @@ def load(folder: Path, name: str, parse: Callable[[str], Any], notes: list[str])
         return parse(read_text(folder, folder / name))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, csv.Error, yaml.YAMLError, RecursionError) as error:
+    except (OSError, DataError, csv.Error, yaml.YAMLError, RecursionError) as error:
         notes.append(f"{name} cannot be read: {first_line(error)}")
         return None
 

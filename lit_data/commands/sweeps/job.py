@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.commands.job import list_job_arguments, run_job
 from lit_data.commands.launcher import RESUMED, STOPPED, is_first_rank
-from lit_data.commands.reports.untrusted import parse_json, read_text
+from lit_data.commands.reports.untrusted import read_text
 from lit_data.commands.result import (
     TRIAL_VARIABLE,
     Outcome,
@@ -41,6 +41,7 @@ from lit_data.errors import (
     WorkerDiedError,
 )
 from lit_data.files import write_json
+from lit_data.io.plain import parse_json
 
 log = logging.getLogger(__name__)
 
@@ -289,7 +290,7 @@ def read_record(folder: Path) -> JobRecord | None:
     try:
         plain = parse_json(read_text(folder, folder / "job.json"))
         return JobRecord(**{**plain, "overrides": tuple(plain["overrides"])})
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, DataError, ValueError, TypeError, KeyError):
         return None
 
 

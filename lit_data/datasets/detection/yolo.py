@@ -15,7 +15,8 @@ from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, DataError, Problems, escape
 from lit_data.io.discovery import check_inside
 from lit_data.io.images.header_scan import OnBad
-from lit_data.io.source import decode_text, naming, open_source, read_whole
+from lit_data.io.plain import parse_yaml
+from lit_data.io.source import decode_text, naming, open_source, read_whole, read_within
 from lit_data.types import Bools, Doubles, Ints, PathText
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ CLASS_FILES = (
     *("obj.names", "train/_darknet.labels"),  # CVAT; Roboflow
 )
 """Files with the name of a class in each line, below the root."""
+
+_MOST_YAML_BYTES = 2**24
 
 # Possessive repetitions: no digit is tried twice, so that long lines take no long time.
 _NUMBER = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?"
@@ -162,10 +165,9 @@ def read_data_yaml(path: PathText) -> DataYaml:
     Raises:
         DataError: It is not that; ``nc`` and ``names`` disagree.
     """
-    import yaml
-
-    with open_source(path) as stream:
-        content = yaml.safe_load(read_whole(stream))
+    data = read_within(path, _MOST_YAML_BYTES)
+    with naming(path):
+        content = parse_yaml(data)
         if not isinstance(content, dict):
             raise DataError("must hold keys such as names, train and val")
         classes = _read_names(content.get("names"), content.get("nc"))

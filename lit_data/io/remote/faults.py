@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lit_data.errors import DataError, LitDataError, StoreSpaceError, causes_of
-from lit_data.io.remote.options import WHERE_CREDENTIALS_BELONG, RemoteOptions, redact
+from lit_data.io.remote.options import RemoteOptions
+from lit_data.io.remote.secrets import WHERE_CREDENTIALS_BELONG, redact
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,6 @@
-"""Options and addresses of folders on servers, and credentials, which neither may hold."""
+"""Options and addresses of folders on servers, neither of which may hold credentials."""
 
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -10,121 +9,8 @@ from urllib.parse import urlsplit
 
 from lit_data.checks import check_choice, check_count
 from lit_data.errors import ConfigError, escape
+from lit_data.io.remote.secrets import WHERE_CREDENTIALS_BELONG, check_no_credentials
 from lit_data.types import PathText
-
-WHERE_CREDENTIALS_BELONG = (
-    "credentials belong to the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID and so on), ~/.aws, "
-    "~/.netrc or the configuration files of fsspec (~/.config/fsspec); see docs/remote.md"
-)
-
-# The secret half of an AWS key may hold slashes, so they do not end a password; digits up to one
-# are a port.
-_PASSWORD = re.compile(r"(://)(?!\[)[^/\s:@'\"]*:(?!\d+(?:/|\?|$))[^\s@'\"]*@")
-_MISTYPED = re.compile(  # a slash or more too few, or a space: no address, and still a password
-    r"(?i)\b((?:https?|s3a?|gc?s|az|abfss?|adl|s?ftp|webdavs?)\s*:\s*/{0,3}\s*)"
-    r"[^/\s:@'\"\[]*:(?!\d+(?:/|\?|$))[^@\n'\"]*@"
-)
-_WEB_USER = re.compile(r"(?i)(https?://)[^/\s@?#'\"]+@")
-_QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?#'\"<>]*)([?#])[^\s'\"<>)]*")
-_SECRET_PART = re.compile(
-    r"(?i)://\S*[?&;#](?:sig|key|auth|pwd|"
-    r"[\w.-]*(?:signature|credential|token|secret|password|passwd|api[_-]?key|access[_-]?key(?:id)?))="
-)
-MASK = "***"
-SECRET_WORDS = frozenset(
-    (
-        "apikey",
-        "auth",
-        "authorization",
-        "cookie",
-        "credential",
-        "credentials",
-        "key",
-        "passphrase",
-        "passwd",
-        "password",
-        "pwd",
-        "secret",
-        "secrets",
-        "sig",
-        "signature",
-        "token",
-    )
-)
-"""Words in the names of keys whose values are secrets."""
-_SPLIT = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
-_ANY_WORD = "|".join(sorted(SECRET_WORDS, key=len, reverse=True))
-_NAME = rf"[\w.+-]{{0,64}}(?:{_ANY_WORD})[\w-]{{0,64}}"
-_NO_SECRETS = ("null", "None", "true", "false", "True", "False", MASK)
-_ASSIGNED = re.compile(
-    rf"(?i)(?<![\w.+-])(?P<key>{_NAME})(?P<to>['\"]?\s*[=:]\s*)(?P<value>(?:(?:bearer|basic)\s+)?(?:'[^']*'|\"[^\"]*\"|[^\s,;&}}\]]+))"
-)
-_BEARER = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[\w.~+/=-]{8,}")
-_ISSUED = re.compile(
-    r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\bhf_\w{20,}|\bglpat-[\w-]{16,}"
-    r"|\bxox[abprs]-[\w-]{10,}|\bsk-[\w-]{20,}|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"
-)
-"""The looks of AWS, GitHub, Hugging Face, GitLab, Slack and OpenAI keys, and of JSON web tokens."""
-_SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
-_SHORTEST_SECRET = 8
-"""What is shorter is a stand-in such as "test", which messages may well hold for other reasons."""
-
-
-def check_no_credentials(text: str | None, key: str) -> None:
-    """Refuse a text with credentials inside an address.
-
-    Args:
-        text: Any text.
-        key: Name of the option, for the message, which never repeats its value.
-
-    Raises:
-        ConfigError: Says which option it is and where credentials belong.
-    """
-    patterns = (_PASSWORD, _WEB_USER, _SECRET_PART)
-    if text and (
-        _MISTYPED.search(text)
-        or ("://" in text and any(pattern.search(text) for pattern in patterns))
-    ):
-        raise ConfigError(
-            f"{key}: the address holds a user name, password, token or signature, which would end "
-            f"up in logs and run folders; write it without; {WHERE_CREDENTIALS_BELONG}"
-        )
-
-
-def redact(text: str) -> str:
-    """A text of a library with what may be secret cut out, queries of addresses too, on one line."""
-    text = _QUERY.sub(rf"\1\2{MASK}", cut_secrets(text))
-    return escape(text.strip().replace("\n", " "))
-
-
-def cut_secrets(text: str) -> str:
-    """Return a text without secrets.
-
-    These are logins in addresses, assignments to names of secrets, what looks like keys, and the
-    keys of AWS in the environment.
-    """
-    for login in (_PASSWORD, _MISTYPED, _WEB_USER):
-        text = login.sub(rf"\1{MASK}@", text)
-    text = _ASSIGNED.sub(_mask_assignment, text)
-    text = _BEARER.sub(rf"\g<kind> {MASK}", text)
-    text = _ISSUED.sub(MASK, text)
-    for name in _SECRET_VARIABLES:
-        if len(value := os.environ.get(name, "")) >= _SHORTEST_SECRET:
-            text = text.replace(value, MASK)
-    return text
-
-
-def _mask_assignment(match: re.Match[str]) -> str:
-    if SECRET_WORDS.isdisjoint(split_key(match["key"])) or match["value"] in _NO_SECRETS:
-        return match[0]
-    return f"{match['key']}{match['to']}{MASK}"
-
-
-def split_key(key: str) -> list[str]:
-    """Return the words of a key in lower case: of ``apiToken`` api and token."""
-    words = filter(None, _SPLIT.split(key))
-    return [word.lower() for word in words]
-
 
 Offline = Literal["warn", "error", "always"]
 

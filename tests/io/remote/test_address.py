@@ -5,7 +5,8 @@ import pytest
 
 from lit_data.errors import ConfigError
 from lit_data.io.remote import RemoteOptions, check_plain, check_root, check_words, transport
-from lit_data.io.remote.options import is_remote, parse_address, redact
+from lit_data.io.remote.options import is_remote, parse_address
+from lit_data.io.remote.secrets import redact
 from lit_data.io.remote.transport import quiet_clients
 
 SECRET = "hunter2SECRET"

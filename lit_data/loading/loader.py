@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from torch.utils._pytree import tree_map
 
 from lit_data.checks import check_count
 from lit_data.errors import ConfigError
+from lit_data.loading.ahead import look_ahead
 from lit_data.loading.assembly import Assembly, EpochProgress, LoaderState
+from lit_data.loading.changes import look_at
 from lit_data.loading.choice import Choice, choose_workers, open_workers
 from lit_data.loading.epochs import CYCLE, EPOCHS, AscendingSampler, EpochSampler
 from lit_data.loading.options import LoaderOptions
@@ -22,7 +24,7 @@ from lit_data.loading.samples import Collate, MapStyle, SampleWriter, as_rows, c
 from lit_data.loading.staging import INDICES, Layout, Slot, Staging, check_room
 from lit_data.loading.transfer import SideStream
 from lit_data.loading.workers import Failure, Workers, write
-from lit_data.types import Ints, LookAhead, RowWriter, Stage
+from lit_data.types import Ints, RowWriter, Stage
 
 
 class MicroBatchLoader:
@@ -123,6 +125,7 @@ class MicroBatchLoader:
         self._progress: EpochProgress | None = None
         self._assembly: Assembly | None = None
         self._workers: Workers | None = None
+        self._marks: list[object] = []
         self._plan = 0
 
     @property
@@ -214,6 +217,11 @@ class MicroBatchLoader:
     def __bool__(self) -> bool:
         return True
 
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: value for name, value in vars(self).items() if name not in _FROM_SAMPLES}
+        kept.pop("side_stream", None)
+        return kept | _OF_PROCESS
+
     def __iter__(self) -> Iterator[Any]:
         batches = self._batches()
         return self.side_stream.ahead(batches) if self.device is not None else batches
@@ -248,7 +256,7 @@ class MicroBatchLoader:
         return progress.epoch, position, progress.ends[batch + 1] - position
 
     def close(self) -> None:
-        """End the workers; the next iteration starts others."""
+        """End the workers; the next pass starts others, which see the dataset as it is then."""
         workers, self._workers = self._workers, None
         if workers is not None:
             workers.close()
@@ -317,6 +325,7 @@ class MicroBatchLoader:
 
     def _batches(self) -> Iterator[Any]:
         progress = self._begin_pass()
+        self._forget_old_samples()
         order = self._order
         depth = self._count_tasks_ahead()
         self._check_sources()
@@ -334,7 +343,7 @@ class MicroBatchLoader:
         )
         self._assembly = assembly
         self._progress = progress
-        fetching = self._look_ahead(progress)
+        fetching = look_ahead(self._rows, order, progress)
         samples_read = 0
         try:
             for task, answer in workers.run(assembly, depth):
@@ -379,6 +388,15 @@ class MicroBatchLoader:
                 f"to be read once, stage='train' if the last {rest} may be left out"
             )
 
+    def _forget_old_samples(self) -> None:
+        """End workers and forget the form of the samples if the dataset was changed since the last pass."""
+        marks = look_at(self._order.length, self.dataset, self.collate_fn)
+        if self._marks and marks != self._marks:
+            self.close()
+            for name in _FROM_SAMPLES:
+                self.__dict__.pop(name, None)
+        self._marks = marks
+
     def _count_tasks_ahead(self) -> int:
         """Return the micro-batches that are under way beside the one waited for.
 
@@ -400,19 +418,6 @@ class MicroBatchLoader:
         check: Callable[[], None] | None = getattr(self._rows, "check_sources", None)
         if check is not None and self.choice.kind != "process":
             check()
-
-    def _look_ahead(self, progress: EpochProgress) -> LookAhead:
-        """Let a dataset that fetches its samples know which ones come."""
-        look_ahead: Callable[..., LookAhead | None] | None
-        look_ahead = getattr(self._rows, "look_ahead", None)
-        if look_ahead is None:
-            return _NothingAhead()
-        # A function, because the order of a large set takes long and is seldom needed; bound to the
-        # numbers of now, as progress goes on.
-        position, epoch = progress.position, progress.epoch
-        order = self._order
-        rest = partial(order.indices, position, order.length - position, epoch)
-        return look_ahead(rest, epoch) or _NothingAhead()
 
     def _hand_out(
         self, staging: Staging, slot: Slot, samples: int, texts: Mapping[str, list[Any]]
@@ -470,12 +475,10 @@ class MicroBatchLoader:
         return Staging(self._layout, shared=self.choice.kind == "process", pinned=device)
 
 
-class _NothingAhead:
-    """`LookAhead` of a dataset whose data are here."""
-
-    def advance(self, samples: int) -> None: ...
-
-    def close(self) -> None: ...
+_FROM_SAMPLES = ("_rows", "_layout", "_staging")
+"""Attributes that were made from samples of the dataset."""
+_OF_PROCESS = {"_workers": None, "_assembly": None, "_marks": []}
+"""Attributes that no copy of a loader takes over, and what it has in their place."""
 
 
 def _pin_tensor(part: object) -> object:

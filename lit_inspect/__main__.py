@@ -1,21 +1,31 @@
 """``python -m lit_inspect FILE IMAGES --out DIR``: verdicts of all images of a folder."""
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_inspect.errors import ImageError, InspectError, UsageError
+from lit_inspect.errors import (
+    AnswerError,
+    BoardError,
+    ImageError,
+    InspectError,
+    UsageError,
+    escape,
+)
 from lit_inspect.images import list_images
 from lit_inspect.inspector import Inspector
+from lit_inspect.net import Limits
 from lit_inspect.results import Results
 from lit_inspect.version import VERSION
 
 _EPILOG = """\
 Into DIR go what `python -m lit_data predict` writes, but for its pictures: images.csv, defects.csv and maps/;
 labels.csv; or detections.json and labels/ of boxes; and bad.csv. Exit codes: 0 good; 2 wrong arguments; 3 images are
-bad, all others have a verdict; 4 the file is damaged, gives other answers on this machine, or DIR cannot be written."""
+bad, or the net has no answer for them, all others have a verdict; 4 the file is damaged, takes too much, gives other
+answers on this machine, or DIR cannot be written."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,13 +35,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("images", type=Path, help="a folder of images, or one image")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--threads", type=int, help="of the net; by default one for each core")
+    parser.add_argument(
+        "--seconds", type=float, default=10, help="that the net may take for a tile"
+    )
+    parser.add_argument("--memory-gib", type=float, default=2, help="that the net may take")
     parser.add_argument("--version", action="version", version=f"lit_inspect {VERSION}")
     options = parser.parse_args(argv)
     try:
         return _run(options)
     except InspectError as error:
-        print(f"lit_inspect: {error}".replace("\n", " "), file=sys.stderr)
+        _print_error(str(error))
         return error.exit_code
+
+
+def _print_error(text: str) -> None:
+    print(f"lit_inspect: {escape(text)}", file=sys.stderr, flush=True)
+
+
+def _give_up(reason: str) -> None:
+    """End the process from another thread, as nothing else stops the net."""
+    _print_error(reason)
+    os._exit(BoardError.exit_code)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -43,26 +67,36 @@ def _run(options: argparse.Namespace) -> int:
         raise UsageError(f"{folder}: no images")
     if options.threads is not None and options.threads < 1:
         raise UsageError(f"--threads {options.threads} must be at least 1")
-    inspector = Inspector(options.file, threads=options.threads)
+    limits = Limits(
+        seconds=options.seconds,
+        memory_bytes=int(min(options.memory_gib, 2**20) * 2**30),
+        give_up=_give_up,
+    )
+    inspector = Inspector(options.file, threads=options.threads, limits=limits)
     results = Results(inspector, options.out)
     counts: Counter[str] = Counter()
+    has_bad = False
     for name in names:
         try:
             verdict = results.add(name, inspector.open(folder / name))
+        except AnswerError as error:
+            results.note_unanswered(name, folder / name, str(error))
+            counts["review"] += 1
+            has_bad = True
         except (ImageError, UsageError) as error:  # one that does not fit the model is bad too
             results.note_bad(folder / name, str(error))
             counts["bad"] += 1
+            has_bad = True
         else:
             counts[verdict.verdict] += 1
     if drift := results.finish():
-        print(
-            f"lit_inspect: the guarantee is withdrawn: the {drift} of these images is unlike that "
-            "of the calibration; calibrate with images as they are now",
-            file=sys.stderr,
+        _print_error(
+            f"the guarantee is withdrawn: the {drift} of these images is unlike that of the "
+            "calibration; calibrate with images as they are now"
         )
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-    print(f"{len(names)} images: {listed}; {options.out}")
-    return ImageError.exit_code if counts["bad"] else 0
+    print(escape(f"{len(names)} images: {listed}; {options.out}"))
+    return ImageError.exit_code if has_bad else 0
 
 
 if __name__ == "__main__":

@@ -3,23 +3,32 @@
 import hashlib
 import json
 import os
+import struct
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_inspect.errors import BoardError, UsageError
+from lit_inspect.errors import BoardError, UsageError, describe_error
+from lit_inspect.files import open_regular
+from lit_inspect.npy import read_array
 
-FORMAT = 1
+FORMAT: Final = 1
 MANIFEST = "inspect.json"
 NET = "net.onnx"
 _DIGEST_BYTES = 64  # hexadecimal digits, the comment of the zip
-_MOST_BYTES = 2**32
+_MOST_BYTES = 2**31  # which a net in ONNX cannot exceed
+_MOST_MANIFEST_BYTES = 2**24
+_MOST_PARTS = 1000
+_ENTRY_BYTES = 256  # of a part in the directory
+_PIECE_BYTES = 2**20
+_END = struct.Struct("<4s4H2LH")
+_LOCATOR_BYTES = 20  # before the end, where a zip has a second directory of 64 bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +44,14 @@ class Board:
     parts: Mapping[str, bytes]
 
     def load_array(self, name: str) -> NDArray[Any]:
-        """Return a part that is an array."""
-        array: NDArray[Any] = np.load(BytesIO(self.parts[name]), allow_pickle=False)
-        return array
+        """Return a part that is an array.
+
+        Raises:
+            KeyError: There is no such part.
+            ValueError: It is damaged, or not an array of numbers.
+        """
+        data = self.parts[name]
+        return read_array(BytesIO(data), len(data))
 
 
 def encode_array(array: NDArray[Any]) -> bytes:
@@ -80,39 +94,63 @@ def read_board(path: str | os.PathLike[str]) -> Board:
     """
     path = Path(path)
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise BoardError(f"{path}: more than {_MOST_BYTES} bytes, which no such file has")
-        data = path.read_bytes()
+        with open_regular(path) as stream:
+            _check_digest(stream)
+            return _read_parts(stream)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
-    digest = hashlib.sha256(data[:-_DIGEST_BYTES]).hexdigest().encode()
-    if data[-_DIGEST_BYTES:] != digest:
-        raise BoardError(
-            f"{path}: damaged, or no .inspect file: its SHA-256 is another; copy or export it again"
-        )
-    try:
-        return _read_parts(data)
-    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BoardError(f"{path}: no .inspect file ({error})") from error
     except BoardError as error:
         raise BoardError(f"{path}: {error}") from error
+    except Exception as error:  # whatever a foreign zip or JSON makes of its reader
+        raise BoardError(f"{path}: no .inspect file ({describe_error(error)})") from error
 
 
-def _read_parts(data: bytes) -> Board:
-    with zipfile.ZipFile(BytesIO(data)) as archive:
+def _check_digest(stream: BinaryIO) -> None:
+    """Compare the SHA-256 of a file with its last bytes, in pieces."""
+    missing = os.fstat(stream.fileno()).st_size - _DIGEST_BYTES
+    if missing > _MOST_BYTES:
+        raise BoardError(f"more than {_MOST_BYTES} bytes, which no such file has")
+    digest = hashlib.sha256()
+    while missing > 0 and (piece := stream.read(min(missing, _PIECE_BYTES))):
+        digest.update(piece)
+        missing -= len(piece)
+    if stream.read(_DIGEST_BYTES) != digest.hexdigest().encode():
+        raise BoardError(
+            "damaged, or no .inspect file: its SHA-256 is another; copy or export it again"
+        )
+
+
+def _read_parts(stream: BinaryIO) -> Board:
+    size_bytes = _check_directory(stream)
+    with zipfile.ZipFile(stream) as archive:
         infos = archive.infolist()
         names = [info.filename for info in infos]
         is_packed = any(info.compress_type != zipfile.ZIP_STORED for info in infos)
-        if is_packed or sum(info.file_size for info in infos) > len(data):
+        if is_packed or sum(info.file_size for info in infos) > size_bytes:
             raise BoardError("its parts are compressed, and must be stored as they are")
+        if archive.getinfo(MANIFEST).file_size > _MOST_MANIFEST_BYTES:
+            raise BoardError(f"inspect.json has more than {_MOST_MANIFEST_BYTES} bytes")
         contents = {name: archive.read(name) for name in names}
     manifest = json.loads(contents.pop(MANIFEST))
     if manifest["format"] != FORMAT:
         raise BoardError(
-            f"of format {manifest['format']}, and this release reads {FORMAT}: install the "
+            f"of format {manifest['format']!r:.40}, and this release reads {FORMAT}: install the "
             "lit_inspect of the release of lit_data that exported it, or export the run again"
         )
     digests = {name: hashlib.sha256(part).hexdigest() for name, part in contents.items()}
     if digests != manifest["sha256"] or len(names) != len(digests) + 1:
         raise BoardError("its parts are not those that inspect.json lists")
     return Board(manifest, contents)
+
+
+def _check_directory(stream: BinaryIO) -> int:
+    """Refuse a directory of more parts than a file has, unread; return the bytes of the zip."""
+    size_bytes = os.fstat(stream.fileno()).st_size - _DIGEST_BYTES
+    start = max(0, size_bytes - _END.size - _LOCATOR_BYTES)
+    stream.seek(start)
+    locator, end = stream.read(_LOCATOR_BYTES), stream.read(_END.size)
+    if len(end) == _END.size and end.startswith(b"PK\x05\x06") and b"PK\x06\x07" not in locator:
+        count, directory_bytes = _END.unpack(end)[4:6]
+        if count <= _MOST_PARTS and directory_bytes <= _MOST_PARTS * _ENTRY_BYTES:
+            return size_bytes
+    raise BoardError(f"no .inspect file: not a zip file of at most {_MOST_PARTS} parts")

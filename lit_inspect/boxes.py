@@ -1,12 +1,14 @@
 """Objects of images as `lit_data.modules.detection` finds and joins them, in NumPy alone."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_inspect.bounds import MOST_VIEWS, Fraction, Sides, Value
+from lit_inspect.errors import AnswerError
 from lit_inspect.images import Scaling
 from lit_inspect.tiles import Rows
 
@@ -93,20 +95,18 @@ class BoxRules:
         iou_threshold: Of two objects of a class that overlap more, the surer one stays.
     """
 
-    sample_px: tuple[int, int]
-    stride_px: tuple[int, int] | None
-    fill: float
-    iou_threshold: float
+    sample_px: Sides
+    stride_px: Sides | None
+    fill: Value
+    iou_threshold: Fraction
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "BoxRules":
-        """Return the rules of a manifest."""
-        height, width = values["sample_px"]
-        stride_px = values["stride_px"]
-        if stride_px is not None:
-            down, right = stride_px
-            stride_px = down, right
-        return cls(**{**values, "sample_px": (height, width), "stride_px": stride_px})
+    def __post_init__(self) -> None:
+        """Check that windows leave no gap, and are not countless."""
+        if self.stride_px is None:
+            return
+        for side, stride in zip(self.sample_px, self.stride_px, strict=True):
+            if not side / MOST_VIEWS <= stride <= side:
+                raise ValueError(f"stride_px={stride} does not fit windows of {side} px")
 
     def sample(self, image: Rows) -> Iterator[Sample]:
         """Yield the samples of an image, of large ones row by row."""
@@ -216,12 +216,17 @@ def find_objects(
         sample_px: (height, width).
         score_threshold: Objects have a higher score.
         iou_threshold: Boxes of a class that overlap more are dropped.
+
+    Raises:
+        AnswerError: A box ends before it begins.
     """
     scores = values[:, 4:].ravel()
     flat = np.flatnonzero(scores > score_threshold)
     flat = flat[np.argsort(-scores[flat], kind="stable")[:_MOST_COMPARED]]
     places, classes = np.divmod(flat, values.shape[1] - 4)
     corners = values[places, :4] * _both(sample_px).astype(np.float32)
+    if (corners[:, 2:] < corners[:, :2]).any():
+        raise AnswerError("the net gives a box that ends before it begins")
     drops = find_iou(corners[:, None], corners) > iou_threshold
     drops &= classes[:, None] == classes
     pairs = np.argwhere(np.triu(drops, 1)).T

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lit_inspect.boxes import Box
+from lit_inspect.errors import escape
 
 
 def describe_boxes(boxes: Sequence[Box], size_px: tuple[int, int]) -> str:
@@ -33,7 +34,8 @@ class CocoTable:
         """Add the objects of an image of (height, width)."""
         image_id = len(self._images) + 1
         height, width = size_px
-        self._images.append({"id": image_id, "file_name": name, "height": height, "width": width})
+        image = {"id": image_id, "file_name": escape(name), "height": height, "width": width}
+        self._images.append(image)
         for box in boxes:
             annotation = {"id": len(self._annotations) + 1, "image_id": image_id}
             self._annotations.append(annotation | _describe(box))
@@ -46,7 +48,7 @@ class CocoTable:
             "annotations": self._annotations,
             "categories": categories,
         }
-        return json.dumps(table, indent=1).encode()
+        return json.dumps(table, indent=1, allow_nan=False).encode()
 
 
 def _describe(box: Box) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """Drift of inputs, and the bounds that it withdraws: `lit_data.risk.drift` in NumPy alone."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from lit_inspect.bounds import Text
 from lit_inspect.tiles import Rows
 
 Floats = NDArray[np.float64]
@@ -26,19 +27,11 @@ class Guarantee:
 
     Attributes:
         promise: The bounds in words.
-        features: [n, 3] of the images of the calibration.
+        features: [n][3] of the images of the calibration.
     """
 
-    promise: str
-    features: Floats
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> "Guarantee":
-        """Return that of a manifest."""
-        features = np.array(content["features"], np.float64)
-        if features.ndim != 2 or features.shape[1] != len(FEATURES) or not len(features):
-            raise ValueError(f"features of a calibration {list(features.shape)}")
-        return cls(str(content["promise"]), features)
+    promise: Text
+    features: Annotated[tuple[tuple[float, float, float], ...], Field(min_length=1)]
 
     def find_drift(self, features: Floats) -> str | None:
         """Return the feature in which images differ most from the calibration; None if alike.
@@ -48,12 +41,16 @@ class Guarantee:
         """
         if not len(features):
             return None
+        known = np.array(self.features)
+        is_odd = ~np.isfinite(features).all(0)
+        if is_odd.any():  # no image of the calibration has such a feature
+            return FEATURES[int(is_odd.argmax())]
         blocks = np.array_split(features, max(1, len(features) // BLOCK))
         # All tests share the level (Bonferroni), so many blocks alarm no more often than one.
         least, name = _LEVEL / (len(blocks) * len(FEATURES)), None
         for block in blocks:
             for number, feature in enumerate(FEATURES):
-                p = p_value_of_same(self.features[:, number], block[:, number])
+                p = p_value_of_same(known[:, number], block[:, number])
                 if p < least:
                     least, name = p, feature
         return name

@@ -1,29 +1,29 @@
 """Image files as `predict` reads them: channels as stored, damaged files refused by name."""
 
 import os
-import stat
-import struct
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from lit_inspect.errors import ImageError
+from lit_inspect import npy
+from lit_inspect.bounds import MOST_CHANNELS, Sides, Value
+from lit_inspect.errors import ImageError, describe_error
+from lit_inspect.files import open_regular
+from lit_inspect.headers import check_file
 from lit_inspect.rows import ArrayRows, FileRows
 from lit_inspect.tiles import Rows
 
 Pixels = NDArray[Any]
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".npy")
-_PNG = b"\x89PNG\r\n\x1a\n"
-_NPY = b"\x93NUMPY"
-_MOST_CHANNELS = 16
+_MOST_SCALED_PX = 2**27
 _LARGE_BYTES = 2**26  # of files that OpenCV reads itself, so that no copy is held
 _DTYPES = {
     **{name: name for name in ("uint8", "uint16", "int16", "float32")},
@@ -35,23 +35,18 @@ _DTYPES = {
 class ReadOptions:
     """Those of ``data.read`` that the runtime knows; files of others are not exported."""
 
-    alpha: str = "opaque"
+    alpha: Literal["opaque", "drop"] = "opaque"
     cv2_order: bool = False
     gray_to_rgb: bool = False
-    equal_channels: str = "keep"
-    nan_fill: float | None = None
+    equal_channels: Literal["keep", "collapse", "brightest"] = "keep"
+    nan_fill: Value | None = None
     as_float: bool = False
-    max_pixels: int = 178_956_970
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "ReadOptions":
-        """Return the options of a manifest."""
-        return cls(**{field.name: values[field.name] for field in fields(cls)})
+    max_pixels: Annotated[int, Field(ge=1, le=2**32)] = 178_956_970
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turn errors of reading into one that names the file.
+    """Turn whatever reading raises into one error that names the file.
 
     Raises:
         ImageError: There was one.
@@ -62,8 +57,8 @@ def naming(path: Path) -> Iterator[None]:
         raise ImageError(f"{path}: {error}") from error.__cause__
     except OSError as error:
         raise ImageError(f"{path}: {error.strerror}") from error
-    except (ValueError, struct.error, cv2.error, SyntaxError, EOFError) as error:
-        raise ImageError(f"{path}: cannot be read ({str(error)[:200]})") from error
+    except Exception as error:  # a foreign file makes decoders raise anything
+        raise ImageError(f"{path}: cannot be read ({describe_error(error)})") from error
 
 
 def open_image(path: Path, options: ReadOptions) -> Rows:
@@ -72,15 +67,11 @@ def open_image(path: Path, options: ReadOptions) -> Rows:
     Raises:
         ImageError: The file is none, damaged, or of a kind that only `predict` reads.
     """
-    with naming(path):
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ImageError("not a regular file")
-        with path.open("rb") as stream:
-            start = stream.read(8)
-            if start.startswith(_NPY):
-                return _open_array(path, stream, options)
-            pixels = _decode(path, stream, start, options)
-        return ArrayRows(finish(pixels, options))
+    with naming(path), open_regular(path) as stream:
+        start = stream.read(8)
+        if start.startswith(npy.MAGIC):
+            return _open_array(path, stream, options)
+        return ArrayRows(finish(_decode(path, stream, start, options), options))
 
 
 def finish(planes: Pixels, options: ReadOptions) -> Pixels:
@@ -115,50 +106,26 @@ def _settle(planes: Pixels, options: ReadOptions) -> Pixels:
 
 
 def _open_array(path: Path, stream: BinaryIO, options: ReadOptions) -> Rows:
-    stream.seek(0)
-    major, _ = np.lib.format.read_magic(stream)
-    read = (
-        np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
-    )
-    shape, is_fortran, dtype = read(stream)
-    if dtype.kind not in "biuf" or dtype.itemsize > 8 or len(shape) not in (2, 3):
-        raise ImageError(f"an array {list(shape)} of {dtype}, not one of pixels")
-    shape = shape if len(shape) == 3 else (1, *shape)
+    size_bytes = os.fstat(stream.fileno()).st_size
+    stored, is_fortran, dtype, offset = npy.read_header(stream, size_bytes)
+    if len(stored) not in (2, 3) or min(stored) < 1:
+        raise ImageError(f"an array {list(stored)}, not one of pixels")
+    shape = stored if len(stored) == 3 else (1, *stored)
     is_last = shape[0] > shape[2]
     channels, height, width = (shape[2], *shape[:2]) if is_last else shape
-    offset = stream.tell()
-    _check_size(height, width, options)
-    if min(shape) < 1 or channels > _MOST_CHANNELS:
-        raise ImageError(f"an array {list(shape)}, not one of pixels")
-    if os.fstat(stream.fileno()).st_size < offset + int(np.prod(shape)) * dtype.itemsize:
-        raise ImageError("truncated array")
+    check_size(height, width, options)
+    if channels > MOST_CHANNELS:
+        raise ImageError(f"an array {list(stored)}, not one of pixels")
     if is_fortran:
-        stream.seek(0)
-        pixels: Pixels = np.load(stream, allow_pickle=False).reshape(shape)
+        pixels = npy.read_array(stream, size_bytes).reshape(shape)
         return ArrayRows(finish(np.moveaxis(pixels, -1, 0) if is_last else pixels, options))
     return FileRows(path, offset, (channels, height, width), dtype, is_last, options, finish)
 
 
-def _check_size(height: int, width: int, options: ReadOptions) -> None:
-    if height * width > options.max_pixels:
-        raise ImageError(
-            f"{height} x {width} px, more than max_pixels={options.max_pixels}: export with "
-            f"data.read.max_pixels={height * width}"
-        )
-
-
 def _decode(path: Path, stream: BinaryIO, start: bytes, options: ReadOptions) -> Pixels:
     """Decode a PNG, JPEG, BMP or TIFF to [C, H, W], R, G, B."""
-    is_tiff = start[:4] in (b"II*\x00", b"MM\x00*")
-    if start == _PNG:
-        _check_png(stream, options)
-    elif start[:3] == b"\xff\xd8\xff":
-        _check_jpeg(stream)
-    elif is_tiff:
-        _check_tiff(stream, "<" if start[:2] == b"II" else ">", options)
-    elif start[:2] != b"BM":
-        raise ImageError(f"not a PNG, JPEG, BMP, TIFF or .npy image, starts with {start!r}")
-    size_bytes = stream.seek(0, os.SEEK_END)
+    size_bytes = os.fstat(stream.fileno()).st_size
+    check_size(*check_file(stream, start, size_bytes), options)
     if size_bytes > _LARGE_BYTES:
         pixels = cv2.imread(os.fspath(path), cv2.IMREAD_UNCHANGED)
     else:
@@ -166,7 +133,7 @@ def _decode(path: Path, stream: BinaryIO, start: bytes, options: ReadOptions) ->
         pixels = cv2.imdecode(np.frombuffer(stream.read(), np.uint8), cv2.IMREAD_UNCHANGED)
     if pixels is None:
         raise ImageError("damaged: OpenCV cannot decode it")
-    _check_size(pixels.shape[0], pixels.shape[1], options)
+    check_size(pixels.shape[0], pixels.shape[1], options)
     if pixels.ndim == 2:
         gray: Pixels = pixels[None]
         return gray
@@ -178,45 +145,19 @@ def _decode(path: Path, stream: BinaryIO, start: bytes, options: ReadOptions) ->
     return np.stack([pixels[..., channel] for channel in order])
 
 
-def _check_png(stream: BinaryIO, options: ReadOptions) -> None:
-    """Walk all chunks: each whole, each checksum right, the last one ``IEND``."""
-    stream.seek(len(_PNG))
-    while len(start := stream.read(8)) == 8:
-        length, name = struct.unpack(">I4s", start)
-        body = stream.read(length + 4)
-        if len(body) < length + 4 or zlib.crc32(name + body[:-4]) != int.from_bytes(body[-4:]):
-            raise ImageError(f"truncated or damaged PNG: chunk {name!r}")
-        if name == b"IHDR":
-            width, height = struct.unpack_from(">II", body)
-            _check_size(height, width, options)
-        if name == b"IEND":
-            return
-    raise ImageError("truncated PNG: no end chunk")
+def check_size(height: int, width: int, options: ReadOptions) -> None:
+    """Refuse an image of no pixels, or of more than the options allow.
 
-
-def _check_jpeg(stream: BinaryIO) -> None:
-    stream.seek(0)
-    if b"\xff\xd9" not in stream.read()[-4096:]:  # behind it some programs add a few bytes
-        raise ImageError("truncated JPEG: no end marker")
-
-
-def _check_tiff(stream: BinaryIO, order: str, options: ReadOptions) -> None:
-    """Refuse TIFF files that OpenCV reads in another way than `predict`."""
-    tags: dict[int, int] = {}
-    stream.seek(4)
-    stream.seek(struct.unpack(f"{order}I", stream.read(4))[0])
-    for _ in range(struct.unpack(f"{order}H", stream.read(2))[0]):
-        tag, kind, _, value = struct.unpack(f"{order}HHI4s", stream.read(12))
-        form = f"{order}H" if kind == 3 else f"{order}I"
-        tags[tag] = struct.unpack_from(form, value)[0]
-    if struct.unpack(f"{order}I", stream.read(4))[0]:
-        raise ImageError("a TIFF of several pages, which lit_inspect does not read")
-    # 259: none, LZW, deflate or PackBits. 262: black is 0, or R, G, B. 266: bits in their order.
-    has_bits = tags.get(277, 1) > 1 or tags.get(258, 1) in (8, 16, 32)
-    is_known = tags.get(262) in (1, 2) and tags.get(259, 1) in (1, 5, 8, 32773, 32946)
-    if not (has_bits and is_known) or tags.get(277, 1) not in (1, 3) or tags.get(266, 1) != 1:
-        raise ImageError("a TIFF of a rare kind, which lit_inspect does not read")
-    _check_size(tags[257], tags[256], options)
+    Raises:
+        ImageError: It is one.
+    """
+    if min(height, width) < 1:
+        raise ImageError(f"{height} x {width} px, and an image has at least one")
+    if height * width > options.max_pixels:
+        raise ImageError(
+            f"{height} x {width} px, more than max_pixels={options.max_pixels}: export with "
+            f"data.read.max_pixels={height * width}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +169,13 @@ class Scaling:
         factor: Multiplies height and width in its place.
     """
 
-    size_px: tuple[int, int] | None
-    factor: float | None
+    size_px: Sides | None
+    factor: Annotated[float, Field(gt=0, le=16)] | None
+
+    def __post_init__(self) -> None:
+        """Check that there is one of both."""
+        if (self.size_px is None) == (self.factor is None):
+            raise ValueError("size_px or factor must be set, and not both")
 
     def scaled_px(self, height_px: int, width_px: int) -> tuple[int, int]:
         """Return the size of an image after scaling, without padding."""
@@ -246,8 +192,15 @@ class Scaling:
         return _place(resized, self.size_px or resized.shape[1:])
 
     def resize(self, image: Pixels) -> Pixels:
-        """Scale an image without padding: [C, H, W] to [C, h, w]."""
-        return _resize(image, self.scaled_px(*image.shape[1:]))
+        """Scale an image without padding: [C, H, W] to [C, h, w].
+
+        Raises:
+            ImageError: It would become too large.
+        """
+        height, width = self.scaled_px(*image.shape[1:])
+        if height * width > max(_MOST_SCALED_PX, image[0].size):
+            raise ImageError(f"{height} x {width} px after scaling, more than {_MOST_SCALED_PX}")
+        return _resize(image, (height, width))
 
     def restore(self, values: Pixels, size_px: tuple[int, int]) -> Pixels:
         """Bring values of a scaled image back to the size of its file."""

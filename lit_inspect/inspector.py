@@ -1,7 +1,7 @@
 """`Inspector`: an ``.inspect`` file, ready to say what it thinks of an image."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_inspect.board import NET, Board, read_board
-from lit_inspect.boxes import Box, BoxRules
-from lit_inspect.drift import Guarantee, describe
-from lit_inspect.errors import BoardError, UsageError
-from lit_inspect.images import ReadOptions, Scaling, finish, open_image
+from lit_inspect.boxes import Box
+from lit_inspect.drift import describe
+from lit_inspect.errors import BoardError, UsageError, describe_error
+from lit_inspect.images import finish, open_image
+from lit_inspect.net import Limits, Net
 from lit_inspect.regions import Defect, find_defects, mean_highest, round_score, slabs
 from lit_inspect.rows import ArrayRows, MapFile
-from lit_inspect.tiles import Rows, Tiling, cut, stitch
+from lit_inspect.settings import read_settings
+from lit_inspect.tiles import Rows, cut, stitch
 
 Floats = NDArray[np.float32]
 
 TOLERANCE = 1e-4
 """Largest difference between a golden answer and what this machine says, as at the export."""
+
+_LIMITS = Limits()
+_MOST_GOLDEN = 2**20  # values of a golden input
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,56 +53,6 @@ class Verdict:
     boxes: tuple[Box, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What ``inspect.json`` says beside its digests and versions."""
-
-    task: str
-    read: ReadOptions
-    channels: int
-    dtype: str
-    value_range: tuple[float, float] | None
-    scaling: Scaling | None
-    classes: tuple[str, ...]
-    golden: int
-    tiling: Tiling | None
-    threshold: float
-    image_threshold: float | None
-    top_fraction: float
-    min_area_px: int
-    large_px: int
-    doubt: str | None
-    review: tuple[float, float] | None
-    guarantee: Guarantee | None
-    boxes: BoxRules | None
-
-    @classmethod
-    def of(cls, manifest: Mapping[str, Any]) -> "Settings":
-        """Return the settings of a manifest."""
-        values = {name: manifest[name] for name in cls.__slots__}
-        values["read"] = ReadOptions.of(manifest["read"])
-        values["classes"] = tuple(manifest["classes"])
-        if manifest["value_range"] is not None:
-            values["value_range"] = tuple(manifest["value_range"])
-        if manifest["review"] is not None:
-            good_below, defect_above = manifest["review"]
-            values["review"] = (float(good_below), float(defect_above))
-        if values["guarantee"] is not None:
-            values["guarantee"] = Guarantee.of(values["guarantee"])
-        if manifest["scaling"] is not None:
-            size_px = manifest["scaling"]["size_px"]
-            size_px = None if size_px is None else tuple(size_px)
-            values["scaling"] = Scaling(size_px, manifest["scaling"]["factor"])
-        if manifest["tiling"] is not None:
-            rules = manifest["tiling"]
-            values["tiling"] = Tiling(**{**rules, "tile_px": tuple(rules["tile_px"])})
-        if manifest["task"] not in ("maps", "labels", "boxes"):
-            raise ValueError(f"task {manifest['task']!r:.40} is unknown")
-        if manifest["task"] == "boxes":
-            values["boxes"] = BoxRules.of(manifest["boxes"])
-        return cls(**values)
-
-
 class Inspector:
     """Verdicts of images by an ``.inspect`` file.
 
@@ -106,28 +61,38 @@ class Inspector:
     Args:
         path: The file.
         threads: That the net computes with; None: one for each core of this process.
+        limits: Bounds of what the net may take.
 
     Attributes:
         settings: What the file says.
-        versions: Releases that the file was made with.
 
     Raises:
         UsageError: There is no such file.
-        BoardError: It is damaged, of a newer format, or this machine gives other answers.
+        BoardError: It is damaged, of a newer format, takes too much, or this machine gives other
+            answers.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        threads: int | None = None,
+        limits: Limits = _LIMITS,
+    ) -> None:
         board = read_board(path)
         try:
-            self.settings = Settings.of(board.manifest)
-            self.versions = dict(board.manifest["versions"])
-            self._session = _open_session(board.parts[NET], threads)
-        except Exception as error:  # onnxruntime has errors of its own
+            self.settings = read_settings(board.manifest)
+            self._net = Net(board.parts.get(NET, b""), threads, limits)
+        except BoardError as error:
             raise BoardError(
-                f"{path}: no usable .inspect file ({str(error)[:200]}): export the run again, with the "
+                f"{path}: no usable .inspect file ({error}): export the run again, with the "
                 "release of lit_data that this lit_inspect belongs to"
             ) from error
-        self._check_golden(Path(path), board)
+        try:
+            with self._net.hurrying():
+                self._check_golden(board)
+        except BoardError as error:
+            raise BoardError(f"{path}: {error}") from error
 
     def __call__(self, array: NDArray[Any]) -> Verdict:
         """Inspect an image of a camera; for the argument and errors see `take`."""
@@ -196,7 +161,9 @@ class Inspector:
         assert self.settings.tiling is not None
         self._check(image)
         rows, columns = self.settings.tiling.plan(*image.shape[1:])
-        values = (self._run(tile)[0] for tile in cut(image, rows, columns))
+        planes = len(self.settings.classes) + 1
+        tiles = cut(image, rows, columns)
+        values = (self._ask(tile, planes, *tile.shape[1:]) for tile in tiles)
         return stitch(values, rows, columns)
 
     def judge(self, values: ArrayRows | MapFile) -> Verdict:
@@ -254,7 +221,7 @@ class Inspector:
         self._check(image)
         assert self.settings.scaling is not None
         pixels = self.settings.scaling.scale(image.read(0, image.shape[1]))
-        probabilities = self._run(pixels)[0]
+        probabilities = self._ask(pixels, len(self.settings.classes))
         best = int(probabilities.argmax())
         return Verdict(self.settings.classes[best], float(probabilities[best]), (), probabilities)
 
@@ -279,17 +246,8 @@ class Inspector:
         return Verdict(verdict, highest, (), np.zeros(0, np.float32), boxes=tuple(boxes))
 
     def _find_places(self, pixels: NDArray[Any]) -> Floats:
-        """Return [P, 4 + classes] of a sample, see `lit_inspect.boxes.find_objects`.
-
-        Raises:
-            BoardError: The net gives something else.
-        """
-        answer = self._run(pixels)
-        columns = 4 + len(self.settings.classes)
-        if answer.ndim != 3 or answer.shape[2] != columns:
-            raise BoardError(f"the net gives {list(answer.shape)}, and [1, P, {columns}] is needed")
-        places: Floats = answer[0]
-        return places
+        """Return [P, 4 + classes] of a sample, see `lit_inspect.boxes.find_objects`."""
+        return self._ask(pixels, None, 4 + len(self.settings.classes))
 
     def _check(self, image: Rows) -> None:
         dtype = image.read(0, 1).dtype.name
@@ -299,43 +257,62 @@ class Inspector:
                 f"{self.settings.channels} of {self.settings.dtype}"
             )
 
-    def _run(self, tile: NDArray[Any]) -> Floats:
-        """Return the answer of the net for a tile of stored pixels, with an axis of 1 before it."""
+    def _ask(self, tile: NDArray[Any], *form: int | None) -> Floats:
+        """Return the answer of the net for a tile of stored pixels.
+
+        Args:
+            tile: [C, h, w].
+            form: Lengths of the axes of the answer; None where any will do.
+
+        Raises:
+            BoardError: The answer has another form.
+        """
         images = tile.astype(np.float32)[None]
         if self.settings.value_range is not None:
             low, high = self.settings.value_range
             images = ((images - np.float32(low)) / np.float32(high - low)).clip(0, 1)
         elif tile.dtype.kind in "iu":
             images /= np.float32(np.iinfo(tile.dtype).max)
-        return self.run(images)
+        answers = self.run(images)
+        lengths = zip(answers.shape[1:], form, strict=False)
+        is_expected = answers.ndim == len(form) + 1 and len(answers) == 1
+        if not is_expected or any(allowed not in (None, length) for length, allowed in lengths):
+            raise BoardError(f"the net gives {list(answers.shape)}, and {[1, *form]} is needed")
+        answer: Floats = answers[0]
+        return answer
 
     def run(self, images: Floats) -> Floats:
-        """Return the answers of the net for a batch [B, C, h, w] in 0..1."""
-        answers: Floats = self._session.run(None, {"images": np.ascontiguousarray(images)})[0]
-        return answers
+        """Return the answers of the net for a batch [B, C, h, w] in 0..1, see `Net.run`."""
+        return self._net.run(images)
 
     @property
     def input_shape(self) -> list[int | str]:
         """Length of each axis of a batch; the name of one that is free."""
-        return list(self._session.get_inputs()[0].shape)
+        return self._net.input_shape
 
-    def _check_golden(self, path: Path, board: Board) -> None:
-        """Hold the golden answers against what this machine says."""
+    def _check_golden(self, board: Board) -> None:
+        """Hold the golden answers against what this machine says.
+
+        Raises:
+            BoardError: One differs, or cannot be computed within the bounds.
+        """
         for number in range(self.settings.golden):
             try:
-                image = ArrayRows(board.load_array(f"golden/{number}.npy"))
+                pixels = board.load_array(f"golden/{number}.npy")
+                if pixels.size > _MOST_GOLDEN:
+                    raise UsageError(f"{pixels.size} pixels, and {_MOST_GOLDEN} are the most")
                 expected = board.load_array(f"golden/{number}_answer.npy")
-                answer = self.answer(image)
+                answer = self.answer(ArrayRows(pixels))
                 is_equal_form = answer.shape == expected.shape
                 difference = np.abs(answer - expected).max() if is_equal_form else np.inf
             except Exception as error:  # whatever an input that does not fit makes of it
                 raise BoardError(
-                    f"{path}: golden input {number} cannot be inspected ({str(error)[:200]})"
+                    f"golden input {number} cannot be inspected ({describe_error(error)})"
                 ) from error
             if not difference <= TOLERANCE:  # in this form it refuses NaN too
                 raise BoardError(
-                    f"{path}: the answer to golden input {number} differs by {difference:.2g} on "
-                    f"this machine, and {TOLERANCE:g} is allowed: export it again, or use another "
+                    f"the answer to golden input {number} differs by {difference:.2g} on this "
+                    f"machine, and {TOLERANCE:g} is allowed: export it again, or use another "
                     "release of onnxruntime"
                 )
 
@@ -355,18 +332,3 @@ def _to_unit(rows: NDArray[Any]) -> Floats:
         return rows
     unit: Floats = np.divide(rows, np.float32(65535), dtype=np.float32)
     return unit
-
-
-def _count_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # macOS and Windows give no mask
-
-
-def _open_session(data: bytes, threads: int | None) -> Any:  # noqa: ANN401 - onnxruntime ships no types
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or _count_cores()
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])

@@ -2,29 +2,25 @@
 
 import csv
 import io
-import os
-import secrets
-import struct
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_inspect.coco import CocoTable, describe_boxes
 from lit_inspect.drift import FEATURES, WITHDRAWN
-from lit_inspect.errors import BoardError
+from lit_inspect.errors import escape
+from lit_inspect.files import replacing, write_png, writing
 from lit_inspect.inspector import Inspector, Verdict
 from lit_inspect.regions import Defect, slabs
 from lit_inspect.rows import ArrayRows, MapFile
 from lit_inspect.tiles import Rows
 
 _MOST_DEFECTS = 1000  # of an image in the table, as in that of `predict`
-_UP = 2  # PNG filter: each byte less the one above it
+_REVIEW = "review"  # of a part that the net gives no answer for
 _TABLES = {
     "maps": ("images.csv", "defects.csv"),
     "labels": ("labels.csv",),
@@ -66,6 +62,8 @@ class Results:
 
         Raises:
             UsageError: It does not fit the model.
+            ImageError: It cannot be read.
+            AnswerError: The net gives no answer; see `note_unanswered`.
             BoardError: Its file cannot be written.
         """
         settings = self._inspector.settings
@@ -82,9 +80,9 @@ class Results:
             verdict = self._write_map(name, values)
         else:
             verdict = self._add_large(name, image)
-        self._note(name, verdict)
         if self._guarantee is not None:
             self._features.append(self._inspector.describe(image))
+        self._note(name, verdict)
         return verdict
 
     def _add_boxes(self, name: str, image: Rows) -> Verdict:
@@ -92,13 +90,23 @@ class Results:
         height, width = image.shape[1:]
         self._objects.add(name, (height, width), verdict.boxes)
         text = describe_boxes(verdict.boxes, (height, width))
-        with replacing(self._folder / "labels" / PurePath(name).with_suffix(".txt")) as file:
+        labels = PurePath("labels", name).with_suffix(".txt").as_posix()
+        with replacing(self._folder, labels) as file:
             file.write(text.encode())
         return verdict
 
     def note_bad(self, path: Path, reason: str) -> None:
         """Note an image that has no verdict."""
         self._bad.append({"image": str(path), "reason": reason})
+
+    def note_unanswered(self, name: str, path: Path, reason: str) -> None:
+        """Note an image that the net gives no answer for: it is bad, and its part for review.
+
+        Boxes have no table of verdicts, and their tables do not hold the image.
+        """
+        self.note_bad(path, reason)
+        column = "label" if self._inspector.settings.task == "labels" else "verdict"
+        self._rows.append({"image": name, column: _REVIEW, "guarantee": ""})
 
     def finish(self) -> str | None:
         """Write the tables.
@@ -113,11 +121,11 @@ class Results:
             drift = self._guarantee.find_drift(np.array(self._features).reshape(-1, len(FEATURES)))
             text = WITHDRAWN if drift else self._guarantee.promise
             columns = (*columns, "guarantee")
-            self._rows = [row | {"guarantee": text} for row in self._rows]
+            self._rows = [{"guarantee": text} | row for row in self._rows]
         if self._inspector.settings.task == "labels":
             self._write("labels.csv", ("image", "label", "score"), self._rows)
         elif self._inspector.settings.task == "boxes":
-            with replacing(self._folder / "detections.json") as file:
+            with replacing(self._folder, "detections.json") as file:
                 file.write(self._objects.encode(self._inspector.settings.classes))
         else:
             classes = ("class",) if self._inspector.settings.classes else ()
@@ -145,12 +153,12 @@ class Results:
     def _write_map(self, name: str, values: ArrayRows | MapFile) -> Verdict:
         height, width = values.shape[1:]
         parts = list(slabs(height, width))
-        path = self._folder / "maps" / f"{name}.png"
-        write_png(path, (height, width), (_encode(values, part) for part in parts))
+        encoded = (_encode(values, part) for part in parts)
+        write_png(self._folder, f"maps/{name}.png", (height, width), encoded)
         if len(self._inspector.settings.classes):
-            path = self._folder / "classes" / f"{name}.png"
             pairs = (self._inspector.read_pair(values, part) for part in parts)
-            write_png(path, (height, width), (kinds for _, kinds in pairs if kinds is not None))
+            numbers = (kinds for _, kinds in pairs if kinds is not None)
+            write_png(self._folder, f"classes/{name}.png", (height, width), numbers)
         return self._inspector.judge(values)
 
     def _note(self, name: str, verdict: Verdict) -> None:
@@ -169,8 +177,8 @@ class Results:
         writer.writeheader()
         for row in rows:
             writer.writerow({key: _plain(value) for key, value in row.items()})
-        with replacing(self._folder / name) as file:
-            file.write(text.getvalue().encode("utf-8", "surrogateescape"))
+        with replacing(self._folder, name) as file:
+            file.write(text.getvalue().encode())
 
 
 def _round(defect: Defect) -> dict[str, float]:
@@ -178,10 +186,11 @@ def _round(defect: Defect) -> dict[str, float]:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
-    """Return a cell that no spreadsheet takes for a formula."""
-    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return f"'{value}"
-    return value
+    """Return a cell that no spreadsheet takes for a formula, and no terminal for a code."""
+    if not isinstance(value, str):
+        return value
+    text = escape(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def _encode(values: ArrayRows | MapFile, part: slice) -> NDArray[np.uint16]:
@@ -191,66 +200,3 @@ def _encode(values: ArrayRows | MapFile, part: slice) -> NDArray[np.uint16]:
         return rows
     encoded: NDArray[np.uint16] = np.rint(rows * np.float32(65535)).astype(np.uint16)
     return encoded
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn an error of the file system into one line.
-
-    Raises:
-        BoardError: There was one.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise BoardError(f"cannot write {path}: {error.strerror}") from error
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Give a new file that takes the place of `path` at the end, or leaves nothing after an error."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".lit_inspect-{secrets.token_hex(8)}.part")
-        try:
-            with part.open("xb") as file:
-                yield file
-            os.replace(part, path)  # noqa: PTH105 - of a path that may hold any bytes
-        finally:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
-
-
-def write_png(path: Path, shape: tuple[int, int], parts: Iterable[NDArray[Any]]) -> None:
-    """Write a grey PNG part by part, whole or not at all.
-
-    Args:
-        path: The file; its folder is made.
-        shape: (height, width) px.
-        parts: Its rows from the top, [h, W] uint8 or uint16.
-    """
-    packer = zlib.compressobj(1)
-    above = np.zeros((1, 0), np.uint8)
-    with replacing(path) as file:
-        for number, part in enumerate(parts):
-            if number == 0:
-                file.write(b"\x89PNG\r\n\x1a\n")
-                header = struct.pack(">IIBBBBB", shape[1], shape[0], 8 * part.itemsize, 0, 0, 0, 0)
-                _write_chunk(file, b"IHDR", header)
-            big_endian = np.ascontiguousarray(part, part.dtype.newbyteorder(">"))
-            rows = big_endian.view(np.uint8).reshape(len(part), -1)
-            filtered = np.full((len(rows), rows.shape[1] + 1), _UP, np.uint8)
-            filtered[:, 1:] = rows
-            filtered[1:, 1:] -= rows[:-1]
-            if above.size:
-                filtered[:1, 1:] -= above
-            _write_chunk(file, b"IDAT", packer.compress(filtered.data))
-            above = rows[-1:]
-        _write_chunk(file, b"IDAT", packer.flush())
-        _write_chunk(file, b"IEND", b"")
-
-
-def _write_chunk(file: BinaryIO, kind: bytes, data: bytes) -> None:
-    if data or kind == b"IEND":  # the packer may hold all back for now
-        checksum = struct.pack(">I", zlib.crc32(kind + data))
-        file.write(struct.pack(">I", len(data)) + kind + data + checksum)

@@ -1,5 +1,6 @@
 """Images and maps by rows: in memory, or in a file of which no more than some rows are held."""
 
+import math
 import os
 import tempfile
 from collections.abc import Callable
@@ -8,6 +9,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lit_inspect.errors import ImageError
+from lit_inspect.files import open_regular
+from lit_inspect.npy import read_into
 
 Pixels = NDArray[Any]
 
@@ -80,9 +85,17 @@ class FileRows:
         return self._finish(planes.astype(native, copy=False), self._options)
 
     def _load(self, start: int, shape: tuple[int, ...]) -> Pixels:
-        offset = self._offset + start * self._dtype.itemsize
-        count = int(np.prod(shape))
-        return np.fromfile(self._path, self._dtype, count, offset=offset).reshape(shape)
+        count = math.prod(shape)
+        values = np.empty(count, self._dtype)
+        try:
+            with open_regular(self._path) as stream:
+                stream.seek(self._offset + start * self._dtype.itemsize)
+                missing = values.nbytes - read_into(stream, values)
+        except (OSError, ValueError) as error:  # another file has taken its place
+            raise ImageError(f"{self._path}: {error}") from error
+        if missing:
+            raise ImageError(f"{self._path}: truncated array")
+        return values.reshape(shape)
 
 
 class MapFile:
@@ -104,7 +117,7 @@ class MapFile:
 
     def write(self, top: int, values: NDArray[np.float32]) -> None:
         """Take rows [K, n, W] in 0..1."""
-        encoded = np.rint(np.clip(np.nan_to_num(values, nan=0), 0, 1) * 65535).astype(np.uint16)
+        encoded = np.rint(np.clip(values, 0, 1) * 65535).astype(np.uint16)
         for channel, rows in enumerate(encoded):
             self._seek(channel, top)
             self._file.write(np.ascontiguousarray(rows).data)

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lit_inspect.bounds import MOST_VIEWS, Distance, Side, Sides
 
 Floats = NDArray[np.float32]
 
@@ -49,12 +51,25 @@ class TileAxis:
 class Tiling:
     """Rules by which images are cut, see `lit_data.inference.tiling.Tiling`."""
 
-    tile_px: tuple[int, int]
-    overlap_px: int
-    margin_px: int | None
-    blend: str
-    multiple_px: int
-    round_px: int
+    tile_px: Sides
+    overlap_px: Distance
+    margin_px: Distance | None
+    blend: Literal["constant", "gaussian"]
+    multiple_px: Side
+    round_px: Side
+
+    def __post_init__(self) -> None:
+        """Check that the sizes fit each other."""
+        if any(side % self.multiple_px for side in self.tile_px):
+            raise ValueError(f"tile_px is not a multiple of multiple_px={self.multiple_px}")
+        least_px = min(self.tile_px)
+        stride_px = (least_px - self.overlap_px) // self.multiple_px * self.multiple_px
+        if stride_px < least_px / MOST_VIEWS:  # of 0 tiles would never end
+            raise ValueError(
+                f"overlap_px={self.overlap_px} is too large for tiles of {least_px} px"
+            )
+        if self.margin_px is not None and self.margin_px > self.overlap_px // 2:
+            raise ValueError(f"margin_px={self.margin_px} is above half of overlap_px")
 
     def plan(self, height_px: int, width_px: int) -> tuple[TileAxis, TileAxis]:
         """Return the tiles along the height of an image, and along its width."""

@@ -9,7 +9,8 @@ from lightning import LightningModule
 from torch import Tensor
 
 from lit_data.commands.checkpoints import is_record
-from lit_data.errors import ConfigError, StoreError
+from lit_data.errors import ConfigError, StoreError, show_path
+from lit_data.io.machine import available_memory_bytes
 from lit_data.modules.scored import ScoredModule
 from lit_data.tasks.export import check_runtime
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 SUFFIX = ".inspect"
 COMMANDS = ("test", "validate", "benchmark")
 """Those that take such a file as a checkpoint."""
+
+_BATCH_SECONDS = 600.0
+_MEMORY_FRACTION = 0.8
 
 
 def is_exported(path: object) -> bool:
@@ -44,22 +48,29 @@ def read_exported(path: Path) -> "Board":
         raise StoreError(str(error)) from error
 
 
-def open_exported(path: Path, threads: int | None = None) -> "Inspector":
+def open_exported(
+    path: Path, threads: int | None = None, *, is_batched: bool = False
+) -> "Inspector":
     """Return an exported file, ready to answer.
 
     Args:
         path: The file.
         threads: That its graph computes with; None: one for each core of this process.
+        is_batched: True for batches, which may take minutes, and most of the memory that is free.
 
     Raises:
         ConfigError: The runtime is not installed.
         StoreError: It is damaged, or gives other answers on this machine.
     """
     check_runtime()
-    from lit_inspect import InspectError, Inspector
+    from lit_inspect import InspectError, Inspector, Limits
 
+    limits = Limits()
+    if is_batched:
+        memory_bytes = max(limits.memory_bytes, int(_MEMORY_FRACTION * available_memory_bytes()))
+        limits = Limits(seconds=_BATCH_SECONDS, memory_bytes=memory_bytes)
     try:
-        return Inspector(path, threads=threads)
+        return Inspector(path, threads=threads, limits=limits)
     except InspectError as error:
         raise StoreError(str(error)) from error
 
@@ -119,11 +130,10 @@ class Graph:
     """
 
     def __init__(self, path: Path) -> None:
-        manifest = read_exported(path).manifest
-        self.inspector = open_exported(path, threads=torch.get_num_threads())
+        self.inspector = open_exported(path, threads=torch.get_num_threads(), is_batched=True)
         settings = self.inspector.settings
         self.path = path
-        self._stored = _find_stored(manifest.get("expand"), settings.channels)
+        self._stored = _find_stored(settings.expand, settings.channels)
         limit = settings.image_threshold
         self.thresholds = {
             "predict_threshold": settings.threshold,
@@ -136,7 +146,10 @@ class Graph:
 
         Raises:
             ConfigError: The graph takes images of another size alone.
+            StoreError: It gives no answer, or one that is NaN, infinite or outside of 0..1.
         """
+        from lit_inspect import InspectError
+
         sides = zip(self.inspector.input_shape[2:], images.shape[2:], strict=True)
         if any(isinstance(allowed, int) and allowed != side for allowed, side in sides):
             raise ConfigError(
@@ -144,7 +157,10 @@ class Graph:
                 f"and samples have {list(images.shape[2:])}: test the checkpoint, or export with "
                 f"predict.tile_px={list(images.shape[2:])}"
             )
-        answers = self.inspector.run(self.to_stored(images).float().cpu().numpy())
+        try:
+            answers = self.inspector.run(self.to_stored(images).float().cpu().numpy())
+        except InspectError as error:
+            raise StoreError(f"{show_path(self.path)}: {error}") from error
         return torch.from_numpy(answers).to(images.device)
 
     def to_stored(self, images: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lit_data.checks import check_count, check_fraction, check_types
 from lit_data.commands.build import build_datamodule, build_model
-from lit_data.commands.exported import SUFFIX, Graph, use_exported
+from lit_data.commands.exported import SUFFIX, Graph, open_exported, use_exported
 from lit_data.commands.terminal import quieten
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
@@ -122,9 +122,9 @@ def encode_int8(path: Path, batches: list[Floats]) -> bytes:
         batches: Inputs of its graph for the calibration.
 
     Raises:
-        ConfigError: The net cannot be quantised.
+        ConfigError: The net cannot be quantised, or gives no answers in int8.
     """
-    from lit_inspect import Inspector
+    from lit_inspect import InspectError
     from lit_inspect.board import NET, encode_array, encode_board, read_board
     from lit_inspect.rows import ArrayRows
 
@@ -136,10 +136,14 @@ def encode_int8(path: Path, batches: list[Floats]) -> bytes:
     with TemporaryDirectory(prefix="lit_data-") as folder:
         unanswered = Path(folder, path.name)
         unanswered.write_bytes(encode_board({**manifest, "golden": 0}, parts))
-        inspector = Inspector(unanswered)
+        inspector = open_exported(unanswered)
     for number in range(manifest["golden"]):
         image = ArrayRows(board.load_array(f"golden/{number}.npy"))
-        parts[f"golden/{number}_answer.npy"] = encode_array(inspector.answer(image))
+        try:
+            answer = inspector.answer(image)
+        except InspectError as error:
+            raise ConfigError(f"int8 is not for this net: {error}; leave int8 out") from error
+        parts[f"golden/{number}_answer.npy"] = encode_array(answer)
     return encode_board(manifest, parts)
 
 

@@ -53,6 +53,16 @@ def test_a_module_answers_by_the_file(tmp_path: Path) -> None:
         model(IMAGES)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.5, -0.5])
+def test_answers_that_are_no_probabilities_are_refused(value: float, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="needs onnx: pip install -e '.[export]'")
+    nodes = [onnx.helper.make_node("Add", ["images", "value"], ["probability"])]
+    weights = [onnx.helper.make_tensor("value", onnx.TensorProto.FLOAT, [], [value])]
+    graph = Graph(write_board(tmp_path / "a.inspect", nodes=nodes, weights=weights))
+    with pytest.raises(StoreError, match=r"a\.inspect: the net gives values .* not in 0\.\.1"):
+        graph(IMAGES)
+
+
 def test_what_a_module_gives_is_found_by_what_it_predicts() -> None:
     torch.manual_seed(0)
     model = SegmentationModule(nn.Conv2d(1, 3, 3), classes=["a", "b"])

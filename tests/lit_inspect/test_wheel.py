@@ -15,7 +15,10 @@ import pytest
 import lit_inspect
 from tests.lit_inspect.boards import write_board
 
-NEEDED = ("numpy", "onnxruntime", "cv2")
+NEEDED = (
+    *("numpy", "onnxruntime", "cv2", "pydantic", "pydantic_core", "annotated_types"),
+    *("typing_inspection", "typing_extensions"),
+)
 RUN = """
 import importlib.util, runpy, sys
 sys.path.insert(0, sys.argv[1])
@@ -53,6 +56,9 @@ def test_the_wheel_runs_without_torch(tmp_path: Path) -> None:
         assert spec is not None
         assert spec.origin is not None
         folder = Path(spec.origin).parent
+        if spec.submodule_search_locations is None:  # a single file
+            _link(spec.origin, str(site / f"{name}.py"))
+            continue
         # Not one link to the folder: OpenCV looks for its parts where its files really lie.
         shutil.copytree(folder, site / name, copy_function=_link)
         for libraries in folder.parent.glob("*.libs"):

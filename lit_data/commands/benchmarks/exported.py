@@ -74,10 +74,9 @@ def _read_images(inspector: "Inspector", folder: Path) -> "list[ArrayRows]":
     for name in names[:_MOST_IMAGES]:
         try:
             rows = inspector.open(folder / name)
+            images.append(ArrayRows(rows.read(0, rows.shape[1])))
         except InspectError as error:
             log.warning("left out: %s", error)
-            continue
-        images.append(ArrayRows(rows.read(0, rows.shape[1])))
     if not images:
         raise DataError(f"{folder} has no image that can be read: give another data.root")
     return images

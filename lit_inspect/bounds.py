@@ -1,0 +1,38 @@
+"""Types of the numbers and texts that a file states, with their ranges, and how they are read."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import AfterValidator, ConfigDict, Field
+
+from lit_inspect.errors import escape
+
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+"""No number is read from a text, and nothing that is not known is passed over."""
+
+MOST_CHANNELS = 16
+MOST_VALUES = 2**26
+"""Of what a net is given at a time: channels x height x width."""
+
+MOST_VIEWS = 16
+"""Of a pixel along an axis, by tiles or windows that overlap."""
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+Side = Annotated[int, Field(ge=1, le=2**15)]
+Sides = tuple[Side, Side]
+Distance = Annotated[int, Field(ge=0, le=2**15)]
+PixelCount = Annotated[int, Field(ge=0, le=2**32)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Value = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]  # which float32 holds
+Text = Annotated[str, Field(max_length=1000), AfterValidator(escape)]
+Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(escape)]
+
+
+def describe_problem(problem: Mapping[str, Any]) -> str:
+    """Return an error of pydantic as ``tiling.overlap_px: Input should be ..., and is -5``."""
+    name = ".".join(map(str, problem["loc"]))
+    text = f"{name}: {problem['msg']}".removeprefix(": ").replace("Value error, ", "")[:200]
+    is_value = problem["type"] not in ("missing", "value_error")
+    return f"{text}, and is {problem['input']!r:.60}" if is_value else text

@@ -1,0 +1,127 @@
+"""Files that may come from anybody: regular ones are read, and none is written through a link."""
+
+import os
+import secrets
+import stat
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_inspect.errors import BoardError
+
+_UP = 2  # PNG filter: each byte less the one above it
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read it; a pipe or a device is refused before anything is read.
+
+    Raises:
+        OSError: It cannot be opened.
+        ValueError: It is no regular file.
+    """
+    descriptor = os.open(path, _READ)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError("not a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an error of the file system into one line.
+
+    Raises:
+        BoardError: There was one.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise BoardError(f"cannot write {path}: {error.strerror}") from error
+
+
+def make_folders(folder: Path, name: str) -> Path:
+    """Make the folders of a file below a folder, and return the path of the file.
+
+    Args:
+        folder: Where results go; it may be a link itself.
+        name: Of the file below it, with forward slashes.
+
+    Raises:
+        BoardError: They cannot be made, or one of them is a link.
+    """
+    path = folder
+    with writing(folder / name):
+        for part in Path(name).parent.parts:
+            path /= part
+            path.mkdir(exist_ok=True)
+            if path.is_symlink():
+                raise BoardError(
+                    f"{path} is a link, through which nothing is written: remove it, or choose "
+                    "another --out"
+                )
+    return path / Path(name).name
+
+
+@contextmanager
+def replacing(folder: Path, name: str) -> Iterator[BinaryIO]:
+    """Give a new file that takes its place below a folder at the end, or leaves nothing behind.
+
+    Args:
+        folder: Where results go.
+        name: See `make_folders`, as are the errors. A link of that name is replaced.
+    """
+    path = make_folders(folder, name)
+    with writing(path):
+        part = path.with_name(f".lit_inspect-{secrets.token_hex(8)}.part")
+        try:
+            with part.open("xb") as file:
+                yield file
+            os.replace(part, path)  # noqa: PTH105 - of a path that may hold any bytes
+        finally:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+
+
+def write_png(
+    folder: Path, name: str, shape: tuple[int, int], parts: Iterable[NDArray[Any]]
+) -> None:
+    """Write a grey PNG part by part, whole or not at all.
+
+    Args:
+        folder: Where results go.
+        name: Of the file, see `replacing`.
+        shape: (height, width) px.
+        parts: Its rows from the top, [h, W] uint8 or uint16.
+    """
+    packer = zlib.compressobj(1)
+    above = np.zeros((1, 0), np.uint8)
+    with replacing(folder, name) as file:
+        for number, part in enumerate(parts):
+            if number == 0:
+                file.write(b"\x89PNG\r\n\x1a\n")
+                header = struct.pack(">IIBBBBB", shape[1], shape[0], 8 * part.itemsize, 0, 0, 0, 0)
+                _write_chunk(file, b"IHDR", header)
+            big_endian = np.ascontiguousarray(part, part.dtype.newbyteorder(">"))
+            rows = big_endian.view(np.uint8).reshape(len(part), -1)
+            filtered = np.full((len(rows), rows.shape[1] + 1), _UP, np.uint8)
+            filtered[:, 1:] = rows
+            filtered[1:, 1:] -= rows[:-1]
+            if above.size:
+                filtered[:1, 1:] -= above
+            _write_chunk(file, b"IDAT", packer.compress(filtered.data))
+            above = rows[-1:]
+        _write_chunk(file, b"IDAT", packer.flush())
+        _write_chunk(file, b"IEND", b"")
+
+
+def _write_chunk(file: BinaryIO, kind: bytes, data: bytes) -> None:
+    if data or kind == b"IEND":  # the packer may hold all back for now
+        checksum = struct.pack(">I", zlib.crc32(kind + data))
+        file.write(struct.pack(">I", len(data)) + kind + data + checksum)

@@ -1,0 +1,109 @@
+"""Headers of PNG, JPEG, BMP and TIFF files: the size that they state, before anything is decoded."""
+
+import os
+import struct
+import zlib
+from typing import BinaryIO
+
+from lit_inspect.errors import ImageError
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_JPEG = b"\xff\xd8\xff"
+_TIFF = {b"II*\x00": "<", b"MM\x00*": ">"}
+_PIECE_BYTES = 2**20
+_JPEG_FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # which are tables
+_MOST_SEGMENTS = 10_000  # before the frame of a JPEG
+
+
+def check_file(stream: BinaryIO, start: bytes, size_bytes: int) -> tuple[int, int]:
+    """Refuse a file that is cut, damaged or of another kind; return its (height, width) px.
+
+    Args:
+        stream: The file.
+        start: Its first bytes.
+        size_bytes: Its length.
+
+    Raises:
+        ImageError: It is refused.
+        struct.error: Its header ends too early.
+    """
+    if start == _PNG:
+        return _check_png(stream)
+    if start.startswith(_JPEG):
+        return _check_jpeg(stream, size_bytes)
+    if start[:4] in _TIFF:
+        return _check_tiff(stream, _TIFF[start[:4]])
+    if start.startswith(b"BM"):
+        return _read_bmp(stream)
+    raise ImageError(f"not a PNG, JPEG, BMP, TIFF or .npy image, starts with {start!r}")
+
+
+def _check_png(stream: BinaryIO) -> tuple[int, int]:
+    """Walk all chunks: ``IHDR`` first, each whole, each checksum right, the last one ``IEND``."""
+    stream.seek(len(_PNG))
+    size_px = None
+    while len(start := stream.read(8)) == 8:
+        length, name = struct.unpack(">I4s", start)
+        body = stream.read(min(length, _PIECE_BYTES))
+        if size_px is None:
+            if name != b"IHDR" or length != 13:
+                raise ImageError("damaged PNG: it does not begin with its size")
+            size_px = struct.unpack_from(">II", body)[::-1]
+        checksum = zlib.crc32(body, zlib.crc32(name))
+        missing = length - len(body)
+        while missing > 0 and (body := stream.read(min(missing, _PIECE_BYTES))):
+            checksum = zlib.crc32(body, checksum)
+            missing -= len(body)
+        if missing or stream.read(4) != checksum.to_bytes(4):
+            raise ImageError(f"truncated or damaged PNG: chunk {name!r}")
+        if name == b"IEND":
+            return size_px
+    raise ImageError("truncated PNG: no end chunk")
+
+
+def _check_jpeg(stream: BinaryIO, size_bytes: int) -> tuple[int, int]:
+    stream.seek(max(0, size_bytes - 4096))
+    if b"\xff\xd9" not in stream.read(4096):  # behind it some programs add a few bytes
+        raise ImageError("truncated JPEG: no end marker")
+    stream.seek(2)
+    for _ in range(_MOST_SEGMENTS):
+        lead, marker = struct.unpack("BB", stream.read(2))
+        if lead == marker == 0xFF:  # a byte of filling
+            stream.seek(-1, os.SEEK_CUR)
+            continue
+        (length,) = struct.unpack(">H", stream.read(2))
+        if lead != 0xFF or length < 2:
+            break
+        if marker in _JPEG_FRAMES:
+            _, height, width = struct.unpack(">BHH", stream.read(5))
+            return height, width
+        stream.seek(length - 2, os.SEEK_CUR)
+    raise ImageError("damaged JPEG: it does not state its size")
+
+
+def _read_bmp(stream: BinaryIO) -> tuple[int, int]:
+    stream.seek(14)
+    form = "<HH" if stream.read(4) == b"\x0c\x00\x00\x00" else "<ii"  # of OS/2, or of Windows
+    width, height = struct.unpack(form, stream.read(struct.calcsize(form)))
+    return abs(height), width  # the height of a file that begins at its top is negative
+
+
+def _check_tiff(stream: BinaryIO, order: str) -> tuple[int, int]:
+    """Refuse TIFF files that OpenCV reads in another way than `predict`."""
+    tags: dict[int, int] = {}
+    stream.seek(4)
+    stream.seek(struct.unpack(f"{order}I", stream.read(4))[0])
+    for _ in range(struct.unpack(f"{order}H", stream.read(2))[0]):
+        tag, kind, _, value = struct.unpack(f"{order}HHI4s", stream.read(12))
+        form = f"{order}H" if kind == 3 else f"{order}I"
+        tags[tag] = struct.unpack_from(form, value)[0]
+    if struct.unpack(f"{order}I", stream.read(4))[0]:
+        raise ImageError("a TIFF of several pages, which lit_inspect does not read")
+    # 259: none, LZW, deflate or PackBits. 262: black is 0, or R, G, B. 266: bits in their order.
+    has_bits = tags.get(277, 1) > 1 or tags.get(258, 1) in (8, 16, 32)
+    is_known = tags.get(262) in (1, 2) and tags.get(259, 1) in (1, 5, 8, 32773, 32946)
+    if not (has_bits and is_known) or tags.get(277, 1) not in (1, 3) or tags.get(266, 1) != 1:
+        raise ImageError("a TIFF of a rare kind, which lit_inspect does not read")
+    if not {256, 257} <= tags.keys():
+        raise ImageError("damaged TIFF: it does not state its size")
+    return tags[257], tags[256]

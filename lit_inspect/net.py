@@ -1,0 +1,223 @@
+"""`Net`: the graph of a file in onnxruntime, within bounds of memory and time."""
+
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_inspect.errors import AnswerError, BoardError, UsageError, describe_error
+
+Floats = NDArray[np.float32]
+
+_SLACK = 1e-3  # of sums of weights and of int8, as in `predict`
+_GIB = 2**30
+_INPUT = "images"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of what the net of a file may take, which may come from anybody.
+
+    Attributes:
+        seconds: Of one call, of the start, and of all golden answers together.
+        memory_bytes: Of the values between layers; weights, which the file holds, are not counted.
+        give_up: Called with a reason where a call goes on a while after it was stopped, as within
+            one huge layer; None lets it run.
+
+    Raises:
+        UsageError: A bound is out of its range.
+    """
+
+    seconds: float = 10.0
+    memory_bytes: int = 2 * _GIB
+    give_up: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds <= 86400 or not 0 < self.memory_bytes < 2**62:
+            raise UsageError(
+                f"seconds={self.seconds:g}, memory_bytes={self.memory_bytes:g}: need more than 0, "
+                "and at most a day"
+            )
+
+
+class _Watch:
+    """Stops a call that takes too long, from a thread of its own.
+
+    Args:
+        limits: Bounds.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._call: tuple[float, Callable[[], None]] | None = None
+        self._is_closed = threading.Event()
+        weakref.finalize(self, self._is_closed.set)
+        arguments = (weakref.ref(self), self._is_closed, limits.seconds / 10)
+        threading.Thread(target=_watch, args=arguments, daemon=True).start()
+
+    @contextmanager
+    def stopping(self, stop: Callable[[], None]) -> Iterator[None]:
+        """Call `stop` if what is done within takes too long."""
+        self._call = time.monotonic() + self._limits.seconds, stop
+        try:
+            yield
+        finally:
+            self._call = None
+
+    def look(self) -> None:
+        """Stop the call that is under way, if its time is over."""
+        call = self._call
+        if call is None or time.monotonic() < call[0]:
+            return
+        call[1]()
+        is_stuck = time.monotonic() > call[0] + self._limits.seconds / 2
+        if is_stuck and self._call is call and self._limits.give_up is not None:
+            self._limits.give_up(describe_end(self._limits))
+
+
+def _watch(reference: "weakref.ref[_Watch]", is_closed: threading.Event, step_s: float) -> None:
+    while not is_closed.wait(step_s):
+        watch = reference()
+        if watch is not None:
+            watch.look()
+        del watch  # so that it may go while this thread waits
+
+
+def describe_end(limits: Limits) -> str:
+    """Return why a call was stopped, and what to do."""
+    return (
+        f"the net took more than {limits.seconds:g} s: on a slow machine give it more (--seconds, "
+        "Limits(seconds=...)), else export a smaller predict.tile_px"
+    )
+
+
+class Net:
+    """The graph of a file.
+
+    Args:
+        data: In ONNX.
+        threads: That it computes with; None: one for each core of this process.
+        limits: Bounds.
+
+    Raises:
+        BoardError: onnxruntime refuses it, or it has other ends than an exported one.
+    """
+
+    def __init__(self, data: bytes, threads: int | None, limits: Limits) -> None:
+        import onnxruntime
+
+        self._limits = limits
+        self._ends_s = math.inf
+        self._watch = _Watch(limits)
+        self._new_options = onnxruntime.RunOptions
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads or _count_cores()
+        options.log_severity_level = 4  # errors are raised, and texts of the file not printed
+        _bound_memory(onnxruntime, options, limits.memory_bytes)
+        try:
+            with self._watch.stopping(lambda: options.set_load_cancellation_flag(True)):
+                self._session = onnxruntime.InferenceSession(
+                    data,
+                    options,
+                    providers=["CPUExecutionProvider"],
+                    # Exported graphs have none left, and those of others would know no bounds.
+                    disabled_optimizers=["ConstantFolding"],
+                )
+        except Exception as error:  # onnxruntime has errors of its own
+            raise BoardError(f"its net cannot be opened ({describe_error(error)})") from error
+        self._check_ends()
+
+    @property
+    def input_shape(self) -> list[int | str]:
+        """Length of each axis of a batch; the name of one that is free."""
+        return list(self._session.get_inputs()[0].shape)
+
+    @contextmanager
+    def hurrying(self) -> Iterator[None]:
+        """Refuse calls once those within have taken the seconds of one."""
+        self._ends_s = time.monotonic() + self._limits.seconds
+        try:
+            yield
+        finally:
+            self._ends_s = math.inf
+
+    def run(self, images: Floats) -> Floats:
+        """Return the answers for a batch [B, C, h, w] in 0..1, which lie in 0..1 too.
+
+        Raises:
+            AnswerError: There are none within the bounds, or they hold NaN, infinite values or
+                ones outside of 0..1.
+        """
+        if time.monotonic() > self._ends_s:
+            raise AnswerError(describe_end(self._limits))
+        options = self._new_options()
+        options.log_severity_level = 4
+
+        def stop() -> None:
+            options.terminate = True
+
+        try:
+            with self._watch.stopping(stop):
+                feeds = {_INPUT: np.ascontiguousarray(images)}
+                answers: Floats = self._session.run(None, feeds, options)[0]
+        except Exception as error:  # onnxruntime has errors of its own
+            raise AnswerError(self._explain(error, is_stopped=options.terminate)) from error
+        return _check_values(answers)
+
+    def _explain(self, error: Exception, *, is_stopped: bool) -> str:
+        if is_stopped:
+            return describe_end(self._limits)
+        if "Available memory of" in str(error):
+            return (
+                f"the net needs more than {self._limits.memory_bytes / _GIB:g} GiB: give it more "
+                "(--memory-gib, Limits(memory_bytes=...)), or export a smaller predict.tile_px"
+            )
+        return f"the net gives no answer ({describe_error(error)})"
+
+    def _check_ends(self) -> None:
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        ends = [(end.name, end.type) for end in inputs]
+        is_image = ends == [(_INPUT, "tensor(float)")] and len(inputs[0].shape) == 4
+        if not is_image or [end.type for end in outputs] != ["tensor(float)"]:
+            raise BoardError("its net does not go from images [B, C, h, w] to one array of float32")
+
+
+def _check_values(answers: Floats) -> Floats:
+    """Return answers, of which rounding may leave 0..1 by a little.
+
+    Raises:
+        AnswerError: One is NaN, infinite or outside of 0..1.
+    """
+    if not answers.size:
+        raise AnswerError(f"the net gives nothing, {list(answers.shape)}")
+    least, largest = answers.min(), answers.max()
+    if not (least >= -_SLACK and largest <= 1 + _SLACK):  # in this form it refuses NaN too
+        raise AnswerError(
+            f"the net gives values from {least:.4g} to {largest:.4g}, and not in 0..1"
+        )
+    if least < 0 or largest > 1:
+        return answers.clip(0, 1)
+    return answers
+
+
+def _bound_memory(onnxruntime: Any, options: Any, memory_bytes: int) -> None:  # noqa: ANN401 - it ships no types
+    """Give a session an arena of its own that does not grow without end."""
+    kind = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
+    place = onnxruntime.OrtMemoryInfo("Cpu", kind, 0, onnxruntime.OrtMemType.DEFAULT)
+    arena = onnxruntime.OrtArenaCfg({"max_mem": memory_bytes})
+    onnxruntime.create_and_register_allocator(place, arena)  # for sessions opened from now on
+    options.add_session_config_entry("session.use_env_allocators", "1")
+
+
+def _count_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS and Windows give no mask

@@ -1,0 +1,88 @@
+"""Headers of ``.npy`` arrays that may come from anybody."""
+
+import math
+import struct
+import threading
+from io import BytesIO
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAGIC = b"\x93NUMPY"
+
+_MOST_HEADER_BYTES = 10_000  # as NumPy allows
+_LOCK = threading.Lock()
+"""NumPy reads a header by `ast`, whose depth Python 3.11 counts for all threads together."""
+
+
+class Header(NamedTuple):
+    """Form of an array of numbers.
+
+    Attributes:
+        shape: No length is negative.
+        is_fortran: True if the first axis runs fastest.
+        dtype: As stored.
+        offset: Of the first number, in bytes.
+    """
+
+    shape: tuple[int, ...]
+    is_fortran: bool
+    dtype: "np.dtype[Any]"
+    offset: int
+
+
+def read_header(stream: BinaryIO, size_bytes: int) -> Header:
+    """Read the header of an array, and hold it against the size of its file.
+
+    Raises:
+        ValueError: It is damaged, not one of numbers, or longer than the file.
+    """
+    stream.seek(0)
+    text = _read_text(stream)
+    try:
+        with _LOCK:
+            shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(BytesIO(text))
+            shape = tuple(map(int, shape))
+    except Exception as error:  # NumPy hands on what its parsers raise, also MemoryError
+        raise ValueError(f"damaged array header, {type(error).__name__}") from error
+    header = Header(shape, is_fortran, dtype, stream.tell())
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        raise ValueError(f"an array of {str(dtype)[:40]}, not one of numbers of up to 64 bits")
+    if any(length < 0 for length in shape):
+        raise ValueError(f"damaged array header, shape {str(shape)[:80]}")
+    if size_bytes < header.offset + math.prod(shape) * dtype.itemsize:
+        raise ValueError("truncated array")
+    return header
+
+
+def _read_text(stream: BinaryIO) -> bytes:
+    """Return the text of a header, behind its length as version 2 of the format has it."""
+    start = stream.read(8)
+    width = {1: 2, 2: 4, 3: 4}.get(start[6] if len(start) == 8 else 0)
+    if not start.startswith(MAGIC) or width is None:
+        raise ValueError("no array of version 1, 2 or 3 of the format")
+    length = int.from_bytes(stream.read(width), "little")
+    if length > _MOST_HEADER_BYTES:  # before any of it is read
+        raise ValueError(
+            f"an array header of {length} bytes, and {_MOST_HEADER_BYTES} are the most"
+        )
+    return struct.pack("<I", length) + stream.read(length)
+
+
+def read_array(stream: BinaryIO, size_bytes: int) -> NDArray[Any]:
+    """Read an array.
+
+    Raises:
+        ValueError: See `read_header`.
+    """
+    header = read_header(stream, size_bytes)
+    values = np.empty(math.prod(header.shape), header.dtype)
+    read_into(stream, values)
+    return values.reshape(header.shape, order="F" if header.is_fortran else "C")
+
+
+def read_into(stream: BinaryIO, values: NDArray[Any]) -> int:
+    """Fill an array [n] with the bytes that come next; return how many there were."""
+    count: int = stream.readinto(values.view(np.uint8).data)  # type: ignore[attr-defined]
+    return count

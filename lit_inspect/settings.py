@@ -1,0 +1,169 @@
+"""`Settings`: all that ``inspect.json`` says, checked before anything is built of it."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from lit_inspect.board import FORMAT
+from lit_inspect.bounds import (
+    MOST_CHANNELS,
+    MOST_VALUES,
+    STRICT,
+    Fraction,
+    Name,
+    PixelCount,
+    Text,
+    Value,
+    describe_problem,
+)
+from lit_inspect.boxes import BoxRules
+from lit_inspect.drift import Guarantee
+from lit_inspect.errors import BoardError
+from lit_inspect.images import ReadOptions, Scaling
+from lit_inspect.tiles import Tiling
+
+_MOST_KINDS = 255  # that the maps of classes hold
+
+
+def _require_all(values: object) -> object:
+    """Refuse options of reading of which one is left out, though each has a default."""
+    missing = {field.name for field in fields(ReadOptions)}
+    if isinstance(values, dict) and (missing := missing - values.keys()):
+        raise ValueError(f"{', '.join(sorted(missing))} is missing")
+    return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What ``inspect.json`` says; another key needs another number of the format.
+
+    Attributes:
+        format: Of the file.
+        sha256: Of its parts.
+        task: What the net gives.
+        read: How images are read.
+        channels: Of an image.
+        dtype: Of its pixels.
+        value_range: That is brought to 0..1; None where it is that of the dtype.
+        scaling: Size that images are brought to.
+        classes: Names.
+        golden: Number of golden inputs.
+        tiling: How maps are cut and stitched.
+        threshold: Least probability of a pixel, or score of a box.
+        image_threshold: Least score of an image with a defect.
+        top_fraction: Of the pixels by which an image is scored.
+        min_area_px: Smallest defect or box.
+        large_px: Images of more pixels are inspected through a file.
+        doubt: Why verdicts are unsure.
+        review: Scores that are for review, from and to; none if the first one is higher.
+        guarantee: Bounds of verdicts.
+        boxes: How objects are found.
+        versions: Releases that the file was made with.
+        expand: For each channel that a module of lit_data gets the stored one.
+        precision: ``int8``, or None for float32.
+        trained: What lit_data says of the training.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    format: Literal[1] = FORMAT
+    sha256: Annotated[dict[str, str], Field(default_factory=dict)]
+    task: Literal["maps", "labels", "boxes"]
+    read: Annotated[ReadOptions, BeforeValidator(_require_all)]
+    channels: Annotated[int, Field(ge=1, le=MOST_CHANNELS)]
+    dtype: Literal["uint8", "uint16", "int16", "float32"]
+    value_range: tuple[Value, Value] | None
+    scaling: Scaling | None
+    classes: Annotated[tuple[Name, ...], Field(max_length=2**16)]
+    golden: Annotated[int, Field(ge=0, le=100)]
+    tiling: Tiling | None
+    threshold: Fraction
+    image_threshold: Fraction | None
+    top_fraction: Fraction
+    min_area_px: PixelCount
+    large_px: PixelCount
+    doubt: Text | None
+    review: tuple[Fraction, Fraction] | None
+    guarantee: Guarantee | None
+    boxes: BoxRules | None
+    versions: dict[Name, Text]
+    expand: Annotated[tuple[int, ...], Field(max_length=MOST_CHANNELS)] | None = None
+    precision: Literal["int8"] | None = None
+    trained: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the parts fit each other."""
+        self._check_task()
+        if len(set(self.classes)) < len(self.classes):
+            raise ValueError("two classes have one name")
+        if self.guarantee is not None and self.review is None:
+            raise ValueError("a guarantee is one of review, which is missing")
+        if self.value_range is not None and not _has_width(*self.value_range):
+            raise ValueError(f"value_range {self.value_range} does not rise")
+        if self.expand and not set(self.expand) <= set(range(self.channels)):
+            raise ValueError(f"expand {self.expand} names more than {self.channels} channels")
+        if not self._fits_fill():
+            raise ValueError(f"fill is no value of {self.dtype}")
+        if self._count_values() > MOST_VALUES:
+            raise ValueError(f"the net gets more than {MOST_VALUES} values at a time")
+
+    def _check_task(self) -> None:
+        """Check that there is what a task needs, and nothing that it does not know."""
+        is_map, is_box = self.task == "maps", self.task == "boxes"
+        if (self.tiling is not None) != is_map:
+            raise ValueError(f"tiling is for maps alone, and task is {self.task}")
+        if (self.boxes is not None) != is_box:
+            raise ValueError(f"boxes is for boxes alone, and task is {self.task}")
+        if not is_map and (self.scaling is None) != is_box:
+            raise ValueError(f"labels need scaling, and boxes have none; task is {self.task}")
+        if not is_map and (self.review is not None or not self.classes):
+            raise ValueError(f"{self.task} need classes, and know no review")
+        if is_map and len(self.classes) > _MOST_KINDS:
+            raise ValueError(f"{len(self.classes)} classes, and maps hold {_MOST_KINDS}")
+
+    def _fits_fill(self) -> bool:
+        if self.boxes is None or self.dtype == "float32":
+            return True
+        limits = np.iinfo(self.dtype)
+        return int(limits.min) <= self.boxes.fill <= int(limits.max)
+
+    def _count_values(self) -> int:
+        """Return channels x height x width of what the net gets at a time."""
+        sides_px = [(1, 1)]
+        if self.tiling is not None:
+            sides_px.append(self.tiling.tile_px)
+        if self.boxes is not None:
+            sides_px.append(self.boxes.sample_px)
+        if self.scaling is not None and self.scaling.size_px is not None:
+            sides_px.append(self.scaling.size_px)
+        return self.channels * max(map(math.prod, sides_px))
+
+
+def _has_width(low: float, high: float) -> bool:
+    with np.errstate(over="ignore"):
+        width = np.float32(high - low)
+    return bool(width > 0 and np.isfinite(width))
+
+
+_SCHEMA = TypeAdapter(Settings)
+
+
+def read_settings(manifest: Mapping[str, Any]) -> Settings:
+    """Return the settings of a manifest.
+
+    Raises:
+        BoardError: A value is missing, of another type or out of its range, or a key is unknown.
+    """
+    try:
+        # Of JSON, where a tuple is a list.
+        return _SCHEMA.validate_json(json.dumps(manifest))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise BoardError(f"inspect.json: {describe_problem(problem)}") from error
+    except (ValueError, RecursionError) as error:
+        raise BoardError(f"inspect.json: {error}") from error

@@ -136,11 +136,11 @@ def measure_yaml(text: str | bytes) -> Iterator[yaml.Event]:
         elif isinstance(event, yaml.ScalarEvent):
             _close(event.anchor, _Extent(1, len(event.value)), anchors, opened[-1][1])
         elif isinstance(event, yaml.AliasEvent):
-            extent = anchors.get(str(event.anchor))
-            if extent is None:
+            copied = anchors.get(str(event.anchor))
+            if copied is None:
                 name = escape(str(event.anchor))[:80]
                 raise DataError(f"the alias *{name} holds itself, or nothing")
-            _close(None, extent, anchors, opened[-1][1])
+            _close(None, copied, anchors, opened[-1][1])
         yield event
 
 

@@ -51,8 +51,8 @@ def check_config_file(path: Path) -> None:
     except DataError as error:
         text = str(error).removeprefix(f"{show_path(path)}: ")
         raise ConfigError(f"{show_path(path)}: {text}") from error
-    except YAMLError as error:
-        raise ConfigError(f"{show_path(path)} is no YAML: {first_line(error)}") from error
+    except YAMLError:
+        return  # whoever reads it next says what is wrong, and where
 
 
 def _check_references(text: str) -> None:
@@ -80,7 +80,8 @@ def load_config(path: Path) -> DictConfig:
     try:
         cfg = OmegaConf.load(path)
     except (YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{show_path(path)} cannot be read: {first_line(error)}") from error
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{show_path(path)} cannot be read: {reason}") from error
     if not isinstance(cfg, DictConfig):
         raise ConfigError(f"{show_path(path)} holds no keys, as the configuration of a run does")
     with bounding_references():

@@ -24,7 +24,7 @@ REFUSED = {
     "base 8": ("seed: 010\n", "base 8"),
     "hexadecimal": (f"seed: 0x{'f' * 5000}\n", "more than 40 digits"),
     "nested": ("a: " + "[" * 500 + "]" * 500 + "\n", "nested"),
-    "no yaml": ("a: [\n", "no YAML"),
+    "no yaml": ("a: [\n", "expected the node content"),
     "large": ("#" * (2**20 + 1), "larger than"),
     "nested references": (f"a: {'${' * 300}b{'}' * 300}\n", "nested too deeply"),
     "long text": (f"a: '${{seed}}{'x' * 20_000}'\n", "too long"),

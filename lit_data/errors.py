@@ -90,6 +90,7 @@ class RankMismatchError(LitDataError):
 _CAUSES = 5  # so that a message fits into one screen of 100 x 30
 _NAMES = 3
 _CHARACTERS = 1000  # of all causes
+_MOST_NAMES = 20
 _LONGEST_LINE = 200
 _CURE = re.compile(r"; (?=[^;]*\bdata\.[a-z_])")
 _VALUES = re.compile(r"'[^']*'|\S*/\S*|\d+(?:\.\d+)?(?:, \d+(?:\.\d+)?)*")
@@ -100,6 +101,13 @@ def escape(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(map(_escape_character, text))
+
+
+def list_some(names: Sequence[object]) -> str:
+    """Return the first of some names, for a message that many of its kind may stand beside."""
+    text = ", ".join(escape(str(name)) for name in names[:_MOST_NAMES])
+    more = len(names) - _MOST_NAMES
+    return f"{text} and {more} more" if more > 0 else text
 
 
 def first_line(error: BaseException) -> str:

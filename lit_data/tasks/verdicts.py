@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from lit_data.checks import check_types
-from lit_data.errors import ConfigError, StoreError, show_path
+from lit_data.errors import ConfigError, DataError, StoreError, show_path
 from lit_data.files import find_sha256, flatten, try_writing, write_json
 from lit_data.inference.batches import ImagePixels
 from lit_data.io.images.image_source import ImageBank
+from lit_data.io.plain import parse_json
+from lit_data.io.source import read_within
 from lit_data.io.store.store import StoredImages
 from lit_data.risk.drift import FEATURES, describe_pixels, find_drift
 from lit_data.types import Array, Doubles
@@ -27,6 +29,8 @@ WITHDRAWN = "withdrawn"
 _VERSION = 2  # of 1 the scores had six decimals
 _ENDING = ".calibration.json"
 _MOST_BYTES = 2**24
+_SHARES = ("miss", "false_alarms", "confidence")
+_NUMBERS = ("good_below", "defect_above", *_SHARES)
 _LOOKED_AT_PX = 1024  # side of the middle of an image by which it is described
 
 
@@ -177,9 +181,7 @@ def _read(path: Path) -> Calibration:
         StoreError: It is damaged.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ValueError("it is too large")
-        content = json.loads(path.read_bytes())
+        content = parse_json(read_within(path, _MOST_BYTES))
         names = {field.name for field in fields(Calibration)}
         if not isinstance(content, dict) or content.keys() != names:
             raise ValueError("its parts are others")
@@ -189,11 +191,12 @@ def _read(path: Path) -> Calibration:
         features = np.array(calibration.features, np.float64)
         if calibration.version != _VERSION or features.shape != (len(features), len(FEATURES)):
             raise ValueError("it is of another version")
-        if not np.isfinite(
-            (calibration.good_below, calibration.defect_above, *features.flat)
-        ).all():
+        numbers = [float(getattr(calibration, name)) for name in _NUMBERS]
+        if not np.isfinite([*numbers, *features.flat]).all():
             raise ValueError("a number is not finite")
-    except (OSError, ValueError, TypeError, RecursionError, ConfigError) as error:
+        if not all(0 <= getattr(calibration, name) <= 1 for name in _SHARES):
+            raise ValueError(f"{', '.join(_SHARES)} must be from 0 to 1")
+    except (DataError, ValueError, TypeError, OverflowError, ConfigError) as error:
         raise StoreError(
             f"{show_path(path)} is damaged ({error!s:.80}): calibrate the run again, or remove it"
         ) from error

@@ -21,7 +21,7 @@ from lit_data.datasets.detection.labels import (
     is_share_box,
 )
 from lit_data.datasets.detection.voc import NameIndex
-from lit_data.errors import DataError, Problems, escape, show_path
+from lit_data.errors import DataError, Problems, escape, list_some, show_path
 from lit_data.io.discovery import check_inside
 from lit_data.io.images.header import describe_size_mismatch
 from lit_data.io.images.header_scan import OnBad
@@ -222,6 +222,7 @@ def read_coco_labels(
         names = tuple(dict.fromkeys(categories[key] for key in sorted(categories)))
     else:
         names = check_classes(classes)
+    order = {name: number for number, name in enumerate(names)}
     index = NameIndex([*images, *others], excluded)
     crowds = 0
     for file in files:
@@ -233,7 +234,7 @@ def read_coco_labels(
         # Numbers beyond are those of images that are left out.
         numbers = {key: number for key, number in numbers.items() if number < len(images)}
         _check_sizes(collector, file, numbers, images, sizes_px)
-        ids = {key: names.index(name) for key, name in file.categories.items() if name in names}
+        ids = {key: order[name] for key, name in file.categories.items() if name in order}
         crowds += _add_boxes(collector, file, numbers, ids)
     if crowds:
         log.info("%d boxes of crowds (iscrowd) are ignored regions", crowds)
@@ -348,10 +349,11 @@ def _add_boxes(
     """Add all boxes of a file, and count those of crowds."""
     crowds = 0
     known = {entry["id"] for entry in file.images.values()}
+    allowed = list_some(sorted(ids))
     for index, entry in enumerate(file.annotations):
         if not isinstance(entry, dict):
             collector.reject(index, f"{quote(entry)} is no annotation")
-        elif wrong := next(_find_faults(entry, known, ids, file), ""):
+        elif wrong := next(_find_faults(entry, known, ids, file, allowed), ""):
             collector.reject(index, wrong)
         elif entry["image_id"] in numbers:
             # An image that is not there is named once, not for each of its boxes.
@@ -365,7 +367,11 @@ def _add_boxes(
 
 
 def _find_faults(
-    entry: Mapping[str, Any], known: set[int], ids: Mapping[int, int], file: CocoFile
+    entry: Mapping[str, Any],
+    known: set[int],
+    ids: Mapping[int, int],
+    file: CocoFile,
+    allowed: str,
 ) -> Iterator[str]:
     image, category, box = entry.get("image_id"), entry.get("category_id"), entry.get("bbox")
     if type(image) is not int or image not in known:
@@ -374,7 +380,6 @@ def _find_faults(
         name = ""
         if type(category) is int and category in file.categories:  # True is no 1 here
             name = f" ({quote(file.categories[category])})"
-        allowed = ", ".join(map(str, sorted(ids)))
         yield f"category_id {quote(category)}{name} is not allowed; allowed are {allowed}"
     if (
         not isinstance(box, list)

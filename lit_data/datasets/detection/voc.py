@@ -24,7 +24,7 @@ from lit_data.datasets.detection.labels import (
     find_split,
     is_share_box,
 )
-from lit_data.errors import DataError, Problems, escape, show_path
+from lit_data.errors import DataError, Problems, escape, list_some, show_path
 from lit_data.io.discovery import FolderWalk
 from lit_data.io.images.header import describe_size_mismatch
 from lit_data.io.images.header_scan import OnBad
@@ -251,6 +251,7 @@ def read_voc_labels(
                 collector.problems.add(path, str(error))
     names = _collect_names(roots) if classes is None else check_classes(classes)
     numbers = {name: number for number, name in enumerate(names)}
+    allowed = list_some(names)
     for image, (image_path, path, root) in enumerate(zip(images, files, roots, strict=True)):
         if path is None or root is None:
             continue
@@ -262,7 +263,11 @@ def read_voc_labels(
             is_difficult = _read_text(item, "difficult") == "1"
             if difficult is not False or not is_difficult:
                 is_ignored = is_difficult and difficult == "ignore"
-                _read_object(collector, image, index, item, numbers, is_ignored=is_ignored)
+                _read_object(
+                    *(collector, image, index, item, numbers),
+                    allowed=allowed,
+                    is_ignored=is_ignored,
+                )
     if not names:
         collector.problems.add("classes", "no file names one; give classes=")
     return collector.finish(names)
@@ -328,6 +333,7 @@ def _read_object(
     item: "Element",
     numbers: dict[str, int],
     *,
+    allowed: str,
     is_ignored: bool,
 ) -> None:
     name = _read_text(item, "name")
@@ -337,7 +343,6 @@ def _read_object(
         if not _NUMBER.fullmatch(text):
             wrong.append(f"{side}={escape(text)!r}")
     if name not in numbers:
-        allowed = ", ".join(map(show_path, numbers))
         collector.reject(place, f"class {escape(name)!r} is not allowed; allowed are {allowed}")
     elif wrong:
         collector.reject(

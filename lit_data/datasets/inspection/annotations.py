@@ -274,14 +274,14 @@ def _read_coco(path: Path, annotated: Annotated) -> None:
         for key, name in names.items()
     }
     for index, entry in enumerate(content.annotations):
-        where, image, category = (
-            f"{path}, annotations[{index}]",
-            entry.get("image_id"),
-            entry.get("category_id"),
-        )
-        if image not in names:
+        where = f"{path}, annotations[{index}]"
+        if not isinstance(entry, dict):
+            annotated.reject(None, where, f"{quote(entry)} is no annotation")
+            continue
+        image, category = entry.get("image_id"), entry.get("category_id")
+        if type(image) is not int or image not in names:
             annotated.reject(None, where, f"an image {quote(image)} that images does not hold")
-        elif category not in content.categories:
+        elif type(category) is not int or category not in content.categories:
             annotated.reject(
                 numbers[image], where, f"a category {quote(category)} that categories does not hold"
             )
@@ -310,14 +310,14 @@ def _read_labelme(path: Path, annotated: Annotated) -> None:
     number = _find_labelled(path, annotated)  # LabelMe's imagePath may be that of another machine
     for index, shape in enumerate(content["shapes"]):
         where = f"{path}, shapes[{index}]"
-        if shape.get("label") in _LABELME_OTHERS:
-            continue
         try:
-            draw = labelme_shape(shape)
+            if not isinstance(shape, dict):
+                raise DataError(f"{quote(shape)} is no shape with a label and points")
+            if shape.get("label") not in _LABELME_OTHERS:
+                draw = labelme_shape(shape)
+                annotated.add(number, where, shape.get("label", ""), draw)
         except DataError as error:
             annotated.reject(number, where, str(error))
-        else:
-            annotated.add(number, where, shape.get("label", ""), draw)
 
 
 def _read_csv(path: Path, annotated: Annotated) -> None:

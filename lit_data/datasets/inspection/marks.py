@@ -16,6 +16,8 @@ from lit_data.io.images.readers import decode
 from lit_data.types import Bools, Bytes, Doubles, Ints, Size
 
 _SLACK_PX = 1.0  # points of outlines may lie so far outside their image
+_COORDINATES = 2  # of a point
+_LARGEST_PX = 1e9  # also refuses NaN, infinity and whole numbers that no float holds
 _SPECK_PX = 4
 """Programs that simplify outlines leave two points of a speck of so many pixels: the line is marked."""
 
@@ -128,7 +130,7 @@ def labelme_shape(shape: Mapping[str, Any]) -> Draw:
         DataError: It is of a kind that marks no pixels, or is not known.
     """
     kind = shape.get("shape_type", "polygon")
-    points = [value for point in shape.get("points", []) for value in point]
+    points = _list_coordinates(shape.get("points", []))
     if kind == "mask":
         return cut_mask(points, shape.get("mask"))
     if kind == "rectangle" and len(points) == 4:
@@ -140,6 +142,25 @@ def labelme_shape(shape: Mapping[str, Any]) -> Draw:
     if kind in _WITHOUT_AREA:
         raise DataError(f"a {quote(kind)} has no area: draw a polygon around it, or delete it")
     raise DataError(f"a {quote(kind)}: polygons, rectangles, circles and masks are read")
+
+
+def _list_coordinates(points: object) -> list[float]:
+    """Return x, y, x, y, ... of a list of points.
+
+    Raises:
+        DataError: It is none, or a number is not finite.
+    """
+    coordinates: list[float] = []
+    for point in points if isinstance(points, list) else [points]:
+        is_point = isinstance(point, list) and all(map(_is_coordinate, point))
+        if not is_point or len(point) != _COORDINATES:
+            raise DataError(f"the point {quote(point)} is not x and y in pixels")
+        coordinates += point
+    return coordinates
+
+
+def _is_coordinate(value: object) -> bool:
+    return type(value) in (int, float) and abs(value) < _LARGEST_PX  # type: ignore[operator]
 
 
 def cut_mask(points: Any, text: Any) -> Draw:  # noqa: ANN401 - as a file gives them

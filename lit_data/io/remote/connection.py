@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from lit_data.errors import ConfigError, DataError, first_line, list_problems
 from lit_data.io.remote.faults import insist, too_large
+from lit_data.io.remote.hosts import check_resolved
 from lit_data.io.remote.options import WEB, Address, RemoteOptions
 from lit_data.io.remote.scope import SUMS_NAME, Scope, parse_list
 
@@ -314,6 +315,8 @@ class S3Connection(ListedConnection):
 
     @override
     async def open(self) -> None:
+        if self.options.endpoint_url is not None:
+            await check_resolved(self.options.endpoint_url, "remote.endpoint_url")
         await super().open()
         self._fs.retries = 1  # no argument sets it; `insist` alone tries again, or tries multiply
 

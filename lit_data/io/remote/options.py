@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from lit_data.checks import check_choice, check_count
 from lit_data.errors import ConfigError, escape
+from lit_data.io.remote.hosts import check_host
 from lit_data.io.remote.secrets import WHERE_CREDENTIALS_BELONG, check_no_credentials
 from lit_data.types import PathText
 
@@ -78,6 +79,8 @@ class RemoteOptions:
             raise ConfigError(
                 f"remote.endpoint_url={self.endpoint_url!r} must begin with http:// or https://"
             )
+        if self.endpoint_url:
+            check_host(self.endpoint_url, "remote.endpoint_url")
 
 
 WEB = ("http", "https")
@@ -170,6 +173,8 @@ def parse_address(root: str, key: str = "data.root") -> Address:
         raise ConfigError(f"{key}={address}: write it without '..'")
     if not folder or (scheme in WEB and not urlsplit(f"{scheme}://{folder}").hostname):
         raise ConfigError(f"{key}={address} names no folder: write {scheme}://PLACE/FOLDER")
+    if scheme not in _STORES:  # what follows is a host, not the name of a bucket
+        check_host(f"{scheme}://{folder}", key)
     return Address(scheme, folder, key)
 
 

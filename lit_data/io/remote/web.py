@@ -13,6 +13,7 @@ from typing_extensions import override
 from lit_data.errors import DataError
 from lit_data.io.remote.connection import MAX_LIST_BYTES, Connection, RemoteFile, call_each
 from lit_data.io.remote.faults import UnreachableError
+from lit_data.io.remote.hosts import open_socket
 from lit_data.io.remote.scope import SUMS_NAME, Scope, find_fault, parse_list
 
 
@@ -69,6 +70,14 @@ _MOST_PAGES = 100_000
 _NO_HEAD = (405, 501)
 
 
+async def _open_session(**settings: Any) -> Any:  # noqa: ANN401 - of aiohttp
+    """Open a session that asks no link-local address, whatever names and redirections lead to."""
+    import aiohttp
+
+    connector = aiohttp.TCPConnector(socket_factory=open_socket)
+    return aiohttp.ClientSession(connector=connector, **settings)
+
+
 class WebConnection(Connection):
     """A folder of a web server."""
 
@@ -89,7 +98,7 @@ class WebConnection(Connection):
             "timeout": timeout,
             "headers": headers,
         }
-        return {"client_kwargs": client | settings}
+        return {"client_kwargs": client | settings, "get_client": _open_session}
 
     @override
     async def list_files(self, scope: Scope) -> Sequence[RemoteFile]:

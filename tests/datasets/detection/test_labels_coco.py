@@ -187,3 +187,12 @@ def test_a_category_that_heads_others_and_marks_nothing_is_no_class(
     ]
     table = read(tmp_path, [box([0, 0, 9, 9], heading)], categories=categories)
     assert table.classes == classes
+
+
+def test_messages_on_many_categories_stay_short(tmp_path: Path) -> None:
+    many = [{"id": number, "name": f"n{number}"} for number in range(2000)]
+    wrong = [box([1, 1, 2, 2], 10**6 + number) for number in range(2000)]
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, wrong, categories=many)
+    assert len(caught.value.problems) == 2000
+    assert max(len(message) for _, message in caught.value.problems) < 300

@@ -327,7 +327,7 @@ def test_label_files_find_the_image_of_their_folder(images: str, tmp_path: Path)
 def test_values_of_another_kind_are_a_fault_and_no_crash(folder: Path) -> None:
     _labelme(folder)
     (folder / "b.json").write_text(json.dumps({"shapes": [1, 2]}))
-    message = r"b\.json: cannot be read \(AttributeError(.|\n)*1 annotations are bad"
+    message = r"b\.json, shapes\[0\]: 1 is no shape(.|\n)*2 annotations are bad"
     with pytest.raises(DataError, match=message):
         _draw(folder)
 
@@ -477,3 +477,42 @@ def test_crossings_count_like_pixels() -> None:
     drawn = DrawnPixels((2000, 2000))
     drawn.add(patch)
     assert drawn.drawn_px == max(patch.marked.size, 899 * 1880 + 20)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (5, "5 is no shape"),
+        ("x", "'x' is no shape"),
+        (None, "None is no shape"),
+        ({"label": "a", "points": 5}, "the point 5 is not x and y"),
+        ({"label": "a", "points": [[1]]}, r"the point \[1\] is not x and y"),
+        ({"label": "a", "points": [["1", 2]]}, "is not x and y"),
+        ({"label": "a", "points": [[1e308, 5], [5, 5], [1, 1]]}, "is not x and y"),
+        ({"label": "a", "points": [[10**400, 5]]}, "is not x and y"),
+        ({"label": "a", "points": [[float("nan"), 5]]}, "is not x and y"),
+    ],
+)
+def test_a_shape_of_labelme_that_is_none_is_named(
+    shape: object, message: str, folder: Path
+) -> None:
+    _labelme(folder)
+    content = json.loads((folder / "a.json").read_text())
+    content["shapes"].append(shape)
+    (folder / "a.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=rf"shapes\[1\]: .*{message}"):
+        _draw(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image_id": [1]}, r"an image \[1\] that images does not hold"),
+        ({"image_id": True}, "an image True that images does not hold"),
+        ({"category_id": {}}, r"a category \{\} that categories does not hold"),
+    ],
+)
+def test_ids_of_another_kind_are_named(change: dict[str, Any], message: str, folder: Path) -> None:
+    _coco(folder, [[1, 1, 9, 1, 9, 9]], **change)
+    with pytest.raises(DataError, match=rf"annotations\[0\]: {message}"):
+        _draw(folder)

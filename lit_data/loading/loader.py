@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 from lit_data.checks import check_count
 from lit_data.errors import ConfigError
 from lit_data.loading.ahead import look_ahead
+from lit_data.loading.apart import read_apart
 from lit_data.loading.assembly import Assembly, EpochProgress, LoaderState
 from lit_data.loading.changes import look_at
 from lit_data.loading.choice import Choice, choose_workers, open_workers
@@ -20,8 +21,9 @@ from lit_data.loading.epochs import CYCLE, EPOCHS, AscendingSampler, EpochSample
 from lit_data.loading.options import LoaderOptions
 from lit_data.loading.order import EpochOrder, find_windows
 from lit_data.loading.ranks import check_ranks_known, find_ranks
-from lit_data.loading.samples import Collate, MapStyle, SampleWriter, as_rows, count_samples
+from lit_data.loading.samples import Collate, MapStyle, SampleWriter, count_samples
 from lit_data.loading.staging import INDICES, Layout, Slot, Staging, check_room
+from lit_data.loading.survey import as_rows
 from lit_data.loading.transfer import SideStream
 from lit_data.loading.workers import Failure, Workers, write
 from lit_data.types import Ints, RowWriter, Stage
@@ -229,15 +231,19 @@ class MicroBatchLoader:
     def read(self, positions: Ints, epoch: int) -> Any:  # noqa: ANN401 - the structure of a sample
         """Return the samples at some positions of an epoch's order as one batch.
 
-        This thread reads them: it is for looking at a few.
+        It is for looking at a few: no worker reads them.
         """
-        slot = Slot(self._layout, len(positions), shared=False, pinned=None)
+        rows, samples = self._rows, len(positions)
+        # Nothing may be open here of a dataset whose workers are processes.
+        is_apart = isinstance(rows, SampleWriter) and self.choice.kind == "process"
+        slot = Slot(self._layout, samples, shared=is_apart, pinned=None)
         slot.arrays[INDICES][:] = self.order.at(positions, epoch)
-        answer = write(self._rows, slot.arrays, 0, len(positions), epoch)
+        read = partial(write, arrays=slot.arrays, first=0, stop=samples, epoch=epoch)
+        answer = read_apart(read, rows, self.options) if is_apart else read(rows)
         if isinstance(answer, Failure):
             raise answer.rebuild()
         staging = Staging(self._layout, shared=False, pinned=None)
-        return self._hand_out(staging, slot, len(positions), answer or {})
+        return self._hand_out(staging, slot, samples, answer or {})
 
     def locate(self, batch: int) -> tuple[int, int, int] | None:
         """Return the samples of one of the last batches; None of an older one.
@@ -461,7 +467,10 @@ class MicroBatchLoader:
 
     @cached_property
     def _rows(self) -> RowWriter:
-        return as_rows(self.dataset, self.options, self.collate_fn)
+        options = self.options
+        if self.has_chosen:  # samples of a dataset that was changed: the workers stay
+            options = replace(options, worker_kind=self.choice.kind)
+        return as_rows(self.dataset, options, self.collate_fn)
 
     @cached_property
     def _layout(self) -> Layout:

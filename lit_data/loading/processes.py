@@ -2,13 +2,9 @@
 
 import atexit
 import errno
-import faulthandler
-import multiprocessing
 import os
-import random
 import selectors
 import signal
-import sys
 import time
 import weakref
 from collections.abc import Iterator
@@ -18,16 +14,14 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
 import numpy as np
-import torch
-from torch.utils.data._utils import worker as torch_worker
 
-from lit_data.child_process import watch_parent
 from lit_data.errors import WorkerDiedError
 from lit_data.io.machine import count_files
 from lit_data.io.store.shared_arrays import Handle, SharedMemory, attach
+from lit_data.loading.apart import describe_end, set_up_worker, start_context
+from lit_data.loading.options import StartMethod
 from lit_data.loading.staging import INDICES, Layout
 from lit_data.loading.workers import (
-    THREADS_VARIABLE,
     Answer,
     Failure,
     RowTask,
@@ -45,8 +39,6 @@ Message = tuple[int, int, int, Handle, int, int, int, int, int]
 """Numbers of a task, its slot and the oldest slot that exists; memory and samples of the slot;
 first row, end, epoch, plan."""
 
-_SEED = 0
-"""Seed of the global generators in the first worker, from which a dataset may draw."""
 CLOSING, PLAN = 0, 1
 """Columns of the main process's line: 1 if workers end; tasks of plans below this are void."""
 PID, SLOT, FIRST, STOP = range(4)
@@ -127,32 +119,16 @@ def serve(reader: RowReader, worker: int, workers: int, pipe: Connection) -> Non
 
 
 def _set_up(reader: RowReader, worker: int, workers: int) -> None:
-    """Set one thread and seeds, and ignore signals that are meant for the main process."""
+    """Say who this worker is, and end at SIGTERM only if the main process closes the workers."""
     lines = reader.board.lines
     lines[worker + 1] = os.getpid(), -1, 0, 0
-    faulthandler.disable()  # the main process says how a worker ended
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def end_if_closing(*_: object) -> None:
         if lines[0, CLOSING]:
             os._exit(0)
 
     signal.signal(signal.SIGTERM, end_if_closing)
-    watch_parent()
-    torch.set_num_threads(1)
-    seed = _SEED + worker
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - the generators that somebody's dataset may draw from
-    torch.manual_seed(seed)
-    dataset: Any = reader.dataset
-    # `torch.utils.data.get_worker_info` looks here; nothing public sets it.
-    torch_worker._worker_info = torch_worker.WorkerInfo(
-        id=worker, num_workers=workers, seed=seed, dataset=dataset
-    )
-    if THREADS_VARIABLE not in os.environ:
-        os.environ[THREADS_VARIABLE] = "1"  # for an OpenCV that is imported later
-        if "cv2" in sys.modules:
-            sys.modules["cv2"].setNumThreads(0)
+    set_up_worker(reader.dataset, worker, workers)
 
 
 def _view_board(memory: Any) -> Array:  # noqa: ANN401 - an mmap
@@ -181,25 +157,6 @@ def send_signal(number: signal.Signals, processes: list[BaseProcess]) -> None:
         process.join(max(0.0, deadline_s - time.monotonic()))
 
 
-def describe_end(exitcode: int | None) -> tuple[str, str]:
-    """Return the end of a process in words, and a hint."""
-    if exitcode == -signal.SIGKILL:
-        return (
-            "was killed (SIGKILL)",
-            "The kernel does that when memory runs out: lower data.loader.num_workers.",
-        )
-    if exitcode == -signal.SIGBUS:
-        return "was killed (SIGBUS)", "A mapped file became shorter, or memory for a page ran out."
-    if exitcode is None:
-        return "ended", "Its exit code is lost."
-    if exitcode < 0:
-        return (
-            f"was killed ({signal.Signals(-exitcode).name})",
-            "A library crashed on these samples: read them alone.",
-        )
-    return f"ended with exit code {exitcode}", "Something in the dataset ends the process."
-
-
 _FILES = 24
 _FILES_PER_WORKER = 4
 """Open files that the workers need at most: together, and each (pipe, sentinel, memory)."""
@@ -217,7 +174,7 @@ class ProcessWorkers:
         dataset: Sent to each worker once.
         layout: Layout of its fields.
         workers: Number of processes.
-        start_method: `fork`, `forkserver`, `spawn`, or None for the default of this Python.
+        start_method: `fork`, `forkserver`, `spawn`, or `auto` for the default of this Python.
         timeout_s: Longest wait for one micro-batch; then the workers are killed.
     """
 
@@ -227,7 +184,7 @@ class ProcessWorkers:
         layout: Layout,
         workers: int,
         *,
-        start_method: str | None,
+        start_method: StartMethod,
         timeout_s: float,
     ) -> None:
         self.dataset = dataset
@@ -235,7 +192,7 @@ class ProcessWorkers:
         self.timeout_s = timeout_s
         self.board = Board(workers)
         self._reader = RowReader(dataset, layout, self.board)
-        self._context: Any = multiprocessing.get_context(start_method)
+        self._context: Any = start_context(start_method)
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         self._selector = selectors.DefaultSelector()

@@ -3,28 +3,18 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import default_collate
+from torch.utils.data import IterableDataset, default_collate
 
-from lit_data.errors import ConfigError, DataError
-from lit_data.loading.options import LoaderOptions
+from lit_data.errors import ConfigError
+from lit_data.loading.structure import Leaf, Value, build_batch, describe, fill
 from lit_data.rng import Stream, random_words, seed_generators, unchanged_generators
 from lit_data.types import COUNT_SUFFIX, Array, Batch, FieldSpec, Ints, RowWriter, read_samples
-
-_VIEWED_AS = {
-    torch.bfloat16: torch.int16,
-    torch.float8_e4m3fn: torch.int8,
-    torch.float8_e5m2: torch.int8,
-}
-"""Dtypes that NumPy lacks travel as integers of their size."""
-
-
-Value = Any
-"""A sample or a part of one: any nesting of tensors, arrays, numbers and text."""
 
 Collate = Callable[[list[Value]], Any]
 """``collate_fn`` of torch's DataLoader: a list of samples becomes a batch."""
@@ -45,11 +35,28 @@ class MapStyle(Protocol):
     def __getitem__(self, index: int, /) -> Value: ...
 
 
-class Leaf(NamedTuple):
-    """A value of a sample: its name in the batch, and the dtype it gets back; None for text."""
+class Facts(NamedTuple):
+    """Facts of a map-style dataset that are known before its first batch.
 
-    name: str
-    dtype: torch.dtype | None
+    Attributes:
+        structure: Of a sample, with leaves for its arrays and its text.
+        fields: Shape and dtype of each value that is an array, by the name of its rows.
+        draws: The dataset was seen to draw from global generators.
+        keeps_files: Reading left files open.
+        sample_s: Seconds per sample; None if not measured.
+        trouble: Why it cannot be read in a process of its own, if it cannot.
+    """
+
+    structure: Value
+    fields: Mapping[str, FieldSpec]
+    draws: bool = False
+    keeps_files: bool = False
+    sample_s: float | None = None
+    trouble: str = ""
+
+
+UNREAD = Facts(Leaf("", "", None), {})
+"""Nothing is known, and nothing needs to be where a `collate_fn` makes the batches."""
 
 
 class SampleWriter:
@@ -66,6 +73,9 @@ class SampleWriter:
     at a time. Threads share those generators with each other and with training, so
     `lit_data.loading.choice` gives no threads to a dataset that draws.
 
+    Nothing is read before `describe`, which may run in another process: its answer is the `facts`
+    of this one.
+
     Args:
         dataset: At least one sample.
         seed: 0 <= seed < 2**64.
@@ -73,14 +83,10 @@ class SampleWriter:
             they are stacked.
 
     Attributes:
-        fields: Shape and dtype of each value that is an array; none where `collate_fn` makes the
-            batches.
-        draws: The dataset was seen to draw from global generators.
+        facts: What is known of the dataset.
+        draws: The dataset was seen to draw from global generators, by now.
         isolated: This process makes one sample at a time, so that generators can be watched and
             seeded.
-
-    Raises:
-        ConfigError: Sample 0 holds something that cannot be put into a batch.
     """
 
     def __init__(self, dataset: MapStyle, *, seed: int, collate_fn: Collate | None = None) -> None:
@@ -88,11 +94,37 @@ class SampleWriter:
         self.seed = seed
         self.collate_fn = collate_fn
         self.isolated = True
-        self.fields: dict[str, FieldSpec] = {}
+        self.draws = False
+        self._facts = UNREAD
+
+    @property
+    def facts(self) -> Facts:
+        """Return what is known of the dataset."""
+        return self._facts
+
+    @facts.setter
+    def facts(self, facts: Facts) -> None:
+        self._facts = facts
+        self.draws = self.draws or facts.draws
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """Return shape and dtype of each value that is an array; none where `collate_fn` is given."""
+        return self.facts.fields
+
+    def describe(self) -> Facts:
+        """Read sample 0, and return its structure and whether it drew.
+
+        Raises:
+            ConfigError: It holds something that cannot be put into a batch.
+        """
         with unchanged_generators() as have_moved:
-            first = dataset[0]
-            self.draws = have_moved()
-        self.structure = self._describe(first, "") if collate_fn is None else Leaf("", None)
+            first = self.dataset[0]
+            draws = have_moved()
+        if self.collate_fn is not None:
+            return UNREAD._replace(draws=draws)
+        fields: dict[str, FieldSpec] = {}
+        return Facts(describe(first, "", fields, count()), fields, draws)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -150,7 +182,7 @@ class SampleWriter:
         """Return a batch in the structure of a sample, or as `collate_fn` made it."""
         if self.collate_fn is not None:
             return texts[""][0]
-        return _build(self.structure, arrays, texts)
+        return build_batch(self.facts.structure, arrays, texts)
 
     def _write(
         self,
@@ -171,7 +203,7 @@ class SampleWriter:
             part = slice(first, first + step)
             samples = self._read(indices[part], None if seeds is None else seeds[part])
             part_rows = {name: array[part] for name, array in rows.items()}
-            self._fill(self.structure, samples, part_rows, texts)
+            fill(self.facts.structure, samples, part_rows, texts)
         return texts
 
     @cached_property
@@ -197,148 +229,6 @@ class SampleWriter:
             return list(read_many(indices))
         return [self.dataset[index] for index in indices]
 
-    def _describe(self, value: Value, name: str) -> Value:
-        """Return the structure of a value, with leaves for its arrays, and note their fields."""
-        if isinstance(value, Mapping):
-            return {key: self._describe(part, f"{name}.{key}") for key, part in value.items()}
-        if isinstance(value, tuple | list):
-            parts = [self._describe(part, f"{name}.{n}") for n, part in enumerate(value)]
-            return type(value)(*parts) if hasattr(value, "_fields") else parts
-        if isinstance(value, str | bytes):
-            return Leaf(name, None)
-        tensor = _as_tensor(value, name)
-        array = tensor.view(_VIEWED_AS.get(tensor.dtype, tensor.dtype)).numpy()
-        self.fields[name] = FieldSpec(tuple(tensor.shape), array.dtype.name)
-        return Leaf(name, tensor.dtype)
-
-    def _fill(
-        self,
-        structure: Value,
-        parts: list[Value],
-        rows: Mapping[str, Array],
-        texts: dict[str, list[Any]],
-    ) -> None:
-        """Write the same part of several samples."""
-        if isinstance(structure, Leaf):
-            if structure.dtype is None:
-                texts.setdefault(structure.name, []).extend(parts)
-            else:
-                _fill_leaf(structure, parts, rows[structure.name])
-            return
-        _check_form(structure, parts)
-        for key in structure if isinstance(structure, dict) else range(len(structure)):
-            self._fill(structure[key], [part[key] for part in parts], rows, texts)
-
-
-def _check_form(structure: Value, parts: list[Value]) -> None:
-    """Refuse parts of several samples that have another form than that of sample 0."""
-    for part in parts:
-        if isinstance(structure, dict):
-            is_alike = isinstance(part, Mapping) and part.keys() == structure.keys()
-        else:
-            is_alike = not isinstance(part, Mapping) and len(part) == len(structure)
-        if not is_alike:
-            raise DataError(
-                f"a sample is a {_sketch(part)} and sample 0 a {_sketch(structure)}: give them one "
-                "form"
-            )
-
-
-def _fill_leaf(leaf: Leaf, parts: list[Value], target: Array) -> None:
-    """Write a value of several samples: all at once if they are tensors or numbers."""
-    shape = target.shape[1:]
-    try:
-        if all(isinstance(part, torch.Tensor) and part.shape == shape for part in parts):
-            rows = torch.from_numpy(target)  # of their shape: `stack` would resize another one
-            rows = rows if leaf.dtype is None else rows.view(leaf.dtype)
-            if len(parts) == 1 and parts[0].dtype == rows.dtype:
-                rows[0].copy_(parts[0].detach())  # sooner than `stack`, which would check the dtype
-                return
-            with torch.no_grad():
-                torch.stack(parts, out=rows)
-            return
-        if not shape:
-            values = _check_dtype(np.asarray(parts), leaf, target)
-            if values.shape == target.shape:  # else one of them is no number
-                target[:] = values
-                return
-    except (RuntimeError, TypeError, ValueError):
-        pass  # they differ: the loop finds out in what
-    for row, part in enumerate(parts):
-        target[row] = _check_value(part, leaf, target)
-
-
-def _check_value(value: Value, leaf: Leaf, target: Array) -> Array:
-    """Return a value of a sample as an array of the shape of sample 0's."""
-    if isinstance(value, torch.Tensor):
-        tensor = value.detach()
-        value = tensor.view(_VIEWED_AS.get(tensor.dtype, tensor.dtype)).numpy()
-    array = np.asarray(value)
-    if array.shape != target.shape[1:]:
-        raise DataError(
-            f"{_name(leaf)} has shape {list(array.shape)} and that of sample 0 has "
-            f"{list(target.shape[1:])}: crop or pad the samples to one shape, or give "
-            "MicroBatchLoader(collate_fn=list) and take lists of samples"
-        )
-    return _check_dtype(array, leaf, target)
-
-
-def _check_dtype(array: Array, leaf: Leaf, target: Array) -> Array:
-    if not np.can_cast(array.dtype, target.dtype, "same_kind"):
-        raise DataError(
-            f"{_name(leaf)} has dtype {array.dtype} and that of sample 0 has {target.dtype}: give "
-            "all samples one dtype"
-        )
-    return array
-
-
-def _name(leaf: Leaf) -> str:
-    name = leaf.name.lstrip(".")
-    if name[:1].isdigit():
-        return f"part {name} of a sample"
-    return name or "a sample"
-
-
-def _as_tensor(value: Value, name: str) -> torch.Tensor:
-    where = name.lstrip(".") or "a sample"
-    if isinstance(value, float):
-        value = torch.tensor(value, dtype=torch.float64)
-    if isinstance(value, np.ndarray) and not value.flags.writeable:
-        value = value.copy()  # torch warns of read-only arrays
-    try:
-        tensor = value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"{where} is a {type(value).__name__}, which cannot be put into a batch: return "
-            "tensors, arrays, numbers, text, or dicts, tuples and lists of them"
-        ) from error
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        raise ConfigError(
-            f"{where} is a tensor on {tensor.device} with layout {tensor.layout}: datasets give "
-            "dense tensors on the CPU, and the batch is moved to the device as a whole"
-        )
-    return tensor
-
-
-def _build(structure: Value, arrays: Batch, texts: Mapping[str, list[Any]]) -> Value:
-    if isinstance(structure, Leaf):
-        if structure.dtype is None:
-            return texts[structure.name]
-        tensor = arrays[structure.name]
-        return tensor.view(structure.dtype) if structure.dtype in _VIEWED_AS else tensor
-    if isinstance(structure, dict):
-        return {key: _build(part, arrays, texts) for key, part in structure.items()}
-    parts = [_build(part, arrays, texts) for part in structure]
-    return type(structure)(*parts) if hasattr(structure, "_fields") else parts
-
-
-def _sketch(value: Value) -> str:
-    if isinstance(value, Mapping):
-        return f"dict of {sorted(map(str, value))}"
-    if isinstance(value, tuple | list):
-        return f"{type(value).__name__} of {len(value)}"
-    return type(value).__name__
-
 
 def count_samples(dataset: RowWriter | MapStyle) -> int:
     """Return the length of a dataset.
@@ -346,32 +236,19 @@ def count_samples(dataset: RowWriter | MapStyle) -> int:
     Raises:
         ConfigError: It cannot be read by index.
     """
-    has_samples = hasattr(dataset, "__getitem__") or isinstance(dataset, RowWriter)
-    if not has_samples or not hasattr(dataset, "__len__"):
+    has_index = hasattr(dataset, "__getitem__") or isinstance(dataset, RowWriter)
+    if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not has_index):
+        raise ConfigError(
+            f"{type(dataset).__name__} is an iterable dataset, which is not supported: use torch's "
+            "DataLoader for it, or give one with __getitem__ and __len__"
+        )
+    if not has_index or not hasattr(dataset, "__len__"):
         raise ConfigError(
             f"{type(dataset).__name__} cannot be read by index: give a map-style dataset with "
             "__getitem__ and __len__, or one with `fields` and `write_into` "
             "(lit_data.types.RowWriter)"
         )
     return len(dataset)
-
-
-def as_rows(
-    dataset: RowWriter | MapStyle, options: LoaderOptions, collate_fn: Collate | None = None
-) -> RowWriter:
-    """Return the dataset, if it writes rows; else a writer of its samples.
-
-    Raises:
-        ConfigError: Its samples cannot be put into a batch, or there is nothing for `collate_fn` to
-            do.
-    """
-    if not isinstance(dataset, RowWriter):
-        return SampleWriter(dataset, seed=options.seed, collate_fn=collate_fn)
-    if collate_fn is not None:
-        raise ConfigError(
-            f"{type(dataset).__name__} writes into the rows of a batch itself: leave out collate_fn"
-        )
-    return dataset
 
 
 class SingleSamples:

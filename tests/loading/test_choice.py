@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_data.io import machine
-from lit_data.loading import LoaderOptions, MicroBatchLoader, choice
+from lit_data.loading import LoaderOptions, MicroBatchLoader, choice, survey
 from lit_data.loading.choice import Choice
 from lit_data.loading.staging import INDICES
 from lit_data.types import Array, Ints
@@ -32,9 +32,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def set_up(sample_s: float, gain: float = 1.0) -> None:
         monkeypatch.setattr(
-            choice, "time_batches", lambda rows, parts: sample_s * sum(map(_count, parts))
+            survey, "time_batches", lambda rows, parts: sample_s * sum(map(_count, parts))
         )
-        monkeypatch.setattr(choice, "compare_threads", lambda rows, scratch, micro_batch_s: gain)
+        monkeypatch.setattr(survey, "compare_threads", lambda rows, scratch, micro_batch_s: gain)
         monkeypatch.setattr(choice, "count_cores", lambda ranks=1: max(1, 8 // ranks))
         monkeypatch.setattr(choice, "available_memory_bytes", lambda: 16 * 2**30)
 
@@ -161,7 +161,7 @@ def test_slow_samples_are_read_twice_and_not_more(monkeypatch: pytest.MonkeyPatc
         rows.write_into(parts[0], np.zeros(1), 0)
         return next(times)
 
-    monkeypatch.setattr(choice, "time_batches", time_batches)
+    monkeypatch.setattr(survey, "time_batches", time_batches)
     found = _choose(0, dataset=dataset)
     assert (found.kind, found.thread_gain, dataset.asked) == ("thread", 2.0, 2)
 

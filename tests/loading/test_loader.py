@@ -1,10 +1,11 @@
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from lit_data.errors import ConfigError, WorkerDiedError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
@@ -204,10 +205,25 @@ def test_another_iteration_is_whole_and_ends_the_first_with_a_message(kind: dict
     loader.close()
 
 
-def test_a_dataset_that_cannot_be_read_by_index_is_refused() -> None:
-    text = "generator cannot be read by index: give a map-style dataset"
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+    def __len__(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize(
+    ("dataset", "text"),
+    [
+        (Stream(), "Stream is an iterable dataset, which is not supported: use torch's DataLoader"),
+        ((number for number in range(3)), "generator is an iterable dataset, which is not suppor"),
+        (object(), "object cannot be read by index: give a map-style dataset"),
+    ],
+)
+def test_a_dataset_that_cannot_be_read_by_index_is_refused(dataset: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        MicroBatchLoader(number for number in range(3))  # type: ignore[arg-type]
+        MicroBatchLoader(dataset)
 
 
 @pytest.mark.parametrize(

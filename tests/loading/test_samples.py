@@ -129,7 +129,7 @@ def test_set_epoch_reaches_the_dataset_in_workers_that_stay() -> None:
         (lambda index: {"x": 1} if index != 3 else {"y": 1},
          r"a sample is a dict of \['y'\] and sample 0 a dict of \['x'\]"),
         (lambda index: (1, 2) if index != 3 else (1, 2, 3), "a sample is a tuple of 3 and sample 0 a list of 2"),
-        (lambda index: 1 if index != 3 else 1.5, "a sample has dtype float64 and that of sample 0 has int64"),
+        (lambda index: 1 if index != 3 else 1.5, "a sample is 1.5, and that of sample 0 has dtype int64, which cannot"),
         (lambda index: torch.ones(2**18, dtype=torch.uint8 if index != 3 else torch.float32),  # read one at a time
          "a sample has dtype float32 and that of sample 0 has uint8"),
     ],
@@ -147,13 +147,16 @@ def test_samples_of_another_form_are_named(make: Any, message: str, kind: dict[s
     [
         (torch.zeros(2, device="meta"), "tensor on meta with layout torch.strided: datasets give"),
         (torch.eye(2).to_sparse(), "a tensor on cpu with layout torch.sparse_coo"),
-        ({"x": object()}, "x is a object, which cannot be put into a batch: return tensors"),
-        ((1, {2, 3}), "1 is a set, which cannot be put into a batch"),
+        (
+            {"x": object()},
+            "x is a object, which cannot be put into a batch: return tensors.* or give .*collate_fn=list",
+        ),
+        ((1, {2, 3}), "part 1 of a sample is a set, which cannot be put into a batch"),
     ],
 )
 def test_what_cannot_be_put_into_a_batch_is_refused(value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        SampleWriter(Made(lambda index: value), seed=0)
+        SampleWriter(Made(lambda index: value), seed=0).describe()
 
 
 # --- samples of several sizes

@@ -1,0 +1,145 @@
+"""First samples of a dataset: their structure, and the time of reading, before there is a batch."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from statistics import median
+
+import numpy as np
+import torch
+
+from lit_data.errors import ConfigError, WorkerDiedError, first_line
+from lit_data.io.machine import count_files
+from lit_data.loading.apart import can_start_processes, read_apart
+from lit_data.loading.options import LoaderOptions
+from lit_data.loading.samples import UNREAD, Collate, Facts, MapStyle, SampleWriter
+from lit_data.loading.staging import INDICES, Layout
+from lit_data.loading.workers import Failure, take_one_core, write
+from lit_data.types import Array, RowWriter
+
+SAMPLES_PER_WORKER = 32
+"""A dataset has no more workers than one for so many of its samples."""
+_PROBES = 6
+"""Micro-batches that are read for the measurement, all over the dataset."""
+_PROBE_S = 0.3
+"""Longest time that reading them once may take."""
+_PROBE_SAMPLES = 32
+
+
+def as_rows(
+    dataset: RowWriter | MapStyle, options: LoaderOptions, collate_fn: Collate | None = None
+) -> RowWriter:
+    """Return the dataset, if it writes rows; else a writer of its samples.
+
+    Raises:
+        ConfigError: Its samples cannot be put into a batch, or there is nothing for `collate_fn` to
+            do.
+    """
+    if not isinstance(dataset, RowWriter):
+        rows = SampleWriter(dataset, seed=options.seed, collate_fn=collate_fn)
+        rows.facts = _survey(rows, options)
+        if options.worker_kind == "thread":
+            rows.isolated = rows.probe()
+        return rows
+    if collate_fn is not None:
+        raise ConfigError(
+            f"{type(dataset).__name__} writes into the rows of a batch itself: leave out collate_fn"
+        )
+    return dataset
+
+
+def _survey(rows: SampleWriter, options: LoaderOptions) -> Facts:
+    """Read the first samples where workers may read them: not here, if those may be processes."""
+    kind = options.worker_kind
+    may_have_processes = kind in ("auto", "process") and options.num_workers != 0
+    if not may_have_processes or not can_start_processes():
+        return read_facts(rows, options)
+    if kind == "process" and rows.collate_fn is not None:
+        return UNREAD  # workers see for themselves whether it draws
+    try:
+        return read_apart(partial(read_facts, options=options), rows, options)
+    except WorkerDiedError:
+        raise
+    except Exception as error:
+        if kind == "process":
+            raise
+        trouble = f"{type(error).__name__}: {first_line(error)}"
+    # No process will be forked after this, so files may be opened here.
+    return read_facts(rows, options)._replace(trouble=trouble)
+
+
+def read_facts(rows: SampleWriter, options: LoaderOptions) -> Facts:
+    """Read sample 0, and where `auto` may choose among workers, more for their time."""
+    _, files_before = count_files()
+    rows.facts = rows.describe()
+    sample_s = None
+    if options.worker_kind == "auto" and may_have_workers(rows, options):
+        sample_s, _ = measure(rows, Layout(rows.fields), threads=False)
+    _, files = count_files()
+    return rows.facts._replace(
+        draws=rows.draws, keeps_files=files > files_before, sample_s=sample_s
+    )
+
+
+def may_have_workers(rows: RowWriter, options: LoaderOptions) -> bool:
+    """Return True unless the main thread reads, whatever the time of a sample."""
+    if options.num_workers == "auto":
+        return len(rows) >= SAMPLES_PER_WORKER
+    return options.num_workers > 0
+
+
+def measure(rows: RowWriter, layout: Layout, *, threads: bool) -> tuple[float, float | None]:
+    """Return the seconds per sample in the main thread, and the gain of two threads.
+
+    They are measured over a few micro-batches all over the dataset. Where one sample alone takes
+    longer than the whole measurement may, threads are assumed to gain.
+    """
+    time_batches(rows, [_scratch(layout, 0, 1)])  # opens files, fills caches
+    one_s = time_batches(rows, [_scratch(layout, len(rows) // 2, 1)])
+    if one_s > _PROBE_S / _PROBES:
+        return one_s, 2.0 if threads else None
+    samples = min(len(rows), _PROBE_SAMPLES, max(1, int(_PROBE_S / _PROBES / one_s)))
+    firsts = np.linspace(0, len(rows) - samples, _PROBES).astype(np.int64).tolist()
+    scratch = [_scratch(layout, first, samples) for first in firsts]
+    times_s = [time_batches(rows, [arrays]) for arrays in scratch]
+    inline_s = median(times_s[1:]) / samples
+    gain = compare_threads(rows, scratch, median(times_s)) if threads else None
+    return inline_s, gain
+
+
+def compare_threads(
+    rows: RowWriter, scratch: list[dict[str, Array]], micro_batch_s: float
+) -> float:
+    """Return the throughput of two threads against that of one; each takes one core, as workers do."""
+    repeats = max(1, min(20, int(_PROBE_S / 8 / micro_batch_s)))
+    half = len(scratch) // 2
+    halves = scratch[:half] * repeats, scratch[half:] * repeats
+    fill = partial(time_batches, rows)
+    torch_threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(2, initializer=take_one_core) as pool:
+            list(pool.map(fill, (scratch[:1], scratch[1:2])))  # starts the threads
+            started_s = time.perf_counter()
+            list(pool.map(fill, halves))
+            together_s = time.perf_counter() - started_s
+            alone_s = pool.submit(fill, scratch * repeats).result()
+    finally:
+        torch.set_num_threads(torch_threads)
+    return alone_s / together_s
+
+
+def time_batches(rows: RowWriter, batches: Sequence[dict[str, Array]]) -> float:
+    """Return the seconds in which the samples of some batches are written."""
+    started_s = time.perf_counter()
+    for arrays in batches:
+        answer = write(rows, arrays, 0, len(arrays[INDICES]), 0)
+        if isinstance(answer, Failure):
+            raise answer.rebuild()
+    return time.perf_counter() - started_s
+
+
+def _scratch(layout: Layout, first: int, samples: int) -> dict[str, Array]:
+    arrays = layout.arrays(np.empty(layout.count_bytes(samples), np.uint8), samples)
+    arrays[INDICES][:] = np.arange(first, first + samples)
+    return arrays

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seconds", type=float, default=10, help="that the net may take for a tile"
     )
-    parser.add_argument("--memory-gib", type=float, default=2, help="that the net may take")
+    parser.add_argument("--memory-gib", type=float, default=1.5, help="that the net may take")
     parser.add_argument("--version", action="version", version=f"lit_inspect {VERSION}")
     options = parser.parse_args(argv)
     try:

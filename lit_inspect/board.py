@@ -94,15 +94,19 @@ def read_board(path: str | os.PathLike[str]) -> Board:
     """
     path = Path(path)
     try:
-        with open_regular(path) as stream:
-            _check_digest(stream)
-            return _read_parts(stream)
+        stream = open_regular(path)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
-    except BoardError as error:
+    except ValueError as error:
         raise BoardError(f"{path}: {error}") from error
-    except Exception as error:  # whatever a foreign zip or JSON makes of its reader
-        raise BoardError(f"{path}: no .inspect file ({describe_error(error)})") from error
+    with stream:
+        try:
+            _check_digest(stream)
+            return _read_parts(stream)
+        except BoardError as error:
+            raise BoardError(f"{path}: {error}") from error
+        except Exception as error:  # whatever a foreign zip or JSON makes of its reader
+            raise BoardError(f"{path}: no .inspect file ({describe_error(error)})") from error
 
 
 def _check_digest(stream: BinaryIO) -> None:

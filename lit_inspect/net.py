@@ -2,13 +2,14 @@
 
 import math
 import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ Floats = NDArray[np.float32]
 _SLACK = 1e-3  # of sums of weights and of int8, as in `predict`
 _GIB = 2**30
 _INPUT = "images"
+_LONGEST_STEP_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +32,15 @@ class Limits:
         seconds: Of one call, of the start, and of all golden answers together.
         memory_bytes: Of the values between layers; weights, which the file holds, are not counted.
         give_up: Called with a reason where a call goes on a while after it was stopped, as within
-            one huge layer; None lets it run.
+            one huge layer, or fills memory elsewhere, as with texts; None lets it run. It is for
+            processes of their own.
 
     Raises:
         UsageError: A bound is out of its range.
     """
 
     seconds: float = 10.0
-    memory_bytes: int = 2 * _GIB
+    memory_bytes: int = 3 * _GIB // 2
     give_up: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
@@ -48,8 +51,22 @@ class Limits:
             )
 
 
+class _Call(NamedTuple):
+    """A call of onnxruntime that is under way.
+
+    Attributes:
+        stop: Ends it between two layers.
+        ends_s: When it is to end.
+        most_bytes: Of the process by then.
+    """
+
+    stop: Callable[[], None]
+    ends_s: float
+    most_bytes: int
+
+
 class _Watch:
-    """Stops a call that takes too long, from a thread of its own.
+    """Stops a call that takes too much, from a thread of its own.
 
     Args:
         limits: Bounds.
@@ -57,30 +74,44 @@ class _Watch:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._call: tuple[float, Callable[[], None]] | None = None
-        self._is_closed = threading.Event()
-        weakref.finalize(self, self._is_closed.set)
-        arguments = (weakref.ref(self), self._is_closed, limits.seconds / 10)
+        self._call: _Call | None = None
+        is_closed = threading.Event()
+        weakref.finalize(self, is_closed.set)
+        step_s = min(limits.seconds / 10, _LONGEST_STEP_S)
+        arguments = (weakref.ref(self), is_closed, step_s)
         threading.Thread(target=_watch, args=arguments, daemon=True).start()
 
-    @contextmanager
-    def stopping(self, stop: Callable[[], None]) -> Iterator[None]:
-        """Call `stop` if what is done within takes too long."""
-        self._call = time.monotonic() + self._limits.seconds, stop
-        try:
-            yield
-        finally:
-            self._call = None
+    def begin(self, stop: Callable[[], None], more_bytes: int = 0) -> None:
+        """Call `stop` if it takes too long until `end` is called.
+
+        Args:
+            stop: Ends the call that begins.
+            more_bytes: That it may take beside the memory of the bounds.
+        """
+        most_bytes = 0
+        if self._limits.give_up is not None:
+            # A little wider than the bound of the arena, which is to come first.
+            most_bytes = _read_peak_bytes() + self._limits.memory_bytes + _GIB // 8 + more_bytes
+        self._call = _Call(stop, time.monotonic() + self._limits.seconds, most_bytes)
+
+    def end(self) -> None:
+        """Note that the call is over."""
+        self._call = None
 
     def look(self) -> None:
-        """Stop the call that is under way, if its time is over."""
-        call = self._call
-        if call is None or time.monotonic() < call[0]:
+        """Stop the call that is under way, if it takes too much."""
+        call, limits = self._call, self._limits
+        if call is None:
             return
-        call[1]()
-        is_stuck = time.monotonic() > call[0] + self._limits.seconds / 2
-        if is_stuck and self._call is call and self._limits.give_up is not None:
-            self._limits.give_up(describe_end(self._limits))
+        late_s = time.monotonic() - call.ends_s
+        if late_s > 0:
+            call.stop()
+        if limits.give_up is None or self._call is not call:
+            return
+        if late_s > limits.seconds / 2:
+            limits.give_up(describe_end(limits))
+        if _read_peak_bytes() > call.most_bytes:
+            limits.give_up(describe_memory(limits))
 
 
 def _watch(reference: "weakref.ref[_Watch]", is_closed: threading.Event, step_s: float) -> None:
@@ -91,11 +122,29 @@ def _watch(reference: "weakref.ref[_Watch]", is_closed: threading.Event, step_s:
         del watch  # so that it may go while this thread waits
 
 
+def _read_peak_bytes() -> int:
+    """Return the most memory that this process had so far; 0 on Windows, which has no such call."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
 def describe_end(limits: Limits) -> str:
     """Return why a call was stopped, and what to do."""
     return (
         f"the net took more than {limits.seconds:g} s: on a slow machine give it more (--seconds, "
         "Limits(seconds=...)), else export a smaller predict.tile_px"
+    )
+
+
+def describe_memory(limits: Limits) -> str:
+    """Return why a call got no more memory, and what to do."""
+    return (
+        f"the net needs more than {limits.memory_bytes / _GIB:g} GiB: give it more "
+        "(--memory-gib, Limits(memory_bytes=...)), or export a smaller predict.tile_px"
     )
 
 
@@ -122,18 +171,26 @@ class Net:
         options.intra_op_num_threads = threads or _count_cores()
         options.log_severity_level = 4  # errors are raised, and texts of the file not printed
         _bound_memory(onnxruntime, options, limits.memory_bytes)
+
+        def cancel() -> None:
+            options.set_load_cancellation_flag(True)
+
+        self._watch.begin(cancel, more_bytes=4 * len(data))  # weights are read, packed and held
         try:
-            with self._watch.stopping(lambda: options.set_load_cancellation_flag(True)):
-                self._session = onnxruntime.InferenceSession(
-                    data,
-                    options,
-                    providers=["CPUExecutionProvider"],
-                    # Exported graphs have none left, and those of others would know no bounds.
-                    disabled_optimizers=["ConstantFolding"],
-                )
+            self._session = onnxruntime.InferenceSession(
+                data,
+                options,
+                providers=["CPUExecutionProvider"],
+                # Exported graphs have none left, and those of others would know no bounds.
+                disabled_optimizers=["ConstantFolding"],
+            )
+            is_known = self._has_known_ends()
         except Exception as error:  # onnxruntime has errors of its own
             raise BoardError(f"its net cannot be opened ({describe_error(error)})") from error
-        self._check_ends()
+        finally:
+            self._watch.end()
+        if not is_known:
+            raise BoardError("its net does not go from images [B, C, h, w] to one array of float32")
 
     @property
     def input_shape(self) -> list[int | str]:
@@ -164,30 +221,28 @@ class Net:
         def stop() -> None:
             options.terminate = True
 
+        self._watch.begin(stop)
         try:
-            with self._watch.stopping(stop):
-                feeds = {_INPUT: np.ascontiguousarray(images)}
-                answers: Floats = self._session.run(None, feeds, options)[0]
+            feeds = {_INPUT: np.ascontiguousarray(images)}
+            answers: Floats = self._session.run(None, feeds, options)[0]
         except Exception as error:  # onnxruntime has errors of its own
             raise AnswerError(self._explain(error, is_stopped=options.terminate)) from error
+        finally:
+            self._watch.end()
         return _check_values(answers)
 
     def _explain(self, error: Exception, *, is_stopped: bool) -> str:
         if is_stopped:
             return describe_end(self._limits)
         if "Available memory of" in str(error):
-            return (
-                f"the net needs more than {self._limits.memory_bytes / _GIB:g} GiB: give it more "
-                "(--memory-gib, Limits(memory_bytes=...)), or export a smaller predict.tile_px"
-            )
+            return describe_memory(self._limits)
         return f"the net gives no answer ({describe_error(error)})"
 
-    def _check_ends(self) -> None:
+    def _has_known_ends(self) -> bool:
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         ends = [(end.name, end.type) for end in inputs]
         is_image = ends == [(_INPUT, "tensor(float)")] and len(inputs[0].shape) == 4
-        if not is_image or [end.type for end in outputs] != ["tensor(float)"]:
-            raise BoardError("its net does not go from images [B, C, h, w] to one array of float32")
+        return is_image and [end.type for end in outputs] == ["tensor(float)"]
 
 
 def _check_values(answers: Floats) -> Floats:

@@ -175,7 +175,7 @@ def test_a_net_that_fails_at_an_image_leaves_the_others(tmp_path: Path) -> None:
     assert code == 3
     assert [row["verdict"] for row in _read(out / "images.csv")] == ["good", "review"]
     assert (
-        "needs more than 2 GiB: give it more (--memory-gib" in _read(out / "bad.csv")[0]["reason"]
+        "needs more than 1.5 GiB: give it more (--memory-gib" in _read(out / "bad.csv")[0]["reason"]
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from lit_inspect import AnswerError, BoardError, InspectError, Inspector, Limits, UsageError
-from lit_inspect.board import NET, read_board
+from lit_inspect.board import NET, encode_board, read_board
 from lit_inspect.images import ReadOptions, open_image
 from lit_inspect.net import Net
 from tests.lit_inspect.boards import write_board
@@ -52,6 +52,18 @@ def _write_zeros(path: Path, count: int) -> Path:
         _node("Add", "images", "sum", "probability"),
     ]
     return write_board(path, nodes=nodes, weights=[_count("shape", [count])])
+
+
+def _run_command(path: Path, folder: Path, *options: str) -> str:
+    """Run the command, which ends with 4; return the line that it writes."""
+    cv2.imwrite(str(folder / "a.png"), PIXELS)
+    words = [str(path), str(folder / "a.png"), "--out", str(folder / "out"), "--threads", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "lit_inspect", *words, *options],
+        capture_output=True, text=True, check=False, timeout=100, cwd=ROOT,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n")) == (4, 1), done.stderr
+    return done.stderr
 
 
 def test_an_endless_loop_is_stopped(tmp_path: Path) -> None:
@@ -97,6 +109,14 @@ def test_a_net_of_other_ends_is_refused(tmp_path: Path) -> None:
     write_board(path, nodes=[_node("Cast", "images", "probability", to=11)])
     with pytest.raises(BoardError, match=r"its net .*(to one array of float32|cannot be opened)"):
         Inspector(path)
+
+
+def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    board = read_board(write_board(tmp_path / "a.inspect"))
+    graph = board.parts[NET].replace(b"images", b"image\xff")
+    (tmp_path / "a.inspect").write_bytes(encode_board(board.manifest, {NET: graph}))
+    with pytest.raises(BoardError, match="its net cannot be opened"):
+        Inspector(tmp_path / "a.inspect")
 
 
 def _make_pipe(path: Path) -> None:
@@ -145,6 +165,23 @@ def test_a_directory_without_end_is_not_read(tmp_path: Path) -> None:
             read_board(tmp_path / "a.inspect")
 
 
+@pytest.mark.slow  # texts that fill the memory
+def test_texts_without_end_end_the_command(tmp_path: Path) -> None:
+    nodes = [_node("StringConcat", "text", "text", "text0")]
+    for number in range(33):
+        nodes.append(_node("StringConcat", *[f"text{number}"] * 2, f"text{number + 1}"))
+    nodes += [
+        _node("Size", "text33", "count"),
+        _node("Cast", "count", "number", to=onnx.TensorProto.FLOAT),
+        _node("Mul", "images", "number", "probability"),
+    ]
+    text = onnx.numpy_helper.from_array(np.array(["a"], object), "text")
+    path = write_board(tmp_path / "a.inspect", nodes=nodes, weights=[text])
+    assert _run_command(path, tmp_path, "--seconds", "60").startswith(
+        "lit_inspect: the net needs more than 1.5 GiB"
+    )
+
+
 @pytest.mark.slow  # one layer that computes for seconds
 def test_a_layer_without_end_ends_the_command(tmp_path: Path) -> None:
     nodes = [
@@ -154,12 +191,6 @@ def test_a_layer_without_end_ends_the_command(tmp_path: Path) -> None:
         _node("Add", "images", "most", "probability"),
     ]
     path = write_board(tmp_path / "a.inspect", nodes=nodes, weights=[_count("shape", [9000, 9000])])
-    cv2.imwrite(str(tmp_path / "a.png"), PIXELS)
-    words = [str(path), str(tmp_path / "a.png"), "--out", str(tmp_path / "out")]
-    done = subprocess.run(
-        [sys.executable, "-m", "lit_inspect", *words, "--seconds", "0.5", "--threads", "1"],
-        capture_output=True, text=True, check=False, timeout=60, cwd=ROOT,
-    )  # fmt: skip
-    assert done.returncode == 4
-    assert done.stderr.startswith("lit_inspect: the net took more than 0.5 s")
-    assert done.stderr.count("\n") == 1
+    assert _run_command(path, tmp_path, "--seconds", "2").startswith(
+        "lit_inspect: the net took more than 2 s"
+    )

@@ -218,10 +218,9 @@ def _wrap(module: nn.Module | Sequence[nn.Module]) -> nn.Module:
     """Put Kornia's modules into an ``AugmentationSequential``; others stay as they are."""
     if not isinstance(module, nn.Module):
         module = _join_parts(module)
-    if isinstance(module, AugmentationSequential):
-        return module
+    is_chain = isinstance(module, AugmentationSequential)
     steps = list_steps(module)
-    if any(is_kornia(step) for step in steps):
+    if not is_chain and any(is_kornia(step) for step in steps):
         chain: nn.Module = AugmentationSequential(*steps)
         return chain
     return module

@@ -101,7 +101,7 @@ def find_unmoved(step: object, layer: Layer, *, is_trusted: bool) -> object | No
     """
     is_carried = moves_along(step)
     for part in _list_parts(step):
-        if isinstance(part, PatchSequential) and not part.is_intensity_only():
+        if _moves_in_patches(part):
             return part
         if _changes_values(part) or isinstance(part, ImageSequentialBase | OperationBase):
             continue
@@ -112,8 +112,7 @@ def find_unmoved(step: object, layer: Layer, *, is_trusted: bool) -> object | No
         else:
             is_left = is_carried or not is_trusted
         if is_left:
-            unmoved: object = part
-            return unmoved
+            return part
     return None
 
 
@@ -185,6 +184,10 @@ def _changes_values(part: object) -> bool:
     if is_torchvision(part):
         return type(part).__name__ in _PHOTOMETRIC
     return isinstance(part, nn.Identity | IntensityAugmentationBase2D)
+
+
+def _moves_in_patches(part: object) -> bool:
+    return isinstance(part, PatchSequential) and not part.is_intensity_only()
 
 
 def _kornia_moves(part: object, layer: Layer) -> bool:

@@ -3,8 +3,9 @@
 import inspect
 import logging
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from numbers import Number
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from typing_extensions import override
 
+from lit_data.callbacks.wrapping import wrap
 from lit_data.checks import check_types
 from lit_data.commands.configuration.names import walk
 from lit_data.commands.launcher import AUTO, RESUMED
@@ -140,22 +142,37 @@ class TrainedRecord(Callback):
         self._data = data
         self._model = model
         self._look: Look | None = None
+        self._undo = ExitStack()
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._undo.close()
+        # `on_save_checkpoint` of callbacks is left out for a checkpoint of weights alone.
+        self._undo.callback(wrap(trainer.strategy, "save_checkpoint", partial(self._save, trainer)))
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         bank = getattr(trainer.datamodule, "bank", None)  # type: ignore[attr-defined]  # of the data connector
         self._look = None if bank is None else look_at(bank)
 
-    @override
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    def _save(
+        self,
+        trainer: Trainer,
+        save: Callable[..., None],
+        checkpoint: dict[str, Any],
+        *args: Any,  # noqa: ANN401 - as its strategy takes them
+        **kwargs: Any,  # noqa: ANN401
     ) -> None:
+        checkpoint[_KEY] = self._describe(trainer)
+        save(checkpoint, *args, **kwargs)
+
+    def _describe(self, trainer: Trainer) -> dict[str, Any]:
         data = self._data
         root = data.get("root")
         names = find_task_of(type(trainer.datamodule)).trained_data  # type: ignore[attr-defined]  # of the data connector
         chosen = getattr(trainer.datamodule, "chosen_options", {})  # type: ignore[attr-defined]  # of the data connector
         # Plain values only: checkpoints are read without unpickling anything else.
-        checkpoint[_KEY] = {
+        return {
             "version": _VERSION,
             "experiment": self._experiment,
             "root": None if root is None else absolute_root(str(root)),

@@ -6,7 +6,11 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    EMAWeightAveraging,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -55,11 +59,23 @@ def _average(steps: int, decay: float) -> list[float]:
 
 
 def _fit(
-    folder: Path, epochs: int = 3, start: str | None = None, *callbacks: Callback, **options: Any
+    folder: Path,
+    epochs: int = 3,
+    start: str | None = None,
+    *callbacks: Callback,
+    kind: type[_Module] = _Module,
+    **options: Any,
 ) -> _Module:
-    module = _Module()
+    module = kind()
     data = DataLoader(TensorDataset(torch.arange(8.0).view(-1, 1)), batch_size=2)
-    last = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, enable_version_counter=False)
+    only_weights = options.pop("save_weights_only", False)
+    last = ModelCheckpoint(
+        folder,
+        filename="{epoch}",
+        save_top_k=-1,
+        enable_version_counter=False,
+        save_weights_only=only_weights,
+    )
     defaults = {"max_epochs": epochs, "enable_checkpointing": True, "num_sanity_val_steps": 0}
     callbacks = (EMA(decay=0.4), *callbacks, last)
     trainer = Trainer(**(QUIET | defaults | options), callbacks=list(callbacks))
@@ -112,6 +128,192 @@ def test_a_checkpoint_that_is_saved_while_validation_runs_is_right(tmp_path: Pat
 def test_steps_of_accumulated_gradients_count_once(tmp_path: Path) -> None:
     module = _fit(tmp_path, 1, accumulate_grad_batches=2)
     assert module.layer.weight.item() == pytest.approx(_average(2, 0.4)[1])
+
+
+class _Tied(_Module):
+    """Two names of one tensor, and a view of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = nn.Linear(1, 1, bias=False)
+        self.again.weight = self.layer.weight
+        self.row = nn.Parameter(self.layer.weight.data[0], requires_grad=False)
+
+
+@pytest.mark.parametrize("save_weights_only", [True, False])
+def test_all_names_of_a_weight_are_averaged_in_every_kind_of_checkpoint(
+    tmp_path: Path, save_weights_only: bool
+) -> None:
+    _fit(tmp_path, 1, kind=_Tied, save_weights_only=save_weights_only)
+    checkpoint = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)
+    average = pytest.approx(_average(4, 0.4)[3])
+    for name in ("layer.weight", "again.weight", "row"):
+        assert checkpoint["state_dict"][name].item() == average
+    assert (KEY in checkpoint) != save_weights_only
+
+
+class _Hooks(_Module):
+    """Notes its weight in every hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, float] = {}
+
+
+class _Notes(Callback):
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+
+TRAINING = ("on_train_epoch_start", "on_train_batch_start", "on_train_batch_end")
+EVALUATION = (
+    "on_validation_start",
+    "on_validation_epoch_start",
+    "on_validation_batch_start",
+    "on_validation_batch_end",
+    "on_validation_epoch_end",
+    "on_validation_end",
+)
+
+
+def _noting(hook: str) -> tuple[Any, Any]:
+    def of_callback(self: _Notes, trainer: Trainer, pl_module: _Hooks, *args: Any) -> None:
+        pl_module.seen[f"{self.place} {hook}"] = pl_module.layer.weight.item()
+
+    def of_module(self: _Hooks, *args: Any) -> None:
+        self.seen[f"module {hook}"] = self.layer.weight.item()
+
+    return of_callback, of_module
+
+
+for _hook in (*TRAINING, *EVALUATION):
+    _of_callback, _of_module = _noting(_hook)
+    setattr(_Notes, _hook, _of_callback)
+    setattr(_Hooks, _hook, _of_module)
+
+
+def test_every_hook_of_validation_sees_the_average_and_of_training_the_weights() -> None:
+    module = _Hooks()
+    data = DataLoader(TensorDataset(torch.arange(8.0).view(-1, 1)), batch_size=2)
+    callbacks = [_Notes("before"), EMA(decay=0.4), _Notes("behind")]
+    options = QUIET | {"max_epochs": 2, "num_sanity_val_steps": 0}
+    Trainer(**options, callbacks=callbacks).fit(module, data, data)
+    average = pytest.approx(_average(8, 0.4)[7])
+    for place in ("before", "module", "behind"):
+        for hook in EVALUATION:
+            assert module.seen[f"{place} {hook}"] == average
+        found = [module.seen[f"{place} {hook}"] for hook in TRAINING]
+        assert found == [-4.0, -7.0, -8.0]
+
+
+class _Fails(_Module):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        raise ZeroDivisionError
+
+
+def test_an_error_in_validation_leaves_the_weights_of_the_last_step() -> None:
+    module, ema = _Fails(), EMA(decay=0.4)
+    data = DataLoader(TensorDataset(torch.arange(8.0).view(-1, 1)), batch_size=2)
+    options = QUIET | {"max_epochs": 1, "num_sanity_val_steps": 0}
+    with pytest.raises(ZeroDivisionError):
+        Trainer(**options, callbacks=[ema]).fit(module, data, data)
+    assert module.layer.weight.item() == -4.0
+    Trainer(**options, limit_val_batches=0, callbacks=[ema]).fit(module, data)
+    assert module.layer.weight.item() != -4.0
+
+
+class _Teacher(_Module):
+    """Leaves a frozen part out of its checkpoints, and names the others anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = nn.Linear(1, 1).requires_grad_(False)
+        nn.init.ones_(self.teacher.weight)
+        nn.init.zeros_(self.teacher.bias)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        state = super().state_dict(*args, **kwargs)
+        return {f"x.{name}": part for name, part in state.items() if "teacher" not in name}
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        plain = {name.removeprefix("x."): part for name, part in state_dict.items()}
+        return super().load_state_dict(plain, strict=False)
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
+@pytest.mark.parametrize(
+    ("kind", "options"), [(_Teacher, {}), (_Tied, {}), (_Module, {"precision": "bf16-true"})]
+)
+def test_any_module_goes_on_exactly(tmp_path: Path, kind: Any, options: dict[str, Any]) -> None:
+    whole = _fit(tmp_path / "whole", kind=kind, **options)
+    _fit(tmp_path / "part", 1, kind=kind, **options)
+    start = str(tmp_path / "part" / "epoch=0.ckpt")
+    resumed = _fit(tmp_path / "part", 3, start, kind=kind, **options)
+    assert resumed.validated == whole.validated[1:]
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], tensor)
+    kept = torch.load(start, weights_only=True)
+    assert not any("teacher" in name for part in ("state_dict", KEY) for name in kept[part])
+
+
+def test_a_checkpoint_that_is_saved_after_training_goes_on_from_the_weights(tmp_path: Path) -> None:
+    data = DataLoader(TensorDataset(torch.arange(8.0).view(-1, 1)), batch_size=2)
+    options = QUIET | {"num_sanity_val_steps": 0}
+    module, whole = _Module(), _Module()
+    trainer = Trainer(**options, max_epochs=1, callbacks=[EMA(decay=0.4)])
+    trainer.fit(module, data)
+    trainer.save_checkpoint(tmp_path / "after.ckpt")
+    Trainer(**options, max_epochs=2, callbacks=[EMA(decay=0.4)]).fit(whole, data)
+    resumed = _Module()
+    Trainer(**options, max_epochs=2, callbacks=[EMA(decay=0.4)]).fit(
+        resumed, data, ckpt_path=tmp_path / "after.ckpt", weights_only=True
+    )
+    assert resumed.layer.weight.item() == whole.layer.weight.item()
+    nn.init.zeros_(module.layer.weight)
+    trainer.save_checkpoint(tmp_path / "changed.ckpt")
+    changed = torch.load(tmp_path / "changed.ckpt", weights_only=True)
+    assert changed["state_dict"]["layer.weight"].item() == 0.0
+    assert KEY not in changed
+
+
+def test_small_steps_move_the_average_of_bfloat16() -> None:
+    module, data = nn.Linear(1, 1, bias=False).bfloat16(), EMA(decay=0.999)
+    nn.init.zeros_(module.weight)
+    trainer = Trainer(**QUIET)
+    data._step_count = 10**6  # warmed up
+    data.on_train_start(trainer, module)  # type: ignore[arg-type]
+    nn.init.ones_(module.weight)
+    for step in range(1, 3001):
+        data._global_step = -step
+        data.on_train_batch_end(trainer, module, None, None, 0)  # type: ignore[arg-type]
+    data.on_train_end(trainer, module)  # type: ignore[arg-type]
+    assert module.weight.item() == pytest.approx(1 - 0.999**3000, abs=0.004)
+
+
+class _Grows(_Module):
+    """Has a layer whose size the first batch decides, and one more from the second epoch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lazy = nn.LazyLinear(1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) + 0 * self.lazy(batch[0]).sum()
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.head = nn.Linear(1, 1)
+
+
+def test_layers_may_be_made_while_training_runs(tmp_path: Path) -> None:
+    module = _fit(tmp_path, 2, kind=_Grows)
+    assert module.layer.weight.item() == pytest.approx(_average(8, 0.4)[7])
+
+
+@pytest.mark.parametrize("other", [EMAWeightAveraging(), StochasticWeightAveraging(swa_lrs=0.1)])
+def test_another_average_beside_it_is_refused(tmp_path: Path, other: Callback) -> None:
+    with pytest.raises(ConfigError, match=r"EMA: \w+ averages the weights too.*leave one of them"):
+        _fit(tmp_path, 1, None, other)
 
 
 def test_a_decay_out_of_range_and_spread_weights_are_refused() -> None:

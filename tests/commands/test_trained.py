@@ -7,17 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
 from omegaconf import DictConfig, OmegaConf
 
 from lit_data.cli import main
 from lit_data.commands import predict
 from lit_data.commands.build import load_trained
-from lit_data.commands.checkpoints import look_at, read_record
+from lit_data.commands.checkpoints import TrainedRecord, look_at, read_record
 from lit_data.commands.trained import find_doubt, take_trained, warn_of_other_data
 from lit_data.errors import StoreError
+from lit_data.testing import QUIET
 from tests.outputs import NO_TIMELINES
 
 SMALL = ["trainer=cpu", "trainer.max_epochs=1", "trainer.enable_progress_bar=false"]
@@ -277,3 +281,20 @@ def test_classes_come_from_the_data_and_go_into_the_checkpoint(tmp_path: Path) -
     assert main(["predict", "+experiment=classification", *words]) == 0
     row = (tmp_path / "out" / "labels.csv").read_text().splitlines()[1]
     assert row.split(",")[1] in module.classes
+
+
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+@pytest.mark.parametrize("save_weights_only", [True, False])
+def test_every_kind_of_checkpoint_says_what_it_is_trained_on(
+    tmp_path: Path, save_weights_only: bool
+) -> None:
+    record = TrainedRecord("mine", {"_target_": "lit_data.datamodules.X"}, {"width": 2})
+    last = ModelCheckpoint(tmp_path, filename="a", save_weights_only=save_weights_only)
+    options = QUIET | {"enable_checkpointing": True, "max_steps": 1, "limit_val_batches": 0}
+    trainer = L.Trainer(**options, callbacks=[record, last])
+    trainer.fit(BoringModel())
+    trainer.save_checkpoint(tmp_path / "b.ckpt", weights_only=save_weights_only)
+    for name in ("a.ckpt", "b.ckpt"):
+        written = read_record(tmp_path / name)
+        assert written is not None
+        assert (written["experiment"], written["model"]) == ("mine", {"width": 2})

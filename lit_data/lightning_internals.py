@@ -8,6 +8,7 @@ Lightning fails there and not in a run.
 import csv
 import io
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import lightning as L
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loops.optimization.automatic import Closure, _AutomaticOptimization
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.call import _call_lightning_module_hook
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
@@ -159,6 +161,40 @@ def choose_hooks(
         return None
     connector._datahook_selector = _Selector(selector.model, datamodule, both)
     return selector.model
+
+
+def find_conversion(trainer: L.Trainer | None) -> Callable[[Any], Any] | None:
+    """Return what gives a batch the dtype of the module; None where the precision of the Trainer converts nothing."""
+    plugin: Any = getattr(getattr(trainer, "strategy", None), "precision_plugin", None)
+    if plugin is None or type(plugin).convert_input is Precision.convert_input:
+        return None
+    return partial(type(plugin).convert_input, plugin)  # not what an earlier run has put there
+
+
+def leave_unconverted(
+    trainer: L.Trainer, datamodule: L.LightningDataModule, convert: Callable[[Any], Any]
+) -> None:
+    """Let batches reach a datamodule as they are loaded: its work would begin with rounded values.
+
+    Args:
+        trainer: Whose precision converts a batch before all hooks.
+        datamodule: Converts its batches itself.
+        convert: For those of others.
+    """
+    plugin: Any = trainer.strategy.precision_plugin
+    plugin.convert_input = partial(_convert_others, trainer, datamodule, convert)
+
+
+def _convert_others(
+    trainer: L.Trainer,
+    datamodule: L.LightningDataModule,
+    convert: Callable[[Any], Any],
+    batch: Any,  # noqa: ANN401 - any form
+) -> Any:  # noqa: ANN401
+    connector: Any = trainer._data_connector
+    # `trainer.datamodule` may be that of an earlier run.
+    running = connector._datahook_selector.datamodule
+    return batch if running is datamodule else convert(batch)
 
 
 class _Selector(_DataHookSelector):

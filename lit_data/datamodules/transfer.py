@@ -16,7 +16,12 @@ from torch import Tensor
 
 from lit_data.datamodules.batch_format import BatchFormat, format_batch, gives_dict
 from lit_data.errors import ConfigError
-from lit_data.lightning_internals import call_module_hook, choose_hooks
+from lit_data.lightning_internals import (
+    call_module_hook,
+    choose_hooks,
+    find_conversion,
+    leave_unconverted,
+)
 from lit_data.loading.transfer import StagedBatch, finish_transfer
 from lit_data.types import Batch, PlannedBatch, Stage
 
@@ -107,7 +112,12 @@ class BatchTransfer:
         self._decided: dict[str, bool] = {}
         self._added: set[str] = set()
         self._has_example = False
-        self._module = choose_hooks(trainer, cast(LightningDataModule, datamodule), self._runs_both)
+        lightning_datamodule = cast(LightningDataModule, datamodule)
+        self._module = choose_hooks(trainer, lightning_datamodule, self._runs_both)
+        self._convert = find_conversion(trainer)
+        takes_over = is_overridden("on_after_batch_transfer", datamodule, parent=base)
+        if trainer is not None and self._convert is not None and not takes_over:
+            leave_unconverted(trainer, lightning_datamodule, self._convert)
 
     def before(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - ours, or the module's example
         """Draw what the batch needs while its indices are still on the host."""
@@ -143,6 +153,8 @@ class BatchTransfer:
     def after(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - the user's format
         """Finish the batch on its device, without gradient, and in float32 in any precision.
 
+        With a Trainer of another dtype, such as ``bf16-true``, floats are converted to it at the end.
+
         Returns:
             What the step gets: the batch in the user's format with what the module's hooks added,
                 through its hook.
@@ -154,6 +166,8 @@ class BatchTransfer:
         formatted = format_batch(finished, datamodule.batch_format, datamodule.channel_names)
         if self._added:
             formatted = {key: batch[key] for key in self._added if key in batch} | formatted
+        if self._convert is not None:
+            formatted = self._convert(formatted)
         return self._pass_on("on_after_batch_transfer", formatted, dataloader_idx)
 
     def copies_ahead(self) -> bool:

@@ -536,3 +536,59 @@ def test_the_time_of_both_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert (last["time/transfer_s"], last["time/augment_s"]) == (8, 18)
     assert last["time/assemble_s"] >= 5
     assert vars(datamodule).keys().isdisjoint(HOOKS)
+
+
+class Fine(Data):
+    """Adds a number that no half precision holds, and says which dtype it began with."""
+
+    def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
+        assert batch["x"].dtype == torch.float32
+        finished = super().finish_batch(batch, stage)
+        return finished | {"x": finished["x"] + 1 / 3 - 1 / 3}
+
+
+PRECISIONS = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}
+
+
+@pytest.mark.parametrize("batch_format", ["dict", ("x", "index")])
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_batches_come_in_the_dtype_of_the_module_and_are_made_in_float32(
+    precision: Any, run: str, batch_format: BatchFormat
+) -> None:
+    module, plain = Plain(), Plain()
+    getattr(L.Trainer(**QUIET, max_epochs=1), run)(plain, datamodule=Fine(batch_format))
+    trainer = L.Trainer(**QUIET, max_epochs=1, precision=precision)
+    getattr(trainer, run)(module, datamodule=Fine(batch_format))
+    assert len(module.seen) == len(plain.seen) > 0
+    for batch, expected in zip(module.seen, plain.seen, strict=True):
+        for key in batch if isinstance(batch, dict) else (0, 1):
+            is_float = expected[key].is_floating_point()
+            dtype = PRECISIONS[precision] if is_float else expected[key].dtype
+            assert batch[key].dtype == dtype
+            assert torch.equal(batch[key], expected[key].to(dtype))
+
+
+def test_the_hook_of_the_module_and_batches_of_others_are_converted_as_ever() -> None:
+    class Hooked(Plain):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            assert batch["x"].dtype == torch.bfloat16
+            return batch
+
+    trainer = L.Trainer(**QUIET, max_epochs=1, precision="bf16-true")
+    trainer.fit(Hooked(), datamodule=Fine())
+    rows = [{"x": torch.ones(3), "index": number} for number in range(4)]
+    trainer.validate(Hooked(), torch.utils.data.DataLoader(rows, batch_size=2))
+
+
+class Taken(Data):
+    """Has the hook itself."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        assert batch["x"].dtype == torch.bfloat16
+        return {"x": batch["x"], "index": batch["index"]}
+
+
+def test_a_datamodule_that_takes_the_hook_over_gets_what_lightning_converted() -> None:
+    trainer = L.Trainer(**QUIET, max_epochs=1, precision="bf16-true")
+    trainer.fit(Plain(), datamodule=Taken())

@@ -256,7 +256,7 @@ class SegmentationModule(ScoredModule):
     @override
     def score(self, batch: Batch, stage: str) -> None:
         images = batch["image"]
-        masks = batch["mask"]
+        masks = batch["mask"].float()
         logits = self(images).float()
         if self.classes:
             scores: Any = self.class_scores[f"{stage}_classes"]

@@ -338,6 +338,7 @@ class CompareNet(nn.Module):
         # Few channels at full resolution: channels last saves a quarter of a training step on the
         # CPU.
         features = compare(images).contiguous(memory_format=torch.channels_last)
+        features = features.to(images.dtype)  # that of the weights, if not of autocast
         return run_in_float32(self.head, self.layers(features))
 
 

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import cv2
+
 from lit_inspect.errors import (
     AnswerError,
     BoardError,
@@ -41,11 +43,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--memory-gib", type=float, default=1.5, help="that the net may take")
     parser.add_argument("--version", action="version", version=f"lit_inspect {VERSION}")
     options = parser.parse_args(argv)
+    _silence_opencv()
     try:
         return _run(options)
     except InspectError as error:
         _print_error(str(error))
         return error.exit_code
+
+
+def _silence_opencv() -> None:
+    """Keep names and texts of files from the terminal; bad.csv has its errors."""
+    if hasattr(cv2, "setLogLevel"):  # before OpenCV 5
+        cv2.setLogLevel(0)
+    else:
+        cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 
 def _print_error(text: str) -> None:
@@ -60,9 +71,10 @@ def _give_up(reason: str) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     folder: Path = options.images
-    names = list_images(folder)
     if folder.is_file():
         folder, names = folder.parent, [folder.name]
+    else:
+        names = list_images(folder)
     if not names:
         raise UsageError(f"{folder}: no images")
     if options.threads is not None and options.threads < 1:

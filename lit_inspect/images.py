@@ -14,7 +14,7 @@ from pydantic import Field
 
 from lit_inspect import npy
 from lit_inspect.bounds import MOST_CHANNELS, Sides, Value
-from lit_inspect.errors import ImageError, describe_error
+from lit_inspect.errors import ImageError, UsageError, describe_error
 from lit_inspect.files import open_regular
 from lit_inspect.headers import check_file
 from lit_inspect.rows import ArrayRows, FileRows
@@ -229,14 +229,22 @@ def _place(image: Pixels, size_px: tuple[int, ...]) -> Pixels:
 
 
 def list_images(folder: Path) -> list[str]:
-    """Return the paths of the images below a folder, with forward slashes, in order; none hidden."""
+    """Return the paths of the images below a folder, with forward slashes, in order; none hidden.
+
+    Raises:
+        UsageError: A folder cannot be read.
+    """
     names = []
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, onerror=_refuse):
         folders[:] = [name for name in folders if not _is_hidden(name)]
         for name in files:
             if not _is_hidden(name) and Path(name).suffix.lower() in EXTENSIONS:
                 names.append(Path(parent, name).relative_to(folder).as_posix())
     return sorted(names)
+
+
+def _refuse(error: OSError) -> None:
+    raise UsageError(f"{error.filename}: {error.strerror}") from error
 
 
 def _is_hidden(name: str) -> bool:

@@ -1,6 +1,7 @@
 """Images that are none are listed, whatever they hold; the others get their verdict."""
 
 import csv
+import errno
 import os
 import struct
 import zlib
@@ -61,6 +62,7 @@ FILES = {
     "no_height.tif": _tiff((256, 64), *GRAY),
     "zero.tif": _tiff((256, 0), (257, 0), *GRAY),
     "huge.tif": _tiff((256, 65535), (257, 65535), *GRAY),
+    "tiles.tif": _tiff((256, 64), (257, 64), (322, 65520), (323, 65520), (324, 8), *GRAY),
     "loop.tif": b"II*\0" + bytes(4),
     "beyond.tif": b"II*\0\xff\xff\xff\xff",
     "minus.npy": _npy(SHAPE % f"({'-' * 9000}1,1)"),
@@ -99,7 +101,9 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_an_image_that_is_none_is_listed(name: str, tmp_path: Path) -> None:
+def test_an_image_that_is_none_is_listed(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / name).write_bytes(FILES[name])
     cv2.imwrite(str(tmp_path / "images" / "other.png"), GOOD)
@@ -110,6 +114,7 @@ def test_an_image_that_is_none_is_listed(name: str, tmp_path: Path) -> None:
         (bad,) = csv.DictReader(file)
     assert bad["image"].endswith(name)
     assert name in bad["reason"]
+    assert capfd.readouterr().err == ""
 
 
 def _pipe(path: Path) -> None:
@@ -134,6 +139,26 @@ def test_what_is_no_file_is_listed(make: Callable[[Path], None], tmp_path: Path)
     words = [str(write_board(tmp_path / "a.inspect")), str(tmp_path / "images")]
     assert main([*words, "--out", str(tmp_path / "out")]) == 3
     assert "odd.jpg" in (tmp_path / "out" / "bad.csv").read_text()
+
+
+def test_a_folder_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "images" / "deep").mkdir(parents=True)
+    cv2.imwrite(str(tmp_path / "images" / "a.png"), GOOD)
+    words = [str(write_board(tmp_path / "a.inspect")), "--out", str(tmp_path / "out")]
+    assert main([*words, str(tmp_path / "none")]) == 2
+    assert "none: No such file or directory" in capsys.readouterr().err
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("deep"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert main([*words, str(tmp_path / "images")]) == 2
+    assert "deep: Permission denied" in capsys.readouterr().err
 
 
 def test_an_array_that_is_cut_while_it_is_read_is_bad(tmp_path: Path) -> None:

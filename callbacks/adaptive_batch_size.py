@@ -39,14 +39,22 @@ class AdaptiveBatchSize(Callback):
     """Repeats a batch that runs out of memory in halves, and grows again after clean steps.
 
     In training, an out-of-memory error in transfer, augmentation, forward or backward undoes what
-    the step did to gradients, buffers, metrics, logged values, plain attributes of the
+    the step did to gradients, buffers, metrics, logged values, attributes of the
     LightningModule and random generators, and runs it again in smaller micro-batches. The gradient
     is the mean over the samples, as for the whole batch (the loss must be a mean over its samples),
     and the optimizer steps once, so ``global_step``, schedule and learning rate are those of a run
     that never failed. Batch norm sees micro-batches. Validation, test and prediction are split
-    likewise, their outputs joined in order. The batch is moved to the device again: hooks of the
-    transfer run once more, and what they leave in the module stays. An error within the optimizer's
-    own step ends the run.
+    likewise, their outputs joined in order; predictions that cannot be joined are refused. An error
+    within the optimizer's own step ends the run.
+
+    Attributes are those of the module, its parts and objects that it holds, with all that lies in
+    lists, dicts, sets, arrays and tensors there. What is too large to be copied in each step, and
+    iterators, cannot be put back, which is said once.
+
+    Hooks of module and callbacks get each batch whole, on its device, and what they change in it
+    reaches the step: micro-batches are cut out of it. Where a transfer hook gives it a form that
+    cannot be cut, each micro-batch is moved anew. A batch that leaves no room for its step on the
+    device lies on the host, for hooks too, which is said once.
 
     The size is halved at a failure and doubled after clean steps, or goes half way to what failed:
     that is never reached again, unless there is more memory than there was then.
@@ -87,8 +95,9 @@ class AdaptiveBatchSize(Callback):
 
     Raises:
         ConfigError: A value is out of range; in `setup` and later: this Lightning, strategy or
-            loader cannot be used.
-        BatchMemoryError: `min_size` samples do not fit, or the optimizer's step does not.
+            loader cannot be used, or predictions cannot be joined.
+        BatchMemoryError: `min_size` samples do not fit, or the optimizer's step does not; a
+            torch.OutOfMemoryError too.
     """
 
     def __init__(
@@ -115,7 +124,7 @@ class AdaptiveBatchSize(Callback):
         self._resumed: dict[str, Any] = {}
         self._replay: Replay | None = None
         self._resizing: Resizing | None = None
-        self._last: ActiveBatch | None = None
+        self._size_of_last_batch = 0
         self._size_of_full_batches = 0
         self._samples_of_full_batches = 0
         self._undo = ExitStack()
@@ -166,7 +175,7 @@ class AdaptiveBatchSize(Callback):
         active = self._replay.finish() if self._replay is not None else None
         if active is None or self._replay is None:
             return
-        self._last = active
+        self._size_of_last_batch = active.largest
         self._note_full_batch(active)
         if self._resizing is not None:
             self._resizing.follow(active)
@@ -234,9 +243,9 @@ class AdaptiveBatchSize(Callback):
         return summary
 
     def leaves_on_host(self, batch: Any) -> bool:  # noqa: ANN401 - any form
-        """Return True for a batch under way that reaches the device, and its augmentation, in pieces."""
+        """Return True for a batch under way whose pieces alone reach the device, and their augmentation."""
         active = self._replay.active if self._replay is not None else None
-        return active is not None and active.host is batch
+        return active is not None and active.whole is None and active.host is batch
 
     def _install(self, trainer: Trainer, pl_module: LightningModule) -> Replay:
         if self._replay is not None:

@@ -114,12 +114,11 @@ class HostGauge:
     """Memory of this process on the host; its peak is the largest value read."""
 
     def __init__(self) -> None:
-        self._process = psutil.Process()
         self._peak_bytes = 0
 
     def read(self) -> MemoryReading:
         """Return the memory now."""
-        used = self._process.memory_info().rss
+        used = read_rss_bytes()
         self._peak_bytes = max(self._peak_bytes, used)
         return MemoryReading(used, used, self._peak_bytes, used + available_memory_bytes())
 

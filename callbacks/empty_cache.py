@@ -207,7 +207,7 @@ class EmptyCache(UndoneCallback):
     def _make_around(self, trainer: Trainer, name: str) -> Callable[..., Any]:
         """Return a function, not a method: a copy of the module must not copy this callback."""
 
-        def around(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any method
+        def around(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any method
             result = call(*args, **kwargs)
             self._release(trainer, f"after {name}")
             return result

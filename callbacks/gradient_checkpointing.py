@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning import LightningModule, Trainer
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
@@ -92,11 +93,11 @@ class GradientCheckpointing(UndoneCallback):
     def _make_around(self, root: nn.Module, module: nn.Module, name: str) -> Around:
         idle = self._idle
 
-        def around(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any module
+        def around(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any module
             if not (root.training and torch.is_grad_enabled()):
                 return call(*args, **kwargs)
             idle.discard(name)
-            return _run_checkpointed(module, call, args, kwargs)
+            return _run_checkpointed(module, _watch_inputs(call, name), args, kwargs)
 
         return around
 
@@ -147,6 +148,25 @@ def _check_inside(module: nn.Module, name: str, chosen: Mapping[int, str]) -> No
 
 def _quote(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names))
+
+
+def _watch_inputs(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Refuse a module that changes its inputs in place, from which its forward is repeated."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any module
+        if torch.compiler.is_compiling():
+            return call(*args, **kwargs)
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        versions = [tensor._version for tensor in inputs]
+        output = call(*args, **kwargs)
+        if [tensor._version for tensor in inputs] != versions:
+            raise ConfigError(
+                f"GradientCheckpointing: {name!r} changes its input in place, so its forward cannot be repeated: set "
+                f"inplace=False in its first layer, or leave {name!r} out of modules"
+            )
+        return output
+
+    return run
 
 
 def _run_checkpointed(

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 from lightning import Trainer
 from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, default_collate
 
 from lit_data.batch_form import count_plain, count_samples
@@ -35,9 +37,11 @@ def read_loader(trainer: Trainer, dataloader_idx: int = 0) -> LoaderFacts:
         dataloader_idx: Number of the loader, of several in evaluation.
     """
     loader = _find_loader(trainer, dataloader_idx)
-    collate = getattr(loader, "collate_fn", _MISSING)
-    stacks_by_itself = isinstance(loader, MicroBatchLoader) and collate is None
-    return LoaderFacts(_list_sizes(loader), collate is default_collate or stacks_by_itself)
+    if isinstance(loader, CombinedLoader):
+        loader = loader.iterables
+    # Several loaders make one batch, in a list or dict.
+    stacked = all(map(_stacks, tree_leaves(loader)))
+    return LoaderFacts(_list_sizes(loader), stacked)
 
 
 def count_batch(trainer: Trainer, batch: Any, dataloader_idx: int = 0) -> int:  # noqa: ANN401 - any form
@@ -49,6 +53,12 @@ def count_batch(trainer: Trainer, batch: Any, dataloader_idx: int = 0) -> int:  
     datamodule = getattr(trainer, "datamodule", None)
     stacked = facts.stacked and getattr(datamodule, "stacks_samples", True)
     return count_samples(batch, facts.sizes, stacked=stacked)
+
+
+def _stacks(loader: object) -> bool:
+    """Return True if a loader stacks samples."""
+    collate = getattr(loader, "collate_fn", _MISSING)
+    return collate is default_collate or (isinstance(loader, MicroBatchLoader) and collate is None)
 
 
 def _find_loader(trainer: Trainer, dataloader_idx: int) -> object:

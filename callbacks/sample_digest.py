@@ -1,6 +1,7 @@
 """`SampleDigest`: proof that two runs trained on the same samples."""
 
 import hashlib
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,10 +14,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
 
 from lit_data.batch_form import batch_tensors, slice_batch
+from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.callbacks.loader_facts import count_batch
 from lit_data.errors import ConfigError
 from lit_data.lightning_internals import count_batches
 from lit_data.types import COUNT_SUFFIX, Bytes
+
+log = logging.getLogger(__name__)
 
 _MODULUS = 2**256
 _WORD_BITS = 32
@@ -68,6 +72,7 @@ class SampleDigest(Callback):
         self._sum = 0
         self._coming: deque[_ComingBatch] = deque()
         self.listener: Callable[[int, Sequence[int]], None] | None = None
+        self._has_told = False
 
     @override
     def on_train_batch_start(
@@ -75,7 +80,7 @@ class SampleDigest(Callback):
     ) -> None:
         if self.max_samples is not None and self.samples >= self.max_samples:
             return
-        count = count_batch(trainer, batch)
+        count = self._count(trainer, batch)
         step = count_batches(trainer) if self.listener else 0
         device = _find_cuda(batch)
         if device is not None and trainer.world_size == 1 and _is_plain(batch):
@@ -126,6 +131,23 @@ class SampleDigest(Callback):
             self._coming.popleft()
             digest = self._hash(coming.batch, coming.samples, coming.step)
             self._sum = (self._sum + digest) % _MODULUS
+
+    def _count(self, trainer: Trainer, batch: Any) -> int:  # noqa: ANN401 - any form
+        """Count the samples that can be hashed, and say once where none can."""
+        callbacks = getattr(trainer, "callbacks", ())
+        adaptive = [callback for callback in callbacks if isinstance(callback, AdaptiveBatchSize)]
+        if any(callback.leaves_on_host(batch) for callback in adaptive):
+            self._tell("a batch that reaches the device in micro-batches alone")
+            return 0
+        count = count_batch(trainer, batch)
+        if not count:
+            self._tell(f"a {type(batch).__name__} whose samples cannot be counted")
+        return count
+
+    def _tell(self, what: str) -> None:
+        if not self._has_told:
+            log.warning("SampleDigest leaves out %s: its sum is not of all samples", what)
+        self._has_told = True
 
     def _hash(self, batch: Any, count: int, step: int) -> int:  # noqa: ANN401 - any form
         """Return the sum of the digests of the samples."""

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.callbacks.events import choose_folder
 from lit_data.callbacks.sample_digest import SampleDigest
 from lit_data.errors import StoreError
@@ -56,7 +55,6 @@ class StepRecord(Callback):
     that is killed and goes on from one has all rows. Only the first rank writes: digests and losses
     are its own.
 
-    Batches that `AdaptiveBatchSize` cuts have no digests here, as the model never has them at once.
     With another loader than `MicroBatchLoader` nothing is written. A disk that is full ends the
     record and not the run.
 
@@ -69,12 +67,10 @@ class StepRecord(Callback):
         self.path = None if path is None else Path(path)
         self._folder: Path | None = None
         self._digest: SampleDigest | None = None
-        self._cutting: list[AdaptiveBatchSize] = []
         self._row = np.zeros((), STEP)  # of the batch under way
         self._rows: list[NDArray[np.void]] = []
         self._losses: list[Tensor] = []
         self._digests: list[tuple[int, int]] = []
-        self._cut: set[int] = set()  # steps whose digests are of batches before augmentation
         self._first = 0  # batches before those rows
 
     @override
@@ -97,8 +93,6 @@ class StepRecord(Callback):
             if isinstance(callback, SampleDigest):
                 self._digest = callback
                 callback.listener = self._note_digests
-            elif isinstance(callback, AdaptiveBatchSize):
-                self._cutting.append(callback)
 
     @override
     def on_train_batch_start(
@@ -112,8 +106,6 @@ class StepRecord(Callback):
         if located is not None:
             self._row["epoch"], self._row["position"], self._row["samples"] = located
             self._row["ranks"] = trainer.world_size
-        if any(callback.leaves_on_host(batch) for callback in self._cutting):
-            self._cut.add(count_batches(trainer))
 
     @override
     def on_train_batch_end(
@@ -163,7 +155,6 @@ class StepRecord(Callback):
         if self._digest is not None:
             self._digest.listener = None
         self._folder = self._digest = None
-        self._cutting = []
 
     def _begin(self, loader: MicroBatchLoader, trainer: Trainer) -> None:
         """Write what decides the samples beside the configuration, and cut off what a killed run wrote further on."""
@@ -203,8 +194,6 @@ class StepRecord(Callback):
             self._digest.read()  # those that are on their way from the device
         rows, losses, digests = self._rows, self._losses, self._digests
         self._rows, self._losses, self._digests = [], [], []
-        digests = [digest for digest in digests if digest[0] not in self._cut]
-        self._cut.clear()
         try:
             if rows:
                 table = np.stack(rows)

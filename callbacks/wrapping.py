@@ -30,7 +30,7 @@ class Wrapped:
         self.arounds: list[Around] = []
         self.call = method
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, D102 - any method
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, D102 - any method
         return self.call(*args, **kwargs)
 
     def compose(self) -> None:

@@ -25,6 +25,7 @@ _OWNER = "batch_idx"  # Ultralytics: the image that each object belongs to
 _OBJECTS = ("cls", "bboxes", "keypoints", "segments", "obb")  # what it has for each object
 _IMAGES = ("img", "image", "images")
 _MOST_FIELDS = 16  # more entries than that are samples
+_MOST_CHANNELS = 4
 _PLAIN = (str, bytes, int, float, complex, PurePath, Enum, np.generic, type(None), type)
 
 
@@ -248,12 +249,30 @@ def _mapping_lengths(batch: Mapping[Any, Any], stacked: bool, *, strict: bool) -
         elif part:
             column_lengths.add(len(part))
     lengths = _agree(readings)
+    if len(lengths) == 1 and _may_be_loaders(batch, lengths):
+        return set().union(*readings)
     # Lists of plain values only decide where the other parts leave a choice, or say nothing.
     if len(lengths) > 1:
         return lengths & column_lengths or lengths
     if not lengths and len(column_lengths) == 1:
         return column_lengths
     return lengths
+
+
+def _may_be_loaders(batch: Mapping[Any, Any], lengths: set[int]) -> bool:
+    """Return True if each part may hold fields of a loader of its own, with another batch size.
+
+    ``{"labelled": [x, y], "unlabelled": [x, y]}`` has two entries in each list, which could be two
+    samples. Lists of images, with few channels in front, are such.
+    """
+    inner_lengths = []
+    for part in batch.values():
+        if not isinstance(part, list | tuple) or {len(part)} != lengths or _is_column(part):
+            return False
+        if all(_rank(item) == 3 and len(item) <= _MOST_CHANNELS for item in part):
+            return False
+        inner_lengths.append(_inner_lengths(part, stacked=False, strict=True))
+    return len(inner_lengths) > 1 and all(len(inner) == 1 for inner in inner_lengths)
 
 
 def _inner_lengths(parts: Sequence[Any], stacked: bool, *, strict: bool = True) -> set[int]:

@@ -1,8 +1,10 @@
 """Errors that say that memory ran out, told from all others."""
 
 import re
+from functools import lru_cache
+from typing import Any
 
-from lit_data.errors import causes_of
+from lit_data.errors import BatchMemoryError, causes_of
 
 _TEXTS = re.compile(
     "|".join(
@@ -27,6 +29,28 @@ _UNCLEAR = re.compile(r"CUDNN_STATUS_(INTERNAL_ERROR|NOT_INITIALIZED)")
 _SCARCE_BYTES = 2**28
 
 
+def make_memory_error(text: str) -> BatchMemoryError:
+    """Make an error that ``except torch.OutOfMemoryError`` catches too, as do handlers of RuntimeError.
+
+    Args:
+        text: What does not fit, and what to do.
+    """
+    return _find_kind()(text)
+
+
+@lru_cache(maxsize=1)
+def _find_kind() -> type[BatchMemoryError]:
+    """Return the class of both packages; made here, as errors are imported without torch."""
+    import torch
+
+    def rebuild(error: BatchMemoryError) -> Any:  # noqa: ANN401 - as pickle wants it
+        return make_memory_error, (str(error),), vars(error)
+
+    parents = (BatchMemoryError, torch.OutOfMemoryError)
+    content = {"__doc__": BatchMemoryError.__doc__, "__module__": BatchMemoryError.__module__}
+    return type(BatchMemoryError.__name__, parents, content | {"__reduce__": rebuild})
+
+
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Return True if an error, or one that it was raised from, says that memory ran out.
 
@@ -36,6 +60,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     import torch
 
     for cause in causes_of(error):
+        if isinstance(cause, BatchMemoryError):  # nothing is left to try
+            continue
         if isinstance(cause, torch.OutOfMemoryError | MemoryError):
             return True
         text = str(cause)

@@ -37,7 +37,7 @@ OUTSIDE = [
 """What each layer may import beside the layers below it."""
 
 PRIVATE_USES = {
-    "test_adaptive_twins.py: _last",  # sizes of pieces are forced, which nobody else may do
+    "test_adaptive_twins.py: _size_of_last_batch",  # sizes of pieces are forced, which nobody else may do
     "test_adaptive_twins.py: _replay",
     *(f"fork_server.py: {name}" for name in ("_local", "_submit")),  # of others
     # refused as targets

@@ -1,88 +1,25 @@
-"""The batch of the step under way, its micro-batches, and how what a step returned of them is joined."""
+"""The batch of the step under way, its micro-batches, and how what they log is joined."""
 
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lit_data.batch_form import cut_evenly, like_mapping
+from lit_data.batch_form import cut_evenly
+from lit_data.callbacks.adaptive.merge import mean
 from lit_data.callbacks.adaptive.snapshot import Restore
 from lit_data.lightning_internals import Metric, Results, show_value, shown_value
 from lit_data.size_search import SizeSearch
 from lit_data.types import COUNT_SUFFIX
 
 T = TypeVar("T")
-
-
-def merge_outputs(outputs: Sequence[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401 - what a step returns
-    """Return what a step would have returned for the whole batch.
-
-    Tensors, arrays, lists and tuples with one entry per sample are joined in order, fractions
-    become means over the samples, mappings and tuples of such parts are merged by their entries, as
-    is a list of tensors with one entry per sample each; of anything else the last is kept.
-
-    Args:
-        outputs: One for each micro-batch.
-        counts: Samples of each micro-batch.
-    """
-    first, last = outputs[0], outputs[-1]
-    if any(type(output) is not type(first) for output in outputs):
-        return last
-    if isinstance(first, Mapping):
-        return _merge_mappings(outputs, counts)
-    if isinstance(first, list | tuple):
-        return _merge_sequences(outputs, counts)
-    if _have_samples(outputs, counts):
-        return torch.cat(list(outputs)) if isinstance(first, Tensor) else np.concatenate(outputs)
-    if isinstance(first, Tensor):
-        is_fraction = first.is_floating_point() and first.ndim == 0
-    else:
-        is_fraction = isinstance(first, float)
-    return mean(outputs, counts) if is_fraction else last
-
-
-def _merge_mappings(outputs: Sequence[Any], counts: Sequence[int]) -> Mapping[Any, Any]:
-    merged = {}
-    for key in outputs[0]:
-        if all(key in output for output in outputs):
-            merged[key] = merge_outputs([output[key] for output in outputs], counts)
-    return like_mapping(outputs[0], merged)
-
-
-def _merge_sequences(outputs: Sequence[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401
-    kind: Any = type(outputs[0])
-    if not all(map(_holds_fields, outputs, counts)):  # an entry for each sample
-        return kind(item for output in outputs for item in output)
-    fields = [merge_outputs(field, counts) for field in zip(*outputs, strict=False)]
-    is_named_tuple = hasattr(kind, "_fields")
-    return kind(*fields) if is_named_tuple else kind(fields)
-
-
-def _have_samples(outputs: Sequence[Any], counts: Sequence[int]) -> bool:
-    """Return True if tensors or arrays have one entry for each sample."""
-    if not getattr(outputs[0], "ndim", 0):
-        return False
-    return all(len(output) == count for output, count in zip(outputs, counts, strict=True))
-
-
-def _holds_fields(output: Sequence[Any], samples: int) -> bool:
-    """Return True if each entry of a list or tuple holds values of all samples."""
-    is_field = [getattr(part, "ndim", 0) > 0 and len(part) == samples for part in output]
-    if isinstance(output, tuple):
-        return hasattr(output, "_fields") or len(output) != samples or any(is_field)
-    return bool(is_field) and all(is_field)
-
-
-def mean(values: Iterable[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401 - numbers or tensors
-    """Mean of values, each weighted by its samples."""
-    total = sum(counts)
-    return sum(value * (count / total) for value, count in zip(values, counts, strict=True))
+Cut = Callable[[Any, int, int], Any]
+"""Returns samples of a batch: from a first one to the one behind the last."""
 
 
 def describe_shapes(batch: Any, samples: int) -> str:  # noqa: ANN401 - any nesting
@@ -131,11 +68,17 @@ class ActiveBatch:
         host: The batch before its transfer.
         samples: Of it.
         index: Number of the batch.
-        search: The sizes for its stage and shapes.
+        key: Its stage and shapes.
+        search: The sizes for them.
         move: Transfers a batch or a micro-batch to the device, augmentation included.
-        cut: Cuts a micro-batch out of the batch, from its first sample to the one behind its last.
+        cut: Cuts a micro-batch out of `host`, from its first sample to the one behind its last.
         is_measured: The peak of the memory is that of this step.
-        on_device: The batch on the device, if it was moved as a whole.
+        is_manual: The module cuts it by itself.
+        whole: The batch after its transfer, which hooks get; none if its smallest micro-batch did
+            not fit, or those that did could not be joined.
+        cut_whole: Cuts a micro-batch out of `whole`; none if each has to be moved anew.
+        to_device: Moves what was cut out of `whole`, where that has no room on the device.
+        moved_versions: Of the tensors of `whole` right after the transfer, where that can be repeated.
         restore_random: Puts random generators back to before that transfer.
         largest: Samples of the largest micro-batch of the attempt that went through.
         micro_batch_count: Micro-batches of that attempt.
@@ -144,11 +87,16 @@ class ActiveBatch:
     host: Any
     samples: int
     index: int
+    key: str
     search: SizeSearch
     move: Callable[[Any], Any]
-    cut: Callable[[Any, int, int], Any]
+    cut: Cut
     is_measured: bool = False
-    on_device: Any = None
+    is_manual: bool = False
+    whole: Any = None
+    cut_whole: Cut | None = None
+    to_device: Callable[[Any], Any] | None = None
+    moved_versions: list[int | None] | None = None
     restore_random: Restore | None = None
     largest: int = 0
     micro_batch_count: int = 0
@@ -158,9 +106,18 @@ class ActiveBatch:
         """Samples of the largest micro-batch, as the search has it now."""
         return self.counts()[0]
 
+    @property
+    def is_at_once(self) -> bool:
+        """Whether the whole batch goes through the model at once, as the search has it now."""
+        return self.size == self.samples
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """First sample of each micro-batch and the one behind its last, as the search has it now."""
+        return cut_evenly(self.samples, min(self.search.size, self.samples))
+
     def counts(self) -> list[int]:
         """Samples of each micro-batch, as the search has it now."""
-        return [stop - start for start, stop in self._cuts()]
+        return [stop - start for start, stop in self.ranges()]
 
     def begin_attempt(self) -> None:
         """Note the sizes of an attempt."""
@@ -182,7 +139,7 @@ class ActiveBatch:
         logged = LoggedMicroBatches(results)
         outputs = []
         try:
-            for start, stop in self._cuts():
+            for start, stop in self.ranges():
                 micro_batch = self._load(start, stop)
                 logged.begin(micro_batch, stop - start)
                 outputs.append(step(micro_batch, stop - start))
@@ -194,15 +151,17 @@ class ActiveBatch:
 
     def release(self) -> None:
         """Let go of all memory before the next batch arrives."""
-        self.host = self.on_device = self.restore_random = None
-
-    def _cuts(self) -> list[tuple[int, int]]:
-        return cut_evenly(self.samples, min(self.search.size, self.samples))
+        self.host = self.whole = self.restore_random = self.cut_whole = None
 
     def _load(self, start: int, stop: int) -> Any:  # noqa: ANN401 - a batch
-        if stop - start < self.samples:
-            return self.move(self.cut(self.host, start, stop))
-        return self.move(self.host) if self.on_device is None else self.on_device
+        is_all = stop - start == self.samples
+        if self.whole is None or (self.cut_whole is None and not is_all):
+            return self.move(self.host if is_all else self.cut(self.host, start, stop))
+        piece = self.whole
+        if not is_all:
+            assert self.cut_whole is not None
+            piece = self.cut_whole(self.whole, start, stop)
+        return piece if self.to_device is None else self.to_device(piece)
 
 
 class LoggedMicroBatches:

@@ -3,7 +3,7 @@
 import gc
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -13,13 +13,15 @@ from lightning import LightningModule, Trainer
 
 from lit_data.batch_form import HINT, batch_tensors, count_plain, count_samples, slice_batch
 from lit_data.callbacks.adaptive.active_batch import ActiveBatch, describe_shapes
+from lit_data.callbacks.adaptive.delivery import Delivery
+from lit_data.callbacks.adaptive.merge import Merger
 from lit_data.callbacks.adaptive.snapshot import Restore, StepSnapshot, renew, save_random_state
 from lit_data.callbacks.device_memory import MemoryGauge, MemoryReading
 from lit_data.callbacks.events import Event, announce
 from lit_data.callbacks.loader_facts import LoaderFacts, read_loader
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.lightning_internals import number_batch, results_of
-from lit_data.out_of_memory import is_out_of_memory
+from lit_data.out_of_memory import is_out_of_memory, make_memory_error
 from lit_data.size_search import SizeLimits, SizeSearch
 
 log = logging.getLogger(__name__)
@@ -54,11 +56,15 @@ class Replay:
     ooms: int = 0
     unclear: str = ""
     _snapshot: StepSnapshot | None = None
+    _told: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._delivery = Delivery(self.trainer, self.module, self.gauge)
 
     def receive(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Around the loop's transfer of a batch to the device.
 
-        A batch that will be cut stays on the host until its micro-batches are needed.
+        A batch that will be cut reaches the device as a whole too, for hooks as well as for the step.
         """
         self.active = None
         facts = LoaderFacts()
@@ -72,39 +78,41 @@ class Replay:
         cut = self._find_method("slice_batch")
         if cut is None:
             cut = partial(slice_batch, samples=samples, stacked=facts.stacked)
+        key = self._find_key(batch, samples)
         active = self.active = ActiveBatch(
             host=batch,
             samples=samples,
             index=number_batch(self.trainer),
-            search=self._find_search(batch, samples),
+            key=key,
+            search=self.searches[key],
             move=lambda part: call(part, *args, **kwargs),
             cut=cut,
         )
         self._begin_measurement(active)
         if self.trainer.training and not self.module.automatic_optimization:
             # The module gets its batch whole: nobody else knows how its losses belong together.
+            active.is_manual = True
             active.largest = samples
             active.micro_batch_count = 1
-            return active.move(batch)
-        if active.size == samples:
-            active.on_device = self._move_whole(active)
-        return batch if active.on_device is None else active.on_device
+            active.whole = active.move(batch)
+        else:
+            active.whole = self._deliver(active)
+        return batch if active.whole is None else active.whole
 
-    def save_state(self, restore_random: Restore | None = None) -> Restore:
+    def save_state(self, active: ActiveBatch) -> Restore:
         """Keep what a step changes beside gradients; the result puts it back.
 
-        These are buffers, metrics, logged values and plain attributes of the module, and the global
-        random generators.
-
-        Args:
-            restore_random: Puts the generators back; by default to how they are now.
+        These are its batch, buffers, metrics, logged values and attributes of the module, and the
+        global random generators.
         """
         snapshot = self._snapshot = renew(self._snapshot, self.module, results_of(self.trainer))
-        if restore_random is None:
-            restore_random = save_random_state(self.trainer.strategy.root_device)
+        restore_random = save_random_state(self.trainer.strategy.root_device)
+        batch = self._delivery.keep(active)
 
         def restore() -> None:
+            batch.restore()
             snapshot.restore()
+            self._tell_left_out(snapshot.left_out)
             restore_random()
 
         return restore
@@ -125,11 +133,37 @@ class Replay:
         """
         while True:
             try:
+                self._delivery.choose_cut(active, undo)
                 return attempt()
             except Exception as error:
                 text = self.note(error, active)
             undo()
             self.shrink(active, text)
+
+    def join(self, outputs: Sequence[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401 - what a step returns
+        """Join what a step returned of micro-batches, see `Merger`.
+
+        Args:
+            outputs: One for each micro-batch.
+            counts: Samples of each.
+
+        Raises:
+            ConfigError: These are predictions, and a part would be lost.
+        """
+        merger = Merger(counts)
+        joined = merger.merge(outputs)
+        if merger.lost and self.trainer.predicting:
+            raise ConfigError(_describe_lost(merger.lost, outputs[0], counts))
+        stage = self.trainer.state.stage
+        if merger.lost:
+            self._tell(
+                f"{stage}: of {_list_places(merger.lost)} hooks get that of the last micro-batch"
+            )
+        if merger.guessed and self.trainer.predicting:
+            self._tell(
+                f"{stage}: numbers in {_list_places(merger.guessed)} become means over the samples"
+            )
+        return joined
 
     def note(self, error: Exception, active: ActiveBatch) -> str:
         """Tell all callbacks of an out-of-memory error, and raise any other error again.
@@ -138,10 +172,10 @@ class Replay:
             The first line of its text.
 
         Raises:
-            BatchMemoryError: A single sample was left, and batch norm cannot train on it.
+            BatchMemoryError: A micro-batch has a single sample, and batch norm cannot train on it.
         """
-        if active.size == 1 < active.samples and _NORM.search(str(error)):
-            raise BatchMemoryError(_describe_batch_norm(active)) from None
+        if 1 in active.counts() and active.samples > 1 and _NORM.search(str(error)):
+            raise make_memory_error(_describe_batch_norm(active)) from None
         if isinstance(error, BatchMemoryError) or not is_out_of_memory(error):
             raise error
         self.ooms += 1
@@ -162,7 +196,6 @@ class Replay:
             BatchMemoryError: There is no smaller size.
         """
         failed_size = active.size
-        active.on_device = None
         gc.collect()
         if self.trainer.strategy.root_device.type == "cuda":
             torch.cuda.empty_cache()
@@ -170,7 +203,7 @@ class Replay:
             self.gauge.reset_peak()  # that of the failed attempt is none of the size that fits
         reading = self.gauge.read()
         if failed_size <= active.search.min_size:
-            raise BatchMemoryError(_describe_no_room(active, failed_size, text, reading))
+            raise make_memory_error(_describe_no_room(active, failed_size, text, reading))
         active.search.fail(failed_size, reading.limit_bytes)
         log.warning(
             "batch %d: %d samples at once ran out of memory; from here on %d",
@@ -245,21 +278,37 @@ class Replay:
                 return method  # type: ignore[no-any-return]
         return None
 
-    def _move_whole(self, active: ActiveBatch) -> Any:  # noqa: ANN401 - a batch
-        """Transfer a batch to the device; none if memory ran out."""
+    def _deliver(self, active: ActiveBatch) -> Any:  # noqa: ANN401 - a batch
+        """Transfer a batch to the device as a whole; none if its smallest micro-batch does not fit."""
         restore_random = save_random_state(self.trainer.strategy.root_device)
-        try:
-            on_device = active.move(active.host)
-        except Exception as error:
-            text = self.note(error, active)
-        else:
-            active.restore_random = restore_random
-            return on_device
-        restore_random()
-        # The smallest size is tried again within the step, where other ranks hear that it failed.
-        if active.size > active.search.min_size:
-            self.shrink(active, text)
-        return None
+        on_host = False
+        while True:
+            try:
+                whole = self._delivery.move(active, on_host=on_host)
+            except Exception as error:
+                # The smallest size is tried again within the step, where other ranks hear of it.
+                is_smallest = active.size <= active.search.min_size
+                text = "" if is_smallest and is_out_of_memory(error) else self.note(error, active)
+            else:
+                active.restore_random = restore_random
+                return whole
+            restore_random()
+            if is_smallest and on_host:
+                return None
+            if not is_smallest:
+                self.shrink(active, text)
+            on_host = True
+
+    def _tell_left_out(self, left_out: Mapping[str, str]) -> None:
+        """Say which attributes of the module a repeated step may have changed twice."""
+        owner = type(self.module).__name__
+        for name, reason in left_out.items():
+            self._tell(f"what the failed step did to {owner}.{name}, {reason}, cannot be undone")
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            log.warning("AdaptiveBatchSize: %s", text)
 
     def _begin_measurement(self, active: ActiveBatch) -> None:
         """Begin a new peak if this step may be followed by a larger size."""
@@ -268,12 +317,13 @@ class Replay:
             self.gauge.reset_peak()
             active.is_measured = True
 
-    def _find_search(self, batch: Any, samples: int) -> SizeSearch:  # noqa: ANN401
+    def _find_key(self, batch: Any, samples: int) -> str:  # noqa: ANN401
+        """Return the key of a search, which begins with its first batch."""
         stage = self.trainer.state.stage
         key = f"{stage.value if stage else ''}: {describe_shapes(batch, samples)}"
         if key not in self.searches:
             self.searches[key] = self.limits.begin_search()
-        return self.searches[key]
+        return key
 
 
 def _describe_no_room(active: ActiveBatch, size: int, text: str, reading: MemoryReading) -> str:
@@ -301,9 +351,25 @@ def _describe_no_room(active: ActiveBatch, size: int, text: str, reading: Memory
 
 
 def _describe_batch_norm(active: ActiveBatch) -> str:
-    """Message that single samples would fit, but batch norm has nothing to normalise in them."""
+    """Message that batch norm has nothing to normalise in a micro-batch of one sample."""
+    counts = ", ".join(map(str, active.counts()))
     return (
-        f"batch {active.index}: {active.search.fails} samples at once do not fit into memory, and "
-        "batch norm cannot train on one: use a smaller patch or model, mixed precision (AMP), "
-        "GradientCheckpointing, or a norm that does not depend on the batch (GroupNorm)"
+        f"batch {active.index}: {active.samples} samples go through in micro-batches of {counts}, as more do not fit "
+        "into memory, and batch norm cannot train on one: use a data.loader.batch_size that leaves no single sample, a "
+        "smaller patch or model, mixed precision (AMP), GradientCheckpointing, or a norm that does not depend on the "
+        "batch (GroupNorm)"
     )
+
+
+def _describe_lost(places: Sequence[str], first: object, counts: Sequence[int]) -> str:
+    """Message that predictions of micro-batches are not those of the batch."""
+    return (
+        f"predict_step returned a {type(first).__name__} for each of {len(counts)} micro-batches, and "
+        f"{_list_places(places)} cannot be joined to that of the whole batch: return tensors, arrays or "
+        "lists with one entry for each sample in their first dimension, in dicts, tuples or "
+        f"dataclasses, or use data.loader.batch_size={min(counts)}"
+    )
+
+
+def _list_places(places: Sequence[str]) -> str:
+    return ", ".join(f"output{place}" for place in places[:3])

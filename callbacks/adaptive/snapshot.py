@@ -13,6 +13,8 @@ from lightning import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
 
+from lit_data.callbacks.adaptive.attributes import AttributeCopy
+
 Restore = Callable[[], None]
 """Puts back what was kept; may be called more than once."""
 
@@ -172,10 +174,10 @@ def save_gradients(parameters: Sequence[Tensor]) -> Restore:
 
 
 class StepSnapshot:
-    """Buffers, metrics, logged values and plain attributes of a module at the beginning of a step.
+    """Buffers, metrics, logged values and attributes of a module at the beginning of a step.
 
-    Lists on the LightningModule itself are cut to their old length; what it does elsewhere (files,
-    other objects) cannot be undone.
+    Attributes are those of all its parts, with what is in them (`AttributeCopy`); what a step does
+    elsewhere (files, other objects) cannot be undone.
 
     Args:
         module: Whose step is run.
@@ -191,7 +193,13 @@ class StepSnapshot:
         self._buffers = self._list_buffers()
         self._copy = BufferCopy([buffer for buffer in self._buffers if buffer is not None])
         self._metrics = [MetricCopy(part) for part in module.modules() if isinstance(part, Metric)]
+        self._attributes = AttributeCopy(module.modules())
         self.take()
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Attributes that hold more than can be put back, and what that is."""
+        return self._attributes.left_out
 
     def fits(self, module: LightningModule, results: object) -> bool:
         """Return True if this memory can be used again: the same module with the same buffers."""
@@ -205,9 +213,7 @@ class StepSnapshot:
         self._copy.take()
         for metric in self._metrics:
             metric.take()
-        self._attributes = dict(vars(self.module))
-        self._lists = [value for value in self._attributes.values() if type(value) is list]
-        self._lengths = [len(values) for values in self._lists]
+        self._attributes.take()
         self._logged = {key: dict(vars(value)) for key, value in (self.results or {}).items()}
 
     def restore(self) -> None:
@@ -215,11 +221,7 @@ class StepSnapshot:
         for owner, buffers in zip(self._owners, self._buffers_by_owner, strict=True):
             owner.update(buffers)
         self._copy.restore()
-        attributes = vars(self.module)
-        _delete_new(attributes, self._attributes)
-        attributes.update(self._attributes)
-        for values, length in zip(self._lists, self._lengths, strict=True):
-            del values[length:]
+        self._attributes.restore()
         for metric in self._metrics:
             metric.restore()
         if self.results is not None:

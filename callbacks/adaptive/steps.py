@@ -10,17 +10,17 @@ from lightning.pytorch.utilities.memory import recursive_detach
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lit_data.callbacks.adaptive.active_batch import ActiveBatch, merge_outputs
+from lit_data.callbacks.adaptive.active_batch import ActiveBatch
 from lit_data.callbacks.adaptive.ranks import Ranks
 from lit_data.callbacks.adaptive.replay import Replay
 from lit_data.callbacks.adaptive.snapshot import Restore, save_gradients
-from lit_data.errors import BatchMemoryError
 from lit_data.lightning_internals import (
     closure_parts,
     is_accumulating,
     results_of,
     save_progress,
 )
+from lit_data.out_of_memory import make_memory_error
 
 
 class TrainingSteps:
@@ -66,7 +66,7 @@ class TrainingSteps:
             return call(batch_idx, closure)
         except Exception as error:
             text = self.replay.note(error, active)
-        raise BatchMemoryError(
+        raise make_memory_error(
             f"memory ran out in the optimizer step of batch {active.index}, which cannot be "
             f"repeated ({text}): use an optimizer with fused=True or foreach=False, which needs no "
             "extra memory, or a smaller AdaptiveBatchSize(max_size=...)"
@@ -83,7 +83,7 @@ class TrainingSteps:
 
     def _save_step(self, active: ActiveBatch, closure: Closure) -> Restore:
         """Keep the state at the beginning of the step; the result puts it back."""
-        restore_state = self.replay.save_state(active.restore_random)
+        restore_state = self.replay.save_state(active)
         restore_progress = save_progress(self.replay.trainer)
         # A batch that begins an accumulation window zeroes the gradients, in each attempt anew; a
         # later one adds to what is there.
@@ -102,7 +102,7 @@ class TrainingSteps:
     def _attempt(
         self, closure: Closure, active: ActiveBatch, kwargs: dict[str, Any]
     ) -> ClosureResult:
-        if active.on_device is not None and active.size == active.samples:
+        if active.whole is not None and active.to_device is None and active.is_at_once:
             active.begin_attempt()
             return Closure.closure(closure)
         batch_name = next(iter(kwargs))
@@ -121,7 +121,20 @@ class TrainingSteps:
                 outputs = active.run(step, results_of(self.replay.trainer))
         finally:
             kwargs[batch_name] = batch
-        return _merge(outputs, active.counts())
+        return self._join(outputs, active.counts())
+
+    def _join(self, outputs: list[ClosureResult], counts: list[int]) -> ClosureResult:
+        """Join the results of micro-batches, but of those whose ``training_step`` returned nothing."""
+        losses, extras, loss_counts = [], [], []
+        for output, count in zip(outputs, counts, strict=True):
+            if output.closure_loss is not None:
+                losses.append(output.closure_loss)
+                extras.append(output.extra)
+                loss_counts.append(count)
+        if not losses:
+            return ClosureResult(None)
+        extra = self.replay.join(extras, loss_counts)
+        return ClosureResult(torch.stack(losses).sum(), extra=extra)
 
 
 class _RepeatedClosure(Closure):
@@ -153,19 +166,6 @@ def _run_micro_batch(closure: Closure, fraction: float, *, is_first: bool) -> Cl
     return output
 
 
-def _merge(outputs: list[ClosureResult], counts: list[int]) -> ClosureResult:
-    """Join the results of micro-batches, but of those whose ``training_step`` returned nothing."""
-    losses, extras, loss_counts = [], [], []
-    for output, count in zip(outputs, counts, strict=True):
-        if output.closure_loss is not None:
-            losses.append(output.closure_loss)
-            extras.append(output.extra)
-            loss_counts.append(count)
-    if not losses:
-        return ClosureResult(None)
-    return ClosureResult(torch.stack(losses).sum(), extra=merge_outputs(extras, loss_counts))
-
-
 class EvaluationSteps:
     """Stands around the strategy's ``validation_step``, ``test_step`` and ``predict_step``.
 
@@ -176,26 +176,26 @@ class EvaluationSteps:
     def __init__(self, replay: Replay) -> None:
         self.replay = replay
 
-    def step(self, call: Callable[..., Any], batch: Any, *args: Any) -> Any:  # noqa: ANN401 - any batch and output
+    def step(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any batch and output
         """Run a step on a batch, in micro-batches if it does not fit."""
         active = self.replay.active
         if active is None:
-            return call(batch, *args)
+            return call(batch, *args, **kwargs)
 
         def step(micro_batch: Any, count: int) -> Any:  # noqa: ANN401
-            output = call(micro_batch, *args)
+            output = call(micro_batch, *args, **kwargs)
             # Outputs of all micro-batches stay until the last one is through.
             return output if active.micro_batch_count == 1 else recursive_detach(output)
 
         def attempt() -> Any:  # noqa: ANN401
             return active.run(step, results_of(self.replay.trainer))
 
-        undo = self.replay.save_state(active.restore_random)
+        undo = self.replay.save_state(active)
         outputs = self.replay.run(active, attempt, undo)
         counts = active.counts()
         if self.replay.finish() is not None:
             self.replay.grow(active)
-        return outputs[0] if len(outputs) == 1 else merge_outputs(outputs, counts)
+        return outputs[0] if len(outputs) == 1 else self.replay.join(outputs, counts)
 
 
 @runtime_checkable
@@ -255,7 +255,7 @@ class ManualSteps:
             return call(optimizer, learn, batch)
         if self._configured_size is not None:
             active.search.limit(self._configured_size)
-        restore_state = self.replay.save_state()
+        restore_state = self.replay.save_state(active)
 
         def attempt() -> Any:  # noqa: ANN401
             active.begin_attempt()

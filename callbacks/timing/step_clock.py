@@ -59,7 +59,7 @@ class StepClock:
             self._part_began_s = now_s
         return before
 
-    def measure(self, part: Part, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any call
+    def measure(self, part: Part, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any call
         """Call something as one part; afterwards the part before is on again."""
         before = self.enter(part)
         try:
@@ -264,8 +264,8 @@ def _find_owner(
 def _measure_as(clock: StepClock, part: Part) -> Callable[..., Any]:
     """Return a function, not a method, so that copies of a module share it."""
 
-    def around(call: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - any hook
-        return clock.measure(part, call, *args)
+    def around(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any hook
+        return clock.measure(part, call, *args, **kwargs)
 
     return around
 

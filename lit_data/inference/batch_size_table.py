@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lit_data.errors import BatchMemoryError, first_line
+from lit_data.errors import first_line
 from lit_data.inference.batches import Kind
 from lit_data.inference.forward import Forward
 from lit_data.inference.tiling import measure_reach_px
-from lit_data.out_of_memory import is_out_of_memory
+from lit_data.out_of_memory import is_out_of_memory, make_memory_error
 from lit_data.size_search import SizeSearch
 from lit_data.types import Size
 
@@ -107,7 +107,7 @@ def try_twice(call: Callable[[], T], needs: str, device: torch.device) -> T:
                 raise
             failure = first_line(error)
         release_memory(device)
-    raise BatchMemoryError(f"{needs} does not fit into memory ({failure}): {ADVICE}")
+    raise make_memory_error(f"{needs} does not fit into memory ({failure}): {ADVICE}")
 
 
 def find_reach_px(
@@ -211,7 +211,7 @@ class BatchSizes:
         left_bytes = limit_bytes - weight_bytes
         most = left_bytes // tile_bytes
         if most < size.min_size:
-            raise BatchMemoryError(
+            raise make_memory_error(
                 f"memory_limit_bytes={limit_bytes} ({decimal(limit_bytes)}) does not hold "
                 f"{size.min_size} tiles of {kind}: "
                 f"the model takes {decimal(weight_bytes)}, each tile {decimal(tile_bytes)}; "

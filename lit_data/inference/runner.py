@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_data.errors import BatchMemoryError, first_line
+from lit_data.errors import first_line
 from lit_data.inference.batch_size_table import ADVICE, AHEAD, BatchSize, BatchSizes, release_memory
 from lit_data.inference.batches import ImageJob, Kind, TileBatch
 from lit_data.inference.forward import Forward, InferenceThreads
-from lit_data.out_of_memory import is_out_of_memory
+from lit_data.out_of_memory import is_out_of_memory, make_memory_error
 from lit_data.types import Array
 
 
@@ -182,7 +182,7 @@ class Runner:
             release_memory(self._forward.device)
             can_shrink = size.shrink(len(failed))
             if not can_shrink and is_second_attempt:
-                raise BatchMemoryError(
+                raise make_memory_error(
                     f"a batch of {len(failed)} tiles of {failed.kind} does not fit into memory "
                     f"({failure}): {ADVICE}"
                 )

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lit_data.batch_form import count_samples, cut_evenly, slice_batch
 from lit_data.callbacks import AdaptiveBatchSize
-from lit_data.callbacks.adaptive.active_batch import merge_outputs
+from lit_data.callbacks.adaptive.merge import merge_outputs
 from lit_data.callbacks.wrapping import wrap
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError

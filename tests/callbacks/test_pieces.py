@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from lit_data.batch_form import cut_evenly
-from lit_data.callbacks.adaptive.active_batch import describe_shapes, merge_outputs
+from lit_data.callbacks.adaptive.active_batch import describe_shapes
+from lit_data.callbacks.adaptive.merge import merge_outputs
 
 
 class Pair(NamedTuple):

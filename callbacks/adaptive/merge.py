@@ -1,0 +1,182 @@
+"""What a step returned of each micro-batch, joined to what it would have returned of the whole batch."""
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_data.batch_form import like_mapping
+
+_PLAIN = (str, bytes, int, complex, type(None), np.generic, PurePath, Enum, Tensor, type)
+
+
+def merge_outputs(outputs: Sequence[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401 - what a step returns
+    """Return what a step would have returned for the whole batch, see `Merger`."""
+    return Merger(counts).merge(outputs)
+
+
+def mean(values: Iterable[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401 - numbers or tensors
+    """Mean of values, each weighted by its samples."""
+    total = sum(counts)
+    return sum(value * (count / total) for value, count in zip(values, counts, strict=True))
+
+
+class Merger:
+    """Joins what a step returned of micro-batches.
+
+    Tensors, arrays, lists and tuples with one entry per sample are joined in order, also along
+    another dimension, where its length follows the micro-batches. Fractions become means over the samples.
+    Mappings, tuples, lists of parts, dataclasses and objects are joined by their entries. What is
+    equal in all stays; of anything else the last is kept.
+
+    Args:
+        counts: Samples of each micro-batch.
+
+    Attributes:
+        lost: Where the last was kept, as in ``['scores'][0]``.
+        guessed: Where a mean was taken.
+    """
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        self.counts = counts
+        self.lost: list[str] = []
+        self.guessed: list[str] = []
+
+    def merge(self, outputs: Sequence[Any], place: str = "") -> Any:  # noqa: ANN401
+        """Join outputs, one for each micro-batch; `place` is where they lie."""
+        first = outputs[0]
+        if any(type(output) is not type(first) for output in outputs):
+            return self._lose(outputs, place)
+        if isinstance(first, Mapping):
+            return like_mapping(first, self._mapping(outputs, place))
+        if isinstance(first, list | tuple):
+            return self._sequence(outputs, place)
+        if getattr(first, "ndim", 0):
+            return self._rows(outputs, place)
+        if _is_fraction(first):
+            return self._fraction(outputs, place)
+        if isinstance(first, _PLAIN):
+            return self._plain(outputs, place)
+        return self._object(outputs, place)
+
+    def _lose(self, outputs: Sequence[Any], place: str) -> Any:  # noqa: ANN401
+        self.lost.append(place)
+        return outputs[-1]
+
+    def _fraction(self, outputs: Sequence[Any], place: str) -> Any:  # noqa: ANN401
+        if all(bool(output == outputs[0]) for output in outputs):
+            return outputs[0]
+        self.guessed.append(place)
+        return mean(outputs, self.counts)
+
+    def _plain(self, outputs: Sequence[Any], place: str) -> Any:  # noqa: ANN401
+        """Join numbers, texts and the like: equal ones, or numbers of samples."""
+        first = outputs[0]
+        is_number = not isinstance(first, bool | str | bytes)
+        if is_number and list(outputs) == list(self.counts):
+            if len(set(self.counts)) == 1:  # it could as well be the same in any batch
+                self.lost.append(place)
+            return sum(outputs)
+        if all(bool(output == first) for output in outputs):
+            return first
+        return self._lose(outputs, place)
+
+    def _mapping(self, outputs: Sequence[Any], place: str) -> dict[Any, Any]:
+        merged = {}
+        for key in dict.fromkeys(key for output in outputs for key in output):
+            if all(key in output for output in outputs):
+                merged[key] = self.merge([output[key] for output in outputs], f"{place}[{key!r}]")
+            else:
+                self.lost.append(f"{place}[{key!r}]")
+        return merged
+
+    def _sequence(self, outputs: Sequence[Any], place: str) -> Any:  # noqa: ANN401
+        kind: Any = type(outputs[0])
+        if not self._hold_fields(outputs):
+            if [len(output) for output in outputs] != list(self.counts):
+                self.lost.append(place)
+            return kind(item for output in outputs for item in output)
+        fields = []
+        for number, field in enumerate(zip(*outputs, strict=True)):
+            fields.append(self.merge(field, f"{place}[{number}]"))
+        is_named_tuple = hasattr(kind, "_fields")
+        return kind(*fields) if is_named_tuple else kind(fields)
+
+    def _hold_fields(self, outputs: Sequence[Sequence[Any]]) -> bool:
+        """Return True if entries of lists or tuples hold values of all samples."""
+        first = outputs[0]
+        if hasattr(first, "_fields"):
+            return True
+        if len({len(output) for output in outputs}) > 1:
+            return False
+        if [len(output) for output in outputs] != list(self.counts):
+            return True
+        are_fields = []
+        for output, count in zip(outputs, self.counts, strict=True):
+            are_fields += [_is_field(part, count) for part in output]
+        return any(are_fields) if isinstance(first, tuple) else all(are_fields)
+
+    def _rows(self, outputs: Sequence[Any], place: str) -> Any:  # noqa: ANN401
+        """Join tensors or arrays along the dimension of the samples."""
+        dimension = self._find_dimension([output.shape for output in outputs])
+        if dimension is None:
+            are_equal = all(np.array_equal(_to_array(o), _to_array(outputs[0])) for o in outputs)
+            return outputs[0] if are_equal else self._lose(outputs, place)
+        if isinstance(outputs[0], Tensor):
+            return torch.cat(list(outputs), dimension)
+        return np.concatenate(outputs, dimension)
+
+    def _find_dimension(self, shapes: Sequence[Sequence[int]]) -> int | None:
+        """Return the dimension of the samples: the first one, or the only other one that can be it."""
+        possible = []
+        for dimension in range(len(shapes[0])):
+            lengths = [shape[dimension] for shape in shapes if len(shape) > dimension]
+            rests = {(*shape[:dimension], *shape[dimension + 1 :]) for shape in shapes}
+            if lengths == list(self.counts) and len(rests) == 1:
+                possible.append(dimension)
+        # Another than the first has to follow counts that differ: [n, 2] could be of two samples.
+        are_different = len(set(self.counts)) > 1
+        if 0 in possible or (len(possible) == 1 and are_different):
+            return possible[0]
+        return None
+
+    def _object(self, outputs: Sequence[Any], place: str) -> Any:  # noqa: ANN401
+        """Join dataclasses and other objects by their attributes."""
+        names = _list_attributes(outputs[0])
+        if not names or any(_list_attributes(output) != names for output in outputs):
+            return self._lose(outputs, place)
+        merged = copy.copy(outputs[0])
+        for name in names:
+            values = [getattr(output, name) for output in outputs]
+            # Past a frozen dataclass.
+            object.__setattr__(merged, name, self.merge(values, f"{place}.{name}"))
+        return merged
+
+
+def _is_fraction(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.is_floating_point()
+    return isinstance(value, float | np.floating)
+
+
+def _is_field(part: Any, samples: int) -> bool:  # noqa: ANN401 - an entry of a list
+    """Return True if a part, or all parts of a nested list or tuple, have one entry for each sample."""
+    if isinstance(part, list | tuple):
+        return bool(part) and all(_is_field(inner, samples) for inner in part)
+    return getattr(part, "ndim", 0) > 0 and len(part) == samples
+
+
+def _to_array(value: Any) -> Any:  # noqa: ANN401 - a tensor or an array
+    return value.detach().cpu().float().numpy() if isinstance(value, Tensor) else value
+
+
+def _list_attributes(value: Any) -> list[str]:  # noqa: ANN401
+    if dataclasses.is_dataclass(value):
+        return [item.name for item in dataclasses.fields(value)]
+    return list(getattr(value, "__dict__", ()))

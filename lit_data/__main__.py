@@ -1,10 +1,20 @@
 """``python -m lit_data``; Lightning's launcher starts further ranks through this module too."""
 
-import faulthandler
+from lit_data.import_path import leave_current_folder
 
-from lit_data.cli import main
 
-if __name__ == "__main__":
+def start() -> int:
+    """Run the command that was typed; return its exit code."""
+    leave_current_folder()
+    # Behind it, as imports are looked up elsewhere from now on.
+    import faulthandler
+
+    from lit_data.cli import main
+
     # A mapped file that is cut short ends the process: at least the line is printed.
     faulthandler.enable()
-    raise SystemExit(main())
+    return main()
+
+
+if __name__ == "__main__":
+    raise SystemExit(start())

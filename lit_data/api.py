@@ -93,7 +93,10 @@ class Run:
         started = read_started(self.folder)
         # In quotes, as a path may hold what Hydra's grammar reads as something else.
         words = started.replace([*overrides, f"ckpt='{self.best.absolute()}'"], without=_OF_FIT)
-        return start(command, *words, packages=self.packages, config_dir=started.config_dir)
+        # What the folder says holds as a file's: it may be anybody's.
+        read = started.list_read(str(self.folder), [*overrides, "ckpt"])
+        read = [word for word in read if word in words]
+        return _run(command, words, self.packages, started.config_dir, read)
 
 
 def fit(
@@ -131,11 +134,22 @@ def start(
     Raises:
         LitDataError: As on the command line.
     """
+    return _run(command, overrides, packages, config_dir)
+
+
+def _run(
+    command: str,
+    overrides: Sequence[str],
+    packages: Sequence[str],
+    config_dir: str | None,
+    read: Sequence[str] = (),
+) -> Run:
+    """Run a command; `read` are those of the overrides that a run folder says."""
     from lit_data.commands.run import run
 
     try:
         with _as_command():
-            folder = run(command, overrides, packages=packages, config_dir=config_dir)
+            folder = run(command, overrides, packages=packages, config_dir=config_dir, read=read)
     except SystemExit as error:  # which leaves Hydra's job
         if isinstance(error.__cause__, LitDataError):
             raise error.__cause__ from error.__cause__.__cause__

@@ -5,7 +5,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+
+from lit_data.import_path import list_folders
 
 
 def python_command(*words: str) -> list[str]:
@@ -20,9 +22,7 @@ def python_environment(changes: Mapping[str, str] | None = None) -> dict[str, st
     Args:
         changes: Further variables.
     """
-    # The empty one stands for the working folder.
-    folders: Sequence[str] = [folder for folder in sys.path if folder]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), **(changes or {})}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(list_folders()), **(changes or {})}
 
 
 def watch_parent() -> None:

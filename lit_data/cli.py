@@ -116,6 +116,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
     parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("--cwd")
     options = parser.read(words)
     if options.resolve and not options.cfg:
         raise ConfigError("--resolve belongs to --cfg: write --cfg job --resolve.")
@@ -145,10 +146,13 @@ def _run(command: str, options: argparse.Namespace) -> None:
         "multirun": options.multirun,
     }
     overrides: Sequence[str] = options.words[1:]
-    if command in ON_RUNS and overrides and "=" not in overrides[0]:
+    is_on_run = command in ON_RUNS and overrides and "=" not in overrides[0]
+    if options.cwd is not None and not is_on_run:
+        raise ConfigError(f"--cwd belongs to a run: write {ON_RUNS[0]} RUN --cwd FOLDER, or rerun")
+    if is_on_run:
         from lit_data.commands.rerun import take_run
 
-        on_run = take_run(command, overrides[0], overrides[1:])
+        on_run = take_run(command, overrides[0], overrides[1:], options.cwd)
         overrides = on_run.overrides
         flags["config_dir"] = options.config_dir or on_run.config_dir
         if not options.cfg:

@@ -70,7 +70,7 @@ _PRELOADED = (
 _PRELOADED_IF_INSTALLED = ("s3fs",)
 """Lightning imports it to ask each folder of checkpoints for its kind."""
 _READ_AT_IMPORT = re.compile(
-    r"PYTHON(?!PATH|WARNINGS|FAULTHANDLER|UNBUFFERED)|OMP_|MKL_|KMP_|GOMP_|OPENBLAS_|OPENCV_"
+    r"PYTHON(?!PATH|SAFEPATH|WARNINGS|FAULTHANDLER|UNBUFFERED)|OMP_|MKL_|KMP_|GOMP_|OPENBLAS_|OPENCV_"
     r"|LC_|LANG|LD_PRELOAD|MALLOC_|MPL|PYTORCH_(?!NVML)|TORCH_(?!NCCL)"
 )
 _STARTS_OTHERS = re.compile(r"ddp|fsdp|devices=|^-m$|^--nn?odes|^--nproc|submitit")
@@ -248,7 +248,7 @@ def _list_paths(command: Command, environment: Mapping[str, str], folder: Path) 
     """Folders of imports before those of the interpreter."""
     named = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     paths = [str(folder / path) for path in named]
-    if "-P" in command.options:
+    if "-P" in command.options or environment.get("PYTHONSAFEPATH"):
         return paths
     is_script = command.program.endswith(".py")
     first = (folder / command.program).parent if is_script else folder

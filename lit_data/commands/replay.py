@@ -34,7 +34,7 @@ from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.configuration.tree import open_hydra
 from lit_data.commands.remote_runs import RECORDS, fetching_runs
 from lit_data.commands.reports.untrusted import as_dict, open_inside, read_text
-from lit_data.commands.rerun import take_run
+from lit_data.commands.rerun import read_run
 from lit_data.commands.terminal import quieten
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import format_batch
@@ -62,6 +62,7 @@ SCOPE = replace(
 )
 """Files of a run that are read."""
 _MOST_BYTES = 2**31  # 97 million steps
+_MOST_DIGITS = 15
 _SHOWN = 16
 _CURE = "give out=FOLDER"
 
@@ -304,7 +305,7 @@ def opening(
             are bad.
     """
     record = Record.read(folder)
-    on_run = take_run("replay", run, typed)
+    on_run = read_run("replay", run, typed)
     words = list(on_run.overrides)
     backend = record.order.get("backend")
     if backend in ("cpu", "device"):
@@ -394,8 +395,8 @@ class Request:
 
 
 def _read_number(key: str, text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigError(f"{key}={text} is no number: give a whole one from 0 on")
+    if not text.isdecimal() or len(text) > _MOST_DIGITS:
+        raise ConfigError(f"{key}={text:.40} is no number: give a whole one from 0 to 10^15")
     return int(text)
 
 

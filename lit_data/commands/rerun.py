@@ -9,24 +9,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from omegaconf import DictConfig
 from yaml import YAMLError
 
+from lit_data.commands.configuration.foreign import load_config
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.remote_runs import RECORDS, fetching_runs
 from lit_data.commands.reports.untrusted import as_dict, find_config_dir, read_text
-from lit_data.errors import ConfigError, DataError, first_line
+from lit_data.errors import ConfigError, DataError, escape, first_line, show_path
 from lit_data.io.plain import parse_yaml
 from lit_data.io.remote.options import is_remote
 
 _HELP = """\
-usage: python -m lit_data rerun RUN [key=value ...] [--package NAME] [--print]
+usage: python -m lit_data rerun RUN [key=value ...] [--cwd FOLDER] [--package NAME] [--print]
 
 Starts the run again, or the sweep, with its own command line; what is typed behind RUN comes on top. RUN may
-be at an address. Relative paths are read from the folder where the run was started, if it is there. Type again what
-decides which code runs: --package, and words of Hydra itself such as hydra/launcher=slurm, and what writes outside of
-paths.runs or sends results to a server. --print shows the command line and stops."""
+be at an address. A run that was started in another folder needs --cwd FOLDER, from which relative paths are read and
+written. Type again what decides which code runs: --package, and words of Hydra itself such as hydra/launcher=slurm, and
+what writes outside of paths.runs or sends results to a server. --print shows the command line and stops."""
 
 
+_BUILT = ("paths", "data", "model")
+_CACHE = "LIT_DATA_CACHE"
 _OF_TRAINING = ("resume", "ckpt", "report", "paths.run")
 """Keys of a run of ``fit`` that other commands on it do not take over."""
 _PATHS: Mapping[str, Sequence[str]] = {
@@ -132,6 +136,19 @@ def read_started(run: Path) -> Started:
     return Started(command, tuple(overrides), config_dir, folder, is_sweep)
 
 
+def read_config(run: Path) -> DictConfig:
+    """Read the configuration of a run, for what is built of it outside of a run.
+
+    Raises:
+        DataError: The folder is none, or its configuration is none of ours.
+    """
+    path = run / ".hydra/config.yaml"
+    cfg = load_config(path)
+    if not all(isinstance(cfg.get(name), DictConfig) for name in _BUILT):
+        raise DataError(f"{show_path(path)} is no configuration of a fit, with {', '.join(_BUILT)}")
+    return cfg
+
+
 def _read_yaml(run: Path, name: str) -> dict[str, Any]:
     return as_dict(parse_yaml(read_text(run, run / name)))
 
@@ -147,6 +164,7 @@ def main(arguments: Sequence[str]) -> None:
     """
     parser = Parser("rerun")
     parser.add_argument("--print", action="store_true")
+    parser.add_argument("--cwd")
     options = parser.read(arguments)
     if options.help:
         print(_HELP)
@@ -165,8 +183,9 @@ def main(arguments: Sequence[str]) -> None:
     if options.print:
         print(line)
         return
+    folder = choose_folder(started, ["rerun", *options.words], options.cwd)
     print(line, file=sys.stderr)
-    _go_to(started.folder)
+    go_to(folder)
     from lit_data.commands.run import run  # Hydra is imported only here
 
     run(
@@ -179,12 +198,43 @@ def main(arguments: Sequence[str]) -> None:
     )
 
 
-def _go_to(folder: Path) -> None:
-    """Make the folder where a run was started the one that relative paths are read from."""
-    if folder.is_dir():
-        # Nothing is imported from the folder that it goes to.
-        sys.path[:] = [folder or str(Path.cwd()) for folder in sys.path]
-        os.chdir(folder)
+def choose_folder(started: Started, words: Sequence[str], typed: str | None) -> Path:
+    """Return the folder whose relative paths a command reads and writes.
+
+    A run folder may be anybody's, and does not choose where results go.
+
+    Args:
+        started: How a run was started.
+        words: Of the command line, for the message.
+        typed: What the user gave as --cwd, if anything.
+
+    Raises:
+        ConfigError: The run was started elsewhere and nothing was typed, or there is no such folder.
+    """
+    here = Path.cwd()
+    if typed is not None:
+        folder = Path(typed).expanduser()
+        if not folder.is_dir():
+            raise ConfigError(f"--cwd {typed}: there is no such folder")
+        return folder.absolute()
+    if not started.folder.is_dir() or started.folder.resolve() == here:
+        return here
+    line = shlex.join(["python", "-m", "lit_data", *words, "--cwd", str(started.folder)])
+    raise ConfigError(
+        f"the run was started in {show_path(started.folder)}, and you are in {here}: to write there "
+        f"type {escape(line)}; --cwd . stays here"
+    )
+
+
+def go_to(folder: Path) -> None:
+    """Make a folder the one that relative paths are read from; what is typed stays what it was."""
+    if not folder.is_dir():
+        return
+    # Nothing is imported from the folder that it goes to.
+    sys.path[:] = [str(Path.cwd() / entry) for entry in sys.path]
+    if _CACHE in os.environ:
+        os.environ[_CACHE] = str(Path.cwd() / os.environ[_CACHE])
+    os.chdir(folder)
 
 
 class OnRun(NamedTuple):
@@ -201,13 +251,34 @@ class OnRun(NamedTuple):
     config_dir: str | None
 
 
-def take_run(command: str, run: str, typed: Sequence[str]) -> OnRun:
-    """Read the command line that a run was trained with, for a command on it.
+def take_run(command: str, run: str, typed: Sequence[str], cwd: str | None = None) -> OnRun:
+    """Read the command line that a run was trained with, for a command that writes a run.
 
-    Relative paths are read from where the run was started, and those that are typed from here.
+    Relative paths are those of the folder where the run was started, and those that are typed of
+    this one.
 
     Args:
         command: Such as ``calibrate``.
+        run: Folder or address of the run.
+        typed: Overrides behind it.
+        cwd: What was typed as --cwd, see `choose_folder`.
+
+    Raises:
+        ConfigError: It is no run of ``fit``, or was started in another folder.
+        DataError: The folder is none, or does not say how it was started.
+    """
+    started = _read_training(command, run)
+    folder = choose_folder(started, [command, run, *typed], cwd)
+    on_run = _join_run(started, run, typed)
+    go_to(folder)
+    return on_run
+
+
+def read_run(command: str, run: str, typed: Sequence[str]) -> OnRun:
+    """Do what `take_run` does for a command that only reads the data of a run, where they were.
+
+    Args:
+        command: Such as ``replay``.
         run: Folder or address of the run.
         typed: Overrides behind it.
 
@@ -215,11 +286,22 @@ def take_run(command: str, run: str, typed: Sequence[str]) -> OnRun:
         ConfigError: It is no run of ``fit``.
         DataError: The folder is none, or does not say how it was started.
     """
+    started = _read_training(command, run)
+    on_run = _join_run(started, run, typed)
+    go_to(started.folder)
+    return on_run
+
+
+def _read_training(command: str, run: str) -> Started:
     with fetching_runs([run], RECORDS) as (run_folder,):
         started = read_started(run_folder)
     if started.command != "fit" or started.sweeps:
         kind = "sweep" if started.sweeps else started.command
         raise ConfigError(f"{command} needs the folder of a run of fit, and {run} is one of {kind}")
+    return started
+
+
+def _join_run(started: Started, run: str, typed: Sequence[str]) -> OnRun:
     address = run if is_remote(run) else str(Path(run).resolve())
     typed = [_make_absolute(override) for override in typed]
     has_path = any(_find_path(override) for override in typed if override.startswith("ckpt="))
@@ -228,7 +310,6 @@ def take_run(command: str, run: str, typed: Sequence[str]) -> OnRun:
     # What the folder says holds as a file's: it may be anybody's.
     read = started.list_read(run, typed)
     overrides = started.replace(typed, without=_OF_TRAINING)
-    _go_to(started.folder)
     read = [override for override in read if override in overrides]
     return OnRun(overrides, read, started.config_dir)
 

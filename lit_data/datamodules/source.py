@@ -314,8 +314,7 @@ class Source(FileOptions, ABC):
 
     @property
     def _cache(self) -> Path:
-        default = os.environ.get("LIT_DATA_CACHE") or Path.home() / ".cache" / "lit_data"
-        folder = Path(self.cache_dir or default).expanduser()
+        folder = Path(self.cache_dir or find_cache()).expanduser()
         with suppress(PermissionError):  # said where the cache is written
             existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
             if not existing.is_dir():
@@ -332,3 +331,8 @@ class Source(FileOptions, ABC):
 def _hold_local(paths: Iterable[str]) -> AbstractContextManager[None]:
     """Leave files alone that are all on this machine."""
     return nullcontext()
+
+
+def find_cache() -> Path:
+    """Return the folder of stores of this user, where none is chosen."""
+    return Path(os.environ.get("LIT_DATA_CACHE") or Path.home() / ".cache" / "lit_data")

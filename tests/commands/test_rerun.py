@@ -27,10 +27,10 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The run, whose folder a test may change."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("LIT_DATA_CACHE", str(folder / "cache"))
-    path = folder / "first/.hydra/hydra.yaml"
-    text = path.read_text()
+    texts = {path: path.read_text() for path in (folder / "first/.hydra").iterdir()}
     yield folder / "first"
-    path.write_text(text)
+    for path, text in texts.items():
+        path.write_text(text)
     (folder / "first/multirun.yaml").unlink(missing_ok=True)
 
 
@@ -45,10 +45,44 @@ def test_it_is_started_again_where_it_was_and_with_changes(
     assert main(["rerun", "../first", "--print", "data.patch_px=48"]) == 0
     line = "show +experiment=stripe show.count=2 data.samples.count=4 data.patch_px=48"
     assert capsys.readouterr().out == f"python -m lit_data {line}\n"
-    assert main(["rerun", "../first", "data.patch_px=48"]) == 0
+    assert main(["rerun", "../first", "data.patch_px=48", "--cwd", ".."]) == 0
     second = Path(capsys.readouterr().out.splitlines()[-1])
     assert second.is_relative_to(folder / "runs/show/stripe")
     assert read_started(second.parent).overrides[-1] == "data.patch_px=48"
+
+
+def test_another_folder_is_written_to_only_where_it_is_typed(
+    run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "victim").mkdir(exist_ok=True)
+    path = run / ".hydra/hydra.yaml"
+    path.write_text(path.read_text().replace(f"cwd: {folder}\n", f"cwd: {folder}/victim\n"))
+    words = ["rerun", "first", "data.patch_px=48"]
+    assert main(words) == 2
+    line = f"type python -m lit_data rerun first data.patch_px=48 --cwd {folder}/victim"
+    assert line in capsys.readouterr().err
+    assert not any((folder / "victim").iterdir())
+    for command in ("calibrate", "pod"):
+        path.with_name("config.yaml").write_text("command: fit")
+        assert main([command, "first"]) == 2
+        line = f"type python -m lit_data {command} first --cwd {folder}/victim"
+        assert line in capsys.readouterr().err
+    assert main([*words, "--cwd", "nowhere"]) == 2
+    assert "--cwd nowhere: there is no such folder" in capsys.readouterr().err
+    assert main(["show", "--cwd", "."]) == 2
+    assert "--cwd belongs to a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["paths.cache", "data.cache_dir"])
+def test_a_run_folder_does_not_choose_where_decoded_data_lie(
+    key: str, run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _add_words(run, f"{key}={folder}/stolen")
+    assert main(["rerun", "first"]) == 2
+    assert f"'{key}' is '{folder}/stolen': only the command line may" in capsys.readouterr().err
+    assert not (folder / "stolen").exists()
+    assert main(["rerun", "first", f"{key}={folder}/typed"]) == 0
+    assert (folder / "typed").exists()
 
 
 def test_a_sweep_is_started_again_as_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -266,11 +266,11 @@ def check_run(
         ConfigError: one line.
     """
     check_words(overrides)  # Hydra writes them into the run folder
-    with _as_config_errors():
-        tree = ConfigTree(hydra, command, overrides)
-    parsed = tree.parse(overrides)
-    completed = [_normalise(tree, override, parsed) for override in parsed]
-    with allow_packages(packages):
+    with allow_packages(packages):  # whose configurations may be named too, as pkg://
+        with _as_config_errors():
+            tree = ConfigTree(hydra, command, overrides)
+        parsed = tree.parse(overrides)
+        completed = [_normalise(tree, override, parsed) for override in parsed]
         completed = open_arguments(tree, completed)
         jobs = _plan_jobs(tree, completed, multirun=multirun)
         lines_read = {line.lstrip("+") for line in read}
@@ -428,7 +428,7 @@ def _check_job(tree: ConfigTree, overrides: Sequence[str], typed: Sequence[str])
     check_targets(job)
     check_hydra_node(hydra, typed)
     check_run_name(job)
-    check_places(job, hydra, typed, tree.base.paths.runs)
+    check_places(job, hydra, typed, tree.base.paths)
     return cfg
 
 

@@ -173,7 +173,7 @@ def check_places(
     job: Mapping[str, Any],
     hydra: Mapping[str, Any],
     typed: Sequence[str],
-    packaged_runs: object = None,
+    packaged: Mapping[str, Any],
 ) -> None:
     """Refuse what only the command line may say: to write outside of `paths.runs`, and to send.
 
@@ -181,15 +181,16 @@ def check_places(
         job: the resolved configuration as plain data.
         hydra: the resolved node.
         typed: overrides of the command line.
-        packaged_runs: `paths.runs` as the package has it.
+        packaged: `paths` as the package has it.
 
     Raises:
         ConfigError: names the key and the value.
     """
     paths = job.get("paths") or {}
     # All other places are held against this one, so it is looked at first.
-    if paths.get("runs") != packaged_runs and not _is_typed("paths.runs", typed):
+    if paths.get("runs") != packaged.get("runs") and not _is_typed("paths.runs", typed):
         raise _untyped("paths.runs", paths.get("runs"), "choose where results go")
+    _check_cache(job, typed, packaged.get("cache"))
     # What passes here may hold what comes behind it.
     runs = paths.get("runs")
     roots = [runs]
@@ -206,6 +207,20 @@ def check_places(
         texts.append(_list_texts(hydra.get(name), f"hydra.{name}", writes=True))
     for key, text in itertools.chain(*texts):
         _check_text(key, text, roots, typed)
+
+
+def _check_cache(job: Mapping[str, Any], typed: Sequence[str], packaged: object) -> None:
+    """Refuse a place of decoded data that is not typed, and not that of this machine."""
+    data = job.get("data")
+    cache = job["paths"]["cache"]
+    stores = data.get("cache_dir", cache) if isinstance(data, Mapping) else cache
+    for key, folder, allowed in (
+        ("paths.cache", cache, packaged),
+        ("data.cache_dir", stores, cache),
+    ):
+        is_allowed = folder in (None, allowed) or _is_below(str(folder), [allowed])
+        if not is_allowed and not _is_typed(key, typed):
+            raise _untyped(key, folder, "choose where decoded data lie")
 
 
 def _list_folders(job: Mapping[str, Any], hydra: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_data.errors import ConfigError, escape
+from lit_data.import_path import find_left_folder
 
 GROUP = "lit_data.conf"
 
@@ -43,11 +44,12 @@ def list_conf_packages() -> tuple[ConfPackage, ...]:
 
 
 def _lies_here(dist: Distribution | None) -> bool:
-    """Return True for files of a package in the current folder, which may be a stranger's.
+    """Return True for files of a package in a folder that may be a stranger's.
 
-    ``python -m`` looks for packages there too; what is installed lies elsewhere.
+    That is the current one, or the one that the command was started in, where it goes elsewhere.
     """
-    return dist is None or Path(str(dist.locate_file(""))).resolve() == Path.cwd()
+    here = {Path.cwd(), Path(find_left_folder() or "").resolve()}
+    return dist is None or Path(str(dist.locate_file(""))).resolve() in here
 
 
 def _find_folder(entry: EntryPoint) -> Path:

@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lit_data.commands.configuration.installed import list_conf_packages
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError
+from lit_data.import_path import admit_packages
 
 ALLOWED = (
     "lit_data",
@@ -101,6 +102,7 @@ def allow_packages(packages: Sequence[str]) -> Iterator[None]:
                 f"--package {package!r} is not a package name such as my_project or "
                 "my_project.models."
             )
+    admit_packages(packages)
     token = _trusted.set((*_trusted.get(), *packages))
     try:
         yield

@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from lit_data.callbacks.pictures import hand_over_file, hand_over_table
 from lit_data.commands.build import Run, build, prepare
 from lit_data.commands.checkpoints import load_weights, restoring
+from lit_data.commands.evaluate import refusing_nan
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.machine import describe_machine
 from lit_data.commands.report import warning_after
@@ -193,7 +194,9 @@ def _score(training: Run, make_best: ModelMaker, metrics: dict[str, Any]) -> dic
         with warning_after("fit", f"scores of {stage}"):
             if is_overridden(_STEPS[stage], training.model) and _has_samples(datamodule, stage):
                 model = make_best()
-                for scores in score(model, datamodule=datamodule, verbose=False):
+                with refusing_nan(model):
+                    all_scores = score(model, datamodule=datamodule, verbose=False)
+                for scores in all_scores:
                     metrics = join_scores(metrics, scores, stage)
                 if isinstance(model, ScoredModule):
                     confusion |= model.confusion

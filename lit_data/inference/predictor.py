@@ -61,10 +61,18 @@ class NpyTarget:
         fd: A new, empty file.
         shape: [K, H, W].
         dtype: Of the file; whole numbers hold values 0..1 as 0..255 or 0..65535.
+        check: Called with rows before they are encoded.
     """
 
-    def __init__(self, fd: int, shape: tuple[int, int, int], dtype: FileDtype) -> None:
+    def __init__(
+        self,
+        fd: int,
+        shape: tuple[int, int, int],
+        dtype: FileDtype,
+        check: Callable[[Tensor], None] | None = None,
+    ) -> None:
         self._fd = fd
+        self._check = check
         self._shape = shape
         self._dtype = np.dtype(dtype)
         header = io.BytesIO()
@@ -81,6 +89,8 @@ class NpyTarget:
 
     def write(self, top_px: int, values: Tensor) -> None:
         """Take rows."""
+        if self._check is not None:
+            self._check(values)
         rows_at_once = max(1, _CHUNK_BYTES // values[0, 0].nbytes)
         for channel, rows in enumerate(values):
             for first in range(0, len(rows), rows_at_once):
@@ -273,6 +283,7 @@ class TiledPredictor:
         *,
         dtype: FileDtype = "float32",
         on_tiles: Callable[[int], None] | None = None,
+        check: Callable[[Tensor], None] | None = None,
     ) -> Array:
         """Predict an image that is larger than memory.
 
@@ -284,6 +295,8 @@ class TiledPredictor:
             path: A ``.npy`` file, which is replaced if it exists.
             dtype: Of the file; whole numbers hold values 0..1 as 0..255 or 0..65535.
             on_tiles: Called after each batch with its number of tiles.
+            check: Called with rows [K, h, W] float32 before they are written; whole numbers would
+                hide NaN and what goes beyond 0..1.
 
         Returns:
             [K, H, W], a read-only memory map of the file.
@@ -300,7 +313,7 @@ class TiledPredictor:
         with replacing_file(path) as fd:
 
             def open_target(shape: tuple[int, int, int]) -> NpyTarget:
-                return NpyTarget(fd, shape, dtype)
+                return NpyTarget(fd, shape, dtype, check)
 
             job = ImageJob(source, self._tiling_of(source), open_target)
             list(self._stream([job], on_tiles))

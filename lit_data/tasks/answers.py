@@ -1,6 +1,7 @@
 """Predictions of modules of all kinds: asked in their form, read into ours."""
 
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,10 @@ from torch.nn.functional import interpolate
 
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat, format_batch
+from lit_data.errors import ConfigError
 from lit_data.types import Batch
+
+_SLACK = 1e-3  # of sums of weights and of half precision
 
 
 class AskedModule:
@@ -140,3 +144,24 @@ def ask_step(model: LightningModule, batch: Batch) -> Any:  # noqa: ANN401 - wha
     outputs = model.predict_step(device_batch, 0)
     model.train(was_training)
     return outputs
+
+
+def check_probabilities(values: Tensor) -> None:
+    """Refuse answers of a model that are no probabilities, and so no ground for a verdict.
+
+    Raises:
+        ConfigError: They hold NaN, or go beyond 0..1.
+    """
+    if not values.numel():
+        return
+    least, largest = (float(value) for value in values.float().aminmax())
+    if math.isnan(least):
+        raise ConfigError(
+            "predict_step returned NaN: the model overflows on this image. Set "
+            "trainer.precision=32-true if it is lower, or take the checkpoint of an earlier epoch"
+        )
+    if not (least >= -_SLACK and largest <= 1 + _SLACK):
+        raise ConfigError(
+            f"probability goes from {least:.4g} to {largest:.4g}: predict_step must return values "
+            "in 0..1, so logits go through sigmoid first"
+        )

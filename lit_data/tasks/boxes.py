@@ -19,7 +19,7 @@ from lit_data.files import write_text
 from lit_data.io.images.writing import write_image
 from lit_data.modules.detection.module import DetectionModule
 from lit_data.modules.detection.seams import join_windows
-from lit_data.tasks.answers import ask_step, read_classes
+from lit_data.tasks.answers import ask_step, check_probabilities, read_classes
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.box_errors import BoxErrors
 from lit_data.tasks.box_figures import (
@@ -207,6 +207,9 @@ class BoxWriter(BankWriter):
     def read(self, outputs: Any, batch: Any) -> Sequence[Boxes] | None:
         detections = read_objects(outputs)
         for boxes in detections or ():
+            check_probabilities(boxes.scores)
+            if not boxes.corners.isfinite().all():
+                raise ConfigError("predict_step returned boxes whose corners are not finite")
             highest_class = max(boxes.classes.tolist(), default=-1)
             if highest_class >= len(self._classes):
                 raise ConfigError(

@@ -23,6 +23,7 @@ from lit_data.callbacks.pictures import (
 from lit_data.datamodules import GANDataModule
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
+from lit_data.tasks.answers import check_probabilities
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, new_axes, open_figure, save_figure, show_pixels
 from lit_data.tasks.options import (
@@ -258,5 +259,6 @@ def _write_views(views: Tensor, folder: Path) -> None:
 
 def _to_pixels(image: Tensor) -> Array:
     """Return an image [C, H, W] in 0..1 as [H, W, 3] uint8, or as [H, W] if it is grey."""
+    check_probabilities(image.clamp(0, 1))  # which leaves NaN as it is
     pixels: Array = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
     return pixels[..., 0] if pixels.shape[-1] == 1 else pixels

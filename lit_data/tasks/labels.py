@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.datamodules.inspection import LabelledImageDataModule
-from lit_data.tasks.answers import ask_step
+from lit_data.tasks.answers import ask_step, check_probabilities
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.export import encode_labels
 from lit_data.tasks.figures import CELL_INCHES, TRUE_COLOUR, new_axes, save_figure, show_pixels
@@ -100,7 +100,10 @@ class LabelWriter(BankWriter):
     @override
     def read(self, outputs: Any, batch: Any) -> Sequence[Tensor] | None:
         probabilities = read_labels(outputs, len(self._classes))
-        return None if probabilities is None else list(probabilities)
+        if probabilities is None:
+            return None
+        check_probabilities(probabilities)
+        return list(probabilities)
 
     @override
     def write(self, number: int, answer: Tensor, seconds: float) -> Written:

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import nn
@@ -22,6 +21,7 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.inference import TiledPredictor
 from lit_data.inference.forward import InferenceThreads
 from lit_data.io.progress import ProgressBar
+from lit_data.tasks.answers import check_probabilities
 from lit_data.tasks.maps import ImageWriter, ProbabilityMap, WholeImages
 from lit_data.tasks.nets import (
     ProbabilityNet,
@@ -31,8 +31,6 @@ from lit_data.tasks.nets import (
 )
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 from lit_data.tasks.writer import PredictionWriter, Work
-
-_SLACK = 1e-3  # of sums of weights and of half precision
 
 
 def predict_batches(
@@ -243,7 +241,7 @@ def _predict_small(
     for position, values in predictor.predict(loads, on_bad=note_bad, on_tiles=bar.count_tiles):
         number = numbers[position]
         answer = ProbabilityMap.of(images.restore(number, values.numpy()))
-        _check_probability(answer.values.min(), answer.values.max())
+        check_probabilities(values)
         work.write(number, answer)
         bar.advance()
 
@@ -262,7 +260,11 @@ def _predict_large(
         try:
             image = images.load(number)
             values = predictor.predict_to_file(
-                image, path, dtype="uint16", on_tiles=bar.count_tiles
+                image,
+                path,
+                dtype="uint16",
+                on_tiles=bar.count_tiles,
+                check=check_probabilities,
             )
         except DataError as error:
             work.note_bad(number, str(error))
@@ -272,16 +274,3 @@ def _predict_large(
         finally:
             path.unlink(missing_ok=True)
         bar.advance()
-
-
-def _check_probability(least: np.floating[Any], largest: np.floating[Any]) -> None:
-    if np.isnan(least):
-        raise ConfigError(
-            "predict_step returned NaN: the model overflows on this image. Set "
-            "trainer.precision=32-true if it is lower, or take the checkpoint of an earlier epoch"
-        )
-    if not (least >= -_SLACK and largest <= 1 + _SLACK):
-        raise ConfigError(
-            f"probability goes from {least:.4g} to {largest:.4g}: predict_step must return values "
-            "in 0..1, so logits go through sigmoid first"
-        )

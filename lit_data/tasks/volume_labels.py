@@ -21,7 +21,7 @@ from lit_data.io.volumes.resampling import resample_labels
 from lit_data.io.volumes.sources import open_labels, open_volume
 from lit_data.io.volumes.volume import Volume, import_medical
 from lit_data.modules.segmentation.volume_scores import average_scores, score_class
-from lit_data.tasks.answers import ask_step
+from lit_data.tasks.answers import ask_step, check_probabilities
 from lit_data.tasks.journal import Entry
 from lit_data.tasks.volume_views import LabelledSlices, cut_labelled, draw_labelled
 from lit_data.tasks.writer import PredictionWriter, Written
@@ -132,6 +132,7 @@ class LabelWriter(InputVolumesWriter):
                 f"the model tells {outputs.shape[1]} classes apart and {count} are needed, for the "
                 f"background and {', '.join(self._classes)}"
             )
+        check_probabilities(outputs)
         volumes: list[int] = batch["volume_index"].tolist()
         starts = batch["position"].tolist()
         for row, (volume, start) in enumerate(zip(volumes, starts, strict=True)):

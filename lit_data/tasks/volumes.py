@@ -16,7 +16,7 @@ from lit_data.datamodules import CTDataModule
 from lit_data.errors import ConfigError
 from lit_data.io.volumes.sources import open_volume
 from lit_data.io.volumes.volume import Volume, import_medical
-from lit_data.tasks.answers import ask_step
+from lit_data.tasks.answers import ask_step, check_probabilities
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, new_axes, save_figure
 from lit_data.tasks.journal import Entry
@@ -311,6 +311,7 @@ class VolumeWriter(InputVolumesWriter):
             host_batch[key] = value.cpu() if hasattr(value, "cpu") else value
         answers = []
         for row, reconstruction in enumerate(reconstructions):
+            check_probabilities(reconstruction["scores"])
             is_sure = reconstruction["scores"] >= self._threshold
             sure_voxels = {name: part[is_sure] for name, part in reconstruction.items()}
             true = read_shown(host_batch, row)

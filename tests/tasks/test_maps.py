@@ -142,10 +142,15 @@ def test_the_table_holds_what_the_maps_show(tmp_path: Path) -> None:
             lambda images: {"probability": 9 * images[:, :1] - 3},
             r"probability goes from -\d.* to \d.*: predict_step must return values in 0..1",
         ),
+        (
+            lambda images: {"probability": images[:, :1] * torch.nan},
+            r"predict_step returned NaN: the model overflows",
+        ),
     ],
 )
+@pytest.mark.parametrize("large_px", [1, 10**6])
 def test_modules_that_answer_something_else_are_told_what_to_answer(
-    answer: Callable[[Tensor], Any], match: str, tmp_path: Path
+    answer: Callable[[Tensor], Any], match: str, large_px: int, tmp_path: Path
 ) -> None:
     class Forgetful(Marker):
         def predict_step(self, batch: Batch, batch_idx: int) -> Any:
@@ -153,7 +158,7 @@ def test_modules_that_answer_something_else_are_told_what_to_answer(
 
     data = _open(_write_images(tmp_path / "set"))
     with pytest.raises(ConfigError, match=match):
-        _predict(data, Forgetful(), tmp_path / "run")
+        _predict(data, Forgetful(), tmp_path / "run", large_px=large_px)
 
 
 def test_modules_get_the_format_they_were_written_for(tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""What a model answers is a ground for verdicts only where it is a probability."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from lightning import LightningModule
+from torch import Tensor, nn
+
+from lit_data.commands.evaluate import refusing_nan
+from lit_data.errors import ConfigError
+from lit_data.tasks.answers import check_probabilities
+from lit_data.tasks.boxes import BoxWriter
+from lit_data.tasks.labels import LabelWriter
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([0.2, NAN], "returned NaN"),
+        ([0.2, 7.0], "goes from 0.2 to 7"),
+        ([-1.0, 0.5], "goes from -1 to 0.5"),
+        ([float("inf"), 0.5], "goes from 0.5 to inf"),
+    ],
+)
+def test_what_is_no_probability_is_refused(values: list[float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_probabilities(torch.tensor(values))
+    check_probabilities(torch.tensor([0, 0.5, 1.0005]))
+    check_probabilities(torch.zeros(0))
+
+
+def _bank() -> Any:
+    return SimpleNamespace(skipped=(), name=str, __len__=lambda: 0)
+
+
+def test_labels_of_nan_are_refused(tmp_path: Path) -> None:
+    source = SimpleNamespace(names=lambda bank: ("0.png",))
+    data = SimpleNamespace(bank=_bank(), source=source, classes=("a", "b"), image_kinds=("",))
+    writer = LabelWriter(cast(Any, data), tmp_path)
+    assert writer.read(torch.tensor([[0.2, 0.8]]), None) is not None
+    with pytest.raises(ConfigError, match="returned NaN"):
+        writer.read(torch.tensor([[NAN, 0.8]]), None)
+
+
+@pytest.mark.parametrize(
+    ("scores", "corners", "message"),
+    [
+        ([NAN], [[0.0, 0, 5, 5]], "returned NaN"),
+        ([3.0], [[0.0, 0, 5, 5]], "goes from 3 to 3"),
+        ([0.9], [[0.0, NAN, 5, 5]], "corners are not finite"),
+    ],
+)
+def test_boxes_of_nan_are_refused(
+    scores: list[float], corners: list[list[float]], message: str
+) -> None:
+    writer = BoxWriter.__new__(BoxWriter)
+    writer._classes = ("a",)
+    found = {"boxes": Tensor(corners), "scores": Tensor(scores), "classes": torch.zeros(1)}
+    with pytest.raises(ConfigError, match=message):
+        writer.read([found], None)
+
+
+class _Net(nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        return images / images  # NaN for black images
+
+
+class _Module(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = _Net()
+
+    def score(self, images: Tensor) -> Tensor:
+        return self.net(images) > 0.5
+
+
+def test_scores_of_a_net_that_answers_nan_are_refused() -> None:
+    model = _Module()
+    with refusing_nan(model):
+        model.score(torch.ones(2))
+    with pytest.raises(ConfigError, match="the net answers NaN, so its scores mean nothing"):
+        _score(model)
+    model.score(torch.zeros(2))  # nobody looks any more
+
+
+def _score(model: _Module) -> None:
+    with refusing_nan(model):
+        model.score(torch.zeros(2))
+        model.score(torch.ones(2))

@@ -11,13 +11,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.remote import RemoteOptions, Root, Scope
 from lit_data.io.remote.options import is_remote, parse_store
 from lit_data.io.remote.scope import find_fault
 from lit_data.io.remote.transport import ServerTransport
+from lit_data.io.temp import scratch_folder
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ def fetching_runs(runs: Sequence[str], scope: Scope) -> Iterator[list[Path]]:
         for run in runs:
             folder = Path(run)
             if is_remote(run):
-                copies = Path(stack.enter_context(TemporaryDirectory(prefix="lit_data-")))
+                copies = stack.enter_context(scratch_folder())
                 folder = _fetch(run, scope, copies, "RUN")
             folders.append(folder)
         yield folders

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from omegaconf import DictConfig
 
@@ -23,6 +22,7 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.files import natural_key, write_json, write_text
 from lit_data.io.plain import parse_json
 from lit_data.io.remote.options import is_remote, parse_store
+from lit_data.io.temp import scratch_folder
 
 _DEEPEST = 4
 _SKIPPED = (".", "replaced")  # a search moves jobs there whose values it has dropped
@@ -166,7 +166,7 @@ def _placing(output: str | None) -> Iterator[str | None]:
         yield output
         return
     parse_store(str(output), "--output")
-    with TemporaryDirectory(prefix="lit_data-") as folder:
+    with scratch_folder() as folder:
         page = Path(folder) / FILE
         yield str(page)
         put_file(page, str(output), "--output")

@@ -18,6 +18,7 @@ Makes the training batches of the highest loss again, a loss that is no number f
 their pictures and arrays as replay does, and spike.csv, into RUN/spike. `times` is the loss
 divided by the median of the 50 steps on either side. Other words are overrides."""
 _NEIGHBOURS = 50
+_MOST = 1000  # batches, of which each is made and drawn
 _HEADINGS = ("step", "epoch", "loss", "times", "first sample", "picture")
 
 
@@ -66,7 +67,7 @@ def main(words: Sequence[str]) -> None:
     request = Request.parse("spike", words, {"count": 10}, _HELP)
     if request is None:
         return
-    check_count("count", request.numbers["count"], 1)
+    check_count("count", request.numbers["count"], 1, _MOST)
     rows = []
     with request.open("spike") as (replay, folder):
         record = replay.record

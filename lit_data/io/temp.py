@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import gettempdir
 
 from filelock import FileLock, Timeout
 
@@ -49,21 +50,34 @@ class Owner:
 
 
 @contextmanager
-def temp_folder(folder: Path) -> Iterator[Path]:
+def temp_folder(folder: Path, mode: int = 0o775) -> Iterator[Path]:
     """Make a temporary folder, and remove it at the end unless it was renamed by then.
 
     Args:
         folder: An existing folder.
+        mode: Who may read and write it.
 
     Yields:
         The path of the new, empty folder.
     """
     path = folder / _make_name()
-    path.mkdir(0o775)
+    path.mkdir(mode)
     try:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Make a folder of this user in the system's one for temporary files, see `temp_folder`.
+
+    What killed processes left there is removed first.
+    """
+    folder = Path(gettempdir())
+    sweep(folder)
+    with temp_folder(folder, 0o700) as path:
+        yield path
 
 
 def remove_folder(path: Path) -> None:

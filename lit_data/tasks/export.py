@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from lit_data.inference.forward import Forward, ForwardOptions
 from lit_data.io.images.decoders import ImageDecoder, ImageSource
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.scaling import Scaling
+from lit_data.io.temp import scratch_folder
 from lit_data.modules.detection.module import DetectionModule
 from lit_data.synthesis.canvas import ValueRange
 from lit_data.tasks.maps import WholeImages
@@ -293,7 +293,7 @@ def _write_graph(facts: _Facts, options: PredictOptions) -> tuple[bytes, Predict
     Raises:
         ConfigError: See `export_onnx`; or the file takes no single image.
     """
-    with TemporaryDirectory(prefix="lit_data-") as folder:
+    with scratch_folder() as folder:
         exported = export_onnx(facts.net, Path(folder, "net.onnx"), facts.probes)
         graph = exported.path.read_bytes()
     if "batch" not in exported.free_axes:

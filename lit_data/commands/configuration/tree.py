@@ -142,14 +142,14 @@ class ConfigTree:
         for line in overrides:
             try:
                 parsed += parser.parse_overrides([line])
-            except HydraException as error:
+            except (HydraException, ValueError, RecursionError) as error:
                 lines = str(error).removeprefix(f"Error parsing override '{line}'\n").splitlines()
-                reason = lines[0].removeprefix("LexerNoViableAltException: ")
+                reason = "".join(lines[:1]).removeprefix("LexerNoViableAltException: ")
                 quoting = ""
                 if line.count("=") > 1:
                     quoting = """; a text that holds = is quoted: 'key="a=b"'"""
                 raise ConfigError(
-                    f"cannot read the override '{line}' ({reason}). Write key=value{quoting}."
+                    f"cannot read the override '{line:.200}' ({reason:.200}). Write key=value{quoting}."
                 ) from error
         return parsed
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from lit_data.errors import ConfigError, DataError, first_line
 from lit_data.files import replacing_by_path
+from lit_data.io.temp import scratch_folder
 from lit_data.types import Floats, PathText
 
 TOLERANCE = 1e-4
@@ -199,7 +199,7 @@ def quantise(graph: bytes, batches: Sequence[Floats]) -> bytes:
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    with TemporaryDirectory(prefix="lit_data-") as folder, without_noise():
+    with scratch_folder() as folder, without_noise():
         source, merged, quantised = (Path(folder, f"{name}.onnx") for name in "abc")
         source.write_bytes(graph)
         try:

@@ -1,0 +1,43 @@
+"""Numbers that are typed are bounded, and what is none is one line."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from lit_data.cli import main
+from lit_data.commands import export, replay, spike
+from lit_data.errors import ConfigError
+
+DIGITS = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "message"),
+    [
+        (replay.main, [f"step={DIGITS}"], "step=9999"),
+        (replay.main, ["step=1", f"rank={DIGITS}"], "rank=9999"),
+        (spike.main, [f"count={DIGITS}"], "count=9999"),
+        (spike.main, ["count=1000000000"], "choose a whole number from 1 to 1000"),
+        (spike.main, ["count=0"], "choose a whole number from 1 to 1000"),
+        (export.main, [f"predict.tile_px={DIGITS}"], "cannot be read"),
+        (export.main, ["predict.tile_px=["], "cannot be read"),
+    ],
+)
+def test_a_number_that_is_too_large_is_refused(
+    command: Callable[[Sequence[str]], None], words: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        command(["run", *words])
+    assert len(str(raised.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "word", [f"seed={DIGITS}", f"data.patch_px={DIGITS}", "seed=" + "[" * 3000]
+)
+def test_an_override_that_cannot_be_read_is_one_line(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", "+experiment=stripe", word, "--cfg", "job"]) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert len(err) < 1000

@@ -13,7 +13,7 @@ _LONGEST_VALUE = 60
 _CONTAINERS = (list, tuple, set, frozenset)
 
 
-def check_size(content: object, *, most_values: int = 200_000, deepest: int = 60) -> None:
+def check_size(content: object, *, most_values: int = 200_000, deepest: int = 60) -> list[object]:
     """Refuse dicts and lists that are too large to be walked through.
 
     What is shared counts each time that it is reached: a few lists of lists can stand for more
@@ -25,21 +25,24 @@ def check_size(content: object, *, most_values: int = 200_000, deepest: int = 60
         most_values: Entries of all dicts and lists together.
         deepest: Dicts and lists within each other.
 
+    Returns:
+        All that they hold, dicts and lists too, and what is shared as often as it is reached.
+
     Raises:
         ValueError: They are more, or deeper.
     """
+    values = [content]
     level = [content]
-    count = 0
     for _ in range(deepest):
         below: list[object] = []
         for node in level:
             parts = _list_parts(node)
-            count += len(parts)
-            if count > most_values:
+            if len(values) + len(below) + len(parts) > most_values:
                 raise ValueError(f"it holds more than {most_values} values")
             below += parts
         if not below:
-            return
+            return values
+        values += below
         level = below
     raise ValueError(f"it is nested more than {deepest} deep")
 

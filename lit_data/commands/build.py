@@ -28,7 +28,6 @@ from lit_data.commands.checkpoints import (
     load_weights,
 )
 from lit_data.commands.configuration.addresses import name_remote
-from lit_data.commands.configuration.foreign import load_config
 from lit_data.commands.configuration.hydra_node import find_typed
 from lit_data.commands.configuration.names import allow_packages, resolve_target, to_plain
 from lit_data.commands.configuration.targets import (
@@ -40,15 +39,18 @@ from lit_data.commands.configuration.targets import (
 from lit_data.commands.exported import COMMANDS as EXPORTED_COMMANDS
 from lit_data.commands.exported import is_exported
 from lit_data.commands.launcher import AUTO, is_first_of_machine
+from lit_data.commands.rerun import read_config
 from lit_data.commands.result import TRIAL_VARIABLE
 from lit_data.commands.terminal import LogInterval, ParameterTable, RunBar, quieten
 from lit_data.commands.trained import take_trained
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.io.remote.options import is_remote
+from lit_data.modules.net_size import check_numbers, refusing_larger
 from lit_data.tasks.base import find_task_of
 
 _SUMMARY = "enable_model_summary"
+_OURS = ("lit_data.", "torch.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +132,10 @@ def _assemble(
     name_classes(cfg, datamodule)
     node = leave_out_unknown(cfg.model, "model")
     build_fresh = partial(_build_module, read_recipe(_start_at_random(node)), cfg.seed)
-    model = build_fresh() if trained else _build_module(read_recipe(node), cfg.seed)
+    if trained and start is not None:
+        model = _build_described(read_recipe(_start_at_random(node)), cfg.seed, start)
+    else:
+        model = _build_module(read_recipe(node), cfg.seed)
     return Run(
         trainer=trainer,
         model=model,
@@ -152,10 +157,10 @@ def load_trained(run: Path, checkpoint: Path, packages: Sequence[str] = ()) -> L
     Raises:
         LitDataError: The configuration is refused, or the checkpoint is none of this module.
     """
-    cfg = load_config(run / ".hydra" / "config.yaml")
+    cfg = read_config(run)
     with allow_packages(packages):
         take_trained(cfg, checkpoint)  # a run may have taken its classes from the data
-        model = build_model(cfg, trained=True)
+        model = build_model(cfg, trained=checkpoint)
     load_weights(model, checkpoint)
     return model.eval()
 
@@ -271,21 +276,32 @@ def name_classes(cfg: DictConfig, datamodule: L.LightningDataModule) -> None:
         cfg.data.classes = list(names)
 
 
-def build_model(cfg: DictConfig, *, trained: bool = False) -> L.LightningModule:
+def build_model(cfg: DictConfig, *, trained: Path | None = None) -> L.LightningModule:
     """Build the module of `cfg.model`.
 
     Its weights depend on the seed and `model.net.weights` alone.
 
     Args:
         cfg: The configuration.
-        trained: A checkpoint gives it its weights next, so those that it would start from are not
-            read: their file or server need not be there.
+        trained: The checkpoint that gives it its weights next, so those that it would start from
+            are not read: their file or server need not be there.
 
     Raises:
         ConfigError: It is no LightningModule.
+        StoreError: The net is larger than the checkpoint.
     """
     node = leave_out_unknown(cfg.model, "model")
-    return _build_module(read_recipe(_start_at_random(node) if trained else node), cfg.seed)
+    if trained is None:
+        return _build_module(read_recipe(node), cfg.seed)
+    return _build_described(read_recipe(_start_at_random(node)), cfg.seed, trained)
+
+
+def _build_described(recipe: Recipe, seed: int, source: Path) -> L.LightningModule:
+    """Build a module whose options a file gives, which may be anybody's."""
+    check_numbers(recipe.plain.get("net"), source)
+    is_ours = all(name.startswith(_OURS) for name in recipe.targets)
+    with refusing_larger(source, is_ours=is_ours):
+        return _build_module(recipe, seed)
 
 
 def _build_module(recipe: Recipe, seed: int) -> L.LightningModule:

@@ -1,6 +1,5 @@
 """Checkpoints: their files, their record of a training, the choice of one, and its weights."""
 
-import inspect
 import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from numbers import Number
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +18,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.callbacks.wrapping import wrap
-from lit_data.checks import check_types
-from lit_data.commands.configuration.names import walk
 from lit_data.commands.launcher import AUTO, RESUMED
 from lit_data.commands.remote_runs import fetch_checkpoint, find_newest
 from lit_data.errors import ConfigError, DataError, LitDataError, StoreError
@@ -29,7 +26,6 @@ from lit_data.io.images.image_source import ImageBank
 from lit_data.io.remote.options import is_remote
 from lit_data.modules.weights import read_checkpoint, refuse_nan
 from lit_data.tasks.base import find_task_of
-from lit_data.types import Size
 
 log = logging.getLogger(__name__)
 
@@ -38,30 +34,11 @@ _LATEST = "latest"
 _TRAINING = ("state_dict", "loops", "optimizer_states")  # parts that training goes on from
 _OURS = ("lit_data.", "lightning.")
 _RESTORING = "trainer.connectors.checkpoint_connector"
-_KEY = "lit_data"
-_VERSION = 1
+KEY = "lit_data"
+"""Of the record in a checkpoint, see `lit_data.commands.record`."""
+VERSION = 1
 _LOOKED_AT = 32  # images by which a set is described
 Look = dict[str, Any]
-
-
-class _Record(NamedTuple):
-    """Parts of a record and their kinds, as `TrainedRecord` writes them."""
-
-    experiment: str
-    kind: str
-    data: Mapping[str, Any]
-    model: Mapping[str, Any]
-    scores: Mapping[str, float]
-    look: Mapping[str, Any] | None
-
-
-class _Look(NamedTuple):
-    """Parts of what `look_at` returns."""
-
-    channels: int
-    size_px: Size
-    grey: float
-    spread: float
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -163,7 +140,7 @@ class TrainedRecord(Callback):
         *args: Any,  # noqa: ANN401 - as its strategy takes them
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
-        checkpoint[_KEY] = self._describe(trainer)
+        checkpoint[KEY] = self._describe(trainer)
         save(checkpoint, *args, **kwargs)
 
     def _describe(self, trainer: Trainer) -> dict[str, Any]:
@@ -173,7 +150,7 @@ class TrainedRecord(Callback):
         chosen = getattr(trainer.datamodule, "chosen_options", {})  # type: ignore[attr-defined]  # of the data connector
         # Plain values only: checkpoints are read without unpickling anything else.
         return {
-            "version": _VERSION,
+            "version": VERSION,
             "experiment": self._experiment,
             "root": None if root is None else absolute_root(str(root)),
             "kind": str(data["_target_"]),
@@ -194,51 +171,6 @@ def _list_scores(trainer: Trainer) -> dict[str, float]:
     names = [name for name in logged if name.startswith("val/")]
     names.sort(key=lambda name: name not in monitors)
     return {name: float(logged[name]) for name in names}
-
-
-def read_record(checkpoint: Path) -> Mapping[str, Any] | None:
-    """Return what ``fit`` wrote into a checkpoint; None if nothing, as into one of another program.
-
-    Raises:
-        StoreError: The file is no checkpoint, or holds something else under that name.
-    """
-    if checkpoint.is_dir():  # in pieces, one of each rank
-        return None
-    content = read_checkpoint(checkpoint, mapped=True)
-    record = content.get(_KEY)
-    if record is None or (isinstance(record, Mapping) and record.get("version") != _VERSION):
-        return None
-    if not is_record(record):
-        raise StoreError(f"{checkpoint} is damaged: what it says of its training cannot be read")
-    epoch = content.get("epoch")
-    return {**record, "epochs": epoch + 1 if isinstance(epoch, int) else 0}
-
-
-def is_record(record: object) -> bool:
-    """Return True for the parts of a record, of plain values: a checkpoint may be anybody's."""
-    if not isinstance(record, Mapping) or not all(_is_plain(value) for _, value in walk(record)):
-        return False
-    try:
-        _check_parts(_Record, record)
-        if record["look"] is not None:
-            _check_parts(_Look, record["look"])
-    except (ConfigError, KeyError):
-        return False
-    return True
-
-
-def _check_parts(kind: type[tuple[Any, ...]], record: Mapping[str, Any]) -> None:
-    names = inspect.signature(kind).parameters
-    check_types(kind, {name: record[name] for name in names})
-
-
-def _is_plain(value: object) -> bool:
-    """Return True for a number, text that refers to nothing, and what holds such."""
-    if isinstance(value, Mapping):
-        return all(isinstance(name, str) for name in value)
-    if isinstance(value, str):
-        return "${" not in value
-    return value is None or isinstance(value, int | float | list)
 
 
 def look_at(bank: ImageBank) -> Look:

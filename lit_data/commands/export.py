@@ -8,19 +8,21 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from lit_data.commands.build import build_input_data, build_model
 from lit_data.commands.checkpoints import find_checkpoint, load_weights
-from lit_data.commands.configuration.foreign import load_config
 from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.exported import SUFFIX
 from lit_data.commands.int8 import Int8Options, choose_precision
 from lit_data.commands.predict import list_conditions, take_thresholds
-from lit_data.commands.rerun import read_started
+from lit_data.commands.rerun import read_config, read_started
 from lit_data.commands.trained import find_doubt, take_trained
-from lit_data.errors import ConfigError, StoreError, show_path
+from lit_data.datamodules.source import find_cache
+from lit_data.errors import ConfigError, StoreError, first_line, show_path
 from lit_data.files import explaining, replacing_by_path
 from lit_data.tasks import find_task
 from lit_data.tasks.export import check_runtime
@@ -30,16 +32,16 @@ from lit_data.tasks.verdicts import find_calibration
 log = logging.getLogger(__name__)
 
 _INT8 = tuple(field.name for field in fields(Int8Options))
-_KEYS = ("data.root", "data.read.max_pixels", "ckpt", *_INT8)
+_KEYS = ("data.root", "data.read.max_pixels", "ckpt", "paths.cache", *_INT8)
 _HELP = """\
 usage: python -m lit_data export RUN [FILE] [key=value ...] [--package NAME]
 
 Writes the best checkpoint of a run as one .inspect file, by default RUN/model.inspect, for `python -m lit_inspect FILE
 IMAGES --out DIR`, which needs neither torch nor lit_data. It is for maps of defects, classes of images and boxes. Keys:
 data.root=FOLDER of images that the file is checked with, where those of the training are gone; data.read.max_pixels of
-the largest image; ckpt=best, last or a path; options of tiles and thresholds of predict, such as predict.tile_px=256;
-and int8=true for a net in int8, if the score of validation drops by no more than int8_drop=0.01 (ranges are those of
-int8_images=64 samples of the training).
+the largest image; ckpt=best, last or a path; paths.cache=FOLDER for decoded images; options of tiles and thresholds of
+predict, such as predict.tile_px=256; and int8=true for a net in int8, if the score of validation drops by no more than
+int8_drop=0.01 (ranges are those of int8_images=64 samples of the training).
 --package NAME allows classes of a package of yours."""
 
 
@@ -77,9 +79,12 @@ def _read_keys(overrides: Sequence[str]) -> dict[str, Any]:
     """Return the values of the keys that are typed.
 
     Raises:
-        ConfigError: A key is none of those that change an export.
+        ConfigError: A key is none of those that change an export, or a value cannot be read.
     """
-    typed = OmegaConf.from_dotlist(list(overrides))
+    try:
+        typed = OmegaConf.from_dotlist(list(overrides))
+    except (ValueError, YAMLError, OmegaConfBaseException, RecursionError) as error:
+        raise ConfigError(f"the words behind export cannot be read: {first_line(error)}") from error
     predict = OmegaConf.select(typed, "predict")
     for override in overrides:
         key = override.partition("=")[0]
@@ -88,8 +93,16 @@ def _read_keys(overrides: Sequence[str]) -> dict[str, Any]:
     values = {} if predict is None else OmegaConf.to_container(predict)
     root, ckpt = OmegaConf.select(typed, "data.root"), OmegaConf.select(typed, "ckpt")
     most_px = OmegaConf.select(typed, "data.read.max_pixels")
+    cache = OmegaConf.select(typed, "paths.cache")
     int8 = Int8Options(**{name: typed[name] for name in _INT8 if name in typed})
-    return {"predict": values, "root": root, "max_pixels": most_px, "ckpt": ckpt, "int8": int8}
+    return {
+        "predict": values,
+        "root": root,
+        "max_pixels": most_px,
+        "ckpt": ckpt,
+        "cache": cache,
+        "int8": int8,
+    }
 
 
 def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
@@ -98,29 +111,22 @@ def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
     Args:
         run: The run folder, whose configuration says which model and data.
         typed: Options of ``predict`` and of int8, and in the place of those of the run `root`,
-            `max_pixels` and `ckpt`.
+            `max_pixels`, `ckpt` and `cache`.
 
     Raises:
         LitDataError: The configuration is refused, or the model cannot be exported.
     """
-    started = read_started(run)
-    cfg = load_config(run / ".hydra" / "config.yaml")
-    checkpoint = _find(typed["ckpt"], run, cfg)
+    cfg = read_config(run)
+    checkpoint = _find(typed["ckpt"], run, Path(typed["cache"] or find_cache()))
     record = take_trained(cfg, checkpoint)
+    _settle_paths(cfg, typed, read_started(run).folder)
+    cfg.ckpt = str(checkpoint)
     if typed["max_pixels"] is not None:
         cfg.data.read.max_pixels = typed["max_pixels"]
-    # Paths of the run are relative to where it was started.
-    root = cfg.data.get("root") if typed["root"] is None else typed["root"]
-    if root is not None and typed["root"] is None and "://" not in str(root):
-        root = str(started.folder / Path(root).expanduser())
-    cfg.data.root = root
-    splits = cfg.data.get("splits")
-    if isinstance(splits, str) and splits.lower().endswith(".csv"):
-        cfg.data.splits = str(started.folder / splits)
     training = deepcopy(cfg)
     datamodule = build_input_data(cfg, "skip")
     datamodule.setup("predict")
-    model = build_model(cfg, trained=True)
+    model = build_model(cfg, trained=checkpoint)
     load_weights(model, checkpoint)
     task = find_task(datamodule)
     options = read_options(PredictOptions, typed["predict"], "predict")
@@ -144,6 +150,28 @@ def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
     return choose_precision(encoded, training, int8) if int8.int8 else encoded
 
 
+def _settle_paths(cfg: DictConfig, typed: Mapping[str, Any], folder: Path) -> None:
+    """Let images be read where the run read them, and decoded where this user does.
+
+    A run folder may be anybody's, and does not choose what is written to.
+
+    Args:
+        cfg: The configuration of the run.
+        typed: See `encode_run`.
+        folder: Where the run was started, from which its paths are relative.
+    """
+    cfg.paths.cache = str(typed["cache"] or find_cache())
+    if "cache_dir" in cfg.data:
+        cfg.data.cache_dir = cfg.paths.cache
+    root = cfg.data.get("root") if typed["root"] is None else typed["root"]
+    if root is not None and typed["root"] is None and "://" not in str(root):
+        root = str(folder / Path(root).expanduser())
+    cfg.data.root = root
+    splits = cfg.data.get("splits")
+    if isinstance(splits, str) and splits.lower().endswith(".csv"):
+        cfg.data.splits = str(folder / splits)
+
+
 def _list_trained(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return what a file says of its training: of the images the last name alone."""
     if record is None:
@@ -152,9 +180,9 @@ def _list_trained(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {**record, "root": None if root is None else PurePath(root).name}
 
 
-def _find(ckpt: object, run: Path, cfg: DictConfig) -> Path:
+def _find(ckpt: object, run: Path, cache: Path) -> Path:
     is_path = ckpt not in (None, "best", "last")
-    return find_checkpoint(ckpt, None if is_path else str(run), run, Path(cfg.paths.cache))
+    return find_checkpoint(ckpt, None if is_path else str(run), run, cache)
 
 
 def _write(path: Path, data: bytes) -> None:

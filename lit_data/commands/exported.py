@@ -8,7 +8,6 @@ import torch
 from lightning import LightningModule
 from torch import Tensor
 
-from lit_data.commands.checkpoints import is_record
 from lit_data.errors import ConfigError, StoreError, show_path
 from lit_data.io.machine import available_memory_bytes
 from lit_data.modules.scored import ScoredModule
@@ -84,10 +83,9 @@ def read_exported_record(path: Path) -> Mapping[str, Any] | None:
     record = read_exported(path).manifest.get("trained")
     if record is None:
         return None
-    if not is_record(record) or not isinstance(record.get("epochs"), int):
-        raise StoreError(f"{path} is damaged: what it says of its training cannot be read")
-    trained: Mapping[str, Any] = record
-    return trained
+    from lit_data.commands.record import check_record  # with pydantic
+
+    return check_record(record, path)
 
 
 def use_exported(model: LightningModule, graph: "Graph") -> None:

@@ -6,7 +6,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -20,6 +19,7 @@ from lit_data.commands.terminal import quieten
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.inference.export.onnx_file import quantise
+from lit_data.io.temp import scratch_folder
 from lit_data.testing import QUIET
 from lit_data.types import Floats
 
@@ -68,7 +68,7 @@ def choose_precision(encoded: bytes, cfg: DictConfig, options: Int8Options) -> b
     """
     datamodule = build_datamodule(cfg)
     datamodule.setup("fit")
-    with TemporaryDirectory(prefix="lit_data-") as folder:
+    with scratch_folder() as folder:
         before, after = (Path(folder, f"{name}{SUFFIX}") for name in ("float32", "int8"))
         before.write_bytes(encoded)
         float_graph = Graph(before)
@@ -133,7 +133,7 @@ def encode_int8(path: Path, batches: list[Floats]) -> bytes:
     parts[NET] = quantise(parts[NET], batches)
     # The calibration is one of scores in float32.
     manifest = {**board.manifest, "precision": "int8", "review": None, "guarantee": None}
-    with TemporaryDirectory(prefix="lit_data-") as folder:
+    with scratch_folder() as folder:
         unanswered = Path(folder, path.name)
         unanswered.write_bytes(encode_board({**manifest, "golden": 0}, parts))
         inspector = open_exported(unanswered)
@@ -153,7 +153,7 @@ def score_graph(cfg: DictConfig, datamodule: BaseDataModule, graph: Graph) -> fl
     Raises:
         ConfigError: It is not logged.
     """
-    model = build_model(cfg, trained=True)
+    model = build_model(cfg, trained=Path(cfg.ckpt))
     use_exported(model, graph)
     quieten()
     trainer = Trainer(**QUIET, limit_val_batches=cfg.trainer.get("limit_val_batches"))

@@ -140,7 +140,7 @@ def prepare_prediction(
     # The options of the checkpoint come first: stores are built by them.
     record = take_trained(cfg, checkpoint)
     datamodule = build_datamodule(cfg) if split else build_input_data(cfg, options.on_bad)
-    model = build_model(cfg, trained=True)
+    model = build_model(cfg, trained=checkpoint)
     seat.share.wait()  # the first rank of each machine has prepared the data
     datamodule.setup("predict")
     task = find_task(datamodule)

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from lit_data.commands.checkpoints import Look, absolute_root, look_at, read_record
+from lit_data.commands.checkpoints import Look, absolute_root, look_at
 from lit_data.commands.configuration.hydra_node import find_typed
 from lit_data.commands.configuration.names import (
     find_targets,
@@ -52,6 +52,8 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
             none is given now.
         StoreError: The file is no checkpoint, or its record is damaged.
     """
+    from lit_data.commands.record import read_record  # with pydantic, which a training does without
+
     read = read_exported_record if is_exported(checkpoint) else read_record
     record = read(checkpoint)
     if record is None:

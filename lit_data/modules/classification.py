@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassConfusionMatrix
 from typing_extensions import override
 
-from lit_data.checks import check_counts
+from lit_data.checks import check_count, check_counts
 from lit_data.devices import widest_float
 from lit_data.errors import ConfigError
-from lit_data.modules.layers import count_outputs, run_in_float32
+from lit_data.modules.layers import DEEPEST, count_outputs, run_in_float32
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.scored import Confusion, ScoredModule, balance_classes, check_class_weights
 from lit_data.modules.weights import load_weights_file
@@ -46,7 +46,8 @@ class ConvClassifier(nn.Module):
     ) -> None:
         super().__init__()
         count = count_outputs(classes)
-        check_counts(classes=count, channels=channels, width=width, depth=depth)
+        check_counts(classes=count, channels=channels, width=width)
+        check_count("depth", depth, 1, DEEPEST)
         widths = [channels, *(width * 2**scale for scale in range(depth))]
         layers: list[nn.Module] = []
         for fine, coarse in pairwise(widths):

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+DEEPEST = 12
+"""How often our nets may halve a resolution: 4096 px become one."""
+
 
 def count_outputs(classes: int | Sequence[str] | None) -> int:
     """Return how many classes are meant: a number, that of some names, or 1 where none are named."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_data.errors import ConfigError, DataError, StoreError, first_line, show_path
+from lit_data.plain_data import check_size
 from lit_data.types import PathText
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ _STATES = (
     "net",
 )
 _MOST_PREFIXES = 32
+_MOST_VALUES = 2_000_000  # in lists and dicts of a checkpoint
+_MOST_REPEATED_BYTES = 2**24  # of tensors that repeat what is stored, as `expand` makes them
 _SHOWN = 3  # names in a message
 _RGB = 3
 
@@ -123,12 +126,33 @@ def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
         ValueError,
         OSError,
     ) as error:
-        raise StoreError(
-            f"{path} is no checkpoint that can be read: {first_line(error)}"
-        ) from error
+        reason = "it is damaged, or no file that torch wrote"
+        if isinstance(error, OSError):
+            reason = first_line(error)
+        raise StoreError(f"{path} is no checkpoint that can be read: {reason}") from error
     if not isinstance(content, Mapping):
         raise StoreError(f"{path} is no checkpoint: it holds a {type(content).__name__}")
+    try:
+        _check_content(content)
+    except ValueError as error:
+        raise StoreError(f"{path} is no checkpoint that can be read: {error}") from error
     return content
+
+
+def _check_content(content: Mapping[str, Any]) -> None:
+    """Refuse lists that unfold to more than a file can hold, and tensors that do.
+
+    Raises:
+        ValueError: There are some.
+    """
+    for value in check_size(content, most_values=_MOST_VALUES):
+        if not isinstance(value, Tensor) or value.layout != torch.strided:
+            continue
+        stored_bytes = value.untyped_storage().nbytes()
+        if value.numel() * value.element_size() > stored_bytes + _MOST_REPEATED_BYTES:
+            raise ValueError(
+                f"a tensor of {list(value.shape)} has {stored_bytes} bytes in the file"
+            )
 
 
 def _read_safetensors(path: Path) -> Mapping[str, Any]:

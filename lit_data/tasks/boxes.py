@@ -161,6 +161,30 @@ def read_objects(outputs: Any) -> list[Boxes] | None:  # noqa: ANN401 - what a u
     return detections
 
 
+def read_boxes(outputs: Any, classes: int) -> list[Boxes] | None:  # noqa: ANN401 - as of `read_objects`
+    """Return what `read_objects` does, of a model whose answers are usable.
+
+    Args:
+        outputs: Of a `predict_step`.
+        classes: How many there are.
+
+    Raises:
+        ConfigError: A score is no probability, a corner not finite, or a class none of these.
+    """
+    detections = read_objects(outputs)
+    for boxes in detections or ():
+        check_probabilities(boxes.scores)
+        if not boxes.corners.isfinite().all():
+            raise ConfigError("predict_step returned boxes whose corners are not finite")
+        highest_class = max(boxes.classes.tolist(), default=-1)
+        if highest_class >= classes:
+            raise ConfigError(
+                f"the model finds class {highest_class}, and the dataset has {classes}, from 0: set "
+                "model.net.classes to that, and train again"
+            )
+    return detections
+
+
 _BELOW = 0.999
 _SHOWN = 6
 _SHOWN_PX = 1200
@@ -205,18 +229,7 @@ class BoxWriter(BankWriter):
 
     @override
     def read(self, outputs: Any, batch: Any) -> Sequence[Boxes] | None:
-        detections = read_objects(outputs)
-        for boxes in detections or ():
-            check_probabilities(boxes.scores)
-            if not boxes.corners.isfinite().all():
-                raise ConfigError("predict_step returned boxes whose corners are not finite")
-            highest_class = max(boxes.classes.tolist(), default=-1)
-            if highest_class >= len(self._classes):
-                raise ConfigError(
-                    f"the model finds class {highest_class}, and the dataset has "
-                    f"{len(self._classes)}, from 0: set model.net.classes to that, and train again"
-                )
-        return detections
+        return read_boxes(outputs, len(self._classes))
 
     @override
     def samples(self, number: int) -> Sequence[int]:

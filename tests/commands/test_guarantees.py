@@ -250,7 +250,7 @@ def test_a_run_of_another_command_is_refused(
         "paths.runs=s3://b/runs",
         "ckpt=last",
     ]
-    on_run = take_run("pod", "../run", words)
+    on_run = take_run("pod", "../run", words, cwd="..")
     here = os.path.realpath(tmp_path / "elsewhere")
     assert os.path.realpath(Path.cwd()) == os.path.realpath(tmp_path)
     absolute = [f"data.root='{here}/new images'", f"data.splits={here}/lots.csv", *words[2:]]

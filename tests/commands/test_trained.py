@@ -18,7 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from lit_data.cli import main
 from lit_data.commands import predict
 from lit_data.commands.build import load_trained
-from lit_data.commands.checkpoints import TrainedRecord, look_at, read_record
+from lit_data.commands.checkpoints import TrainedRecord, look_at
+from lit_data.commands.record import read_record
 from lit_data.commands.trained import find_doubt, take_trained, warn_of_other_data
 from lit_data.errors import StoreError
 from lit_data.testing import QUIET

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_data.checks import check_counts
+from lit_data.checks import check_count, check_counts
 from lit_data.errors import ConfigError
-from lit_data.modules.layers import run_in_float32
+from lit_data.modules.layers import DEEPEST, run_in_float32
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import PathText
 
@@ -79,7 +79,8 @@ class UNet(nn.Module):
         super().__init__()
         bias = prior_logits(classes, prior)
         classes = len(bias)
-        check_counts(channels=channels, classes=classes, width=width, depth=depth)
+        check_counts(channels=channels, classes=classes, width=width)
+        check_count("depth", depth, 1, DEEPEST)
         self.depth = depth
         widths = [width * 2**scale for scale in range(depth + 1)]
         layers = self.layers

@@ -15,7 +15,7 @@ from lit_data.commands.reports.untrusted import (
     load,
     parse_csv,
 )
-from lit_data.errors import ConfigError, LitDataError, escape, first_line
+from lit_data.errors import ConfigError, DataError, LitDataError, escape, first_line, show_path
 from lit_data.files import flatten
 from lit_data.io.plain import parse_json, parse_yaml
 from lit_data.io.remote.options import is_remote
@@ -32,6 +32,7 @@ may be at addresses."""
 _PLACES = ("paths.", "hydra.", "resume", "run", "logger.")
 """Keys of options that decide no sample and no weight."""
 _MOST_LINES = 20
+_MOST_LETTERS = 400
 
 
 def compare_options(first: Path, second: Path) -> Iterator[str]:
@@ -47,7 +48,10 @@ def compare_machines(first: Path, second: Path) -> Iterator[str]:
 
 
 def _read(folder: Path, name: str, parse: Any) -> dict[str, Any]:  # noqa: ANN401 - a function
-    content = as_dict(load(folder, name, parse, []))
+    notes: list[str] = []
+    content = as_dict(load(folder, name, parse, notes))
+    if notes:  # an empty one would look like one without differences
+        raise DataError(f"{show_path(folder)}: {notes[0]}")
     return flatten(Masker().mask_tree(content))
 
 
@@ -58,7 +62,15 @@ def _compare(
     for key in sorted(keys, key=_rank):
         values = [table.get(key, "missing") for table in (first, second)]
         if values[0] != values[1]:
-            yield f"{key}: {values[0]} -> {values[1]}"
+            before, now = (_shorten(value) for value in values)
+            yield f"{key}: {before} -> {now}"
+
+
+def _shorten(value: object) -> str:
+    text = str(value)
+    if len(text) <= _MOST_LETTERS:
+        return text
+    return f"{text[:_MOST_LETTERS]}... ({len(text)} letters)"
 
 
 def _rank(key: str) -> tuple[bool, bool, bool]:

@@ -319,7 +319,8 @@ def _find_replaceable(trainer: Trainer) -> LightningPrecision:
     if type(plugin) is not LightningPrecision:
         raise ConfigError(
             f"AMP: Trainer(precision={trainer.precision!r}) sets the precision by {type(plugin).__name__} already"
-            " - allowed: '32-true', which is the default, and no other plugin - leave that out, or this callback"
+            " - allowed: '32-true', which is the default, and no other plugin - leave that out, or this callback "
+            "(callbacks.amp=null)"
         )
     return plugin
 

@@ -230,6 +230,20 @@ def _lay_state_like_weights(optimizer: torch.optim.Optimizer) -> None:
                 state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
+def refuse_true_precision(module: LightningModule) -> None:
+    """Refuse a Trainer that gives a module weights of another dtype than float32.
+
+    Raises:
+        ConfigError: It does.
+    """
+    precision = module.trainer.precision
+    if precision.endswith("-true") and precision != "32-true":
+        raise ConfigError(
+            f"trainer.precision={precision}: {type(module).__name__} needs weights of float32; take bf16-mixed, or "
+            "leave precision to callbacks.amp"
+        )
+
+
 def balance_classes(trainer: Trainer) -> Tensor:
     """Return a weight for each class with which all weigh the same in the training split, [K].
 

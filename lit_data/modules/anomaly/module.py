@@ -13,7 +13,7 @@ from lit_data.batch_form import count_samples
 from lit_data.checks import check_share
 from lit_data.errors import ConfigError
 from lit_data.modules.anomaly.encoder import TextureEncoder, blur, pad_reflected
-from lit_data.modules.scored import ScoredModule, is_marked
+from lit_data.modules.scored import ScoredModule, is_marked, refuse_true_precision
 from lit_data.modules.segmentation.anomaly_metrics import ANOMALY_METRICS, AnomalyMetrics
 from lit_data.types import Batch
 
@@ -239,8 +239,10 @@ class AnomalyModule(ScoredModule):
         """Take the kinds of defects of the datamodule.
 
         Raises:
-            ConfigError: Several processes would each fill a bank of their own.
+            ConfigError: Several processes would each fill a bank of their own; or weights are not
+                of float32.
         """
+        refuse_true_precision(self)
         if stage in ("fit", "validate") and self.trainer.world_size > 1:
             raise ConfigError(
                 f"{self.trainer.world_size} processes would each have a memory bank and a "

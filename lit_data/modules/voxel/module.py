@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lit_data.devices import widest_float
 from lit_data.modules.schedule import OptimizerFactory, Schedule
-from lit_data.modules.scored import ScoredModule
+from lit_data.modules.scored import ScoredModule, refuse_true_precision
 from lit_data.modules.voxel.net import Decoding, Field, PointVoxelNet, compare, reconstruct
 from lit_data.modules.voxel.points import (
     Points,
@@ -101,6 +101,11 @@ class VoxelModule(ScoredModule):
         # Plain values only, so that checkpoints load with weights_only=True.
         self.save_hyperparameters("schedule", "seed", "value_weight", "cell_weight", "code_weight")
         self.save_hyperparameters("threshold", "cell_threshold", "query_chunk", "score_voxels")
+
+    @override
+    def setup(self, stage: str) -> None:
+        """Refuse weights of another dtype: places of voxels would be rounded."""
+        refuse_true_precision(self)
 
     @override
     def forward(self, points: Points) -> Field:

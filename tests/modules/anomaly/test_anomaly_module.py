@@ -253,3 +253,9 @@ def test_what_is_no_number_has_no_distance() -> None:
     assert found[0] == 1
     assert found[1].isnan()
     assert find_distances(rows[:0], torch.zeros(3, 2)).shape == (0,)
+
+
+def test_weights_of_another_dtype_are_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, precision="bf16-true")
+    with pytest.raises(ConfigError, match="bf16-true: AnomalyModule needs weights of float32"):
+        trainer.fit(AnomalyModule(), _load(_draw(8)), _load(_draw(4)))

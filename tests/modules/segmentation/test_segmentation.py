@@ -52,6 +52,19 @@ def test_it_learns_and_logs_what_it_says(schedule: Any, precision: Any, tmp_path
     assert tested["test/defect_recall"] == 1.0
 
 
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+@pytest.mark.parametrize("anomaly_metrics", [False, True])
+def test_weights_of_any_dtype_train_and_are_scored(
+    precision: Any, anomaly_metrics: bool, tmp_path: Path
+) -> None:
+    loader = DataLoader(_samples(8), batch_size=4)  # type: ignore[arg-type]
+    model = SegmentationModule(anomaly_metrics=anomaly_metrics)
+    trainer = make_trainer(tmp_path, precision=precision)
+    trainer.fit(model, loader, loader)
+    assert 0 <= trainer.callback_metrics["val/average_precision"] <= 1
+    assert trainer.predict(model, loader)[0]["probability"].dtype == torch.float32
+
+
 def test_masks_may_all_be_empty(tmp_path: Path) -> None:
     loader = DataLoader(_samples(4, empty=True), batch_size=2)  # type: ignore[arg-type]
     trainer = make_trainer(tmp_path)

@@ -176,3 +176,10 @@ def test_perplexity_counts_codes_in_use() -> None:
     assert float(metric.compute()) == pytest.approx(4)
     metric.update(torch.tensor([0] * 1000))
     assert 1 < float(metric.compute()) < 1.1
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_weights_of_another_dtype_are_refused(precision: Any, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, precision=precision)
+    with pytest.raises(ConfigError, match=rf"precision={precision}: VoxelModule needs .* float32"):
+        trainer.fit(_module(), load_batches(_batch()), load_batches(_batch()))

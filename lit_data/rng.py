@@ -55,6 +55,7 @@ class Stream(IntEnum):
     POSITIVES = 17
     PASTES = 18
     WINDOWS = 19
+    SAMPLER = 20
 
 
 def check_seed(seed: int) -> int:

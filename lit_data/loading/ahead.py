@@ -1,4 +1,4 @@
-"""Fetching ahead, for datasets that fetch their samples."""
+"""What a dataset is asked and told before a pass: its files, and the samples that come."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,6 +6,13 @@ from functools import partial
 from lit_data.loading.assembly import EpochProgress
 from lit_data.loading.order import EpochOrder
 from lit_data.types import LookAhead, RowWriter
+
+
+def check_sources(rows: RowWriter) -> None:
+    """Find files that were cut short before this process reads past their end and is killed."""
+    check: Callable[[], None] | None = getattr(rows, "check_sources", None)
+    if check is not None:
+        check()
 
 
 def look_ahead(rows: RowWriter, order: EpochOrder, progress: EpochProgress) -> LookAhead:

@@ -140,8 +140,11 @@ def describe_end(exitcode: int | None) -> tuple[str, str]:
 def _serve(read: Callable[[Rows], Any], rows: Rows, parent: Connection, pipe: Connection) -> None:
     parent.close()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the main process ends this one
-    set_up_worker(rows, 0, 1)
+    set_up_worker(getattr(rows, "dataset", rows), 0, 1)
+    begin: Callable[[int], None] | None = getattr(rows, "worker_init_fn", None)
     try:
+        if begin is not None:
+            begin(0)
         answer = read(rows)
     except (Exception, SystemExit) as error:
         answer = Failure(error, traceback.format_exc(), _PLACE)

@@ -35,6 +35,13 @@ class EpochProgress:
         self.ends[self.batches] = position
         self.ends.pop(self.batches - _REMEMBERED, None)
 
+    def locate(self, batch: int) -> tuple[int, int, int] | None:
+        """Return epoch, first position and number of the samples of a batch; None of an older one."""
+        if batch + 1 not in self.ends:
+            return None
+        position = self.ends.get(batch, 0)
+        return self.epoch, position, self.ends[batch + 1] - position
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderState:
@@ -50,6 +57,7 @@ class LoaderState:
         seed: Seed of the order.
         shuffle: The order is random.
         window_bytes: Size of the windows of the order; 0 without windows.
+        drawn: Digest of the order that a sampler drew; 0 without a sampler, and at its beginning.
     """
 
     epoch: int
@@ -61,6 +69,7 @@ class LoaderState:
     seed: int
     shuffle: bool
     window_bytes: int = 0
+    drawn: int = 0
 
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> Self:
@@ -108,6 +117,19 @@ class LoaderState:
                     f"samples of an order with {name}={saved}, and now it is {current}: resume "
                     "with the same data and seed, or from a checkpoint of an epoch's end"
                 )
+
+    def check_drawn(self, drawn: int) -> None:
+        """Refuse to go on inside an epoch whose order a sampler drew differently.
+
+        Raises:
+            ConfigError: The digest is another one.
+        """
+        if drawn != self.drawn:
+            raise ConfigError(
+                f"the checkpoint stopped inside epoch {self.epoch}, and the sampler has another "
+                "order now: leave out its own generator, or resume from a checkpoint of an epoch's "
+                "end"
+            )
 
     def start(self) -> EpochProgress:
         """Return the progress from which the epoch goes on."""

@@ -4,6 +4,7 @@ import logging
 import math
 import multiprocessing
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -115,7 +116,11 @@ def _log_once(loader: str, choice: Choice) -> None:
 
 
 def open_workers(
-    rows: RowWriter, layout: Layout, choice: Choice, options: LoaderOptions
+    rows: RowWriter,
+    layout: Layout,
+    choice: Choice,
+    options: LoaderOptions,
+    worker_init_fn: Callable[[int], None] | None = None,
 ) -> Workers:
     """Start the chosen workers."""
     if choice.kind == "process":
@@ -124,7 +129,12 @@ def open_workers(
             # A fork would copy locks that are held by the threads which fetch.
             method = "forkserver"
         return ProcessWorkers(
-            rows, layout, choice.workers, start_method=method, timeout_s=options.timeout_s
+            rows,
+            layout,
+            choice.workers,
+            start_method=method,
+            timeout_s=options.timeout_s,
+            worker_init_fn=worker_init_fn,
         )
     if choice.kind == "thread":
         return ThreadWorkers(rows, choice.workers, options.timeout_s)

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from torch.utils.data import Sampler, SequentialSampler
 
+from lit_data.loading.order import EpochOrder
+
 EPOCHS = 2**32
 """Numbers of epochs from which random numbers are made, see `lit_data.rng.random_words`."""
 CYCLE = 2**20
@@ -37,3 +39,19 @@ class AscendingSampler(SequentialSampler):
     def __init__(self, length: int, set_epoch: Callable[[int], None]) -> None:
         super().__init__(range(length))
         self.set_epoch = set_epoch
+
+
+def make_sampler(
+    order: EpochOrder, set_epoch: Callable[[int], None]
+) -> EpochSampler | AscendingSampler:
+    """Return the sampler of an order for a Trainer."""
+    kind = EpochSampler if order.shuffle else AscendingSampler
+    return kind(order.length, set_epoch)
+
+
+def describe(order: EpochOrder) -> str:
+    """Return an order in words, which Lightning quotes where it cannot turn off the shuffling."""
+    words = f"{order.length} samples, shuffle={order.shuffle}"
+    if order.shuffle:
+        words += ", which overfit_batches cannot turn off: give shuffle=False"
+    return words

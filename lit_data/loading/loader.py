@@ -1,32 +1,37 @@
 """`MicroBatchLoader`: workers write micro-batches straight into the rows of a batch."""
 
+import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Unpack, get_args
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils.data import SequentialSampler
 
-from lit_data.checks import check_count
+from lit_data.checks import check_choice, check_count
 from lit_data.errors import ConfigError
-from lit_data.loading.ahead import look_ahead
+from lit_data.loading.ahead import check_sources, look_ahead
 from lit_data.loading.apart import read_apart
 from lit_data.loading.assembly import Assembly, EpochProgress, LoaderState
 from lit_data.loading.changes import look_at
 from lit_data.loading.choice import Choice, choose_workers, open_workers
-from lit_data.loading.epochs import CYCLE, EPOCHS, AscendingSampler, EpochSampler
+from lit_data.loading.current_order import CurrentOrder
+from lit_data.loading.epochs import CYCLE, EPOCHS, EpochSampler, describe, make_sampler
 from lit_data.loading.options import LoaderOptions
-from lit_data.loading.order import EpochOrder, find_windows
-from lit_data.loading.ranks import check_ranks_known, find_ranks
-from lit_data.loading.samples import Collate, MapStyle, SampleWriter, count_samples
+from lit_data.loading.order import EpochOrder
+from lit_data.loading.samples import Collate, MapStyle, SampleWriter
+from lit_data.loading.seen import SeenIndices, wrap_for_lightning
 from lit_data.loading.staging import INDICES, Layout, Slot, Staging, check_room
 from lit_data.loading.survey import as_rows
-from lit_data.loading.transfer import SideStream
+from lit_data.loading.torch_options import TorchOptions, choose_kind, keeps_workers, merge_options
+from lit_data.loading.transfer import SideStream, pin_tensors
 from lit_data.loading.workers import Failure, Workers, write
 from lit_data.types import Ints, RowWriter, Stage
+
+log = logging.getLogger(__name__)
 
 
 class MicroBatchLoader:
@@ -50,6 +55,8 @@ class MicroBatchLoader:
         dataset: One that writes rows (`lit_data.types.RowWriter`), or any map-style dataset.
         options: Batch size, workers and the rest.
         shuffle: Random order, new in each epoch; otherwise ascending.
+        sampler: Indices of the samples of a pass in their order, as torch's samplers give them;
+            ranks share them. It draws from global generators that are seeded by seed and epoch.
         rank: This process; by default that of `torch.distributed` if its process group is up when a
             pass begins, else 0.
         world_size: Number of processes, by default likewise; ``rank=0, world_size=1`` lets each
@@ -57,12 +64,15 @@ class MicroBatchLoader:
         collate_fn: As torch's DataLoader has it: a list of samples of any kind and size becomes a
             batch, in a worker; `list` keeps them as they are. By default samples are stacked in
             place, which is several times as fast.
+        worker_init_fn: Called with its number in each worker process, before the first sample; not
+            without processes, as in torch.
         stage: Use of the batches. For val, test and predict each sample occurs exactly once over
             all ranks, for train all ranks take equally many steps; by default both, and what cannot
             have both is refused.
         repeats: Every pass is one of epoch 0, with the same random numbers, unless `set_epoch` is
             called; by default so for val, test and predict. Without a `stage` passes differ, as
             those of torch's DataLoader do.
+        **torch_options: Arguments of torch's DataLoader in place of `options`, see `TorchOptions`.
 
     Attributes:
         epoch: Epoch of the order and the random numbers of the next pass.
@@ -77,7 +87,7 @@ class MicroBatchLoader:
         ConfigError: The dataset cannot be read by index, is empty or smaller than the number of
             ranks, or its samples cannot be put into a batch; or the ranks cannot share the global
             batch evenly; or `collate_fn` comes with `micro_batch_size`, or with a dataset that
-            writes rows.
+            writes rows; or two arguments contradict each other.
     """
 
     def __init__(
@@ -85,41 +95,47 @@ class MicroBatchLoader:
         dataset: RowWriter | MapStyle,
         options: LoaderOptions | None = None,
         *,
-        shuffle: bool = False,
+        shuffle: bool | None = None,
+        sampler: Iterable[int] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         collate_fn: Collate | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
         stage: Stage | None = None,
         repeats: bool | None = None,
+        **torch_options: Unpack[TorchOptions],
     ) -> None:
-        self.options = options or LoaderOptions()
+        self.options = choose_kind(merge_options(options, torch_options), worker_init_fn)
         self.dataset = dataset
         self.collate_fn = collate_fn
+        self.worker_init_fn = worker_init_fn
         if collate_fn is not None and self.options.micro_batch_size != "auto":
             raise ConfigError(
                 "collate_fn makes a batch of whole samples: leave out micro_batch_size"
             )
+        if stage is not None:
+            check_choice("stage", stage, get_args(Stage))
         self.stage = stage
         is_evaluation = stage in ("val", "test", "predict")
         self.repeats = is_evaluation if repeats is None else repeats
-        self._given_ranks = rank, world_size
-        ranks = find_ranks(rank, world_size)
-        self._order = EpochOrder(
-            count_samples(dataset),
-            shuffle,
-            self.options.seed,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
+        self._orders = CurrentOrder(
+            dataset,
+            self.options,
+            shuffle=bool(shuffle),
+            sampler=sampler,
+            rank=rank,
+            world_size=world_size,
             evaluation=is_evaluation,
-            drop_last=self.options.drop_last,
-            windows=find_windows(dataset, self.options) if shuffle else None,
+        )
+        self._order = self.order
+        self._keeps_workers = keeps_workers(
+            self.options, torch_options, shuffled=self._order.shuffle
         )
         self._batch_size: int | None = None
-        self.options.count_batch(ranks.world_size)
+        self.options.count_batch(self._order.world_size)
         self.epoch = 0
         self._epochs_per_pass = 1
         self.count_trained: Callable[[], tuple[int, int]] | None = None
-        self.batch_sampler = None  # Lightning reads it wherever there is a sampler
         self.device: torch.device | None = None
         self.pin_device: torch.device | None = None
         self.assemble_s = 0.0
@@ -133,25 +149,17 @@ class MicroBatchLoader:
     @property
     def order(self) -> EpochOrder:
         """Order of the samples, as the dataset and the ranks are now."""
-        order = self._order
-        ranks = find_ranks(*self._given_ranks)
-        length = count_samples(self.dataset)
-        windows = order.windows
-        if windows is not None and length != order.length:
-            windows = find_windows(self.dataset, self.options)
-        return replace(
-            order,
-            length=length,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-            windows=windows,
-        )
+        return self._orders.read()
 
     @property
-    def sampler(self) -> EpochSampler | AscendingSampler:
+    def sampler(self) -> EpochSampler | SequentialSampler:
         """Return what a Trainer tells the epoch; by its class it knows an ascending order."""
-        kind = EpochSampler if self._order.shuffle else AscendingSampler
-        return kind(self.order.length, self._begin_epoch)
+        return make_sampler(self.order, self._begin_epoch)
+
+    @property
+    def batch_sampler(self) -> Any:  # noqa: ANN401 - a class of Lightning
+        """Return what Lightning's ``predict`` takes the indices of each batch from; None without Lightning."""
+        return wrap_for_lightning(SeenIndices(self._progress, self._order))
 
     @property
     def resizable(self) -> bool:
@@ -212,17 +220,19 @@ class MicroBatchLoader:
         """
         if self._is_elastic():
             raise TypeError("this loader has no length: its batch size can change within an epoch")
-        start, order = self._start(self.epoch), self.order
-        self._check_shares(order)
+        start, order = self._start(self.epoch), self._plan_order()
         return start.batches + order.steps(start.position, self.batch_size)
 
     def __bool__(self) -> bool:
         return True
 
+    def __repr__(self) -> str:
+        return f"MicroBatchLoader({type(self.dataset).__name__}, {describe(self._order)})"
+
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name not in _FROM_SAMPLES}
         kept.pop("side_stream", None)
-        return kept | _OF_PROCESS
+        return {**kept, **_OF_PROCESS}
 
     def __iter__(self) -> Iterator[Any]:
         batches = self._batches()
@@ -255,11 +265,7 @@ class MicroBatchLoader:
             The epoch, the position of the first of them in its order, and their number, over all
             ranks.
         """
-        progress = self._progress
-        if progress is None or batch + 1 not in progress.ends:
-            return None
-        position = progress.ends.get(batch, 0)
-        return progress.epoch, position, progress.ends[batch + 1] - position
+        return self._progress.locate(batch) if self._progress else None
 
     def close(self) -> None:
         """End the workers; the next pass starts others, which see the dataset as it is then."""
@@ -291,6 +297,7 @@ class MicroBatchLoader:
             seed=order.seed,
             shuffle=order.shuffle,
             window_bytes=order.window_bytes,
+            drawn=order.digest(epoch) if position else 0,
         ).to_plain()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -334,10 +341,13 @@ class MicroBatchLoader:
         self._forget_old_samples()
         order = self._order
         depth = self._count_tasks_ahead()
-        self._check_sources()
+        if self.choice.kind != "process":
+            check_sources(self._rows)
         # Workers stay for the next epoch: starting processes takes longer than many a batch.
         if self._workers is None:
-            self._workers = open_workers(self._rows, self._layout, self.choice, self.options)
+            self._workers = open_workers(
+                self._rows, self._layout, self.choice, self.options, self.worker_init_fn
+            )
         workers = self._workers
         assembly = Assembly(
             order,
@@ -367,41 +377,41 @@ class MicroBatchLoader:
             fetching.close()
             self._end_iteration(assembly)
 
+    def _plan_order(self) -> EpochOrder:
+        order = self.order
+        if self.stage is None and not (order.shuffle and order.sampled is None):
+            order.check_shares(self.batch_size)
+        return order
+
     def _begin_pass(self) -> EpochProgress:
         """Fix the order of a pass, and the epoch of the next one; return where it begins."""
-        order = self.order
-        self._check_shares(order)
-        check_ranks_known(*self._given_ranks)
+        order = self._plan_order()
+        self._orders.check_ranks()
         progress = self._start(self.epoch)
         if progress.batches and not order.steps(progress.position, self.batch_size):
             progress = EpochProgress(self.epoch + 1)  # the interrupted epoch was complete
+        order.draw(progress.epoch)
+        if progress.position and self._resumed is not None:
+            self._resumed.check_drawn(order.digest(progress.epoch))
         self._order = order
         if not self.repeats:
             self.epoch = (progress.epoch + self._epochs_per_pass) % EPOCHS
         return progress
 
-    def _check_shares(self, order: EpochOrder) -> None:
-        """Refuse to leave out samples where nobody said that this loader is one of training.
-
-        Raises:
-            ConfigError: Batches of one sample cannot be shared evenly by the ranks.
-        """
-        rest = order.count_left_out(self.batch_size)
-        if rest and self.stage is None and not order.shuffle:
-            raise ConfigError(
-                f"{order.length} samples in batches of 1 cannot be shared evenly by "
-                f"{order.world_size} ranks: give MicroBatchLoader(stage='val') if each sample is "
-                f"to be read once, stage='train' if the last {rest} may be left out"
-            )
-
     def _forget_old_samples(self) -> None:
         """End workers and forget the form of the samples if the dataset was changed since the last pass."""
         marks = look_at(self._order.length, self.dataset, self.collate_fn)
-        if self._marks and marks != self._marks:
+        if self._marks and marks != self._marks and not self._still_serves():
             self.close()
             for name in _FROM_SAMPLES:
                 self.__dict__.pop(name, None)
         self._marks = marks
+
+    def _still_serves(self) -> bool:
+        """Return True if a dataset that was changed is not copied, and has samples of the same form."""
+        if self.choice.kind == "process":
+            return False
+        return dict(self._make_rows().fields) == self._layout.fields
 
     def _count_tasks_ahead(self) -> int:
         """Return the micro-batches that are under way beside the one waited for.
@@ -419,12 +429,6 @@ class MicroBatchLoader:
     def _count_rows(self, batch_size: int) -> int:
         return batch_size if self.collate_fn is not None else self.choice.count_rows(batch_size)
 
-    def _check_sources(self) -> None:
-        """Find files that were cut short before this process reads past their end and is killed."""
-        check: Callable[[], None] | None = getattr(self._rows, "check_sources", None)
-        if check is not None and self.choice.kind != "process":
-            check()
-
     def _hand_out(
         self, staging: Staging, slot: Slot, samples: int, texts: Mapping[str, list[Any]]
     ) -> Any:  # noqa: ANN401
@@ -433,7 +437,7 @@ class MicroBatchLoader:
         if isinstance(self._rows, SampleWriter):
             batch = self._rows.build(batch, texts)
         if self.collate_fn is not None and self.options.pins_memory:
-            batch = tree_map(_pin_tensor, batch)  # its tensors lie outside of the staging memory
+            batch = pin_tensors(batch)  # they lie outside of the staging memory
         self.assemble_s += time.perf_counter() - began_s
         return batch
 
@@ -449,7 +453,7 @@ class MicroBatchLoader:
         if self._assembly is not assembly:
             return  # another iteration has taken over the workers
         self._assembly = None
-        if not assembly.order.shuffle:
+        if not self._keeps_workers:
             # Evaluation comes once in an epoch: its workers would only hold memory meanwhile.
             self.close()
 
@@ -467,10 +471,13 @@ class MicroBatchLoader:
 
     @cached_property
     def _rows(self) -> RowWriter:
+        return self._make_rows()
+
+    def _make_rows(self) -> RowWriter:
         options = self.options
         if self.has_chosen:  # samples of a dataset that was changed: the workers stay
             options = replace(options, worker_kind=self.choice.kind)
-        return as_rows(self.dataset, options, self.collate_fn)
+        return as_rows(self.dataset, options, self.collate_fn, self.worker_init_fn)
 
     @cached_property
     def _layout(self) -> Layout:
@@ -481,14 +488,12 @@ class MicroBatchLoader:
         device = None
         if self.options.pins_memory:
             device = self.pin_device or torch.device("cuda", torch.cuda.current_device())
+        elif self.options.pin_memory is True:
+            log.warning("pin_memory=True, but there is no CUDA device: batches are not page-locked")
         return Staging(self._layout, shared=self.choice.kind == "process", pinned=device)
 
 
 _FROM_SAMPLES = ("_rows", "_layout", "_staging")
 """Attributes that were made from samples of the dataset."""
-_OF_PROCESS = {"_workers": None, "_assembly": None, "_marks": []}
+_OF_PROCESS: Mapping[str, Any] = {"_workers": None, "_assembly": None, "_marks": []}
 """Attributes that no copy of a loader takes over, and what it has in their place."""
-
-
-def _pin_tensor(part: object) -> object:
-    return part.pin_memory() if isinstance(part, torch.Tensor) else part

@@ -44,8 +44,8 @@ class LoaderOptions:
         resizable: `loader.batch_size = n` takes effect with the next batch; such a loader has no
             length.
         prefetch_batches: Batches under way beside the one handed out.
-        pin_memory: Page-locked batches, which copy to a GPU without blocking; `auto` where CUDA is
-            present.
+        pin_memory: Page-locked batches, which copy to a GPU without blocking, where CUDA is present;
+            `auto` says nothing where it is not.
         locality: `none` shuffles all samples; `image`, for sets larger than memory, as many images
             at a time as take `window_bytes`, so that each is read from the disk once in an epoch;
             `auto` does that for a set of shards that does not fit its local cache.
@@ -90,16 +90,7 @@ class LoaderOptions:
 
     @property
     def pins_memory(self) -> bool:
-        """Return True if batches are page-locked here.
-
-        Raises:
-            ConfigError: They shall be, and there is no CUDA device.
-        """
-        if self.pin_memory is True and not torch.cuda.is_available():
-            raise ConfigError(
-                "pin_memory=true: only memory for a CUDA device is page-locked, and there is none: "
-                "set auto"
-            )
+        """Return True if batches are page-locked here."""
         return self.pin_memory is not False and torch.cuda.is_available()
 
     def count_batch(self, world_size: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from lit_data.errors import ConfigError
+from lit_data.loading.drawn import SamplerOrder
 from lit_data.loading.options import LoaderOptions
 from lit_data.rng import Stream, random_words, shuffled
 from lit_data.types import Array, FieldSpec, Ints, RowWriter, SampleRuns
@@ -158,6 +159,7 @@ class EpochOrder:
             default so for an ascending order.
         drop_last: Leave out the last step of an epoch when it is short.
         windows: Windows in which samples that lie together stay close; by default none do.
+        sampled: Order that a sampler draws, in place of ours.
 
     Raises:
         ConfigError: There are no samples, or fewer than ranks, or the rank is out of range.
@@ -171,6 +173,7 @@ class EpochOrder:
     evaluation: bool | None = None
     drop_last: bool = False
     windows: Windows | None = None
+    sampled: SamplerOrder | None = None
 
     def __post_init__(self) -> None:
         """Check that every rank has work."""
@@ -224,10 +227,28 @@ class EpochOrder:
             has_short_step = rest > self.rank
         return full + has_short_step
 
-    def count_left_out(self, batch_size: int) -> int:
-        """Return the samples that no rank reads in an epoch, so that all take equally many steps."""
-        is_whole = batch_size > 1 or not self.equal_steps or self.drop_last
-        return 0 if is_whole else self.length % self.world_size
+    def draw(self, epoch: int) -> None:
+        """Let the sampler draw the order of an epoch, if there is one."""
+        if self.sampled is not None:
+            self.sampled.draw(self.seed, epoch)
+
+    def digest(self, epoch: int) -> int:
+        """Return a number that tells what a sampler drew for an epoch; 0 without one."""
+        return 0 if self.sampled is None else self.sampled.digest(self.seed, epoch)
+
+    def check_shares(self, batch_size: int) -> None:
+        """Refuse to leave out samples where nobody said that this is an order of training.
+
+        Raises:
+            ConfigError: Batches of one sample cannot be shared evenly by the ranks.
+        """
+        rest = self.length % self.world_size
+        if rest and batch_size == 1 and self.equal_steps and not self.drop_last:
+            raise ConfigError(
+                f"{self.length} samples in batches of 1 cannot be shared evenly by "
+                f"{self.world_size} ranks: give MicroBatchLoader(stage='val') if each sample is to "
+                f"be read once, stage='train' if {rest} may be left out"
+            )
 
     def indices(self, position: int, taken: int, epoch: int) -> Ints:
         """Return the sample indices of this rank in the step at `position`."""
@@ -236,6 +257,8 @@ class EpochOrder:
 
     def at(self, positions: Ints, epoch: int) -> Ints:
         """Return the sample indices at positions of the epoch's order, of any rank."""
+        if self.sampled is not None:
+            return self.sampled.at(positions, self.seed, epoch)
         if not self.shuffle:
             return positions
         if self.windows is not None:

@@ -7,7 +7,7 @@ import selectors
 import signal
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -20,6 +20,7 @@ from lit_data.io.machine import count_files
 from lit_data.io.store.shared_arrays import Handle, SharedMemory, attach
 from lit_data.loading.apart import describe_end, set_up_worker, start_context
 from lit_data.loading.options import StartMethod
+from lit_data.loading.samples import SampleWriter
 from lit_data.loading.staging import INDICES, Layout
 from lit_data.loading.workers import (
     Answer,
@@ -77,9 +78,17 @@ class RowReader:
         dataset: Writes the samples.
         layout: Layout of a slot.
         board: The worker's line of it says which rows are being written.
+        worker_init_fn: Called in each worker before its first sample.
     """
 
-    def __init__(self, dataset: RowWriter, layout: Layout, board: Board) -> None:
+    def __init__(
+        self,
+        dataset: RowWriter,
+        layout: Layout,
+        board: Board,
+        worker_init_fn: Callable[[int], None] | None = None,
+    ) -> None:
+        self.worker_init_fn = worker_init_fn
         self.dataset = dataset
         self.layout = layout
         self.board = board
@@ -112,6 +121,8 @@ def serve(reader: RowReader, worker: int, workers: int, pipe: Connection) -> Non
         pipe: To the main process.
     """
     _set_up(reader, worker, workers)
+    if reader.worker_init_fn is not None:
+        reader.worker_init_fn(worker)
     pipe.send(None)  # this process listens
     while True:
         message: Message = pipe.recv()
@@ -128,7 +139,10 @@ def _set_up(reader: RowReader, worker: int, workers: int) -> None:
             os._exit(0)
 
     signal.signal(signal.SIGTERM, end_if_closing)
-    set_up_worker(reader.dataset, worker, workers)
+    dataset: Any = reader.dataset
+    if isinstance(dataset, SampleWriter):
+        dataset = dataset.dataset  # the user's own, which a `worker_init_fn` may change
+    set_up_worker(dataset, worker, workers)
 
 
 def _view_board(memory: Any) -> Array:  # noqa: ANN401 - an mmap
@@ -176,6 +190,7 @@ class ProcessWorkers:
         workers: Number of processes.
         start_method: `fork`, `forkserver`, `spawn`, or `auto` for the default of this Python.
         timeout_s: Longest wait for one micro-batch; then the workers are killed.
+        worker_init_fn: Called with the number of a worker in it, before its first sample.
     """
 
     def __init__(
@@ -186,12 +201,13 @@ class ProcessWorkers:
         *,
         start_method: StartMethod,
         timeout_s: float,
+        worker_init_fn: Callable[[int], None] | None = None,
     ) -> None:
         self.dataset = dataset
         self.workers = workers
         self.timeout_s = timeout_s
         self.board = Board(workers)
-        self._reader = RowReader(dataset, layout, self.board)
+        self._reader = RowReader(dataset, layout, self.board, worker_init_fn)
         self._context: Any = start_context(start_method)
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []

@@ -83,6 +83,7 @@ class SampleWriter:
             they are stacked.
 
     Attributes:
+        worker_init_fn: Called in a process before it reads, with its number.
         facts: What is known of the dataset.
         draws: The dataset was seen to draw from global generators, by now.
         isolated: This process makes one sample at a time, so that generators can be watched and
@@ -95,6 +96,7 @@ class SampleWriter:
         self.collate_fn = collate_fn
         self.isolated = True
         self.draws = False
+        self.worker_init_fn: Callable[[int], None] | None = None
         self._facts = UNREAD
 
     @property

@@ -1,7 +1,7 @@
 """First samples of a dataset: their structure, and the time of reading, before there is a batch."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from statistics import median
@@ -28,9 +28,18 @@ _PROBE_SAMPLES = 32
 
 
 def as_rows(
-    dataset: RowWriter | MapStyle, options: LoaderOptions, collate_fn: Collate | None = None
+    dataset: RowWriter | MapStyle,
+    options: LoaderOptions,
+    collate_fn: Collate | None = None,
+    worker_init_fn: Callable[[int], None] | None = None,
 ) -> RowWriter:
     """Return the dataset, if it writes rows; else a writer of its samples.
+
+    Args:
+        dataset: The dataset.
+        options: Options of its loader.
+        collate_fn: Makes batches of its samples.
+        worker_init_fn: Runs first in each process that reads it.
 
     Raises:
         ConfigError: Its samples cannot be put into a batch, or there is nothing for `collate_fn` to
@@ -38,6 +47,7 @@ def as_rows(
     """
     if not isinstance(dataset, RowWriter):
         rows = SampleWriter(dataset, seed=options.seed, collate_fn=collate_fn)
+        rows.worker_init_fn = worker_init_fn
         rows.facts = _survey(rows, options)
         if options.worker_kind == "thread":
             rows.isolated = rows.probe()

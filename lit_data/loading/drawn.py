@@ -1,0 +1,105 @@
+"""An order that a sampler draws."""
+
+import zlib
+from collections.abc import Callable, Iterable, Sized
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DistributedSampler
+
+from lit_data.errors import ConfigError
+from lit_data.rng import Stream, random_words, seed_generators, unchanged_generators
+from lit_data.types import Ints
+
+
+class SamplerOrder:
+    """Order of each epoch as a sampler of torch draws it.
+
+    The global generators of torch, NumPy and `random` are seeded for the draw and put back, so the
+    order is a pure function of seed and epoch, alike on all ranks, unless the sampler has a
+    generator of its own.
+
+    Args:
+        sampler: Indices of samples, with a length; ``set_epoch`` is called if there.
+        dataset: Dataset of the samples.
+
+    Raises:
+        ConfigError: It has no length, or no indices.
+    """
+
+    def __init__(self, sampler: Iterable[int], dataset: Any) -> None:  # noqa: ANN401 - any dataset
+        if not isinstance(sampler, Sized):
+            raise ConfigError(
+                f"sampler={type(sampler).__name__} has no length: give a list of indices, or a "
+                "sampler with __len__"
+            )
+        self.sampler: Any = sampler
+        self.dataset = dataset
+        self._drawn: tuple[tuple[int, int], Ints] | None = None
+        if not len(self):
+            raise ConfigError("the sampler gives no samples: there is nothing to make a batch of")
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def at(self, positions: Ints, seed: int, epoch: int) -> Ints:
+        """Return the sample indices at positions of an epoch."""
+        return self._indices(seed, epoch)[positions]
+
+    def digest(self, seed: int, epoch: int) -> int:
+        """Return a number that tells the order of an epoch from another one; never 0."""
+        return zlib.crc32(self._indices(seed, epoch).tobytes()) | 1 << 32
+
+    def draw(self, seed: int, epoch: int) -> Ints:
+        """Draw the order of an epoch, which holds until the next draw."""
+        with unchanged_generators():
+            seed_generators(random_words(seed, Stream.SAMPLER, 0, epoch, 2)[0])
+            indices = self._list(epoch)
+        self._drawn = (seed, epoch), indices
+        return indices
+
+    def _indices(self, seed: int, epoch: int) -> Ints:
+        if self._drawn is None or self._drawn[0] != (seed, epoch):
+            return self.draw(seed, epoch)
+        return self._drawn[1]
+
+    def _list(self, epoch: int) -> Ints:
+        set_epoch: Callable[[int], None] | None = getattr(self.sampler, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+        length, samples = len(self), len(self.dataset)
+        drawn = list(islice(self.sampler, length + 1))
+        if len(drawn) != length:
+            more = "more" if len(drawn) > length else f"{len(drawn)}"
+            raise ConfigError(f"the sampler has length {length} and gives {more}: make them equal")
+        indices = np.asarray(drawn)
+        if indices.ndim != 1 or indices.dtype.kind not in "iu":
+            raise ConfigError(
+                f"the sampler gives {drawn[0]!r}: give single indices, and batch_size= beside them"
+            )
+        if indices.min() < 0 or indices.max() >= samples:
+            raise ConfigError(
+                f"the sampler gives indices from {indices.min()} to {indices.max()}, and the "
+                f"dataset has {samples} samples: give indices from 0 to {samples - 1}"
+            )
+        return indices.astype(np.int64)
+
+
+def check_sampler(
+    sampler: Iterable[int] | None, shuffle: bool | None, world_size: int | None
+) -> None:
+    """Refuse a sampler where the order, or the share of a rank, is decided twice.
+
+    Raises:
+        ConfigError: It comes with `shuffle`, or shares the samples over ranks itself.
+    """
+    if sampler is None:
+        return
+    if shuffle:
+        raise ConfigError("sampler= and shuffle=True both give the order: leave one of them out")
+    if isinstance(sampler, DistributedSampler) and world_size != 1:
+        raise ConfigError(
+            "a DistributedSampler shares the samples over ranks, as this loader does itself: leave "
+            "it out and set shuffle=True, or give rank=0, world_size=1 beside it"
+        )

@@ -1,0 +1,171 @@
+"""Arguments of torch's DataLoader, with their meaning there."""
+
+import multiprocessing.context
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Literal, TypedDict, cast
+
+import torch
+
+from lit_data.errors import ConfigError
+from lit_data.loading.options import LoaderOptions
+
+_NO_LIMIT_S = 1e6
+"""Of `timeout_s`: twelve days, which stand for no limit."""
+
+_OPTIONS = {
+    "batch_size": "batch_size",
+    "num_workers": "num_workers",
+    "pin_memory": "pin_memory",
+    "drop_last": "drop_last",
+    "timeout": "timeout_s",
+    "prefetch_factor": "prefetch_batches",
+    "multiprocessing_context": "start_method",
+    "generator": "seed",
+}
+"""Arguments of torch, and the options that they set."""
+_REFUSED: Mapping[str, tuple[object, str]] = {
+    "batch_sampler": (None, "give sampler= and batch_size="),
+    "pin_memory_device": ("", "batches are pinned for the device of the run: leave it out"),
+    "in_order": (True, "batches always come in order: leave it out"),
+}
+"""Arguments that have no counterpart but for one value, and what to do."""
+
+
+class TorchOptions(TypedDict, total=False):
+    """Arguments of torch's DataLoader that stand for options of `LoaderOptions`.
+
+    Attributes:
+        batch_size: `LoaderOptions.batch_size`, so 32 by default.
+        num_workers: `LoaderOptions.num_workers`.
+        pin_memory: `LoaderOptions.pin_memory`.
+        drop_last: `LoaderOptions.drop_last`.
+        timeout: Longest wait for one micro-batch, s; 0 for no limit.
+        prefetch_factor: Batches under way for each of `num_workers`.
+        multiprocessing_context: `LoaderOptions.start_method`, or a context that has one.
+        generator: A seed is drawn from it once; alike on all ranks.
+        persistent_workers: Workers stay between passes; by default those of a random order do.
+        batch_sampler: Not possible.
+        pin_memory_device: Not possible.
+        in_order: Always so.
+    """
+
+    batch_size: int
+    num_workers: int | Literal["auto"]
+    pin_memory: bool | Literal["auto"]
+    drop_last: bool
+    timeout: float
+    prefetch_factor: int | None
+    multiprocessing_context: str | multiprocessing.context.BaseContext | None
+    generator: torch.Generator | None
+    persistent_workers: bool
+    batch_sampler: None
+    pin_memory_device: str
+    in_order: bool
+
+
+def merge_options(options: LoaderOptions | None, given: TorchOptions) -> LoaderOptions:
+    """Return options with arguments of torch in their places.
+
+    Raises:
+        ConfigError: One is given twice, or has no counterpart here, or is out of its range.
+        TypeError: Torch's DataLoader has no such argument.
+    """
+    if options is not None and not isinstance(options, LoaderOptions):
+        raise ConfigError(
+            f"options={options!r} are no LoaderOptions: name each argument of torch's DataLoader, "
+            "as in MicroBatchLoader(dataset, batch_size=8)"
+        )
+    for name, value in given.items():
+        _check_known(name, value)
+    base, usual = options or LoaderOptions(), LoaderOptions()
+    for name in given.keys() & _OPTIONS.keys():
+        if getattr(base, _OPTIONS[name]) != getattr(usual, _OPTIONS[name]):
+            raise ConfigError(_describe_double(name, base))
+    if "batch_size" in given and base.global_batch_size is not None:
+        raise ConfigError(
+            "batch_size and options.global_batch_size are one thing: give one of them"
+        )
+    return _translate(base, given)
+
+
+def keeps_workers(options: LoaderOptions, given: TorchOptions, *, shuffled: bool) -> bool:
+    """Return True if workers stay between passes.
+
+    Raises:
+        ConfigError: They shall stay, and there are none.
+    """
+    if given.get("persistent_workers") and options.num_workers == 0:
+        raise ConfigError("persistent_workers=True, but num_workers=0: leave one of them out")
+    return given.get("persistent_workers", shuffled)
+
+
+def choose_kind(
+    options: LoaderOptions, worker_init_fn: Callable[[int], None] | None
+) -> LoaderOptions:
+    """Return options with worker processes, if workers are to be there and to run a function first.
+
+    Raises:
+        ConfigError: The workers are to be threads, which share everything.
+    """
+    if worker_init_fn is None or options.num_workers == 0:
+        return options
+    if options.worker_kind == "thread":
+        raise ConfigError("worker_init_fn runs in worker processes: set worker_kind=process")
+    return replace(options, worker_kind="process") if options.worker_kind == "auto" else options
+
+
+def _check_known(name: str, value: object) -> None:
+    if name in _REFUSED:
+        allowed, cure = _REFUSED[name]
+        if value != allowed:
+            raise ConfigError(
+                f"{name}={value!r} is not possible: {cure}, or use torch's DataLoader"
+            )
+    elif name in LoaderOptions.__dataclass_fields__ and name not in _OPTIONS:
+        raise ConfigError(
+            f"{name} is an option of lit_data: give MicroBatchLoader(dataset, "
+            f"LoaderOptions({name}={value!r}))"
+        )
+    elif name not in TorchOptions.__annotations__:
+        raise TypeError(f"MicroBatchLoader has no argument {name!r}")
+
+
+def _describe_double(name: str, options: LoaderOptions) -> str:
+    option = _OPTIONS[name]
+    value = getattr(options, option)
+    return f"{name} is given twice, by its name and in options ({option}={value!r}): give it once"
+
+
+def _translate(base: LoaderOptions, given: TorchOptions) -> LoaderOptions:
+    changes: dict[str, Any] = {}
+    for name in ("batch_size", "num_workers", "pin_memory", "drop_last"):
+        if name in given:
+            changes[name] = cast(Mapping[str, Any], given)[name]
+    if "timeout" in given:
+        changes["timeout_s"] = given["timeout"] or _NO_LIMIT_S
+    context = given.get("multiprocessing_context")
+    if context is not None:
+        changes["start_method"] = context if isinstance(context, str) else _method(context)
+    generator = given.get("generator")
+    if generator is not None:
+        drawn = torch.empty((), dtype=torch.int64).random_(generator=generator)
+        changes["seed"] = int(drawn.item())
+    options = replace(base, **changes)
+    factor = given.get("prefetch_factor")
+    return options if factor is None else _prefetch(options, factor)
+
+
+def _method(context: Any) -> str | None:  # noqa: ANN401 - a context of any start method
+    method: Callable[[], str | None] = context.get_start_method
+    return method()
+
+
+def _prefetch(options: LoaderOptions, factor: int) -> LoaderOptions:
+    workers = options.num_workers
+    if workers == "auto" or not workers:
+        raise ConfigError(
+            f"prefetch_factor={factor} counts batches of each worker, and num_workers={workers}: "
+            "set num_workers to at least 1, or LoaderOptions(prefetch_batches=...)"
+        )
+    return replace(options, prefetch_batches=factor * workers)

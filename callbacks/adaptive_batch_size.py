@@ -2,9 +2,10 @@
 
 import logging
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from lightning import Callback, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from typing_extensions import override
@@ -21,7 +22,7 @@ from lit_data.callbacks.adaptive.steps import (
 )
 from lit_data.callbacks.device_memory import open_gauge
 from lit_data.callbacks.events import is_logging_step, log_metrics
-from lit_data.callbacks.wrapping import wrap
+from lit_data.callbacks.wrapping import CopiedCallback, wrap
 from lit_data.checks import check_choice, check_saved_counts
 from lit_data.errors import ConfigError
 from lit_data.lightning_internals import CLOSURE, OPTIMIZER_STEP, automatic_loop, check_version
@@ -35,7 +36,7 @@ Mode = Literal["split", "resize"]
 _COUNTS = {"ooms", "base", "batch_size"}
 
 
-class AdaptiveBatchSize(Callback):
+class AdaptiveBatchSize(CopiedCallback):
     """Repeats a batch that runs out of memory in halves, and grows again after clean steps.
 
     In training, an out-of-memory error in transfer, augmentation, forward or backward undoes what
@@ -100,6 +101,8 @@ class AdaptiveBatchSize(Callback):
             torch.OutOfMemoryError too.
     """
 
+    of_run = MappingProxyType({"_undo": ExitStack, "_replay": type(None), "_resizing": type(None)})
+
     def __init__(
         self,
         mode: Mode = "split",
@@ -128,6 +131,10 @@ class AdaptiveBatchSize(Callback):
         self._size_of_full_batches = 0
         self._samples_of_full_batches = 0
         self._undo = ExitStack()
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_resumed": self.state_dict()}
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

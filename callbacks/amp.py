@@ -4,6 +4,7 @@ import functools
 import logging
 import math
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -81,6 +82,10 @@ class AMP(UndoneCallback):
         LitDataError: `fall_back_to` is ``raise``, and it is time to.
     """
 
+    of_run = MappingProxyType(
+        {"_plugin": type(None), "_replaced_plugin": type(None), "_norms": dict}
+    )
+
     def __init__(
         self,
         precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto",
@@ -111,6 +116,11 @@ class AMP(UndoneCallback):
         self._plugin: MixedPrecision | None = None
         self._logged_precision: Precision | None = None
         self._replaced_plugin: LightningPrecision | None = None
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        # After a run the plugin has the loss scale that checkpoints need.
+        return super().__getstate__() if self._is_on else dict(vars(self))
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
@@ -18,6 +19,7 @@ from lit_data.callbacks.loader_facts import count_batch
 from lit_data.callbacks.timeline import draw_throughput, write_picture
 from lit_data.callbacks.timing.step_clock import CudaStepClock, Part, StepClock, attach
 from lit_data.callbacks.timing.totals import EndedBatch, Hardware, StepTotals, Tally, Throughput
+from lit_data.callbacks.wrapping import CopiedCallback
 from lit_data.devices import has_fast_bf16
 from lit_data.io.machine import count_disk_bytes
 from lit_data.loading import MicroBatchLoader
@@ -30,7 +32,7 @@ _MOST_ENDED = 64
 """Steps that are added up at once, which is cheaper than after each."""
 
 
-class DataWaitMonitor(Callback):
+class DataWaitMonitor(CopiedCallback):
     """Measures the parts of training steps, each from the end of the one before it to its own end.
 
     Left out are the steps after which an epoch or a validation began or a checkpoint was taken. On
@@ -64,6 +66,8 @@ class DataWaitMonitor(Callback):
         path: Folder of the plot; by default that of the Trainer's logger, never the working folder.
         plot: Draw it; never in a ``fast_dev_run``.
     """
+
+    of_run = MappingProxyType({"_clock": StepClock, "_detach": type(None)})
 
     def __init__(self, *, path: PathText | None = None, plot: bool = True) -> None:
         self.path = None if path is None else Path(path)

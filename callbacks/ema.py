@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
-from lit_data.callbacks.wrapping import wrap
+from lit_data.callbacks.wrapping import CopiedCallback, wrap
 from lit_data.errors import ConfigError
 
 _WARM_UP_STEPS = 10
@@ -25,7 +26,7 @@ _AVERAGE_KEY = "average_of_weights"
 _Tensors = Mapping[str, Tensor]
 
 
-class EMA(Callback):
+class EMA(CopiedCallback):
     """Exponential moving average of the weights (Polyak and Juditsky, 1992), for any module.
 
     Weights of single steps jump: from one epoch to the next a net may lose most of what it finds.
@@ -49,6 +50,8 @@ class EMA(Callback):
         ConfigError: The decay is not between 0 and 1; later, that the strategy spreads the weights
             over the ranks, or that another callback averages them too.
     """
+
+    of_run = MappingProxyType({"_undo": ExitStack})
 
     def __init__(self, decay: float = 0.99) -> None:
         if not 0 < decay < 1:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from lightning import LightningModule, Trainer
@@ -56,6 +57,8 @@ class EmptyCache(UndoneCallback):
         ConfigError: A value is out of range, or (at the start) the module has no method of a name
             in `after`.
     """
+
+    of_run = MappingProxyType({"_undo": ExitStack, "_cache": type(None)})
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +54,8 @@ class GradientCheckpointing(UndoneCallback):
             the start of a fit, a name or pattern that fits no submodule, a container without a
             forward pass, or a module that lies inside another chosen one.
     """
+
+    of_run = MappingProxyType({"_undo": ExitStack})
 
     def __init__(self, modules: Sequence[str]) -> None:
         is_list = not isinstance(modules, str) and len(modules) > 0

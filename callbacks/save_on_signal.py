@@ -5,16 +5,17 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from typing_extensions import override
 
+from lit_data.callbacks.wrapping import CopiedCallback
 from lit_data.lightning_internals import set_stop
 from lit_data.types import PathText
 
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
-class SaveOnSignal(Callback):
+class SaveOnSignal(CopiedCallback):
     """Finishes the running step once any rank gets a signal to stop, saves, and ends the run.
 
     The ranks agree on it after each optimizer step, whichever of them got the signal; on GPUs they
@@ -41,6 +42,8 @@ class SaveOnSignal(Callback):
         path: The checkpoint to write, on a local or mounted disk; its folder is made where it does
             not exist.
     """
+
+    of_run = MappingProxyType({"_before": dict, "_replaced": dict, "_asked": type(None)})
 
     def __init__(self, path: PathText) -> None:
         self.path = Path(path)

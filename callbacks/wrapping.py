@@ -2,8 +2,8 @@
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from lightning import Callback, LightningModule, Trainer
 from typing_extensions import override
@@ -33,11 +33,19 @@ class Wrapped:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, D102 - any method
         return self.call(*args, **kwargs)
 
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Callable[..., Any]]]:
+        """Let copies of the object have the method alone: the wrappers are those of a run."""
+        return _return_method, (self.method,)
+
     def compose(self) -> None:
         """Put the wrappers together, once for each change: a training step makes a dozen calls."""
         self.call = self.method
         for around in self.arounds:
             self.call = functools.partial(around, self.call)
+
+
+def _return_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    return method
 
 
 def wrap(owner: Any, name: str, around: Around) -> Callable[[], None]:  # noqa: ANN401 - any object
@@ -72,7 +80,23 @@ def wrap(owner: Any, name: str, around: Around) -> Callable[[], None]:  # noqa: 
     return unwrap
 
 
-class UndoneCallback(Callback, ABC):
+class CopiedCallback(Callback):
+    """Callback whose copies have its options and counts, and nothing of the run that it is in.
+
+    Attributes:
+        of_run: Makes the values with which copies begin, by the names of attributes.
+    """
+
+    of_run: ClassVar[Mapping[str, Callable[[], Any]]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(vars(self))
+        for name, make in self.of_run.items():
+            state[name] = make()
+        return state
+
+
+class UndoneCallback(CopiedCallback, ABC):
     """Callback that changes objects of a run, and leaves them as before when the run is over."""
 
     @abstractmethod

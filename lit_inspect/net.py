@@ -21,7 +21,7 @@ Floats = NDArray[np.float32]
 _SLACK = 1e-3  # of sums of weights and of int8, as in `predict`
 _GIB = 2**30
 _INPUT = "images"
-_LONGEST_STEP_S = 0.1
+_STEP_S = 0.1  # between two looks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +77,7 @@ class _Watch:
         self._call: _Call | None = None
         is_closed = threading.Event()
         weakref.finalize(self, is_closed.set)
-        step_s = min(limits.seconds / 10, _LONGEST_STEP_S)
-        arguments = (weakref.ref(self), is_closed, step_s)
+        arguments = (weakref.ref(self), is_closed)
         threading.Thread(target=_watch, args=arguments, daemon=True).start()
 
     def begin(self, stop: Callable[[], None], more_bytes: int = 0) -> None:
@@ -114,8 +113,8 @@ class _Watch:
             limits.give_up(describe_memory(limits))
 
 
-def _watch(reference: "weakref.ref[_Watch]", is_closed: threading.Event, step_s: float) -> None:
-    while not is_closed.wait(step_s):
+def _watch(reference: "weakref.ref[_Watch]", is_closed: threading.Event) -> None:
+    while not is_closed.wait(_STEP_S):
         watch = reference()
         if watch is not None:
             watch.look()

@@ -16,7 +16,7 @@ from lit_data.commands.checkpoints import find_checkpoint, load_weights
 from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.configuration.targets import read_options
-from lit_data.commands.exported import SUFFIX
+from lit_data.commands.exported import SUFFIX, open_exported
 from lit_data.commands.int8 import Int8Options, choose_precision
 from lit_data.commands.predict import list_conditions, take_thresholds
 from lit_data.commands.rerun import read_config, read_started
@@ -191,15 +191,13 @@ def _write(path: Path, data: bytes) -> None:
     Raises:
         StoreError: It cannot be written, or gives other answers than torch did.
     """
-    from lit_inspect import InspectError, Inspector
-
     with explaining(path, "name another file: export RUN board.inspect"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing_by_path(path) as part:
             part.write_bytes(data)
             try:
-                inspector = Inspector(part)
-            except InspectError as error:
+                inspector = open_exported(part, is_patient=True)
+            except StoreError as error:
                 raise StoreError(f"{show_path(path)} was not written: {error}") from error
     settings = inspector.settings
     print(f"{path}: {settings.task}, {len(data)} bytes, {settings.golden} golden answers agree")

@@ -21,7 +21,7 @@ SUFFIX = ".inspect"
 COMMANDS = ("test", "validate", "benchmark")
 """Those that take such a file as a checkpoint."""
 
-_BATCH_SECONDS = 600.0
+_PATIENT_SECONDS = 600.0
 _MEMORY_FRACTION = 0.8
 
 
@@ -48,14 +48,14 @@ def read_exported(path: Path) -> "Board":
 
 
 def open_exported(
-    path: Path, threads: int | None = None, *, is_batched: bool = False
+    path: Path, threads: int | None = None, *, is_patient: bool = False
 ) -> "Inspector":
     """Return an exported file, ready to answer.
 
     Args:
         path: The file.
         threads: That its graph computes with; None: one for each core of this process.
-        is_batched: True for batches, which may take minutes, and most of the memory that is free.
+        is_patient: True where it may take minutes, and most of the memory that is free.
 
     Raises:
         ConfigError: The runtime is not installed.
@@ -65,9 +65,9 @@ def open_exported(
     from lit_inspect import InspectError, Inspector, Limits
 
     limits = Limits()
-    if is_batched:
+    if is_patient:
         memory_bytes = max(limits.memory_bytes, int(_MEMORY_FRACTION * available_memory_bytes()))
-        limits = Limits(seconds=_BATCH_SECONDS, memory_bytes=memory_bytes)
+        limits = Limits(seconds=_PATIENT_SECONDS, memory_bytes=memory_bytes)
     try:
         return Inspector(path, threads=threads, limits=limits)
     except InspectError as error:
@@ -128,7 +128,7 @@ class Graph:
     """
 
     def __init__(self, path: Path) -> None:
-        self.inspector = open_exported(path, threads=torch.get_num_threads(), is_batched=True)
+        self.inspector = open_exported(path, threads=torch.get_num_threads(), is_patient=True)
         settings = self.inspector.settings
         self.path = path
         self._stored = _find_stored(settings.expand, settings.channels)

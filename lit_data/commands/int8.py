@@ -136,7 +136,7 @@ def encode_int8(path: Path, batches: list[Floats]) -> bytes:
     with scratch_folder() as folder:
         unanswered = Path(folder, path.name)
         unanswered.write_bytes(encode_board({**manifest, "golden": 0}, parts))
-        inspector = open_exported(unanswered)
+        inspector = open_exported(unanswered, is_patient=True)
     for number in range(manifest["golden"]):
         image = ArrayRows(board.load_array(f"golden/{number}.npy"))
         try:

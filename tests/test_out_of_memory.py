@@ -1,9 +1,11 @@
+import pickle
+
 import numpy as np
 import pytest
 import torch
 
 from lit_data.errors import BatchMemoryError
-from lit_data.out_of_memory import is_out_of_memory
+from lit_data.out_of_memory import is_out_of_memory, make_memory_error
 
 # What the libraries say, word for word.
 OUT_OF_MEMORY = [
@@ -103,3 +105,14 @@ def test_what_cuda_raises() -> None:
     with pytest.raises(torch.OutOfMemoryError) as of_cuda:
         torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
     assert is_out_of_memory(of_cuda.value)
+
+
+def test_the_error_of_a_batch_is_caught_as_that_of_torch() -> None:
+    for error in (
+        make_memory_error("one sample"),
+        pickle.loads(pickle.dumps(make_memory_error("one sample"))),
+    ):
+        assert isinstance(error, BatchMemoryError)
+        assert isinstance(error, torch.OutOfMemoryError)
+        assert (str(error), error.exit_code) == ("one sample", 5)
+        assert not is_out_of_memory(error), "nothing is left to try"

@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from typing_extensions import override
 
-from lit_data.commands.checkpoints import read_record
 from lit_data.commands.configuration.hydra_node import find_typed
 from lit_data.commands.configuration.names import to_plain
+from lit_data.commands.record import read_record
 from lit_data.errors import ConfigError, escape
 from lit_data.files import flatten
 

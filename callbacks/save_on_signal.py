@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.callbacks.wrapping import CopiedCallback
-from lit_data.lightning_internals import set_stop
+from lit_data.lightning_internals import load_waiting_states, set_stop
 from lit_data.types import PathText
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ class SaveOnSignal(CopiedCallback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._training = True
+        load_waiting_states(trainer)
         if trainer.received_sigterm:
             self._received = signal.SIGTERM
         # Lightning's own handler is replaced: it waits for the other ranks wherever the signal

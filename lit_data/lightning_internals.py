@@ -232,6 +232,17 @@ def find_epoch(trainer: L.Trainer) -> int:
     return int(loop.epoch_progress.current.processed)
 
 
+def load_waiting_states(trainer: L.Trainer) -> None:
+    """Give loaders their states of a checkpoint, which Lightning leaves out where they came first.
+
+    That is where a schedule asks for the length of the run before the checkpoint is read.
+    """
+    loop = trainer.fit_loop
+    states, loop._combined_loader_states_to_load = loop._combined_loader_states_to_load, []
+    if loop._combined_loader is not None:
+        loop._combined_loader._load_state_dicts(states)
+
+
 def reopen_epoch(trainer: L.Trainer) -> None:
     """Let a resumed run go on inside an epoch that was cut, which Lightning counts as done."""
     loop: Any = trainer.fit_loop

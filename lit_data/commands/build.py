@@ -41,7 +41,7 @@ from lit_data.commands.exported import is_exported
 from lit_data.commands.launcher import AUTO, is_first_of_machine
 from lit_data.commands.rerun import read_config
 from lit_data.commands.result import TRIAL_VARIABLE
-from lit_data.commands.resuming import ResumedOptimizers, take_resumed
+from lit_data.commands.resuming import ResumedTraining, take_resumed
 from lit_data.commands.terminal import LogInterval, ParameterTable, RunBar, quieten
 from lit_data.commands.trained import take_trained
 from lit_data.datamodules.base import BaseDataModule
@@ -107,7 +107,7 @@ def build(cfg: DictConfig, trainer: Mapping[str, Any] | None = None) -> Run:
     # Last, as names of classes may have come from the data.
     record = TrainedRecord(str(cfg.name), to_plain(cfg.data), to_plain(cfg.model))
     callbacks: list[L.Callback] = run.trainer.callbacks  # type: ignore[attr-defined]  # set by its callback connector
-    callbacks += [record, ResumedOptimizers()]
+    callbacks += [record, ResumedTraining()]
     return run
 
 

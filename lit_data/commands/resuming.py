@@ -22,6 +22,7 @@ from lit_data.commands.configuration.names import to_plain
 from lit_data.commands.record import read_record
 from lit_data.errors import ConfigError, escape
 from lit_data.files import flatten
+from lit_data.lightning_internals import load_waiting_states
 
 log = logging.getLogger(__name__)
 
@@ -60,24 +61,22 @@ def take_resumed(cfg: DictConfig, start: Path) -> None:
         return
     trained, typed = record["model"], find_typed()
     _check_overruled(cfg.model, trained, typed, start)
-    for name in _list_restored(cfg.model):
-        if name in trained:
-            _take_option(cfg.model, name, trained[name], typed, start)
+    for name in _list_restored(cfg.model, trained):
+        _take_option(cfg.model, name, trained[name], typed, start)
 
 
-def _list_restored(model: DictConfig) -> list[str]:
+def _list_restored(model: DictConfig, trained: Mapping[str, Any]) -> list[str]:
     """List the options of a module whose consequences a checkpoint holds.
 
     Which these are is known of our modules. Of others any may be a learning rate, but for parts
     with a class of their own and what refers to other nodes.
     """
-    names = [str(name) for name in model]
     if str(model.get("_target_")).startswith(_OURS):
-        return [name for name in names if name == "schedule" or name.endswith("optimizer")]
+        return [name for name in trained if name == "schedule" or name.endswith("optimizer")]
     plain = []
-    for name in names:
-        refers = OmegaConf.is_interpolation(model, name) or OmegaConf.is_missing(model, name)
-        if not refers and name != "_target_" and not OmegaConf.is_config(model[name]):
+    for name, value in trained.items():
+        is_part = name == "_target_" or isinstance(value, Mapping | list)
+        if not is_part and not (name in model and OmegaConf.is_interpolation(model, name)):
             plain.append(name)
     return plain
 
@@ -101,7 +100,7 @@ def _take_option(
 ) -> None:
     """Set an option of the model to that of the checkpoint, without the parts that are typed."""
     key = f"model.{name}"
-    here: Any = to_plain(model)[name]
+    here: Any = to_plain(model).get(name)
     taken: Any = here if key in typed else trained
     if isinstance(here, Mapping) and isinstance(trained, Mapping):
         is_same_kind = _is_same_kind(key, here, trained, typed, start)
@@ -140,7 +139,7 @@ def _is_same_kind(
     return False
 
 
-class ResumedOptimizers(Callback):
+class ResumedTraining(Callback):
     """Notes in checkpoints how optimizers and schedules began, and lets changes of that take effect.
 
     Lightning restores both as they were saved. What this run builds differently than the first one
@@ -171,6 +170,10 @@ class ResumedOptimizers(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._begun = _describe(trainer, pl_module)
         self._adjust(trainer, pl_module)
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        load_waiting_states(trainer)
 
     def _adjust(self, trainer: Trainer, pl_module: LightningModule) -> None:
         checkpoint, self._checkpoint = self._checkpoint, None

@@ -72,6 +72,24 @@ class LoaderState:
     drawn: int = 0
 
     @classmethod
+    def within(
+        cls, order: EpochOrder, epoch: int, position: int, batches: int, batch_size: int
+    ) -> Self:
+        """Return the state at a position of an order."""
+        return cls(
+            epoch=epoch,
+            position=position,
+            batches=batches,
+            batch_size=batch_size,
+            world_size=order.world_size,
+            length=order.length,
+            seed=order.seed,
+            shuffle=order.shuffle,
+            window_bytes=order.window_bytes,
+            drawn=order.digest(epoch) if position else 0,
+        )
+
+    @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> Self:
         """Check what a checkpoint holds.
 
@@ -129,6 +147,23 @@ class LoaderState:
                 f"the checkpoint stopped inside epoch {self.epoch}, and the sampler has another "
                 "order now: leave out its own generator, or resume from a checkpoint of an epoch's "
                 "end"
+            )
+
+    def check_length(self, batch_size: int, world_size: int) -> None:
+        """Refuse to go on with other sizes where a Trainer counts on the length that it was told.
+
+        It would end the epoch too early.
+
+        Raises:
+            ConfigError: The rest of the epoch has another number of batches.
+        """
+        if self.is_elastic(batch_size, world_size) and self.position < self.length:
+            raise ConfigError(
+                f"the checkpoint stopped inside epoch {self.epoch}, with batches of "
+                f"{self.batch_size} on {self.world_size} ranks, and this loader has {batch_size} on "
+                f"{world_size}: its length, which was asked for already, does not hold in this "
+                "epoch. Resume with these sizes, with LoaderOptions(resizable=True), or with a "
+                "BaseDataModule"
             )
 
     def start(self) -> EpochProgress:

@@ -140,6 +140,10 @@ class MicroBatchLoader:
         self.pin_device: torch.device | None = None
         self.assemble_s = 0.0
         self._resumed: LoaderState | None = None
+        self._iterators = 0  # since `_resumed` was loaded
+        self._handed_out = 0  # batches of the last pass
+        self._fetched_ahead: int | None = None
+        self._has_told_length = False
         self._progress: EpochProgress | None = None
         self._assembly: Assembly | None = None
         self._workers: Workers | None = None
@@ -205,8 +209,12 @@ class MicroBatchLoader:
 
     def _begin_epoch(self, epoch: int) -> None:
         """Follow a Trainer, which tells each epoch: a pass in between is no epoch to come."""
+        if self._fetched_ahead is None:
+            # It fetches from loaders that have no length, or stand beside such, before it tells.
+            self._fetched_ahead = self._handed_out
         if not self.repeats:
-            self.epoch = epoch
+            if self._resumed is None or self._resumed.epoch % CYCLE != epoch:
+                self.epoch = epoch
             self._epochs_per_pass = CYCLE
 
     def __len__(self) -> int:
@@ -221,6 +229,7 @@ class MicroBatchLoader:
         if self._is_elastic():
             raise TypeError("this loader has no length: its batch size can change within an epoch")
         start, order = self._start(self.epoch), self._plan_order()
+        self._has_told_length = True
         return start.batches + order.steps(start.position, self.batch_size)
 
     def __bool__(self) -> bool:
@@ -235,6 +244,9 @@ class MicroBatchLoader:
         return {**kept, **_OF_PROCESS}
 
     def __iter__(self) -> Iterator[Any]:
+        self._iterators, self._handed_out = self._iterators + 1, 0
+        if self._iterators > _PER_PASS:
+            self._resumed = None
         batches = self._batches()
         return self.side_stream.ahead(batches) if self.device is not None else batches
 
@@ -284,32 +296,25 @@ class MicroBatchLoader:
         if self.count_trained is not None:
             # Batches that were handed out ahead of the step are not trained yet.
             epoch, batches = self.count_trained()
+        elif self._assembly is not None:
+            batches = max(0, batches - (self._fetched_ahead or 0))
         if epoch != progress.epoch:
             batches = 0
         position = progress.ends.get(batches, progress.position) if batches else 0
-        return LoaderState(
-            epoch=epoch,
-            position=position,
-            batches=batches,
-            batch_size=self.batch_size,
-            world_size=order.world_size,
-            length=order.length,
-            seed=order.seed,
-            shuffle=order.shuffle,
-            window_bytes=order.window_bytes,
-            drawn=order.digest(epoch) if position else 0,
-        ).to_plain()
+        return LoaderState.within(order, epoch, position, batches, self.batch_size).to_plain()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken; the batch size stays that of this loader.
 
         Raises:
             StoreError: This is no state of a loader.
-            ConfigError: It was taken inside an epoch of another order.
+            ConfigError: It was taken inside an epoch of another order, or of another known length.
         """
-        resumed = LoaderState.from_plain(state)
-        resumed.check_fits(self.order)
-        self._resumed = resumed
+        resumed, order = LoaderState.from_plain(state), self.order
+        resumed.check_fits(order)
+        if self._has_told_length and not self.resizable:
+            resumed.check_length(self.batch_size, order.world_size)
+        self._resumed, self._iterators = resumed, 0
         self._progress = None
         self.epoch = resumed.epoch
 
@@ -368,6 +373,7 @@ class MicroBatchLoader:
                     continue
                 samples_read += batch.samples
                 fetching.advance(samples_read)
+                self._handed_out += 1
                 yield self._hand_out(self._staging, batch.slot, batch.samples, batch.texts)
                 self._check_current(assembly)
         except Exception:
@@ -389,11 +395,11 @@ class MicroBatchLoader:
         self._orders.check_ranks()
         progress = self._start(self.epoch)
         if progress.batches and not order.steps(progress.position, self.batch_size):
-            progress = EpochProgress(self.epoch + 1)  # the interrupted epoch was complete
+            progress = EpochProgress(self.epoch + self._epochs_per_pass)  # it was complete
         order.draw(progress.epoch)
         if progress.position and self._resumed is not None:
             self._resumed.check_drawn(order.digest(progress.epoch))
-        self._order = order
+        self._order, self._iterators = order, _PER_PASS
         if not self.repeats:
             self.epoch = (progress.epoch + self._epochs_per_pass) % EPOCHS
         return progress
@@ -493,7 +499,10 @@ class MicroBatchLoader:
         return Staging(self._layout, shared=self.choice.kind == "process", pinned=device)
 
 
+_PER_PASS = 2
+"""Iterators that a Trainer makes for its first pass: one to see that it can, and one to read."""
 _FROM_SAMPLES = ("_rows", "_layout", "_staging")
 """Attributes that were made from samples of the dataset."""
-_OF_PROCESS: Mapping[str, Any] = {"_workers": None, "_assembly": None, "_marks": []}
+_LEFT_OUT = ("count_trained", "_workers", "_assembly", "_progress")
+_OF_PROCESS: Mapping[str, Any] = {**dict.fromkeys(_LEFT_OUT), "_marks": []}
 """Attributes that no copy of a loader takes over, and what it has in their place."""

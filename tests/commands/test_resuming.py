@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 from torch.utils.data import DataLoader
 
 from lit_data import api
-from lit_data.commands.resuming import ResumedOptimizers
+from lit_data.commands.resuming import ResumedTraining
 from lit_data.errors import ConfigError
+from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.modules.schedule import Schedule, schedule_optimizer
 from lit_data.testing import QUIET
 
@@ -77,7 +78,7 @@ def _theirs(make: Callable[[Optimizer, Trainer], Any], lr: float = 0.004) -> Mod
 
 def _fit(model: Model, *, start: Path | None = None, batch: int = 1, **options: Any) -> Trainer:
     arguments = {**QUIET, "max_epochs": EPOCHS, **options}
-    callbacks = [*arguments.pop("callbacks", []), ResumedOptimizers()]
+    callbacks = [*arguments.pop("callbacks", []), ResumedTraining()]
     trainer = Trainer(callbacks=callbacks, **arguments)
     loader = DataLoader(torch.ones(EPOCH, 1), batch_size=batch)
     trainer.fit(model, loader, ckpt_path=start, weights_only=True)
@@ -247,3 +248,25 @@ def test_what_is_not_typed_is_as_it_was_trained(
 def test_what_cannot_take_effect_is_refused(trained: Path, word: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         api.build("stripe", *TOY, f"ckpt={trained}", f"paths.run={trained.parent}", word)
+
+
+def test_a_loader_goes_on_that_a_schedule_had_made_before_its_checkpoint_was_read(
+    tmp_path: Path,
+) -> None:
+    def loader() -> MicroBatchLoader:
+        samples = [{"x": torch.full((1,), float(number))} for number in range(EPOCH)]
+        return MicroBatchLoader(samples, LoaderOptions(batch_size=1, num_workers=0), shuffle=True)
+
+    class Noting(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.rates.append(float(batch["x"]))
+            return self.layer(batch["x"]).square().mean()
+
+    def fit(start: Path | None = None, callbacks: Sequence[Callback] = ()) -> list[float]:
+        model = Noting(_ours("one_cycle").configure)
+        trainer = Trainer(**QUIET, max_epochs=2, callbacks=[*callbacks, ResumedTraining()])
+        trainer.fit(model, loader(), ckpt_path=start, weights_only=True)
+        return model.rates
+
+    path = tmp_path / "inside.ckpt"
+    assert fit(callbacks=[SaveAt(3, path)])[3:] == fit(path)

@@ -1,17 +1,23 @@
 """Interrupted at any step, continued with other workers, ranks or batch sizes: the rest of the order is the same."""
 
+import copy
 import json
-from collections.abc import Iterator, Mapping
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.utilities import CombinedLoader
 
 from lit_data.errors import ConfigError, StoreError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.rng import uniform
+from lit_data.testing import QUIET
 from lit_data.types import FieldSpec, Ints
 from tests.loading.rows import FORK, Indices, Rows
 
@@ -194,3 +200,96 @@ def test_a_state_that_is_none_is_refused(change: dict[str, Any]) -> None:
     for other in ({}, 3, [], None):
         with pytest.raises(StoreError, match="not one that lit_data wrote"):
             _loader().load_state_dict(other)  # type: ignore[arg-type]
+
+
+class Tally(LightningModule):
+    """Notes the samples that it is trained on, and stops behind a batch."""
+
+    def __init__(self, stop: int = 0, path: Path | None = None) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen: list[list[int]] = []
+        self.stop, self.path = stop, path
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        parts = batch if isinstance(batch, list) else [batch]
+        self.seen.append([index for part in parts for index in part["index"].tolist()])
+        return self.layer(torch.ones(1)).square().mean()
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        if len(self.seen) == self.stop:
+            self.trainer.save_checkpoint(self.path)
+            self.trainer.should_stop = True
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def _fit(model: Tally, loaders: Any, start: Path | None = None, **options: Any) -> Tally:
+    trainer = Trainer(**{**QUIET, "max_epochs": 2, **options})
+    trainer.fit(model, loaders, ckpt_path=start, weights_only=True)
+    return model
+
+
+def _direct(length: int = 24, **options: Any) -> MicroBatchLoader:
+    chosen = LoaderOptions(**{"batch_size": 4, "num_workers": 0, **options})
+    return MicroBatchLoader(Drawn(length), chosen, shuffle=True)
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "sized": _direct,
+    "resizable": lambda: _direct(resizable=True),
+    "resizable threads": lambda: _direct(resizable=True, num_workers=2, worker_kind="thread"),
+    "both": lambda: CombinedLoader([_direct(resizable=True), _direct()], "min_size"),
+    "cycled": lambda: CombinedLoader([_direct(), _direct(8)], "max_size_cycle"),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("stop", [2, 5, 6, 8])
+@pytest.mark.parametrize("limit", [1.0, 5])
+def test_loaders_given_to_a_trainer_go_on_exactly(
+    name: str, stop: int, limit: float, tmp_path: Path
+) -> None:
+    make, path = LOADERS[name], tmp_path / "stopped.ckpt"
+    whole = _fit(Tally(), make(), limit_train_batches=limit)
+    stopped = _fit(Tally(stop, path), make(), limit_train_batches=limit)
+    resumed = _fit(Tally(), make(), path, limit_train_batches=limit)
+    assert stopped.seen[:stop] + resumed.seen == whole.seen
+
+
+@pytest.mark.parametrize("resizable", [False, True])
+def test_a_loader_that_was_resumed_begins_anew_in_the_next_run(
+    resizable: bool, tmp_path: Path
+) -> None:
+    _fit(Tally(2, tmp_path / "stopped.ckpt"), _direct(resizable=resizable))
+    loader = _direct(resizable=resizable)
+    for options in ({}, {"max_steps": 2}):
+        _fit(Tally(), loader, tmp_path / "stopped.ckpt", **options)
+        loader.set_epoch(0)
+        assert _fit(Tally(), loader).seen == _fit(Tally(), _direct()).seen
+
+
+def test_other_sizes_go_on_only_where_no_length_was_told(tmp_path: Path) -> None:
+    path = tmp_path / "stopped.ckpt"
+    _fit(Tally(2, path), _direct())
+    with pytest.raises(ConfigError, match=r"has 8 on 1: its length.*resizable=True"):
+        _fit(Tally(), _direct(batch_size=8), path)
+    resumed = _fit(Tally(), _direct(batch_size=8, resizable=True), path, max_epochs=1)
+    assert [len(batch) for batch in resumed.seen] == [8, 8]
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_of_a_loader_are_independent(duplicate: Callable[[Any], Any]) -> None:
+    loader = _direct(num_workers=1, worker_kind="process")
+    batches = iter(loader)
+    next(batches)
+    other = duplicate(loader)
+    if isinstance(other, bytes):
+        other = pickle.loads(other)
+    other.set_epoch(0)
+    whole = [batch["index"].tolist() for batch in _direct()]
+    assert [batch["index"].tolist() for batch in other] == whole
+    assert [batch["index"].tolist() for batch in batches] == whole[1:]
+    loader.close()
+    other.close()

@@ -4,7 +4,8 @@ Where both the datamodule and the module have a hook around the transfer, Lightn
 datamodule's and drops the module's. A `BatchTransfer` runs both.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, Protocol, cast
 
 import torch
@@ -15,13 +16,14 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from lit_data.datamodules.batch_format import BatchFormat, format_batch, gives_dict
-from lit_data.errors import ConfigError
+from lit_data.errors import ConfigError, LitDataError
 from lit_data.lightning_internals import (
     call_module_hook,
     choose_hooks,
     find_conversion,
     leave_unconverted,
 )
+from lit_data.loading.staging import INDICES
 from lit_data.loading.transfer import StagedBatch, finish_transfer
 from lit_data.types import Batch, PlannedBatch, Stage
 
@@ -123,7 +125,8 @@ class BatchTransfer:
         """Draw what the batch needs while its indices are still on the host."""
         if self._sees_example(batch):
             return self._pass_on("on_before_batch_transfer", batch, dataloader_idx)
-        planned = self._datamodule.plan_batch(batch, self._stage())
+        with self._naming_foreign(batch, dataloader_idx):
+            planned = self._datamodule.plan_batch(batch, self._stage())
         if self._has("on_before_batch_transfer"):
             # A copy that is under way is given up, as values may change in place.
             return self._change("on_before_batch_transfer", dict(planned), dataloader_idx)
@@ -162,13 +165,39 @@ class BatchTransfer:
         if self._has_example:
             return self._pass_on("on_after_batch_transfer", batch, dataloader_idx)
         datamodule = self._datamodule
-        finished = _finish(datamodule, self._stage(), batch)
+        with self._naming_foreign(batch, dataloader_idx):
+            finished = _finish(datamodule, self._stage(), batch)
         formatted = format_batch(finished, datamodule.batch_format, datamodule.channel_names)
         if self._added:
             formatted = {key: batch[key] for key in self._added if key in batch} | formatted
         if self._convert is not None:
             formatted = self._convert(formatted)
         return self._pass_on("on_after_batch_transfer", formatted, dataloader_idx)
+
+    @contextmanager
+    def _naming_foreign(self, batch: Any, dataloader_idx: int) -> Iterator[None]:  # noqa: ANN401 - anybody's
+        """Say in errors that a batch is none of the datamodule's loaders.
+
+        Raises:
+            ConfigError: It is not, and could not be planned or finished.
+        """
+        try:
+            yield
+        except LitDataError:
+            raise
+        except Exception as error:
+            if isinstance(batch, Mapping) and INDICES in batch:
+                raise
+            kind = (
+                f"dict with the keys {list(batch)}" if isinstance(batch, Mapping) else _name(batch)
+            )
+            name = _name(self._datamodule)
+            raise ConfigError(
+                f"loader {dataloader_idx} of {self._stage()} gave a batch that no MicroBatchLoader of "
+                f"{name} has made ({kind}): let plan_batch and finish_batch of a class of your own "
+                f"take it, or give fit the loaders, and call {name}.transform(batch, stage) for its "
+                "part in the step"
+            ) from error
 
     def copies_ahead(self) -> bool:
         """Return True if no hook of the module comes between a batch on the host and its copy."""

@@ -1,6 +1,7 @@
 """Samplers through which a Trainer tells a loader the epoch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch.utils.data import Sampler, SequentialSampler
 
@@ -10,6 +11,11 @@ EPOCHS = 2**32
 """Numbers of epochs from which random numbers are made, see `lit_data.rng.random_words`."""
 CYCLE = 2**20
 """Added to the epoch by each further pass in it: no order and no random number is used twice."""
+PER_PASS = 2
+"""Iterators that a Trainer makes for its first pass: one to see that it can, and one to read."""
+_LEFT_OUT = ("count_trained", "_workers", "_assembly", "_progress")
+OF_PROCESS: Mapping[str, Any] = {**dict.fromkeys(_LEFT_OUT), "_marks": []}
+"""Attributes that no copy of a loader takes over, and what it has in their place."""
 
 
 class EpochSampler(Sampler[int]):

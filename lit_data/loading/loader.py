@@ -19,7 +19,15 @@ from lit_data.loading.assembly import Assembly, EpochProgress, LoaderState
 from lit_data.loading.changes import look_at
 from lit_data.loading.choice import Choice, choose_workers, open_workers
 from lit_data.loading.current_order import CurrentOrder
-from lit_data.loading.epochs import CYCLE, EPOCHS, EpochSampler, describe, make_sampler
+from lit_data.loading.epochs import (
+    CYCLE,
+    EPOCHS,
+    OF_PROCESS,
+    PER_PASS,
+    EpochSampler,
+    describe,
+    make_sampler,
+)
 from lit_data.loading.options import LoaderOptions
 from lit_data.loading.order import EpochOrder
 from lit_data.loading.samples import Collate, MapStyle, SampleWriter
@@ -140,8 +148,7 @@ class MicroBatchLoader:
         self.pin_device: torch.device | None = None
         self.assemble_s = 0.0
         self._resumed: LoaderState | None = None
-        self._iterators = 0  # since `_resumed` was loaded
-        self._handed_out = 0  # batches of the last pass
+        self._iterators = self._handed_out = 0  # since `_resumed` was loaded; batches of the pass
         self._fetched_ahead: int | None = None
         self._has_told_length = False
         self._progress: EpochProgress | None = None
@@ -241,11 +248,11 @@ class MicroBatchLoader:
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name not in _FROM_SAMPLES}
         kept.pop("side_stream", None)
-        return {**kept, **_OF_PROCESS}
+        return {**kept, **OF_PROCESS}
 
     def __iter__(self) -> Iterator[Any]:
         self._iterators, self._handed_out = self._iterators + 1, 0
-        if self._iterators > _PER_PASS:
+        if self._iterators > PER_PASS:
             self._resumed = None
         batches = self._batches()
         return self.side_stream.ahead(batches) if self.device is not None else batches
@@ -310,13 +317,12 @@ class MicroBatchLoader:
             StoreError: This is no state of a loader.
             ConfigError: It was taken inside an epoch of another order, or of another known length.
         """
-        resumed, order = LoaderState.from_plain(state), self.order
-        resumed.check_fits(order)
+        resumed = LoaderState.from_plain(state)
+        resumed.check_fits(self.order)
         if self._has_told_length and not self.resizable:
-            resumed.check_length(self.batch_size, order.world_size)
+            resumed.check_length(self.batch_size, self.order.world_size)
+        self.epoch, self._progress = resumed.epoch, None
         self._resumed, self._iterators = resumed, 0
-        self._progress = None
-        self.epoch = resumed.epoch
 
     @property
     def has_chosen(self) -> bool:
@@ -399,7 +405,7 @@ class MicroBatchLoader:
         order.draw(progress.epoch)
         if progress.position and self._resumed is not None:
             self._resumed.check_drawn(order.digest(progress.epoch))
-        self._order, self._iterators = order, _PER_PASS
+        self._order, self._iterators = order, PER_PASS
         if not self.repeats:
             self.epoch = (progress.epoch + self._epochs_per_pass) % EPOCHS
         return progress
@@ -499,10 +505,5 @@ class MicroBatchLoader:
         return Staging(self._layout, shared=self.choice.kind == "process", pinned=device)
 
 
-_PER_PASS = 2
-"""Iterators that a Trainer makes for its first pass: one to see that it can, and one to read."""
 _FROM_SAMPLES = ("_rows", "_layout", "_staging")
 """Attributes that were made from samples of the dataset."""
-_LEFT_OUT = ("count_trained", "_workers", "_assembly", "_progress")
-_OF_PROCESS: Mapping[str, Any] = {**dict.fromkeys(_LEFT_OUT), "_marks": []}
-"""Attributes that no copy of a loader takes over, and what it has in their place."""

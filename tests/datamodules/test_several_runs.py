@@ -10,8 +10,11 @@ import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.tuner import Tuner
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader
 
 from lit_data.datamodules.base import BaseDataModule
+from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.testing import QUIET
 from lit_data.types import Array, Batch, FieldSpec, Ints, Stage
@@ -184,3 +187,40 @@ def test_copies_of_a_datamodule_are_independent(duplicate: Any, kind: str) -> No
     assert _train(other) == _train(data) == _train(Data())
     other.batch_size = 2
     assert data.batch_size == 4
+
+
+class Beside(Data):
+    """Has a loader of torch beside or around its own."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
+        return batch | {"tens": batch["index"] // 10}
+
+    def val_dataloader(self) -> Any:
+        return [super().val_dataloader(), DataLoader(torch.zeros(4, 2))]
+
+    def train_dataloader(self) -> Any:
+        own = super().train_dataloader()
+        if self.kind == "list":
+            return own
+        return CombinedLoader({"a": own, "b": DataLoader(torch.zeros(4, 2))})
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("list", r"loader 1 of val gave a batch that .* of Beside has made \(Tensor\): let plan_b"),
+        ("dict", r"loader 0 of train gave .* \(dict with the keys \['a', 'b'\]\): let plan_batch"),
+    ],
+)
+def test_a_batch_of_another_loader_is_named(kind: str, message: str) -> None:
+    class Scored(Model):
+        def validation_step(
+            self, batch: Batch, batch_idx: int, dataloader_idx: int = 0
+        ) -> None: ...
+
+    with pytest.raises(ConfigError, match=message):
+        _trainer().fit(Scored(), datamodule=Beside(kind))

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from typing import Any, Self
 
 from lit_data.errors import ConfigError, StoreError
 from lit_data.loading.order import EpochOrder, OrderReader
 from lit_data.loading.staging import INDICES, Slot, Staging
 from lit_data.loading.workers import Failure, RowTask, Texts
+from lit_data.types import LookAhead, RowWriter
 
 _REMEMBERED = 64
 
@@ -285,3 +287,36 @@ class Assembly(Iterator[RowTask]):
             tasks.append(RowTask(slot, first, stop, self.progress.epoch, self.plan))
         self._planned[slot.serial] = Planned(slot, samples, self._position, len(tasks))
         return iter(tasks)
+
+
+def check_sources(rows: RowWriter) -> None:
+    """Find files that were cut short before this process reads past their end and is killed."""
+    check: Callable[[], None] | None = getattr(rows, "check_sources", None)
+    if check is not None:
+        check()
+
+
+def look_ahead(rows: RowWriter, order: EpochOrder, progress: EpochProgress) -> LookAhead:
+    """Let a dataset that fetches its samples know which ones come.
+
+    Args:
+        rows: The dataset, with ``look_ahead`` if it fetches.
+        order: Order of the epoch.
+        progress: Where in it the pass begins.
+    """
+    begin: Callable[..., LookAhead | None] | None = getattr(rows, "look_ahead", None)
+    if begin is None:
+        return _NothingAhead()
+    # A function, because the order of a large set takes long and is seldom needed; bound to the
+    # numbers of now, as progress goes on.
+    position, epoch = progress.position, progress.epoch
+    rest = partial(order.indices, position, order.length - position, epoch)
+    return begin(rest, epoch) or _NothingAhead()
+
+
+class _NothingAhead:
+    """`LookAhead` of a dataset whose data are here."""
+
+    def advance(self, samples: int) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,14 +1,23 @@
-"""The order of a loader, which follows its dataset and the ranks."""
+"""The order of a loader, which follows its dataset and the ranks that share it."""
 
+import logging
+import os
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
+from typing import NamedTuple, get_args
 
+import torch.distributed as dist
+
+from lit_data.checks import check_choice
+from lit_data.errors import ConfigError
 from lit_data.loading.drawn import SamplerOrder, check_sampler
 from lit_data.loading.options import LoaderOptions
 from lit_data.loading.order import EpochOrder, find_windows
-from lit_data.loading.ranks import check_ranks_known, find_ranks
 from lit_data.loading.samples import MapStyle, count_samples
-from lit_data.types import RowWriter
+from lit_data.types import RowWriter, Stage
+
+log = logging.getLogger(__name__)
 
 
 class CurrentOrder:
@@ -21,10 +30,13 @@ class CurrentOrder:
         sampler: Indices in their order, in place of ours.
         rank: This process, if somebody gave its number.
         world_size: Number of processes, if somebody gave it.
-        evaluation: Each sample occurs exactly once over all ranks, see `EpochOrder`.
+        stage: Use of the batches, if somebody said it.
+
+    Attributes:
+        is_evaluation: Each sample occurs exactly once over all ranks, see `EpochOrder`.
 
     Raises:
-        ConfigError: See `EpochOrder`, `SamplerOrder` and `check_sampler`.
+        ConfigError: The stage is unknown; see also `EpochOrder`, `SamplerOrder` and `check_sampler`.
     """
 
     def __init__(
@@ -36,8 +48,12 @@ class CurrentOrder:
         sampler: Iterable[int] | None,
         rank: int | None,
         world_size: int | None,
-        evaluation: bool,
+        stage: Stage | None,
     ) -> None:
+        if stage is not None:
+            check_choice("stage", stage, get_args(Stage))
+        self._stage = stage
+        self.is_evaluation = stage in ("val", "test", "predict")
         check_sampler(sampler, shuffle=shuffle, world_size=world_size)
         self._dataset, self._options = dataset, options
         self._given = rank, world_size
@@ -50,7 +66,7 @@ class CurrentOrder:
             options.seed,
             rank=ranks.rank,
             world_size=ranks.world_size,
-            evaluation=evaluation,
+            evaluation=self.is_evaluation,
             drop_last=options.drop_last,
             windows=find_windows(dataset, options) if shuffle else None,
             sampled=sampled,
@@ -69,6 +85,81 @@ class CurrentOrder:
         )
         return self._order
 
+    def plan(self, batch_size: int) -> EpochOrder:
+        """Return the order for a pass in batches of a size.
+
+        Raises:
+            ConfigError: The ranks cannot share it evenly, and nobody said what it is for.
+        """
+        order = self.read()
+        is_random = order.shuffle and order.sampled is None
+        if self._stage is None and not is_random:
+            order.check_shares(batch_size)
+        return order
+
     def check_ranks(self) -> None:
         """See `check_ranks_known`."""
         check_ranks_known(*self._given)
+
+
+class Ranks(NamedTuple):
+    """This process among those that share the samples.
+
+    Attributes:
+        rank: Of this process, 0 <= rank < world_size.
+        world_size: Number of processes.
+    """
+
+    rank: int
+    world_size: int
+
+
+def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
+    """Return the ranks that somebody gave, else those of `torch.distributed` if its group is up.
+
+    Args:
+        rank: Of this process, if given.
+        world_size: Number of processes, if given.
+    """
+    group = Ranks(0, 1)
+    if _has_group():
+        group = Ranks(dist.get_rank(), dist.get_world_size())
+    return Ranks(
+        group.rank if rank is None else rank,
+        group.world_size if world_size is None else world_size,
+    )
+
+
+def check_ranks_known(rank: int | None, world_size: int | None) -> None:
+    """Check that processes which do not know of each other were told which they are.
+
+    A launcher that started several is a reason to warn: nothing else says that they belong together.
+
+    Raises:
+        ConfigError: There are several, and this one has no number.
+    """
+    if rank is not None or _has_group():
+        return
+    if world_size is not None and world_size > 1:
+        raise ConfigError(
+            f"world_size={world_size} without rank, and torch.distributed has no process group: "
+            "give rank= too, or each process reads the same part"
+        )
+    started = os.environ.get("WORLD_SIZE", "")
+    if world_size is None and started.isdigit() and int(started) > 1:
+        warn_without_group(int(started))
+
+
+def _has_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+@cache
+def warn_without_group(processes: int) -> None:
+    """Warn once that each of several processes reads all samples."""
+    log.warning(
+        "WORLD_SIZE=%d, but torch.distributed has no process group: this process reads all samples, "
+        "as do the others. Call torch.distributed.init_process_group before, or give "
+        "MicroBatchLoader rank= and world_size=",
+        processes,
+    )

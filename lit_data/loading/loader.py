@@ -6,35 +6,39 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Unpack, get_args
+from typing import Any, Unpack
 
 import torch
 from torch.utils.data import SequentialSampler
 
-from lit_data.checks import check_choice, check_count
+from lit_data.checks import check_count
 from lit_data.errors import ConfigError
-from lit_data.loading.ahead import check_sources, look_ahead
 from lit_data.loading.apart import read_apart
-from lit_data.loading.assembly import Assembly, EpochProgress, LoaderState
+from lit_data.loading.assembly import (
+    Assembly,
+    EpochProgress,
+    LoaderState,
+    check_sources,
+    look_ahead,
+)
 from lit_data.loading.changes import look_at
 from lit_data.loading.choice import Choice, choose_workers, open_workers
 from lit_data.loading.current_order import CurrentOrder
-from lit_data.loading.epochs import (
+from lit_data.loading.options import LoaderOptions
+from lit_data.loading.order import EpochOrder
+from lit_data.loading.samples import Collate, MapStyle, SampleWriter
+from lit_data.loading.staging import INDICES, Layout, Slot, Staging, check_room
+from lit_data.loading.survey import as_rows
+from lit_data.loading.torch_options import TorchOptions, choose_kind, keeps_workers, merge_options
+from lit_data.loading.trainer_view import (
     CYCLE,
     EPOCHS,
     OF_PROCESS,
     PER_PASS,
     EpochSampler,
-    describe,
     make_sampler,
+    record_indices,
 )
-from lit_data.loading.options import LoaderOptions
-from lit_data.loading.order import EpochOrder
-from lit_data.loading.samples import Collate, MapStyle, SampleWriter
-from lit_data.loading.seen import SeenIndices, wrap_for_lightning
-from lit_data.loading.staging import INDICES, Layout, Slot, Staging, check_room
-from lit_data.loading.survey import as_rows
-from lit_data.loading.torch_options import TorchOptions, choose_kind, keeps_workers, merge_options
 from lit_data.loading.transfer import SideStream, pin_tensors
 from lit_data.loading.workers import Failure, Workers, write
 from lit_data.types import Ints, RowWriter, Stage
@@ -121,11 +125,7 @@ class MicroBatchLoader:
             raise ConfigError(
                 "collate_fn makes a batch of whole samples: leave out micro_batch_size"
             )
-        if stage is not None:
-            check_choice("stage", stage, get_args(Stage))
         self.stage = stage
-        is_evaluation = stage in ("val", "test", "predict")
-        self.repeats = is_evaluation if repeats is None else repeats
         self._orders = CurrentOrder(
             dataset,
             self.options,
@@ -133,8 +133,9 @@ class MicroBatchLoader:
             sampler=sampler,
             rank=rank,
             world_size=world_size,
-            evaluation=is_evaluation,
+            stage=stage,
         )
+        self.repeats = self._orders.is_evaluation if repeats is None else repeats
         self._order = self.order
         self._keeps_workers = keeps_workers(
             self.options, torch_options, shuffled=self._order.shuffle
@@ -170,7 +171,7 @@ class MicroBatchLoader:
     @property
     def batch_sampler(self) -> Any:  # noqa: ANN401 - a class of Lightning
         """Return what Lightning's ``predict`` takes the indices of each batch from; None without Lightning."""
-        return wrap_for_lightning(SeenIndices(self._progress, self._order))
+        return record_indices(self._progress, self._order)
 
     @property
     def resizable(self) -> bool:
@@ -201,13 +202,7 @@ class MicroBatchLoader:
         """Sizes that batches of this rank can have; empty where they may change."""
         if self._is_elastic():
             return ()
-        order, size = self.order, self.batch_size
-        rest = order.count(order.length % (order.world_size * size))
-        sizes = {size, rest}
-        if order.equal_steps and order.world_size > 1:
-            # The last full step may give samples away, so that every rank has one more step.
-            sizes |= {size - 1, 1}
-        return sizes - {0}
+        return self.order.list_sizes(self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Give the next pass the order and the random numbers of this epoch."""
@@ -235,7 +230,7 @@ class MicroBatchLoader:
         """
         if self._is_elastic():
             raise TypeError("this loader has no length: its batch size can change within an epoch")
-        start, order = self._start(self.epoch), self._plan_order()
+        start, order = self._start(self.epoch), self._orders.plan(self.batch_size)
         self._has_told_length = True
         return start.batches + order.steps(start.position, self.batch_size)
 
@@ -243,12 +238,13 @@ class MicroBatchLoader:
         return True
 
     def __repr__(self) -> str:
-        return f"MicroBatchLoader({type(self.dataset).__name__}, {describe(self._order)})"
+        return f"MicroBatchLoader({type(self.dataset).__name__}, {self._order.describe()})"
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in vars(self).items() if name not in _FROM_SAMPLES}
-        kept.pop("side_stream", None)
-        return {**kept, **OF_PROCESS}
+        state = {**vars(self), **OF_PROCESS}
+        for name in (*_FROM_SAMPLES, "side_stream"):
+            state.pop(name, None)
+        return state
 
     def __iter__(self) -> Iterator[Any]:
         self._iterators, self._handed_out = self._iterators + 1, 0
@@ -389,15 +385,9 @@ class MicroBatchLoader:
             fetching.close()
             self._end_iteration(assembly)
 
-    def _plan_order(self) -> EpochOrder:
-        order = self.order
-        if self.stage is None and not (order.shuffle and order.sampled is None):
-            order.check_shares(self.batch_size)
-        return order
-
     def _begin_pass(self) -> EpochProgress:
         """Fix the order of a pass, and the epoch of the next one; return where it begins."""
-        order = self._plan_order()
+        order = self._orders.plan(self.batch_size)
         self._orders.check_ranks()
         progress = self._start(self.epoch)
         if progress.batches and not order.steps(progress.position, self.batch_size):

@@ -236,6 +236,21 @@ class EpochOrder:
         """Return a number that tells what a sampler drew for an epoch; 0 without one."""
         return 0 if self.sampled is None else self.sampled.digest(self.seed, epoch)
 
+    def describe(self) -> str:
+        """Return it in words, which Lightning quotes where it cannot turn off the shuffling."""
+        words = f"{self.length} samples, shuffle={self.shuffle}"
+        if self.shuffle:
+            words += ", which overfit_batches cannot turn off: give shuffle=False"
+        return words
+
+    def list_sizes(self, batch_size: int) -> set[int]:
+        """Return the sizes that batches of this rank have in an epoch."""
+        sizes = {batch_size, self.count(self.length % (self.world_size * batch_size))}
+        if self.equal_steps and self.world_size > 1:
+            # The last full step may give samples away, so that every rank has one more step.
+            sizes |= {batch_size - 1, 1}
+        return sizes - {0}
+
     def check_shares(self, batch_size: int) -> None:
         """Refuse to leave out samples where nobody said that this is an order of training.
 

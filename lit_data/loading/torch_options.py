@@ -3,7 +3,7 @@
 import multiprocessing.context
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict
 
 import torch
 
@@ -64,7 +64,7 @@ class TorchOptions(TypedDict, total=False):
     in_order: bool
 
 
-def merge_options(options: LoaderOptions | None, given: TorchOptions) -> LoaderOptions:
+def merge_options(options: LoaderOptions | None, arguments: TorchOptions) -> LoaderOptions:
     """Return options with arguments of torch in their places.
 
     Raises:
@@ -76,28 +76,28 @@ def merge_options(options: LoaderOptions | None, given: TorchOptions) -> LoaderO
             f"options={options!r} are no LoaderOptions: name each argument of torch's DataLoader, "
             "as in MicroBatchLoader(dataset, batch_size=8)"
         )
-    for name, value in given.items():
+    for name, value in arguments.items():
         _check_known(name, value)
     base, usual = options or LoaderOptions(), LoaderOptions()
-    for name in given.keys() & _OPTIONS.keys():
+    for name in arguments.keys() & _OPTIONS.keys():
         if getattr(base, _OPTIONS[name]) != getattr(usual, _OPTIONS[name]):
             raise ConfigError(_describe_double(name, base))
-    if "batch_size" in given and base.global_batch_size is not None:
+    if "batch_size" in arguments and base.global_batch_size is not None:
         raise ConfigError(
             "batch_size and options.global_batch_size are one thing: give one of them"
         )
-    return _translate(base, given)
+    return _translate(base, arguments)
 
 
-def keeps_workers(options: LoaderOptions, given: TorchOptions, *, shuffled: bool) -> bool:
+def keeps_workers(options: LoaderOptions, arguments: TorchOptions, *, shuffled: bool) -> bool:
     """Return True if workers stay between passes.
 
     Raises:
         ConfigError: They shall stay, and there are none.
     """
-    if given.get("persistent_workers") and options.num_workers == 0:
+    if arguments.get("persistent_workers") and options.num_workers == 0:
         raise ConfigError("persistent_workers=True, but num_workers=0: leave one of them out")
-    return given.get("persistent_workers", shuffled)
+    return arguments.get("persistent_workers", shuffled)
 
 
 def choose_kind(
@@ -137,22 +137,22 @@ def _describe_double(name: str, options: LoaderOptions) -> str:
     return f"{name} is given twice, by its name and in options ({option}={value!r}): give it once"
 
 
-def _translate(base: LoaderOptions, given: TorchOptions) -> LoaderOptions:
+def _translate(base: LoaderOptions, arguments: TorchOptions) -> LoaderOptions:
     changes: dict[str, Any] = {}
-    for name in ("batch_size", "num_workers", "pin_memory", "drop_last"):
-        if name in given:
-            changes[name] = cast(Mapping[str, Any], given)[name]
-    if "timeout" in given:
-        changes["timeout_s"] = given["timeout"] or _NO_LIMIT_S
-    context = given.get("multiprocessing_context")
+    for name, value in arguments.items():
+        if _OPTIONS.get(name) == name:
+            changes[name] = value
+    if "timeout" in arguments:
+        changes["timeout_s"] = arguments["timeout"] or _NO_LIMIT_S
+    context = arguments.get("multiprocessing_context")
     if context is not None:
         changes["start_method"] = context if isinstance(context, str) else _method(context)
-    generator = given.get("generator")
+    generator = arguments.get("generator")
     if generator is not None:
         drawn = torch.empty((), dtype=torch.int64).random_(generator=generator)
         changes["seed"] = int(drawn.item())
     options = replace(base, **changes)
-    factor = given.get("prefetch_factor")
+    factor = arguments.get("prefetch_factor")
     return options if factor is None else _prefetch(options, factor)
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from lit_data.errors import ConfigError
-from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.loading import ranks as ranks_module
+from lit_data.loading import LoaderOptions, MicroBatchLoader, current_order
 
 SAMPLES = [{"index": number} for number in range(17)]
 
@@ -89,7 +88,7 @@ def test_a_world_size_without_a_rank_is_refused() -> None:
 def test_processes_of_a_launcher_that_have_no_group_are_warned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ranks_module.warn_without_group.cache_clear()
+    current_order.warn_without_group.cache_clear()
     monkeypatch.setenv("WORLD_SIZE", "2")
     with caplog.at_level(logging.WARNING):
         assert len(_read(_make())) == len(_read(_make())) == 5

@@ -152,15 +152,17 @@ def _list_coordinates(points: object) -> list[float]:
     """
     coordinates: list[float] = []
     for point in points if isinstance(points, list) else [points]:
-        is_point = isinstance(point, list) and all(map(_is_coordinate, point))
-        if not is_point or len(point) != _COORDINATES:
+        numbers = point if isinstance(point, list) else []
+        if len(numbers) != _COORDINATES or not all(map(_is_coordinate, numbers)):
             raise DataError(f"the point {quote(point)} is not x and y in pixels")
-        coordinates += point
+        coordinates += numbers
     return coordinates
 
 
 def _is_coordinate(value: object) -> bool:
-    return type(value) in (int, float) and abs(value) < _LARGEST_PX  # type: ignore[operator]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < _LARGEST_PX
 
 
 def cut_mask(points: Any, text: Any) -> Draw:  # noqa: ANN401 - as a file gives them

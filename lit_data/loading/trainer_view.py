@@ -1,0 +1,111 @@
+"""What a Trainer finds at a loader: a sampler that takes the epoch, and the indices of each batch."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
+
+from torch.utils.data import Sampler, SequentialSampler
+
+from lit_data.loading.assembly import EpochProgress
+from lit_data.loading.order import EpochOrder
+
+_MODULES = ("lightning.pytorch.overrides.distributed", "pytorch_lightning.overrides.distributed")
+_WRAPPER = "_IndexBatchSamplerWrapper"
+EPOCHS = 2**32
+"""Numbers of epochs from which random numbers are made, see `lit_data.rng.random_words`."""
+CYCLE = 2**20
+"""Added to the epoch by each further pass in it: no order and no random number is used twice."""
+PER_PASS = 2
+"""Iterators that a Trainer makes for its first pass: one to see that it can, and one to read."""
+_LEFT_OUT = ("count_trained", "_workers", "_assembly", "_progress")
+OF_PROCESS: Mapping[str, Any] = {**dict.fromkeys(_LEFT_OUT), "_marks": []}
+"""Attributes that no copy of a loader takes over, and what it has in their place."""
+
+
+class EpochSampler(Sampler[int]):
+    """A sampler that takes the epoch from a Trainer; nothing is drawn from it.
+
+    Args:
+        length: Samples of the dataset.
+        set_epoch: Called by the Trainer at the start of an epoch.
+    """
+
+    def __init__(self, length: int, set_epoch: Callable[[int], None]) -> None:
+        self.length = length
+        self.set_epoch = set_epoch
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class AscendingSampler(SequentialSampler):
+    """The same for the order of the dataset, by whose class `overfit_batches` knows it.
+
+    Args:
+        length: Samples of the dataset.
+        set_epoch: Called by the Trainer at the start of an epoch.
+    """
+
+    def __init__(self, length: int, set_epoch: Callable[[int], None]) -> None:
+        super().__init__(range(length))
+        self.set_epoch = set_epoch
+
+
+def make_sampler(
+    order: EpochOrder, set_epoch: Callable[[int], None]
+) -> EpochSampler | AscendingSampler:
+    """Return the sampler of an order for a Trainer."""
+    kind = EpochSampler if order.shuffle else AscendingSampler
+    return kind(order.length, set_epoch)
+
+
+class SeenIndices(Sequence[list[int]]):
+    """Sample indices of the batches of a pass, computed when somebody asks.
+
+    Args:
+        progress: Of the pass; none before the first one.
+        order: Its order.
+    """
+
+    def __init__(self, progress: EpochProgress | None, order: EpochOrder) -> None:
+        self._progress, self._order = progress, order
+
+    def __len__(self) -> int:
+        return self._progress.batches if self._progress else 0
+
+    @overload
+    def __getitem__(self, batch: int) -> list[int]: ...
+
+    @overload
+    def __getitem__(self, batch: slice) -> list[list[int]]: ...
+
+    def __getitem__(self, batch: int | slice) -> list[int] | list[list[int]]:
+        numbers = range(len(self))[batch]
+        return self._find(numbers) if isinstance(numbers, int) else list(map(self._find, numbers))
+
+    def _find(self, batch: int) -> list[int]:
+        located = self._progress.locate(batch) if self._progress else None
+        if located is None:
+            raise IndexError(f"batch {batch} was handed out too long ago")
+        epoch, position, taken = located
+        indices: list[int] = self._order.indices(position, taken, epoch).tolist()
+        return indices
+
+
+def record_indices(progress: EpochProgress | None, order: EpochOrder) -> Any:  # noqa: ANN401 - a class of Lightning
+    """Return the indices of a pass in an object of the class by which Lightning knows them.
+
+    Lightning is not imported for it: None where nobody has.
+
+    Args:
+        progress: Of the pass; none before the first one.
+        order: Its order.
+    """
+    modules = [sys.modules[name] for name in _MODULES if name in sys.modules]
+    kinds = [getattr(module, _WRAPPER) for module in modules if hasattr(module, _WRAPPER)]
+    if not kinds:
+        return None
+    kind: Any = type(SeenIndices.__name__, tuple(kinds), {})
+    record = kind.__new__(kind)
+    record.seen_batch_indices = SeenIndices(progress, order)
+    return record

@@ -159,12 +159,6 @@ class DataWaitMonitor(CopiedCallback):
         self._clock.drop()
 
     @override
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        self._clock.drop()
-
-    @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._total.add_memory(self._gauge.read())
         self._clock.read(wait=True)

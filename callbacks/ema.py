@@ -1,5 +1,6 @@
 """`EMA`: the moving average of the weights is what is scored and kept."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
@@ -16,9 +17,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
-from lit_data.callbacks.wrapping import CopiedCallback, wrap
+from lit_data.callbacks.wrapping import SAVE, UndoneCallback, wrap
 from lit_data.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
+_HOST = torch.device("cpu")
 _WARM_UP_STEPS = 10
 _WEIGHTS_KEY = "weights_of_last_step"
 _AVERAGE_KEY = "average_of_weights"
@@ -26,7 +30,7 @@ _AVERAGE_KEY = "average_of_weights"
 _Tensors = Mapping[str, Tensor]
 
 
-class EMA(CopiedCallback):
+class EMA(UndoneCallback):
     """Exponential moving average of the weights (Polyak and Juditsky, 1992), for any module.
 
     Weights of single steps jump: from one epoch to the next a net may lose most of what it finds.
@@ -38,7 +42,8 @@ class EMA(CopiedCallback):
     better: in bfloat16 small steps would not move it.
 
     The module holds the average while validation runs, in all hooks, and while the Trainer saves a
-    checkpoint of any kind; and after training. In between it holds the weights of the last step. A
+    checkpoint of any kind; and after training, also after one that an error or Ctrl-C ended. In
+    between it holds the weights of the last step. A
     resumed run goes on with these, which a checkpoint holds as well, unless it is one of weights
     only. Unlike Lightning's ``EMAWeightAveraging`` it leaves thresholds and counters alone, and
     tied weights stay tied.
@@ -72,9 +77,8 @@ class EMA(CopiedCallback):
             return
         self._step_count = 0
         self._average, self._weights = {}, {}
-        self._undo.close()  # of a run that an error ended
         validation = trainer.fit_loop.epoch_loop.val_loop
-        for owner, method in ((validation, "run"), (trainer, "save_checkpoint")):
+        for owner, method in ((validation, "run"), (trainer, SAVE)):
             self._undo.callback(wrap(owner, method, self._make_around(trainer, pl_module)))
 
     @override
@@ -105,7 +109,24 @@ class EMA(CopiedCallback):
         self._show(pl_module)
 
     @override
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        try:
+            if self._is_training:
+                self._follow(trainer, pl_module)
+                self._show(pl_module, device=_HOST)
+            self.undo(trainer)
+        except Exception as problem:  # a device that an error broke answers with that error
+            self._undo.close()
+            log.warning(
+                "EMA: the module keeps the weights of its last step, as the average cannot be read: %s: %s",
+                type(problem).__name__,
+                problem,
+            )
+
+    @override
+    def undo(self, trainer: Trainer) -> None:
         self._undo.close()
         # A checkpoint may still be saved; until then the device has its memory back.
         self._average = {name: tensor.cpu() for name, tensor in self._average.items()}
@@ -134,12 +155,16 @@ class EMA(CopiedCallback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
+        is_training = self._is_training
         self._average, self._weights = {}, {}
-        if trainer.state.fn != TrainerFn.FITTING or _WEIGHTS_KEY not in checkpoint:
+        if trainer.state.fn != TrainerFn.FITTING:
             return
-        tensors = _list_averaged(pl_module)
-        self._average = _copy_precisely(tensors) | checkpoint[_AVERAGE_KEY]
-        self._weights = _copy(tensors) | checkpoint[_WEIGHTS_KEY]
+        if _WEIGHTS_KEY in checkpoint:
+            tensors = _list_averaged(pl_module)
+            self._average = _copy_precisely(tensors) | checkpoint[_AVERAGE_KEY]
+            self._weights = _copy(tensors) | checkpoint[_WEIGHTS_KEY]
+        if is_training:  # a search for a learning rate goes back to where it began
+            self.on_train_start(trainer, pl_module)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -160,7 +185,7 @@ class EMA(CopiedCallback):
 
     @contextmanager
     def _showing(self, trainer: Trainer, module: nn.Module) -> Iterator[None]:
-        if self._weights or not self._average:  # it does already; or training has not begun
+        if not self._is_training:
             yield
             return
         self._follow(trainer, module)  # a callback before this one may save the step that is done
@@ -170,9 +195,14 @@ class EMA(CopiedCallback):
         finally:
             self._hide(module)
 
-    def _show(self, module: nn.Module) -> None:
+    @property
+    def _is_training(self) -> bool:
+        """True while the module holds the weights of the last step beside an average."""
+        return bool(self._average) and not self._weights
+
+    def _show(self, module: nn.Module, device: torch.device | None = None) -> None:
         tensors = _list_averaged(module)
-        self._weights = _copy(tensors)
+        self._weights = _copy(tensors, device)
         _fill(tensors, self._average)
 
     def _hide(self, module: nn.Module) -> None:
@@ -233,8 +263,9 @@ def _list_averaged(module: nn.Module) -> dict[str, Tensor]:
     return {name.replace("_orig_mod.", ""): tensor for name, tensor in tensors.items()}
 
 
-def _copy(tensors: _Tensors) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+def _copy(tensors: _Tensors, device: torch.device | None = None) -> dict[str, Tensor]:
+    """Return copies on a device; none: where each lies."""
+    return {name: tensor.detach().to(device, copy=True) for name, tensor in tensors.items()}
 
 
 def _copy_precisely(tensors: _Tensors) -> dict[str, Tensor]:

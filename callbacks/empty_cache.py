@@ -3,9 +3,10 @@
 import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +17,7 @@ from typing_extensions import override
 
 from lit_data.callbacks.device_memory import CachedMemory, open_cache
 from lit_data.callbacks.events import Event, announce, is_logging_step, log_metrics
-from lit_data.callbacks.wrapping import UndoneCallback, wrap
+from lit_data.callbacks.wrapping import SAVE, UndoneCallback, run_after
 from lit_data.checks import check_count
 from lit_data.errors import ConfigError
 
@@ -113,10 +114,11 @@ class EmptyCache(UndoneCallback):
             method = name
             if name == "checkpoint":
                 owner = trainer
-                method = "save_checkpoint"
+                method = SAVE
             if not callable(getattr(owner, method, None)):
                 raise ConfigError(_describe_missing(name, pl_module))
-            self._undo.callback(wrap(owner, method, self._make_around(trainer, name)))
+            release = partial(self._release, trainer, f"after {name}")
+            self._undo.callback(run_after(owner, method, release))
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -206,16 +208,6 @@ class EmptyCache(UndoneCallback):
                 100 * cost_fraction,
             )
         return False
-
-    def _make_around(self, trainer: Trainer, name: str) -> Callable[..., Any]:
-        """Return a function, not a method: a copy of the module must not copy this callback."""
-
-        def around(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any method
-            result = call(*args, **kwargs)
-            self._release(trainer, f"after {name}")
-            return result
-
-        return around
 
     def _release(self, trainer: Trainer, when: str) -> None:
         if self._cache is None or not self.can_afford():

@@ -4,11 +4,14 @@ import logging
 import math
 from collections import deque
 from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
@@ -23,6 +26,7 @@ from lit_data.callbacks.memory.post_mortem import (
 )
 from lit_data.callbacks.memory.record import MemoryRecord, Moment
 from lit_data.callbacks.timeline import MARK_STYLES, write_picture
+from lit_data.callbacks.wrapping import SAVE, UndoneCallback, run_after
 from lit_data.checks import check_count, check_saved_counts
 from lit_data.errors import ConfigError
 from lit_data.out_of_memory import is_out_of_memory
@@ -42,7 +46,7 @@ _PEAKS = {
 }
 
 
-class MemoryMonitor(Callback):
+class MemoryMonitor(UndoneCallback):
     """Measures memory, warns of growth, and reports what held it when it ran out.
 
     Logged every `every_n_steps` training batches, whatever the Trainer's ``log_every_n_steps``, and
@@ -91,6 +95,8 @@ class MemoryMonitor(Callback):
         ConfigError: An argument is not usable, or `path` is a file.
     """
 
+    of_run = MappingProxyType({"_undo": ExitStack})
+
     def __init__(
         self,
         *,
@@ -120,14 +126,17 @@ class MemoryMonitor(Callback):
         self._steps = 0
         self._ooms = 0
         self._peaks: dict[str, int] = {}
+        self._undo = ExitStack()
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.undo(trainer)
         self._folder = choose_folder(trainer, self.path)
         check_folder(self._folder, "memory.png")
         device = trainer.strategy.root_device
         if self._record is None or self._record.device != device:
             self._record = MemoryRecord(device)
+        self._undo.callback(run_after(trainer, SAVE, partial(self._record.mark, "checkpoint")))
         if self.snapshot and device.type == "cuda" and trainer.is_global_zero:
             torch.cuda.memory._record_memory_history(max_entries=_RECORDED_ALLOCATIONS)
             self._is_recording = True
@@ -184,13 +193,6 @@ class MemoryMonitor(Callback):
     on_test_batch_start = on_predict_batch_start = _see_batch
 
     @override
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        if self._record is not None:  # a model can be saved without a run
-            self._record.mark("checkpoint")
-
-    @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._sample()
         self._draw(trainer)
@@ -213,12 +215,15 @@ class MemoryMonitor(Callback):
                 type(problem).__name__,
                 problem,
             )
-        self._stop_recording()
+        self.undo(trainer)
         self._draw(trainer)
 
     @override
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._stop_recording()
+    def undo(self, trainer: Trainer) -> None:
+        self._undo.close()
+        if self._is_recording:
+            torch.cuda.memory._record_memory_history(enabled=None)
+        self._is_recording = False
 
     def on_event(self, trainer: Trainer, event: Event, error: BaseException | None) -> None:
         """Note an event of another callback; an out-of-memory error gets its report."""
@@ -301,11 +306,6 @@ class MemoryMonitor(Callback):
             self._seen,
             with_snapshot=self._is_recording,
         )
-
-    def _stop_recording(self) -> None:
-        if self._is_recording:
-            torch.cuda.memory._record_memory_history(enabled=None)
-        self._is_recording = False
 
     def _draw(self, trainer: Trainer) -> None:
         is_drawn = self.plot and trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]

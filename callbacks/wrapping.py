@@ -8,6 +8,9 @@ from typing import Any, ClassVar
 from lightning import Callback, LightningModule, Trainer
 from typing_extensions import override
 
+SAVE = "save_checkpoint"
+"""Method of a Trainer for checkpoints of all kinds: of those of weights alone no callback is told."""
+
 Around = Callable[..., Any]
 """Called as ``around(call, *args, **kwargs)``, where `call` is what it wraps."""
 
@@ -78,6 +81,17 @@ def wrap(owner: Any, name: str, around: Around) -> Callable[[], None]:  # noqa: 
                 delattr(owner, name)
 
     return unwrap
+
+
+def run_after(owner: Any, name: str, act: Callable[[], None]) -> Callable[[], None]:  # noqa: ANN401
+    """Let `act` run after each call of ``owner.name`` that raises nothing; returns as `wrap` does."""
+
+    def around(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any method
+        result = call(*args, **kwargs)
+        act()
+        return result
+
+    return wrap(owner, name, around)
 
 
 class CopiedCallback(Callback):

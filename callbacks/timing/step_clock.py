@@ -14,7 +14,7 @@ from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils._pytree import tree_leaves
 
-from lit_data.callbacks.wrapping import wrap
+from lit_data.callbacks.wrapping import SAVE, run_after, wrap
 from lit_data.lightning_internals import AFTER_FETCH, BEFORE_FETCH
 from lit_data.types import CountsAssembly
 
@@ -240,6 +240,8 @@ def attach(clock: StepClock, trainer: Trainer, pl_module: LightningModule) -> Ca
     undo = ExitStack()
     undo.callback(wrap(loop, BEFORE_FETCH, fetch.begin))
     undo.callback(wrap(loop, AFTER_FETCH, fetch.end))
+    # the writing of a checkpoint is none of a step's work
+    undo.callback(run_after(trainer, SAVE, clock.drop))
     undo.callback(wrap(strategy, "training_step", partial(clock.measure, "forward")))
     # "other" around it: forward and backward are within, and switch by themselves
     undo.callback(wrap(strategy, "optimizer_step", partial(clock.measure, "other")))

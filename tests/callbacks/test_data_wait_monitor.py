@@ -219,15 +219,20 @@ def test_hooks_of_a_datamodule_are_those_that_are_measured(clock: Clock, tmp_pat
     assert vars(data).keys().isdisjoint({"on_after_batch_transfer", "on_before_batch_transfer"})
 
 
-def test_validation_checkpoints_and_first_steps_are_left_out(clock: Clock, tmp_path: Path) -> None:
-    class SlowCheckpoint(Callback):
-        def on_save_checkpoint(self, *args: Any) -> None:
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_validation_checkpoints_and_first_steps_are_left_out(
+    weights_only: bool, clock: Clock, tmp_path: Path
+) -> None:
+    class SlowlySaved(Model):
+        def on_save_checkpoint(self, checkpoint: Any) -> None:
             clock.now_s += 500
 
-    model, monitor = Model(clock), DataWaitMonitor(plot=False)
-    checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=3)
-    callbacks, options = [monitor, SlowCheckpoint(), checkpoint], {"limit_val_batches": 1}
-    trainer = make_trainer(tmp_path, *callbacks, enable_checkpointing=True, **options)
+    model, monitor = SlowlySaved(clock), DataWaitMonitor(plot=False)
+    checkpoint = ModelCheckpoint(
+        tmp_path, every_n_train_steps=3, save_weights_only=weights_only, save_top_k=-1
+    )
+    options = {"limit_val_batches": 1, "enable_checkpointing": True}
+    trainer = make_trainer(tmp_path, monitor, checkpoint, **options)
     trainer.fit(model, Slow(clock), DataLoader(RandomDataset(32, 4), 4))
     assert monitor.summary()["train/mean_step_s"] == 64.0
     tally = monitor.state_dict()["tally"]

@@ -8,6 +8,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     EMAWeightAveraging,
+    LearningRateFinder,
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
@@ -211,15 +212,79 @@ class _Fails(_Module):
         raise ZeroDivisionError
 
 
-def test_an_error_in_validation_leaves_the_weights_of_the_last_step() -> None:
-    module, ema = _Fails(), EMA(decay=0.4)
+class _FailsInThirdStep(_Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx == 2:
+            raise ZeroDivisionError
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(("kind", "steps"), [(_Fails, 4), (_FailsInThirdStep, 2)])
+@pytest.mark.parametrize("place", ["before", "behind"])
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_a_training_that_an_error_ends_leaves_the_average_and_nothing_else(
+    tmp_path: Path, kind: type[_Module], steps: int, place: str, weights_only: bool
+) -> None:
+    class Saver(Callback):
+        def on_exception(self, trainer: Trainer, *_: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "saved.ckpt", weights_only=weights_only)
+
+    module, ema = kind(), EMA(decay=0.4)
+    callbacks = [Saver(), ema] if place == "before" else [ema, Saver()]
     data = DataLoader(TensorDataset(torch.arange(8.0).view(-1, 1)), batch_size=2)
     options = QUIET | {"max_epochs": 1, "num_sanity_val_steps": 0}
+    trainer = Trainer(**options, callbacks=callbacks)
     with pytest.raises(ZeroDivisionError):
-        Trainer(**options, callbacks=[ema]).fit(module, data, data)
-    assert module.layer.weight.item() == -4.0
-    Trainer(**options, limit_val_batches=0, callbacks=[ema]).fit(module, data)
-    assert module.layer.weight.item() != -4.0
+        trainer.fit(module, data, data)
+    average = pytest.approx(_average(steps, 0.4)[-1])
+    saved = torch.load(tmp_path / "saved.ckpt", weights_only=True)
+    assert saved["state_dict"]["layer.weight"].item() == average
+    if not weights_only:
+        assert saved[KEY]["layer.weight"].item() == -steps
+    assert module.layer.weight.item() == average
+    assert "save_checkpoint" not in vars(trainer)
+    assert "run" not in vars(trainer.fit_loop.epoch_loop.val_loop)
+    with torch.no_grad():
+        module.layer.weight.fill_(7.0)  # by hand
+    trainer.save_checkpoint(tmp_path / "later.ckpt")
+    later = torch.load(tmp_path / "later.ckpt", weights_only=True)
+    assert later["state_dict"]["layer.weight"].item() == module.layer.weight.item() == 7.0
+    assert KEY not in later
+
+
+def test_an_average_that_cannot_be_read_hides_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the device does not answer")
+
+    module, ema = _FailsInThirdStep(), EMA(decay=0.4)
+    monkeypatch.setattr(ema, "_show", fail)
+    data = DataLoader(TensorDataset(torch.arange(8.0).view(-1, 1)), batch_size=2)
+    trainer = Trainer(**QUIET, max_epochs=1, callbacks=[ema])
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(module, data)
+    assert "the module keeps the weights of its last step" in caplog.text
+    assert module.layer.weight.item() == -2.0
+    assert "save_checkpoint" not in vars(trainer)
+
+
+class _SearchesLater(LearningRateFinder):
+    def on_fit_start(self, *args: Any) -> None:
+        pass
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if trainer.current_epoch == 1:
+            self.lr_find(trainer, pl_module)
+
+
+def test_a_search_within_training_goes_back_to_the_weights_and_the_average(tmp_path: Path) -> None:
+    search = _SearchesLater(num_training_steps=3, update_attr=False)
+    options = {"limit_val_batches": 1, "default_root_dir": tmp_path}
+    searched = _fit(tmp_path / "a", 3, None, search, **options)
+    plain = _fit(tmp_path / "b", 3, None, **options)
+    assert searched.validated[-2:] == plain.validated[-2:]
+    assert torch.equal(searched.layer.weight, plain.layer.weight)
 
 
 class _Teacher(_Module):

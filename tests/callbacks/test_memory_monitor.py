@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from PIL import Image
@@ -325,14 +326,17 @@ def test_a_recovered_error_is_told_once_even_if_it_ends_the_run_later(
     assert sizes[1:] == [1, 4, 4, 4, 4]  # samples of the batch until another callback tells a size
 
 
-def test_events_are_marked(machine: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_events_are_marked(weights_only: bool, machine: Any, tmp_path: Path) -> None:
     def tell(model: LightningModule, step: int) -> None:
         announce(model.trainer, Event("release", "released", {"freed_bytes": 5.0}))
         announce(model.trainer, Event("precision", "scaled", {"scale": 2.0}))
         announce(model.trainer, Event("oom", "no error is known"))
 
     monitor = MemoryMonitor()
-    _trainer(tmp_path, monitor, limit_train_batches=7, enable_checkpointing=True).fit(Model(tell))
+    checkpoint = ModelCheckpoint(tmp_path, save_weights_only=weights_only)
+    options = {"limit_train_batches": 7, "enable_checkpointing": True}
+    _trainer(tmp_path, monitor, checkpoint, **options).fit(Model(tell))
     counts = {kind: marks.count for kind, marks in monitor.measured.timeline.marks.items()}
     assert counts == {"oom": 7, "release": 7, "precision": 7, "checkpoint": 1, "validation": 0}
     assert len(list(tmp_path.glob("oom-*.txt"))) == 5
@@ -425,6 +429,7 @@ def test_a_snapshot_of_cuda_is_recorded_and_written_beside_the_report(
         global_step=1,
         current_epoch=0,
         state=SimpleNamespace(stage=None),
+        save_checkpoint=lambda path: None,
     )
     memory = torch.cuda.memory
     monkeypatch.setattr(memory, "_record_memory_history", lambda **options: calls.append(options))

@@ -485,12 +485,16 @@ def _only_training(**options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("size", [None, 2])
-def test_the_modules_hook_runs_once_for_each_piece(size: int | None) -> None:
+def test_the_modules_hook_runs_once_for_each_batch_and_micro_batches_are_cut_out_of_it(
+    size: int | None,
+) -> None:
     model = make_model(BEFORE, AFTER)
     callback = AdaptiveBatchSize(initial_size=size, grow_after=None)
     run(model, Data(), **_only_training(callbacks=[callback]))
-    piece = ["finish", "after", "step"]
-    assert notes == ["plan", "before", *piece * (2 if size else 1)] * 2
+    moved = ["plan", "before", "finish", "after"]
+    comparison = ["finish", "after"] if size else []  # of a piece, once for batches of a form
+    steps = ["step"] * (2 if size else 1)
+    assert notes == [*moved, *comparison, *steps, *moved, *steps]
     assert sorted(int(n) for batch in model.seen for n in batch["index"]) == list(range(8))
     assert all(torch.equal(batch["x"][:, 0], 101 * batch["index"] + 0.5) for batch in model.seen)
 
@@ -504,8 +508,9 @@ def test_memory_that_runs_out_in_the_modules_hook_is_survived() -> None:
 
     model = make_model(BEFORE, on_after_batch_transfer=after)
     run(model, Data(), **_only_training(callbacks=[AdaptiveBatchSize(grow_after=None)]))
-    whole, piece = ["finish", "after"], ["finish", "after", "step"]
-    assert notes == ["plan", "before", *whole, *piece * 2, "plan", "before", *piece * 2]
+    planned, whole, pieces = ["plan", "before"], ["finish", "after"], ["finish", "after"] * 2
+    steps = ["step", "step"]
+    assert notes == [*planned, *whole, *pieces, *steps, *planned, *pieces, *steps]
 
 
 def test_the_time_of_both_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def keep_in_float32(model: nn.Module, names: Sequence[str], device_type: str) ->
     run_in_float32 = functools.partial(_run_in_float32, device_type)
     undo = ExitStack()
     for submodule in _find_submodules(model, names):
-        undo.callback(wrap(submodule, "forward", run_in_float32))
+        undo.callback(wrap(submodule, "forward", run_in_float32, lasting=True))
     return undo.close
 
 

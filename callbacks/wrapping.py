@@ -22,6 +22,7 @@ class Wrapped:
         method: The method.
         was_attribute: It was an attribute of the object and not of its class.
         arounds: The wrappers, the first one innermost.
+        lasting: Those of them that copies of the object have too.
     """
 
     def __init__(self, method: Callable[..., Any], *, was_attribute: bool) -> None:
@@ -31,14 +32,16 @@ class Wrapped:
         self.method = method
         self.was_attribute = was_attribute
         self.arounds: list[Around] = []
+        self.lasting: list[Around] = []
         self.call = method
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, D102 - any method
         return self.call(*args, **kwargs)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Callable[..., Any]]]:
-        """Let copies of the object have the method alone: the wrappers are those of a run."""
-        return _return_method, (self.method,)
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Let copies of the object have the lasting wrappers alone: the others are those of a run."""
+        lasting = [around for around in self.arounds if around in self.lasting]
+        return _rebuild, (self.method, self.was_attribute, lasting)
 
     def compose(self) -> None:
         """Put the wrappers together, once for each change: a training step makes a dozen calls."""
@@ -47,17 +50,31 @@ class Wrapped:
             self.call = functools.partial(around, self.call)
 
 
-def _return_method(method: Callable[..., Any]) -> Callable[..., Any]:
-    return method
+def _rebuild(
+    method: Callable[..., Any], was_attribute: bool, arounds: list[Around]
+) -> Callable[..., Any]:
+    if not arounds:
+        return method
+    wrapped = Wrapped(method, was_attribute=was_attribute)
+    wrapped.arounds, wrapped.lasting = arounds, list(arounds)
+    wrapped.compose()
+    return wrapped
 
 
-def wrap(owner: Any, name: str, around: Around) -> Callable[[], None]:  # noqa: ANN401 - any object
+def wrap(
+    owner: Any,  # noqa: ANN401 - any object
+    name: str,
+    around: Around,
+    *,
+    lasting: bool = False,
+) -> Callable[[], None]:
     """Let `around` run in place of ``owner.name``.
 
     Args:
         owner: An object whose attributes can be set; its class is left alone.
         name: One of its methods.
         around: Called with the method that it wraps and the arguments.
+        lasting: Copies of the object have it too; it can be copied and pickled itself.
 
     Returns:
         A function that takes the wrapper off.
@@ -67,6 +84,8 @@ def wrap(owner: Any, name: str, around: Around) -> Callable[[], None]:  # noqa: 
         wrapped = Wrapped(getattr(owner, name), was_attribute=name in vars(owner))
         setattr(owner, name, wrapped)
     wrapped.arounds.append(around)
+    if lasting:
+        wrapped.lasting.append(around)
     wrapped.compose()
 
     def unwrap() -> None:

@@ -514,7 +514,9 @@ def test_a_loader_that_cannot_change_is_refused(loader: Callable[[], Any], name:
 
 
 def test_several_ranks_are_refused() -> None:
-    trainer = SimpleNamespace(world_size=2, optimizers=[])
+    trainer = SimpleNamespace(
+        world_size=2, optimizers=[], strategy=SimpleNamespace(root_device=torch.device("cpu"))
+    )
     replay = Replay(trainer, Tally(1), SizeLimits(), _device(1))
     text = r"works on one device and this run has 2 ranks.*use mode='split'"
     with pytest.raises(ConfigError, match=text):

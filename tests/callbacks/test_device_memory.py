@@ -82,8 +82,7 @@ def test_two_gauges_of_one_device_have_their_own_peaks(cuda: FakeCuda) -> None:
 def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A process with a resident set of `rss` bytes on a machine that has `available` more."""
     memory = SimpleNamespace(rss=100, available=900)
-    process = SimpleNamespace(memory_info=lambda: memory)
-    monkeypatch.setattr(device_memory.psutil, "Process", lambda: process)
+    monkeypatch.setattr(device_memory, "read_rss_bytes", lambda: memory.rss)
     monkeypatch.setattr(device_memory, "available_memory_bytes", lambda: memory.available)
     return memory
 

@@ -77,7 +77,7 @@ def test_the_first_step_and_sample_that_differ_are_named() -> None:
         (["replay"], "replay needs the folder of a run"),
         (["replay", "x"], "replay needs step=N"),
         (["replay", "x", "step=-1"], "step=-1 is no number"),
-        (["spike", "x", "count=0"], "count=0 is not usable: choose a whole number of at least 1"),
+        (["spike", "x", "count=0"], "count=0 is not usable: choose a whole number from 1 to 1000"),
         (["spike", "s3://bucket/run"], "is at an address: give out=FOLDER"),
         (["why", "x"], "why needs the folders of two runs"),
     ],

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lit_data.commands.rerun import read_started
 from lit_data.commands.result import read_summary
 from lit_data.errors import ConfigError, DataError, LitDataError
+from lit_data.files import is_there
 
 if TYPE_CHECKING:
     import lightning as L
@@ -59,7 +60,7 @@ class Run:
             DataError: There is none: no run of ``fit``, or it was broken off before.
         """
         path = self.folder / "checkpoints" / "best.ckpt"
-        if not path.is_file():
+        if not is_there(path):
             raise DataError(
                 f"{self.folder} has no checkpoints/best.ckpt: was it a fit, and did it validate "
                 "once?"

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or as before, whatever happens while they are written."""
+"""Files that are there as a whole or as before, however their writing ends; regular ones are read."""
 
 import csv
 import hashlib
@@ -7,16 +7,78 @@ import json
 import os
 import re
 import secrets
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lit_data.errors import ConfigError, StoreError, show_path
+from lit_data.errors import ConfigError, DataError, StoreError, show_path
+from lit_data.types import PathText
 
 PART = re.compile(r"\.lit_data-[0-9a-f]{16}\.part")
 """Names of files that are being written; of an interrupted run they are left over."""
+
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_regular(path: PathText, *, links: bool = True) -> io.BufferedReader:
+    """Open a regular file for reading; a pipe or a device in its place is not waited for.
+
+    Args:
+        path: Of the file.
+        links: The path itself may be a link.
+
+    Raises:
+        OSError: It cannot be opened.
+        DataError: Says what it is instead of a regular file, without naming it.
+    """
+    flags = _NO_WAIT if links else _NO_WAIT | _NO_LINK
+    return open(path, "rb", opener=partial(_open_regular, flags))
+
+
+def _open_regular(more_flags: int, path: str, flags: int) -> int:
+    try:
+        descriptor = os.open(path, flags | more_flags)
+    except OSError:
+        with suppress(OSError):  # a socket is never opened, nor a folder on Windows
+            check_kind(Path(path).stat().st_mode)
+        raise
+    try:
+        check_kind(os.fstat(descriptor).st_mode)
+    except DataError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def check_kind(mode: int) -> None:
+    """Refuse what is no regular file.
+
+    Args:
+        mode: As of `os.stat`.
+
+    Raises:
+        DataError: Says what it is, without naming it.
+    """
+    kind = stat.S_IFMT(mode)
+    if kind != stat.S_IFREG:
+        raise DataError(f"not a regular file ({_KINDS.get(kind, 'of unknown kind')})")
+
+
+def is_there(path: PathText) -> bool:
+    """Return True if anything has this name, a broken link too: who reads it says what is wrong."""
+    return os.path.lexists(path)
 
 
 def refuse_links(folder: Path, key: str) -> None:
@@ -135,8 +197,9 @@ def find_sha256(path: Path) -> str:
 
     Raises:
         OSError: It cannot be read.
+        DataError: It is no regular file.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

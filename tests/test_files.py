@@ -1,13 +1,14 @@
 """Files are there as a whole or as they were before."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from lit_data.checks import check_choice, check_count, check_share
-from lit_data.errors import ConfigError, StoreError
-from lit_data.files import PART, replacing, replacing_by_path, write_text
+from lit_data.errors import ConfigError, DataError, StoreError
+from lit_data.files import PART, is_there, open_regular, replacing, replacing_by_path, write_text
 from lit_data.io.temp import build_lock, hold_lock, temp_folder
 
 
@@ -74,3 +75,34 @@ def test_nobody_else_may_write_what_is_written_without_a_umask(tmp_path: Path) -
         os.umask(before)
     assert {path.name for path in tmp_path.iterdir()} == {"a.txt", "b.lock", ".lock"}
     assert not any(path.stat().st_mode & 0o002 for path in tmp_path.iterdir())
+
+
+def test_only_regular_files_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the path of a socket may have 107 bytes
+    os.mkfifo("pipe")
+    Path("folder").mkdir()
+    Path("link").symlink_to("pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+    kinds = {
+        "pipe": "a named pipe",
+        "link": "a named pipe",
+        "folder": "a folder",
+        "socket": "a socket",
+        "/dev/zero": "a device",
+    }
+    for name, kind in kinds.items():
+        with pytest.raises(DataError, match=rf"not a regular file \({kind}\)"):
+            open_regular(name)
+
+
+def test_a_link_to_a_file_is_opened_where_links_are_allowed(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"content")
+    (tmp_path / "link").symlink_to("a")
+    with open_regular(tmp_path / "link") as file:
+        assert file.read() == b"content"
+    with pytest.raises(OSError, match="link"):
+        open_regular(tmp_path / "link", links=False)
+    (tmp_path / "broken").symlink_to("gone")
+    assert is_there(tmp_path / "broken")
+    assert not is_there(tmp_path / "gone")

@@ -422,7 +422,7 @@ def test_a_classifier_of_ours_starts_the_encoder_of_a_segmenter(
         ("smp_unet", "options={depth: 3}", "unet with resnet18 cannot be built: TypeError"),
         ("timm_classifier", "model_name=hf-hub:a/b", "model_name='hf-hub:a/b' is unknown"),
         ("torchvision_classifier", "model_name=resnet", "='resnet' is unknown: choose one of "),
-        ("torchvision_detector", "weights=no.pt", "weights=no.pt is not a file"),
+        ("torchvision_detector", "weights=no.pt", "weights=no.pt: no such file"),
     ],
 )
 def test_wrong_names_of_a_group_are_one_line(

@@ -24,6 +24,7 @@ from lit_data.errors import ConfigError, DataError, LitDataError, StoreError
 from lit_data.files import replacing
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.remote.options import is_remote
+from lit_data.io.source import check_regular
 from lit_data.modules.weights import read_checkpoint, refuse_nan
 from lit_data.tasks.base import find_task_of
 
@@ -297,11 +298,14 @@ def _check_checkpoint(ckpt: object, cache: Path) -> Path:
     if is_remote(ckpt):
         return fetch_checkpoint(ckpt, cache, "ckpt")
     path = Path(ckpt)
-    if not (path.is_file() or path.is_dir()):  # reading a FIFO would wait for ever
+    if path.is_dir():  # in pieces, one of each rank
+        return path
+    try:
+        check_regular(path)
+    except DataError as error:
         raise DataError(
-            f"ckpt={ckpt} is not a file: give the path of a checkpoint that fit wrote, or best, or "
-            "last"
-        )
+            f"ckpt={ckpt}: {error}; give the path of a checkpoint that fit wrote, or best, or last"
+        ) from error
     return path
 
 

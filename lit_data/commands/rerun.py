@@ -17,6 +17,7 @@ from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.remote_runs import RECORDS, fetching_runs
 from lit_data.commands.reports.untrusted import as_dict, find_config_dir, read_text
 from lit_data.errors import ConfigError, DataError, escape, first_line, show_path
+from lit_data.files import is_there
 from lit_data.io.plain import parse_yaml
 from lit_data.io.remote.options import is_remote
 
@@ -109,7 +110,7 @@ def read_started(run: Path) -> Started:
     Raises:
         DataError: The folder is none, or does not say.
     """
-    is_sweep = (run / "multirun.yaml").is_file()
+    is_sweep = is_there(run / "multirun.yaml")
     hydra_file, config_file = ".hydra/hydra.yaml", ".hydra/config.yaml"
     if is_sweep:
         hydra_file = config_file = "multirun.yaml"

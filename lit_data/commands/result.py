@@ -168,10 +168,12 @@ def read_summary(folder: Path) -> dict[str, Any]:
         DataError: There is none, or it is damaged.
     """
     path = folder / "summary.json"
-    if not path.is_file():
-        raise DataError(f"{folder} has no summary.json: the run failed, or has not ended")
     try:
         summary = parse_json(read_text(folder, path))
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{folder} has no summary.json: the run failed, or has not ended"
+        ) from error
     except (OSError, DataError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not isinstance(summary, dict):

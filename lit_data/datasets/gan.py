@@ -1,6 +1,5 @@
 """Images for generative models, with labels, and with poses where objects are seen from several sides."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,10 +15,12 @@ from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.patch_source import GridPatches, RandomPatches, make_padded_grid
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
-from lit_data.files import natural_key
+from lit_data.files import is_there, natural_key
 from lit_data.grid import pair_px
 from lit_data.io.discovery import check_inside
 from lit_data.io.images.image_source import ImageBank
+from lit_data.io.plain import parse_json
+from lit_data.io.source import read_within
 from lit_data.io.store.shared_arrays import share_state
 from lit_data.types import Array, FieldSpec, Floats, Ints, Size
 
@@ -29,6 +30,7 @@ Labels = Literal["none", "folders", "views", "objects"]
 """What a label is: nothing, the folder of the image or the object, the view, or the object."""
 
 LAYOUT_FILE = "views.json"
+_MOST_BYTES = 2**20  # of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +90,15 @@ def read_layout(folder: Path) -> ViewLayout:
         DataError: The file is not what it must be, or lies elsewhere.
     """
     path = folder / LAYOUT_FILE
-    if not path.is_file():
+    if not is_there(path):
         return ViewLayout()
     check_inside(path, folder)
+    data = read_within(path, _MOST_BYTES)
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(data)
         names = [name for name in ViewLayout.__slots__ if name in content]
         return ViewLayout(**{name: content[name] for name in {"views", *names}})
-    except (ValueError, TypeError, KeyError, OverflowError, ConfigError) as error:
+    except (DataError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise DataError(
             f"{show_path(path)}: {error}; it must hold views, and may hold tiles and degrees"
         ) from error

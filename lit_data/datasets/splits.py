@@ -14,7 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from lit_data.errors import ConfigError, DataError, show_path
-from lit_data.io.source import decode_text, naming
+from lit_data.files import is_there
+from lit_data.io.source import decode_text, open_source, read_whole
 from lit_data.rng import Stream, uniform
 from lit_data.types import Ints
 
@@ -129,11 +130,11 @@ def _split_by_list(names: Sequence[str], lists: Mapping[str, Sequence[str]]) -> 
 
 
 def _read_table(path: Path) -> Mapping[str, Sequence[str]]:
-    if not path.is_file():
-        raise DataError(f"the table of splits is not a file: {show_path(path)}")
+    if not is_there(path):
+        raise DataError(f"the table of splits does not exist: {show_path(path)}")
     lists: dict[str, list[str]] = {split: [] for split in SPLITS}
-    with naming(path):
-        rows = list(csv.DictReader(io.StringIO(decode_text(path.read_bytes()), newline="")))
+    with open_source(path) as stream:
+        rows = list(csv.DictReader(io.StringIO(decode_text(read_whole(stream)), newline="")))
     for number, row in enumerate(rows, 2):
         if row.get("split") not in lists or not row.get("image"):
             raise DataError(
@@ -149,11 +150,10 @@ def _read_list(entry: float | str | Sequence[str]) -> Sequence[str]:
         raise ConfigError("splits mixes shares and lists: give shares for all, or lists for all")
     if not isinstance(entry, str):
         return list(entry)
-    path = Path(entry)
-    if not path.is_file():
-        raise DataError(f"the list of a split is not a file: {entry}")
-    with naming(path):
-        lines = [line.strip() for line in decode_text(path.read_bytes()).splitlines()]
+    if not is_there(entry):
+        raise DataError(f"the list of a split does not exist: {show_path(entry)}")
+    with open_source(entry) as stream:
+        lines = [line.strip() for line in decode_text(read_whole(stream)).splitlines()]
     return [line for line in lines if line]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_data.errors import ConfigError, DataError, Problems, escape, list_problems, show_path
+from lit_data.files import check_kind
 from lit_data.io.images.header import EXTENSIONS
 from lit_data.io.source import describe_missing, nearest_existing
 from lit_data.types import PathText
@@ -102,7 +103,7 @@ class FolderWalk:
             if entry.is_file():
                 yield relative
             else:
-                self.problems.add(entry.path, "not a regular file")
+                self._refuse(entry.path, entry.stat().st_mode)
 
     def _follow(
         self, link: os.DirEntry[str], relative: str, folder: _ListedFolder
@@ -126,11 +127,17 @@ class FolderWalk:
         elif stat.S_ISREG(mode):
             yield relative
         elif not stat.S_ISDIR(mode):
-            self.problems.add(link.path, "not a regular file")
+            self._refuse(link.path, mode)
         elif target in folder.links or is_inside(os.path.realpath(folder.path), target):
             self.problems.add(link.path, f"a link that leads in a circle, to {show_path(target)}")
         else:
             self._enter(link.path, relative, (*folder.links, target))
+
+    def _refuse(self, path: str, mode: int) -> None:
+        try:
+            check_kind(mode)
+        except DataError as error:
+            self.problems.add(path, str(error))
 
     def _enter(self, path: str, relative: str, links: tuple[str, ...]) -> None:
         if _extension(relative) in EXTENSIONS and self._matches(relative):

@@ -2,13 +2,13 @@
 
 import errno
 import os
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from lit_data.errors import DataError, LitDataError, MachineError, escape, show_path
+from lit_data.files import check_kind, open_regular
 from lit_data.types import PathText
 
 _AGAIN = "a disk in the network does not answer: try again"
@@ -60,13 +60,11 @@ def open_source(path: PathText) -> Iterator[BinaryIO]:
     """Open a regular file that is not empty; errors inside the block name it as in ``naming``.
 
     Raises:
-        DataError: missing, empty, unreadable, a broken link, or not a regular file (then it is not
-            even opened: opening a FIFO would wait for ever).
+        DataError: missing, empty, unreadable, a broken link, or not a regular file (a named pipe
+            is not waited for).
     """
-    with naming(path):
-        check_regular(path)
-        with open_binary(Path(path)) as stream:
-            yield stream
+    with naming(path), open_filled(path) as stream:
+        yield stream
 
 
 Opener = Callable[[Path], BinaryIO | None]
@@ -88,14 +86,34 @@ def opening_with(folder: Path, opener: Opener) -> Iterator[None]:
         del _openers[f"{folder}/"]
 
 
-def open_binary(path: Path) -> BinaryIO:
-    """Open a file to read, wherever its content lies; it has to be a regular one."""
+def open_filled(path: PathText) -> BinaryIO:
+    """Open a regular file that is not empty, without naming it in errors.
+
+    Raises:
+        DataError: missing, empty, a broken link, or not a regular file.
+        OSError: It cannot be opened.
+    """
+    try:
+        stream = open_binary(path)
+    except OSError as error:
+        if _is_lost(error) or error.errno == errno.ELOOP:
+            raise DataError(describe_missing(path, error)) from error
+        raise
+    if stream.seek(0, os.SEEK_END) == 0:
+        stream.close()
+        raise DataError("0 bytes")
+    stream.seek(0)
+    return stream
+
+
+def open_binary(path: PathText) -> BinaryIO:
+    """Open a regular file to read, wherever its content lies; errors are those of `open_regular`."""
     for folder, opener in _openers.items():
         if str(path).startswith(folder):
-            stream = opener(path)
+            stream = opener(Path(path))
             if stream is not None:
                 return stream
-    return path.open("rb")
+    return open_regular(path)
 
 
 def read_whole(stream: BinaryIO) -> bytes:
@@ -139,7 +157,7 @@ def decode_text(data: bytes) -> str:
 
 
 def check_regular(path: PathText) -> None:
-    """Refuse what is not a regular file with content, without opening it.
+    """Refuse what is not a regular file with content, for libraries that open files by their names.
 
     Raises:
         DataError: says what the path is instead, without naming it.
@@ -148,15 +166,14 @@ def check_regular(path: PathText) -> None:
         status = Path(path).stat()
     except OSError as error:
         raise DataError(describe_missing(path, error)) from error
-    if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"not a regular file ({_kind_of(status.st_mode)})")
+    check_kind(status.st_mode)
     if status.st_size == 0:
         raise DataError("0 bytes")
 
 
 def describe_missing(path: PathText, error: OSError) -> str:
     """Say why ``stat`` failed: a link that leads nowhere, nothing there, or what the system answers."""
-    is_lost = isinstance(error, FileNotFoundError | NotADirectoryError)
+    is_lost = _is_lost(error)
     if (is_lost or error.errno == errno.ELOOP) and Path(path).is_symlink():
         link = "a broken link" if is_lost else "a link that loops,"
         return f"{link} to {show_path(Path(path).readlink())}"
@@ -164,6 +181,10 @@ def describe_missing(path: PathText, error: OSError) -> str:
         folder = show_path(nearest_existing(path))
         return f"no such file; the nearest folder that exists is {folder}"
     return _describe_os_error(error)
+
+
+def _is_lost(error: OSError) -> bool:
+    return isinstance(error, FileNotFoundError | NotADirectoryError)
 
 
 def nearest_existing(path: PathText) -> Path:
@@ -175,14 +196,3 @@ def _describe_os_error(error: OSError) -> str:
     if error.errno is None:
         return f"cannot be read ({type(error).__name__}: {escape(str(error))[:200]})"
     return f"cannot be read, {errno.errorcode.get(error.errno, error.errno)} ({os.strerror(error.errno)})"
-
-
-def _kind_of(mode: int) -> str:
-    kinds = {
-        stat.S_IFDIR: "a folder",
-        stat.S_IFIFO: "a FIFO",
-        stat.S_IFSOCK: "a socket",
-        stat.S_IFCHR: "a device",
-        stat.S_IFBLK: "a device",
-    }
-    return kinds.get(stat.S_IFMT(mode), "of unknown kind")

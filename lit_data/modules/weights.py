@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_data.errors import ConfigError, DataError, StoreError, first_line, show_path
+from lit_data.io.source import check_regular
 from lit_data.plain_data import check_size
 from lit_data.types import PathText
 
@@ -67,11 +68,12 @@ def load_weights_file(net: nn.Module, path: PathText | None) -> TakenWeights | N
     if path is None:
         return None
     file = Path(path).expanduser()
-    if not file.is_file():  # reading a FIFO would wait for ever
+    try:
+        check_regular(file)
+    except DataError as error:
         raise DataError(
-            f"weights={show_path(path)} is not a file: give a .pt, .pth, .ckpt or .safetensors, or "
-            "null"
-        )
+            f"weights={show_path(path)}: {error}; give a .pt, .pth, .ckpt or .safetensors, or null"
+        ) from error
     return take_weights(net, read_weights(file), show_path(path))
 
 
@@ -107,8 +109,10 @@ def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
     Raises:
         StoreError: The file is none.
     """
-    if path.exists() and not path.is_file():  # reading a FIFO would wait for ever
-        raise StoreError(f"{path} is no checkpoint: it is not a regular file")
+    try:
+        check_regular(path)
+    except DataError as error:
+        raise StoreError(f"{path} is no checkpoint that can be read: {error}") from error
     try:
         # Of other files torch has another way to say that they are none.
         mapped = mapped and zipfile.is_zipfile(path)

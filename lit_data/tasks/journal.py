@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_data.errors import ConfigError, StoreBusyError, StoreError, show_path
-from lit_data.files import PART, flatten, write_json, write_json_once
+from lit_data.errors import ConfigError, DataError, StoreBusyError, StoreError, show_path
+from lit_data.files import PART, check_kind, flatten, open_regular, write_json, write_json_once
 from lit_data.io.store.files import write_all
 from lit_data.tasks.options import Share
 
@@ -188,7 +188,7 @@ class Journal:
         for path in self._list_journals():
             if path != self._path:
                 with suppress(FileNotFoundError):
-                    self._read_lines(path, path.read_bytes())
+                    self._read_lines(path, _read_whole(path))
         # Its own by the descriptor alone: closing another one would free the lock.
         content = _read_from_start(self._descriptor)
         complete_bytes = self._read_lines(self._path, content)
@@ -196,11 +196,8 @@ class Journal:
             os.ftruncate(self._descriptor, complete_bytes)
 
     def _list_journals(self) -> list[Path]:
-        journals = []
-        for path in sorted(self._folder.iterdir()):
-            if JOURNALS.fullmatch(path.name) and path.is_file():
-                journals.append(path)
-        return journals
+        paths = sorted(self._folder.iterdir())
+        return [path for path in paths if JOURNALS.fullmatch(path.name)]
 
     def _read_lines(self, path: Path, content: bytes) -> int:
         """Note the whole lines of a journal; return their length, bytes."""
@@ -235,10 +232,12 @@ def _open_locked(path: Path) -> int:
 
     Raises:
         StoreBusyError: Another process holds it.
+        StoreError: It is no regular file.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o664)
     try:
+        check_kind(os.fstat(descriptor).st_mode)
         # Of the process, so that workers that outlive it do not hold it.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
@@ -247,9 +246,26 @@ def _open_locked(path: Path) -> int:
             f"another process predicts into {show_path(path.parent)} and writes {path.name}: wait "
             "for its end, or choose another predict.folder"
         ) from error
+    except DataError as error:
+        os.close(descriptor)
+        raise StoreError(f"{show_path(path)}: {error}; remove it") from error
     except OSError:  # a file system without locks
         pass
     return descriptor
+
+
+def _read_whole(path: Path) -> bytes:
+    """Return the content of a file of the folder, which may be anybody's.
+
+    Raises:
+        OSError: It cannot be read.
+        StoreError: It is no regular file.
+    """
+    try:
+        with open_regular(path) as file:
+            return file.read()
+    except DataError as error:
+        raise StoreError(f"{show_path(path)}: {error}; remove it") from error
 
 
 def _read_from_start(descriptor: int) -> bytes:
@@ -301,7 +317,7 @@ def _check_identity(path: Path, identity: Mapping[str, Any], cure: str) -> None:
         StoreError: The file is damaged.
     """
     try:
-        before = flatten(json.loads(path.read_bytes()))
+        before = flatten(json.loads(_read_whole(path)))
         now = flatten(json.loads(json.dumps(identity)))  # with lists in the place of tuples
     except (ValueError, RecursionError) as error:
         raise StoreError(

@@ -11,7 +11,7 @@ import numpy as np
 
 from lit_data.checks import check_types
 from lit_data.errors import ConfigError, DataError, StoreError, show_path
-from lit_data.files import find_sha256, flatten, try_writing, write_json
+from lit_data.files import find_sha256, flatten, is_there, try_writing, write_json
 from lit_data.inference.batches import ImagePixels
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.plain import parse_json
@@ -150,7 +150,7 @@ def find_calibration(checkpoint: Path, conditions: Mapping[str, Any]) -> Calibra
         StoreError: The file beside the checkpoint is damaged.
     """
     path = _path_of(checkpoint)
-    if checkpoint.is_dir() or not path.is_file():
+    if checkpoint.is_dir() or not is_there(path):
         return None
     calibration = _read(path)
     if calibration.checkpoint_sha256 != find_sha256(checkpoint):
@@ -198,7 +198,7 @@ def _read(path: Path) -> Calibration:
             raise ValueError(f"{', '.join(_SHARES)} must be from 0 to 1")
     except (DataError, ValueError, TypeError, OverflowError, ConfigError) as error:
         raise StoreError(
-            f"{show_path(path)} is damaged ({error!s:.80}): calibrate the run again, or remove it"
+            f"{show_path(path)} is damaged ({error!s:.400}): calibrate the run again, or remove it"
         ) from error
     return calibration
 

@@ -98,7 +98,9 @@ def test_a_pipe_or_a_folder_in_the_place_of_a_checkpoint_is_refused(
     path = run / "checkpoints/last.ckpt"
     path.parent.mkdir(parents=True)
     os.mkfifo(path)
-    with pytest.raises(StoreError, match=r"last\.ckpt is no checkpoint: it is not a regular file"):
+    with pytest.raises(
+        StoreError, match=r"last\.ckpt is no checkpoint that can be read: not a regular file"
+    ):
         find_start(None, None, resume, "runs", run, tmp_path)
     path.unlink()
     path.mkdir()

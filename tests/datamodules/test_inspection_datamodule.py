@@ -429,7 +429,7 @@ def test_a_split_can_be_given_back(tmp_path: Path) -> None:
     refused = r"splits\.csv, line 2: needs an image and as its split one of train, val, test"
     with pytest.raises(DataError, match=refused):
         _data(tmp_path, splits=str(path))
-    with pytest.raises(DataError, match="the table of splits is not a file"):
+    with pytest.raises(DataError, match="the table of splits does not exist"):
         _data(tmp_path, splits="none.csv")
 
 

@@ -1,3 +1,5 @@
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +58,7 @@ def test_lists_of_names_and_files(tmp_path: Path) -> None:
         ({"train": 0.5, "val": ["001.png"]}, ConfigError, "mixes shares and lists"),
         ({"train": ["999.png"]}, DataError, r"images do not exist below the root: 999.png"),
         ({"train": ["001.png"], "val": ["001.png"]}, DataError, "listed more than once: 001.png"),
-        ({"train": "nowhere.txt"}, DataError, "the list of a split is not a file: nowhere.txt"),
+        ({"train": "nowhere.txt"}, DataError, "the list of a split does not exist: nowhere.txt"),
     ],
 )
 def test_bad_splits(splits: object, error: type[Exception], message: str) -> None:
@@ -100,3 +102,11 @@ def test_the_size_is_that_of_the_last_stage_begun() -> None:
 def test_other_stages_are_refused(sizes: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ProgressiveSize(sizes)
+
+
+@pytest.mark.parametrize("make_splits", [str, lambda path: {"train": path}])
+def test_a_pipe_with_splits_is_named(make_splits: Callable[[str], Any], tmp_path: Path) -> None:
+    path = str(tmp_path / "splits.csv")
+    os.mkfifo(path)
+    with pytest.raises(DataError, match=r"splits\.csv: not a regular file \(a named pipe\)"):
+        split_images(NAMES, make_splits(path))

@@ -195,10 +195,10 @@ def test_what_is_no_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(DataError) as caught:
         find_images(tmp_path)
     assert sorted(str(caught.value).splitlines()[:-1]) == [
-        f"  {tmp_path}/fifo.png: not a regular file",
+        f"  {tmp_path}/fifo.png: not a regular file (a named pipe)",
         f"  {tmp_path}/folder.png: not a regular file (a folder)",
-        f"  {tmp_path}/link.png: not a regular file",
-        f"  {tmp_path}/socket.png: not a regular file",
+        f"  {tmp_path}/link.png: not a regular file (a named pipe)",
+        f"  {tmp_path}/socket.png: not a regular file (a socket)",
     ]
 
 

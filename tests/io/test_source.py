@@ -17,14 +17,14 @@ from lit_data.io.store.store import DecodedStore
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
     """Let a file fail when it is opened."""
-    real = Path.open
+    real = os.open
 
-    def opening(path: Path, *args: Any, **kwargs: Any) -> Any:
-        if path.name == name:
+    def opening(path: Any, *args: Any, **kwargs: Any) -> int:
+        if Path(path).name == name:
             raise OSError(number, os.strerror(number))
         return real(path, *args, **kwargs)
 
-    monkeypatch.setattr(Path, "open", opening)
+    monkeypatch.setattr(os, "open", opening)
 
 
 @pytest.mark.parametrize(

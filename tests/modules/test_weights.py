@@ -114,9 +114,9 @@ def _tensors(value: Tensor) -> dict[str, Tensor]:
 
 UNREAD = "no checkpoint that can be read"
 REFUSED = {
-    "missing": (lambda at: at / "no.pt", DataError, "is not a file: give a .pt"),
-    "folder": (lambda at: at, DataError, "is not a file"),
-    "pipe": (lambda at: _pipe(at / "pipe.pt"), DataError, "is not a file"),
+    "missing": (lambda at: at / "no.pt", DataError, "no.pt: no such file; .* give a .pt"),
+    "folder": (lambda at: at, DataError, "not a regular file .a folder.; give a .pt"),
+    "pipe": (lambda at: _pipe(at / "pipe.pt"), DataError, "not a regular file .a named pipe."),
     "hostile": (
         lambda at: _save({"a": _Hostile()}, at / "a.pt"),
         StoreError,
@@ -128,7 +128,7 @@ REFUSED = {
         UNREAD,
     ),
     "text": (lambda at: _written(at / "a.pth", b"hello"), StoreError, UNREAD),
-    "empty": (lambda at: _written(at / "a.pt", b""), StoreError, UNREAD),
+    "empty": (lambda at: _written(at / "a.pt", b""), DataError, "0 bytes; give a .pt"),
     "list": (lambda at: _save([torch.ones(2)], at / "a.pt"), StoreError, "it holds a list"),
     "numbers": (lambda at: _save({"epoch": 1}, at / "a.pt"), StoreError, "its keys are epoch"),
     "nothing fits": (

@@ -1,6 +1,7 @@
 """Calibrations: verdicts, the file beside a checkpoint, and what takes their guarantee away."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,11 @@ def test_images_of_another_gain_withdraw_it(
     assert calibration.guarantee(bank, range(200, 240)) == calibration.promise
     assert calibration.guarantee(bank, range(440, 480)) == "withdrawn"
     assert "is unlike that of the calibration" in caplog.messages[-1]
+
+
+def test_a_pipe_in_its_place_is_named(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "best.ckpt"
+    checkpoint.write_bytes(b"weights")
+    os.mkfifo(tmp_path / "best.ckpt.calibration.json")
+    with pytest.raises(StoreError, match=r"not a regular file \(a named pipe\)"):
+        find_calibration(checkpoint, {})

@@ -8,7 +8,6 @@ import csv
 import errno
 import io
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, BinaryIO
 import yaml
 
 from lit_data.errors import DataError, first_line
+from lit_data.files import open_regular
 from lit_data.io.remote.secrets import (
     MASK,
     cut_secrets,
@@ -134,21 +134,18 @@ def open_inside(folder: Path, path: Path, *, most_bytes: int = _MOST_BYTES) -> B
         most_bytes: Its largest size.
 
     Raises:
-        OSError: It is missing, a link, no regular file (a FIFO would wait for ever), or too large.
+        OSError: It is missing, a link, no regular file, or too large.
     """
     if not path.parent.resolve().is_relative_to(folder.resolve()):
         raise OSError(errno.ELOOP, "it lies behind a link", str(path))
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    status = os.fstat(fd)
-    reason = ""
-    if not stat.S_ISREG(status.st_mode):
-        reason = "it is not a regular file"
-    elif status.st_size > most_bytes:
-        reason = "it is too large"
-    if reason:
-        os.close(fd)
-        raise OSError(errno.EINVAL, reason, str(path))
-    return os.fdopen(fd, "rb")
+    try:
+        file = open_regular(path, links=False)
+    except DataError as error:
+        raise OSError(errno.EINVAL, str(error), str(path)) from error
+    if os.fstat(file.fileno()).st_size > most_bytes:
+        file.close()
+        raise OSError(errno.EINVAL, "it is too large", str(path))
+    return file
 
 
 def read_text(folder: Path, path: Path) -> str:

@@ -31,6 +31,7 @@ from lit_data.datasets.detection.yolo import (
 from lit_data.datasets.inspection.splitting import read_fractions
 from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_images
 from lit_data.errors import ConfigError, DataError, Problems, show_path
+from lit_data.files import is_there
 from lit_data.io.discovery import check_inside, find_images
 from lit_data.io.images.header import read_header
 from lit_data.io.images.header_scan import SKIPPING, OnBad
@@ -259,7 +260,7 @@ def _open_folder(root: Path, exclude: Sequence[str], faults: Faults) -> _Folder:
             check_inside(path, root)
     # Without a data.yaml: no names, no lists.
     yaml = DataYaml((), ".", {})
-    if (root / "data.yaml").is_file():
+    if is_there(root / "data.yaml"):
         yaml = read_data_yaml(root / "data.yaml")
     return _Folder(
         root=root,
@@ -372,7 +373,7 @@ def _find_splits(
     entries: Mapping[str, Sequence[str]] = folder.yaml.splits
     if not entries:
         lists = {split: f"{split}.txt" for split in SPLITS}
-        entries = {key: (name,) for key, name in lists.items() if (folder.root / name).is_file()}
+        entries = {key: (name,) for key, name in lists.items() if is_there(folder.root / name)}
     if entries:
         roots = [folder.root / folder.yaml.folder, folder.root]
         return read_splits(roots, entries, known, folder.index)

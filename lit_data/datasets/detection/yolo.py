@@ -13,6 +13,7 @@ from lit_data.datasets.detection.labels import BoxCollector, BoxForm, LabelTable
 from lit_data.datasets.detection.voc import NameIndex
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, DataError, Problems, escape
+from lit_data.files import is_there
 from lit_data.io.discovery import check_inside
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.plain import parse_yaml
@@ -185,9 +186,10 @@ def read_class_names(root: Path) -> tuple[str, ...]:
         DataError: It cannot be read, names none, or names one twice.
     """
     for path in map(root.joinpath, CLASS_FILES):
-        if path.is_file():
+        if is_there(path):
+            lines = read_lines(path)
             with naming(path):
-                return _name_classes([line for line in read_lines(path) if line])
+                return _name_classes([line for line in lines if line])
     return ()
 
 

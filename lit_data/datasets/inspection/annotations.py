@@ -5,6 +5,7 @@ Known are COCO instances (polygons, runs as numbers or as text), CSV files with 
 """
 
 import json
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -39,9 +40,10 @@ from lit_data.datasets.inspection.tables import (
     read_table,
 )
 from lit_data.errors import DataError, Problems, escape, show_path
+from lit_data.files import check_kind, is_there
 from lit_data.io.discovery import check_inside, list_shown
 from lit_data.io.images.header import read_header
-from lit_data.io.source import open_source, read_whole
+from lit_data.io.source import describe_missing, open_source, read_whole
 from lit_data.types import Ints
 
 MAX_BYTES = 2**30
@@ -124,7 +126,7 @@ class Annotated:
         """The names of YOLO's classes, if a file beside the images gives them."""
         for name in ("data.yaml", "dataset.yaml"):
             path = self.folder / name
-            if path.is_file():
+            if is_there(path):
                 return read_data_yaml(path).classes
         return read_class_names(self.folder)
 
@@ -181,18 +183,34 @@ def _read_file(path: Path, read: Callable[[Path, Annotated], None], annotated: A
 
 def _list_files(folder: Path) -> list[Path]:
     files = []
-    for path in list_shown(folder, "*.*"):
-        if path.suffix.lower() in ANNOTATION_SUFFIXES and path.is_file():
-            files.append(path)
     problems = Problems()
-    for path in files:
-        if path.is_symlink():
+    for path in list_shown(folder, "*.*"):
+        if path.suffix.lower() in ANNOTATION_SUFFIXES:
             try:
-                check_inside(path, folder)
+                if _is_file(path, folder):
+                    files.append(path)
             except DataError as error:
                 problems.add(path, str(error))
     problems.raise_if_any(f"{len(problems)} files of annotations are bad")
     return files
+
+
+def _is_file(path: Path, folder: Path) -> bool:
+    """Return False for a folder.
+
+    Raises:
+        DataError: It is a link out of the folder of the set, or to nothing, or no regular file.
+    """
+    if path.is_symlink():
+        check_inside(path, folder)
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise DataError(describe_missing(path, error)) from error
+    if stat.S_ISDIR(mode):
+        return False
+    check_kind(mode)
+    return True
 
 
 def draw_masks(

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lit_data.errors import DataError
+from lit_data.files import is_there
 from lit_data.io.images.masks import MaskOptions, pack_colours, show_values, unpack_colours
 from lit_data.io.images.readers import read_image
 from lit_data.io.source import open_source
@@ -176,7 +177,7 @@ def _read_label_map(folder: Path) -> dict[int, str]:
     """
     for label_folder in (folder, *folder.parents[:2]):
         path = label_folder / "labelmap.txt"
-        if path.is_file():
+        if is_there(path):
             with open_source(path) as stream:
                 lines = stream.read(_MOST_LABEL_BYTES).decode(errors="replace").splitlines()
             return dict(filter(None, map(_read_label, lines)))

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import os
 import shutil
-import stat
 import threading
 import time
 import weakref
@@ -18,11 +17,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 
 from typing_extensions import override
 
 from lit_data.errors import ConfigError, DataError, StoreSpaceError, show_path
+from lit_data.files import open_regular
 from lit_data.io.remote.connection import (
     S3,
     Connection,
@@ -138,13 +138,14 @@ class FolderTransport(Transport):
     def __str__(self) -> str:
         return show_path(self._folder)
 
+    def _open(self, source: Path) -> BinaryIO:
+        try:
+            return open_regular(source)
+        except DataError as error:
+            raise DataError(f"{show_path(source)}: {error}; prepare the set again") from error
+
     def _copy(self, source: Path, path: Path, most_bytes: int) -> None:
-        # Without waiting for a pipe that nobody writes to.
-        fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file, path.open("wb") as target:
-            # What stands in place of a file may be an endless device.
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise DataError(f"{show_path(source)}: not a regular file; prepare the set again")
+        with self._open(source) as file, path.open("wb") as target:
             left = most_bytes + 1
             while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
                 target.write(chunk)

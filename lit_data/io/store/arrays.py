@@ -38,7 +38,7 @@ from lit_data.io.store.files import (
     is_there,
     map_file,
     new_file,
-    open_regular,
+    open_part,
     reserve,
     write_all,
 )
@@ -399,7 +399,7 @@ def read_meta(path: Path) -> dict[str, Any]:
         StoreError: It cannot be opened.
         StoreCorruptError: It is not a text that `encode_meta` gives.
     """
-    with os.fdopen(open_regular(path), "rb") as file:
+    with open_part(path) as file:
         return _decode_meta(file.read(MAX_META_BYTES + 1), path)
 
 

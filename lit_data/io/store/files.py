@@ -5,19 +5,19 @@ import errno
 import mmap
 import os
 import shutil
-import stat
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import BinaryIO, NamedTuple, Self
 
 import numpy as np
 from rich.filesize import decimal
 
-from lit_data.errors import StoreCorruptError, StoreError, StoreSpaceError, show_path
+from lit_data.errors import DataError, StoreCorruptError, StoreError, StoreSpaceError, show_path
+from lit_data.files import open_regular
 from lit_data.types import Ints
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -192,25 +192,23 @@ def is_there(folder: Path) -> bool:
     return os.path.isdir(folder)  # noqa: PTH112
 
 
-def open_regular(path: Path) -> int:
-    """Open a file of a store for reading; a pipe or device in its place is not waited for.
+def open_part(path: Path) -> BinaryIO:
+    """Open a file of a store for reading.
 
     Raises:
         StoreError: It cannot be opened.
         StoreCorruptError: It is missing or not a regular file.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return open_regular(path)
+    except DataError as error:
+        raise corrupt(path, str(error)) from error
     except FileNotFoundError as error:
         raise corrupt(path, "expected a file, found nothing") from error
     except OSError as error:
         raise StoreError(
             f"{show_path(path)} cannot be read: {error.strerror}; check its permissions"
         ) from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise corrupt(path, "not a regular file")
-    return fd
 
 
 def map_file(path: Path, expected_bytes: int) -> mmap.mmap:
@@ -220,12 +218,9 @@ def map_file(path: Path, expected_bytes: int) -> mmap.mmap:
         StoreError: It cannot be opened.
         StoreCorruptError: It has not the length that `meta.json` says.
     """
-    fd = open_regular(path)
-    try:
-        check_length(path, expected_bytes, os.fstat(fd).st_size)
-        return mmap.mmap(fd, expected_bytes, access=mmap.ACCESS_READ)
-    finally:
-        os.close(fd)
+    with open_part(path) as file:
+        check_length(path, expected_bytes, os.fstat(file.fileno()).st_size)
+        return mmap.mmap(file.fileno(), expected_bytes, access=mmap.ACCESS_READ)
 
 
 def check_length(path: Path, expected_bytes: int, nbytes: int) -> None:
@@ -283,7 +278,7 @@ class Tar:
             StoreError: It cannot be opened.
             StoreCorruptError: It is no tar.
         """
-        with os.fdopen(open_regular(path), "rb") as file:
+        with open_part(path) as file:
             nbytes = os.fstat(file.fileno()).st_size
             files = []
             try:

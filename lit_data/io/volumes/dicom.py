@@ -13,7 +13,7 @@ import numpy as np
 
 from lit_data.errors import DataError, show_path
 from lit_data.io.progress import ordered_map
-from lit_data.io.source import check_regular, naming, open_binary
+from lit_data.io.source import naming, open_binary, open_filled
 from lit_data.io.volumes.hounsfield import StoredScale
 from lit_data.io.volumes.volume import FileVolume, Volume, import_medical, wrap_array
 from lit_data.types import Array, Doubles, PathText, Spacing, Triple
@@ -55,8 +55,6 @@ def is_dicom_name(path: PathText) -> bool:
     if path.suffix:
         return path.suffix.lower() in EXTENSIONS
     try:
-        if not path.is_file():  # opening a FIFO would wait for ever
-            return False
         with open_binary(path) as stream:
             return stream.read(132)[128:] == b"DICM"
     except OSError:
@@ -322,8 +320,7 @@ def _read_head(path: PathText, tags: list[str] | None = None) -> Any:  # noqa: A
 
 
 def _read_dataset(path: PathText, **options: Any) -> Any:  # noqa: ANN401
-    check_regular(path)
-    with open_binary(Path(path)) as file, _CheckedReader(file) as stream:  # type: ignore[arg-type]
+    with open_filled(path) as file, _CheckedReader(file) as stream:  # type: ignore[arg-type]
         return import_medical("pydicom").dcmread(stream, **options)
 
 

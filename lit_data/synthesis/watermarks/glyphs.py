@@ -13,6 +13,7 @@ import numpy as np
 
 from lit_data.errors import ConfigError
 from lit_data.io.cache import LruCache
+from lit_data.io.source import check_regular, naming
 from lit_data.synthesis.watermarks.plan import WatermarkSpec
 from lit_data.types import Array
 
@@ -115,6 +116,9 @@ def _expand(name: str) -> tuple[str, ...]:
 
 def _list_folder(folder: Path) -> tuple[str, ...]:
     paths = [path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES]
+    for path in paths:
+        with naming(path):
+            check_regular(path)
     return tuple(sorted(map(str, paths)))
 
 

@@ -532,7 +532,7 @@ def test_faults_of_every_kind_are_in_one_error(flat: Path) -> None:
         ("a.txt", "line 5"),
         ("a.txt", "line 6"),
         ("d.png", ""),
-        ("d.txt", "not a regular file"),
+        ("d.txt", "not a regular file (a named pipe)"),
         ("e.txt", "label file 4 of 4"),
         ("train.txt", "line 3 of 3"),
     ]
@@ -581,3 +581,17 @@ def test_faults_of_several_coco_files_are_in_one_error(tmp_path: Path) -> None:
         assert re.search(fault, text), fault
     assert len(caught.value.problems) == 11
     assert caught.value.headline == "10 problems with labels; 1 other faults:"
+
+
+@pytest.mark.parametrize("name", ["data.yaml", "classes.txt"])
+@pytest.mark.parametrize("kind", ["a named pipe", "a folder", "a broken link"])
+def test_what_stands_in_the_place_of_a_file_is_named(name: str, kind: str, flat: Path) -> None:
+    (flat / name).unlink(missing_ok=True)
+    if kind == "a named pipe":
+        os.mkfifo(flat / name)
+    elif kind == "a folder":
+        (flat / name).mkdir()
+    else:
+        (flat / name).symlink_to("gone")
+    with pytest.raises(DataError, match=kind):
+        find_detection_files(flat)

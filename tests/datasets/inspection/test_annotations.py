@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -516,3 +517,14 @@ def test_ids_of_another_kind_are_named(change: dict[str, Any], message: str, fol
     _coco(folder, [[1, 1, 9, 1, 9, 9]], **change)
     with pytest.raises(DataError, match=rf"annotations\[0\]: {message}"):
         _draw(folder)
+
+
+@pytest.mark.parametrize("name", ["a.json", "runs.csv", "shapes.xml", "a.txt"])
+def test_a_pipe_or_a_broken_link_is_named(name: str, folder: Path) -> None:
+    os.mkfifo(folder / name)
+    with pytest.raises(DataError, match=rf"{name}: not a regular file \(a named pipe\)"):
+        _read(folder)
+    (folder / name).unlink()
+    (folder / name).symlink_to("gone")
+    with pytest.raises(DataError, match=rf"{name}: a broken link to gone"):
+        _read(folder)

@@ -237,7 +237,7 @@ def test_what_is_no_readable_file_is_named(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "a.png").write_bytes(_saved(RGB, "PNG"))
     messages = {
         "missing/sub/x.png": f"no such file; the nearest folder that exists is {tmp_path}$",
-        "fifo.png": r"not a regular file \(a FIFO\)",
+        "fifo.png": r"not a regular file \(a named pipe\)",
         "folder.png": r"not a regular file \(a folder\)",
         "/dev/zero": r"not a regular file \(a device\)",
         "broken.png": "a broken link to gone.png",
@@ -252,7 +252,7 @@ def test_what_is_no_readable_file_is_named(tmp_path: Path, monkeypatch: pytest.M
     def refuse(*_: object, **__: object) -> None:  # root may read everything
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(DataError, match=r"a.png: cannot be read, EACCES \(Permission denied\)"):
         read_header(tmp_path / "a.png")
 

@@ -194,13 +194,13 @@ def test_notes_of_the_header_are_handed_on(tmp_path: Path) -> None:
 def test_a_file_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.jpg").write_bytes(_saved("JPEG"))
     opened = []
-    real_open = Path.open
+    real_open = os.open
 
-    def count(path: Path, *args: Any, **options: Any) -> Any:
+    def count(path: Any, *args: Any, **options: Any) -> int:
         opened.append(os.fspath(path))
         return real_open(path, *args, **options)
 
-    monkeypatch.setattr(Path, "open", count)
+    monkeypatch.setattr(os, "open", count)
     decode_strict(tmp_path / "a.jpg")
     read_image(tmp_path / "a.jpg")
     assert opened == [str(tmp_path / "a.jpg")] * 2

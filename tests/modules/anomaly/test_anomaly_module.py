@@ -195,7 +195,7 @@ def test_a_file_of_weights_holds_all_of_them(
         TextureEncoder("less.pt")
     with pytest.raises(StoreError, match="does not hold all weights"):
         TextureEncoder("good.pt", width=20)
-    with pytest.raises(DataError, match=r"none\.pt is not a file"):
+    with pytest.raises(DataError, match=r"none\.pt: no such file"):
         TextureEncoder("none.pt")
 
 

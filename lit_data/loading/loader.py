@@ -36,6 +36,7 @@ from lit_data.loading.trainer_view import (
     OF_PROCESS,
     PER_PASS,
     EpochSampler,
+    check_unread,
     make_sampler,
     record_indices,
 )
@@ -142,8 +143,7 @@ class MicroBatchLoader:
         )
         self._batch_size: int | None = None
         self.options.count_batch(self._order.world_size)
-        self.epoch = 0
-        self._epochs_per_pass = 1
+        self.epoch, self._epochs_per_pass = 0, 1
         self.count_trained: Callable[[], tuple[int, int]] | None = None
         self.device: torch.device | None = None
         self.pin_device: torch.device | None = None
@@ -211,6 +211,7 @@ class MicroBatchLoader:
 
     def _begin_epoch(self, epoch: int) -> None:
         """Follow a Trainer, which tells each epoch: a pass in between is no epoch to come."""
+        check_unread(self._progress, self._handed_out)
         if self._fetched_ahead is None:
             # It fetches from loaders that have no length, or stand beside such, before it tells.
             self._fetched_ahead = self._handed_out

@@ -2,10 +2,13 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import FrameType
 from typing import Any, overload
 
 from torch.utils.data import Sampler, SequentialSampler
 
+from lit_data.errors import ConfigError
 from lit_data.loading.assembly import EpochProgress
 from lit_data.loading.order import EpochOrder
 
@@ -56,7 +59,48 @@ def make_sampler(
 ) -> EpochSampler | AscendingSampler:
     """Return the sampler of an order for a Trainer."""
     kind = EpochSampler if order.shuffle else AscendingSampler
-    return kind(order.length, set_epoch)
+    return kind(order.length, partial(_tell_epoch, set_epoch))
+
+
+def _tell_epoch(set_epoch: Callable[[int], None], epoch: int) -> None:
+    """Tell a loader the epoch, and first the state that the Trainer has read for it and kept.
+
+    A schedule that asks for `trainer.estimated_stepping_batches` has a Trainer make the loaders
+    before it reads the checkpoint. It then keeps their states for loaders to come.
+    """
+    loop = _find_loop()
+    if loop is not None:
+        loop._load_combined_loader_states()
+    set_epoch(epoch)
+
+
+def _find_loop() -> Any:  # noqa: ANN401 - a class of Lightning
+    """Return the loop among the callers that tells the epoch, as it does not say who it is."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "on_advance_start":
+            caller = frame.f_locals.get("self")
+            return caller if hasattr(caller, "_load_combined_loader_states") else None
+        frame = frame.f_back
+    return None
+
+
+def check_unread(progress: EpochProgress | None, batches: int) -> None:
+    """Refuse a state that comes when batches of a pass were taken already.
+
+    Args:
+        progress: Of the pass; none where a state has come since.
+        batches: Batches taken.
+
+    Raises:
+        ConfigError: Some were, and they are those of the beginning of an epoch.
+    """
+    if batches and progress is None:
+        raise ConfigError(
+            "the Trainer took a batch before it read the checkpoint, as the schedule asks for "
+            "trainer.estimated_stepping_batches and the loader is resizable: leave out "
+            "resizable=True, give the schedule a number, or use a BaseDataModule"
+        )
 
 
 class SeenIndices(Sequence[list[int]]):

@@ -258,6 +258,35 @@ def test_loaders_given_to_a_trainer_go_on_exactly(
     assert stopped.seen[:stop] + resumed.seen == whole.seen
 
 
+class AsksForLength(Tally):
+    """Has a schedule that asks a Trainer for the length of the run, before it reads a checkpoint."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        steps = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=int(steps))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+@pytest.mark.parametrize("name", ["sized", "cycled"])
+@pytest.mark.parametrize("stop", [2, 6, 8])
+def test_loaders_that_were_made_before_the_checkpoint_was_read_go_on_exactly(
+    name: str, stop: int, tmp_path: Path
+) -> None:
+    make, path = LOADERS[name], tmp_path / "stopped.ckpt"
+    whole = _fit(AsksForLength(), make())
+    stopped = _fit(AsksForLength(stop, path), make())
+    resumed = _fit(AsksForLength(), make(), path)
+    assert stopped.seen[:stop] + resumed.seen == whole.seen
+
+
+def test_a_batch_that_was_taken_before_the_checkpoint_was_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "stopped.ckpt"
+    _fit(AsksForLength(2, path), _direct(resizable=True), max_steps=12)
+    with pytest.raises(ConfigError, match="took a batch before it read the checkpoint"):
+        _fit(AsksForLength(), _direct(resizable=True), path, max_steps=12)
+
+
 @pytest.mark.parametrize("resizable", [False, True])
 def test_a_loader_that_was_resumed_begins_anew_in_the_next_run(
     resizable: bool, tmp_path: Path

@@ -45,8 +45,9 @@ class AdaptiveBatchSize(CopiedCallback):
     is the mean over the samples, as for the whole batch (the loss must be a mean over its samples),
     and the optimizer steps once, so ``global_step``, schedule and learning rate are those of a run
     that never failed. Batch norm sees micro-batches. Validation, test and prediction are split
-    likewise, their outputs joined in order; predictions that cannot be joined are refused. An error
-    within the optimizer's own step ends the run.
+    likewise, their outputs joined in order; predictions that cannot be joined are refused, and those
+    whose samples may lie in several dimensions have them in the first. An error within the
+    optimizer's own step ends the run.
 
     Attributes are those of the module, its parts and objects that it holds, with all that lies in
     lists, dicts, sets, arrays and tensors there. What is too large to be copied in each step, and
@@ -58,7 +59,9 @@ class AdaptiveBatchSize(CopiedCallback):
     device lies on the host, for hooks too, which is said once.
 
     The size is halved at a failure and doubled after clean steps, or goes half way to what failed:
-    that is never reached again, unless there is more memory than there was then.
+    that is never reached again, unless there is more memory than there was then. A resumed run goes
+    on with the sizes that were found, within its own limits; another `initial_size`, or in `resize`
+    another batch size of the loader, begins anew.
 
     Batches may be of any form that `lit_data.batch_form` can read: stacked tensors, lists with one
     entry for each sample, dicts with ``batch_idx``, dataclasses. One that could be read in two ways
@@ -167,8 +170,7 @@ class AdaptiveBatchSize(CopiedCallback):
         if self.mode == "resize" and self._replay is not None:
             resizing = self._resizing = Resizing(trainer.train_dataloader, self.rules, self._replay)
             self._undo.callback(resizing.close)
-            resizing.base = self._resumed.get("base", resizing.base)
-            resizing.set(self._resumed.get("batch_size", resizing.loader.batch_size))
+            resizing.go_on(self._resumed)
 
     @override
     def on_train_batch_end(
@@ -229,6 +231,7 @@ class AdaptiveBatchSize(CopiedCallback):
             return dict(self._resumed)
         searches = {key: search.to_plain() for key, search in replay.searches.items()}
         state: dict[str, Any] = {"ooms": replay.ooms, "searches": searches}
+        state["initial_size"] = self.limits.initial
         if self._resizing is not None:
             state["base"] = self._resizing.base
             state["batch_size"] = self._resizing.loader.batch_size
@@ -260,8 +263,10 @@ class AdaptiveBatchSize(CopiedCallback):
         strategy = trainer.strategy
         gauge = open_gauge(strategy.root_device)
         replay = Replay(trainer, pl_module, self.limits, gauge, ooms=self._resumed.get("ooms", 0))
-        for key, plain in self._resumed.get("searches", {}).items():
-            replay.searches[key] = SizeSearch.from_plain(plain)
+        initial = self.limits.initial
+        if self._resumed.get("initial_size", initial) == initial:
+            for key, plain in self._resumed.get("searches", {}).items():
+                replay.searches[key] = self.limits.go_on(SizeSearch.from_plain(plain))
         self._replay = replay
         evaluation = EvaluationSteps(replay)
         self._undo.callback(wrap(strategy, "batch_to_device", replay.receive))

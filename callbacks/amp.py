@@ -61,7 +61,7 @@ class AMP(UndoneCallback):
 
     A checkpoint holds the loss scale (under Lightning's key: a run can go on with
     ``Trainer(precision="16-mixed")`` and the other way round), the counts, and the precision the
-    run fell back to, in which it goes on.
+    run fell back to, in which it goes on unless another `precision` is configured now.
 
     Args:
         precision: ``auto``, ``bf16``, ``fp16`` or ``fp32``.
@@ -154,6 +154,11 @@ class AMP(UndoneCallback):
             self._replaced_plugin = None
 
     @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._is_on:  # a checkpoint may have changed it
+            self._log_precision(trainer)
+
+    @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._history.forget_windows()
 
@@ -201,11 +206,20 @@ class AMP(UndoneCallback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"fallen_to": self._fallen_to, **self._history.state_dict()}
+        state = {"precision": self.precision, "fallen_to": self._fallen_to}
+        return state | self._history.state_dict()
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._fallen_to = state_dict["fallen_to"]
+        if self._fallen_to and state_dict["precision"] != self.precision:
+            log.info(
+                "AMP: precision=%s as configured now; the run fell back to %s with %s",
+                self.precision,
+                self._fallen_to,
+                state_dict["precision"],
+            )
+            self._fallen_to = None
         self._history.load_state_dict(state_dict)
         if self._plugin is not None:
             self._plugin.make_safer(self._fallen_to)

@@ -145,3 +145,11 @@ class SizeLimits:
         if self.largest is not None:
             first = min(first, self.largest)
         return SizeSearch(max(self.smallest, first), self.smallest, self.largest)
+
+    def go_on(self, search: SizeSearch) -> SizeSearch:
+        """Return a search of an earlier run within these bounds."""
+        begun = self.begin_search()
+        search.min_size, search.max_size = begun.min_size, begun.max_size
+        size = search.size if self.largest is None else min(search.size, self.largest)
+        search.size = max(size, self.smallest)
+        return search

@@ -12,13 +12,9 @@ import torch
 from torch import Tensor
 
 from lit_data.batch_form import like_mapping
+from lit_data.errors import ConfigError
 
 _PLAIN = (str, bytes, int, complex, type(None), np.generic, PurePath, Enum, Tensor, type)
-
-
-def merge_outputs(outputs: Sequence[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401 - what a step returns
-    """Return what a step would have returned for the whole batch, see `Merger`."""
-    return Merger(counts).merge(outputs)
 
 
 def mean(values: Iterable[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401 - numbers or tensors
@@ -30,8 +26,9 @@ def mean(values: Iterable[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401 -
 class Merger:
     """Joins what a step returned of micro-batches.
 
-    Tensors, arrays, lists and tuples with one entry per sample are joined in order, also along
-    another dimension, where its length follows the micro-batches. Fractions become means over the samples.
+    Tensors, arrays, lists and tuples with one entry per sample are joined in order. Samples lie in
+    the first dimension where its length is that of the micro-batch, so that [n, n] is n samples;
+    else in the only other one whose length follows micro-batches that differ. Fractions become means over the samples.
     Mappings, tuples, lists of parts, dataclasses and objects are joined by their entries. What is
     equal in all stays; of anything else the last is kept.
 
@@ -41,12 +38,14 @@ class Merger:
     Attributes:
         lost: Where the last was kept, as in ``['scores'][0]``.
         guessed: Where a mean was taken.
+        ambiguous: Where the first dimension was joined, and another one is as long.
     """
 
     def __init__(self, counts: Sequence[int]) -> None:
         self.counts = counts
         self.lost: list[str] = []
         self.guessed: list[str] = []
+        self.ambiguous: list[str] = []
 
     def merge(self, outputs: Sequence[Any], place: str = "") -> Any:  # noqa: ANN401
         """Join outputs, one for each micro-batch; `place` is where they lie."""
@@ -64,6 +63,25 @@ class Merger:
         if isinstance(first, _PLAIN):
             return self._plain(outputs, place)
         return self._object(outputs, place)
+
+    def refuse_losses(self, first: object, remedy: str) -> None:
+        """Refuse predictions that are not those of the whole batch.
+
+        Args:
+            first: What the step returned of the first micro-batch.
+            remedy: What else can be done than returning something else.
+
+        Raises:
+            ConfigError: A part was lost.
+        """
+        if not self.lost:
+            return
+        raise ConfigError(
+            f"predict_step returned a {type(first).__name__} for each of {len(self.counts)} micro-batches, and "
+            f"{list_places(self.lost)} cannot be joined to that of the whole batch: return tensors, arrays or "
+            "lists with one entry for each sample in their first dimension, in dicts, tuples or "
+            f"dataclasses, or {remedy}"
+        )
 
     def _lose(self, outputs: Sequence[Any], place: str) -> Any:  # noqa: ANN401
         self.lost.append(place)
@@ -124,16 +142,18 @@ class Merger:
 
     def _rows(self, outputs: Sequence[Any], place: str) -> Any:  # noqa: ANN401
         """Join tensors or arrays along the dimension of the samples."""
-        dimension = self._find_dimension([output.shape for output in outputs])
-        if dimension is None:
+        dimensions = self._find_dimensions([output.shape for output in outputs])
+        if not dimensions:
             are_equal = all(np.array_equal(_to_array(o), _to_array(outputs[0])) for o in outputs)
             return outputs[0] if are_equal else self._lose(outputs, place)
+        if len(dimensions) > 1:
+            self.ambiguous.append(place)
         if isinstance(outputs[0], Tensor):
-            return torch.cat(list(outputs), dimension)
-        return np.concatenate(outputs, dimension)
+            return torch.cat(list(outputs), dimensions[0])
+        return np.concatenate(outputs, dimensions[0])
 
-    def _find_dimension(self, shapes: Sequence[Sequence[int]]) -> int | None:
-        """Return the dimension of the samples: the first one, or the only other one that can be it."""
+    def _find_dimensions(self, shapes: Sequence[Sequence[int]]) -> list[int]:
+        """Return the dimensions that can be that of the samples, if the first or only one of them can."""
         possible = []
         for dimension in range(len(shapes[0])):
             lengths = [shape[dimension] for shape in shapes if len(shape) > dimension]
@@ -143,8 +163,8 @@ class Merger:
         # Another than the first has to follow counts that differ: [n, 2] could be of two samples.
         are_different = len(set(self.counts)) > 1
         if 0 in possible or (len(possible) == 1 and are_different):
-            return possible[0]
-        return None
+            return possible
+        return []
 
     def _object(self, outputs: Sequence[Any], place: str) -> Any:  # noqa: ANN401
         """Join dataclasses and other objects by their attributes."""
@@ -157,6 +177,11 @@ class Merger:
             # Past a frozen dataclass.
             object.__setattr__(merged, name, self.merge(values, f"{place}.{name}"))
         return merged
+
+
+def list_places(places: Sequence[str]) -> str:
+    """Name the first places of an output."""
+    return ", ".join(f"output{place}" for place in places[:3])
 
 
 def _is_fraction(value: object) -> bool:

@@ -14,7 +14,7 @@ from lightning import LightningModule, Trainer
 from lit_data.batch_form import HINT, batch_tensors, count_plain, count_samples, slice_batch
 from lit_data.callbacks.adaptive.active_batch import ActiveBatch, describe_shapes
 from lit_data.callbacks.adaptive.delivery import Delivery
-from lit_data.callbacks.adaptive.merge import Merger
+from lit_data.callbacks.adaptive.merge import Merger, list_places
 from lit_data.callbacks.adaptive.snapshot import Restore, StepSnapshot, renew, save_random_state
 from lit_data.callbacks.device_memory import MemoryGauge, MemoryReading
 from lit_data.callbacks.events import Event, announce
@@ -152,16 +152,13 @@ class Replay:
         """
         merger = Merger(counts)
         joined = merger.merge(outputs)
-        if merger.lost and self.trainer.predicting:
-            raise ConfigError(_describe_lost(merger.lost, outputs[0], counts))
-        stage = self.trainer.state.stage
-        if merger.lost:
+        if self.trainer.predicting:
+            merger.refuse_losses(outputs[0], f"use data.loader.batch_size={min(counts)}")
+            self._tell_predicted(merger)
+        elif merger.lost:
+            stage = self.trainer.state.stage
             self._tell(
-                f"{stage}: of {_list_places(merger.lost)} hooks get that of the last micro-batch"
-            )
-        if merger.guessed and self.trainer.predicting:
-            self._tell(
-                f"{stage}: numbers in {_list_places(merger.guessed)} become means over the samples"
+                f"{stage}: of {list_places(merger.lost)} hooks get that of the last micro-batch"
             )
         return joined
 
@@ -299,6 +296,18 @@ class Replay:
                 self.shrink(active, text)
             on_host = True
 
+    def _tell_predicted(self, merger: Merger) -> None:
+        """Say how predictions were joined that could be joined in another way."""
+        if merger.guessed:
+            self._tell(
+                f"predict: numbers in {list_places(merger.guessed)} become means over the samples"
+            )
+        if merger.ambiguous:
+            self._tell(
+                f"predict: the samples of {list_places(merger.ambiguous)} are taken to lie in its first dimension, "
+                "as another one has the same length"
+            )
+
     def _tell_left_out(self, left_out: Mapping[str, str]) -> None:
         """Say which attributes of the module a repeated step may have changed twice."""
         owner = type(self.module).__name__
@@ -359,17 +368,3 @@ def _describe_batch_norm(active: ActiveBatch) -> str:
         "smaller patch or model, mixed precision (AMP), GradientCheckpointing, or a norm that does not depend on the "
         "batch (GroupNorm)"
     )
-
-
-def _describe_lost(places: Sequence[str], first: object, counts: Sequence[int]) -> str:
-    """Message that predictions of micro-batches are not those of the batch."""
-    return (
-        f"predict_step returned a {type(first).__name__} for each of {len(counts)} micro-batches, and "
-        f"{_list_places(places)} cannot be joined to that of the whole batch: return tensors, arrays or "
-        "lists with one entry for each sample in their first dimension, in dicts, tuples or "
-        f"dataclasses, or use data.loader.batch_size={min(counts)}"
-    )
-
-
-def _list_places(places: Sequence[str]) -> str:
-    return ", ".join(f"output{place}" for place in places[:3])

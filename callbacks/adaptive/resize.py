@@ -3,6 +3,7 @@
 import logging
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -110,6 +111,22 @@ class Resizing:
             size = active.samples
         ratio = size / self.base
         return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.rules.learning_rate]
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """Go on with the batch size of a checkpoint, unless the loader was given another one since.
+
+        Args:
+            state: ``base`` and ``batch_size``; empty at the beginning.
+        """
+        given = self.loader.batch_size
+        base, size = state.get("base", given), state.get("batch_size", given)
+        if given in (base, size):
+            self.base = base
+            self.set(size)
+        else:
+            log.info(
+                "batch size %d as configured now, instead of %d of the checkpoint", given, size
+            )
 
     def set(self, size: int) -> None:
         """Use a batch size between the limits from the next assembled batch on, and tell all callbacks of it."""

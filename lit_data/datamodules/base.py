@@ -17,7 +17,7 @@ from typing_extensions import TypeVar
 
 from lit_data.datamodules.batch_format import BatchFormat, check_format, gives_fields
 from lit_data.datamodules.source import Source
-from lit_data.datamodules.trainer_run import TrainerRun
+from lit_data.datamodules.trainer_run import NO_LENGTH, TrainerRun, check_fractions
 from lit_data.datamodules.transfer import BatchTransfer, check_package
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, RankMismatchError
@@ -401,6 +401,15 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
                 chosen[stage] = loader.choice.to_plain()
         return chosen
 
+    def on_exception(self, exception: BaseException) -> None:
+        """Explain the -1 that Lightning gives a schedule as its number of steps."""
+        loader = self._run.loaders.get("train")
+        if loader is not None and loader.resizable and "total_steps" in str(exception):
+            exception.add_note(
+                f"{NO_LENGTH}, so that the steps of a training are unknown: give trainer.max_steps, or set "
+                "data.loader.resizable=false"
+            )
+
     def teardown(self, stage: str) -> None:
         """End the workers."""
         self._run.close()
@@ -460,6 +469,8 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
             check_ranks_agree(loader, self.trainer)
         if self.trainer is None:
             return loader
+        if loader.resizable:
+            check_fractions(self.trainer, stage)
         device = self.trainer.strategy.root_device
         if device.type != "cuda" and self.loader.pin_memory == "auto":
             # Pinning would wake up the GPU in a run on the CPU.

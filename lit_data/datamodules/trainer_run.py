@@ -8,6 +8,7 @@ from lightning import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_data.datamodules.transfer import BatchTransfer
+from lit_data.errors import ConfigError
 from lit_data.lightning_internals import count_trained, find_epoch, reopen_epoch
 from lit_data.loading import MicroBatchLoader
 from lit_data.types import Stage
@@ -16,6 +17,31 @@ _UNUSED = (
     "the state that load_state_dict gave the datamodule is not used: a Trainer begins at the first "
     "batch, unless fit(ckpt_path=...) restores its own progress too"
 )
+
+
+_LIMITS: dict[Stage, tuple[str, ...]] = {
+    "train": ("overfit_batches", "limit_train_batches", "val_check_interval"),
+    "val": ("overfit_batches", "limit_val_batches"),
+    "test": ("limit_test_batches",),
+    "predict": ("limit_predict_batches",),
+}
+"""Options of a Trainer that may be fractions of the length of a loader."""
+NO_LENGTH = "data.loader.resizable=true loaders have no length"
+
+
+def check_fractions(trainer: Trainer, stage: Stage) -> None:
+    """Refuse fractions of the length of a resizable loader, of which Lightning speaks as an IterableDataset.
+
+    Raises:
+        ConfigError: The Trainer has one for this stage.
+    """
+    for name in _LIMITS[stage]:
+        value = getattr(trainer, name)
+        if isinstance(value, float) and value not in (0.0, 1.0):
+            raise ConfigError(
+                f"trainer.{name}={value}: {NO_LENGTH}: give a whole number of batches, or set "
+                "data.loader.resizable=false"
+            )
 
 
 class TrainerRun:

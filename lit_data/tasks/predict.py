@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lit_data.batch_form import count_samples, cut_evenly, slice_batch
 from lit_data.callbacks import AdaptiveBatchSize
-from lit_data.callbacks.adaptive.merge import merge_outputs
+from lit_data.callbacks.adaptive.merge import Merger
 from lit_data.callbacks.wrapping import wrap
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError
@@ -136,7 +136,11 @@ def _predict_in_threads(
     batch: Any,  # noqa: ANN401 - any form
     *args: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
-    """Run `predict_step` on micro-batches side by side."""
+    """Run `predict_step` on micro-batches side by side.
+
+    Raises:
+        ConfigError: What it returned of them cannot be joined.
+    """
     samples = count_samples(batch)
     if samples < 2:
         return call(batch, *args)
@@ -149,7 +153,10 @@ def _predict_in_threads(
         micro_batch = cut(batch, start, stop)
         futures.append(threads.submit(partial(torch.inference_mode()(call), micro_batch, *args)))
     outputs = [future.result() for future in futures]
-    return merge_outputs(outputs, [stop - start for start, stop in ranges])
+    merger = Merger([stop - start for start, stop in ranges])
+    joined = merger.merge(outputs)
+    merger.refuse_losses(outputs[0], "predict with threads=1")
+    return joined
 
 
 def predict_images(

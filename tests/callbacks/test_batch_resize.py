@@ -429,6 +429,23 @@ def test_a_run_goes_on_with_its_size(steps: int, on_device: OnDevice, tmp_path: 
     _check_rates(module.learned, batches[:-1], rates)
 
 
+def test_another_batch_size_of_the_loader_takes_effect(
+    on_device: OnDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, device = tmp_path / "some.ckpt", on_device(_device(60))
+    module = Tally(400)
+    install(module, device.plan())
+    adaptive = AdaptiveBatchSize(**EAGER, learning_rate="linear", max_size=60)
+    with pytest.raises(Stop):
+        _trainer(adaptive, Save(4, path)).fit(module, datamodule=Data(400, 8))
+    caplog.set_level("INFO", "lit_data")
+    seen, adaptive = Meanwhile(), AdaptiveBatchSize(**EAGER | {"grow_after": 1000}, max_size=60)
+    _trainer(adaptive, seen).fit(Tally(400), datamodule=Data(400, 5), ckpt_path=path)
+    assert set(_sizes(seen)[:-1]) == {5}
+    assert adaptive.state_dict()["base"] == 5
+    assert "batch size 5 as configured now" in caplog.text
+
+
 class Painted(Tally):
     """Notes what each sample looks like."""
 

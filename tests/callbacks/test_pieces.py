@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_data.batch_form import cut_evenly
 from lit_data.callbacks.adaptive.active_batch import describe_shapes
-from lit_data.callbacks.adaptive.merge import merge_outputs
+from lit_data.callbacks.adaptive.merge import Merger
 
 
 class Pair(NamedTuple):
@@ -102,14 +102,24 @@ def _is_same(found: Any, expected: Any) -> bool:
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_outputs_of_pieces_are_those_of_the_batch(name: str) -> None:
     make, expected = OUTPUTS[name]
-    assert _is_same(merge_outputs([make(3, 0), make(2, 3)], [3, 2]), expected)
+    assert _is_same(Merger([3, 2]).merge([make(3, 0), make(2, 3)]), expected)
 
 
 def test_a_pair_of_tensors_stays_a_pair_where_pieces_have_two_samples() -> None:
     outputs = [(torch.tensor(1.0), torch.ones(2)), (torch.tensor(3.0), torch.zeros(2))]
     assert _is_same(
-        merge_outputs(outputs, [2, 2]), (torch.tensor(2.0), torch.tensor([1.0, 1, 0, 0]))
+        Merger([2, 2]).merge(outputs), (torch.tensor(2.0), torch.tensor([1.0, 1, 0, 0]))
     )
+
+
+def test_a_square_of_equal_pieces_has_its_samples_in_the_first_dimension_which_is_noted() -> None:
+    merger = Merger([2, 2])
+    joined = merger.merge([{"scores": torch.zeros(2, 2)}, {"scores": torch.ones(2, 2)}])
+    assert torch.equal(joined["scores"], torch.tensor([[0.0, 0], [0, 0], [1, 1], [1, 1]]))
+    assert merger.ambiguous == ["['scores']"]
+    uneven = Merger([2, 3])  # classes x samples
+    assert uneven.merge([torch.zeros(2, 2), torch.zeros(2, 3)]).shape == (2, 5)
+    assert not uneven.ambiguous
 
 
 @pytest.mark.parametrize(

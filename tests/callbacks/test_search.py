@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lit_data.batch_form import cut_evenly
-from lit_data.size_search import SizeSearch
+from lit_data.size_search import SizeLimits, SizeSearch
 
 LIMIT_BYTES = 1000
 
@@ -157,3 +157,21 @@ def test_a_search_survives_as_plain_values() -> None:
 def test_values_of_something_else_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="of batch sizes"):
         SizeSearch.from_plain(SizeSearch(8).to_plain() | change)
+
+
+@pytest.mark.parametrize(
+    ("limits", "size"),
+    [
+        (SizeLimits(), 8),
+        (SizeLimits(largest=4), 4),
+        (SizeLimits(smallest=12), 12),
+        (SizeLimits(largest=64), 8),
+    ],
+)
+def test_a_search_that_goes_on_keeps_to_the_limits_of_its_run(
+    limits: SizeLimits, size: int
+) -> None:
+    search = limits.go_on(SizeSearch(8, 1, 16, fits=8, fails=16))
+    assert (search.size, search.min_size) == (size, limits.smallest)
+    assert search.max_size == limits.largest
+    assert (search.fits, search.fails) == (8, 16)

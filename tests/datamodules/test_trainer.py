@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.tuner.tuning import Tuner
 
 from lit_data.datamodules import StripeDataModule
+from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.synthesis import DefectSpec
 from lit_data.testing import QUIET
@@ -84,3 +86,46 @@ def test_the_tuner_sets_the_batch_size(
     model.seen.clear()
     trainer.fit(model, datamodule=data)
     assert len(model.seen[0][0]) == 6
+
+
+@pytest.mark.parametrize(
+    ("run", "options"),
+    [
+        ("fit", {"limit_train_batches": 0.5}),
+        ("fit", {"val_check_interval": 0.5}),
+        ("fit", {"limit_val_batches": 0.5}),
+        ("fit", {"overfit_batches": 0.5}),
+        ("validate", {"limit_val_batches": 0.5}),
+    ],
+)
+def test_a_fraction_of_a_loader_without_length_is_refused(
+    data: StripeDataModule, tmp_path: Path, run: str, options: dict[str, float]
+) -> None:
+    data.loader = LoaderOptions(num_workers=0, resizable=True)
+    [(name, value)] = options.items()
+    text = (
+        rf"trainer.{name}={value}: data.loader.resizable=true loaders have no length: give a whole"
+    )
+    with pytest.raises(ConfigError, match=text):
+        getattr(_trainer(tmp_path, max_epochs=1, **options), run)(Model(), datamodule=data)
+    whole = {name: 1}
+    getattr(_trainer(tmp_path, max_epochs=1, **whole), run)(Model(), datamodule=data)
+
+
+def test_a_schedule_that_needs_a_length_says_what_to_do(
+    data: StripeDataModule, tmp_path: Path
+) -> None:
+    class OneCycle(Model):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), 0.1)
+            steps = self.trainer.estimated_stepping_batches
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+            return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    data.loader = LoaderOptions(num_workers=0, resizable=True)
+    with pytest.raises(ValueError, match="total_steps") as caught:
+        _trainer(tmp_path, max_epochs=1).fit(OneCycle(), datamodule=data)
+    [note] = caught.value.__notes__
+    assert "data.loader.resizable=true loaders have no length" in note
+    assert "trainer.max_steps" in note
+    _trainer(tmp_path, max_steps=2).fit(OneCycle(), datamodule=data)

@@ -235,3 +235,14 @@ def test_batches_are_predicted_in_threads(
     assert len(threads) == 2
     assert all(name.startswith("lit_data_inference") for name in threads)
     assert _read(tmp_path) == _read(unbroken)
+
+
+def test_answers_of_threads_that_cannot_be_joined_are_refused(
+    data: DetectionDataModule, tmp_path: Path
+) -> None:
+    class Transposed(Oracle):
+        def predict_step(self, batch: Batch, batch_idx: int) -> Any:
+            return torch.rand(7, len(batch["image"]))
+
+    with pytest.raises(ConfigError, match=r"cannot be joined .* predict with threads=1"):
+        _predict(data, tmp_path, Transposed(), threads=2, batch_size=6)

@@ -445,13 +445,16 @@ def test_metrics_are_logged_when_the_trainer_logs(accumulate: int, steps: list[i
     assert notes.steps == steps
 
 
-def test_batch_norm_on_a_single_sample_ends_with_a_remedy() -> None:
+@pytest.mark.parametrize(("samples", "fits", "pieces"), [(8, 1, "1, 1, 1"), (5, 2, "2, 2, 1")])
+def test_batch_norm_on_a_single_sample_ends_with_a_remedy(
+    samples: int, fits: int, pieces: str
+) -> None:
     module = Regression()
     module.layer.insert(1, nn.BatchNorm1d(5).double())
-    install(module, FaultPlan("forward_start", lambda n, step, micro: n > 1))
-    text = r"^batch 0: 8 samples go through in micro-batches of 1, 1, .* and batch norm"
+    install(module, FaultPlan("forward_start", lambda n, step, micro: n > fits))
+    text = rf"^batch 0: {samples} samples go through in micro-batches of {pieces}.* and batch norm"
     with pytest.raises(BatchMemoryError, match=text):
-        fit(module, DataLoader(data(8), 8), adaptive())
+        fit(module, DataLoader(data(samples), samples), adaptive())
 
 
 # --- options

@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lit_data.callbacks import EMA
+from lit_data.callbacks import AMP, EMA
 from lit_data.errors import ConfigError
 from lit_data.testing import QUIET
 
@@ -319,6 +319,44 @@ def test_any_module_goes_on_exactly(tmp_path: Path, kind: Any, options: dict[str
         assert torch.equal(resumed.state_dict()[name], tensor)
     kept = torch.load(start, weights_only=True)
     assert not any("teacher" in name for part in ("state_dict", KEY) for name in kept[part])
+
+
+class _Compiled(_Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer.compile(backend="eager")
+        self.norm = torch.compile(self.norm, backend="eager")
+
+
+@pytest.mark.parametrize("place", ["before", "behind"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_average_is_that_of_the_weights_in_mixed_precision(
+    tmp_path: Path, place: str, precision: Any
+) -> None:
+    amp, ema = AMP(precision, init_scale=2.0), EMA(decay=0.4)
+    module = _Module()
+    data = DataLoader(TensorDataset(torch.arange(8.0).view(-1, 1)), batch_size=2)
+    callbacks = [amp, ema] if place == "before" else [ema, amp]
+    trainer = Trainer(**QUIET, max_epochs=3, callbacks=callbacks)
+    trainer.fit(module, data, data)
+    assert module.layer.weight.dtype == torch.float32
+    assert module.layer.weight.item() == pytest.approx(_average(12, 0.4)[11])
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
+@pytest.mark.parametrize(
+    ("kind", "options"), [(_Module, {"precision": "64-true"}), (_Compiled, {})]
+)
+def test_the_average_is_that_of_the_weights_in_float64_and_compiled(
+    tmp_path: Path, kind: type[_Module], options: dict[str, Any]
+) -> None:
+    whole = _fit(tmp_path, 3, kind=kind, **options)
+    assert whole.layer.weight.item() == pytest.approx(_average(12, 0.4)[11])
+    start = str(tmp_path / "epoch=0.ckpt")
+    resumed = _fit(tmp_path, 3, start, kind=kind, **options)
+    for name, tensor in whole.state_dict().items():
+        # Lightning loads float64 into modules of float32.
+        torch.testing.assert_close(resumed.state_dict()[name], tensor, rtol=1e-6, atol=1e-6)
 
 
 def test_a_checkpoint_that_is_saved_after_training_goes_on_from_the_weights(tmp_path: Path) -> None:

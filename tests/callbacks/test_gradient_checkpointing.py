@@ -308,3 +308,23 @@ def test_a_module_with_two_names_is_wrapped_once() -> None:
         module.head[1].register_forward_hook(lambda *_: runs.append(1))
         module(torch.ones(2, 3, 16, 16)).sum().backward()
     assert len(runs) == 2
+
+
+@pytest.mark.parametrize("first", [nn.ReLU(inplace=True), nn.Dropout(0.5, inplace=True)], ids=str)
+def test_a_module_that_changes_its_input_in_place_is_named(first: nn.Module) -> None:
+    class Changes(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Linear(4, 4)
+            self.blocks = nn.ModuleList([nn.Sequential(first, nn.Linear(4, 1))])
+
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            loss: Tensor = self.blocks[0](self.stem(batch)).sum()
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    trainer = Trainer(**QUIET, max_epochs=1, callbacks=[GradientCheckpointing(["blocks.*"])])
+    with pytest.raises(ConfigError, match=r"'blocks\.0' changes its input in place.*inplace=False"):
+        trainer.fit(Changes(), torch.utils.data.DataLoader(torch.randn(8, 4), 4))

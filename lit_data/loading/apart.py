@@ -48,6 +48,15 @@ def start_context(method: StartMethod) -> Any:  # noqa: ANN401 - a context of an
     return multiprocessing.get_context(None if method == "auto" else method)
 
 
+def maps_files(rows: RowWriter) -> bool:
+    """Return True for a dataset of lit_data: what it opens, a process that is forked later may read.
+
+    Those of `lit_data.loading` hold datasets of others.
+    """
+    module = type(rows).__module__
+    return module.startswith("lit_data.") and not module.startswith("lit_data.loading.")
+
+
 def read_apart(read: Callable[[Rows], Result], rows: Rows, options: LoaderOptions) -> Result:
     """Read a dataset so that no file of it stays open in this process.
 

@@ -6,11 +6,12 @@ import multiprocessing
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from lit_data.errors import ConfigError
 from lit_data.io.machine import available_memory_bytes, count_cores, count_local_ranks
-from lit_data.loading.apart import can_start_processes
+from lit_data.loading.apart import can_start_processes, maps_files, read_apart
 from lit_data.loading.options import LoaderOptions, WorkerKind
 from lit_data.loading.processes import ProcessWorkers
 from lit_data.loading.samples import UNREAD, SampleWriter
@@ -175,7 +176,7 @@ def _choose(rows: RowWriter, layout: Layout, options: LoaderOptions, world_size:
         workers = _count_workers("thread", num_workers, len(rows), world_size)
         reason = "samples all over the set are not here to be measured"
         return Choice(kind="thread", workers=workers, reason=reason)
-    inline_s, gain = _time(rows, layout)
+    inline_s, gain = _time(rows, layout, options)
     epoch_s = inline_s * len(rows) / world_size
     kind: WorkerKind
     if num_workers == "auto" and epoch_s < _SMALL_S and not must_be_apart:
@@ -196,12 +197,17 @@ def _choose(rows: RowWriter, layout: Layout, options: LoaderOptions, world_size:
     )
 
 
-def _time(rows: RowWriter, layout: Layout) -> tuple[float, float | None]:
+def _time(rows: RowWriter, layout: Layout, options: LoaderOptions) -> tuple[float, float | None]:
     """Return the seconds per sample of one reader, and the gain of two threads."""
-    if not isinstance(rows, SampleWriter):
+    if isinstance(rows, SampleWriter):
+        assert rows.facts.sample_s is not None
+        return rows.facts.sample_s, None
+    if maps_files(rows) or not can_start_processes():
         return measure(rows, layout, threads=True)
-    assert rows.facts.sample_s is not None
-    return rows.facts.sample_s, None
+    try:
+        return read_apart(partial(measure, layout=layout, threads=True), rows, options)
+    except ConfigError:  # it cannot be sent to a process, and none will be forked after this
+        return measure(rows, layout, threads=True)
 
 
 def _count_workers(

@@ -13,7 +13,7 @@ from torch.utils.data import SequentialSampler
 
 from lit_data.checks import check_count
 from lit_data.errors import ConfigError
-from lit_data.loading.apart import read_apart
+from lit_data.loading.apart import maps_files, read_apart
 from lit_data.loading.assembly import (
     Assembly,
     EpochProgress,
@@ -261,7 +261,7 @@ class MicroBatchLoader:
         """
         rows, samples = self._rows, len(positions)
         # Nothing may be open here of a dataset whose workers are processes.
-        is_apart = isinstance(rows, SampleWriter) and self.choice.kind == "process"
+        is_apart = self.choice.kind == "process" and not maps_files(rows)
         slot = Slot(self._layout, samples, shared=is_apart, pinned=None)
         slot.arrays[INDICES][:] = self.order.at(positions, epoch)
         read = partial(write, arrays=slot.arrays, first=0, stop=samples, epoch=epoch)

@@ -22,7 +22,8 @@ from lit_data.errors import ConfigError, DataError, WorkerDiedError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.samples import SampleWriter
 from lit_data.loading.survey import as_rows
-from tests.loading.rows import FORK
+from lit_data.types import FieldSpec, Ints
+from tests.loading.rows import FORK, Indices, Rows
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -149,6 +150,33 @@ def test_a_function_for_batches_needs_no_sample_before_the_workers_read() -> Non
     tensors = MicroBatchLoader(dataset, options, collate_fn=lambda parts: torch.ones(len(parts)))
     assert tensors.read(np.arange(3), 0).tolist() == [1, 1, 1]
     assert dataset.file is None
+
+
+class LazyRows(Indices):
+    """Writes rows from a file that it opens when the first are asked for."""
+
+    file: Any = None
+
+    def __init__(self) -> None:
+        super().__init__(4000, is_own=FieldSpec((), "bool"))
+        self.opener = 0
+
+    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
+        super().write_into(rows, indices, epoch)
+        if self.file is None:
+            self.file, self.opener = Path(__file__).open("rb"), os.getpid()  # noqa: SIM115
+        rows["is_own"][:] = self.opener == os.getpid()
+        sum(range(20_000))  # worth a worker
+
+
+def test_a_dataset_that_writes_rows_is_measured_and_looked_at_apart_too() -> None:
+    dataset = LazyRows()
+    loader = _open(dataset, num_workers=2, start_method="fork")
+    assert loader.choice.kind == "process"
+    assert loader.read(np.arange(3), 0)["is_own"].all()
+    assert dataset.file is None
+    assert _are_own(loader)
+    loader.close()
 
 
 @pytest.mark.parametrize("length", [8, 64])

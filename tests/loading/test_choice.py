@@ -85,7 +85,10 @@ class Threaded(Indices):
         super().write_into(rows, indices, epoch)
 
 
-def test_threads_are_measured_as_they_work_each_on_a_core_of_torch() -> None:
+def test_threads_are_measured_as_they_work_each_on_a_core_of_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choice, "maps_files", bool)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -162,6 +165,7 @@ def test_slow_samples_are_read_twice_and_not_more(monkeypatch: pytest.MonkeyPatc
         return next(times)
 
     monkeypatch.setattr(survey, "time_batches", time_batches)
+    monkeypatch.setattr(choice, "maps_files", bool)
     found = _choose(0, dataset=dataset)
     assert (found.kind, found.thread_gain, dataset.asked) == ("thread", 2.0, 2)
 

@@ -13,8 +13,8 @@ from pydantic import Field, TypeAdapter
 from lit_data.commands.checkpoints import KEY, VERSION
 from lit_data.commands.configuration.names import walk
 from lit_data.errors import StoreError
+from lit_data.io.plain import check_size, read_as
 from lit_data.modules.weights import read_checkpoint
-from lit_data.plain_data import check_size, read_as
 
 _LARGEST = 2**64
 """Of whole numbers, such as seeds."""

@@ -1,14 +1,15 @@
-"""Plain data of texts that may be anybody's: YAML and JSON, measured before anything is built of them.
+"""Plain data that may be anybody's: how large they are first, then their kinds and ranges.
 
-A few bytes of YAML can stand for any number of values (aliases, merged keys), and a number of many
-digits takes hours to convert. Both are refused by what the text says of itself.
+A few bytes of YAML or of a pickle can stand for any number of values (aliases, merged keys, what is
+shared), and a number of many digits takes hours to convert. Both are refused before anything is
+built of them.
 """
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
@@ -19,12 +20,20 @@ try:  # PyYAML may have been built without it
 except ImportError:
     from yaml import SafeLoader  # type: ignore[assignment]
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+
+Made = TypeVar("Made")
+
 MOST_NODES = 200_000
-"""Values, keys and collections of a text, with those of an alias each time that it stands there."""
+"""Values, keys and collections, with those of an alias each time that it stands there."""
 MOST_LETTERS = 2**24
 """Of all values together, counted in the same way."""
 DEEPEST = 60
 MOST_DIGITS = 40
+
+_LONGEST_VALUE = 60
+_CONTAINERS = (list, tuple, set, frozenset)
 
 _INT = "tag:yaml.org,2002:int"
 _FLOAT = "tag:yaml.org,2002:float"
@@ -64,6 +73,83 @@ class _Extent:
             raise DataError(f"is nested more than {DEEPEST} deep")
 
 
+def check_size(
+    content: object, *, most_values: int = MOST_NODES, deepest: int = DEEPEST
+) -> list[object]:
+    """Refuse dicts and lists that are too large to be walked through.
+
+    What is shared counts each time that it is reached: a few lists of lists can stand for more
+    values than there is memory, and one that holds itself for any number. Call it before anything
+    else looks at the content.
+
+    Args:
+        content: Dicts, lists, tuples, sets and values, as pickles and YAML may hold them.
+        most_values: Entries of all dicts and lists together.
+        deepest: Dicts and lists within each other.
+
+    Returns:
+        All that they hold, dicts and lists too, and what is shared as often as it is reached.
+
+    Raises:
+        ValueError: They are more, or deeper.
+    """
+    values = [content]
+    level = [content]
+    for _ in range(deepest):
+        below: list[object] = []
+        for node in level:
+            parts = _list_parts(node)
+            if len(values) + len(below) + len(parts) > most_values:
+                raise ValueError(f"it holds more than {most_values} values")
+            below += parts
+        if not below:
+            return values
+        values += below
+        level = below
+    raise ValueError(f"it is nested more than {deepest} deep")
+
+
+def _list_parts(node: object) -> Collection[object]:
+    if isinstance(node, Mapping):
+        return node.values()
+    return node if isinstance(node, _CONTAINERS) else ()
+
+
+def read_as(schema: "TypeAdapter[Made]", content: object) -> Made:
+    """Return content as the type of a schema, which gives kinds and ranges.
+
+    Args:
+        schema: Of a frozen dataclass, such as `TypeAdapter(Look)`.
+        content: That `check_size` has passed.
+
+    Raises:
+        ValueError: Names the first part that does not fit, its value, and what is allowed.
+    """
+    from pydantic import ValidationError  # a training does without
+
+    try:
+        return schema.validate_python(content)
+    except ValidationError as error:
+        raise ValueError(_describe(error)) from error
+
+
+def _describe(error: "ValidationError") -> str:
+    fault = error.errors(include_url=False, include_context=False)[0]
+    key = ".".join(str(part)[:_LONGEST_VALUE] for part in fault["loc"])
+    reason = fault["msg"][:1].lower() + fault["msg"][1:]
+    if fault["type"] == "missing":
+        return escape(f"{key} is missing")
+    return escape(f"{key}={_shorten(fault['input'])}: {reason}")
+
+
+def _shorten(value: object) -> str:
+    if isinstance(value, Mapping | list | tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, int) and value.bit_length() > 200:  # digits of more take long to find
+        return f"a number of {value.bit_length()} bits"
+    return f"{value!r:.{_LONGEST_VALUE}}"
+
+
 def parse_yaml(text: str | bytes) -> Any:  # noqa: ANN401 - what YAML may hold
     """Return plain data of YAML: dicts, lists, texts, decimal numbers, booleans and None.
 
@@ -92,18 +178,11 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - what JSON may hold
         content = json.loads(text, parse_int=_read_integer)
     except (ValueError, RecursionError) as error:
         raise DataError(f"damaged JSON: {error}") from error
-    level = [content]
-    for _ in range(DEEPEST):
-        below: list[Any] = []
-        for node in level:
-            if isinstance(node, dict):
-                below += node.values()
-            elif isinstance(node, list):
-                below += node
-        if not below:
-            return content
-        level = below
-    raise DataError(f"is nested more than {DEEPEST} deep")
+    try:
+        check_size(content, most_values=len(text))  # so that its bytes bound it
+    except ValueError as error:
+        raise DataError(str(error)) from error
+    return content
 
 
 def _read_integer(digits: str) -> int | None:

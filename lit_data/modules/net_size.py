@@ -12,7 +12,7 @@ from torch.nn.modules.module import (
 )
 
 from lit_data.errors import StoreError, first_line
-from lit_data.plain_data import check_size
+from lit_data.io.plain import check_size
 
 _MOST_MODULES = 100_000
 _UNSTORED = 2**24

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_data.errors import ConfigError, DataError, StoreError, first_line, show_path
+from lit_data.io.plain import check_size
 from lit_data.io.source import check_regular
-from lit_data.plain_data import check_size
 from lit_data.types import PathText
 
 log = logging.getLogger(__name__)

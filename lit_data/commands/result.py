@@ -1,6 +1,5 @@
 """Results of a command: summary.json for scripts, tables, and the reason of a failure."""
 
-import json
 import math
 import re
 import sys
@@ -191,9 +190,11 @@ def find_summary(folder: Path) -> dict[str, Any] | None:
 
 
 def read_number(metrics: Mapping[str, Any], name: str | None) -> float | None:
-    """Return a figure of a summary; None where it is missing or no number."""
+    """Return a figure of a summary; None where it is missing, NaN, infinite or no number."""
     value = metrics.get(name or "")
-    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
+    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def print_table(
@@ -301,8 +302,8 @@ def name_failure(code: int) -> Status:
 def read_failure(folder: Path) -> Outcome | None:
     """Return the failure that a command noted in its run folder; None without one."""
     try:
-        return Outcome(**json.loads((folder / FAILURE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return Outcome(**parse_json(read_text(folder, folder / FAILURE)))
+    except (OSError, DataError, TypeError):
         return None
 
 

@@ -3,18 +3,17 @@
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lit_data.checks import check_types
-from lit_data.errors import ConfigError, DataError, StoreError, show_path
+from lit_data.errors import DataError, StoreError, show_path
 from lit_data.files import find_sha256, flatten, is_there, try_writing, write_json
 from lit_data.inference.batches import ImagePixels
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.plain import parse_json
+from lit_data.io.plain import check_size, parse_json, read_as
 from lit_data.io.source import read_within
 from lit_data.io.store.store import StoredImages
 from lit_data.risk.drift import FEATURES, describe_pixels, find_drift
@@ -29,8 +28,6 @@ WITHDRAWN = "withdrawn"
 _VERSION = 2  # of 1 the scores had six decimals
 _ENDING = ".calibration.json"
 _MOST_BYTES = 2**24
-_SHARES = ("miss", "false_alarms", "confidence")
-_NUMBERS = ("good_below", "defect_above", *_SHARES)
 _LOOKED_AT_PX = 1024  # side of the middle of an image by which it is described
 
 
@@ -180,27 +177,17 @@ def _read(path: Path) -> Calibration:
     Raises:
         StoreError: It is damaged.
     """
+    from lit_data.tasks.calibration_file import CONTENT
+
     try:
-        content = parse_json(read_within(path, _MOST_BYTES))
-        names = {field.name for field in fields(Calibration)}
-        if not isinstance(content, dict) or content.keys() != names:
-            raise ValueError("its parts are others")
-        check_types(Calibration, content)
-        calibration = Calibration(**content)
-        # Checked here: they would fail later, at the end of a long prediction.
-        features = np.array(calibration.features, np.float64)
-        if calibration.version != _VERSION or features.shape != (len(features), len(FEATURES)):
-            raise ValueError("it is of another version")
-        numbers = [float(getattr(calibration, name)) for name in _NUMBERS]
-        if not np.isfinite([*numbers, *features.flat]).all():
-            raise ValueError("a number is not finite")
-        if not all(0 <= getattr(calibration, name) <= 1 for name in _SHARES):
-            raise ValueError(f"{', '.join(_SHARES)} must be from 0 to 1")
-    except (DataError, ValueError, TypeError, OverflowError, ConfigError) as error:
+        content = read_as(CONTENT, parse_json(read_within(path, _MOST_BYTES)))
+        check_size(content["conditions"])
+        return Calibration(**content)
+    except (DataError, ValueError) as error:
+        text = str(error).removeprefix(f"{show_path(path)}: ")
         raise StoreError(
-            f"{show_path(path)} is damaged ({error!s:.400}): calibrate the run again, or remove it"
+            f"{show_path(path)} is damaged ({text}): calibrate the run again, or remove it"
         ) from error
-    return calibration
 
 
 def _list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

@@ -98,6 +98,9 @@ def test_other_weights_and_other_scores_have_no_guarantee(
         {"features": [[10**30, 0.5, 10**400]]},
         {"features": [[0.0, 0.0, float("nan")]]},
         {"more": 1},
+        {"unit": "x" * 10**6},
+        {"checkpoint_sha256": "0"},
+        {"conditions": {"a": [[[[]]]] * 10**6}},
     ],
 )
 def test_a_foreign_file_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
@@ -144,3 +147,11 @@ def test_a_pipe_in_its_place_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "best.ckpt.calibration.json")
     with pytest.raises(StoreError, match=r"not a regular file \(a named pipe\)"):
         find_calibration(checkpoint, {})
+
+
+def test_the_entry_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "best.ckpt"
+    path = write_calibration(checkpoint, _make(checkpoint))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"features": [[0.5, 0.1, "x"]]}))
+    with pytest.raises(StoreError, match=r"features\.0\.2='x': input should be a valid number"):
+        find_calibration(checkpoint, _CONDITIONS)

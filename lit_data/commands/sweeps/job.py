@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from typing import Any, Final, Literal, get_args
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from lit_data.checks import is_count
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.commands.job import list_job_arguments, run_job
 from lit_data.commands.launcher import RESUMED, STOPPED, is_first_rank
@@ -39,8 +41,9 @@ from lit_data.errors import (
     LitDataError,
     StoreError,
     WorkerDiedError,
+    show_path,
 )
-from lit_data.files import write_json
+from lit_data.files import is_there, write_json
 from lit_data.io.plain import parse_json
 
 log = logging.getLogger(__name__)
@@ -258,9 +261,10 @@ class JobRecord:
         is_right = (
             self.status in get_args(Status)
             and all(isinstance(text, str) for text in texts)
-            and isinstance(self.number, int)
+            and is_count(self.number, 0)
             and isinstance(self.exit_code, int | None)
             and isinstance(self.seconds, int | float)
+            and math.isfinite(self.seconds)
         )
         if not is_right:
             raise TypeError("no record of a job")
@@ -371,6 +375,9 @@ def _find_earlier(folder: Path, record: JobRecord, sweep: Sweep) -> JobRecord | 
     # A search may take over a job of another controller, whose folder is there.
     may_go_on = sweep.options.resume is not None or not sweep.is_fixed
     before = read_record(folder) if may_go_on else None
+    if may_go_on and before is None and is_there(folder / "job.json"):
+        path = show_path(folder / "job.json")
+        log.warning("%s is damaged, or no regular file: its job begins anew", path)
     if before is None or set(before.overrides) == set(record.overrides):
         return before
     text = f"job {record.number} in {folder} had other overrides: give the sweep another folder"

@@ -1,5 +1,6 @@
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -135,7 +136,7 @@ def test_options_of_a_sweep_are_none_of_its_jobs(tmp_path: Path) -> None:
     [
         *({"number": "3"}, {"overrides": [1]}, {"overrides": 5}, {"command": None}),
         *({"status": "\x1b[2J"}, {"reason": 5}, {"seconds": "1"}, {"exit_code": [1]}),
-        *({"ckpt": 5}, {"future": 1}),
+        *({"ckpt": 5}, {"future": 1}, {"number": True}, {"number": -1}, {"seconds": math.nan}),
     ],
 )
 def test_a_record_of_other_types_is_none(fields: dict[str, Any], tmp_path: Path) -> None:

@@ -1,0 +1,33 @@
+"""Types and ranges of a calibration file, which may be anybody's.
+
+With pydantic, which a prediction without calibration does without.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, with_config
+from typing_extensions import TypedDict
+
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+Conditions = Annotated[dict[str, Any], Field(max_length=200)]
+Features = Annotated[list[tuple[Number, Number, Number]], Field(min_length=1)]
+
+
+@with_config(ConfigDict(extra="forbid"))
+class _Content(TypedDict):
+    """Parts of a `Calibration`."""
+
+    version: Literal[2]
+    good_below: Number
+    defect_above: Number
+    miss: Share
+    false_alarms: Share
+    confidence: Share
+    unit: Literal["image", "lot"]
+    checkpoint_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    conditions: Conditions
+    features: Features
+
+
+CONTENT = TypeAdapter(_Content)

@@ -321,7 +321,8 @@ def _compare_sizes(root: "Element", path: PathText, image_path: PathText, size_p
         return ""
     texts = _read_text(root, "size/height"), _read_text(root, "size/width")
     if not all(text.isdecimal() and len(text) < 10 for text in texts):
-        return f"<size> states height {escape(texts[0])!r} and width {escape(texts[1])!r}; whole numbers are allowed"
+        height, width = (escape(text[:40]) for text in texts)
+        return f"<size> states height {height!r} and width {width!r}; whole numbers are allowed"
     stated, actual = (int(texts[0]), int(texts[1])), (int(size_px[0]), int(size_px[1]))
     return "" if stated == actual else describe_size_mismatch((path, image_path), (stated, actual))
 

@@ -5,6 +5,7 @@ Known are COCO instances (polygons, runs as numbers or as text), CSV files with 
 """
 
 import json
+import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,6 +83,7 @@ class Annotated:
         marks: For the number of each image that is named what is marked in it.
         problems: What is wrong with the files.
         bad: Numbers of the images that it is wrong with.
+        sizes: Where the size of an image is stated, and its (height, width), unchecked.
     """
 
     layout: Layout
@@ -91,6 +93,7 @@ class Annotated:
     marks: dict[int, list[Mark]] = field(default_factory=dict)
     problems: Problems = field(default_factory=Problems)
     bad: set[int] = field(default_factory=set)
+    sizes: dict[int, tuple[str, tuple[object, object]]] = field(default_factory=dict)
 
     def find(self, names: Sequence[str], where: str, *, split: str | None = None) -> int | None:
         """Return the number of the image of the first name that is known, which is then named.
@@ -114,6 +117,11 @@ class Annotated:
         """Note a mark of an image that was found."""
         if number is not None:
             self.marks[number].append(Mark(where, str(category), draw))
+
+    def state_size(self, number: int | None, where: str, height: object, width: object) -> None:
+        """Note the size of an image as a file states it, if it does."""
+        if number is not None and height is not None and width is not None:
+            self.sizes[number] = where, (height, width)
 
     def reject(self, number: int | None, where: str, message: str) -> None:
         """Note what is wrong with an image."""
@@ -229,9 +237,16 @@ def draw_masks(
             header = read_header(images[number])
         except DataError:
             continue  # the image itself is bad, which is told where images are read
-        mask = np.zeros((header.height_px, header.width_px), np.uint8)
+        size_px = header.height_px, header.width_px
+        mask = np.zeros(size_px, np.uint8)
+        where, stated = annotated.sizes.get(number, ("", size_px))
+        if stated != size_px:
+            message = f"its annotations are for {quote(stated)} (height, width), it has {size_px}"
+            annotated.reject(number, where, f"{show_path(images[number])}: {message} px")
+            yield number, mask
+            continue
         areas_px = np.zeros(256, np.int64)  # of each number of the mask
-        drawn = DrawnPixels((header.height_px, header.width_px))
+        drawn = DrawnPixels(size_px)
         for mark in marks:
             if drawn.are_too_many:
                 message = (
@@ -241,7 +256,7 @@ def draw_masks(
                 annotated.reject(number, mark.where, f"{show_path(images[number])}: {message}")
                 break
             try:
-                patch = mark.draw((header.height_px, header.width_px))
+                patch = mark.draw(size_px)
                 drawn.add(patch)
                 _paint(mask, areas_px, patch, mark.category, classes)
             except DataError as error:
@@ -291,6 +306,9 @@ def _read_coco(path: Path, annotated: Annotated) -> None:
         key: annotated.find((str(path.parent / name), name), str(path))
         for key, name in names.items()
     }
+    for index, entry in content.images.items():
+        where = f"{path}, images[{index}]"
+        annotated.state_size(numbers[entry["id"]], where, entry.get("height"), entry.get("width"))
     for index, entry in enumerate(content.annotations):
         where = f"{path}, annotations[{index}]"
         if not isinstance(entry, dict):
@@ -326,14 +344,17 @@ def _read_labelme(path: Path, annotated: Annotated) -> None:
     if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
         return
     number = _find_labelled(path, annotated)  # LabelMe's imagePath may be that of another machine
+    annotated.state_size(number, str(path), content.get("imageHeight"), content.get("imageWidth"))
     for index, shape in enumerate(content["shapes"]):
         where = f"{path}, shapes[{index}]"
         try:
             if not isinstance(shape, dict):
                 raise DataError(f"{quote(shape)} is no shape with a label and points")
-            if shape.get("label") not in _LABELME_OTHERS:
-                draw = labelme_shape(shape)
-                annotated.add(number, where, shape.get("label", ""), draw)
+            label = shape.get("label", "")
+            if not isinstance(label, str):
+                raise DataError(f"the label {quote(label)} is no text")
+            if label not in _LABELME_OTHERS:
+                annotated.add(number, where, label, labelme_shape(shape))
         except DataError as error:
             annotated.reject(number, where, str(error))
 
@@ -387,6 +408,8 @@ def _read_cvat(path: Path, annotated: Annotated) -> None:
     for image in read_xml(path, "annotations", MAX_BYTES).iterfind("image"):
         name = str(image.get("name"))
         number = annotated.find((str(path.parent / name), name), str(path))
+        height, width = map(_read_side, (image.get("height"), image.get("width")))
+        annotated.state_size(number, f"{path}, {name}", height, width)
         numbers: Counter[str] = Counter()
         for shape in image:
             where = f"{path}, {name}, {shape.tag} {numbers[shape.tag]}"
@@ -402,6 +425,11 @@ def _read_cvat(path: Path, annotated: Annotated) -> None:
             else:
                 continue  # tags of the whole image, and images inside of this one
             annotated.add(number, where, shape.get("label", ""), outline(points))
+
+
+def _read_side(text: str | None) -> int | str | None:
+    """Return a side of an image as a number; what is none stays text."""
+    return int(text) if text and re.fullmatch("[0-9]{1,9}", text) else text
 
 
 def _find_labelled(path: Path, annotated: Annotated) -> int | None:

@@ -528,3 +528,26 @@ def test_a_pipe_or_a_broken_link_is_named(name: str, folder: Path) -> None:
     (folder / name).symlink_to("gone")
     with pytest.raises(DataError, match=rf"{name}: a broken link to gone"):
         _read(folder)
+
+
+@pytest.mark.parametrize("kind", ["COCO polygons", "LabelMe", "CVAT"])
+def test_annotations_for_an_image_of_another_size_are_refused(kind: str, folder: Path) -> None:
+    KINDS[kind][1](folder)
+    (path,) = (path for path in folder.iterdir() if path.suffix in (".json", ".xml"))
+    text = path.read_text().replace('height="20"', 'height="999999999999"')
+    text = text.replace('"height": 20', '"height": 1e300')
+    text = text.replace('"imagePath"', '"imageHeight": 40, "imageWidth": 60, "imagePath"')
+    path.write_text(text)
+    annotated = _read(folder)
+    masks = dict(draw_masks(annotated, [folder / "a.png", folder / "b.png"]))
+    assert not any(mask.any() for mask in masks.values())
+    with pytest.raises(DataError, match=r"a\.png: its annotations are for .* it has \(20, 30\) px"):
+        annotated.problems.raise_if_any("bad")
+
+
+@pytest.mark.parametrize("label", [[1], {"x": 1}, None, 5])
+def test_a_label_that_is_no_text_is_named(label: object, folder: Path) -> None:
+    shape = {"label": label, "points": BOX}
+    (folder / "a.json").write_text(json.dumps({"shapes": [shape]}))
+    with pytest.raises(DataError, match=r"shapes\[0\]: the label .* is no text"):
+        _read(folder).problems.raise_if_any("bad")

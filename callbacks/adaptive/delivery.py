@@ -5,14 +5,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning import LightningModule, Trainer
+from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from lit_data.batch_form import batch_tensors, slice_batch
 from lit_data.callbacks.adaptive.active_batch import ActiveBatch, Cut
 from lit_data.callbacks.adaptive.attributes import find_values, read_version
 from lit_data.callbacks.adaptive.merge import Merger
-from lit_data.callbacks.adaptive.snapshot import Restore, save_random_state
+from lit_data.callbacks.adaptive.snapshot import Restore
 from lit_data.callbacks.adaptive.whole_batch import (
     BatchCopy,
     can_cut,
@@ -50,11 +50,12 @@ class Delivery:
         self._can_cut: dict[str, bool] = {}  # by key
         self._told: set[str] = set()
 
-    def move(self, active: ActiveBatch, *, on_host: bool) -> Any:  # noqa: ANN401 - a batch
+    def move(self, active: ActiveBatch, undo: Restore, *, on_host: bool) -> Any:  # noqa: ANN401 - a batch
         """Transfer a batch, and return it as hooks get it; none where its pieces cannot be joined.
 
         Args:
             active: The batch.
+            undo: Puts back what transfer hooks change.
             on_host: Its pieces wait on the host for each other.
         """
         if active.is_at_once:
@@ -64,7 +65,7 @@ class Delivery:
             self._note_versions(active, whole)
             return whole
         if active.key not in self._in_pieces:
-            whole = self._try_whole(active)
+            whole = self._try_whole(active, undo)
             if whole is not None:
                 return whole
         return self._move_pieces(active, on_host=on_host)
@@ -83,6 +84,11 @@ class Delivery:
         if active.key not in self._can_cut:
             self._can_cut[active.key] = self._try_cut(active)
             undo()
+            if not self._can_cut[active.key]:
+                self._tell(
+                    "batches of this form cannot be cut after their transfer: each micro-batch is moved anew, "
+                    "without what hooks changed in the whole batch"
+                )
         has_graph = any(
             getattr(part, "requires_grad", False) for part in batch_tensors(active.whole)
         )
@@ -93,9 +99,8 @@ class Delivery:
         """Keep a batch as its step gets it."""
         return BatchCopy(active.whole, active.moved_versions, partial(self._reload, active))
 
-    def _try_whole(self, active: ActiveBatch) -> Any:  # noqa: ANN401
+    def _try_whole(self, active: ActiveBatch, undo: Restore) -> Any:  # noqa: ANN401
         """Transfer a batch as a whole that will be cut; none if there is too little room for it."""
-        restore_random = save_random_state(self._device)
         try:
             whole = active.move(active.host)
         except Exception as error:
@@ -104,7 +109,7 @@ class Delivery:
         else:
             self._note_versions(active, whole)
             return self._lay_down(active, whole)
-        restore_random()
+        undo()
         self._in_pieces.add(active.key)
         return None
 
@@ -162,7 +167,7 @@ class Delivery:
 
     def _try_cut(self, active: ActiveBatch) -> bool:
         """Compare the last micro-batch cut before its transfer with that cut after it."""
-        if not has_transfer_hooks(self._trainer, self._module):
+        if not any(map(has_transfer_hooks, self._list_owners())):
             return True
         start, stop = active.ranges()[-1]
         expected = active.move(copy_tensors(active.cut(active.host, start, stop)))
@@ -170,6 +175,10 @@ class Delivery:
         if active.to_device is not None:
             expected = move_data_to_device(expected, _HOST)
         return can_cut(whole, self._make_cut(active), start, stop, expected)
+
+    def _list_owners(self) -> list[LightningModule | LightningDataModule]:
+        datamodule: LightningDataModule | None = getattr(self._trainer, "datamodule", None)
+        return [self._module] if datamodule is None else [self._module, datamodule]
 
     def _make_cut(self, active: ActiveBatch) -> Cut:
         """Return how a batch in the form that a datamodule gave it is cut."""

@@ -16,6 +16,7 @@ from lit_data.callbacks.adaptive.active_batch import ActiveBatch, describe_shape
 from lit_data.callbacks.adaptive.delivery import Delivery
 from lit_data.callbacks.adaptive.merge import Merger, list_places
 from lit_data.callbacks.adaptive.snapshot import Restore, StepSnapshot, renew, save_random_state
+from lit_data.callbacks.adaptive.whole_batch import has_transfer_hooks
 from lit_data.callbacks.device_memory import MemoryGauge, MemoryReading
 from lit_data.callbacks.events import Event, announce
 from lit_data.callbacks.loader_facts import LoaderFacts, read_loader
@@ -278,10 +279,11 @@ class Replay:
     def _deliver(self, active: ActiveBatch) -> Any:  # noqa: ANN401 - a batch
         """Transfer a batch to the device as a whole; none if its smallest micro-batch does not fit."""
         restore_random = save_random_state(self.trainer.strategy.root_device)
+        undo = self._save_transfer(restore_random)
         on_host = False
         while True:
             try:
-                whole = self._delivery.move(active, on_host=on_host)
+                whole = self._delivery.move(active, undo, on_host=on_host)
             except Exception as error:
                 # The smallest size is tried again within the step, where other ranks hear of it.
                 is_smallest = active.size <= active.search.min_size
@@ -289,12 +291,25 @@ class Replay:
             else:
                 active.restore_random = restore_random
                 return whole
-            restore_random()
+            undo()
             if is_smallest and on_host:
                 return None
             if not is_smallest:
                 self.shrink(active, text)
             on_host = True
+
+    def _save_transfer(self, restore_random: Restore) -> Restore:
+        """Keep what hooks change on a batch's way to the device; the result puts it back."""
+        if not has_transfer_hooks(self.module):
+            return restore_random
+        snapshot = self._snapshot = renew(self._snapshot, self.module, results_of(self.trainer))
+
+        def restore() -> None:
+            snapshot.restore()
+            self._tell_left_out(snapshot.left_out)
+            restore_random()
+
+        return restore
 
     def _tell_predicted(self, merger: Merger) -> None:
         """Say how predictions were joined that could be joined in another way."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning import LightningModule, Trainer
+from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
@@ -25,11 +25,9 @@ _WRONG_FORM = (ConfigError, LookupError, TypeError, ValueError, AttributeError)
 """What a `slice_batch` raises that was written for batches before their transfer."""
 
 
-def has_transfer_hooks(trainer: Trainer, module: LightningModule) -> bool:
+def has_transfer_hooks(owner: LightningModule | LightningDataModule) -> bool:
     """Return True if a hook may give a batch another form on its way to the device."""
-    datamodule = getattr(trainer, "datamodule", None)
-    owners = [owner for owner in (module, datamodule) if owner is not None]
-    return any(is_overridden(hook, owner) for hook in _TRANSFER_HOOKS for owner in owners)
+    return any(is_overridden(hook, owner) for hook in _TRANSFER_HOOKS)
 
 
 def copy_tensors(batch: Any) -> Any:  # noqa: ANN401 - any nesting

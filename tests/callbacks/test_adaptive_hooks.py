@@ -394,3 +394,32 @@ def test_loaders_of_two_sizes_are_refused_with_a_cure(caplog: pytest.LogCaptureF
     assert "cannot tell how many samples" in caught.value.__notes__[0]
     assert digest.summary() == {}
     assert any("whose samples cannot be counted" in text for text in caplog.messages)
+
+
+class CountsMoved(Plain):
+    """Counts in its transfer hooks what reaches them, of which more than half a batch does not fit."""
+
+    def __init__(self, hook: str) -> None:
+        super().__init__()
+        self.met: dict[str, int] = {"samples": 0}
+        self.metric = MeanMetric()
+        setattr(self, hook, self._count)
+
+    def _count(self, batch: Any, *_: Any) -> Any:
+        self.met["samples"] += len(batch[0])
+        self.metric.update(batch[0])
+        if len(batch[0]) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return batch
+
+
+@pytest.mark.parametrize("run", ["fit", "validate"])
+@pytest.mark.parametrize("hook", ["transfer_batch_to_device", "on_after_batch_transfer"])
+def test_what_a_transfer_hook_counted_before_it_failed_is_undone(run: str, hook: str) -> None:
+    module = CountsMoved(hook)
+    data = TensorDataset(torch.arange(64.0).view(16, 4), torch.arange(16))
+    callbacks = [AdaptiveBatchSize(grow_after=None)]
+    trainer = Trainer(**QUIET, max_epochs=1, callbacks=callbacks)
+    getattr(trainer, run)(module, DataLoader(data, 8))
+    assert module.met == {"samples": 16}
+    assert module.metric.compute() == data.tensors[0].mean()

@@ -5,7 +5,6 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -241,7 +240,7 @@ def read_run(folder: Path, number: int, label: str) -> Run:
         detection=_read_json(folder, "pod.json", masker, notes),
         loaders=_read_json(folder, "loader.json", masker, notes),
         machine=_read_json(folder, "machine.json", masker, notes),
-        post_mortems=tuple(_read_texts(folder, masker)),
+        post_mortems=tuple(_read_texts(folder, masker, notes)),
         notes=tuple(masker.mask_text(note) for note in notes),
         failure=failure,
         written_s=_find_last_change(folder),
@@ -279,11 +278,14 @@ def _find_failure(folder: Path, masker: Masker, notes: list[str]) -> str:
     return ""
 
 
-def _read_texts(folder: Path, masker: Masker) -> list[tuple[str, str]]:
+def _read_texts(folder: Path, masker: Masker, notes: list[str]) -> list[tuple[str, str]]:
     texts = []
     for path in sorted(folder.glob("oom-*.txt"))[:_MOST_TEXTS]:
-        with suppress(OSError):
+        try:
             text = read_text(folder, path)[:_MOST_CHARACTERS]
+        except OSError as error:
+            notes.append(f"{path.name} cannot be read: {error.strerror}")
+        else:
             texts.append((path.name, masker.mask_text(text)))
     return texts
 

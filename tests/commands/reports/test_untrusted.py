@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lit_data.commands.report import write_report
+from lit_data.commands.reports.runs import read_run
 from lit_data.commands.reports.untrusted import MASK, Masker, open_inside
 from tests.commands.reports.folders import make_run
 
@@ -157,3 +158,10 @@ def test_secrets_in_texts_are_masked(text: str, shown: str) -> None:
     masked = Masker().mask_text(text)
     assert masked.startswith(shown)
     assert "abc" not in masked
+
+
+@pytest.mark.parametrize("name", ["summary.json", "machine.json", "splits.csv", "oom-1.txt"])
+def test_a_pipe_in_the_place_of_a_file_is_noted(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    notes = read_run(tmp_path, number=1, label="run").notes
+    assert any(name in note and "a named pipe" in note for note in notes)

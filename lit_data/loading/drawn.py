@@ -10,7 +10,7 @@ from torch.utils.data import DistributedSampler
 
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, random_words, seed_generators, unchanged_generators
-from lit_data.types import Ints
+from lit_data.types import Array, Ints
 
 
 class SamplerOrder:
@@ -73,7 +73,7 @@ class SamplerOrder:
         if len(drawn) != length:
             more = "more" if len(drawn) > length else f"{len(drawn)}"
             raise ConfigError(f"the sampler has length {length} and gives {more}: make them equal")
-        indices = np.asarray(drawn)
+        indices = _as_array(drawn)
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
             raise ConfigError(
                 f"the sampler gives {drawn[0]!r}: give single indices, and batch_size= beside them"
@@ -84,6 +84,13 @@ class SamplerOrder:
                 f"dataset has {samples} samples: give indices from 0 to {samples - 1}"
             )
         return indices.astype(np.int64)
+
+
+def _as_array(drawn: list[Any]) -> Array:
+    try:
+        return np.asarray(drawn)
+    except ValueError:  # lists of several lengths
+        return np.empty(0, object)
 
 
 def check_sampler(

@@ -201,7 +201,12 @@ def test_a_distributed_sampler_is_followed_where_the_loader_does_not_share() -> 
 
 @pytest.mark.parametrize(
     ("sampler", "message"),
-    [([40], "the dataset has 40 samples"), ([-1], "from 0 to 39"), ([[1, 2]], "single indices")],
+    [
+        ([40], "the dataset has 40 samples"),
+        ([-1], "from 0 to 39"),
+        ([[1, 2]], "single indices"),
+        ([[1, 2], [3]], "gives \\[1, 2\\]: give single indices"),
+    ],
 )
 def test_indices_that_are_none_are_refused(sampler: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -261,7 +261,7 @@ class MicroBatchLoader:
         """
         rows, samples = self._rows, len(positions)
         # Nothing may be open here of a dataset whose workers are processes.
-        is_apart = self.choice.kind == "process" and not maps_files(rows)
+        is_apart = not maps_files(rows) and self.choice.kind == "process"
         slot = Slot(self._layout, samples, shared=is_apart, pinned=None)
         slot.arrays[INDICES][:] = self.order.at(positions, epoch)
         read = partial(write, arrays=slot.arrays, first=0, stop=samples, epoch=epoch)

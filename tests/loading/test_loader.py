@@ -248,7 +248,8 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         LoaderOptions(**options)
 
 
-def test_a_few_samples_can_be_read_without_workers() -> None:
+def test_a_few_samples_can_be_read_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_data.loading.loader.maps_files", bool)
     options = LoaderOptions(worker_kind="process", num_workers=2)
     loader = MicroBatchLoader(Numbers(60), options, shuffle=True)
     batch = loader.read(np.array([0, 59, 7]), 3)

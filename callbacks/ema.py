@@ -136,19 +136,19 @@ class EMA(UndoneCallback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        shown = _list_averaged(pl_module)
-        if not self._weights or not _is_shown(self._average, shown):
+        tensors = _list_averaged(pl_module)
+        if not self._weights or not _is_shown(self._average, tensors):
             return  # the module was given other weights since
         # A frozen part, which a module may leave out of its checkpoints, is its own average.
         checkpoint[_WEIGHTS_KEY] = {
             name: weights
             for name, weights in self._weights.items()
-            if name in shown and not torch.equal(weights.to(shown[name]), shown[name])
+            if name in tensors and not torch.equal(weights.to(tensors[name]), tensors[name])
         }
         checkpoint[_AVERAGE_KEY] = {
             name: average
             for name, average in self._average.items()
-            if name in shown and average.dtype != shown[name].dtype
+            if name in tensors and average.dtype != tensors[name].dtype
         }
 
     @override

@@ -1,4 +1,4 @@
-"""Where imports are looked up: in the environment, and in the folder of a command only if it says so."""
+"""The import path: the environment, and the folder of a command only if it says so."""
 
 import os
 import sys

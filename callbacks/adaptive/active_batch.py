@@ -108,7 +108,7 @@ class ActiveBatch:
 
     @property
     def is_at_once(self) -> bool:
-        """Whether the whole batch goes through the model at once, as the search has it now."""
+        """True if the whole batch goes through the model at once, as the search has it now."""
         return self.size == self.samples
 
     def ranges(self) -> list[tuple[int, int]]:

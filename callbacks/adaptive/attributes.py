@@ -30,7 +30,7 @@ _HOLDERS = {"types", "argparse", "collections", "typing", "abc"}
 
 
 class _Way(NamedTuple):
-    """How values of a type are kept.
+    """Functions by which values of a type are kept.
 
     Attributes:
         copy: Returns what is in a value now.
@@ -230,8 +230,8 @@ class AttributeCopy:
             kept_value.put()
         for values, length in self._lengths:
             del values[length:]
-        for key, kept in self._tensors.items():
-            self._tensors[key] = _put_tensor(kept)
+        for key, saved in self._tensors.items():
+            self._tensors[key] = _put_tensor(saved)
         for name, tensor, version in self._large:
             if read_version(tensor) != version:
                 self.left_out[name] = f"a tensor of {tensor.nbytes >> 20} MiB"
@@ -313,10 +313,15 @@ class AttributeCopy:
         if tensor.nbytes > _MOST_BYTES:
             self._large.append((name, tensor, version))
             return
-        kept = old_tensors.get(id(tensor))
-        if kept is None or kept.tensor is not tensor or version is None or kept.version != version:
-            kept = _KeptTensor(tensor, version, tensor.detach().clone())
-        self._tensors[id(tensor)] = kept
+        saved = old_tensors.get(id(tensor))
+        if (
+            saved is None
+            or saved.tensor is not tensor
+            or version is None
+            or saved.version != version
+        ):
+            saved = _KeptTensor(tensor, version, tensor.detach().clone())
+        self._tensors[id(tensor)] = saved
 
 
 def find_values(batch: Any) -> tuple[list[KeptContent], list[Tensor]]:  # noqa: ANN401 - any nesting

@@ -60,14 +60,14 @@ class Delivery:
         """
         if active.is_at_once:
             self._in_pieces.add(active.key)  # unless it goes through
-            whole = active.move(active.host)
+            batch = active.move(active.host)
             self._in_pieces.discard(active.key)
-            self._note_versions(active, whole)
-            return whole
+            self._note_versions(active, batch)
+            return batch
         if active.key not in self._in_pieces:
-            whole = self._try_whole(active, undo)
-            if whole is not None:
-                return whole
+            batch = self._try_whole(active, undo)
+            if batch is not None:
+                return batch
         return self._move_pieces(active, on_host=on_host)
 
     def choose_cut(self, active: ActiveBatch, undo: Restore) -> None:
@@ -102,13 +102,13 @@ class Delivery:
     def _try_whole(self, active: ActiveBatch, undo: Restore) -> Any:  # noqa: ANN401
         """Transfer a batch as a whole that will be cut; none if there is too little room for it."""
         try:
-            whole = active.move(active.host)
+            batch = active.move(active.host)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
         else:
-            self._note_versions(active, whole)
-            return self._lay_down(active, whole)
+            self._note_versions(active, batch)
+            return self._lay_down(active, batch)
         undo()
         self._in_pieces.add(active.key)
         return None
@@ -140,7 +140,7 @@ class Delivery:
             piece = active.move(active.cut(active.host, start, stop))
             pieces.append(move_data_to_device(piece, _HOST) if on_host else piece)
         merger = Merger(active.counts())
-        whole = merger.merge(pieces)
+        batch = merger.merge(pieces)
         if merger.lost or merger.guessed:
             self._tell(
                 "batches of this form cannot be joined after their transfer in micro-batches (%s): hooks get them "
@@ -150,11 +150,11 @@ class Delivery:
             return None
         cut = self._make_cut(active)
         start, stop = active.ranges()[-1]
-        if can_cut(whole, cut, start, stop, pieces[-1]):
+        if can_cut(batch, cut, start, stop, pieces[-1]):
             active.cut_whole = cut
         if on_host and self._device.type != "cpu":
-            return self._bring(active, whole)
-        return whole
+            return self._bring(active, batch)
+        return batch
 
     def _bring(self, active: ActiveBatch, whole: Any) -> Any:  # noqa: ANN401
         """Move a batch that was joined on the host to the device, if there is room."""
@@ -171,10 +171,10 @@ class Delivery:
             return True
         start, stop = active.ranges()[-1]
         expected = active.move(copy_tensors(active.cut(active.host, start, stop)))
-        whole = active.whole
+        batch = active.whole
         if active.to_device is not None:
             expected = move_data_to_device(expected, _HOST)
-        return can_cut(whole, self._make_cut(active), start, stop, expected)
+        return can_cut(batch, self._make_cut(active), start, stop, expected)
 
     def _list_owners(self) -> list[LightningModule | LightningDataModule]:
         datamodule: LightningDataModule | None = getattr(self._trainer, "datamodule", None)

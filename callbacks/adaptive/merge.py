@@ -1,4 +1,4 @@
-"""What a step returned of each micro-batch, joined to what it would have returned of the whole batch."""
+"""Outputs of a step for each micro-batch, joined to that of the whole batch."""
 
 import copy
 import dataclasses
@@ -181,7 +181,7 @@ class Merger:
 
 def list_places(places: Sequence[str]) -> str:
     """Name the first places of an output."""
-    return ", ".join(f"output{place}" for place in places[:3])
+    return ", ".join(f"output{name}" for name in places[:3])
 
 
 def _is_fraction(value: object) -> bool:

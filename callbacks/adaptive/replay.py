@@ -283,14 +283,14 @@ class Replay:
         on_host = False
         while True:
             try:
-                whole = self._delivery.move(active, undo, on_host=on_host)
+                batch = self._delivery.move(active, undo, on_host=on_host)
             except Exception as error:
                 # The smallest size is tried again within the step, where other ranks hear of it.
                 is_smallest = active.size <= active.search.min_size
                 text = "" if is_smallest and is_out_of_memory(error) else self.note(error, active)
             else:
                 active.restore_random = restore_random
-                return whole
+                return batch
             undo()
             if is_smallest and on_host:
                 return None

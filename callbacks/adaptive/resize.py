@@ -118,14 +118,14 @@ class Resizing:
         Args:
             state: ``base`` and ``batch_size``; empty at the beginning.
         """
-        given = self.loader.batch_size
-        base, size = state.get("base", given), state.get("batch_size", given)
-        if given in (base, size):
+        configured = self.loader.batch_size
+        base, size = state.get("base", configured), state.get("batch_size", configured)
+        if configured in (base, size):
             self.base = base
             self.set(size)
         else:
             log.info(
-                "batch size %d as configured now, instead of %d of the checkpoint", given, size
+                "batch size %d as configured now, instead of %d of the checkpoint", configured, size
             )
 
     def set(self, size: int) -> None:

@@ -48,18 +48,18 @@ def can_cut(whole: Any, cut: Cut, start: int, stop: int, expected: Any) -> bool:
         expected: The same samples, cut before the transfer.
     """
     try:
-        found = cut(whole, start, stop)
+        piece = cut(whole, start, stop)
     except _WRONG_FORM:
         return False
-    if type(found) is not type(expected):
+    if type(piece) is not type(expected):
         return False
-    found_parts, expected_parts = batch_tensors(found), batch_tensors(expected)
-    if len(found_parts) != len(expected_parts):
+    parts, expected_parts = batch_tensors(piece), batch_tensors(expected)
+    if len(parts) != len(expected_parts):
         return False
     samples = stop - start
     return all(
         _is_alike(found_part, part, samples)
-        for found_part, part in zip(found_parts, expected_parts, strict=True)
+        for found_part, part in zip(parts, expected_parts, strict=True)
     )
 
 
@@ -105,8 +105,8 @@ class BatchCopy:
         Raises:
             BatchMemoryError: The step changed a tensor, whose content is gone.
         """
-        for kept in self._content:
-            kept.put()
+        for content in self._content:
+            content.put()
         if self._copy is not None:
             self._copy.restore()
             return

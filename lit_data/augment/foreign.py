@@ -1,4 +1,4 @@
-"""What transforms of Kornia, torchvision and users do to masks and boxes beside the images."""
+"""Effects that transforms of Kornia, torchvision and users have on masks and boxes beside the images."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -53,7 +53,7 @@ _BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*+(?::[0-5]?[0-9])++(?:\.[0-9_]*+)?\Z")
 
 @dataclass(slots=True)
 class _Extent:
-    """How much a part of a text stands for, aliases unfolded."""
+    """Size of what a part of a text stands for, aliases unfolded."""
 
     nodes: int = 0
     letters: int = 0
@@ -300,10 +300,10 @@ class _PlainLoader(SafeLoader):
 
 
 def _list_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    kept: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    plain_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
     for letter, resolvers in SafeLoader.yaml_implicit_resolvers.items():
-        kept[letter] = [entry for entry in resolvers if entry[0] not in _LEFT_AS_TEXT]
-    return kept
+        plain_resolvers[letter] = [entry for entry in resolvers if entry[0] not in _LEFT_AS_TEXT]
+    return plain_resolvers
 
 
 _PlainLoader.yaml_implicit_resolvers = _list_resolvers()

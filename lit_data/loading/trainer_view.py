@@ -1,4 +1,4 @@
-"""What a Trainer finds at a loader: a sampler that takes the epoch, and the indices of each batch."""
+"""The face of a loader towards a Trainer: a sampler that takes the epoch, and the indices of each batch."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -139,7 +139,7 @@ def bounding_references(typed: Collection[str] = ()) -> Iterator[None]:
 
 @dataclass
 class _Budget:
-    """What references may still come to."""
+    """References and letters that are still allowed."""
 
     references: int = _MOST_REFERENCES
     letters: int = _MOST_LETTERS

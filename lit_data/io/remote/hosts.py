@@ -51,10 +51,10 @@ async def check_resolved(url: str, key: str) -> None:
     """
     host = urlsplit(url).hostname or ""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None)
+        targets = await asyncio.get_running_loop().getaddrinfo(host, None)
     except OSError:
         return  # whoever connects says so, and tries again
-    for *_, target in found:
+    for *_, target in targets:
         address = _parse(str(target[0]))
         if address is not None and _is_refused(address):
             raise ConfigError(f"{key}={escape(url)[:200]}: {_describe(str(target[0]))}")

@@ -188,8 +188,8 @@ def _mask_logins(text: str) -> str:
 
 def _has_secret_parameter(text: str) -> bool:
     for word in _NOT_SPACE.findall(text):
-        _, found, rest = word.partition("://")
-        if found and any(names_secret(name) for name in _PARAMETER.findall(rest)):
+        _, scheme_end, rest = word.partition("://")
+        if scheme_end and any(names_secret(name) for name in _PARAMETER.findall(rest)):
             return True
     return False
 

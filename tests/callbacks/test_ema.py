@@ -1,6 +1,7 @@
 """`EMA`: what is scored, kept and gone on from."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -382,12 +383,12 @@ def test_a_checkpoint_that_is_saved_after_training_goes_on_from_the_weights(tmp_
 def test_small_steps_move_the_average_of_bfloat16() -> None:
     module, data = nn.Linear(1, 1, bias=False).bfloat16(), EMA(decay=0.999)
     nn.init.zeros_(module.weight)
-    trainer = Trainer(**QUIET)
-    data._step_count = 10**6  # warmed up
+    trainer = SimpleNamespace(global_step=0)
+    data.load_state_dict({"step_count": 10**6})  # warmed up
     data.on_train_start(trainer, module)  # type: ignore[arg-type]
     nn.init.ones_(module.weight)
     for step in range(1, 3001):
-        data._global_step = -step
+        trainer.global_step = step
         data.on_train_batch_end(trainer, module, None, None, 0)  # type: ignore[arg-type]
     data.on_train_end(trainer, module)  # type: ignore[arg-type]
     assert module.weight.item() == pytest.approx(1 - 0.999**3000, abs=0.004)

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import torch
 from lightning import LightningDataModule, LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -21,13 +20,19 @@ from lit_data.errors import ConfigError
 from lit_data.out_of_memory import make_memory_error
 
 _TRANSFER_HOOKS = ("transfer_batch_to_device", "on_after_batch_transfer")
+_LIGHTNING = ("lightning", "pytorch_lightning")
 _WRONG_FORM = (ConfigError, LookupError, TypeError, ValueError, AttributeError)
 """What a `slice_batch` raises that was written for batches before their transfer."""
 
 
 def has_transfer_hooks(owner: LightningModule | LightningDataModule) -> bool:
     """Return True if a hook may give a batch another form on its way to the device."""
-    return any(is_overridden(hook, owner) for hook in _TRANSFER_HOOKS)
+    return any(_is_users(getattr(owner, hook)) for hook in _TRANSFER_HOOKS)
+
+
+def _is_users(hook: Callable[..., Any]) -> bool:
+    """Return True for a hook that neither `lightning` nor `pytorch_lightning` brings."""
+    return hook.__module__.partition(".")[0] not in _LIGHTNING
 
 
 def copy_tensors(batch: Any) -> Any:  # noqa: ANN401 - any nesting

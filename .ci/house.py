@@ -17,15 +17,15 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
-    "files": 356,
+    "files": 379,
     "files in circles": 0,
     "casts": 18,
     "longest function": 54,
     "lone files": 1,
     "median function": 7,
     "files with private names of Lightning": 1,
-    "tokens": 504_500,
-    "tokens per 100 code lines": 917,
+    "tokens": 533_000,
+    "tokens per 100 code lines": 910,
     "dense expressions per 1000 code lines": 46,
     "functions with vague names": 0,
     "docstrings that begin with a question": 0,

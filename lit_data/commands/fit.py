@@ -17,7 +17,6 @@ from omegaconf import DictConfig
 from lit_data.callbacks.pictures import hand_over_file, hand_over_table
 from lit_data.commands.build import Run, build, prepare
 from lit_data.commands.checkpoints import load_weights, restoring
-from lit_data.commands.evaluate import refusing_nan
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.machine import describe_machine
 from lit_data.commands.report import warning_after
@@ -28,6 +27,7 @@ from lit_data.errors import ConfigError, LitDataError
 from lit_data.files import write_json, write_table
 from lit_data.lightning_internals import keep_earlier_rows
 from lit_data.modules.scored import ScoredModule
+from lit_data.tasks.answers import refusing_nan
 from lit_data.types import Stage, Summarises
 
 log = logging.getLogger(__name__)

@@ -2,14 +2,16 @@
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from lightning import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from lit_data.batch_form import walk_tensors
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat, format_batch
 from lit_data.errors import ConfigError
@@ -164,4 +166,34 @@ def check_probabilities(values: Tensor) -> None:
         raise ConfigError(
             f"probability goes from {least:.4g} to {largest:.4g}: predict_step must return values "
             "in 0..1, so logits go through sigmoid first"
+        )
+
+
+@contextmanager
+def refusing_nan(model: LightningModule) -> Iterator[None]:
+    """Refuse a model that answered NaN while it was scored: marks below a threshold would be right.
+
+    Raises:
+        ConfigError: It did.
+    """
+    is_nan = torch.zeros((), dtype=torch.bool)
+
+    def look(_module: nn.Module, _images: object, answers: object) -> None:
+        nonlocal is_nan
+        for answer in walk_tensors(answers):
+            if answer.is_floating_point():
+                # On the device, which nothing waits for.
+                is_nan = is_nan.to(answer.device) | answer.isnan().any()
+
+    parts = [part for part in (model, getattr(model, "net", None)) if isinstance(part, nn.Module)]
+    handles = [part.register_forward_hook(look) for part in parts]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    if is_nan:
+        raise ConfigError(
+            "the net answers NaN, so its scores mean nothing: set trainer.precision=32-true if it is "
+            "lower, or take the checkpoint of an earlier epoch"
         )

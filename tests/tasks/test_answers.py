@@ -9,9 +9,8 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from lit_data.commands.evaluate import refusing_nan
 from lit_data.errors import ConfigError
-from lit_data.tasks.answers import check_probabilities
+from lit_data.tasks.answers import check_probabilities, refusing_nan
 from lit_data.tasks.boxes import read_boxes
 from lit_data.tasks.labels import LabelWriter
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lit_data.errors import ConfigError, DataError, StoreError, show_path
-from lit_data.types import PathText
 
 PART = re.compile(r"\.lit_data-[0-9a-f]{16}\.part")
 """Names of files that are being written; of an interrupted run they are left over."""
@@ -32,7 +31,7 @@ _KINDS = {
 }
 
 
-def open_regular(path: PathText, *, links: bool = True) -> io.BufferedReader:
+def open_regular(path: str | os.PathLike[str], *, links: bool = True) -> io.BufferedReader:
     """Open a regular file for reading; a pipe or a device in its place is not waited for.
 
     Args:
@@ -76,7 +75,7 @@ def check_kind(mode: int) -> None:
         raise DataError(f"not a regular file ({_KINDS.get(kind, 'of unknown kind')})")
 
 
-def is_there(path: PathText) -> bool:
+def is_there(path: str | os.PathLike[str]) -> bool:
     """Return True if anything has this name, a broken link too: who reads it says what is wrong."""
     return os.path.lexists(path)
 

@@ -682,7 +682,7 @@ def test_nothing_is_written_into_the_folder_that_is_read(
     (tmp_path / "images").mkdir()
     for number in range(4):
         Image.effect_noise((64, 64), 50).convert("RGB").save(tmp_path / f"images/{number}.png")
-    (tmp_path / "best.ckpt").write_text("")
+    (tmp_path / "best.ckpt").write_text("any")
     before = sorted((tmp_path / "images").iterdir())
     words = ["data.root=images", "data.patch_px=32", "paths.cache=cache", "ckpt=best.ckpt"]
     assert main([command, word, *words]) == 2

@@ -237,10 +237,7 @@ def load_waiting_states(trainer: L.Trainer) -> None:
 
     That is where a schedule asks for the length of the run before the checkpoint is read.
     """
-    loop = trainer.fit_loop
-    states, loop._combined_loader_states_to_load = loop._combined_loader_states_to_load, []
-    if loop._combined_loader is not None:
-        loop._combined_loader._load_state_dicts(states)
+    trainer.fit_loop._load_combined_loader_states()
 
 
 def reopen_epoch(trainer: L.Trainer) -> None:

@@ -288,9 +288,6 @@ def _list_arrays(batch: Batch) -> dict[str, Array]:
     return arrays
 
 
-_CACHES = ("paths.cache=", "data.cache_dir=")
-
-
 @contextmanager
 def opening(
     run: str, folder: Path, typed: Sequence[str] = (), packages: Sequence[str] = ()
@@ -309,11 +306,7 @@ def opening(
     """
     record = Record.read(folder)
     on_run = read_run("replay", run, typed)
-    words = []
-    for word in on_run.overrides:
-        # Decoded data lie where this machine has them, unless a place was typed now.
-        if word not in on_run.read or not word.lstrip("+").startswith(_CACHES):
-            words.append(word)
+    words = list(on_run.overrides)
     backend = record.order.get("backend")
     if backend in ("cpu", "device"):
         words.append(f"data.backend={backend}")  # which the run has measured

@@ -34,6 +34,8 @@ _BUILT = ("paths", "data", "model")
 _CACHE = "LIT_DATA_CACHE"
 _OF_TRAINING = ("resume", "ckpt", "report", "paths.run")
 """Keys of a run of ``fit`` that other commands on it do not take over."""
+_CACHES = ("paths.cache", "data.cache_dir")
+"""Keys of the places of decoded data, which are those of this machine unless they are typed."""
 _PATHS: Mapping[str, Sequence[str]] = {
     "ckpt": ("best", "last"),
     "data.root": (),
@@ -70,11 +72,13 @@ class Started:
     def replace(self, typed: Sequence[str], *, without: Sequence[str] = ()) -> tuple[str, ...]:
         """Return the overrides with those that are typed now in place of those of the same key.
 
+        Decoded data lie where this machine has them, whatever the run says.
+
         Args:
             typed: Overrides.
             without: Keys that are left out.
         """
-        keys = {_read_key(override) for override in typed} | set(without)
+        keys = {_read_key(override) for override in typed} | {*without, *_CACHES}
         remaining = [override for override in self.overrides if _read_key(override) not in keys]
         return (*remaining, *typed)
 
@@ -178,8 +182,8 @@ def main(arguments: Sequence[str]) -> None:
     run, *typed = options.words
     with fetching_runs([run], RECORDS) as (run_folder,):
         started = read_started(run_folder)
-    read = started.list_read(run, typed)
     overrides = started.replace(typed)
+    read = [override for override in started.list_read(run, typed) if override in overrides]
     line = _join(started, overrides, options.package)
     if options.print:
         print(line)

@@ -75,11 +75,10 @@ def test_another_folder_is_written_to_only_where_it_is_typed(
 
 @pytest.mark.parametrize("key", ["paths.cache", "data.cache_dir"])
 def test_a_run_folder_does_not_choose_where_decoded_data_lie(
-    key: str, run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+    key: str, run: Path, folder: Path
 ) -> None:
     _add_words(run, f"{key}={folder}/stolen")
-    assert main(["rerun", "first"]) == 2
-    assert f"'{key}' is '{folder}/stolen': only the command line may" in capsys.readouterr().err
+    assert main(["rerun", "first"]) == 0
     assert not (folder / "stolen").exists()
     assert main(["rerun", "first", f"{key}={folder}/typed"]) == 0
     assert (folder / "typed").exists()

@@ -12,7 +12,9 @@ _JPEG = b"\xff\xd8\xff"
 _TIFF = {b"II*\x00": "<", b"MM\x00*": ">"}
 _PIECE_BYTES = 2**20
 _JPEG_FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # which are tables
-_MOST_SEGMENTS = 10_000  # before the frame of a JPEG
+_MOST_SEGMENTS = 10_000  # and stray bytes before the frame of a JPEG
+_BMP_MASKS = 3  # says which bits of a pixel are red, green and blue
+_BMP_BYTES = (0xFF0000, 0xFF00, 0xFF)
 
 
 def check_file(stream: BinaryIO, start: bytes, size_bytes: int) -> tuple[int, int]:
@@ -68,11 +70,11 @@ def _check_jpeg(stream: BinaryIO, size_bytes: int) -> tuple[int, int]:
     stream.seek(2)
     for _ in range(_MOST_SEGMENTS):
         lead, marker = struct.unpack("BB", stream.read(2))
-        if lead == marker == 0xFF:  # a byte of filling
+        if lead != 0xFF or marker in (0, 0xFF):  # a byte of filling, or a stray one
             stream.seek(-1, os.SEEK_CUR)
             continue
         (length,) = struct.unpack(">H", stream.read(2))
-        if lead != 0xFF or length < 2:
+        if length < 2:
             break
         if marker in _JPEG_FRAMES:
             _, height, width = struct.unpack(">BHH", stream.read(5))
@@ -82,25 +84,40 @@ def _check_jpeg(stream: BinaryIO, size_bytes: int) -> tuple[int, int]:
 
 
 def _read_bmp(stream: BinaryIO) -> tuple[int, int]:
+    """Refuse BMP files whose colours OpenCV reads in another way than `predict`."""
     stream.seek(14)
-    form = "<HH" if stream.read(4) == b"\x0c\x00\x00\x00" else "<ii"  # of OS/2, or of Windows
-    width, height = struct.unpack(form, stream.read(struct.calcsize(form)))
+    is_old = stream.read(4) == b"\x0c\x00\x00\x00"  # of OS/2, not of Windows
+    form = "<HHHH" if is_old else "<iiHHI"
+    width, height, _, bits, *compression = struct.unpack(form, stream.read(struct.calcsize(form)))
+    stream.seek(54)
+    is_masked = compression == [_BMP_MASKS] and bits == 32
+    has_bytes = is_masked and struct.unpack("<3I", stream.read(12)) == _BMP_BYTES
+    is_plain = compression in ([], [0]) and bits != 16
+    if not (is_plain or has_bytes):
+        raise ImageError(
+            "a BMP with packed or compressed colours, which lit_inspect does not read: save it as PNG"
+        )
     return abs(height), width  # the height of a file that begins at its top is negative
 
 
 def _check_tiff(stream: BinaryIO, order: str) -> tuple[int, int]:
     """Refuse TIFF files that OpenCV reads in another way than `predict`."""
     tags: dict[int, int] = {}
+    depths = 0
     stream.seek(4)
     stream.seek(struct.unpack(f"{order}I", stream.read(4))[0])
     for _ in range(struct.unpack(f"{order}H", stream.read(2))[0]):
-        tag, kind, _, value = struct.unpack(f"{order}HHI4s", stream.read(12))
-        form = f"{order}H" if kind == 3 else f"{order}I"
+        tag, kind, count, value = struct.unpack(f"{order}HHI4s", stream.read(12))
+        form = f"{order}H" if kind == 3 and count <= 2 else f"{order}I"  # a place, or the value
         tags[tag] = struct.unpack_from(form, value)[0]
+        depths = count if tag == 258 else depths
     if struct.unpack(f"{order}I", stream.read(4))[0]:
         raise ImageError("a TIFF of several pages, which lit_inspect does not read")
+    if depths > 2:
+        stream.seek(tags[258])
+        (tags[258],) = struct.unpack(f"{order}H", stream.read(2))
     # 259: none, LZW, deflate or PackBits. 262: black is 0, or R, G, B. 266: bits in their order.
-    has_bits = tags.get(277, 1) > 1 or tags.get(258, 1) in (8, 16, 32)
+    has_bits = tags.get(258, 1) in (8, 16, 32) or (tags[258] == 64 and tags.get(277, 1) > 1)
     is_known = tags.get(262) in (1, 2) and tags.get(259, 1) in (1, 5, 8, 32773, 32946)
     if not (has_bits and is_known) or tags.get(277, 1) not in (1, 3) or tags.get(266, 1) != 1:
         raise ImageError("a TIFF of a rare kind, which lit_inspect does not read")

@@ -171,6 +171,8 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             stride_px=None if stride_px is None else pair_px("stride_px", stride_px),
             **options,
         )
+        if value_range is not None:
+            self.source = self.source.keeping_numbers()
         self.sampling = sampling or BoxSampling()
         self.mosaic = mosaic
         self.augment = stage_augmentations(augment, self.batch_keys)

@@ -279,6 +279,8 @@ class GANDataModule(BaseDataModule[GANDataset]):
             padding=padding,
             **options,
         )
+        if value_range is not None:
+            self.source = self.source.keeping_numbers()
         self.labels = labels
         self.samples_per_image = samples_per_image
         self.value_range = value_range

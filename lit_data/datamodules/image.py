@@ -118,6 +118,8 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
         self.source = source or self.source_type.of(root=root, **options)
+        if value_range is not None:
+            self.source = self.source.keeping_numbers()
         self.patch_px = pair_px("patch_px", patch_px)
         self.stride_px = self.patch_px if stride_px is None else pair_px("stride_px", stride_px)
         self.edges = edges

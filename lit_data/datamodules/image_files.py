@@ -111,6 +111,10 @@ class ImageFolder(Source):
         """Decoder of one image from its files."""
         return ImageDecoder(self.read)
 
+    def keeping_numbers(self) -> Self:
+        """Return these files with `ReadOptions.depth` at ``keep``, as a range of values counts their numbers."""
+        return replace(self, read=replace(self.read, depth="keep"))
+
     def find_images(self) -> Sequence[ImageSource]:
         """Find the files of each image; called once."""
         return find_sources(self.folder, patterns=self.patterns, exclude=self.exclude)

@@ -347,7 +347,8 @@ def _list_read(read: ReadOptions) -> dict[str, Any]:
     """
     values = asdict(read)
     for name, default in asdict(type(read)()).items():
-        is_known = name in _READ or name == "max_image_bytes"
+        # Depths that are scaled are those of files that the runtime refuses.
+        is_known = name in (*_READ, "max_image_bytes", "depth")
         if not is_known and values[name] != default:
             raise ConfigError(
                 f"data.read.{name}={values[name]} is none of the options that lit_inspect knows "

@@ -69,6 +69,9 @@ class Decoder(Protocol):
 class ImageDecoder:
     """Decodes images to the dtypes of a store: bool becomes uint8 0 and 255, int8 becomes int16.
 
+    Pixels of fewer bits than their dtype has are scaled to all of it, see `ReadOptions.depth`, so
+    that white is white whatever the depth of a file is.
+
     Attributes:
         read: Rules for each file.
         channels: Which of the stacked channels to keep, and in which order; None keeps all.
@@ -106,11 +109,12 @@ class ImageDecoder:
         """
         files = [decode_strict(path, self.read) for path in source.paths]
         dtype = self._fit(source, [file.array for file in files]).dtype
-        array = _concatenate([_cast(file.array, dtype) for file in files])
+        array = _concatenate([_cast(file, dtype) for file in files])
         if self.channels is not None:
             array = array[list(self.channels)]
         stored_dtype = files[0].array.dtype
-        notes = () if stored_dtype == dtype else (f"{stored_dtype} cast to {dtype}",)
+        notes = [] if stored_dtype == dtype else [f"{stored_dtype} cast to {dtype}"]
+        notes += [_note_scaling(file.narrow_bits, dtype) for file in files if file.narrow_bits]
         return _collect(array, files, notes)
 
     def _fit(self, source: ImageSource, images: Sequence[ImageHeader | Array]) -> SourceHeader:
@@ -216,17 +220,34 @@ STORE_DTYPES = {name: name for name in ("uint8", "uint16", "int16", "float32")} 
 """Dtype that a store has for pixels of a dtype; others need a cast that a user asks for."""
 
 
-def _cast(array: Array, dtype: "np.dtype[Any]") -> Array:
-    if array.dtype == np.bool_:  # True is white
-        return array.view(np.uint8) * np.uint8(255)
-    return array.astype(dtype, copy=False)
+def _cast(file: Decoded, dtype: "np.dtype[Any]") -> Array:
+    if file.array.dtype == np.bool_:  # True is white
+        return file.array.view(np.uint8) * np.uint8(255)
+    if file.narrow_bits is not None:
+        return scale_depth(file.array, file.narrow_bits)
+    return file.array.astype(dtype, copy=False)
+
+
+def scale_depth(pixels: Array, bits: int) -> Array:
+    """Scale whole numbers of some bits to all values of their unsigned dtype, rounded."""
+    white = np.iinfo(pixels.dtype).max
+    table = np.rint(np.arange(2**bits) * (white / (2**bits - 1))).astype(pixels.dtype)
+    return np.take(table, pixels)
+
+
+def _note_scaling(bits: int, dtype: "np.dtype[Any]") -> str:
+    white = np.iinfo(dtype).max
+    return (
+        f"{bits} bits a sample, scaled so that {2**bits - 1} is {white}; data.read.depth=keep "
+        "keeps the numbers"
+    )
 
 
 def _concatenate(arrays: Sequence[Array]) -> Array:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _collect(array: Array, files: Sequence[Decoded], notes: tuple[str, ...]) -> DecodedSource:
+def _collect(array: Array, files: Sequence[Decoded], notes: Sequence[str]) -> DecodedSource:
     file_notes = itertools.chain.from_iterable(file.notes for file in files)
     every_note = dict.fromkeys((*file_notes, *notes))  # once each, in order
     return DecodedSource(array, tuple(every_note), tuple(file.source_crc32 for file in files))

@@ -59,6 +59,7 @@ class ImageHeader:
         pages: Images in the file.
         notes: What a user should know about the file.
         stored: The image as the file describes it.
+        narrow_bits: Bits that values use, where a store scales them to all of the dtype; else None.
     """
 
     kind: Kind
@@ -69,6 +70,7 @@ class ImageHeader:
     pages: int
     notes: tuple[str, ...]
     stored: StoredImage
+    narrow_bits: int | None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -122,7 +124,15 @@ def parse_header(stream: BinaryIO, extension: str, options: ReadOptions) -> Imag
         *_note_changes(stored, dtype, options),
     )
     return ImageHeader(
-        stored.kind, height_px, width_px, channels, dtype, stored.pages, notes, stored
+        kind=stored.kind,
+        height_px=height_px,
+        width_px=width_px,
+        channels=channels,
+        dtype=dtype,
+        pages=stored.pages,
+        notes=notes,
+        stored=stored,
+        narrow_bits=_find_narrow_bits(stored, dtype, options),
     )
 
 
@@ -212,6 +222,17 @@ def _find_dtype(stored: StoredImage, options: ReadOptions) -> "np.dtype[Any]":
     if options.as_float or stored.dtype.kind == "f":
         return np.dtype(np.float32)
     return np.dtype(np.uint8) if stored.palette and options.palette == "expand" else stored.dtype
+
+
+def _find_narrow_bits(
+    stored: StoredImage, dtype: "np.dtype[Any]", options: ReadOptions
+) -> int | None:
+    """Return the bits of values that leave a part of their dtype unused and are to be scaled to it."""
+    bits = stored.depth_bits
+    # Numbers of a palette are no brightness; True is scaled as any other white.
+    if bits is None or stored.palette or dtype.kind != "u" or options.depth == "keep":
+        return None
+    return bits if bits < 8 * dtype.itemsize else None
 
 
 def _note_extension(kind: Kind, extension: str, options: ReadOptions) -> tuple[str, ...]:

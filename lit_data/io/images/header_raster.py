@@ -21,6 +21,7 @@ from lit_data.types import Bytes
 # Start of frame; the three are tables and reserved.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # anything but stuffing, restarts and fill bytes
+_STRAY_BYTES = 2**16  # that are passed over in search of a marker, as libjpeg does
 _MAX_SEGMENTS = 1024  # before the frame; an ICC profile has at most 255
 _MAX_EXIF_TAGS = 512
 
@@ -78,14 +79,15 @@ def read_frame(stream: BinaryIO, start: int, end: int) -> JpegFrame:
     for _ in range(_MAX_SEGMENTS):
         stream.seek(offset)
         head = stream.read(4)
-        while head[:2] == b"\xff\xff":  # fill bytes may stand before a marker
-            head = head[1:] + stream.read(1)
-            offset += 1
+        if not _MARKER.match(head):  # fill or stray bytes stand before it
+            offset += _count_stray(stream, offset)
+            stream.seek(offset)
+            head = stream.read(4)
         if len(head) < 4 or offset + 4 > end:
             raise DataError(f"truncated JPEG: no frame header in {end - start} bytes")
         code = head[1]
         length = int.from_bytes(head[2:], "big")
-        if head[0] != 0xFF or length < 2 or code in (0xD8, 0xD9, 0xDA):
+        if length < 2 or code in (0xD8, 0xD9, 0xDA):
             raise DataError(f"damaged JPEG header: no frame before byte {offset}")
         if code in _FRAMES:
             return _parse_frame(stream.read(6), exif)
@@ -94,6 +96,14 @@ def read_frame(stream: BinaryIO, start: int, end: int) -> JpegFrame:
             exif = block[6:] if block.startswith(b"Exif\x00\x00") else b""
         offset += 2 + length
     raise DataError(f"damaged JPEG header: more than {_MAX_SEGMENTS} segments before the frame")
+
+
+def _count_stray(stream: BinaryIO, offset: int) -> int:
+    """Count the bytes before the next marker; those that are looked at if there is none."""
+    stream.seek(offset)
+    data = stream.read(_STRAY_BYTES)
+    marker = _MARKER.search(data)
+    return len(data) if marker is None else marker.start()
 
 
 def check_jpeg_end(data: bytes) -> None:
@@ -142,7 +152,11 @@ def _parse_frame(body: bytes, exif: bytes) -> JpegFrame:
 
 
 _RGB = 0
-_BITFIELDS = 3
+_BITFIELDS = (3, 6)  # masks of colours, and of alpha beside them
+_MASKS_AT = 54  # bytes from the start of the file, whether they belong to the header or follow it
+_MASKS_16 = (0x7C00, 0x3E0, 0x1F, 0)
+_MASKS_32 = (0xFF0000, 0xFF00, 0xFF, 0)
+_ALPHA_MASK = 0xFF000000
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +168,21 @@ class BmpLayout:
     bits: int
     bottom_up: bool
     pixels_at: int
-    alpha: bool
+    masks: tuple[int, ...]
+    """Bits of red, green, blue and alpha in a pixel of 16 or 32 bits; none for other depths."""
     palette: Bytes
     """[n, 3] R, G, B; no rows if there is none."""
+
+    @property
+    def has_alpha(self) -> bool:
+        """True if a pixel has bits of opacity."""
+        return bool(self.masks) and self.masks[3] > 0
+
+    @property
+    def is_common(self) -> bool:
+        """True if colours are whole bytes, which OpenCV takes for granted."""
+        is_bytes = self.masks[:3] == _MASKS_32[:3] and self.masks[3] in (0, _ALPHA_MASK)
+        return not self.masks or (self.bits == 32 and is_bytes)
 
     @property
     def row_bytes(self) -> int:
@@ -190,7 +216,7 @@ def read_bmp_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
         colors=1 if indexed else 3,
         dtype=np.dtype(np.uint8),
         bits_per_pixel=layout.bits,
-        alpha=(3,) if layout.alpha else (),
+        alpha=(3,) if layout.has_alpha else (),
         palette=indexed and not gray,
     )
 
@@ -215,7 +241,7 @@ def read_bmp_layout(stream: BinaryIO) -> BmpLayout:
         width_px, height_px, _, bits, compression, _, _, _, used = struct.unpack_from(
             "<iiHHIIiiI", info
         )
-    allowed = (_RGB, _BITFIELDS) if bits in (16, 32) else (_RGB,)
+    allowed = (_RGB, *_BITFIELDS) if bits in (16, 32) else (_RGB,)
     if bits not in (1, 4, 8, 16, 24, 32) or compression not in allowed:
         raise DataError(
             f"BMP with {bits} bits and compression {compression} is not read; save it as PNG"
@@ -229,9 +255,52 @@ def read_bmp_layout(stream: BinaryIO) -> BmpLayout:
         bits=bits,
         bottom_up=height_px > 0,
         pixels_at=pixels_at,
-        alpha=bits == 32 and compression == _BITFIELDS and any(info[48:52]),  # mask of its bits
+        masks=_read_masks(
+            stream, bits, compression, has_alpha=info_bytes >= 56 or compression == 6
+        ),
         palette=_read_palette(stream, colours, entry_bytes, bits),
     )
+
+
+def _read_masks(
+    stream: BinaryIO, bits: int, compression: int, *, has_alpha: bool
+) -> tuple[int, ...]:
+    if bits not in (16, 32):
+        return ()
+    if compression == _RGB:
+        return _MASKS_16 if bits == 16 else _MASKS_32
+    stream.seek(_MASKS_AT)
+    *colours, alpha = struct.unpack("<4I", stream.read(16).ljust(16, b"\0"))
+    masks = (*colours, alpha if has_alpha else 0)
+    for mask in (*colours, alpha) if masks[3] else colours:
+        largest = mask // max(1, mask & -mask)  # without the zeros below it
+        if mask == 0 or mask >= 2**bits or largest & (largest + 1):
+            raise DataError(f"damaged BMP: {bits} bits a pixel with the colour mask {mask:#x}")
+    return masks
+
+
+def read_bmp_pixels(stream: BinaryIO, layout: BmpLayout) -> Bytes:
+    """Read an image of 16 or 32 bits a pixel by its masks of colours.
+
+    Returns:
+        [H, W, 3 or 4] B, G, R and alpha; white of any number of bits is 255.
+    """
+    stream.seek(layout.pixels_at)
+    packed = np.frombuffer(
+        stream.read(layout.row_bytes * layout.height_px), f"<u{layout.bits // 8}"
+    )
+    rows = packed.reshape(layout.height_px, -1)[:, : layout.width_px]
+    red, green, blue, alpha = layout.masks
+    masks = (blue, green, red, alpha) if alpha else (blue, green, red)
+    pixels = np.empty((*rows.shape, len(masks)), np.uint8)
+    for channel, mask in enumerate(masks):
+        lowest_bit = mask & -mask
+        np.rint(
+            (rows & mask) // lowest_bit * (255 / (mask // lowest_bit)),
+            out=pixels[..., channel],
+            casting="unsafe",
+        )
+    return pixels[::-1] if layout.bottom_up else pixels
 
 
 def read_bmp_indices(stream: BinaryIO) -> tuple[Bytes, Bytes]:

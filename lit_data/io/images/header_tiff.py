@@ -24,24 +24,8 @@ MAX_TAGS = 512
 """More tags than this in one directory are junk (cgohlke/tifffile#102: 3 126 of them took 64 GB)."""
 
 _MAX_PAGES = 65_536
-_TYPE_BYTES = {
-    1: 1,
-    2: 1,
-    3: 2,
-    4: 4,
-    5: 8,
-    6: 1,
-    7: 1,
-    8: 2,
-    9: 4,
-    10: 8,
-    11: 4,
-    12: 8,
-    13: 4,
-    16: 8,
-    17: 8,
-    18: 8,
-}
+_TYPE_BYTES = {**dict.fromkeys((1, 2, 6, 7), 1), 3: 2, 8: 2, **dict.fromkeys((4, 9, 11, 13), 4)}
+_TYPE_BYTES |= dict.fromkeys((5, 10, 12, 16, 17, 18), 8)
 _NUMBERS = {1: "u1", 3: "u2", 4: "u4", 13: "u4", 16: "u8", 18: "u8"}
 
 
@@ -355,8 +339,14 @@ def _check_jpeg_sizes(
 
 _WHITE_IS_ZERO = 0
 _BLACK_IS_ZERO = 1
+_RGB = 2
 _PALETTE = 3
 _CMYK = 5
+_YCBCR = 6  # which the decoder of JPEG turns into RGB
+_COLOUR_MODELS = {4: "a transparency mask", 8: "CIE L*a*b*", 9: "ICC L*a*b*", 10: "ITU L*a*b*"}
+_COLOUR_MODELS |= {_YCBCR: "YCbCr without JPEG", 32844: "LogL", 32845: "LogLuv"}
+_COLOUR_MODELS |= {32803: "the raw mosaic of a camera", 34892: "raw data of a camera"}
+"""Photometric interpretations whose numbers are neither grey nor red, green and blue."""
 _ALPHA = (1, 2)  # kinds of extra samples: associated and unassociated alpha
 _PLANAR = 2
 _UNSIGNED = {1: "?", **dict.fromkeys(range(2, 9), "u1"), **dict.fromkeys(range(9, 17), "u2")}
@@ -394,30 +384,49 @@ def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None, key: s
     if number:
         tags = Directory(stream, size_bytes, layout, places[number])
     _check_page_count(tags, len(places), page, key)
+    compression = tags.number(259, _NONE)
+    photometric = tags.number(262, _WHITE_IS_ZERO if compression in _FAX else _BLACK_IS_ZERO)
+    _check_colour_model(photometric, compression)
     samples = tags.number(277, 1)
     planes = samples if tags.number(284, 1) == _PLANAR else 1  # else the samples of a pixel are one
     grid = read_grid(tags, planes)
     bits, dtype = _find_dtype(tags, samples)
     notes = check_segments(stream, size_bytes, tags, grid, bits * samples // planes)
     alpha = _find_alpha(tags, samples)
-    unnamed = _WHITE_IS_ZERO if tags.number(259, 1) in _FAX else _BLACK_IS_ZERO
-    photometric = tags.number(262, unnamed)
+    colors = samples - len(alpha)
+    if photometric == _PALETTE and colors > 1:
+        raise DataError(
+            f"a palette image with {colors - 1} unnamed channels beside its numbers; save it as "
+            "RGB: magick IN.tif -alpha off -type TrueColor OUT.png"
+        )
     return StoredImage(
         kind="tiff",
         height_px=grid.height_px,
         width_px=grid.width_px,
-        colors=samples - len(alpha),
+        colors=colors,
         dtype=dtype,
         bits_per_pixel=bits * samples,
         depth_bits=bits,
         white_is_zero=photometric == _WHITE_IS_ZERO,
         alpha=alpha,
-        palette=photometric == _PALETTE and samples == 1,
+        palette=photometric == _PALETTE,
         pages=len(places),
         page=number,
         orientation=tags.number(274, 1) if tags.number(274, 1) in range(1, 9) else 1,
         padded_pixels=grid.padded_height_px * grid.padded_width_px if grid.tiled else 0,
         notes=(_CMYK_NOTE, *notes) if photometric == _CMYK else notes,
+    )
+
+
+def _check_colour_model(photometric: int, compression: int) -> None:
+    is_decoded = photometric == _YCBCR and compression == _JPEG
+    is_plain = photometric in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _PALETTE, _CMYK)
+    if is_decoded or is_plain or compression not in _COMPRESSIONS:  # which is refused as such
+        return
+    model = _COLOUR_MODELS.get(photometric, "an unknown colour model")
+    raise DataError(
+        f"TIFF of {model} (photometric interpretation {photometric}), which is neither grey nor "
+        "RGB; convert it: magick IN.tif -colorspace sRGB OUT.png"
     )
 
 

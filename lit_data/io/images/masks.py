@@ -147,6 +147,7 @@ class MaskOptions:
             max_image_bytes=self.max_image_bytes,
             gray_to_rgb=has_colours,
             equal_channels="keep" if has_colours else _CHANNELS[self.channels],
+            depth="keep",
         )
 
 

@@ -48,6 +48,8 @@ class ReadOptions:
             numbers of a palette have no white and are refused.
         as_float: Cast integers to float32, unscaled; for depths a store has no room for (int32,
             uint32 and wider).
+        depth: ``scale`` brings images of 1 to 7 and 9 to 15 bits to all values of their dtype, as
+            PNG of 1, 2 and 4 bits are; ``keep`` gives their numbers.
     """
 
     key: ClassVar[str] = "data.read"
@@ -70,6 +72,7 @@ class ReadOptions:
     equal_channels: Literal["keep", "collapse", "brightest"] = "keep"
     invert: bool | Literal["photometric"] = False
     as_float: bool = False
+    depth: Literal["scale", "keep"] = "scale"
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -97,6 +100,7 @@ _CHOICES: dict[str, Sequence[object]] = {
     "palette": ("error", "expand", "index"),
     "equal_channels": ("keep", "collapse", "brightest"),
     "invert": (False, True, "photometric"),
+    "depth": ("scale", "keep"),
 }
 for _field in fields(ReadOptions):
     if _field.type is bool:
@@ -192,5 +196,9 @@ def note_inversion(stored: StoredImage, options: ReadOptions) -> tuple[str, ...]
     if must_invert(stored, options):
         return ("white is stored as 0; inverted",) if stored.white_is_zero else ("inverted",)
     if stored.white_is_zero:
-        return ("white is stored as 0; values are kept as stored (invert=False)",)
+        note = "white is stored as 0; values are kept as stored (invert=False)"
+        has_white = stored.dtype.kind in "bu"
+        return (
+            f"{note}; {options.key}.invert=photometric turns them round" if has_white else note,
+        )
     return ()

@@ -10,7 +10,13 @@ import numpy as np
 
 from lit_data.errors import DataError
 from lit_data.io.images.header import ImageHeader, parse_header
-from lit_data.io.images.header_raster import check_jpeg_end, check_png, read_bmp_indices
+from lit_data.io.images.header_raster import (
+    check_jpeg_end,
+    check_png,
+    read_bmp_indices,
+    read_bmp_layout,
+    read_bmp_pixels,
+)
 from lit_data.io.images.npy import NPY_LOCK, find_channel_axis
 from lit_data.io.images.options import DEFAULT_READ, ReadOptions, StoredImage, invert, must_invert
 from lit_data.io.source import open_source, read_whole
@@ -22,6 +28,7 @@ _HARMLESS = {
     "Invalid SOS parameters": _STRAY,
     "Adobe color transform": _STRAY,
     "JFIF revision": _STRAY,
+    "bad ICC marker": _STRAY,
     "determine subsampling level": "a JPEG of rare subsampling, of which only the end marker was "
     "checked",
 }
@@ -36,11 +43,13 @@ class Decoded:
         array: [C, H, W], contiguous, in native byte order.
         notes: What a user should know, in texts that many files share so that they can be counted.
         source_crc32: CRC-32 of the whole file.
+        narrow_bits: As in `ImageHeader`.
     """
 
     array: Array
     notes: tuple[str, ...]
     source_crc32: int
+    narrow_bits: int | None
 
 
 def decode_strict(path: PathText, options: ReadOptions = DEFAULT_READ) -> Decoded:
@@ -64,7 +73,7 @@ def decode_strict(path: PathText, options: ReadOptions = DEFAULT_READ) -> Decode
         array = decode(BytesIO(data), header, options)
         faults = _check_jpeg(data) if header.kind == "jpeg" else ()
         notes = (*header.notes, *faults, *_check_values(array))
-    return Decoded(array, notes, zlib.crc32(data))
+    return Decoded(array, notes, zlib.crc32(data), header.narrow_bits)
 
 
 def _check_jpeg(data: bytes) -> tuple[str, ...]:
@@ -194,10 +203,16 @@ def _load(
         else:
             indices, palette = read_bmp_indices(stream)
         return indices[None], palette
-    return _load_with_opencv(read_whole(stream), stored, options), None
+    if stored.kind == "bmp":
+        layout = read_bmp_layout(stream)
+        if not layout.is_common:
+            return _to_planes(read_bmp_pixels(stream, layout), stored, options), None
+        stream.seek(0)
+    return _to_planes(_decode_with_opencv(read_whole(stream), stored), stored, options), None
 
 
-def _load_with_opencv(data: bytes, stored: StoredImage, options: ReadOptions) -> Array:
+def _decode_with_opencv(data: bytes, stored: StoredImage) -> Array:
+    """Decode to grey [H, W], or to [H, W, C] B, G, R and alpha."""
     import cv2
 
     if stored.kind == "jpeg":
@@ -210,6 +225,12 @@ def _load_with_opencv(data: bytes, stored: StoredImage, options: ReadOptions) ->
         raise DataError(f"OpenCV refuses it ({error.err})") from error
     if pixels is None:
         raise DataError(f"damaged {stored.kind}: OpenCV cannot decode it")
+    return np.asarray(pixels)
+
+
+def _to_planes(pixels: Array, stored: StoredImage, options: ReadOptions) -> Array:
+    import cv2
+
     expected = (stored.height_px, stored.width_px, 3)
     has_size = pixels.shape[:2] == expected[:2]
     if not has_size or pixels.dtype != stored.dtype or pixels.ndim < stored.colors:

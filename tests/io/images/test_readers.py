@@ -397,6 +397,7 @@ def test_the_fingerprint_is_stable_json_of_every_option() -> None:
         "alpha": "opaque",
         "as_float": False,
         "cv2_order": False,
+        "depth": "scale",
         "equal_channels": "keep",
         "exif": "ignore",
         "gray_to_rgb": False,

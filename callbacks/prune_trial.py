@@ -1,6 +1,7 @@
 """`PruneTrial`: ends a training whose results so far are worse than those of others."""
 
 import logging
+import math
 from typing import Any, Protocol
 
 from lightning import Callback, LightningModule, Trainer
@@ -28,7 +29,7 @@ class PruneTrial(Callback):
 
     Training then ends as by early stopping; nothing is raised. Steps of the trial are the
     validations, from 0, and are counted on where training goes on from a checkpoint. All ranks
-    stop together.
+    stop together. A metric that is NaN is not compared.
 
     Args:
         trial: An ``optuna.Trial``, on the first rank; None on the others.
@@ -91,5 +92,7 @@ class PruneTrial(Callback):
                 "hydra/sweeper/pruner=null"
             )
         self._value = float(values[self.monitor])
+        if math.isnan(self._value):  # nothing to compare
+            return False
         trial.report(self._value, step)
         return trial.should_prune()

@@ -16,12 +16,13 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from lit_data.callbacks.wrapping import wrap
 from lit_data.commands.checkpoints import (
     AtomicCheckpointIO,
-    MonitorGuard,
     TrainedRecord,
     find_checkpoint,
     find_start,
@@ -39,6 +40,7 @@ from lit_data.commands.configuration.targets import (
 from lit_data.commands.exported import COMMANDS as EXPORTED_COMMANDS
 from lit_data.commands.exported import is_exported
 from lit_data.commands.launcher import AUTO, is_first_of_machine
+from lit_data.commands.monitor_guard import MonitorGuard, leave_undefined_empty
 from lit_data.commands.rerun import read_config
 from lit_data.commands.result import TRIAL_VARIABLE
 from lit_data.commands.resuming import ResumedTraining, take_resumed
@@ -353,6 +355,9 @@ def build_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN4
         overrides: Trainer arguments that the command sets itself.
     """
     loggers = list((instantiate(cfg.logger) or {}).values())
+    for logger in loggers:
+        if isinstance(logger, CSVLogger):
+            wrap(logger, "log_metrics", leave_undefined_empty)
     callbacks = _choose_callbacks(cfg)
     shows_bar = overrides.get("enable_progress_bar", cfg.trainer.get("enable_progress_bar", True))
     if shows_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
@@ -375,8 +380,8 @@ def _choose_callbacks(cfg: DictConfig) -> list[L.Callback]:
     typed = find_typed()
     callbacks = list(build_callbacks(cfg).values())
     is_ours = str(cfg.model.get("_target_")).startswith("lit_data.")
-    if not is_ours and "callbacks.checkpoint.monitor" not in typed:
-        callbacks.append(MonitorGuard())
+    knows_names = is_ours or "callbacks.checkpoint.monitor" in typed
+    callbacks.append(MonitorGuard(knows_names=knows_names))
     if cfg.command != "fit":
         return [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
     if TRIAL_VARIABLE in os.environ:

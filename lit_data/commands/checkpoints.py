@@ -62,48 +62,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             torch.save(checkpoint, file)
 
 
-class MonitorGuard(Callback):
-    """Lets the last checkpoint count as the best where a model does not log what is monitored.
-
-    The names that it logs are known after Lightning's sanity check or, without one, after the first
-    validation; of a model without validation, after its first epoch.
-    """
-
-    def __init__(self) -> None:
-        self._logged: set[str] = set()
-
-    @override
-    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._check(trainer)
-
-    @override
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking:
-            self._check(trainer)
-
-    @override
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.enable_validation:
-            self._check(trainer)
-
-    def _check(self, trainer: Trainer) -> None:
-        logged = set(trainer.callback_metrics)
-        for checkpoint in trainer.checkpoint_callbacks:
-            if not isinstance(checkpoint, ModelCheckpoint):
-                continue
-            monitor = checkpoint.monitor
-            if monitor and monitor not in self._logged | logged:
-                checkpoint.monitor = None
-                log.warning(
-                    "the model logs no %s in validation (it logs %s): the last checkpoint counts "
-                    "as the best; or set callbacks.checkpoint.monitor=NAME "
-                    "callbacks.checkpoint.mode=min",
-                    monitor,
-                    ", ".join(sorted(logged)) or "nothing",
-                )
-        self._logged |= logged  # a name that was logged once will be again
-
-
 class TrainedRecord(Callback):
     """Writes into each checkpoint what it is trained on.
 
@@ -163,13 +121,13 @@ class TrainedRecord(Callback):
 
 
 def _list_scores(trainer: Trainer) -> dict[str, float]:
-    """Metrics of validation, what checkpoints are chosen by first."""
+    """Metrics of validation that are defined, what checkpoints are chosen by first."""
     monitors = []
     for checkpoint in trainer.checkpoint_callbacks:
         if isinstance(checkpoint, ModelCheckpoint):
             monitors.append(checkpoint.monitor)
     logged = trainer.callback_metrics
-    names = [name for name in logged if name.startswith("val/")]
+    names = [name for name in logged if name.startswith("val/") and logged[name].isfinite()]
     names.sort(key=lambda name: name not in monitors)
     return {name: float(logged[name]) for name in names}
 

@@ -1,6 +1,7 @@
 """Int8 of exported files: calibrated on training images, and dropped where the score suffers."""
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -151,7 +152,7 @@ def score_graph(cfg: DictConfig, datamodule: BaseDataModule, graph: Graph) -> fl
     """Return the score of validation that checkpoints of the run are chosen by.
 
     Raises:
-        ConfigError: It is not logged.
+        ConfigError: It is not logged, or NaN.
     """
     model = build_model(cfg, trained=Path(cfg.ckpt))
     use_exported(model, graph)
@@ -166,7 +167,13 @@ def score_graph(cfg: DictConfig, datamodule: BaseDataModule, graph: Graph) -> fl
             f"int8 is judged by {_MONITOR}.monitor={name} of the run, and validation logs "
             f"{', '.join(scores) or 'nothing'}: leave int8 out"
         )
-    return float(scores[name])
+    score = float(scores[name])
+    if math.isnan(score):
+        raise ConfigError(
+            f"int8 is judged by {name} of the run, which is undefined for its validation split, as "
+            "nothing in it is to be found: leave int8 out, or choose a split with data.splits"
+        )
+    return score
 
 
 def _time(graph: Graph, batch: Floats) -> float:

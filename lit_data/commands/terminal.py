@@ -1,6 +1,7 @@
 """Output for a person at a terminal: lines above the bar, short names, and one table at the end."""
 
 import logging
+import math
 import sys
 import warnings
 from collections import Counter
@@ -121,6 +122,8 @@ def quieten() -> None:
     warnings.filterwarnings(
         "ignore", "Precision .* is not supported by the model summary", UserWarning
     )
+    # `fit` says what a split without images means.
+    warnings.filterwarnings("ignore", "Total length of .list. across ranks is zero", UserWarning)
     # Imported before the root logger had handlers, these got some of their own, which would print
     # every line a second time, or past the filter.
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
@@ -185,7 +188,7 @@ def _arrange(metrics: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         if name.endswith("_baseline"):
             column = "baseline"
         row = rows.setdefault(name.removesuffix("_baseline") or key, {})
-        row[column] = f"{float(value):.4g}"
+        row[column] = "" if math.isnan(value) else f"{float(value):.4g}"
     return rows
 
 

@@ -146,8 +146,6 @@ def find_doubt(record: Mapping[str, Any] | None) -> str | None:
     scores = {} if record is None else record.get("scores", {})
     for name, least in _LEAST_SCORES.items():
         score = scores.get(name)
-        if score == 0 and "val/good_threshold" in scores:
-            continue  # no defect was validated
         if score is not None and score < least:
             return f"{name} of the model is {score:.3g}, which is no better than chance"
     return None

@@ -216,20 +216,19 @@ class LabelScores(MulticlassConfusionMatrix):
 
     @override
     def compute(self) -> dict[str, Tensor]:  # type: ignore[override]  # the matrix is what these are made of
-        """The scores."""
+        """The scores; NaN are those of a class of which no image is there."""
         counts = super().compute()
         self.counts = counts.tolist()  # by true class and the class that the model says
         matrix = counts.to(widest_float(counts.device))
         true_counts = matrix.sum(1)
         hits = matrix.diagonal()
-        f1 = 2 * hits / (true_counts + matrix.sum(0)).clamp(min=1)
-        recall = hits / true_counts.clamp(min=1)
-        present = torch.nonzero(true_counts).flatten().tolist()
-        accuracy = hits.sum() / true_counts.sum().clamp(min=1)
+        absent = true_counts == 0
+        f1 = (2 * hits / (true_counts + matrix.sum(0))).masked_fill(absent, torch.nan)
+        recall = hits / true_counts
         values = {
-            "accuracy": accuracy,
-            "f1": f1[present].mean(),
-            "recall": recall[present].mean(),
+            "accuracy": hits.sum() / true_counts.sum(),
+            "f1": f1[~absent].mean(),
+            "recall": recall[~absent].mean(),
         }
-        values |= {f"f1_{self.classes[number]}": f1[number] for number in present}
+        values |= {f"f1_{name}": score for name, score in zip(self.classes, f1, strict=False)}
         return {name: value.float() for name, value in values.items()}

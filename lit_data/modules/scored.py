@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 from lightning import LightningModule, Trainer
+from lightning.pytorch.utilities.types import LRSchedulerTypeUnion
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
@@ -59,7 +60,7 @@ class PixelScores(Metric):
         self.histogram += torch.bincount(bins, minlength=2 * BINS + 1)[:-1].view(2, BINS)
 
     def compute(self) -> dict[str, Tensor]:
-        """``average_precision`` and ``dice``; both 0 where there are no defect pixels."""
+        """``average_precision`` and ``dice``; both NaN where there are no defect pixels."""
         false, true = self.count_above()
         precision = true / (true + false).clamp(min=1)
         recall = true / true[-1].clamp(min=1)
@@ -70,7 +71,8 @@ class PixelScores(Metric):
         else:
             # Thresholds fall, bins rise.
             dice = curve[BINS - 1 - int(find_bins(torch.tensor([self.threshold])))]
-        return {"average_precision": (steps * precision).sum().float(), "dice": dice.float()}
+        values = {"average_precision": (steps * precision).sum().float(), "dice": dice.float()}
+        return {name: where_counted(value, true[-1]) for name, value in values.items()}
 
     def count_above(self) -> Tensor:
         """Count pixels without and with a defect above each of the thresholds, which fall; [2, 8192]."""
@@ -128,15 +130,23 @@ class DefectRecall(Metric):
         self.patches += len(scores)
 
     def compute(self) -> Tensor:
-        """Return the recall, 0 to 1; 0 where there are no defects."""
+        """Return the recall, 0 to 1; NaN where there are no defects."""
         defects = dim_zero_cat(self.defects)
         alarms = dim_zero_cat(self.alarms)
-        if not len(defects):
-            return torch.zeros((), device=self.device)
         allowed = int(self.false_alarms_per_patch * int(self.patches))
         ranked = alarms.sort(descending=True).values
         threshold = ranked[allowed] if allowed < len(ranked) else ranked.new_tensor(-torch.inf)
         return (defects > threshold).float().mean()
+
+
+def where_counted(score: Tensor, count: Tensor | float) -> Tensor:
+    """Return a score, or NaN where there is nothing that it is measured on.
+
+    Args:
+        score: Any shape.
+        count: Of what it is measured on.
+    """
+    return score if count > 0 else torch.full_like(score, torch.nan)
 
 
 def append_rows(parts: list[Tensor], rows: Tensor) -> None:
@@ -337,7 +347,10 @@ class ScoredModule(LightningModule):
 
     @abstractmethod
     def take_scores(self, stage: str) -> Mapping[str, Tensor]:
-        """The scores of a stage, the same on all ranks; the next ones begin anew."""
+        """The scores of a stage, the same on all ranks; the next ones begin anew.
+
+        Those that the stage has nothing for are NaN: a recall of no defects is neither 0 nor 1.
+        """
 
     def invert(self, answers: Tensor, images: Tensor) -> Any:  # noqa: ANN401 - as `forward` gives it
         """Return what `forward` gives for images, by what an exported file says of them.
@@ -376,6 +389,12 @@ class ScoredModule(LightningModule):
         optimizer = self.optimizer_factory(self.parameters())
         optimizer.register_load_state_dict_post_hook(_lay_state_like_weights)
         return schedule_optimizer(optimizer, self.schedule, self.trainer)
+
+    @override
+    def lr_scheduler_step(self, scheduler: LRSchedulerTypeUnion, metric: Any) -> None:
+        """Leave the rate where the metric that it goes by is NaN, which is no worse than any."""
+        if metric is None or not torch.isnan(torch.as_tensor(metric)):
+            super().lr_scheduler_step(scheduler, metric)
 
     def _log_scores(self, stage: str) -> None:
         for name, value in self.take_scores(stage).items():

@@ -64,6 +64,18 @@ def test_each_validation_is_reported_and_training_stops_where_it_is_given_up(
     assert list(trial.values) == [0, 1, 2]
 
 
+def test_an_undefined_metric_is_not_compared(tmp_path: Path) -> None:
+    class Undefined(Model):
+        def validation_step(self, batch: Tensor, batch_idx: int) -> Any:
+            self.log("val/score", float("nan") if self.current_epoch < 2 else 1.0)
+
+    trial = Trial(last=0)
+    trainer = make_trainer(tmp_path, PruneTrial(trial, "val/score"))
+    trainer.fit(Undefined())
+    assert trial.values == {2: 1.0}
+    assert trainer.current_epoch == 3
+
+
 def test_a_training_that_is_good_enough_runs_to_its_end(tmp_path: Path) -> None:
     trial = Trial()
     callback = PruneTrial(trial, "val/score")

@@ -166,8 +166,8 @@ class AnomalyModule(ScoredModule):
 
     - ``threshold``, a distance, and ``good_images``, whose scores chose it (validation alone);
     - ``false_alarms``: fraction of the images without a defect that reach the threshold;
-    - where images show a defect ``misses``, the fraction of them that do not, and all of
-      `AnomalyMetrics`.
+    - ``misses``, the fraction of the images with a defect that do not, and all of
+      `AnomalyMetrics`; NaN without such images.
 
     Args:
         net: The encoder: from [B, 3, H, W] images to a list of maps [B, C_i, H_i, W_i], the finest
@@ -439,15 +439,13 @@ class AnomalyModule(ScoredModule):
         if metric.confusion is not None:
             self.confusion[stage] = metric.confusion
         is_alarm = highest >= metric.threshold
-        if (~defective).any():
-            named["false_alarms"] = is_alarm[~defective].float().mean()
-        if defective.any():
-            named["misses"] = (~is_alarm[defective]).float().mean()
-            named |= values
-            for name in ("f1_max_threshold", "image_f1_max_threshold"):
-                if name in values:  # of images there is none where all of them are defective
-                    distance = find_distance(values[name], before)
-                    named[name] = find_probability(distance, self.threshold)
+        # Of no image the mean is NaN.
+        named["false_alarms"] = is_alarm[~defective].float().mean()
+        named["misses"] = (~is_alarm[defective]).float().mean()
+        named |= values
+        for name in ("f1_max_threshold", "image_f1_max_threshold"):
+            distance = find_distance(values[name], before)
+            named[name] = find_probability(distance, self.threshold)
         metric.reset()
         return named
 

@@ -256,8 +256,8 @@ class DetectionModule(ScoredModule):
             self._score_rest(stage)
         values: dict[str, Tensor] = metric.compute()
         metric.reset()
-        chosen = values.get("object_f1_max_threshold")
-        if stage == "val" and chosen is not None:
+        chosen = values["object_f1_max_threshold"]
+        if stage == "val" and chosen.isfinite():
             self.predict_threshold.fill_(chosen)
         return values
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lit_data.devices import constant
 from lit_data.modules.detection.boxes import Objects, box_iou, find_covered
-from lit_data.modules.scored import find_best_f1
+from lit_data.modules.scored import find_best_f1, where_counted
 
 IOU_THRESHOLDS = tuple(0.5 + 0.05 * step for step in range(10))
 SIZES = ("small", "medium", "large")
@@ -143,12 +143,11 @@ class BoxScores(Metric):
         """Return the scores of all images.
 
         Returns:
-            ``map50`` and ``map``, the mean over IoU 0.5, 0.55 .. 0.95, both 0 where there are no
-            true boxes; ``map_small`` and so on of the sizes that there are; ``ap50_NAME`` and
-            ``ap_NAME`` of the classes that there are; ``froc_1`` and so on, the fraction of the
-            true boxes found at so many false alarms per image; the largest F1 at IoU 0.5 and over
-            all classes, ``object_f1_max``, with ``object_f1_max_threshold``, its score, where a box
-            is right.
+            ``map50`` and ``map``, the mean over IoU 0.5, 0.55 .. 0.95; ``map_small`` and so on of
+            the sizes; ``ap50_NAME`` and ``ap_NAME`` of the classes; ``froc_1`` and so on, the
+            fraction of the true boxes found at so many false alarms per image; the largest F1 at IoU
+            0.5 and over all classes, ``object_f1_max``, with ``object_f1_max_threshold``, its score.
+            NaN are those of which there are no true boxes, and a threshold where no box is right.
         """
         scores = dim_zero_cat(self.scores)
         order = scores.argsort(descending=True, stable=True)
@@ -159,10 +158,10 @@ class BoxScores(Metric):
         in_range = dim_zero_cat(self.in_range).cpu()
         values = self._score_classes(classes, outcomes, true_classes, in_range)
         true_count = len(true_classes)
-        for rate in ALARM_RATES if true_count else ():
+        for rate in ALARM_RATES:
             allowed = int(rate * int(self.images))
             hits = count_hits(scores, outcomes[:, 0, 0], allowed)
-            values[f"froc_{rate:g}"] = torch.tensor(hits / true_count)
+            values[f"froc_{rate:g}"] = torch.tensor(float(hits)) / true_count
         values |= choose_threshold(scores, outcomes[:, 0, 0], true_count)
         return {name: value.to(self.device) for name, value in values.items()}
 
@@ -170,7 +169,10 @@ class BoxScores(Metric):
         self, classes: Tensor, outcomes: Tensor, true_classes: Tensor, in_range: Tensor
     ) -> dict[str, Tensor]:
         curves: list[list[Tensor]] = [[] for _ in range(1 + len(SIZES))]
+        undefined = torch.full((1,), torch.nan)
         of_classes: dict[str, Tensor] = {}
+        for name in self.names:
+            of_classes |= {f"ap50_{name}": undefined[0], f"ap_{name}": undefined[0]}
         for number in sorted(set(true_classes.tolist())):
             counts = in_range[true_classes == number].sum(0).tolist()
             of_class = outcomes[classes == number]
@@ -183,11 +185,10 @@ class BoxScores(Metric):
                 of_classes[f"ap_{name}"] = curves[0][-1].mean()
         means = []
         for of_size in curves:
-            means.append(torch.stack(of_size).mean(0) if of_size else torch.zeros(1))
+            means.append(torch.stack(of_size).mean(0) if of_size else undefined)
         values = {"map50": means[0][0], "map": means[0].mean()}
         for size, name in enumerate(SIZES, 1):
-            if curves[size]:
-                values[f"map_{name}"] = means[size].mean()
+            values[f"map_{name}"] = means[size].mean()
         return values | of_classes
 
 
@@ -286,13 +287,15 @@ def choose_threshold(scores: Tensor, outcomes: Tensor, true_count: int) -> dict[
         true_count: True boxes.
 
     Returns:
-        ``object_f1_max`` and ``object_f1_max_threshold``; nothing where no box is right.
+        ``object_f1_max`` and ``object_f1_max_threshold``; NaN without a true box, and the threshold
+        where no box is right.
     """
     counts = outcomes >= 0
     levels = scores[counts].double()
     hits = outcomes[counts].cumsum(0)
     if not len(levels) or not hits[-1]:
-        return {}
+        none_right = where_counted(torch.tensor(0.0), true_count)
+        return {"object_f1_max": none_right, "object_f1_max_threshold": torch.tensor(torch.nan)}
     f1, threshold = find_best_f1(levels, hits, true_count, eps=_EPS)
     return {"object_f1_max": f1, "object_f1_max_threshold": threshold.float()}
 

@@ -22,6 +22,7 @@ from lit_data.modules.scored import (
     find_best_f1,
     find_bins,
     is_marked,
+    where_counted,
 )
 from lit_data.modules.segmentation.top_pixels import (
     MOST_PX,
@@ -42,11 +43,15 @@ from lit_data.types import IGNORED, Array, Doubles
 
 _EPS = 1e-9  # logits go up to 20.7
 _LIMITS = {"aupro_30": 0.3, "aupro_5": 0.05}
+_OF_IMAGES = (
+    *("image_auroc", "image_average_precision"),
+    *("image_f1_max", "image_f1_max_threshold"),
+)
 ANOMALY_METRICS = (
-    *("image_auroc", "image_average_precision", "pixel_auroc"),
+    *_OF_IMAGES,
+    "pixel_auroc",
     *_LIMITS,
-    "aupimo",
-    *("f1_max", "f1_max_threshold", "image_f1_max", "image_f1_max_threshold"),
+    *("aupimo", "f1_max", "f1_max_threshold"),
 )
 _SMOOTH = 50  # bins to each side, of 42 / 8192 logits
 _TOP_PIXELS = ("top_images", "top_pixels", "top_scores")
@@ -85,10 +90,10 @@ class AnomalyMetrics(PixelScores):
     """`PixelScores`, and what the field states beside them, from patches of images.
 
     - ``image_auroc``, ``image_average_precision``: of images, whose score is the mean of the
-      highest `score_fraction` of their pixels; exact, and left out where all images have a defect
-      or none has;
+      highest `score_fraction` of their pixels; exact, and NaN where all images have a defect or
+      none has;
     - ``image_f1_max`` of the images, and the threshold of their scores that `choose_threshold`
-      gives for it; left out there too;
+      gives for it; NaN there too;
     - ``image_auroc_KIND``: that of the defective images of a kind among the good ones, where there
       are several `kinds`;
     - ``pixel_auroc``: area under the ROC curve of the pixels;
@@ -96,7 +101,7 @@ class AnomalyMetrics(PixelScores):
       rate, up to 0.3 and 0.05, as a fraction of the limit (Bergmann et al., "The MVTec anomaly
       detection dataset", IJCV 2021). A region is a connected part (8 neighbours) of the mask of an
       image; without `whole_masks` of that of a patch, so one that patches divide counts in each;
-    - ``aupimo``: see `find_aupimo`; with `whole_masks`, and enough pixels of good images;
+    - ``aupimo``: see `find_aupimo`; with `whole_masks`, and NaN without enough pixels of good images;
     - ``f1_max`` of the pixels, and ``f1_max_threshold``, where the mean F1 of the thresholds within
       a quarter of a logit is largest: the single best threshold moves with few pixels.
 
@@ -261,23 +266,31 @@ class AnomalyMetrics(PixelScores):
 
     @override
     def compute(self) -> dict[str, Tensor]:
-        """The scores; those of pixels are 0 where there are no defects."""
-        false, true = (counts / counts[-1].clamp(min=1) for counts in self.count_above())
+        """The scores; NaN without a defect, and without anything good where that matters."""
+        false_counts, true_counts = self.count_above()
+        false = false_counts / false_counts[-1].clamp(min=1)
+        true = true_counts / true_counts[-1].clamp(min=1)
         above = self.regions.cpu().flip(0).cumsum(0)  # CUDA adds up floats in any order
         overlap = above.to(self.regions.device) / self.region_count.clamp(min=1)
         dice = self.dice_curve()
         values = super().compute() | self._choose_by_good()
         values |= self._rank_images(values.get("image_good_threshold"))
-        values["pixel_auroc"] = _area(false, true, 1.0)
-        values |= {name: _area(false, overlap, limit) for name, limit in _LIMITS.items()}
+        areas = {"pixel_auroc": _area(false, true, 1.0)}
+        areas |= {name: _area(false, overlap, limit) for name, limit in _LIMITS.items()}
         threshold = bin_edge(BINS - 1 - _find_best(dice))
-        values |= {"f1_max": dice.max().float(), "f1_max_threshold": threshold.to(dice.device)}
-        if len(self.overlap_keys):
-            pixels = (part.cpu().numpy() for part in self._merge_overlap())
-            aupimo = find_aupimo(self.good_bins.cpu().double().numpy(), *pixels)
-            if aupimo is not None:
-                values["aupimo"] = torch.tensor(aupimo, device=self.device)
+        best = {"f1_max": dice.max().float(), "f1_max_threshold": threshold.to(dice.device)}
+        has_both = true_counts[-1] * false_counts[-1]
+        values |= {name: where_counted(area, has_both) for name, area in areas.items()}
+        values |= {name: where_counted(value, true_counts[-1]) for name, value in best.items()}
+        if self.whole_masks is not None:
+            values["aupimo"] = torch.tensor(self._find_aupimo(), device=self.device)
         return values
+
+    def _find_aupimo(self) -> float:
+        if not len(self.overlap_keys):
+            return math.nan
+        pixels = (part.cpu().numpy() for part in self._merge_overlap())
+        return find_aupimo(self.good_bins.cpu().double().numpy(), *pixels)
 
     def score_images(self, fraction: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Score of each image that was seen, in this process alone where there are several.
@@ -324,7 +337,7 @@ class AnomalyMetrics(PixelScores):
             return {}
         numbers, scores, defective = self.score_images()
         if defective.all() or not defective.any():
-            return {}
+            return dict.fromkeys(_OF_IMAGES, torch.tensor(torch.nan, device=self.device))
         best_f1, threshold = choose_threshold(scores, defective)
         least = threshold if good_threshold is None else float(good_threshold)
         if self.image_threshold is not None:

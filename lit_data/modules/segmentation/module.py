@@ -78,6 +78,8 @@ class SegmentationModule(ScoredModule):
     - with `quantile` these thresholds, ``good_threshold`` and ``image_good_threshold``, after
       validation alone.
 
+    Scores of a split that has nothing to score, such as recall without a defect, are NaN.
+
     `load_from_checkpoint(path)` restores the plain arguments; a `net` or `optimizer` of your own is
     given again: ``SegmentationModule.load_from_checkpoint(path, net=CompareNet(width=32))``.
 
@@ -327,7 +329,7 @@ class SegmentationModule(ScoredModule):
         # Without a defect among the validated pixels no threshold is better than another.
         if scores.get("f1_max", 0) > 0:
             self.predict_threshold.fill_(scores["f1_max_threshold"])
-        if "image_f1_max" in scores:
+        if scores.get("image_f1_max", 0) > 0:
             self.image_threshold.fill_(scores["image_f1_max_threshold"])
             self.image_threshold_fraction.fill_(self.image_score_fraction)
 
@@ -354,20 +356,18 @@ class ClassScores(MulticlassConfusionMatrix):
 
     @override
     def compute(self) -> dict[str, Tensor]:  # type: ignore[override]  # the matrix is what these are made of
-        """Return the scores; a class that is neither there nor predicted has none."""
+        """Return the scores; those of a class of which no pixel is there are NaN, as means without any."""
         counts = super().compute()
         matrix = counts.to(widest_float(counts.device))
         hits = matrix.diagonal()[1:]
-        either = (matrix.sum(0) + matrix.sum(1))[1:]  # pixels of the mask and of the prediction
-        present = [number for number, count in enumerate(either.tolist()) if count]
-        if not present:
-            return {}
-        iou = (hits / (either - hits))[present].float()
-        dice = (2 * hits / either)[present].float()
-        names = [self.classes[number] for number in present]
-        scores = {f"iou_{name}": score for name, score in zip(names, iou, strict=True)}
-        scores |= {f"dice_{name}": score for name, score in zip(names, dice, strict=True)}
-        return scores | {"mean_iou": iou.mean(), "mean_dice": dice.mean()}
+        true_counts = matrix.sum(1)[1:]
+        either = matrix.sum(0)[1:] + true_counts  # pixels of the prediction and of the mask
+        absent = true_counts == 0
+        iou = (hits / (either - hits)).masked_fill(absent, torch.nan).float()
+        dice = (2 * hits / either).masked_fill(absent, torch.nan).float()
+        scores = {f"iou_{name}": score for name, score in zip(self.classes, iou, strict=True)}
+        scores |= {f"dice_{name}": score for name, score in zip(self.classes, dice, strict=True)}
+        return scores | {"mean_iou": iou[~absent].mean(), "mean_dice": dice[~absent].mean()}
 
 
 def _check_quantile(quantile: float | None, margin: float, *, anomaly_metrics: bool) -> None:

@@ -159,7 +159,7 @@ def count_bins(images: Tensor, bins: Tensor, counts: Tensor) -> tuple[Tensor, Te
     return keys, torch.zeros_like(keys).index_add_(0, pair_of, counts)
 
 
-def find_aupimo(good: Doubles, keys: Ints, counts: Ints) -> float | None:
+def find_aupimo(good: Doubles, keys: Ints, counts: Ints) -> float:
     """Return the mean area under the overlap of each defective image over low false positive rates.
 
     The rate is the mean over good images of the fraction of their pixels above a threshold, from
@@ -173,17 +173,17 @@ def find_aupimo(good: Doubles, keys: Ints, counts: Ints) -> float | None:
         counts: See there.
 
     Returns:
-        0..1; None without good or defective images, or where no threshold has a rate of 1e-4. Rates
+        0..1; NaN without good or defective images, or where no threshold has a rate of 1e-4. Rates
         below the lowest one have the overlap of what is above all good pixels.
     """
     if not len(keys) or not good.any():
-        return None
+        return math.nan
     rates = good[::-1].cumsum() / good.sum()
     first = int(np.argmax(rates > 0))
     low, high = (math.log(rate) for rate in PIMO_RATES)
     rate_logs = np.log(rates[first:])
     if rate_logs[0] > high:
-        return None
+        return math.nan
     rate_logs = np.r_[min(low, rate_logs[0]), rate_logs[0], rate_logs]
     inside = (rate_logs >= low) & (rate_logs <= high)
     x = np.r_[low, rate_logs[inside], high]

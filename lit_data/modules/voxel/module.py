@@ -281,13 +281,13 @@ class VoxelScores(Metric):
 
     @override
     def compute(self) -> dict[str, Tensor]:
-        """``iou``, ``f1``, ``value_mae`` and ``psnr``."""
-        volumes, voxels = self.volumes.clamp(min=1), self.voxels.clamp(min=1)
+        """``iou``, ``f1``, ``value_mae`` and ``psnr``; NaN are those of no volume or of no occupied voxel."""
+        errors = self.squared / self.voxels
         return {
-            "iou": (self.ious / volumes).float(),
-            "f1": (self.f1s / volumes).float(),
-            "value_mae": (self.absolute / voxels).float(),
-            "psnr": (-10 * (self.squared / voxels).clamp(min=_EXACT).log10()).float(),
+            "iou": (self.ious / self.volumes).float(),
+            "f1": (self.f1s / self.volumes).float(),
+            "value_mae": (self.absolute / self.voxels).float(),
+            "psnr": (-10 * errors.clamp(min=_EXACT).log10()).float(),
         }
 
 

@@ -89,7 +89,7 @@ def test_scores_are_those_of_images_and_pixels(model: AnomalyModule, tmp_path: P
     assert good[1] / max(sum(good), 1) == pytest.approx(found["test/false_alarms"])
     assert bad[0] == 0 < bad[1]
     (found,) = trainer.test(model, _load(_draw(8, seed=2)), verbose=False)
-    assert found.keys() == {"test/false_alarms"}
+    assert [name for name, score in found.items() if score == score] == ["test/false_alarms"]
 
 
 def test_thresholds_go_with_the_threshold_that_validation_leaves(

@@ -135,10 +135,24 @@ def test_what_an_ignored_region_of_the_class_covers_is_no_false_alarm() -> None:
 def test_a_rank_without_an_image_takes_part() -> None:
     metric = BoxScores()
     metric.update([], [])
-    assert {name: float(value) for name, value in metric.compute().items()} == {
-        "map50": 0,
-        "map": 0,
-    }
+    scores = metric.compute()
+    assert {"map50", "map", "map_small", "froc_1", "object_f1_max"} <= scores.keys()
+    assert all(value.isnan() for value in scores.values())
+
+
+def test_false_alarms_alone_have_no_precision_and_a_class_that_is_not_there_none_either() -> None:
+    metric = BoxScores()
+    metric.names = ("dent", "crack")
+    corners, number = torch.tensor([[0.0, 0, 9, 9]]), torch.tensor([0])
+    alarm = {"boxes": corners, "classes": number, "scores": torch.tensor([0.9])}
+    nothing = {"boxes": corners[:0], "classes": number[:0]}
+    metric.update([alarm], [nothing])  # type: ignore[list-item]
+    assert all(value.isnan() for value in metric.compute().values())
+    metric.update([alarm], [{"boxes": corners + 50, "classes": number}])  # type: ignore[list-item]
+    scores = metric.compute()
+    assert scores["map50"] == scores["ap50_dent"] == scores["object_f1_max"] == 0
+    assert scores["ap50_crack"].isnan()
+    assert scores["object_f1_max_threshold"].isnan()
 
 
 @pytest.mark.parametrize("limits", [(32.0,), (96.0, 32.0), (0.0, 96.0)])

@@ -1,3 +1,5 @@
+import math
+
 import cv2
 import numpy as np
 import pytest
@@ -163,18 +165,27 @@ def test_images_of_one_class_have_no_ranking(chosen: list[int]) -> None:
     metric.update(scores[chosen], masks[chosen], IMAGES[chosen])
     found = metric.compute()
     assert metric.confusion is None
-    of_images = {name for name in ANOMALY_METRICS if name.startswith(("image_", "aupimo"))}
-    assert set(found) == {"average_precision", "dice", *ANOMALY_METRICS} - of_images
+    of_images = {name for name in ANOMALY_METRICS if name.startswith("image_")}
+    assert set(found) == {"average_precision", "dice", *ANOMALY_METRICS} - {"aupimo"}
+    assert all(found[name].isnan() for name in of_images)
 
 
-def test_perfect_scores_are_one_and_without_defects_they_are_zero() -> None:
+def test_perfect_scores_are_one_and_without_defects_they_are_undefined() -> None:
     scores, masks = _make()
-    for found, expected in (
-        (_score(masks, masks), 1.0),
-        (_score(scores, torch.zeros_like(masks), None), 0.0),
-    ):
-        values = {round(value, 4) for name, value in found.items() if "threshold" not in name}
-        assert values == {expected}
+    perfect = _score(masks, masks)
+    values = {round(value, 4) for name, value in perfect.items() if "threshold" not in name}
+    assert values == {1.0}
+    without = _score(scores, torch.zeros_like(masks), IMAGES)
+    assert without.keys() == perfect.keys()
+    assert all(math.isnan(value) for value in without.values())
+
+
+def test_a_rank_needs_both_kinds_of_pixels() -> None:
+    scores, masks = _make()
+    everywhere = _score(scores, torch.ones_like(masks), IMAGES)
+    assert math.isnan(everywhere["pixel_auroc"])
+    assert math.isnan(everywhere["aupro_30"])
+    assert everywhere["average_precision"] == pytest.approx(1)
 
 
 def test_it_says_of_pixels_what_the_plain_scores_say() -> None:

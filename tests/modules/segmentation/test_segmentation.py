@@ -65,11 +65,14 @@ def test_weights_of_any_dtype_train_and_are_scored(
     assert trainer.predict(model, loader)[0]["probability"].dtype == torch.float32
 
 
+UNDEFINED = ("val/average_precision", "val/dice", "val/defect_recall", "val/dice_baseline")
+
+
 def test_masks_may_all_be_empty(tmp_path: Path) -> None:
     loader = DataLoader(_samples(4, empty=True), batch_size=2)  # type: ignore[arg-type]
     trainer = make_trainer(tmp_path)
     trainer.fit(SegmentationModule(), loader, loader)
-    assert trainer.callback_metrics["val/average_precision"] == 0
+    assert all(trainer.callback_metrics[name].isnan() for name in UNDEFINED)
     assert torch.isfinite(trainer.callback_metrics["train/loss"])
 
 
@@ -405,15 +408,19 @@ def test_the_rate_follows_the_clock_where_that_ends_the_run(
     )
 
 
-def test_the_rate_falls_where_the_metric_of_the_best_checkpoint_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_defects", [True, False], ids=["stays at 0", "undefined"])
+def test_the_rate_falls_where_the_metric_of_the_best_checkpoint_stays(
+    has_defects: bool, tmp_path: Path
+) -> None:
     watch = Rates()
     model = SegmentationModule(schedule="plateau", optimizer=partial(torch.optim.SGD, lr=1e-4))
-    best = ModelCheckpoint(tmp_path, monitor="val/average_precision", mode="max")
-    loader = DataLoader(_samples(4, empty=True), batch_size=4)  # type: ignore[arg-type]
+    best = ModelCheckpoint(tmp_path, monitor="val/dice", mode="max")
+    loader = DataLoader(_samples(4, empty=not has_defects), batch_size=4)  # type: ignore[arg-type]
     make_trainer(tmp_path, max_epochs=9, callbacks=[best, watch], enable_checkpointing=True).fit(
         model, loader, loader
     )
-    assert watch.seen == pytest.approx([1e-4] * 7 + [1e-5] * 2)
+    falling = [1e-4] * 7 + [1e-5] * 2
+    assert watch.seen == pytest.approx(falling if has_defects else [1e-4] * 9)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import yaml
 
 from lit_data.commands.report import write_report
 from lit_data.datasets.detection.coco import load_coco, read_coco_labels
+from lit_data.datasets.detection.labels import Frame
 from lit_data.datasets.detection.voc import read_voc_labels
 from lit_data.datasets.detection.yolo import read_class_names, read_data_yaml, read_yolo_labels
 from lit_data.datasets.gan import LAYOUT_FILE, read_layout
@@ -35,7 +36,7 @@ HOSTILE = [
     *(b"auth" * 5000, b"1" * 20_000, b" " * 20_000, b"\r\n" * 500),
 ]
 IMAGES = ["/root/images/a.png", "/root/images/b.png"]
-SIZES_PX = np.array([[20, 30], [40, 50]])
+FRAMES = [Frame((20, 30)), Frame((40, 50))]
 
 
 class Case(NamedTuple):
@@ -52,7 +53,7 @@ def _text(path: Path, text: str, parse: Callable[[Path], object]) -> Case:
 
 def _yolo(folder: Path) -> Case:
     text = "0 0.5 0.5 0.25 0.25\n1 0.5 0.5 0.125 0.5\n"
-    read = lambda path: read_yolo_labels(IMAGES, SIZES_PX, [path, None], classes=["a", "b"])  # noqa: E731
+    read = lambda path: read_yolo_labels(IMAGES, FRAMES, [path, None], names=["a", "b"])  # noqa: E731
     return _text(folder / "a.txt", text, read)
 
 
@@ -60,7 +61,7 @@ def _voc(folder: Path) -> Case:
     box = "<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
     size = "<size><width>30</width><height>20</height><depth>3</depth></size>"
     text = f"<annotation>{size}<object><name>a</name><difficult>0</difficult>{box}</object></annotation>"
-    read = lambda path: read_voc_labels(IMAGES, SIZES_PX, [path, None])  # noqa: E731
+    read = lambda path: read_voc_labels(IMAGES, FRAMES, [path, None])  # noqa: E731
     return _text(folder / "a.xml", text, read)
 
 
@@ -68,7 +69,7 @@ def _coco(folder: Path) -> Case:
     box = {"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 2, 3.5, 4], "iscrowd": 0}
     image = {"id": 1, "file_name": "a.png", "height": 20, "width": 30}
     content = {"images": [image], "annotations": [box], "categories": [{"id": 3, "name": "a"}]}
-    read = lambda path: read_coco_labels(IMAGES, SIZES_PX, [load_coco(path)])  # noqa: E731
+    read = lambda path: read_coco_labels(IMAGES, FRAMES, [load_coco(path)])  # noqa: E731
     return _text(folder / "a.json", json.dumps(content), read)
 
 

@@ -1,4 +1,4 @@
-"""Boxes around the connected parts of masks, in all layouts of images with masks."""
+"""Boxes of objects that annotations outline, else around the connected parts of masks."""
 
 import logging
 from collections.abc import Sequence
@@ -37,9 +37,11 @@ class _Marked(NamedTuple):
 
 
 def find_mask_boxes(files: InspectionFiles) -> DetectionFiles:
-    """Find images with masks, and a box around each connected part (8 neighbours) of a class.
+    """Find images with masks, and a box for each object that is marked in them.
 
-    Pixels that are ignored are ignored regions of all classes. An image without a mask has no box.
+    Objects are those of the annotations, where these tell them apart, else the connected parts (8
+    neighbours) of a class. Pixels that are ignored are ignored regions of all classes. An image
+    without a mask has no box.
 
     Args:
         files: Images and masks, whose classes the boxes have; without classes all are `defect`.
@@ -52,6 +54,7 @@ def find_mask_boxes(files: InspectionFiles) -> DetectionFiles:
     has_mask = np.array([mask is not None for mask in image_set.masks])
     kinds = files.number_kinds(image_set.kinds, has_mask)
     decoder = MaskDecoder(files.mask_options)
+    objects = None if image_set.boxes is None else np.load(image_set.boxes)
     problems = Problems()
     marked: list[_Marked] = []
     pairs = list(zip(image_set.images, image_set.masks, strict=True))
@@ -61,7 +64,11 @@ def find_mask_boxes(files: InspectionFiles) -> DetectionFiles:
             header = read_header(image, files.read)
             size_px = header.height_px, header.width_px
             boxes = np.zeros((0, 5), np.float32)
-            if mask is not None and image not in image_set.bad:
+            if mask is None or image in image_set.bad:
+                pass
+            elif objects is not None:
+                boxes = _share_objects(objects[objects[:, 0] == number, 1:], len(classes), size_px)
+            else:
                 numbers = _read_mask(decoder, mask, image, size_px)
                 boxes = box_parts(numbers, len(classes), kind)
             marked.append(_Marked(image, size_px, boxes))
@@ -98,11 +105,32 @@ def _box_components(is_marked: Bools, number: int) -> Floats:
     mask = is_marked.astype(np.uint8)
     _, _, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=8)
     # A row is (left, top, width, height, area), the first one that of the background.
-    corners = stats[1:, :2].astype(np.float64)
-    sides = stats[1:, 2:4].astype(np.float64)
-    size_px = is_marked.shape[::-1]
-    classes = np.full((len(sides), 1), number)
-    columns = (classes, (corners + sides / 2) / size_px, sides / size_px)
+    return _share_boxes(number, stats[1:, :2], stats[1:, 2:4], is_marked.shape)
+
+
+def _share_objects(objects_px: Ints, class_count: int, size_px: Size) -> Floats:
+    """Return the boxes of the objects of an image as `box_parts` does.
+
+    Args:
+        objects_px: [n, 5] (class from 1 or 255, left, top, right, bottom).
+        class_count: How many classes there are.
+        size_px: (height, width) of the image.
+    """
+    is_ignored = objects_px[:, 0] == IGNORED
+    corners, sides = objects_px[:, 1:3], objects_px[:, 3:] - objects_px[:, 1:3]
+    boxes = _share_boxes(objects_px[:, 0] - 1, corners, sides, size_px)
+    parts = [boxes[~is_ignored]]
+    for class_number in range(class_count if is_ignored.any() else 0):
+        parts.append(boxes[is_ignored])
+        parts[-1][:, 0] = -1 - class_number
+    return np.concatenate(parts)
+
+
+def _share_boxes(numbers: Ints | int, corners: Ints, sides: Ints, size_px: Size) -> Floats:
+    """Return boxes of px as shares of the image, [n, 5] as in `LabelTable`."""
+    classes = np.broadcast_to(np.reshape(numbers, (-1, 1)), (len(sides), 1))
+    centres = corners + sides / 2
+    columns = (classes, centres / size_px[::-1], sides / size_px[::-1])
     boxes: Floats = np.hstack(columns).astype(np.float32)
     return boxes
 

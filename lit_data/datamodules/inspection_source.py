@@ -12,12 +12,12 @@ from typing_extensions import override
 
 from lit_data.datamodules.image_files import MaskedImageFolder
 from lit_data.datasets.detection.labels import check_classes
-from lit_data.datasets.inspection.annotations import (
+from lit_data.datasets.inspection.annotation_files import (
     ANNOTATION_SUFFIXES,
-    Annotated,
-    draw_masks,
+    describe_unread,
     read_annotations,
 )
+from lit_data.datasets.inspection.annotations import Annotated
 from lit_data.datasets.inspection.layouts import (
     InspectionSet,
     describe_counts,
@@ -55,12 +55,13 @@ from lit_data.io.store.pixels import StoreOptions
 from lit_data.io.store.sources import list_sources
 from lit_data.io.temp import temp_folder
 from lit_data.samples.inspection import InspectionSampleSpec
-from lit_data.types import Bools, Ints, Size
+from lit_data.types import IGNORED, Bools, Ints, Size
 
 log = logging.getLogger(__name__)
 
-ANNOTATION_FORMAT = 5  # raise it with every change of a drawn mask
+ANNOTATION_FORMAT = 6  # raise it with every change of a drawn mask
 _SET = "inspection.json"
+_BOXES = "boxes.npy"
 _DRAWN = ("coco", "labelme", "csv", "yolo", "cvat")
 
 
@@ -200,10 +201,10 @@ class InspectionFiles(MaskedImageFolder):
         masks: list[Path] = []
         if self.shards is None and not is_drawn:
             masks = [Path(mask.paths[0]) for mask in self.list_masks()]
+        # Masks that were drawn from annotations hold numbers, however others are read.
+        options = MaskOptions(ignore=IGNORED) if is_drawn else self.mask_read
         if self.classes is None or self._kinds_are_classes:
-            return choose_mask_options(masks, self.mask_read)
-        # Masks that were drawn from annotations hold numbers of classes, however others are read.
-        options = MaskOptions() if is_drawn else self.mask_read
+            return choose_mask_options(masks, options)
         return choose_mask_options(masks, replace(options, classes=len(self.classes) + 1))
 
     def open_all_masks(self, bank: ImageBank) -> tuple[PartialMasks | None, set[int]]:
@@ -287,15 +288,20 @@ class InspectionFiles(MaskedImageFolder):
         """
         annotated = read_annotations(self.folder, image_set.images, image_set.excluded)
         if annotated is None:
+            unread = describe_unread(self.folder)
+            if unread:
+                log.warning("%s: annotations are not read: %s", show_path(self.folder), unread)
             return image_set
         if not annotated.marks:
             self._report_unread(annotated.problems)
             return image_set
         categories = annotated.count_categories()
+        ignored_count = annotated.count_ignored()
+        ignored = f", {ignored_count} marks are ignored pixels" if ignored_count else ""
         if self.classes is not None:
             _check_known(self.classes, set(categories), "categories of the annotations")
         paths = (*annotated.files, *image_set.images)
-        purpose = f"masks {ANNOTATION_FORMAT} {self.classes}"
+        purpose = f"masks {ANNOTATION_FORMAT} {self.classes} {self.read.fingerprint()}"
         folder = self._make_folder(
             paths, purpose, lambda temp: self._draw(annotated, image_set.images, temp)
         )
@@ -309,7 +315,8 @@ class InspectionFiles(MaskedImageFolder):
             image_set,
             layout=annotated.layout,
             masks=tuple(masks),
-            where=f"drawn from {annotated.layout} files{self._describe_categories(categories)}",
+            where=f"drawn from {annotated.layout} files{self._describe_categories(categories)}{ignored}",
+            boxes=None if annotated.layout == "csv" else folder / _BOXES,
             bad=frozenset(image_set.images[number] for number in problems["images"]),
         )
 
@@ -350,9 +357,12 @@ class InspectionFiles(MaskedImageFolder):
         return folder
 
     def _draw(self, annotated: Annotated, images: Sequence[Path], folder: Path) -> None:
-        masks = draw_masks(annotated, images, self.classes)
-        for number, mask in track(masks, "drawing masks", len(annotated.marks)):
-            write_png(folder / f"{number}.png", mask)
+        boxes_px = [np.zeros((0, 6), np.int64)]
+        drawn = annotated.draw(images, self.read, self.classes)
+        for image in track(drawn, "drawing masks", len(annotated.marks)):
+            write_png(folder / f"{image.number}.png", image.mask)
+            boxes_px.append(np.insert(image.boxes_px, 0, image.number, axis=1))
+        np.save(folder / _BOXES, np.concatenate(boxes_px))
         write_json(
             folder / "bad.json",
             {"problems": list(annotated.problems.entries), "images": sorted(annotated.bad)},

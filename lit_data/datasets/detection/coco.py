@@ -4,10 +4,10 @@ import json
 import logging
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from lit_data.datasets.detection.labels import (
     BoxCollector,
     BoxForm,
     Faults,
+    Frame,
     LabelTable,
     check_classes,
     find_split,
@@ -23,10 +24,9 @@ from lit_data.datasets.detection.labels import (
 from lit_data.datasets.detection.voc import NameIndex
 from lit_data.errors import DataError, Problems, escape, list_some, show_path
 from lit_data.io.discovery import check_inside
-from lit_data.io.images.header import describe_size_mismatch
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.source import naming, open_source, read_whole
-from lit_data.types import Bools, Doubles, Ints, PathText
+from lit_data.types import Bools, Doubles, PathText
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +46,13 @@ COCO_PLACES = (
     "_annotations.coco.json",  # as Roboflow exports them
     "*/_annotations.coco.json",
 )
-_MAX_SIDE_PX = 10**9  # no image is larger, and messages stay short
 
 _FORM = BoxForm(
     "COCO JSON", "annotations[{}]", ("pixels", "shares of the image"), _find_shares, _find_corners
 )
+
+
+Id = int | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +73,12 @@ class CocoFile:
     path: PathText
     images: Mapping[int, Mapping[str, Any]]
     annotations: tuple[Any, ...]
-    categories: Mapping[int, str]
-    headings: frozenset[int] = frozenset()
+    categories: Mapping[Id, str]
+    headings: frozenset[Id] = frozenset()
     split: str | None = None
     faults: tuple[str, ...] = ()
 
-    def match(self, index: NameIndex) -> tuple[dict[int, int], Problems]:
+    def match(self, index: NameIndex) -> tuple[dict[Id, int], Problems]:
         """Find its images.
 
         Args:
@@ -86,7 +88,7 @@ class CocoFile:
             For each id of the file the number of its image, and one problem for each image that is
             not there.
         """
-        numbers: dict[int, int] = {}
+        numbers: dict[Id, int] = {}
         problems = Problems()
         folder = os.path.dirname(self.path)  # noqa: PTH120 - str or PathLike
         for entry_number, entry in self.images.items():
@@ -188,7 +190,7 @@ def split_by_file(files: Sequence[CocoFile], index: NameIndex) -> dict[str, list
 
 def read_coco_labels(
     images: Sequence[PathText],
-    sizes_px: Ints,
+    frames: Sequence[Frame],
     files: Sequence[CocoFile],
     *,
     others: Sequence[PathText] = (),
@@ -202,7 +204,7 @@ def read_coco_labels(
 
     Args:
         images: Their paths.
-        sizes_px: [I, 2] (height, width) of the images.
+        frames: Those of the images.
         files: Annotation files.
         others: Images that the files may name beside `images`, and that are left out.
         excluded: As those, but not meant where another image has the name too.
@@ -215,13 +217,11 @@ def read_coco_labels(
         ConfigError: An argument is not allowed.
         DataError: Lists what is wrong with any file.
     """
-    collector = BoxCollector(_FORM, sizes_px, on_bad=on_bad)
-    categories = _merge_categories(files, collector.problems)
-    if classes is None:
-        # In the order of their ids; categories of one name are one class.
-        names = tuple(dict.fromkeys(categories[key] for key in sorted(categories)))
-    else:
-        names = check_classes(classes)
+    collector = BoxCollector(_FORM, frames, on_bad=on_bad)
+    names = _name_classes(files) if classes is None else check_classes(classes)
+    if not names:
+        message = "names no categories, as files of instances do; see data.annotations"
+        collector.problems.add(files[0].path, message)
     order = {name: number for number, name in enumerate(names)}
     index = NameIndex([*images, *others], excluded)
     crowds = 0
@@ -233,11 +233,15 @@ def read_coco_labels(
         collector.reject_entries(missing)
         # Numbers beyond are those of images that are left out.
         numbers = {key: number for key, number in numbers.items() if number < len(images)}
-        _check_sizes(collector, file, numbers, images, sizes_px)
+        for row, entry in file.images.items():
+            if entry["id"] in numbers:
+                number = numbers[entry["id"]]
+                where = f"images[{row}], {show_path(images[number])}: "
+                collector.state_size(number, entry.get("height"), entry.get("width"), where)
         ids = {key: order[name] for key, name in file.categories.items() if name in order}
         crowds += _add_boxes(collector, file, numbers, ids)
     if crowds:
-        log.info("%d boxes of crowds (iscrowd) are ignored regions", crowds)
+        log.info("%d boxes with iscrowd or ignore are ignored regions", crowds)
     return collector.finish(names)
 
 
@@ -273,10 +277,10 @@ def _take_entries(
     ids, names = set(), set()
     entries = {}
     for index, entry in enumerate(_list_items(content, key)):
-        has_id = isinstance(entry, dict) and type(entry.get("id")) is int
+        has_id = isinstance(entry, dict) and type(entry.get("id")) in (int, str)
         if not has_id or not isinstance(entry.get(text), str):
             faults.append(
-                f"{key}[{index}] must have a whole number 'id' and a text {text!r}, found {quote(entry)}"
+                f"{key}[{index}] must have an 'id' and a text {text!r}, found {quote(entry)}"
             )
         elif entry["id"] in ids or (is_name_unique and entry[text] in names):
             faults.append(
@@ -289,11 +293,11 @@ def _take_entries(
     return entries
 
 
-def _find_headings(categories: Sequence[Any], annotations: Sequence[Any]) -> frozenset[int]:
+def _find_headings(categories: Sequence[Any], annotations: Sequence[Any]) -> frozenset[Id]:
     """Return the ids of categories that are the supercategory of others and mark nothing."""
     used_ids = set()
     for entry in annotations:
-        if isinstance(entry, dict) and type(entry.get("category_id")) is int:
+        if isinstance(entry, dict) and type(entry.get("category_id")) in (int, str):
             used_ids.add(entry["category_id"])
     headed = Counter(str(category.get("supercategory")) for category in categories)
     headings = set()
@@ -305,51 +309,34 @@ def _find_headings(categories: Sequence[Any], annotations: Sequence[Any]) -> fro
     return frozenset(headings)
 
 
-def _merge_categories(files: Sequence[CocoFile], problems: Problems) -> dict[int, str]:
-    """Return the name of each category but of those that are headings in all files."""
+def _rank(key: Id) -> tuple[bool, int, str]:
+    """Return the sort key of ids: numbers before text."""
+    return (True, 0, key) if isinstance(key, str) else (False, key, "")
+
+
+def _name_classes(files: Sequence[CocoFile]) -> tuple[str, ...]:
+    """Return the categories of all files in the order of their lowest ids, without headings.
+
+    Files may number them differently; categories of one name are one class.
+    """
     # A category that any file marks with is a class in all of them.
     headings = frozenset.intersection(*(file.headings for file in files))
-    merged: dict[int, str] = {}
+    keys: dict[str, Id] = {}
     for file in files:
         for key, name in file.categories.items():
-            if key in headings:
-                continue
-            if merged.setdefault(key, name) != name:
-                other = quote(merged[key])
-                problems.add(file.path, f"category {key} is {quote(name)}, in another file {other}")
-    return merged
-
-
-def _check_sizes(
-    collector: BoxCollector,
-    file: CocoFile,
-    numbers: Mapping[int, int],
-    images: Sequence[PathText],
-    sizes_px: Ints,
-) -> None:
-    for index, entry in file.images.items():
-        stated = entry.get("height"), entry.get("width")
-        if entry["id"] not in numbers or stated == (None, None):
-            continue
-        image = numbers[entry["id"]]
-        height, width = map(int, sizes_px[image])
-        if stated != (height, width):
-            if all(type(side) is int and abs(side) < _MAX_SIDE_PX for side in stated):
-                name = f"{os.fspath(file.path)}: images[{index}]"
-                sizes: Any = (stated, (height, width))
-                message = describe_size_mismatch((name, images[image]), sizes)
-            else:
-                message = f"images[{index}]: height and width must be whole numbers, found {quote(stated)}"
-            collector.problems.add(file.path, message)
+            if key not in headings:
+                keys[name] = min(keys.get(name, key), key, key=_rank)
+    return tuple(sorted(keys, key=lambda name: _rank(keys[name])))
 
 
 def _add_boxes(
-    collector: BoxCollector, file: CocoFile, numbers: Mapping[int, int], ids: Mapping[int, int]
+    collector: BoxCollector, file: CocoFile, numbers: Mapping[Id, int], ids: Mapping[Id, int]
 ) -> int:
     """Add all boxes of a file, and count those of crowds."""
     crowds = 0
     known = {entry["id"] for entry in file.images.values()}
-    allowed = list_some(sorted(ids))
+    ordered = sorted(ids, key=_rank)
+    allowed = list_some(ordered) or "none"
     for index, entry in enumerate(file.annotations):
         if not isinstance(entry, dict):
             collector.reject(index, f"{quote(entry)} is no annotation")
@@ -359,26 +346,36 @@ def _add_boxes(
             # An image that is not there is named once, not for each of its boxes.
             image = numbers[entry["image_id"]]
             # Of several objects: a detector would be taught one large box.
-            is_crowd = entry.get("iscrowd") == 1
+            is_crowd = is_ignored(entry)
             number = ids[entry["category_id"]]
             collector.add(image, index, number, entry["bbox"], is_ignored=is_crowd)
             crowds += is_crowd
     return crowds
 
 
+def is_id(value: object, known: Container[Id]) -> TypeGuard[Id]:
+    """Return True for one of the ids of a file, of which True is no 1."""
+    return type(value) in (int, str) and value in known
+
+
+def is_ignored(entry: Mapping[str, Any]) -> bool:
+    """Return True for an annotation of what is neither learned nor scored."""
+    return entry.get("iscrowd") == 1 or entry.get("ignore") == 1
+
+
 def _find_faults(
     entry: Mapping[str, Any],
-    known: set[int],
-    ids: Mapping[int, int],
+    known: set[Id],
+    ids: Mapping[Id, int],
     file: CocoFile,
     allowed: str,
 ) -> Iterator[str]:
     image, category, box = entry.get("image_id"), entry.get("category_id"), entry.get("bbox")
-    if type(image) is not int or image not in known:
+    if not is_id(image, known):
         yield f"image_id {quote(image)} is none of the {len(known)} images of the file"
-    if type(category) is not int or category not in ids:
+    if not is_id(category, ids):
         name = ""
-        if type(category) is int and category in file.categories:  # True is no 1 here
+        if is_id(category, file.categories):
             name = f" ({quote(file.categories[category])})"
         yield f"category_id {quote(category)}{name} is not allowed; allowed are {allowed}"
     if (
@@ -387,6 +384,12 @@ def _find_faults(
         or not all(type(value) in (int, float) for value in box)
     ):
         yield f"bbox {quote(box)} must be 4 numbers: x, y, width, height in pixels"
+    attributes = entry.get("attributes")
+    if isinstance(attributes, dict) and attributes.get("rotation"):
+        yield (
+            f"a box with the rotation {quote(attributes['rotation'])}, of which bbox says nothing: "
+            "export it as polygon, or as CVAT XML for data.boxes_from=masks"
+        )
 
 
 def quote(value: object) -> str:

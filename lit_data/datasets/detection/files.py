@@ -18,11 +18,13 @@ from lit_data.datasets.detection.coco import (
     read_coco_labels,
     split_by_file,
 )
-from lit_data.datasets.detection.labels import Faults, LabelTable, find_split
+from lit_data.datasets.detection.labels import Faults, Frame, LabelTable, find_split
 from lit_data.datasets.detection.voc import Difficult, NameIndex, match_label_files, read_voc_labels
 from lit_data.datasets.detection.yolo import (
     CLASS_FILES,
+    YAML_FILES,
     DataYaml,
+    find_set_yaml,
     read_class_names,
     read_data_yaml,
     read_splits,
@@ -33,7 +35,6 @@ from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_image
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.files import is_there
 from lit_data.io.discovery import check_inside, find_images
-from lit_data.io.images.header import read_header
 from lit_data.io.images.header_scan import SKIPPING, OnBad
 from lit_data.io.images.options import DEFAULT_READ, ReadOptions
 from lit_data.io.progress import ordered_map, track
@@ -53,7 +54,7 @@ _PLACES = {
 }
 _READERS = 8  # threads that wait for a disk in the network, or a server
 _SIDE_FILES = (
-    *("data.yaml", *CLASS_FILES, *COCO_PLACES),
+    *(*YAML_FILES, *CLASS_FILES, *COCO_PLACES),
     *(f"{split}.txt" for split in SPLITS),
 )
 
@@ -196,14 +197,14 @@ def find_detection_files(
         raise ConfigError(f"difficult={difficult!r} is not allowed; give true, false or ignore")
     listing = list_dataset(root, label_format, classes, annotations, splits, on_bad, exclude)
     folder, fixed = listing.folder, listing.fixed
-    members, sizes_px = _measure(folder, listing.members, read)
+    members, frames = _measure(folder, listing.members, read)
     if examine is not None:
         damaged = examine(folder.locate(members))
         if len(damaged):
             heading = f"{len(damaged)} of {len(members)} images are bad"
             folder.faults.take(damaged.make_error(heading, SKIPPING))
     try:
-        labels = _read_labels(folder, listing.labels, members, sizes_px, classes, difficult)
+        labels = _read_labels(folder, listing.labels, members, frames, classes, difficult)
     except DataError as error:
         folder.faults.take(error)
     folder.faults.raise_if_any()
@@ -211,6 +212,7 @@ def find_detection_files(
     if fixed is None:
         fractions = read_fractions(DEFAULT_SHARES if splits == "auto" else splits)
     numbered_splits = _number_splits(folder.names, members, fixed, fractions, seed)
+    sizes_px = np.array([frame.size_px for frame in frames], np.int64)
     return DetectionFiles(folder.locate(members), labels, numbered_splits, sizes_px, fractions)
 
 
@@ -260,8 +262,9 @@ def _open_folder(root: Path, exclude: Sequence[str], faults: Faults) -> _Folder:
             check_inside(path, root)
     # Without a data.yaml: no names, no lists.
     yaml = DataYaml((), ".", {})
-    if is_there(root / "data.yaml"):
-        yaml = read_data_yaml(root / "data.yaml")
+    yaml_path = find_set_yaml(root)
+    if yaml_path is not None:
+        yaml = read_data_yaml(yaml_path)
     return _Folder(
         root=root,
         names=tuple(path.relative_to(root).as_posix() for path in listing.paths),
@@ -407,37 +410,38 @@ def _list_members(
     return sorted(numbers)
 
 
-def _measure(folder: _Folder, members: Sequence[int], read: ReadOptions) -> tuple[list[int], Ints]:
-    """Return the images that can be read, and (height, width) px of each."""
-    good: dict[int, tuple[int, int]] = {}
+def _measure(
+    folder: _Folder, members: Sequence[int], read: ReadOptions
+) -> tuple[list[int], list[Frame]]:
+    """Return the images that can be read, and the frame of each."""
+    good: dict[int, Frame] = {}
     problems = Problems()
 
-    def measure(number: int) -> tuple[int, int] | DataError:
+    def measure(number: int) -> Frame | DataError:
         try:
-            header = read_header(folder.root / folder.names[number], read)
+            return Frame.read(folder.root / folder.names[number], read)
         except DataError as error:
             return error
-        return header.height_px, header.width_px
 
-    sizes = track(ordered_map(measure, members, _READERS), "reading headers", len(members))
-    for number, size in zip(members, sizes, strict=True):
-        if isinstance(size, DataError):
-            problems.add(folder.root / folder.names[number], str(size))
+    frames = track(ordered_map(measure, members, _READERS), "reading headers", len(members))
+    for number, frame in zip(members, frames, strict=True):
+        if isinstance(frame, DataError):
+            problems.add(folder.root / folder.names[number], str(frame))
         else:
-            good[number] = size
+            good[number] = frame
     heading = f"{len(problems)} of {len(members)} images are bad"
     if not good:  # a dataset of which nothing is left cannot go on
         folder.faults.take(problems.make_error(heading))
         folder.faults.raise_if_any()
     folder.faults.add(problems, heading)
-    return list(good), np.array(list(good.values()), np.int64)
+    return list(good), list(good.values())
 
 
 def _read_labels(
     folder: _Folder,
     label_files: _Labels,
     members: Sequence[int],
-    sizes_px: Ints,
+    frames: Sequence[Frame],
     classes: Sequence[str] | None,
     difficult: Difficult,
 ) -> LabelTable:
@@ -446,27 +450,26 @@ def _read_labels(
     if label_files.label_format == "coco":
         return read_coco_labels(
             images,
-            sizes_px,
+            frames,
             label_files.coco,
             others=[paths[number] for number in sorted(set(range(len(paths))) - set(members))],
             excluded=[folder.root / name for name in folder.excluded],
             classes=classes,
             on_bad=on_bad,
         )
-    names = classes or folder.yaml.classes or read_class_names(folder.root) or None
+    class_names = read_class_names(folder.root)
+    names = classes or class_names or None
     if label_files.label_format == "none" and names:
         no_boxes = np.zeros((0, 5), np.float32)
         return LabelTable(tuple(names), no_boxes, np.zeros(len(images), np.int64))
     files = [label_files.files.get(number) for number in members]
     if label_files.label_format == "voc":
         return read_voc_labels(
-            images, sizes_px, files, classes=names, difficult=difficult, on_bad=on_bad
+            images, frames, files, classes=names, difficult=difficult, on_bad=on_bad
         )
-    if names is None:
-        raise DataError(
-            f"{show_path(folder.root)}: no data.yaml or classes.txt names the classes; give classes="
-        )
-    return read_yolo_labels(images, sizes_px, files, classes=names, on_bad=on_bad)
+    return read_yolo_labels(
+        images, frames, files, names=class_names, classes=classes, on_bad=on_bad
+    )
 
 
 def _number_splits(

@@ -5,12 +5,15 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 
 from lit_data.errors import ConfigError, DataError, Problems, escape, list_problems
+from lit_data.io.images.header import read_header
 from lit_data.io.images.header_scan import OnBad
-from lit_data.types import Array, Bools, Doubles, Floats, Ints, PathText
+from lit_data.io.images.options import ReadOptions
+from lit_data.types import Array, Bools, Doubles, Floats, Ints, PathText, Size
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +26,7 @@ _ROUNDING = 2e-6
 _SPLIT_WORD = re.compile(r"(?<![a-z])(train|val|test)(?:id|idation|ing)?\d*(?![a-z])")
 _SMALLEST = 1e-9  # far below a pixel, and still above 0 as float32
 _LARGEST = 1e9  # also refuses NaN, infinity and whole numbers that no float holds
+_MOST_DIGITS = 10  # of a side of an image
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,6 +192,85 @@ class Faults:
         problems.raise_if_any("; ".join(headings))
 
 
+Stated = tuple[object, object]
+"""Height and width of an image as its annotations state them, unchecked."""
+
+UNSTATED: Stated = (None, None)
+
+
+class Frame(NamedTuple):
+    """Frame of an image, in which annotations of all formats must lie.
+
+    Attributes:
+        size_px: (height, width) as the image is read.
+        orientation: That of its EXIF or TIFF tag; 1 is upright.
+        exif: As in `ReadOptions`: what reading does with that.
+    """
+
+    size_px: Size
+    orientation: int = 1
+    exif: Literal["ignore", "apply"] = "ignore"
+
+    @classmethod
+    def read(cls, path: PathText, options: ReadOptions) -> Self:
+        """Read the frame of an image from its header.
+
+        Raises:
+            DataError: It has none.
+        """
+        header = read_header(path, options)
+        return cls((header.height_px, header.width_px), header.stored.orientation, options.exif)
+
+    def find_fault(self, stated: Stated, *, is_marked: bool) -> str:
+        """Return why the annotations of the image do not fit it; empty where they do.
+
+        Tools mark the upright picture, unless the size that they state tells that they did not.
+
+        Args:
+            stated: The size that they are for; 0 or None where it is not known.
+            is_marked: Something is marked in the image.
+        """
+        height, width = map(_read_side, stated)
+        is_stated = bool(height and width)
+        turned_px = self.size_px[::-1] if self.orientation >= 5 else self.size_px  # a quarter turn
+        is_turned = turned_px != self.size_px
+        if is_stated and (height, width) != self.size_px:
+            if self.orientation != 1 and (height, width) == turned_px:
+                other = "ignore" if self.exif == "apply" else "apply"
+                return self._ask_for(other)
+            return self._describe_mismatch((height, width))
+        if self.orientation == 1 or self.exif == "apply" or not is_marked:
+            return ""
+        return "" if is_stated and is_turned else self._ask_for("apply")
+
+    def _ask_for(self, exif: str) -> str:
+        seen = "upright" if exif == "apply" else "as it is stored"
+        return (
+            f"the picture is turned by EXIF (orientation {self.orientation}), and its annotations "
+            f"mark it {seen}; set data.read.exif={exif}, or save such pictures turned, without the "
+            "tag"
+        )
+
+    def _describe_mismatch(self, stated: Stated) -> str:
+        names = [escape(str(side)[:40]) for side in stated]
+        height_px, width_px = self.size_px
+        text = (
+            f"its annotations are for {names[0]} x {names[1]} px (height x width), the image has "
+            f"{height_px} x {width_px}"
+        )
+        if stated == (width_px, height_px):
+            return f"{text}: it was turned; annotate it as it is, or turn it back"
+        return f"{text}: scale it back to the size that was annotated, or annotate it anew"
+
+
+def _read_side(side: object) -> object:
+    """Return a side of an image as a number, also of a text; what is none stays as it is."""
+    text = side.strip() if isinstance(side, str) else side
+    if isinstance(text, str) and text.isdecimal() and len(text) < _MOST_DIGITS:
+        return int(text)
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class BoxForm:
     """Form in which a label format writes a box.
@@ -220,7 +303,7 @@ class BoxCollector:
 
     Args:
         form: How they are written.
-        sizes_px: [I, 2] int64 (height, width) of the images.
+        frames: Those of the images.
         on_bad: ``skip`` leaves bad boxes out and lists them.
 
     Attributes:
@@ -228,11 +311,14 @@ class BoxCollector:
         bad: Of boxes and other single entries, which ``skip`` leaves out.
     """
 
-    def __init__(self, form: BoxForm, sizes_px: Ints, *, on_bad: OnBad) -> None:
+    def __init__(self, form: BoxForm, frames: Sequence[Frame], *, on_bad: OnBad) -> None:
         self.problems = Problems()
         self.bad = Problems()
         self._form = form
-        self._sizes_px = np.asarray(sizes_px, np.int64).reshape(-1, 2)
+        self._frames = frames
+        sizes_px = [frame.size_px for frame in frames]
+        self._sizes_px = np.array(sizes_px, np.int64).reshape(-1, 2)
+        self._stated: dict[int, tuple[int, str, Stated]] = {}  # file, place in it, size
         self._on_bad = on_bad
         self._cure = ""
         if on_bad == "error":
@@ -244,6 +330,10 @@ class BoxCollector:
     def start_file(self, path: PathText) -> None:
         """Attribute what follows to this file."""
         self._paths.append(path)
+
+    def state_size(self, image: int, height: object, width: object, where: str = "") -> None:
+        """Note the size of an image as the file states it, at a place in it."""
+        self._stated[image] = len(self._paths) - 1, where, (height, width)
 
     def reject(self, place: int, message: str) -> None:
         """Note a box that is none."""
@@ -281,6 +371,7 @@ class BoxCollector:
         """
         rows = self._check_units(np.array(self._rows, np.float64).reshape(-1, 8))
         images = rows[:, 0].astype(np.int64)
+        self._check_frames(rows)
         sizes_px = self._sizes_px[images, ::-1].astype(np.float64)  # (width, height)
         corners = self._form.to_corners(rows[:, 4:], sizes_px)
         good, clipped = self._check_places(rows, corners)
@@ -318,6 +409,17 @@ class BoxCollector:
                 f"{beside}; {self._form.name} holds {right}: convert all boxes to that",
             )
         return rows[~mistaken]
+
+    def _check_frames(self, rows: Doubles) -> None:
+        """Note images that their annotations do not fit."""
+        file_of = dict(rows[:, :2].astype(np.int64).tolist())  # of each image with boxes
+        turned = [image for image in file_of if self._frames[image].orientation != 1]
+        for image in sorted({*self._stated, *turned}):
+            unstated = file_of.get(image, 0), "", UNSTATED
+            file, where, stated = self._stated.get(image, unstated)
+            fault = self._frames[image].find_fault(stated, is_marked=image in file_of)
+            if fault:
+                self.problems.add(self._paths[file], f"{where}{fault}")
 
     def _check_places(self, rows: Doubles, corners: Doubles) -> tuple[Bools, int]:
         """Mark boxes with an area inside their image, and count those that reach out of it."""

@@ -4,12 +4,14 @@ Lists of VOC name images without folder or extension; what finds images by such 
 other formats too.
 """
 
+import logging
 import os
 import posixpath
 import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,6 +21,7 @@ from lit_data.datasets.detection.labels import (
     BoxCollector,
     BoxForm,
     Faults,
+    Frame,
     LabelTable,
     check_classes,
     find_split,
@@ -26,13 +29,14 @@ from lit_data.datasets.detection.labels import (
 )
 from lit_data.errors import DataError, Problems, escape, list_some, show_path
 from lit_data.io.discovery import FolderWalk
-from lit_data.io.images.header import describe_size_mismatch
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.source import open_source, read_whole
-from lit_data.types import Doubles, Ints, PathText
+from lit_data.types import Doubles, PathText
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
+
+log = logging.getLogger(__name__)
 
 Difficult = bool | Literal["ignore"]
 """Objects marked as difficult: kept, left out, or neither learned nor wrong where they are found."""
@@ -48,9 +52,14 @@ def _find_corners(boxes: Doubles, sizes_px: Doubles) -> Doubles:
     return np.hstack([(boxes[:, :2] - 1) / sizes_px, boxes[:, 2:] / sizes_px])
 
 
+def _find_corners_from_zero(boxes: Doubles, sizes_px: Doubles) -> Doubles:
+    return np.hstack([boxes[:, :2] / sizes_px, boxes[:, 2:] / sizes_px])
+
+
 _FORM = BoxForm(
     "VOC XML", "object {}", ("pixels", "shares of the image"), is_share_box, _find_corners
 )
+_FROM_ZERO = replace(_FORM, to_corners=_find_corners_from_zero)
 
 
 class NameIndex:
@@ -213,7 +222,7 @@ def _find_labelled(index: NameIndex, name: str, parents: Sequence[str]) -> int:
 
 def read_voc_labels(
     images: Sequence[PathText],
-    sizes_px: Ints,
+    frames: Sequence[Frame],
     files: Sequence[PathText | None],
     *,
     classes: Sequence[str] | None = None,
@@ -226,11 +235,12 @@ def read_voc_labels(
     measures it (``VOCevaldet.m``: width = ``xmax - xmin + 1``). So x1 = (xmin - 1) / width, x2 =
     xmax / width, and a box from 1 to the width of the image covers it; detectron2
     ``data/datasets/pascal_voc.py`` reads it the same way. A box with ``xmin == xmax`` is one pixel
-    wide.
+    wide. Where a box of any file begins at 0, all of them are from edge to edge, counted from 0, as
+    other programs write them; a line says so.
 
     Args:
         images: Their paths.
-        sizes_px: [I, 2] (height, width) of the images.
+        frames: Those of the images.
         files: The XML file of each image; None for an image without boxes.
         classes: Names of the classes; by default those that occur, sorted.
         difficult: What becomes of objects that are marked as difficult.
@@ -241,24 +251,24 @@ def read_voc_labels(
         ConfigError: An argument is not allowed.
         DataError: Lists what is wrong with any object of any file.
     """
-    collector = BoxCollector(_FORM, sizes_px, on_bad=on_bad)
+    problems = Problems()
     roots: list[Element | None] = [None] * len(images)
     for image, path in enumerate(files):
         if path is not None:
             try:
                 roots[image] = read_xml(path)
             except DataError as error:
-                collector.problems.add(path, str(error))
+                problems.add(path, str(error))
+    collector = BoxCollector(_choose_form(roots, files), frames, on_bad=on_bad)
+    collector.problems.extend(problems)
     names = _collect_names(roots) if classes is None else check_classes(classes)
     numbers = {name: number for number, name in enumerate(names)}
     allowed = list_some(names)
-    for image, (image_path, path, root) in enumerate(zip(images, files, roots, strict=True)):
+    for image, (_, path, root) in enumerate(zip(images, files, roots, strict=True)):
         if path is None or root is None:
             continue
         collector.start_file(path)
-        mismatch = _compare_sizes(root, path, image_path, sizes_px[image])
-        if mismatch:
-            collector.problems.add(path, mismatch)
+        collector.state_size(image, root.findtext("size/height"), root.findtext("size/width"))
         for index, item in enumerate(root.iterfind("object"), 1):
             is_difficult = _read_text(item, "difficult") == "1"
             if difficult is not False or not is_difficult:
@@ -269,7 +279,7 @@ def read_voc_labels(
                     is_ignored=is_ignored,
                 )
     if not names:
-        collector.problems.add("classes", "no file names one; give classes=")
+        collector.problems.add("classes", "no file names one; set data.classes=[NAME, ...]")
     return collector.finish(names)
 
 
@@ -307,24 +317,27 @@ def read_xml(path: PathText, tag: str = "annotation", max_bytes: int = MAX_XML_B
         return root
 
 
+def _choose_form(roots: "Sequence[Element | None]", files: Sequence[PathText | None]) -> BoxForm:
+    """Return the form of the boxes of all files: an edge at 0 tells that pixels count from 0."""
+    for root, path in zip(roots, files, strict=True):
+        for box in () if root is None else root.iterfind("object/bndbox"):
+            edges = [_read_text(box, side) for side in _SIDES[:2]]
+            if any(_NUMBER.fullmatch(edge) and 0 <= float(edge) < 1 for edge in edges):
+                log.info(
+                    "VOC boxes are read from edge to edge, counted from 0, as in %s; those of the "
+                    "development kit count from 1",
+                    show_path(path or ""),
+                )
+                return _FROM_ZERO
+    return _FORM
+
+
 def _collect_names(roots: "Sequence[Element | None]") -> tuple[str, ...]:
     names = set()
     for root in roots:
         if root is not None:
             names |= {_read_text(item, "name") for item in root.iterfind("object")}
     return tuple(sorted(names - {""}))
-
-
-def _compare_sizes(root: "Element", path: PathText, image_path: PathText, size_px: Ints) -> str:
-    """Describe how the stated size differs from the image's; empty where nothing is to say."""
-    if root.find("size") is None:
-        return ""
-    texts = _read_text(root, "size/height"), _read_text(root, "size/width")
-    if not all(text.isdecimal() and len(text) < 10 for text in texts):
-        height, width = (escape(text[:40]) for text in texts)
-        return f"<size> states height {height!r} and width {width!r}; whole numbers are allowed"
-    stated, actual = (int(texts[0]), int(texts[1])), (int(size_px[0]), int(size_px[1]))
-    return "" if stated == actual else describe_size_mismatch((path, image_path), (stated, actual))
 
 
 def _read_object(

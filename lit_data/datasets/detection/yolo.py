@@ -3,22 +3,29 @@
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from lit_data.datasets.detection.labels import BoxCollector, BoxForm, LabelTable, check_classes
+from lit_data.datasets.detection.labels import (
+    BoxCollector,
+    BoxForm,
+    Frame,
+    LabelTable,
+    check_classes,
+)
 from lit_data.datasets.detection.voc import NameIndex
 from lit_data.datasets.splits import SPLITS
-from lit_data.errors import ConfigError, DataError, Problems, escape
+from lit_data.errors import ConfigError, DataError, Problems, escape, list_some
 from lit_data.files import is_there
 from lit_data.io.discovery import check_inside
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.plain import parse_yaml
 from lit_data.io.source import decode_text, naming, open_source, read_whole, read_within
-from lit_data.types import Bools, Doubles, Ints, PathText
+from lit_data.types import Bools, Doubles, PathText
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +35,12 @@ CLASS_FILES = (
 )
 """Files with the name of a class in each line, below the root."""
 
+YAML_FILES = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
+"""Files that describe a set, below the root."""
+
+_YAML_SUFFIXES = (".yaml", ".yml")
 _MOST_YAML_BYTES = 2**24
+_MOST_DIGITS = 10  # of the number of a class
 
 # Possessive repetitions: no digit is tried twice, so that long lines take no long time.
 _NUMBER = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?"
@@ -54,75 +66,94 @@ _FORM = BoxForm(
 
 def read_yolo_labels(
     images: Sequence[PathText],
-    sizes_px: Ints,
+    frames: Sequence[Frame],
     files: Sequence[PathText | None],
     *,
-    classes: Sequence[str],
+    names: Sequence[str] = (),
+    classes: Sequence[str] | None = None,
     on_bad: OnBad = "error",
 ) -> LabelTable:
     """Read one text file for each image.
 
     Blank lines, a byte order mark and any kind of line end are accepted; a class may be written
-    ``1.0``. Where the classes of all files are 1 to the number of names, all of them and no other,
-    they count from 1, which a line says.
+    ``1.0``. See `name_numbers` for the names of the classes.
 
     Args:
         images: Their paths.
-        sizes_px: [I, 2] (height, width) of the images.
+        frames: Those of the images.
         files: The label file of each image; None, or an empty file, for an image without boxes.
-        classes: Names of the classes.
+        names: Those of the numbers in the files, from 0 on, where a file of the set has them.
+        classes: Names of the classes of the result; by default `names`. Without `names` they are
+            those of the numbers.
         on_bad: ``skip`` leaves bad lines out and lists them. Pixels among shares stay an error.
 
     Raises:
         ConfigError: An argument is not allowed.
         DataError: Lists what is wrong with any line of any file.
     """
-    classes = check_classes(classes)
-    numbers = set[int]()
-    files = [path for _, path in zip(images, files, strict=True)]
-    collector = _collect(files, BoxCollector(_FORM, sizes_px, on_bad=on_bad), classes, numbers)
-    count = len(classes)
-    if numbers == set(range(1, count + 1)):
-        log.warning(
-            "classes of labels count from 1, not from 0: 1 is %s, %d is %s",
-            *(classes[0], count, classes[-1]),
-        )
-        # Read again, as the last class was refused and the others were one too high.
-        collector = BoxCollector(_FORM, sizes_px, on_bad=on_bad)
-        _collect(files, collector, classes, numbers, first=1)
+    collector = BoxCollector(_FORM, frames, on_bad=on_bad)
+    texts = list(_read_files(zip(images, files, strict=True), collector))
+    numbers = {int(match[1]) for text in texts for _, _, match in text.lines if match}
+    name_of = name_numbers(numbers, names or classes or ())
+    classes = check_classes(classes or tuple(name_of.values()) or ("object",))
+    order = {number: classes.index(name) for number, name in name_of.items() if name in classes}
+    for text in texts:
+        collector.start_file(text.path)
+        for row, line, match in text.lines:
+            if match is None:
+                collector.reject(row, _explain(line, name_of))
+            elif int(match[1]) not in order:
+                collector.reject(row, _explain_class(match[1], name_of, classes))
+            else:
+                box = [float(value) for value in match.groups()[1:]]
+                collector.add(text.image, row, order[int(match[1])], box)
     return collector.finish(classes)
 
 
-def _collect(
-    files: Sequence[PathText | None],
-    collector: BoxCollector,
-    classes: Sequence[str],
-    numbers: set[int],
-    *,
-    first: int = 0,
-) -> BoxCollector:
-    """Collect the boxes of all files, whose lowest class is `first`.
+def name_numbers(numbers: Collection[int], names: Sequence[str]) -> dict[int, str]:
+    """Return the name of each number of a class, as label files have it.
+
+    Numbers that no file names are names themselves. Numbers that are 1 to the number of names, all
+    of them and no other, count from 1. A line says either.
 
     Args:
-        files: Label file of each image.
-        collector: Takes the boxes.
-        classes: Names of the classes.
-        numbers: Gets the classes as they are written.
-        first: Number of the first class.
+        numbers: Those of all files of the set.
+        names: Those that a file of the set gives, or none.
     """
-    for image, path in enumerate(files):
+    if not names:
+        if numbers:
+            listed = list_some(sorted(numbers))
+            log.info("classes are called by their numbers, %s: no data.yaml names them", listed)
+        return {number: str(number) for number in sorted(numbers)}
+    first = int(set(numbers) == set(range(1, len(names) + 1)))
+    if first:
+        log.warning(
+            "classes of labels count from 1, not from 0: 1 is %s, %d is %s",
+            *(names[0], len(names), names[-1]),
+        )
+    return dict(enumerate(names, first))
+
+
+class _LabelText(NamedTuple):
+    image: int
+    path: PathText
+    lines: list[tuple[int, str, re.Match[str] | None]]  # number of the line, and its box
+
+
+def _read_files(
+    pairs: Iterable[tuple[PathText, PathText | None]], collector: BoxCollector
+) -> Iterator[_LabelText]:
+    """Yield the lines of each label file, without blank ones."""
+    for image, (_, path) in enumerate(pairs):
         if path is None:
             continue
         try:
-            lines = read_lines(path)
+            lines = enumerate(read_lines(path), 1)
         except DataError as error:
             collector.problems.add(path, str(error))
             continue
-        collector.start_file(path)
-        for line_number, line in enumerate(lines, 1):
-            if line:
-                _read_line(collector, image, line_number, line, classes, numbers, first)
-    return collector
+        matches = [(row, line, _LINE.fullmatch(line)) for row, line in lines if line]
+        yield _LabelText(image, path, matches)
 
 
 def read_lines(path: PathText) -> list[str]:
@@ -179,18 +210,45 @@ def read_data_yaml(path: PathText) -> DataYaml:
         return DataYaml(classes, folder, splits)
 
 
+def find_set_yaml(root: Path) -> Path | None:
+    """Return the YAML file that describes a set: `data.yaml`, `dataset.yaml`, or the only one with names."""
+    named = [path for path in map(root.joinpath, YAML_FILES) if is_there(path)]
+    if named:
+        return named[0]
+    others = [path for path in sorted(root.glob("*.y*ml")) if _names_classes(path)]
+    return others[0] if len(others) == 1 else None
+
+
+def _names_classes(path: Path) -> bool:
+    try:
+        content = parse_yaml(read_within(path, _MOST_YAML_BYTES))
+    except DataError:
+        return False
+    return isinstance(content, dict) and {"names", "train"} <= content.keys()
+
+
+def find_class_file(root: Path) -> Path | None:
+    """Return the file that names the classes of a set, if there is one."""
+    yaml = find_set_yaml(root)
+    if yaml is not None and read_data_yaml(yaml).classes:
+        return yaml
+    return next((path for path in map(root.joinpath, CLASS_FILES) if is_there(path)), None)
+
+
 def read_class_names(root: Path) -> tuple[str, ...]:
-    """Read the names, one a line, of the first of `CLASS_FILES`; without any there are none.
+    """Read the names of the classes: those of the YAML file, else of the lines of a class file.
 
     Raises:
         DataError: It cannot be read, names none, or names one twice.
     """
-    for path in map(root.joinpath, CLASS_FILES):
-        if is_there(path):
-            lines = read_lines(path)
-            with naming(path):
-                return _name_classes([line for line in lines if line])
-    return ()
+    path = find_class_file(root)
+    if path is None:
+        return ()
+    if path.suffix in _YAML_SUFFIXES:
+        return read_data_yaml(path).classes
+    lines = read_lines(path)
+    with naming(path):
+        return _name_classes([line for line in lines if line])
 
 
 def read_splits(
@@ -308,29 +366,7 @@ def _read_entry(key: str, entry: object) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _read_line(
-    collector: BoxCollector,
-    image: int,
-    place: int,
-    line: str,
-    classes: Sequence[str],
-    numbers: set[int],
-    first: int,
-) -> None:
-    match = _LINE.fullmatch(line)
-    if match is None:
-        collector.reject(place, _explain(line, len(classes)))
-        return
-    written = int(match[1])
-    numbers.add(written)
-    number = written - first
-    if not 0 <= number < len(classes):
-        collector.reject(place, _explain_class(match[1], len(classes)))
-    else:
-        collector.add(image, place, number, [float(value) for value in match.groups()[1:]])
-
-
-def _explain(line: str, classes: int) -> str:
+def _explain(line: str, name_of: Mapping[int, str]) -> str:
     """Return the reason why a line is no box."""
     if ";" in line or "," in line:
         return f"{_quote(line)} holds ';' or ','; columns are parted by spaces, decimals by a point"
@@ -338,7 +374,7 @@ def _explain(line: str, classes: int) -> str:
     if len(columns) != 5:
         hint = ""
         if len(columns) == 4:
-            hint = f"; is the class missing, 0 to {classes - 1}?"
+            hint = f"; is the class missing, {_describe_numbers(name_of)}?"
         elif len(columns) == 6:
             hint = "; confidences are not read"
         elif len(columns) > 6:
@@ -347,11 +383,22 @@ def _explain(line: str, classes: int) -> str:
     for column in columns[1:]:
         if not _IS_NUMBER.fullmatch(column):
             return f"{_quote(column)} is no finite number"
-    return _explain_class(columns[0], classes)
+    return _explain_class(columns[0], name_of, ())
 
 
-def _explain_class(text: str, classes: int) -> str:
-    return f"class {_quote(text)} is not allowed; it must be a whole number from 0 to {classes - 1} ({classes} classes)"
+def _explain_class(text: str, name_of: Mapping[int, str], classes: Sequence[str]) -> str:
+    name = name_of.get(int(text)) if text.isdecimal() and len(text) < _MOST_DIGITS else None
+    if name is not None:
+        return (
+            f"class {text} is {_quote(name)}, which is none of {list_some(classes)}; correct the "
+            "names in the file of the set, or set data.classes"
+        )
+    allowed = f"a whole number {_describe_numbers(name_of)} ({len(name_of)} classes)"
+    return f"class {_quote(text)} is not allowed; it must be {allowed}"
+
+
+def _describe_numbers(name_of: Mapping[int, str]) -> str:
+    return f"from {min(name_of, default=0)} to {max(name_of, default=0)}"
 
 
 def _quote(text: str) -> str:

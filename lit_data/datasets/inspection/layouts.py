@@ -76,6 +76,8 @@ class InspectionSet:
         parts: For masks that are several files, such as those of MVTec LOCO: for the first all of
             them.
         excluded: Files that were to be left out, which annotations may still name.
+        boxes: File with [n, 6] (image, class from 1 or 255, left, top, right, bottom) px of all
+            objects, where annotations tell objects apart.
     """
 
     layout: Layout
@@ -86,6 +88,7 @@ class InspectionSet:
     bad: frozenset[Path] = frozenset()
     parts: Mapping[Path, tuple[Path, ...]] = field(default_factory=dict)
     excluded: tuple[Path, ...] = ()
+    boxes: Path | None = None
 
     def describe(self) -> str:
         """Return counts of images and masks in one line."""

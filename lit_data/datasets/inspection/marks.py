@@ -2,7 +2,7 @@
 
 import base64
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ class Patch(NamedTuple):
     marked: Bools
     crossings: int = 0
 
-    def of(self, mask: Mask) -> Mask:
+    def of(self, mask: Any) -> Any:  # noqa: ANN401 - arrays of any dtype
         """Return that part of a mask [H, W], a view."""
         height, width = self.marked.shape
         return mask[self.top : self.top + height, self.left : self.left + width]
@@ -83,12 +83,13 @@ class DrawnPixels:
         self.drawn_px += max(patch.marked.size, patch.crossings)
 
 
-def outline(points: Any, *, scaled: bool = False) -> Draw:  # noqa: ANN401 - numbers as a file gives them
+def outline(points: Any, *, scaled: bool = False, is_cut: bool = False) -> Draw:  # noqa: ANN401 - numbers as a file gives them
     """Return a function that fills an outline.
 
     Args:
         points: x, y, x, y, ... in px, or fractions of the image.
         scaled: They are fractions.
+        is_cut: What lies beyond the image is cut off, as of shapes that were turned.
     """
 
     def draw(shape: Size) -> Patch:
@@ -101,7 +102,9 @@ def outline(points: Any, *, scaled: bool = False) -> Draw:  # noqa: ANN401 - num
         is_speck = len(corners) == 2 and np.ptp(corners, axis=0).max() <= _SPECK_PX
         if len(corners) < 3 and not is_speck:
             raise DataError(f"an outline of {len(corners)} points; three at least are needed")
-        if not ((corners >= -_SLACK_PX) & (corners <= size + _SLACK_PX)).all():
+        is_near = (corners >= -_SLACK_PX) & (corners <= size + _SLACK_PX)
+        is_seen = (corners.max(axis=0) > 0) & (corners.min(axis=0) < size)
+        if not (is_cut and is_seen.all()) and not is_near.all():
             raise DataError(f"an outline that leaves the image of {shape[0]} x {shape[1]} px")
         if is_speck:
             return _fill(shape, np.linspace(corners[0], corners[1], num=_SPECK_PX + 1))
@@ -115,12 +118,22 @@ def box_corners(left: float, top: float, right: float, bottom: float) -> list[fl
     return [left, top, right, top, right, bottom, left, bottom]
 
 
-def circle_corners(x: float, y: float, edge_x: float, edge_y: float) -> list[float]:
-    """Return the outline of a circle around a point, which goes through another one, px."""
-    radius_px = math.hypot(edge_x - x, edge_y - y)
+def ellipse_corners(x: float, y: float, radius_x: float, radius_y: float) -> list[float]:
+    """Return the outline of an ellipse around a point, px: x, y, x, y, ..."""
     angles = np.linspace(0, 2 * np.pi, _CIRCLE_POINTS, endpoint=False)
-    corners = np.stack([x + radius_px * np.cos(angles), y + radius_px * np.sin(angles)], axis=1)
+    corners = np.stack([x + radius_x * np.cos(angles), y + radius_y * np.sin(angles)], axis=1)
     return corners.reshape(-1).tolist()
+
+
+def turn(corners: list[float], degrees: float) -> list[float]:
+    """Turn an outline clockwise, as it is seen, around the mean of its corners."""
+    if not degrees:
+        return corners
+    points = np.array(corners).reshape(-1, 2)
+    middle = points.mean(axis=0)
+    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    turned: Doubles = (points - middle) @ np.array([[cosine, sine], [-sine, cosine]]) + middle
+    return turned.reshape(-1).tolist()
 
 
 def labelme_shape(shape: Mapping[str, Any]) -> Draw:
@@ -136,7 +149,8 @@ def labelme_shape(shape: Mapping[str, Any]) -> Draw:
     if kind == "rectangle" and len(points) == 4:
         return outline(box_corners(*points))
     if kind == "circle" and len(points) == 4:
-        return outline(circle_corners(*points))
+        radius_px = math.hypot(points[2] - points[0], points[3] - points[1])
+        return outline(ellipse_corners(points[0], points[1], radius_px, radius_px))
     if kind == "polygon":
         return outline(points)
     if kind in _WITHOUT_AREA:
@@ -192,6 +206,34 @@ def cut_mask(points: Any, text: Any) -> Draw:  # noqa: ANN401 - as a file gives 
                 f"column {right} of an image of {shape[0]} x {shape[1]} px"
             )
         return Patch(top, left, decode(stream, header, _CUT_READ)[0] != 0)
+
+    return draw
+
+
+def cut_runs(box: Sequence[float], text: str) -> Draw:
+    """Return a function that marks runs of pixels in a box, row by row, unmarked ones first.
+
+    Args:
+        box: Left, top, width and height of the box, px.
+        text: Lengths of the runs, as CVAT writes them.
+    """
+
+    def draw(shape: Size) -> Patch:
+        try:
+            left, top, width, height = map(int, box)
+            lengths = np.array(text.replace(",", " ").split(), np.int64)
+        except (ValueError, OverflowError) as error:
+            raise DataError("a mask that is no runs in a box") from error
+        fits = 0 <= top <= shape[0] - height and 0 <= left <= shape[1] - width
+        is_sound = lengths.size and lengths.min() >= 0 and lengths.max() <= width * height
+        if not fits or not is_sound or lengths.sum() > width * height:
+            raise DataError(
+                f"a mask of {height} x {width} px at row {top}, column {left} of an image of "
+                f"{shape[0]} x {shape[1]} px, whose runs do not fit"
+            )
+        marked = np.zeros(height * width, np.bool_)
+        marked[: lengths.sum()] = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+        return Patch(top, left, marked.reshape(height, width))
 
     return draw
 

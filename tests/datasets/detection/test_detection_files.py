@@ -308,7 +308,7 @@ def test_the_size_is_that_of_the_image_as_it_is_read(tmp_path: Path) -> None:
     stated = coco(["a.jpg"]).replace('"id": 1,', '"id": 1, "height": 30, "width": 20,')
     write(tmp_path, annotations__instances_all=stated)
     with pytest.raises(
-        DataError, match=r"images\[0\] is 30 x 20 pixels, .*a.jpg is 20 x 30: only turned"
+        DataError, match=r"turned by EXIF .orientation 6.(.|\n)*set data.read.exif=apply"
     ):
         find_detection_files(tmp_path, splits={"train": 1.0})
     found = find_detection_files(tmp_path, splits={"train": 1.0}, read=ReadOptions(exif="apply"))
@@ -341,11 +341,13 @@ def test_wrong_arguments_are_refused(
         find_detection_files(flat, **options)
 
 
-def test_yolo_text_needs_class_names(flat: Path) -> None:
+def test_yolo_classes_without_names_are_called_by_their_numbers(
+    flat: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (flat / "classes.txt").unlink()
-    message = r"no data.yaml or classes.txt names the classes; give classes="
-    with pytest.raises(DataError, match=message):
-        find_detection_files(flat)
+    with caplog.at_level("INFO"):
+        assert find_detection_files(flat).labels.classes == ("0",)
+    assert "classes are called by their numbers, 0: no data.yaml names them" in caplog.text
     assert find_detection_files(flat, classes=["dog"]).labels.classes == ("dog",)
 
 
@@ -568,19 +570,17 @@ def test_faults_of_several_coco_files_are_in_one_error(tmp_path: Path) -> None:
     for fault in (
         r"instances_test.json: damaged JSON",
         r"instances_train.json images\[2\] repeats the id 1",
-        r"instances_train.json images\[3\] must have a whole number 'id'",
+        r"instances_train.json images\[3\] must have an 'id'",
         r"instances_train.json images\[1\]: no image is named 'gone.png'",
         r"instances_train.json annotations\[1\]: category_id 9 is not allowed",
         r"instances_train.json annotations\[2\]: box .* lies by 44.4 % outside",
         r"instances_train.json annotations\[3\]: box .* holds what is no number",
         r"instances_train.json annotations\[4\]: box .* has no area",
         r"instances_train.json annotations\[5\]: image_id 44 is none of the 2 images",
-        r"instances_val.json category 7 is 'dog', in another file 'cat'",
-        r"instances_val.json annotations\[0\]: category_id 7 \('dog'\) is not allowed",
     ):
         assert re.search(fault, text), fault
-    assert len(caught.value.problems) == 11
-    assert caught.value.headline == "10 problems with labels; 1 other faults:"
+    assert len(caught.value.problems) == 9
+    assert caught.value.headline == "8 problems with labels; 1 other faults:"
 
 
 @pytest.mark.parametrize("name", ["data.yaml", "classes.txt"])

@@ -7,6 +7,7 @@ import pytest
 from lit_data.datasets.detection.labels import (
     BoxCollector,
     BoxForm,
+    Frame,
     LabelTable,
     find_split,
     is_share_box,
@@ -17,7 +18,7 @@ from lit_data.types import Ints
 BOXES = np.array(
     [[0, 0.5, 0.5, 0.2, 0.2], [1, 0.3, 0.3, 0.1, 0.1], [0, 0.6, 0.6, 0.4, 0.4]], np.float32
 )
-SIZES = np.array([[100, 200], [50, 50]])
+FRAMES = [Frame((100, 200)), Frame((50, 50))]
 FORM = BoxForm(
     "a test",
     "box {}",
@@ -33,7 +34,7 @@ def ends(*values: int) -> Ints:
 
 def collect(*boxes: tuple[float, ...], on_bad: Any = "error") -> LabelTable:
     """A table of boxes (x1, y1, x2, y2) in px of the first image, 100 high and 200 wide."""
-    collector = BoxCollector(FORM, SIZES, on_bad=on_bad)
+    collector = BoxCollector(FORM, FRAMES, on_bad=on_bad)
     collector.start_file("a.txt")
     for place, box in enumerate(boxes, 1):
         collector.add(0, place, 0, box)

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_data.datasets.detection.labels import LabelTable
+from lit_data.datasets.detection.labels import Frame, LabelTable
 from lit_data.datasets.detection.yolo import (
     read_class_names,
     read_data_yaml,
@@ -16,7 +16,9 @@ from lit_data.errors import ConfigError, DataError
 CLASSES = ("a", "b", "c")
 
 
-def read(folder: Path, *texts: str | bytes | None, **options: Any) -> LabelTable:
+def read(
+    folder: Path, *texts: str | bytes | None, classes: list[str] | None = None, **options: Any
+) -> LabelTable:
     """Label files of images of 100 x 200 pixels; None is an image without one."""
     files = [
         None if text is None else folder / f"{number}.txt" for number, text in enumerate(texts)
@@ -26,7 +28,7 @@ def read(folder: Path, *texts: str | bytes | None, **options: Any) -> LabelTable
             path.write_bytes(text.encode() if isinstance(text, str) else text)
     images = [f"{number}.jpg" for number in range(len(texts))]
     return read_yolo_labels(
-        images, np.array([[100, 200]] * len(texts)), files, classes=CLASSES, **options
+        images, [Frame((100, 200))] * len(texts), files, names=CLASSES, classes=classes, **options
     )
 
 
@@ -170,7 +172,7 @@ def test_a_wrong_data_yaml_is_refused(tmp_path: Path, text: str, message: str) -
 
 def test_classes_must_be_names() -> None:
     with pytest.raises(ConfigError, match=r"classes='abc' must be one or more names"):
-        read_yolo_labels([], np.zeros((0, 2), np.int64), [], classes="abc")
+        read_yolo_labels([], [], [], classes="abc")
 
 
 @pytest.mark.timeout(20)
@@ -186,4 +188,44 @@ def test_classes_must_be_names() -> None:
 def test_long_lines_take_no_long_time(line: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(line)
     with pytest.raises(DataError):
-        read_yolo_labels(["a.png"], np.array([[10, 10]]), [tmp_path / "a.txt"], classes=["x"])
+        read_yolo_labels(["a.png"], [Frame((10, 10))], [tmp_path / "a.txt"], classes=["x"])
+
+
+@pytest.mark.parametrize("name", ["data.yaml", "dataset.yaml", "cells.yaml", "data.yml"])
+def test_the_yaml_of_a_set_may_have_other_names(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("names: [bright, dark]\ntrain: images\n")
+    assert read_class_names(tmp_path) == ("bright", "dark")
+
+
+def test_classes_go_by_name_where_the_set_names_them(tmp_path: Path) -> None:
+    table = read(tmp_path, "0 .5 .5 .2 .2\n2 .5 .5 .2 .2", classes=["c", "d", "a"])
+    assert table.classes == ("c", "d", "a")
+    assert table.boxes[:, 0].tolist() == [2, 0]
+    with pytest.raises(DataError, match="line 1: class 1 is 'b', which is none of a, c"):
+        read(tmp_path, "1 .5 .5 .2 .2", classes=["a", "c"])
+
+
+def test_numbers_that_no_file_names_are_names(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "0.txt").write_text("4 .5 .5 .2 .2\n2 .5 .5 .2 .2")
+    with caplog.at_level("INFO"):
+        table = read_yolo_labels(["0.jpg"], [Frame((9, 9))], [tmp_path / "0.txt"])
+    assert table.classes == ("2", "4")
+    assert table.boxes[:, 0].tolist() == [1, 0]
+    assert "classes are called by their numbers, 2, 4" in caplog.text
+
+
+def test_boxes_of_pictures_that_exif_turns_need_the_key(tmp_path: Path) -> None:
+    (tmp_path / "0.txt").write_text("0 .5 .5 .2 .2")
+    for exif, orientation, is_good in (
+        ("ignore", 6, False),
+        ("apply", 6, True),
+        ("ignore", 1, True),
+    ):
+        frame = Frame((20, 30), orientation, exif)
+        if is_good:
+            assert len(read_yolo_labels(["0.jpg"], [frame], [tmp_path / "0.txt"]).boxes) == 1
+            continue
+        with pytest.raises(DataError, match=r"set data\.read\.exif=apply"):
+            read_yolo_labels(["0.jpg"], [frame], [tmp_path / "0.txt"])

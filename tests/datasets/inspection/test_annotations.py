@@ -15,10 +15,12 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from lit_data.datamodules import InspectionDataModule
-from lit_data.datasets.inspection.annotations import draw_masks, read_annotations
+from lit_data.datasets.inspection.annotation_files import read_annotations
+from lit_data.datasets.inspection.annotations import Annotated
 from lit_data.datasets.inspection.marks import DrawnPixels, counts, outline
 from lit_data.datasets.inspection.tables import read_table
 from lit_data.errors import DataError
+from lit_data.io.images.options import DEFAULT_READ
 
 SIZE = (20, 30)
 BOX = [(5, 4), (15, 4), (15, 12), (5, 12)]  # x, y
@@ -26,7 +28,7 @@ BOX = [(5, 4), (15, 4), (15, 12), (5, 12)]  # x, y
 
 def _expected() -> np.ndarray:
     mask = np.zeros(SIZE, np.uint8)
-    mask[4:12, 5:15] = 255
+    mask[4:12, 5:15] = 1
     return mask
 
 
@@ -122,6 +124,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def draw_masks(
+    annotated: Annotated, images: list[Path], classes: list[str] | None = None
+) -> list[tuple[int, np.ndarray]]:
+    drawn = annotated.draw(images, DEFAULT_READ, classes)
+    return [(image.number, image.mask) for image in drawn]
+
+
 def _draw(folder: Path, classes: list[str] | None = None) -> tuple[str, dict[int, np.ndarray]]:
     images = [folder / "a.png", folder / "b.png"]
     annotated = read_annotations(folder, images)
@@ -170,7 +179,7 @@ def test_a_mask_of_labelme_lies_in_its_box(last: tuple[float, float], folder: Pa
     cut = (np.arange(6 * 9).reshape(6, 9) % 3 > 0).astype(np.uint8)
     _cut(folder, [(20.0, 12.0), last], cut)
     expected = np.zeros(SIZE, np.uint8)
-    expected[12:18, 20:29] = 255 * cut
+    expected[12:18, 20:29] = cut
     assert_array_equal(_draw(folder)[1][0], expected)
 
 
@@ -189,16 +198,6 @@ def test_a_mask_of_labelme_that_leaves_its_box_is_refused(
         _draw(folder)
 
 
-def test_what_labelme_calls_no_object_is_left_out(folder: Path) -> None:
-    _labelme(folder)
-    content = json.loads((folder / "a.json").read_text())
-    for label in ("__ignore__", "_background_"):
-        whole = {"label": label, "points": [[0, 0], [30, 0], [30, 20], [0, 20]]}
-        content["shapes"].append(whole)
-    (folder / "a.json").write_text(json.dumps(content))
-    assert_array_equal(_draw(folder)[1][0], _expected())
-
-
 def test_two_points_of_a_speck_mark_the_line_between_them(folder: Path) -> None:
     _coco(folder, [[24, 7, 27, 10]])
     assert np.argwhere(_draw(folder)[1][0]).tolist() == [[7, 24], [8, 25], [9, 26], [10, 27]]
@@ -215,7 +214,7 @@ FAULTS = [
     (partial(_labelme, kind="cuboid"), BOX, "a 'cuboid': polygons, rectangles, circles and masks"),
     (partial(_labelme, kind="mask"), BOX[:2], "a mask that is no image in a box of two points"),
     (BOX_ALONE, [], "a box without an outline; .experiment=detection learns boxes"),
-    (POLYLINE, "", "a.png, polyline 0: .*a polyline: polygons and boxes are read"),
+    (POLYLINE, "", "a.png, polyline 0: .*a polyline: polygons, boxes, ellipses and masks are read"),
     (_cvat, "a,b", "an outline that is no list of points"),
     (_csv, "a.png,1,595 10", "runs up to pixel 604 of an image of 600"),
     (_csv, "a.png,1,595 1 7", "runs of 3 numbers"),
@@ -285,7 +284,7 @@ def _read(folder: Path) -> Any:
 def test_categories_become_the_numbers_of_classes(folder: Path) -> None:
     second = " ".join(str(number) for number in to_runs(np.roll(_expected(), 12, axis=1)))
     _csv(folder, f"a.png,2,{RUNS}", f"a.png,1,{second}", "b.png,7,1 3")
-    assert sorted(np.unique(_draw(folder)[1][0])) == [0, 255]
+    assert sorted(np.unique(_draw(folder)[1][0])) == [0, 1]
     masks = _draw(folder, ["2", "1"])[1]
     assert (masks[0] == 1).sum() == (masks[0] == 2).sum() == (_expected() > 0).sum()
     assert not masks[1].any()  # a category that is not asked for
@@ -293,9 +292,9 @@ def test_categories_become_the_numbers_of_classes(folder: Path) -> None:
 
 
 def test_classes_that_overlap_are_listed_with_their_image(folder: Path) -> None:
-    part = " ".join(str(number) for number in to_runs(np.where(np.arange(30) < 9, _expected(), 0)))
+    part = " ".join(str(number) for number in to_runs(np.roll(_expected(), 4, axis=1)))
     _csv(folder, f"a.png,1,{RUNS}", f"a.png,2,{part}")
-    message = r"row 3: .*a\.png: '2' overlaps other classes in 32(.|\n)*1 annotations are bad"
+    message = r"row 3: .*a\.png: '2' overlaps other classes in 48(.|\n)*1 annotations are bad"
     with pytest.raises(DataError, match=message):
         _draw(folder, ["1", "2"])
     annotated = _read(folder)
@@ -541,7 +540,9 @@ def test_annotations_for_an_image_of_another_size_are_refused(kind: str, folder:
     annotated = _read(folder)
     masks = dict(draw_masks(annotated, [folder / "a.png", folder / "b.png"]))
     assert not any(mask.any() for mask in masks.values())
-    with pytest.raises(DataError, match=r"a\.png: its annotations are for .* it has \(20, 30\) px"):
+    with pytest.raises(
+        DataError, match=r"a\.png: its annotations are for .* the image has 20 x 30"
+    ):
         annotated.problems.raise_if_any("bad")
 
 

@@ -21,6 +21,7 @@ from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, Mask
 from lit_data.io.images.header import EXTENSIONS
 from lit_data.io.images.header_scan import SKIPPING, find_faults
 from lit_data.io.images.image_source import DecodedFiles, ImageBank
+from lit_data.io.images.mask_choice import choose_inversion
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.remote import Scope
@@ -281,7 +282,14 @@ class MaskedImageFolder(ImageFolder):
     @property
     def mask_decoder(self) -> Decoder:
         """Decoder of one mask from its files."""
-        return MaskDecoder(self.mask_read)
+        return MaskDecoder(self.mask_options)
+
+    @cached_property
+    def mask_options(self) -> MaskOptions:
+        """Options by which the masks are read: `mask_read`, settled by the masks themselves."""
+        if self.shards is not None:
+            return self.mask_read
+        return choose_inversion([Path(mask.paths[0]) for mask in self.list_masks()], self.mask_read)
 
     @property
     def mask_folder(self) -> Path | None:

@@ -31,7 +31,7 @@ from lit_data.errors import ConfigError, DataError, Problems, list_problems, sho
 from lit_data.files import write_json
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.images.mask_choice import choose_mask_options
+from lit_data.io.images.mask_choice import choose_inversion, choose_mask_options
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
@@ -323,7 +323,7 @@ class InspectionFiles(MaskedImageFolder):
     def _join_parts(self, image_set: InspectionSet) -> InspectionSet:
         """Return the set with one mask in place of several, drawn once: what any of them marks."""
         paths = [path for parts in image_set.parts.values() for path in parts]
-        purpose = f"parts {ANNOTATION_FORMAT}"
+        purpose = f"parts {ANNOTATION_FORMAT} {self.mask_read}"
         folder = self._make_folder(paths, purpose, lambda temp: self._draw_parts(image_set, temp))
         joined = {mask: folder / f"{number}.png" for number, mask in enumerate(image_set.parts)}
         masks = [None if mask is None else joined.get(mask, mask) for mask in image_set.masks]
@@ -331,9 +331,13 @@ class InspectionFiles(MaskedImageFolder):
 
     def _draw_parts(self, image_set: InspectionSet, folder: Path) -> None:
         all_parts = image_set.parts.values()
+        paths = [path for parts in all_parts for path in parts]
+        read = choose_inversion(paths, self.mask_read).read
+        # Where what is black marks defects, any black of a part does.
+        join = np.logical_and if self.mask_read.invert is True else np.logical_or
         for number, parts in enumerate(track(all_parts, "joining masks", len(all_parts))):
-            is_marked = [read_image(path, self.mask_read.read)[0] > 0 for path in parts]
-            joined = np.logical_or.reduce(is_marked).astype(np.uint8) * np.uint8(255)
+            is_marked = [read_image(path, read)[0] > 0 for path in parts]
+            joined = join.reduce(is_marked).astype(np.uint8) * np.uint8(255)
             write_png(folder / f"{number}.png", joined)
 
     def _make_folder(

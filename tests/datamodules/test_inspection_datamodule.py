@@ -215,13 +215,13 @@ def test_masks_of_what_is_good_are_named_and_turned_round(
     for path in folder.glob("*_mask.png"):
         cv2.imwrite(str(path), 255 - cv2.imread(str(path), cv2.IMREAD_GRAYSCALE))
     _data(tmp_path).count_classes()
-    cure = "data.mask_read.colours=[[255,255,255],[0,0,0]]"
+    cure = "data.mask_read.invert=true"
     assert (
-        f"the masks mark 99 % of all pixels as defects: if they mark what is good, turn them round with '{cure}'"
+        f"the masks mark 99 % of all pixels as defects: if they mark what is good, turn them round with {cure}"
         in caplog.text
     )
     caplog.clear()
-    turned = MaskOptions(colours=[[255, 255, 255], [0, 0, 0]])
+    turned = MaskOptions(invert=True)
     assert _data(tmp_path, mask_read=turned).count_classes()[:, 1].tolist() == [100] * 12
     assert "turn them round" not in caplog.text
 

@@ -175,7 +175,7 @@ def _warn_of_inverted(folder: Path | None, percent: int) -> None:
     if percent > _MOST_MARKED:
         log.warning(
             "the masks mark %d %% of all pixels as defects: if they mark what is good, turn them "
-            "round with 'data.mask_read.colours=[[255,255,255],[0,0,0]]'",
+            "round with data.mask_read.invert=true",
             percent,
         )
 

@@ -11,7 +11,15 @@ import numpy as np
 
 from lit_data.errors import DataError
 from lit_data.files import is_there
-from lit_data.io.images.masks import MaskOptions, pack_colours, show_values, unpack_colours
+from lit_data.io.images.header import read_header
+from lit_data.io.images.masks import (
+    MaskOptions,
+    pack_colours,
+    show_values,
+    to_whole_numbers,
+    unpack_colours,
+    widen_bits,
+)
 from lit_data.io.images.readers import read_image
 from lit_data.io.source import open_source
 from lit_data.types import IGNORED, Array, Ints
@@ -29,6 +37,10 @@ _END = 32  # grey levels next to black and to white
 _NEARLY_WHITE = slice(240, 255)
 _MOST_BETWEEN = 0.1  # of the pixels of masks whose edges alone are grey
 _THRESHOLD = 128
+_HALF = 0.5  # of the pixels
+_TIFF_SUFFIXES = (".tif", ".tiff")
+_MOST_HEADERS = 4096  # of TIFF masks, a fraction of a second
+_STORED = replace(MaskOptions().read, alpha="drop")
 
 
 def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
@@ -45,11 +57,11 @@ def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOpti
         options: With a scale, a threshold or colours they are returned as they are; with more than
             two classes only colours are looked for.
     """
+    options = choose_inversion(masks, options)
     is_open = options.scale == "auto" and options.threshold is None and options.ignore is None
     if not masks or not is_open or options.colours is not None:
         return options
-    numbers = np.linspace(0, len(masks) - 1, min(_SAMPLED_MASKS, len(masks))).astype(np.int64)
-    sampled = [masks[number] for number in np.unique(numbers)]
+    sampled = _sample(masks)
     readable = list(_count_readable(sampled, options))
     if len(readable) < len(sampled):
         options, readable = _choose_channels(sampled, options, readable)
@@ -60,6 +72,54 @@ def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOpti
         reason = "masks as of VOC, where 255 is neither (data.mask_read.ignore=255): values from"
         return replace(_set_threshold(options, 1, reason), ignore=IGNORED)
     return _choose_threshold(counts, len(sampled), options)
+
+
+def _sample(masks: Sequence[Path], most: int = _SAMPLED_MASKS) -> list[Path]:
+    numbers = np.linspace(0, len(masks) - 1, min(most, len(masks))).astype(np.int64)
+    return [masks[number] for number in np.unique(numbers)]
+
+
+def choose_inversion(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
+    """Return options that say whether masks which store white as 0 are taken as seen or as stored.
+
+    Some programs turn pixels round with that tag, others write it beside numbers of which 0 is the
+    background. Defects are the smaller part, so most pixels of the masks tell which.
+
+    Args:
+        masks: All masks of the dataset; the headers of up to 4096 TIFF files are looked at.
+        options: Those of which ``invert`` is not ``auto`` are returned as they are.
+    """
+    are_numbers = options.classes > 2 and options.colours is None
+    if options.invert != "auto" or are_numbers:
+        return options
+    tiffs = [path for path in masks if path.suffix.lower() in _TIFF_SUFFIXES]
+    inverted = [path for path in _sample(tiffs, _MOST_HEADERS) if _stores_white_as_zero(path)]
+    if not inverted:
+        return options
+    if np.mean([_measure_zeros(path) for path in _sample(inverted)]) > _HALF:
+        reason = "stored, as most of their pixels are 0 (data.mask_read.invert=false)"
+        options = replace(options, invert=False)
+    else:
+        reason = "seen (data.mask_read.invert=photometric)"
+        options = replace(options, invert="photometric")
+    log.info("%d masks store white as 0, and are taken as they are %s", len(inverted), reason)
+    return options
+
+
+def _stores_white_as_zero(path: Path) -> bool:
+    """Return True if the tags of a TIFF say so; False also where it cannot be read."""
+    try:
+        return read_header(path, _STORED).stored.white_is_zero
+    except DataError:  # named where all masks are read
+        return False
+
+
+def _measure_zeros(path: Path) -> float:
+    """Return the share of pixels that are stored as 0; none where it cannot be read."""
+    try:
+        return float(np.mean(read_image(path, _STORED) == 0))
+    except DataError:  # named where all masks are read
+        return 0.0
 
 
 def _are_of_voc(counts: Ints) -> bool:
@@ -101,15 +161,15 @@ def _count_colours(masks: Sequence[Path], options: MaskOptions) -> tuple[Counter
     brightest_counts = []
     for path in masks:
         try:
-            colours = read_image(path, read)
-            packed = pack_colours(colours)
-        except (DataError, ValueError):  # named where all masks are read
+            colours = widen_bits(read_image(path, read))
+        except DataError:  # named where all masks are read
+            continue
+        if colours.dtype != np.uint8 or len(colours) != 3:
             continue
         if len(pixel_counts) <= _MOST_COLOURS:
-            values, counts = np.unique(packed, return_counts=True)
+            values, counts = np.unique(pack_colours(colours), return_counts=True)
             pixel_counts.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
-        if colours.dtype == np.uint8:
-            brightest_counts.append(np.bincount(colours.max(axis=0).ravel(), minlength=256))
+        brightest_counts.append(np.bincount(colours.max(axis=0).ravel(), minlength=256))
     return pixel_counts, brightest_counts
 
 
@@ -215,10 +275,10 @@ def count_values(path: Path, options: MaskOptions) -> Ints | None:
     Raises:
         DataError: It cannot be read as a mask.
     """
-    mask = read_image(path, options.read)
-    if mask.dtype == np.bool_:
-        mask = mask.astype(np.uint8)
-    return np.bincount(mask.ravel(), minlength=256) if mask.dtype == np.uint8 else None
+    mask = to_whole_numbers(read_image(path, options.read))
+    if mask.dtype.kind == "f" or mask.min() < 0 or mask.max() > 255:
+        return None
+    return np.bincount(mask.ravel(), minlength=256)
 
 
 def _count_readable(masks: Iterable[Path], options: MaskOptions) -> Iterator[Ints]:

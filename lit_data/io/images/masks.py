@@ -40,8 +40,8 @@ class MaskOptions:
 
     Attributes:
         classes: Number of classes, background included; 2 to 256.
-        scale: Values of a mask of two classes: ``0_1``, ``0_255``, or ``auto`` for either of them
-            in each file. With more classes the values are the class numbers.
+        scale: Values of a mask of two classes: ``0_1``, ``0_255``, or ``auto`` for either of them,
+            or for 0 and 65535 of 16 bits, in each file. With more classes the values are the class numbers.
         threshold: With two classes: values from it on are the defect, all below are background,
             whatever they are; for masks with grey edges, as smooth scaling and JPEG leave them.
             None refuses such masks.
@@ -52,6 +52,10 @@ class MaskOptions:
             defect. None: values are numbers.
         ignore: Value of pixels that neither train nor are scored, such as 255; they get the number
             255. None: there is none.
+        invert: False takes the numbers that are stored, ``photometric`` what is seen where the TIFF
+            tags say that white is stored as 0; numbers of classes stay. ``auto`` is settled by the
+            masks of a dataset, see `choose_inversion`, and takes what is stored in a single file.
+            True makes the background of every mask the defect, and the reverse.
         page: As in ``ReadOptions``.
         alpha: As in ``ReadOptions``; ``only`` for masks that are transparent outside of the defect.
         channels: ``equal`` refuses channels that differ; ``brightest`` takes the largest of them,
@@ -68,6 +72,7 @@ class MaskOptions:
     palette: Literal["index", "expand"] = "index"
     colours: Sequence[Sequence[int]] | None = None
     ignore: int | None = None
+    invert: bool | Literal["auto", "photometric"] = "auto"
     page: int | None = None
     alpha: Alpha = "opaque"
     channels: Literal["equal", "brightest"] = "equal"
@@ -80,6 +85,12 @@ class MaskOptions:
         check_count("classes", self.classes, 2, 256)
         check_choice("scale", self.scale, [*_SCALES])
         check_choice("palette", self.palette, ("index", "expand"))
+        check_choice("invert", self.invert, (False, True, "auto", "photometric"))
+        if self.invert is True and self.classes > 2:
+            raise ConfigError(
+                f"invert=true makes the defect of the background, which is for 2 classes, and "
+                f"classes={self.classes}: leave it out"
+            )
         if self.classes > 2 and self.scale != "auto":
             raise ConfigError(
                 f"scale={self.scale!r} is for 2 classes; "
@@ -137,6 +148,8 @@ class MaskOptions:
     def read(self) -> ReadOptions:
         """Rules for the file of a mask."""
         has_colours = self.colours is not None
+        # Numbers of classes mean what they are, whatever would be seen.
+        is_seen = self.invert == "photometric" and (has_colours or self.classes == 2)
         return _MaskReadOptions(
             page=self.page,
             alpha=self.alpha,
@@ -148,6 +161,7 @@ class MaskOptions:
             gray_to_rgb=has_colours,
             equal_channels="keep" if has_colours else _CHANNELS[self.channels],
             depth="keep",
+            invert="photometric" if is_seen else False,
         )
 
 
@@ -186,20 +200,35 @@ def number_classes(mask: Array, options: MaskOptions) -> Bytes:
     Raises:
         DataError: a value or a colour that is no class, or values that are not whole numbers.
     """
+    ignored = None if options.ignore is None else mask == options.ignore
     if options.colours is not None:
-        return _number_colours(mask, options.colours, options.classes)
-    if options.ignore is None:
-        return _number(mask, options)
-    ignored = mask == options.ignore
-    # They are background while the other values are checked, since their own is no class.
-    numbers = _number(np.where(ignored, mask.dtype.type(0), mask), options)
-    numbers[ignored] = IGNORED
+        numbers = _number_colours(mask, options.colours, options.classes)
+    elif ignored is None:
+        numbers = _number(mask, options)
+    else:
+        # They are background while the other values are checked, since their own is no class.
+        numbers = _number(np.where(ignored, mask.dtype.type(0), mask), options)
+    if options.invert is True:
+        numbers = np.uint8(1) - numbers
+    if ignored is not None:
+        numbers[ignored] = IGNORED
     return numbers
+
+
+def to_whole_numbers(mask: Array) -> Array:
+    """Return the values of a mask as integers; other floats than whole numbers stay as they are."""
+    if mask.dtype == np.bool_:
+        return mask.view(np.uint8)
+    if mask.dtype.kind != "f" or not (np.abs(mask) < 2**31).all():  # NaN is not less either
+        return mask
+    numbers = mask.astype(np.int64)
+    return numbers if (numbers == mask).all() else mask
 
 
 def _number(mask: Array, options: MaskOptions) -> Bytes:
     if mask.dtype == np.bool_:
         return mask.astype(np.uint8)
+    mask = to_whole_numbers(mask)
     values = _list_values(mask)
     if mask.dtype.kind not in "iu":
         raise DataError(
@@ -214,7 +243,10 @@ def _number(mask: Array, options: MaskOptions) -> Bytes:
     if options.threshold is not None:
         return (mask >= options.threshold).astype(np.uint8)
     scales = _SCALES[options.scale]
-    if not any(set(values.tolist()) <= scale for scale in scales):
+    numbers = set(values.tolist())
+    if mask.dtype == np.uint16 and numbers <= {0, 65535}:  # black and white
+        numbers = {0, 255}
+    if not any(numbers <= scale for scale in scales):
         allowed = " or ".join(f"{min(scale)} and {max(scale)}" for scale in scales)
         raise DataError(_explain(values, allowed, options))
     foreground: Bools = mask != 0
@@ -222,6 +254,7 @@ def _number(mask: Array, options: MaskOptions) -> Bytes:
 
 
 def _number_colours(mask: Array, colours: Sequence[Sequence[int]], classes: int) -> Bytes:
+    mask = widen_bits(mask)
     if mask.dtype != np.uint8:
         raise DataError(f"mask of {mask.dtype}; masks of colours have 8 bits, save it as 8-bit PNG")
     packed = pack_colours(mask)
@@ -238,6 +271,11 @@ def _number_colours(mask: Array, colours: Sequence[Sequence[int]], classes: int)
             "does not name them"
         )
     return numbers[None].astype(np.uint8)
+
+
+def widen_bits(mask: Array) -> Array:
+    """Return a mask of single bits as black and white of 8 bits; any other as it is."""
+    return mask.view(np.uint8) * np.uint8(255) if mask.dtype == np.bool_ else mask
 
 
 def pack_colours(colours: Array) -> Ints:
@@ -264,10 +302,17 @@ def _explain(values: Array, allowed: str, options: MaskOptions) -> str:
         cure = _cure_classes(values)
     elif numbers <= {0, 255} or numbers <= {0, 1}:
         cure = f"set data.mask_read.scale=0_{largest}"
+    elif values[0] < 0:
+        cure = "save it as 8-bit PNG, in which 0 is the background"
     elif largest < 255:
         cure = _cure_small_values(values, options)
-    else:
+    elif largest == 255 or (largest == 65535 and len(values) > _FEW):
         cure = _cure_edges(values)
+    else:
+        cure = (
+            "set data.mask_read.threshold=1 if all but 0 is the defect, or save the numbers of "
+            "the classes from 0 on as 8-bit PNG (KITTI: number // 256)"
+        )
     return f"mask with the values {show_values(values)}; allowed are {allowed}; {cure}"
 
 
@@ -303,9 +348,10 @@ def _cure_small_values(values: Array, options: MaskOptions) -> str:
 
 
 def _cure_edges(values: Array) -> str:
+    middle = (int(values[-1]) + 1) // 2
     cure = (
         "values in between come from JPEG or from smooth scaling: set "
-        "data.mask_read.threshold=128, which counts values from 128 on as defect"
+        f"data.mask_read.threshold={middle}, which counts values from {middle} on as defect"
     )
     below_white = values[:-1]
     if values[-1] != 255 or len(below_white) == 0 or below_white[-1] == 0:

@@ -148,7 +148,7 @@ def test_scattered_values_are_no_classes(tmp_path: Path, values: list[int], clas
 
 # row 47
 @pytest.mark.parametrize(
-    ("value", "shown"), [(0.5, "0.0, 0.5"), (1.0, "0.0, 1.0"), (np.nan, "0.0, nan")]
+    ("value", "shown"), [(0.5, "0.0, 0.5"), (1.5, "0.0, 1.5"), (np.nan, "0.0, nan")]
 )
 def test_a_float_mask_is_refused(tmp_path: Path, value: float, shown: str) -> None:
     tifffile.imwrite(tmp_path / "a.tif", np.where(BINARY, value, 0).astype(np.float32))

@@ -266,7 +266,17 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
         """
         if self.source is None:
             raise ConfigError(f"{type(self).__name__} has no check of its files")
-        return self.source.check()
+        with self._logging_leftovers():
+            return self.source.check()
+
+    @contextmanager
+    def _logging_leftovers(self) -> Iterator[None]:
+        """Log what is not used of the files that are read here, also where they are refused."""
+        try:
+            yield
+        finally:
+            if self.source is not None:
+                self.source.leftovers.log()
 
     def verify_sources(self) -> list[str]:
         """List the stored files that are no longer what they were when they were stored.
@@ -448,7 +458,8 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
 
     def _open(self) -> None:
         if not self._is_open:
-            self.open_source()
+            with self._logging_leftovers():
+                self.open_source()
             self._is_open = True
 
     def renew(self, source: Source) -> Self:

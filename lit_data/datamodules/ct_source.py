@@ -93,6 +93,7 @@ class CTVolumes:
             "volumes": len(self.of("predict")),
             "refused": len(bank.skipped),
             "too_few": self.too_few,
+            "labelled": sum(bank.has_labels),
             "points": int(bank.counts.sum()),
             "dense_bytes": bank.dense_bytes,
             "sparse_bytes": bank.nbytes,
@@ -270,6 +271,7 @@ class CTSource(Source):
         # A bank leaves out bad volumes, which changes no split: it is one of all sources.
         names = [source.name for source in sources]
         splits = split_images(names, self.splits, seed=self.split_seed)
+        self._add_unlabelled(sources)
         numbers = _find_good(sources, bank)
         # Numbers in the bank.
         too_few = self._find_too_few(bank)
@@ -281,13 +283,22 @@ class CTSource(Source):
         good_sources = [sources[number] for number in numbers]
         return CTVolumes(bank, good_sources, split_rows, too_few=len(too_few))
 
+    def _add_unlabelled(self, sources: Sequence[VolumeSource]) -> None:
+        """Add volumes without labels to what is not used, where classes of labels are named."""
+        unlabelled = [source.name for source in sources if source.labels is None]
+        if self.class_count and self.shards is None:
+            cure = "put them beside NAME as NAME_labels, NAME_seg or NAME_mask"
+            self.leftovers.add("volumes have no labels", unlabelled, cure)
+
     def _open_bank(self) -> tuple[Sequence[VolumeSource], VolumeBank]:
         if self.shards is not None:
             sharded_volumes = self.shards.open_volumes(self.index_options)
             return sharded_volumes.list_sources(), sharded_volumes
         bad_names = Problems()
         # Names are refused also where bad volumes are left out.
-        sources = find_volumes(self.folder, None if self.on_bad == "skip" else bad_names)
+        sources = find_volumes(
+            self.folder, None if self.on_bad == "skip" else bad_names, self.leftovers
+        )
         try:
             store = SparseStore.build(
                 sources,
@@ -316,7 +327,8 @@ class CTSource(Source):
         self._refuse_shards()
         self.refresh()
         bad_names = Problems()
-        sources = find_volumes(self.folder, bad_names)
+        sources = find_volumes(self.folder, bad_names, self.leftovers)
+        self._add_unlabelled(sources)
         problems, points = Problems(), 0
         counts = ordered_map(self._count, sources, self.workers)
         for source, count in zip(sources, track(counts, "checking", len(sources)), strict=True):
@@ -331,7 +343,8 @@ class CTSource(Source):
             headline = f"{len(bad_names)} names and {headline}"
         bad_names.extend(problems)
         bad_names.raise_if_any(headline)
-        return {"volumes": len(sources), "points": points}
+        labelled = sum(source.labels is not None for source in sources)
+        return {"volumes": len(sources), "labelled": labelled, "points": points}
 
     def verify(self, volumes: CTVolumes) -> list[str]:
         """Return a line for each volume whose index differs from what its files give now."""

@@ -228,7 +228,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
 
     @override
     def check_sources(self) -> dict[str, Any]:
-        return self.source.check() | self.renew(self.source.unstored()).describe()
+        return super().check_sources() | self.renew(self.source.unstored()).describe()
 
     @override
     def find_classes(self) -> tuple[str, ...]:

@@ -238,7 +238,9 @@ class DetectionSource(ImageFolder):
         if self.shards is not None:
             return self._read_shards()
         if self.boxes_from == "masks":
-            files = find_mask_boxes(self._masked_files)
+            masked_files = self._masked_files
+            files = find_mask_boxes(masked_files)
+            self.leftovers.extend(masked_files.leftovers)
             if check:
                 problems = self._find_damaged(files.images)
                 heading = f"{len(problems)} of {len(files.images)} images are bad"
@@ -250,6 +252,7 @@ class DetectionSource(ImageFolder):
             seed=self.split_seed,
             read=self.read,
             examine=self._find_damaged if check else None,
+            leftovers=self.leftovers,
             **self._listing_options,
         )
 

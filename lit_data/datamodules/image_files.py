@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice
 from lit_data.datamodules.source import FileKeywords, Source
+from lit_data.datasets.label_formats import add_label_files
 from lit_data.datasets.references import ROLES, find_sources, rule_of
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.io.discovery import compile_exclusion, find_images, match_by_stem
@@ -118,7 +119,12 @@ class ImageFolder(Source):
 
     def find_images(self) -> Sequence[ImageSource]:
         """Find the files of each image; called once."""
-        return find_sources(self.folder, patterns=self.patterns, exclude=self.exclude)
+        return find_sources(
+            self.folder,
+            patterns=self.patterns,
+            exclude=self.exclude,
+            leftovers=self.leftovers,
+        )
 
     @cached_property
     @override
@@ -299,14 +305,17 @@ class MaskedImageFolder(ImageFolder):
 
     @override
     def find_images(self) -> Sequence[ImageSource]:
-        return find_sources(
+        sources = find_sources(
             self.folder,
             self.layout,
             patterns=self.patterns,
             files=self.files,
             exclude=self.exclude,
             masks=self.mask_folder,
+            leftovers=self.leftovers,
         )
+        add_label_files(self.leftovers, self.folder, "pairs")
+        return sources
 
     @override
     def open_images(self) -> ImageBank:

@@ -164,9 +164,9 @@ class InspectionDataModule(ImageDataModule):
         masks = self._select_masks(images)
         if masks is None and self.synthesis is None:
             raise ConfigError(
-                f"{show_path(self.source.folder)}: no masks were found, so nothing says what a "
-                "defect is: name their folder with data.masks, see docs/inspection.md for the "
-                "layouts that are known, or draw defects with synthesis=library"
+                f"{show_path(self.source.folder)}: no masks were found: name their folder with "
+                "data.masks, see docs/inspection.md for the layouts that are known, or draw defects "
+                f"with synthesis=library{self.source.leftovers.quote()}"
             )
         return images, masks
 
@@ -200,7 +200,9 @@ class InspectionDataModule(ImageDataModule):
 
     @override
     def check_sources(self) -> dict[str, int]:
-        return self.source.check() | self.describe_anew()
+        with self._logging_leftovers():
+            counts = self.source.check()
+        return counts | self.describe_anew()
 
     def _describe_plans(self) -> str:
         """Return in one line the files and the synthetic defects, before an image is decoded."""
@@ -319,9 +321,8 @@ class InspectionDataModule(ImageDataModule):
         check_choice("protocol", self.protocol, ("auto", "mvtec"))
         check_folds(self.source.splits, self.folds, self.fold, protocol=self.protocol)
         if self.synthesis is not None and self.source.classes is not None:
-            raise ConfigError(
-                "drawn defects are of no class: set synthesis=none, or leave data.classes out"
-            )
+            message = "drawn defects are of no class: set synthesis=none, or leave data.classes out"
+            raise ConfigError(message)
 
     def _look_for_samples(self, masks: PartialMasks) -> Sampling:
         # `skip_blank` is a fraction of the value range; pixels are compared as they are stored.
@@ -347,7 +348,11 @@ class InspectionDataModule(ImageDataModule):
             )
         splits = None if self.folds is None else splitter.split_folds(self.folds, self.fold)
         if self.train_on == "all":
-            return splits or splitter.split(self.source.splits, is_anomaly_set=is_anomaly_set)
+            splits = splits or splitter.split(self.source.splits, is_anomaly_set=is_anomaly_set)
+            shared = splitter.find_fractions(self.source.splits, is_anomaly_set=is_anomaly_set)
+            for split, names in splitter.list_unlabelled(splits, shared or {}):
+                self.source.leftovers.add_split(split, names, "mask")
+            return splits
         is_good = self._find_good()
         if splits is None:
             splits = splitter.split_good(self.source.splits, is_good)
@@ -388,12 +393,11 @@ class LabelledImageDataModule(InspectionDataModule):
     Args:
         classes: Names of the classes, in the order of their numbers; images of others are left out.
             None takes all of them, ``good`` first and the others by name.
-        size_px: Size of a sample, one number or (height, width): images are scaled to fit, and
-            reflect-padded to it.
+        size_px: Size of a sample, one number or (height, width), which images are scaled to fit,
+            and reflect-padded to.
 
     Raises:
-        ConfigError: An option is out of its range; later, that classes are named which there are
-            not.
+        ConfigError: An option is out of its range; later, unknown classes are named.
     """
 
     labels: Ints

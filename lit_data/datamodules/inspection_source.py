@@ -27,6 +27,7 @@ from lit_data.datasets.inspection.layouts import (
 from lit_data.datasets.inspection.near_duplicates import find_details, group_details
 from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.datasets.inspection.tables import read_labels
+from lit_data.datasets.label_formats import add_label_files
 from lit_data.errors import ConfigError, DataError, Problems, list_problems, show_path
 from lit_data.files import write_json
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
@@ -112,14 +113,16 @@ class InspectionFiles(MaskedImageFolder):
             image_set = self._draw_annotations(image_set)
             if "good" in image_set.kinds:  # folders that are to be predicted have any names
                 image_set = leave_out_stray(self.folder, image_set)
-        elif image_set.parts:
-            image_set = self._join_parts(image_set)
-        return image_set
+            return image_set
+        add_label_files(self.leftovers, self.folder, "masks")
+        return self._join_parts(image_set) if image_set.parts else image_set
 
     @cached_property
     def _named_set(self) -> InspectionSet:
         """The images and masks, by the names of the files."""
-        return find_inspection_set(self.folder, self.masks, self.patterns, self.exclude)
+        return find_inspection_set(
+            self.folder, self.masks, self.patterns, self.exclude, self.leftovers
+        )
 
     @property
     def _listed_set(self) -> InspectionSet:
@@ -287,6 +290,8 @@ class InspectionFiles(MaskedImageFolder):
             DataError: Annotations are bad, and are not to be skipped.
         """
         annotated = read_annotations(self.folder, image_set.images, image_set.excluded)
+        used = () if annotated is None else annotated.files
+        add_label_files(self.leftovers, self.folder, "masks", used)
         if annotated is None:
             unread = describe_unread(self.folder)
             if unread:
@@ -429,9 +434,15 @@ class LabelledFiles(InspectionFiles):
     def image_set(self) -> InspectionSet:
         if self.shards is not None:
             return super().image_set
-        image_set = find_inspection_set(self.folder, None, self.patterns, self.exclude)
-        labels = read_labels(self.folder, image_set.images, image_set.excluded)
-        if labels is None:
+        image_set = find_inspection_set(
+            self.folder, None, self.patterns, self.exclude, self.leftovers
+        )
+        table = read_labels(self.folder, image_set.images, image_set.excluded)
+        used = () if table is None else (table.path,)
+        add_label_files(self.leftovers, self.folder, "classes", used)
+        if table is not None:
+            labels = table.labels
+        else:
             image_set = leave_out_stray(self.folder, image_set)
             labels = image_set.kinds
             if len(set(labels)) < 2 and any(image_set.masks):

@@ -17,6 +17,7 @@ from lit_data.datasets.splits import Splits
 from lit_data.errors import ConfigError, StoreError, show_path
 from lit_data.io.discovery import name_below
 from lit_data.io.images.header_scan import OnBad
+from lit_data.io.leftovers import Leftovers
 from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
 from lit_data.io.remote.options import is_remote, parse_address
 from lit_data.io.remote.outline import Outline
@@ -177,6 +178,11 @@ class Source(FileOptions, ABC):
     def shards(self) -> ShardedRoot | None:
         """The set of shards, where the root is one."""
         return None
+
+    @cached_property
+    def leftovers(self) -> Leftovers:
+        """What lies in the folder and is not used, as far as it was read."""
+        return Leftovers()
 
     @abstractmethod
     def check(self) -> dict[str, int]:

@@ -11,6 +11,7 @@ from lit_data.checks import check_choice
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.io.discovery import find_images
 from lit_data.io.images.decoders import ImageSource
+from lit_data.io.leftovers import Leftovers
 
 Layout = Literal["channels", "files", "pairs", "single"]
 ROLES = ("target", "ref1", "ref2")
@@ -60,6 +61,7 @@ def find_sources(
     files: Mapping[str, str] | None = None,
     exclude: Sequence[str] = (),
     masks: Path | None = None,
+    leftovers: Leftovers | None = None,
 ) -> list[ImageSource]:
     """Find the images of a dataset.
 
@@ -74,6 +76,7 @@ def find_sources(
             "*_b.tif", ref2: "*_c.tif"}``.
         exclude: Globs below the root of files that are left out; a folder stands for all in it.
         masks: Folder whose files are masks, no images.
+        leftovers: Takes files of other types.
 
     Returns:
         The images in the order of their names.
@@ -85,10 +88,11 @@ def find_sources(
     roles = rule_of(layout).roles
     if roles:
         globs = _check_files(layout, roles, files)
-        groups = _match_roles(root, roles, globs, exclude)
+        groups = _match_roles(root, roles, globs, exclude, leftovers)
         return [ImageSource(tuple(map(str, group))) for group in groups]
     sources = []
-    for path in find_images(root, patterns=patterns, exclude=exclude).paths:
+    listing = find_images(root, patterns=patterns, exclude=exclude, leftovers=leftovers)
+    for path in listing.paths:
         if masks is None or not path.is_relative_to(masks):
             sources.append(ImageSource((str(path),)))
     if masks is not None and not sources:
@@ -122,11 +126,12 @@ def _match_roles(
     roles: Sequence[str],
     files: Mapping[str, str],
     exclude: Sequence[str],
+    leftovers: Leftovers | None,
 ) -> list[tuple[Path, ...]]:
     patterns = tuple(files[role] for role in roles)
     # One walk for all roles: folders may be large, or on a network.
-    listing = find_images(root, patterns=patterns, exclude=exclude).paths
-    paths_of = {role: _find_role(root, files[role], listing) for role in roles}
+    listing = find_images(root, patterns=patterns, exclude=exclude, leftovers=leftovers)
+    paths_of = {role: _find_role(root, files[role], listing.paths) for role in roles}
     keys = sorted(set().union(*paths_of.values()))
     missing = []
     # Every key that any role has needs all roles.

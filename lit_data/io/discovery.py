@@ -16,12 +16,14 @@ from typing import NamedTuple
 from lit_data.errors import ConfigError, DataError, Problems, escape, list_problems, show_path
 from lit_data.files import check_kind
 from lit_data.io.images.header import EXTENSIONS
+from lit_data.io.leftovers import Leftovers
 from lit_data.io.source import describe_missing, nearest_existing
 from lit_data.types import PathText
 
 log = logging.getLogger(__name__)
 
 MATLAB = "of MATLAB (.mat)"
+MATLAB_CURE = "they are not read: save each mask as PNG, for which docs/inspection.md has the lines"
 _SYSTEM_FILES = ("thumbs.db", "desktop.ini")
 _GLOB = re.compile(r"\*\*/|\*\*$|\*|\?|\[!?\]?[^\]/]*\]|.", re.DOTALL)
 _ANY = ("*", "**/")  # twice in a row they are as once
@@ -47,6 +49,8 @@ class FolderWalk:
     Attributes:
         ignored: How many files were left out, by reason.
         excluded: Those that `exclude` names, relative to the folder.
+        unread: Files that have no image's name, by their extension.
+        outside: Images that no pattern fits.
         problems: Links that lead nowhere, in a circle or outside, and things with an image's name
             that are no file.
 
@@ -62,9 +66,12 @@ class FolderWalk:
     ) -> None:
         self.excluded: list[str] = []
         self.ignored: Counter[str] = Counter()
+        self.unread: dict[str, list[str]] = {}
+        self.outside: list[str] = []
         self.problems = Problems()
         self._matches = compile_patterns(patterns).fullmatch
         self._root = root
+        self._patterns = patterns
         self._exclude = exclude
         self._excludes = compile_exclusion(exclude).fullmatch
         self._real_root = os.path.realpath(root)
@@ -81,8 +88,43 @@ class FolderWalk:
             except OSError as error:
                 self.problems.add(folder.path, describe_missing(folder.path, error))
 
-    def tell_excluded(self) -> None:
-        """Say how many files `exclude` left out, and which of its patterns none."""
+    def finish(self, names: Sequence[str], leftovers: Leftovers | None) -> None:
+        """Log what was left out by `exclude`, and hand over what is of another type.
+
+        Args:
+            names: Of the images.
+            leftovers: Takes files of other types.
+
+        Raises:
+            DataError: Names are bad, or there is no image.
+        """
+        self._log_excluded()
+        if self._exclude:
+            for paths in (self.outside, *self.unread.values()):
+                paths[:] = [path for path in paths if not self._excludes(path)]
+        if leftovers is not None:
+            leftovers.outside = sorted(self.outside)
+            leftovers.take(self._root, self.unread, EXTENSIONS)
+        self.problems.raise_if_any(f"{len(self.problems)} bad names under {show_path(self._root)}")
+        if not names:
+            raise DataError(self._describe_lack())
+
+    def _describe_lack(self) -> str:
+        """Return the message for a folder without an image: what is there, and what would be read."""
+        counts = [f"{count} {reason}" for reason, count in self.ignored.items()]
+        listed = [", ".join(counts) or "nothing"]
+        if self.ignored[MATLAB]:
+            listed.append(MATLAB_CURE)
+        leftovers = Leftovers()
+        leftovers.take(self._root, self.unread, EXTENSIONS)
+        listed += leftovers.describe()
+        patterns = ", ".join(map(repr, self._patterns))
+        return (
+            f"{show_path(self._root)}: no image matches {patterns}; "
+            f"found {'; '.join(listed)}; {', '.join(EXTENSIONS)} are read"
+        )
+
+    def _log_excluded(self) -> None:
         if self.excluded:
             count = len(self.excluded)
             log.info("%s: %d files are left out by data.exclude", show_path(self._root), count)
@@ -146,14 +188,17 @@ class FolderWalk:
             self._open.append(_ListedFolder(path, f"{relative}/", links))
 
     def _is_wanted(self, name: str, relative: str) -> bool:
+        extension = _extension(name)
         if name.lower() in _SYSTEM_FILES:
             reason = "system files"
-        elif _extension(name) == ".mat":
+        elif extension == ".mat":
             reason = MATLAB
-        elif _extension(name) not in EXTENSIONS:
+        elif extension not in EXTENSIONS:
             reason = "of another type"
+            self.unread.setdefault(extension, []).append(relative)
         elif not self._matches(relative):
             reason = "outside the patterns"
+            self.outside.append(relative)
         elif self._excludes(relative):
             self.excluded.append(relative)
             reason = "left out by data.exclude"
@@ -308,6 +353,7 @@ def find_images(
     *,
     patterns: Sequence[str] = ("**/*",),
     exclude: Sequence[str] = (),
+    leftovers: Leftovers | None = None,
 ) -> Listing:
     """List the image files of a folder and its subfolders.
 
@@ -319,6 +365,7 @@ def find_images(
         patterns: Which files, relative to the folder: ``*`` and ``?`` within a name, ``[...]``,
             ``**/`` for any number of folders.
         exclude: Which of these to leave out; the name of a folder stands for all in it.
+        leftovers: Takes files of other types.
 
     Raises:
         ConfigError: a pattern leaves the folder.
@@ -333,15 +380,8 @@ def find_images(
         raise DataError(f"{show_path(root)}: {reason}")
     walk = FolderWalk(root, patterns, exclude)
     names = sorted(walk.run())
-    walk.tell_excluded()
     _check_stems(walk.problems, root, names)
-    walk.problems.raise_if_any(f"{len(walk.problems)} bad names under {show_path(root)}")
-    if not names:
-        ignored = ", ".join(f"{count} {reason}" for reason, count in walk.ignored.items())
-        pattern_names = ", ".join(map(repr, patterns))
-        raise DataError(
-            f"{show_path(root)}: no image matches {pattern_names}; found {ignored or 'nothing'}"
-        )
+    walk.finish(names, leftovers)
     excluded = tuple(root / name for name in sorted(walk.excluded))
     return Listing(tuple(root / name for name in names), dict(walk.ignored), excluded)
 

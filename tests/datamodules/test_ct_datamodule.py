@@ -317,7 +317,8 @@ def test_volumes_are_not_exported_as_images(cache: str, tmp_path: Path) -> None:
 def test_an_index_that_is_not_what_the_files_give_is_found(tmp_path: Path) -> None:
     data = _data(str(tmp_path), root=str(_write_set(tmp_path / "set")))
     assert data.verify_sources() == []
-    assert data.check_sources() == {"volumes": 4, "points": data.describe()["points"]}
+    counts = {"volumes": 4, "labelled": 0, "points": data.describe()["points"]}
+    assert data.check_sources() == counts
     volume = np.load(tmp_path / "set" / "v3.npy")
     np.save(tmp_path / "set" / "v3.npy", np.where(volume > 150, volume + 1, volume))
     assert [line.rsplit("/", 1)[1] for line in data.verify_sources()] == [

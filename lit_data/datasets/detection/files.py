@@ -31,12 +31,14 @@ from lit_data.datasets.detection.yolo import (
     read_yolo_labels,
 )
 from lit_data.datasets.inspection.splitting import read_fractions
+from lit_data.datasets.label_formats import add_label_files, add_unlabelled
 from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_images
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.files import is_there
 from lit_data.io.discovery import check_inside, find_images
 from lit_data.io.images.header_scan import SKIPPING, OnBad
 from lit_data.io.images.options import DEFAULT_READ, ReadOptions
+from lit_data.io.leftovers import Leftovers
 from lit_data.io.progress import ordered_map, track
 from lit_data.types import Ints, PathText
 
@@ -101,6 +103,7 @@ class _Folder:
     faults: Faults
     index: NameIndex
     yaml: DataYaml
+    leftovers: Leftovers
 
     @property
     def paths(self) -> list[Path]:
@@ -157,6 +160,7 @@ def find_detection_files(
     read: ReadOptions = DEFAULT_READ,
     exclude: Sequence[str] = (),
     examine: Callable[[Sequence[str]], Problems] | None = None,
+    leftovers: Leftovers | None = None,
 ) -> DetectionFiles:
     """Find images, boxes and splits of a detection set, without decoding an image.
 
@@ -164,17 +168,16 @@ def find_detection_files(
     text lies in ``labels``, in the same folders below it as the images below ``images``. COCO JSON
     is ``annotations/instances_*.json``, ``annotations/train.json`` and so on, or
     ``_annotations.coco.json`` beside the images or in ``train`` and so on. VOC XML lies in
-    ``Annotations``, ``annotations``, ``annotations_voc``, ``annots`` or ``xmls``. Where there is none
-    of these, text or XML beside an image is read, ``a.txt`` or ``a.xml`` beside ``a.jpg``. Images that
-    no list, or no COCO file, names are left out of a set that has these.
+    ``Annotations``, ``annotations``, ``annotations_voc``, ``annots`` or ``xmls``. Without these
+    ``a.txt`` or ``a.xml`` is read beside ``a.jpg``. Images that no list, or no COCO file, names are
+    left out of a set that has these.
 
     Args:
         root: Folder of the set.
         label_format: `auto` takes the first of yolo, coco, voc that is there, and where `classes`
             are named none; `none` takes the images alone.
         classes: Names of the classes in the order of their numbers. By default those of
-            ``data.yaml`` or ``classes.txt``; for COCO, and for VOC without such a file, those of
-            the labels.
+            ``data.yaml`` or ``classes.txt``, or else of the labels, as always for COCO.
         annotations: The one COCO file to read, relative to the root.
         difficult: VOC objects marked as difficult: True keeps them, False leaves them out, `ignore`
             takes them as regions where nothing is learned or wrong.
@@ -182,12 +185,11 @@ def find_detection_files(
             or folders of the COCO files, by folders such as ``images/train``, otherwise 70 / 15 / 15 %,
             whichever there is first. Also as for `split_images`, with names relative to the root.
         seed: Chooses the images of a share.
-        on_bad: ``skip`` leaves bad boxes, label files without an image and unreadable images out,
-            and lists them.
+        on_bad: ``skip`` leaves out and lists bad boxes and images, and label files without one.
         read: The rules that images are read with; they decide what size an image has.
-        exclude: Globs below the root of images and label files that are left out; a folder stands
-            for all in it.
+        exclude: Globs of images and label files that are left out; a folder stands for all in it.
         examine: Finds faults of images that their headers do not show.
+        leftovers: Takes what is there and not used.
 
     Raises:
         ConfigError: An argument is not allowed.
@@ -195,8 +197,11 @@ def find_detection_files(
     """
     if difficult not in (True, False, "ignore"):
         raise ConfigError(f"difficult={difficult!r} is not allowed; give true, false or ignore")
-    listing = list_dataset(root, label_format, classes, annotations, splits, on_bad, exclude)
+    listing = list_dataset(
+        root, label_format, classes, annotations, splits, on_bad, exclude, leftovers
+    )
     folder, fixed = listing.folder, listing.fixed
+    _add_unlabelled(listing)
     members, frames = _measure(folder, listing.members, read)
     if examine is not None:
         damaged = examine(folder.locate(members))
@@ -224,17 +229,11 @@ def list_dataset(
     splits: Splits,
     on_bad: OnBad,
     exclude: Sequence[str],
+    leftovers: Leftovers | None = None,
 ) -> Listing:
     """List the images and labels of a detection set, of which none is opened.
 
-    Args:
-        root: As all others for `find_detection_files`.
-        label_format: See there.
-        classes: See there.
-        annotations: See there.
-        splits: See there.
-        on_bad: See there.
-        exclude: See there.
+    Arguments are those of `find_detection_files`.
 
     Raises:
         ConfigError: An argument is not allowed.
@@ -242,7 +241,7 @@ def list_dataset(
     """
     check_choice("label_format", label_format, get_args(LabelFormat))
     path = Path(os.path.abspath(root))  # noqa: PTH100 - keeps links
-    folder = _open_folder(path, exclude, Faults(path, on_bad))
+    folder = _open_folder(path, exclude, Faults(path, on_bad), leftovers or Leftovers())
     label_files = _find_labels(folder, label_format, annotations, unlabelled=bool(classes))
     fixed = None
     try:
@@ -252,16 +251,20 @@ def list_dataset(
     return Listing(folder, label_files, fixed, _list_members(folder, label_files.coco, fixed))
 
 
-def _open_folder(root: Path, exclude: Sequence[str], faults: Faults) -> _Folder:
+def _open_folder(
+    root: Path, exclude: Sequence[str], faults: Faults, leftovers: Leftovers
+) -> _Folder:
     patterns = [f"{name}/**/*" for name in ("images", "JPEGImages") if (root / name).is_dir()]
     if not patterns:
         patterns = ["*/images/**/*" if _has_image_folders(root) else "**/*"]
-    listing = find_images(root, patterns=patterns, exclude=exclude)
+    listing = find_images(root, patterns=patterns, exclude=exclude, leftovers=leftovers)
+    leftovers.add(
+        "images lie outside of the folders of images", leftovers.outside, "move them there"
+    )
     for pattern in _SIDE_FILES:
         for path in root.glob(pattern):
             check_inside(path, root)
-    # Without a data.yaml: no names, no lists.
-    yaml = DataYaml((), ".", {})
+    yaml = DataYaml((), ".", {})  # no names, no lists
     yaml_path = find_set_yaml(root)
     if yaml_path is not None:
         yaml = read_data_yaml(yaml_path)
@@ -273,6 +276,7 @@ def _open_folder(root: Path, exclude: Sequence[str], faults: Faults) -> _Folder:
         faults=faults,
         index=NameIndex(listing.paths, listing.excluded),
         yaml=yaml,
+        leftovers=leftovers,
     )
 
 
@@ -310,12 +314,10 @@ def _find_labels(
         log.info("%s: %d images without labels", show_path(folder.root), len(folder.names))
         return _Labels("none", (), {})
     folder.faults.raise_if_any()  # such as labels that fit no image
+    add_label_files(folder.leftovers, folder.root, "boxes", with_unknown=True)
     raise DataError(
-        f"{show_path(folder.root)}: no labels (data.label_format={wanted}); looked for "
-        "labels/*.txt, annotations/instances_*.json, annotations/train.json, "
-        "train/_annotations.coco.json, *.xml in Annotations, annotations, annotations_voc, annots "
-        "and xmls, and .txt or .xml beside images, as far as the format goes; rename the folder of "
-        "labels, or name a COCO file with data.annotations=FILE"
+        f"{show_path(folder.root)}: no labels (data.label_format={wanted}); looked for YOLO "
+        f"text, COCO JSON and VOC XML in the places of docs/detection.md{folder.leftovers.quote()}"
     )
 
 
@@ -400,14 +402,19 @@ def _list_members(
         raise DataError(
             f"{show_path(folder.root)}: none of its {len(folder.names)} images is in a list or COCO file"
         )
-    left_out = len(folder.names) - len(numbers)
-    if left_out:
-        log.info(
-            "%d of %d images are left out: no list or COCO file names them",
-            left_out,
-            len(folder.names),
-        )
+    left_out = [name for number, name in enumerate(folder.names) if number not in numbers]
+    folder.leftovers.add("images are in no list or COCO file", left_out, "they are left out")
     return sorted(numbers)
+
+
+def _add_unlabelled(listing: Listing) -> None:
+    """Add the images without a label file, and the label files of other formats, to what is not used."""
+    folder, labels = listing.folder, listing.labels
+    used = [*labels.files.values(), *(Path(file.path) for file in labels.coco)]
+    add_label_files(folder.leftovers, folder.root, "boxes", used)
+    if labels.files:  # COCO lists its images
+        members = {number: folder.names[number] for number in listing.members}
+        add_unlabelled(folder.leftovers, members, labels.files, listing.fixed or {})
 
 
 def _measure(

@@ -17,9 +17,10 @@ from typing import Any, Literal
 import numpy as np
 
 from lit_data.errors import DataError, Problems, show_path
-from lit_data.io.discovery import MATLAB, FolderWalk, name_below
+from lit_data.io.discovery import MATLAB, MATLAB_CURE, FolderWalk, name_below
 from lit_data.io.images.mask_choice import count_values, has_grey_edges
 from lit_data.io.images.masks import MaskOptions
+from lit_data.io.leftovers import Leftovers
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +45,6 @@ _ENDING = re.compile(
 )
 _SPLIT = re.compile(r"(train|val|test)(?:id|idation|ing)?", re.IGNORECASE)
 _GOOD = re.compile(r".*(^|[_-])(good|ok|normal|free|clean|no_?defects?|pass)$", re.IGNORECASE)
-_MATLAB_CURE = (
-    "they are not read: save each mask as PNG, for which docs/inspection.md has the lines"
-)
 _MOST_NAMED = 20
 _LEAST_TWINS = 3  # files that two folders share the names of
 _MOST_FOLDERS = 32  # that are compared by their files
@@ -116,6 +114,7 @@ def find_inspection_set(
     masks: str | None = None,
     patterns: Sequence[str] = ("**/*",),
     exclude: Sequence[str] = (),
+    leftovers: Leftovers | None = None,
 ) -> InspectionSet:
     """Find the images of a folder and the mask of each.
 
@@ -124,15 +123,16 @@ def find_inspection_set(
         masks: Folder of the masks, absolute or below that one; None looks for them.
         patterns: Globs of the images.
         exclude: Globs of files that are left out; masks of such images are left out too.
+        leftovers: Takes what is there and not used.
 
     Raises:
         DataError: There are no images; or a mask has no image, or an image several masks: all of
             them are listed.
     """
-    paths, excluded, matlab_count = _list_files(folder, patterns, exclude)
+    paths, excluded, matlab_count = _list_files(folder, patterns, exclude, leftovers)
     image_set = _Pairing(folder, paths, excluded).pair(masks)
     if matlab_count and image_set.layout == "none":
-        log.warning("%s: %d files of MATLAB; %s", show_path(folder), matlab_count, _MATLAB_CURE)
+        log.warning("%s: %d files of MATLAB; %s", show_path(folder), matlab_count, MATLAB_CURE)
     return replace(image_set, excluded=tuple(excluded))
 
 
@@ -211,7 +211,10 @@ def is_anomaly(parts: Sequence[str]) -> bool:
 
 
 def _list_files(
-    folder: Path, patterns: Sequence[str], exclude: Sequence[str] = ()
+    folder: Path,
+    patterns: Sequence[str],
+    exclude: Sequence[str] = (),
+    leftovers: Leftovers | None = None,
 ) -> tuple[list[Path], list[Path], int]:
     """List the files, and those that are excluded; count those of MATLAB, which may be masks."""
     if not folder.is_dir():
@@ -219,15 +222,7 @@ def _list_files(
         raise DataError(f"{show_path(folder)}: {fault}")
     walk = FolderWalk(folder, patterns, exclude)
     names = sorted(walk.run())
-    walk.tell_excluded()
-    walk.problems.raise_if_any(f"{len(walk.problems)} bad names under {show_path(folder)}")
-    if not names:
-        ignored = [f"{count} {reason}" for reason, count in walk.ignored.items()]
-        quoted = ", ".join(map(repr, patterns))
-        listed = ", ".join(ignored) or "nothing"
-        if walk.ignored[MATLAB]:
-            listed += f"; {_MATLAB_CURE}"
-        raise DataError(f"{show_path(folder)}: no image matches {quoted}; found {listed}")
+    walk.finish(names, leftovers)
     excluded = [folder / name for name in sorted(walk.excluded)]
     return [folder / name for name in names], excluded, walk.ignored[MATLAB]
 

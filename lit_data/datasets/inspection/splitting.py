@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +92,25 @@ class ImageSplitter:
             return read_fractions(DEFAULT_SHARES)
         has_val = any(split_of(name) == "val" for name in self.names)
         return None if has_val else _OF_TRAIN
+
+    def list_unlabelled(
+        self, by_split: Mapping[str, Ints], shared: Mapping[str, float]
+    ) -> Iterator[tuple[str, list[str]]]:
+        """Yield the splits without a mask, with the names of their images.
+
+        Those are left out of which folders say that all in them is good, and those that are shared
+        out, where it is chance.
+
+        Args:
+            by_split: Numbers of the images of each.
+            shared: Fractions of those that are shared out.
+        """
+        if self.has_mask is None:
+            return
+        is_labelled = self.has_mask | (np.array(self.kinds) == "good")
+        for split, images in by_split.items():
+            if len(images) and not shared.get(split) and not is_labelled[images].any():
+                yield split, [self.names[number] for number in images.tolist()]
 
     def split_good(self, splits: Splits, is_good: Bools) -> dict[str, Ints]:
         """As `split`, but only images without a defect train.

@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lit_data.datasets.detection.voc import NameIndex
 from lit_data.errors import DataError, Problems, show_path
@@ -26,6 +26,13 @@ CLASS_COLUMNS = (
     "defect",
     "defect_type",
 )
+
+
+class ImageLabels(NamedTuple):
+    """Labels of images, and the table that they come from."""
+
+    labels: tuple[str, ...]
+    path: Path
 
 
 def read_table(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
@@ -57,7 +64,7 @@ def choose_column(columns: Sequence[str], known: Sequence[str]) -> str:
 
 def read_labels(
     folder: Path, images: Sequence[Path], excluded: Sequence[Path]
-) -> tuple[str, ...] | None:
+) -> ImageLabels | None:
     """Read the label of each image from a CSV file with a column of images and one of classes.
 
     Args:
@@ -79,7 +86,7 @@ def read_labels(
         class_column = choose_column(columns, CLASS_COLUMNS)
         if rows and image_column and class_column:
             named = [(str(row[image_column]), str(row[class_column])) for row in rows]
-            return _match_labels(named, images, index, path)
+            return ImageLabels(_match_labels(named, images, index, path), path)
     return None
 
 

@@ -11,9 +11,16 @@ from typing import Literal
 import numpy as np
 
 from lit_data.errors import DataError, Problems, show_path
-from lit_data.io.discovery import describe_outside, is_hidden, is_inside
+from lit_data.io.discovery import describe_outside, is_hidden, is_inside, name_below
+from lit_data.io.leftovers import Leftovers
 from lit_data.io.source import check_regular, naming, nearest_existing
-from lit_data.io.volumes.dicom import group_series, is_dicom_name, open_dicom, open_segmentation
+from lit_data.io.volumes.dicom import (
+    EXTENSIONS,
+    group_series,
+    is_dicom_name,
+    open_dicom,
+    open_segmentation,
+)
 from lit_data.io.volumes.files import open_nifti, open_npy, open_npz
 from lit_data.io.volumes.volume import Volume
 from lit_data.types import PathText
@@ -53,7 +60,9 @@ class VolumeSource:
         return self.files if self.labels is None else (*self.files, self.labels)
 
 
-def find_volumes(root: PathText, bad_names: Problems | None = None) -> list[VolumeSource]:
+def find_volumes(
+    root: PathText, bad_names: Problems | None = None, leftovers: Leftovers | None = None
+) -> list[VolumeSource]:
     """List the volumes of a folder and its subfolders, or the one volume that a file is.
 
     ``.npy``, ``.npz``, ``.nii`` and ``.nii.gz`` files are volumes, and so is each series of the
@@ -65,6 +74,7 @@ def find_volumes(root: PathText, bad_names: Problems | None = None) -> list[Volu
         root: The folder or file.
         bad_names: Takes bad names, which are an error without it, so that they can be listed with
             the faults of other files; their volumes are left out.
+        leftovers: Takes files of other types.
 
     Returns:
         Sorted by name. A series is named by its folder, and by its first file as well where a
@@ -83,12 +93,19 @@ def find_volumes(root: PathText, bad_names: Problems | None = None) -> list[Volu
         )
     problems = Problems()
     sources: dict[str, VolumeSource] = {}
+    unread: dict[str, list[str]] = {}
     for folder, names in _walk(root, problems):
+        for name in names:
+            if _suffix(name) not in (*SUFFIXES, *EXTENSIONS):
+                path = name_below(root, folder / name) or name
+                unread.setdefault(_suffix(name), []).append(path)
         for source in _list_folder(root, folder, names, problems):
             # a.npy and a.nii would be one volume of two files.
             first = sources.setdefault(source.name, source)
             if first is not source:
                 problems.add(source.path, f"the same name as {show_path(first.path)}")
+    leftovers = leftovers or Leftovers()
+    leftovers.take(root, unread, (*SUFFIXES, *EXTENSIONS))
     volumes = _join_labels(sources, problems)
     # What a link outside leads to is not read.
     bad_paths = set(problems.skipped)
@@ -100,6 +117,7 @@ def find_volumes(root: PathText, bad_names: Problems | None = None) -> list[Volu
     if not volumes:
         raise DataError(
             f"{show_path(root)}: no volume; .npy, .npz, .nii, .nii.gz and DICOM files are read"
+            f"{leftovers.quote()}"
         )
     return sorted(volumes, key=lambda source: source.name)
 

@@ -1,5 +1,4 @@
 import json
-import logging
 import os
 import re
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from lit_data.datasets.detection.files import DetectionFiles, find_detection_fil
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.options import ReadOptions
+from lit_data.io.leftovers import Leftovers
 from lit_data.types import Floats, Ints
 
 Corners = list[Ints]
@@ -169,15 +169,15 @@ def test_a_set_as_roboflow_writes_it(tmp_path: Path) -> None:
         "{root}/images/a.png\n{root}/images/b.png",
     ],
 )
-def test_ways_of_lists_to_name_images(
-    flat: Path, rows: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
+def test_ways_of_lists_to_name_images(flat: Path, rows: str) -> None:
     write(flat, train=rows.format(root=flat), val="d")
-    found = find_detection_files(flat)
+    leftovers = Leftovers()
+    found = find_detection_files(flat, leftovers=leftovers)
     assert by_name(found) == {"train": ["a", "b"], "val": ["d"], "test": []}
     assert found.labels.ends.tolist() == [1, 3, 3]
-    assert "1 of 4 images are left out" in caplog.text
+    assert "1 images are in no list or COCO file: images/c.png; they are left out" in (
+        leftovers.describe()
+    )
 
 
 @pytest.mark.parametrize("path", ["", "path: .", "path: ../datasets/elsewhere"])

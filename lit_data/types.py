@@ -126,6 +126,7 @@ class RowWriter(Protocol):
     which samples lie together. What reads a set of shards has ``fetches``, whether it does,
     ``needs_windows``, whether they have no room here all at once, and ``look_ahead(indices,
     epoch)``, which is given a function for the samples to come and gives a `LookAhead` or none.
+    ``find_lack() -> str`` names what scores are made of, such as boxes, where no sample holds any.
     """
 
     @property

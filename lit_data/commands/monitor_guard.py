@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -14,6 +15,7 @@ from typing_extensions import override
 
 from lit_data.callbacks.wrapping import wrap
 from lit_data.commands.result import split_stage
+from lit_data.datamodules.base import BaseDataModule
 from lit_data.modules.scored import ScoredModule
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ class MonitorGuard(Callback):
         self._knows_names = knows_names
         self._logged: set[str] = set()
         self._undo = ExitStack()
+        self._has_told = False
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -51,19 +54,40 @@ class MonitorGuard(Callback):
                     self._undo.callback(wrap(stopping, hook, wait))
 
     @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        monitors = _list_monitors(trainer)
+        if any(split_stage(name)[0] == "val" for name in monitors) and not _validates(trainer):
+            self._tell(trainer, "nothing validates")
+
+    @override
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._knows_names:
             self._check(trainer)
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and not self._knows_names:
+        if trainer.sanity_checking:
+            return
+        if not self._knows_names:
             self._check(trainer)
+        for name in _list_monitors(trainer):
+            score = trainer.callback_metrics.get(name)
+            if score is not None and torch.isnan(score):
+                self._tell(trainer, f"{name} is undefined in the validation split")
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.enable_validation or not sum(trainer.num_val_batches):
+        if not _validates(trainer):
             self._check(trainer)
+
+    def _tell(self, trainer: Trainer, reason: str) -> None:
+        """Log once why the last checkpoint counts as the best, unless the datamodule has said it."""
+        if self._has_told:
+            return
+        self._has_told = True
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # of the data connector
+        if not (isinstance(datamodule, BaseDataModule) and datamodule.find_lack("val")):
+            log.warning("%s: the last checkpoint counts as the best", reason)
 
     def _check(self, trainer: Trainer) -> None:
         logged = set(trainer.callback_metrics)
@@ -73,6 +97,8 @@ class MonitorGuard(Callback):
             monitor = checkpoint.monitor
             if monitor and monitor not in self._logged | logged:
                 checkpoint.monitor = None
+                if self._has_told:
+                    continue
                 log.warning(
                     "the model logs no %s in validation (it logs %s): the last checkpoint counts "
                     "as the best; or set callbacks.checkpoint.monitor=NAME "
@@ -81,6 +107,16 @@ class MonitorGuard(Callback):
                     ", ".join(sorted(logged)) or "nothing",
                 )
         self._logged |= logged  # a name that was logged once will be again
+
+
+def _list_monitors(trainer: Trainer) -> list[str]:
+    """Return the names of the metrics by which checkpoints are chosen."""
+    monitors = [getattr(checkpoint, "monitor", None) for checkpoint in trainer.checkpoint_callbacks]
+    return [name for name in monitors if name]
+
+
+def _validates(trainer: Trainer) -> bool:
+    return sum(trainer.num_val_batches) > 0
 
 
 def _keep_last_of_undefined(

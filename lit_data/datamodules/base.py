@@ -1,6 +1,7 @@
 """`BaseDataModule`: source, stages, loaders and the way of a batch of all datamodules."""
 
 import copy
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,17 +11,21 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Self
 
 import torch
-import torch.distributed as dist
 from lightning import LightningDataModule, Trainer
 from torch import Tensor
 from typing_extensions import TypeVar
 
 from lit_data.datamodules.batch_format import BatchFormat, check_format, gives_fields
 from lit_data.datamodules.source import Source
-from lit_data.datamodules.trainer_run import NO_LENGTH, TrainerRun, check_fractions
+from lit_data.datamodules.trainer_run import (
+    NO_LENGTH,
+    TrainerRun,
+    check_fractions,
+    check_ranks_agree,
+)
 from lit_data.datamodules.transfer import BatchTransfer, check_package
 from lit_data.datasets.splits import SPLITS
-from lit_data.errors import ConfigError, RankMismatchError
+from lit_data.errors import ConfigError
 from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.io.store.store import StoredImages
 from lit_data.lightning_internals import check_version
@@ -31,53 +36,16 @@ from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.renderer import Annotations
 from lit_data.types import Batch, Ints, PlannedBatch, RowWriter, Stage
 
-_TRAINER_OPTIONS = (
-    "max_epochs",
-    "max_steps",
-    "accumulate_grad_batches",
-    "val_check_interval",
-)
+log = logging.getLogger(__name__)
 
-
-def check_ranks_agree(loader: MicroBatchLoader, trainer: Trainer | None = None) -> None:
-    """Compare what decides the number of steps, before a rank waits for ever for another.
-
-    Args:
-        loader: This rank's loader; every rank calls this at the same time.
-        trainer: This rank's Trainer.
-
-    Raises:
-        RankMismatchError: The ranks see sets of different sizes, or have other options.
-    """
-    if not (dist.is_available() and dist.is_initialized()):
-        return
-    own_values = _list_step_options(loader, trainer)
-    # Every rank sends its values, also where they agree: a rank alone would wait for ever.
-    values_of_ranks: list[dict[str, Any]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(values_of_ranks, own_values)
-    for name in own_values:
-        values = [of_rank[name] for of_rank in values_of_ranks]
-        if len(set(values)) > 1:
-            listed = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
-            raise RankMismatchError(
-                f"the ranks disagree on {name} ({listed}): "
-                "give all of them the same data and options"
-            )
-
-
-def _list_step_options(loader: MicroBatchLoader, trainer: Trainer | None) -> dict[str, Any]:
-    """Return by name all that decides the number of steps of a rank."""
-    options = loader.options
-    values: dict[str, Any] = {
-        "samples": loader.order.length,
-        "batch_size": loader.batch_size,
-        "seed": options.seed,
-        "drop_last": options.drop_last,
-        "resizable": options.resizable,
-    }
-    for name in _TRAINER_OPTIONS:
-        values[f"trainer.{name}"] = getattr(trainer, name, None)
-    return values
+_READ_BY: Mapping[str, tuple[Stage, ...]] = {
+    "fit": ("train", "val"),
+    "validate": ("val",),
+    "test": ("test",),
+    "predict": ("predict",),
+}
+"""Stages whose loaders each function of a Trainer asks for, that which it cannot do without first."""
+_CURE = "choose images for it with data.splits, such as 'data.splits={train: 0.7, val: 0.15, test: 0.15}'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +156,7 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
         check_format(batch_format, self.batch_keys, self.channel_names)
         self.batch_format = batch_format
         self._datasets: dict[Stage, Rows] = {}
-        self._is_open = False
+        self._is_open = self._is_validation_known = False
         # Numbers of the samples to predict; None predicts all.
         self._predicted_samples: Sequence[int] | None = None
 
@@ -247,8 +215,22 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
         self._open()
 
     def setup(self, stage: str) -> None:
-        """Open what is stored."""
+        """Open what is stored; for a Trainer, look at the splits that it needs.
+
+        Raises:
+            ConfigError: One that is trained on or scored holds no images, or fractions of a loader without
+                a length are asked for.
+        """
         self._open()
+        if self.trainer is None:
+            return
+        # Lightning leaves torch's DataLoader patched where a hook that makes a loader refuses.
+        stages = _READ_BY[stage]
+        self._refuse_empty(stages[0])
+        for read_stage in stages if self.loader.resizable else ():
+            check_fractions(self.trainer, read_stage)
+        if stage == "fit" and self.trainer.is_global_zero:
+            self._warn_of_validation()
 
     def inspect(self, stage: Stage) -> Visuals:
         """Return plans, previews and unaugmented samples of a stage, for pictures and exports."""
@@ -379,8 +361,7 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
 
     def train_dataloader(self) -> MicroBatchLoader:
         """Return batches of the training split, in an order that is new in each epoch."""
-        if not len(self.dataset("train")):
-            raise ConfigError("the train split holds no images: check data.splits")
+        self._refuse_empty("train")
         loader = self._open_loader("train")
         self._run.start_training(loader)
         return loader
@@ -430,8 +411,7 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
 
     def test_dataloader(self) -> MicroBatchLoader:
         """Return batches of the test split."""
-        if not len(self.dataset("test")):
-            raise ConfigError("the test split holds no images: check data.splits")
+        self._refuse_empty("test")
         return self._open_loader("test")
 
     def predict_dataloader(self) -> MicroBatchLoader:
@@ -462,6 +442,30 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
                 self.open_source()
             self._is_open = True
 
+    def find_lack(self, stage: Stage) -> str:
+        """Return what a split holds none of, though scores are made of it; empty where it lacks nothing."""
+        dataset: Any = self.dataset(stage)
+        if not len(dataset):
+            return "images"
+        lack: str = dataset.find_lack() if hasattr(dataset, "find_lack") else ""
+        return lack
+
+    def _refuse_empty(self, stage: Stage) -> None:
+        if not len(self.dataset(stage)):
+            raise ConfigError(f"the {stage} split holds no images: {_CURE}")
+
+    def _warn_of_validation(self) -> None:
+        if self._is_validation_known:  # a command sets up before its Trainer does
+            return
+        self._is_validation_known = True
+        if lack := self.find_lack("val"):
+            log.warning(
+                "the val split holds no %s, so that its scores are undefined and say of no checkpoint "
+                "that it is better than the last: %s",
+                lack,
+                _CURE,
+            )
+
     def renew(self, source: Source) -> Self:
         """Return this datamodule with another source, of which nothing was read yet."""
         fresh = copy.copy(self)
@@ -480,8 +484,6 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
             check_ranks_agree(loader, self.trainer)
         if self.trainer is None:
             return loader
-        if loader.resizable:
-            check_fractions(self.trainer, stage)
         device = self.trainer.strategy.root_device
         if device.type != "cuda" and self.loader.pin_memory == "auto":
             # Pinning would wake up the GPU in a run on the CPU.

@@ -216,20 +216,19 @@ class InspectionDataModule(ImageDataModule):
             # Real masks are what val and test are scored by.
             splits = "train" if any(files.masks) else ", ".join(SPLITS)
             families = ", ".join(family.name for family in synthesis.members)
-            share = f"{synthesis.probability:.0%}"
-            parts.append(f"defects are drawn on {share} of the samples of {splits}: {families}")
+            samples = f"{synthesis.probability:.0%} of the samples of {splits}"
+            parts.append(f"defects are drawn on {samples}: {families}")
         return "; ".join(parts)
 
     @override
     def describe(self) -> dict[str, Any]:
         """Return numbers about the opened dataset: images, those with masks or defects, patches of each split."""
         numbers = describe_bank(self.bank) | {"layout": self.source.image_set.layout}
-        numbers["images_with_masks"] = 0
-        if self._masks is not None:
-            numbers["images_with_masks"] = int((self._masks.of_image >= 0).sum())
+        masks = self._masks
+        numbers["images_with_masks"] = 0 if masks is None else int((masks.of_image >= 0).sum())
         for split, images in self.split_images.items():
             numbers[f"{split}_images"] = len(images)
-        if self._masks is None:  # without masks there may be no dataset to count patches of
+        if masks is None:  # without them there may be no dataset to count patches of
             return numbers
         is_positive = self.count_classes()[:, 1:].sum(1) > 0
         for split, images in self.split_images.items():
@@ -250,8 +249,7 @@ class InspectionDataModule(ImageDataModule):
         """[H, W] uint8 as `read_mask`, but of the size of which patches are cut."""
         if self._masks is None or number in self._bad:
             return None
-        mask: Array = self._masks[number][0]
-        return mask
+        return np.asarray(self._masks[number][0])
 
     def has_defect(self, number: int) -> bool | None:
         """Return True if the mask of an image shows a defect; None where there are no masks, or its mask is bad."""
@@ -266,6 +264,12 @@ class InspectionDataModule(ImageDataModule):
         # The bank lacks bad images, so kinds go by paths and not by numbers.
         kind_of = dict(zip(paths, self.source.image_set.kinds, strict=True))
         return [kind_of[self.bank.name(number)] for number in range(len(self.bank))]
+
+    @override
+    def find_lack(self, stage: Stage) -> str:
+        if self.train_on == "all":
+            return super().find_lack(stage)
+        return "" if self._find_good()[self.split_images[stage]].any() else "good images"
 
     @property
     @override
@@ -289,7 +293,7 @@ class InspectionDataModule(ImageDataModule):
         """
         if self._masks is None:
             raise ConfigError("there are no masks whose pixels could be counted")
-        classes = len(self.source.classes or ("defect",)) + 1
+        classes = 1 + len(self.source.classes or ("defect",))
         counts = count_classes(self._masks, classes, self.source.kept_folder)
         self._is_positive = counts[:, 1:].sum(1) > 0
         return counts if split is None else counts[self.split_images[split]]
@@ -298,7 +302,7 @@ class InspectionDataModule(ImageDataModule):
     def open_source(self) -> None:
         log.info("%s: %s", show_path(self.source.folder), self._describe_plans())
         super().open_source()
-        # Images that are only predicted lie in one split, of which there is nothing to say.
+        # Of images that are only predicted, in one split, there is nothing to say.
         if sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1:
             counts = describe_splits(self.split_images, self.image_kinds, self._is_positive)
             log.info("splits: %s", counts)
@@ -312,8 +316,8 @@ class InspectionDataModule(ImageDataModule):
     def choose_splits(self) -> dict[str, Ints]:
         # Images with bad masks are split like any others, so that skipping one moves no other.
         is_bad = np.isin(np.arange(len(self.bank)), list(self._bad))
-        splits = self._split_all_images()
-        return {split: numbers[~is_bad[numbers]] for split, numbers in splits.items()}
+        splits = self._split_all_images().items()
+        return {split: numbers[~is_bad[numbers]] for split, numbers in splits}
 
     def _check(self) -> None:
         check_choice("near_duplicates", self.near_duplicates, ("together", "apart"))
@@ -465,13 +469,13 @@ class LabelledImageDataModule(InspectionDataModule):
     @override
     def count_classes(self, split: Stage | None = None) -> Ints:
         labels = self.labels if split is None else self.labels[self.split_images[split]]
-        is_of_class: Bools = labels[:, None] == np.arange(len(self.classes or ()))
-        return is_of_class.astype(np.int64)
+        return np.equal(labels[:, None], np.arange(len(self.classes or ()))).astype(np.int64)
 
     @override
     def find_classes(self) -> tuple[str, ...]:
-        names = set(self.source.image_set.kinds) - {""}
-        return tuple(sorted(names, key=lambda name: (name != "good", name)))
+        return tuple(
+            sorted(set(self.source.image_set.kinds) - {""}, key=lambda name: (name != "good", name))
+        )
 
     @override
     def open_source(self) -> None:
@@ -483,9 +487,9 @@ class LabelledImageDataModule(InspectionDataModule):
         number_of = {name: number for number, name in enumerate(self.classes or ())}
         self.labels = np.array([number_of.get(kind, -1) for kind in self.image_kinds], np.int64)
         # Images of classes that are not asked for are in no split, and are predicted.
-        has_class = self.labels >= 0
         self.split_images = {
-            split: numbers[has_class[numbers]] for split, numbers in self.split_images.items()
+            split: numbers[self.labels[numbers] >= 0]
+            for split, numbers in self.split_images.items()
         }
 
     def _check_classes(self) -> None:

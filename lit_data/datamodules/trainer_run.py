@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch.distributed as dist
 from lightning import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_data.datamodules.transfer import BatchTransfer
-from lit_data.errors import ConfigError
+from lit_data.errors import ConfigError, RankMismatchError
 from lit_data.lightning_internals import count_trained, find_epoch, reopen_epoch
 from lit_data.loading import MicroBatchLoader
 from lit_data.types import Stage
@@ -26,6 +27,12 @@ _LIMITS: dict[Stage, tuple[str, ...]] = {
     "predict": ("limit_predict_batches",),
 }
 """Options of a Trainer that may be fractions of the length of a loader."""
+_TRAINER_OPTIONS = (
+    "max_epochs",
+    "max_steps",
+    "accumulate_grad_batches",
+    "val_check_interval",
+)
 NO_LENGTH = "data.loader.resizable=true loaders have no length"
 
 
@@ -42,6 +49,47 @@ def check_fractions(trainer: Trainer, stage: Stage) -> None:
                 f"trainer.{name}={value}: {NO_LENGTH}: give a whole number of batches, or set "
                 "data.loader.resizable=false"
             )
+
+
+def check_ranks_agree(loader: MicroBatchLoader, trainer: Trainer | None = None) -> None:
+    """Compare what decides the number of steps, before a rank waits for ever for another.
+
+    Args:
+        loader: This rank's loader; every rank calls this at the same time.
+        trainer: This rank's Trainer.
+
+    Raises:
+        RankMismatchError: The ranks see sets of different sizes, or have other options.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    own_values = _list_step_options(loader, trainer)
+    # Every rank sends its values, also where they agree: a rank alone would wait for ever.
+    values_of_ranks: list[dict[str, Any]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(values_of_ranks, own_values)
+    for name in own_values:
+        values = [of_rank[name] for of_rank in values_of_ranks]
+        if len(set(values)) > 1:
+            listed = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
+            raise RankMismatchError(
+                f"the ranks disagree on {name} ({listed}): "
+                "give all of them the same data and options"
+            )
+
+
+def _list_step_options(loader: MicroBatchLoader, trainer: Trainer | None) -> dict[str, Any]:
+    """Return by name all that decides the number of steps of a rank."""
+    options = loader.options
+    values: dict[str, Any] = {
+        "samples": loader.order.length,
+        "batch_size": loader.batch_size,
+        "seed": options.seed,
+        "drop_last": options.drop_last,
+        "resizable": options.resizable,
+    }
+    for name in _TRAINER_OPTIONS:
+        values[f"trainer.{name}"] = getattr(trainer, name, None)
+    return values
 
 
 class TrainerRun:

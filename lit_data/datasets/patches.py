@@ -134,6 +134,13 @@ class PatchDataset(BankDataset):
         """[I] numbers of the images of this split."""
         return self.patches.images
 
+    def find_lack(self) -> str:
+        """Return what scores are made of, where no mask marks anything."""
+        masks = self.masks
+        if masks is None or any(masks[number].any() for number in range(len(masks))):
+            return ""
+        return "marked defects"
+
     @property
     def read_px(self) -> Size:
         """(h, w) of the largest patches with their margin."""

@@ -118,6 +118,11 @@ class DetectionDataset(BankDataset):
     def __len__(self) -> int:
         return len(self.images)
 
+    def find_lack(self) -> str:
+        """Return what scores are made of, where no image has a box."""
+        has_box = any((self.labels.of(image)[:, 0] >= 0).any() for image in self.images.tolist())
+        return "" if has_box or self.synthetic is not None else "boxes"
+
     @property
     @override
     def runs(self) -> SampleRuns | Callable[[int], SampleRuns] | None:

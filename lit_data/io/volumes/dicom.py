@@ -1,11 +1,13 @@
 """DICOM series: the files of one, their order, and their numbers in Hounsfield units."""
 
 import io
+import logging
 import os
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,10 @@ GAP_TOLERANCE = 0.02
 MAX_INFLATED_BYTES = 2**28
 """Of a deflated file; it holds one slice."""
 EXTENSIONS = (".dcm", ".dicom", ".ima")
+_TILT_DEG = 0.5  # from which on slices are shifted by more than rounding
 _READERS = 8  # threads that wait for a disk in the network, or a server
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +55,14 @@ class _Slice:
 
 
 def is_dicom_name(path: PathText) -> bool:
-    """Return True if a file is DICOM: by its extension, or without one by its preamble."""
+    """Return True if a file is DICOM: by its extension, or without one by its preamble.
+
+    The last number of a name such as ``1.2.840.10008`` is no extension.
+    """
     path = Path(path)
-    if path.suffix:
-        return path.suffix.lower() in EXTENSIONS
+    extension = path.suffix.lower()
+    if extension and not extension[1:].isdecimal():
+        return extension in EXTENSIONS
     try:
         with open_binary(path) as stream:
             return stream.read(132)[128:] == b"DICM"
@@ -106,12 +115,13 @@ def open_dicom(files: Sequence[str], name: str, nan_fill: float | None) -> FileV
     for item in slices[1:]:
         _check_alike(first, item)
     step_mm = _find_step(slices)
+    shift_mm = _find_shift(slices, step_mm)
     dtype = np.result_type(*{item.scale.dtype for item in slices})
     if dtype.itemsize > 4:  # NumPy joins int16 and float32 to float64
         dtype = np.dtype(np.float32)
     reader = _SeriesReader(slices, dtype)
     spacing_mm: Spacing = (step_mm, *first.spacing_mm)
-    affine = _make_affine(first, spacing_mm)
+    affine = _make_affine(first, spacing_mm, shift_mm)
     return FileVolume(
         name,
         reader,
@@ -267,7 +277,45 @@ def _find_step(slices: Sequence[_Slice]) -> float:
     )
 
 
-def _make_affine(first: _Slice, spacing_mm: Spacing) -> Array | None:
+def _find_shift(slices: Sequence[_Slice], step_mm: float) -> Doubles:
+    """Return how far each slice is shifted against the one before, (x, y, z) mm within its plane.
+
+    That of a scanner with a tilted gantry goes along the table, not along the normal of the slices.
+
+    Raises:
+        DataError: It is not the same everywhere.
+    """
+    origins_mm = np.array([item.origin_mm for item in slices])
+    if len(slices) == 1:
+        return np.zeros(3)
+    numbers = np.arange(len(slices))[:, None]
+    shift_mm: Doubles = (origins_mm[-1] - origins_mm[0]) / (len(slices) - 1)
+    apart_mm = np.linalg.norm(origins_mm - origins_mm[0] - numbers * shift_mm, axis=1)
+    worst = int(apart_mm.argmax())
+    # Uneven distances along the normal were refused before.
+    if apart_mm[worst] > GAP_TOLERANCE * step_mm + 0.5 * max(slices[0].spacing_mm):
+        raise DataError(
+            f"{show_path(slices[worst].path)}: {apart_mm[worst]:.2f} mm beside the line of the "
+            "first pixels of the others; a volume needs slices on one grid: resample the series"
+        )
+    shift_mm -= step_mm * slices[0].normal
+    tilt_deg = float(np.degrees(np.arctan2(np.linalg.norm(shift_mm), step_mm)))
+    if tilt_deg > _TILT_DEG:
+        _note_tilt(str(Path(slices[0].path).parent), round(tilt_deg, 1))
+    return shift_mm
+
+
+@lru_cache(maxsize=256)  # once for each series, which is opened several times
+def _note_tilt(folder: str, tilt_deg: float) -> None:
+    log.warning(
+        "%s: slices are shifted along a line %g degrees from their normal, as by a tilted gantry: "
+        "voxels stay as they are, sheared, and results get that affine",
+        show_path(folder),
+        tilt_deg,
+    )
+
+
+def _make_affine(first: _Slice, spacing_mm: Spacing, shift_mm: Doubles) -> Array | None:
     """Return the affine [4, 4] to right, anterior, superior; None without an origin."""
     if not np.isfinite(first.origin_mm).all():
         return None
@@ -276,7 +324,7 @@ def _make_affine(first: _Slice, spacing_mm: Spacing) -> Array | None:
     columns = (
         along_row * spacing_mm[2],
         along_column * spacing_mm[1],
-        first.normal * spacing_mm[0],
+        first.normal * spacing_mm[0] + shift_mm,
         first.origin_mm,
     )
     # DICOM's own axes are left, posterior, superior.
@@ -321,7 +369,13 @@ def _read_head(path: PathText, tags: list[str] | None = None) -> Any:  # noqa: A
 
 def _read_dataset(path: PathText, **options: Any) -> Any:  # noqa: ANN401
     with open_filled(path) as file, _CheckedReader(file) as stream:  # type: ignore[arg-type]
-        return import_medical("pydicom").dcmread(stream, **options)
+        pydicom = import_medical("pydicom")
+        try:
+            return pydicom.dcmread(stream, **options)
+        except pydicom.errors.InvalidDicomError as error:
+            raise DataError(
+                "no DICOM file, though its name says so: export it anew, or remove it"
+            ) from error
 
 
 def _read_pixels(item: _Slice) -> Array:
@@ -333,6 +387,8 @@ def _read_pixels(item: _Slice) -> Array:
         syntax = dataset.file_meta.TransferSyntaxUID
         if not syntax.is_compressed:
             raise
+        if str(error).startswith("Unable to decode"):  # by those that are installed
+            raise DataError(f"damaged: its pixels are no {syntax.name}; export it anew") from error
         raise DataError(
             f"compressed as {syntax.name}; "
             "pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg to read it"

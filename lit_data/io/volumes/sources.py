@@ -32,6 +32,7 @@ SUFFIXES: dict[str, Kind] = {
     ".nii": "nifti",
     ".nii.gz": "nifti",
 }
+_ENDINGS = (*reversed(SUFFIXES), *EXTENSIONS)
 LABEL_ENDINGS = ("_labels", "_seg", "_mask")
 
 
@@ -66,7 +67,7 @@ def find_volumes(
     """List the volumes of a folder and its subfolders, or the one volume that a file is.
 
     ``.npy``, ``.npz``, ``.nii`` and ``.nii.gz`` files are volumes, and so is each series of the
-    DICOM files of a folder (``.dcm``, ``.ima``, or no extension). ``NAME_labels.*``, ``NAME_seg.*``
+    DICOM files of a folder (``.dcm``, ``.ima``, no extension, or a UID as name). ``NAME_labels.*``, ``NAME_seg.*``
     and ``NAME_mask.*`` hold the labels of ``NAME`` in the same folder; DICOM files of that name are
     segmentations (SEG). Hidden files and all others are left out.
 
@@ -165,10 +166,10 @@ def _list_folder(
             if _suffix(name) in SUFFIXES:
                 check_regular(path)
                 yield _make_source(root, path.relative_to(root).as_posix())
-            elif is_dicom_name(path) and _find_owner(path.stem) is not None:
+            elif is_dicom_name(path) and _find_owner(_stem(name)) is not None:
                 check_regular(path)  # a segmentation, which belongs to no series of slices
-                relative = path.relative_to(root).with_suffix("").as_posix()
-                yield VolumeSource(relative, os.fspath(path), "dicom", (os.fspath(path),))
+                relative = path.relative_to(root).as_posix()
+                yield VolumeSource(_stem(relative), os.fspath(path), "dicom", (os.fspath(path),))
             elif is_dicom_name(path):
                 dicom.append(path)
         except DataError as error:
@@ -184,14 +185,14 @@ def _list_folder(
         yield VolumeSource(name, os.fspath(folder), "dicom", series[0])
         return
     for files in series:
-        name = f"{base}/{Path(files[0]).stem}".lstrip("/")
+        name = f"{base}/{_stem(Path(files[0]).name)}".lstrip("/")
         yield VolumeSource(name, files[0], "dicom", files)
 
 
 def _make_source(root: Path, relative: str) -> VolumeSource:
     path = os.fspath(root / relative)
     kind = guess_kind(path)
-    return VolumeSource(relative[: len(relative) - len(_suffix(relative))], path, kind, (path,))
+    return VolumeSource(_stem(relative), path, kind, (path,))
 
 
 def _join_labels(sources: dict[str, VolumeSource], problems: Problems) -> list[VolumeSource]:
@@ -222,8 +223,13 @@ def _find_owner(name: str) -> str | None:
 
 
 def _suffix(name: str) -> str:
+    """Return the ending of a volume; none for a name such as ``1.2.840``."""
     low = name.lower()
-    return ".nii.gz" if low.endswith(".nii.gz") else os.path.splitext(low)[1]  # noqa: PTH122 - of a relative name
+    return next((ending for ending in _ENDINGS if low.endswith(ending)), "")
+
+
+def _stem(name: str) -> str:
+    return name[: len(name) - len(_suffix(name))]
 
 
 log = logging.getLogger(__name__)

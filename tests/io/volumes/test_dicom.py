@@ -9,10 +9,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from lit_data.errors import DataError
 from lit_data.io.volumes import find_volumes, open_volume
+from lit_data.io.volumes.resampling import Resolution
 from lit_data.io.volumes.sources import open_labels
+from lit_data.tasks.volume_labels import pack_nifti
 from lit_data.types import Array
 
 pydicom = pytest.importorskip("pydicom")
+nibabel = pytest.importorskip("nibabel")
 
 
 def _write(path: Path, pixels: Array, z_mm: float, series: str = "1.2.3", **tags: Any) -> None:
@@ -126,6 +129,81 @@ def test_a_compressed_slice_says_what_to_install(tmp_path: Path) -> None:
         volume.read(0, 1)
     path.write_bytes(b"no dicom" * 100)
     with pytest.raises(DataError, match=r"a\.dcm"):
+        find_volumes(tmp_path)
+
+
+def test_slices_of_a_tilted_gantry_lie_where_they_were_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    angle = np.radians(20)
+    along_column = [0, np.cos(angle), -np.sin(angle)]
+    stored = np.zeros((5, 4, 6), np.uint16)
+    for number in range(5):
+        place = {"ImageOrientationPatient": [1, 0, 0, *along_column]}
+        place["ImagePositionPatient"] = [-10, -20, 2.0 * number]
+        _write(tmp_path / "tilt" / f"{number}.dcm", stored[number], 0.0, **place)
+    with caplog.at_level("WARNING"), open_volume(tmp_path / "tilt") as volume:
+        affine = volume.affine
+        assert affine is not None
+        assert_allclose(affine[:3, 2], [0, 0, 2], atol=1e-9)
+        assert_allclose(affine @ [0, 0, 3, 1], [10, 20, 6, 1], atol=1e-9)
+        # A voxel is as large as the slices are apart.
+        assert_allclose(volume.spacing_mm, (2 * np.cos(angle), 0.8, 0.5))
+        assert_allclose(abs(np.linalg.det(affine)), np.prod(volume.spacing_mm))
+        (tmp_path / "a.nii.gz").write_bytes(pack_nifti(np.ones(volume.shape, np.uint8), affine))
+    assert "20 degrees" in caplog.text
+    assert_allclose(nibabel.load(tmp_path / "a.nii.gz").affine, affine, atol=1e-5)
+    finer = Resolution(spacing_mm=(1.0, 0.5, 0.5)).apply(volume, fill=0)
+    assert finer.affine is not None
+    # Both grids begin at the edge of the first voxel.
+    assert_allclose(finer.affine @ [-0.5, -0.5, -0.5, 1], affine @ [-0.5, -0.5, -0.5, 1])
+    assert_allclose(finer.affine[:3, 2], np.array([0, 0, 2]) / (2 * np.cos(angle)), atol=1e-9)
+
+
+def test_slices_beside_the_line_of_the_others_are_refused(tmp_path: Path) -> None:
+    for number in range(5):
+        place = {"ImagePositionPatient": [-10 + 3 * (number == 2), -20, 2.0 * number]}
+        _write(tmp_path / f"{number}.dcm", np.zeros((4, 6), np.uint16), 0.0, **place)
+    with pytest.raises(DataError, match=r"2\.dcm: 3\.00 mm beside the line"):
+        open_volume(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "names", ["1.2.840.10008.{}", "1.2.840.10008.{}.dcm", "IM-0001-000{}", "CT.1.2.840.{}", "{}"]
+)
+def test_dicom_files_are_known_by_their_preamble(tmp_path: Path, names: str) -> None:
+    folder = tmp_path / "scan"
+    for number in range(6):
+        # Every second file has an ending, as after a partial renaming.
+        name = names.format(number) if number % 2 else f"{number}.dcm"
+        _write(folder / name, np.zeros((4, 6), np.uint16), 2.5 * number)
+    for name in ("LOCKFILE", "VERSION", "notes.1", "report.pdf", "README.txt"):
+        (folder / name).write_bytes(b"no slices here")
+    meta = pydicom.dataset.FileMetaDataset()
+    meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    listing = pydicom.dataset.FileDataset("DICOMDIR", {}, file_meta=meta, preamble=bytes(128))
+    listing.FileSetID = "DISC"
+    listing.save_as(folder / "DICOMDIR")
+    (source,) = find_volumes(folder)
+    assert len(source.files) == 6
+    with open_volume(source) as volume:
+        assert volume.shape == (6, 4, 6)
+        assert volume.spacing_mm[0] == 2.5
+
+
+def test_series_of_uid_names_keep_whole_names(tmp_path: Path) -> None:
+    for series in (1, 2):
+        for number in range(3):
+            path = tmp_path / f"1.2.{series}.{number}"
+            _write(path, np.zeros((4, 6), np.uint16), 2.5 * number, series=f"1.2.{series}")
+    assert [source.name for source in find_volumes(tmp_path)] == ["1.2.1.0", "1.2.2.0"]
+    assert find_volumes(tmp_path / "1.2.1.0")[0].name == "1.2.1.0"
+
+
+def test_messages_say_what_is_wrong_with_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.dcm"
+    path.write_bytes(b"no dicom" * 100)
+    with pytest.raises(DataError, match=r"a\.dcm: no DICOM file, though its name says so: export"):
         find_volumes(tmp_path)
 
 

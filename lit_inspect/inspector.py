@@ -38,7 +38,7 @@ class Verdict:
             of the class.
         score: Of the image: the mean of the highest probabilities of a map, the probability of the
             class, or the score of the surest box.
-        defects: Regions of the map, the surest first.
+        defects: Regions of the map, the surest first; none of an image that is ``good``.
         probability: [H, W] of each pixel of a map, or [classes]; empty for boxes.
         kinds: [H, W] number of the class of each pixel that reaches the threshold, from 1; None
             where classes are not told apart.
@@ -188,6 +188,8 @@ class Inspector:
             classes=len(settings.classes),
         )
         verdict = self._choose_verdict(score, has_defects=bool(defects))
+        if verdict == "good":  # which no table contradicts
+            defects = []
         if is_large:
             return Verdict(verdict, score, tuple(defects), np.zeros((0, 0), np.float32))
         probability, kinds = self.read_pair(values, slice(0, height))

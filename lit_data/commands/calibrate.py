@@ -236,12 +236,16 @@ def _write_verdicts(
     images: KnownImages,
     calibration: Calibration,
 ) -> None:
-    """Write ``images.csv`` again, with the verdicts of a calibration."""
+    """Write ``images.csv`` again, with the verdicts of a calibration.
+
+    Defects were listed by the verdicts before it, so there are none in this folder.
+    """
     for row, is_defective in zip(rows, images.is_defective, strict=True):
         row["verdict"] = calibration.judge(float(row["score"]))
         row["truth"] = DEFECT if is_defective else GOOD
-    columns = ("image", "score", "defects", "verdict", "truth")
+    columns = ("image", "score", "verdict", "truth")
     write_table(folder / _TABLE, columns, rows)
+    (folder / "defects.csv").unlink(missing_ok=True)
 
 
 def calibrate(

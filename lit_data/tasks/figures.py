@@ -291,7 +291,7 @@ def _draw_whole_image(
     cells[0].set_title(f"{shorten_name(image.name)}\n{description}", fontsize=8)
     show_probability(cells[1], probability)
     cells[1].set_title(f"highest {float(image.probability.max()):.2f}", fontsize=8)
-    for cell in cells:
+    for cell in cells if image.defects else ():
         draw_outline(cell, probability >= least, colour=FOUND_COLOUR)
 
 

@@ -2,14 +2,12 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
-from torchmetrics.functional.classification import binary_auroc
 from typing_extensions import override
 
 from lit_data.datamodules.inspection import InspectionDataModule
@@ -37,7 +35,14 @@ from lit_data.tasks.figures import (
 )
 from lit_data.tasks.journal import Entry
 from lit_data.tasks.options import PredictOptions
-from lit_data.tasks.verdicts import DEFECT, GOOD, REVIEW, Calibration, round_score
+from lit_data.tasks.verdicts import (
+    DEFECT,
+    GOOD,
+    REVIEW,
+    Calibration,
+    round_score,
+    score_verdicts,
+)
 from lit_data.tasks.writer import BankWriter, Written
 from lit_data.types import Array, Bytes, Floats, Size
 
@@ -315,7 +320,8 @@ class VerdictWriter(MapWriter):
 
     Its columns are the score, which is the mean of the highest probabilities as in validation, the
     defects found at the threshold of pixels, and ``good`` or ``defect`` by the threshold of images;
-    where there is none, an image is defective in which any defect is found. A calibration has two
+    where there is none, an image is defective in which any defect is found. All tables and counts
+    go by the verdict: a ``good`` image has no defects. A calibration has two
     thresholds, between which images are for ``review``, and its bounds in a column ``guarantee``,
     which says ``withdrawn`` where images are unlike those of the calibration. Where there are masks,
     the table has the truth and the kind of the image too, and ``worst.png`` shows the defective
@@ -358,7 +364,9 @@ class VerdictWriter(MapWriter):
 
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
-        rows = [self._make_row(entry) for entry in entries]
+        judged = [self._take_verdict(entry) for entry in entries]
+        entries = [entry for entry, _ in judged]
+        rows = [self._make_row(entry, verdict) for entry, verdict in judged]
         # The truth helps only where it is known of every image.
         is_known = bool(rows) and all(row["truth"] for row in rows)
         columns = (*VERDICT_COLUMNS, "truth", "kind") if is_known else VERDICT_COLUMNS
@@ -370,6 +378,8 @@ class VerdictWriter(MapWriter):
         log.info("verdicts: %s", path)
         self._warn_of_verdicts(rows)
         metrics = super().finish(entries)
+        if not self._doubt:
+            metrics["predict/images_with_defects"] = sum(row["verdict"] == DEFECT for row in rows)
         if guarantee:
             metrics["predict/guarantee"] = guarantee
             metrics["predict/review"] = sum(row["verdict"] == REVIEW for row in rows)
@@ -378,7 +388,12 @@ class VerdictWriter(MapWriter):
             metrics |= score_verdicts(rows)
         return metrics
 
-    def _make_row(self, entry: Entry) -> dict[str, Any]:
+    def _take_verdict(self, entry: Entry) -> tuple[Entry, str]:
+        """Return an image with its verdict, and without defects where that is ``good``."""
+        verdict = _UNSURE if self._doubt else self.judge(entry.score, len(entry.rows))
+        return (replace(entry, rows=()) if verdict == GOOD else entry), verdict
+
+    def _make_row(self, entry: Entry, verdict: str) -> dict[str, Any]:
         """Return the row of an image in ``images.csv``; its truth is empty if there is no mask."""
         number = self.numbers[entry.image]
         has_defect = self._datamodule.has_defect(number)
@@ -386,7 +401,7 @@ class VerdictWriter(MapWriter):
             "image": entry.image,
             "score": entry.score,
             "defects": len(entry.rows),
-            "verdict": _UNSURE if self._doubt else self.judge(entry.score, len(entry.rows)),
+            "verdict": verdict,
             "truth": "" if has_defect is None else _VERDICTS[has_defect],
             "kind": self._kinds[number],
         }
@@ -460,38 +475,3 @@ class VerdictWriter(MapWriter):
     @override
     def shown_channels(self, pixels: Array) -> Array:
         return pixels
-
-
-def score_verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Compare verdicts with the truth.
-
-    Args:
-        rows: Of ``images.csv``.
-
-    Returns:
-        ``predict/missed`` and ``predict/false_alarms``, images; and ``predict/image_auroc`` of all,
-        and of each kind against the good ones, where there are both.
-    """
-    good = [row for row in rows if row["truth"] == "good"]
-    defective = [row for row in rows if row["truth"] == "defect"]
-    metrics: dict[str, Any] = {
-        "predict/missed": sum(row["verdict"] == "good" for row in defective),
-        "predict/false_alarms": sum(row["verdict"] == "defect" for row in good),
-    }
-    if not good or not defective:
-        return metrics
-    metrics["predict/image_auroc"] = _measure_auroc(good, defective)
-    kinds = sorted({row["kind"] for row in defective})
-    if len(kinds) > 1:  # of a single kind it would be the same number again
-        for kind in kinds:
-            of_kind = [row for row in defective if row["kind"] == kind]
-            metrics[f"predict/image_auroc_{kind}"] = _measure_auroc(good, of_kind)
-    return metrics
-
-
-def _measure_auroc(
-    good: Sequence[Mapping[str, Any]], defective: Sequence[Mapping[str, Any]]
-) -> float:
-    scores = torch.tensor([row["score"] for row in (*good, *defective)])
-    truth = torch.tensor([0] * len(good) + [1] * len(defective))
-    return round(float(binary_auroc(scores, truth)), 4)

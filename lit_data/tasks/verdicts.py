@@ -2,12 +2,15 @@
 
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torchmetrics.functional.classification import binary_auroc
 
 from lit_data.errors import DataError, StoreError, show_path
 from lit_data.files import find_sha256, flatten, is_there, try_writing, write_json
@@ -108,6 +111,42 @@ def _cut_middle(bank: ImageBank, number: int) -> Array:
     height, width = image.shape[1:]
     top, left = max(0, height - _LOOKED_AT_PX) // 2, max(0, width - _LOOKED_AT_PX) // 2
     return np.asarray(image[:, top : top + _LOOKED_AT_PX, left : left + _LOOKED_AT_PX])
+
+
+def score_verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Compare verdicts with the truth.
+
+    Args:
+        rows: Of ``images.csv``.
+
+    Returns:
+        ``predict/missed`` and ``predict/false_alarms``, images; and ``predict/image_auroc`` of all,
+        NaN where not both are there, and of each kind against the good ones.
+    """
+    good = [row for row in rows if row["truth"] == "good"]
+    defective = [row for row in rows if row["truth"] == "defect"]
+    metrics: dict[str, Any] = {
+        "predict/missed": sum(row["verdict"] == "good" for row in defective),
+        "predict/false_alarms": sum(row["verdict"] == "defect" for row in good),
+    }
+    metrics["predict/image_auroc"] = math.nan
+    if not good or not defective:
+        return metrics
+    metrics["predict/image_auroc"] = _measure_auroc(good, defective)
+    kinds = sorted({row["kind"] for row in defective})
+    if len(kinds) > 1:  # of a single kind it would be the same number again
+        for kind in kinds:
+            of_kind = [row for row in defective if row["kind"] == kind]
+            metrics[f"predict/image_auroc_{kind}"] = _measure_auroc(good, of_kind)
+    return metrics
+
+
+def _measure_auroc(
+    good: Sequence[Mapping[str, Any]], defective: Sequence[Mapping[str, Any]]
+) -> float:
+    scores = torch.tensor([row["score"] for row in (*good, *defective)])
+    truth = torch.tensor([0] * len(good) + [1] * len(defective))
+    return round(float(binary_auroc(scores, truth)), 4)
 
 
 def write_calibration(checkpoint: Path, calibration: Calibration) -> Path:

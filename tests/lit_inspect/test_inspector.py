@@ -101,6 +101,22 @@ def test_results_are_those_of_predict(
     assert _compare(tmp_path / "one", tmp_path / "other") == 4
 
 
+def test_good_images_have_no_defects(images: Path, board: Path, tmp_path: Path) -> None:
+    contents = read_board(board)
+    path = tmp_path / "a.inspect"
+    manifest = {**contents.manifest, "image_threshold": 1.0}
+    path.write_bytes(encode_board(manifest, contents.parts))
+    assert main([str(path), str(images), "--out", str(tmp_path / "out")]) == 0
+    with (tmp_path / "out/images.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert all((row["verdict"] == "good") == (float(row["score"]) < 1) for row in rows)
+    good = {row["image"] for row in rows if row["verdict"] == "good"}
+    assert good
+    assert {row["defects"] for row in rows if row["image"] in good} == {"0"}
+    with (tmp_path / "out/defects.csv").open(newline="") as file:
+        assert not good & {row["image"] for row in csv.DictReader(file)}
+
+
 def test_functions_that_windows_lacks_are_not_needed(
     images: Path, board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ class _Levels(LightningModule):
         return {"probability": 1 - shares[:, :1], "classes": shares[:, 1:]}
 
 
-def _predict(tmp_path: Path, **options: Any) -> Path:
+def _predict(tmp_path: Path, *, returns: bool = False, **options: Any) -> Any:
     (tmp_path / "set").mkdir(parents=True)
     for number in range(3):
         image = np.zeros((70, 90), np.uint8)
@@ -40,8 +40,9 @@ def _predict(tmp_path: Path, **options: Any) -> Path:
     data = InspectionDataModule(
         str(tmp_path / "set"), classes=["dent", "spot"], cache_dir=str(tmp_path / "cache")
     )
-    predict(opened(data, "predict"), _Levels(), tmp_path / "out", tile_px=64, **options)
-    return tmp_path / "out"
+    model, folder = _Levels(), tmp_path / "out"
+    predicted = predict(opened(data, "predict"), model, folder, tile_px=64, **options)
+    return predicted.metrics if returns else folder
 
 
 def test_each_defect_has_its_class_and_each_image_a_map_of_them(tmp_path: Path) -> None:
@@ -75,6 +76,18 @@ def test_the_verdict_is_that_of_the_score_where_images_have_a_threshold(tmp_path
     assert scores[0] == pytest.approx([0, 1, 1], abs=1e-3)
     # 315 of 6300 px: of image 1 100 are a defect
     assert scores[1] == scores[2] == pytest.approx([0, 100 / 315, 1], abs=1e-3)
+
+
+def test_tables_and_counts_go_by_the_verdict(tmp_path: Path) -> None:
+    options = {"image_score_fraction": 0.05, "image_threshold": 0.4}
+    predicted = _predict(tmp_path, returns=True, **options)
+    rows = read_rows(tmp_path / "out" / "images.csv")
+    # Of image 1 a dent is found, but too few of its pixels for a defective image.
+    assert [row["verdict"] for row in rows] == ["good", "good", "defect"]
+    assert [row["defects"] for row in rows] == ["0", "0", "2"]
+    assert {row["image"] for row in read_rows(tmp_path / "out" / "defects.csv")} == {"2.png"}
+    assert predicted["predict/images_with_defects"] == 1
+    assert predicted["predict/defects"] == 2
 
 
 class _Brightness(torch.nn.Module):

@@ -52,6 +52,10 @@ Each row is a folder that somebody has, and what becomes of it without any optio
 `python -m lit_data prepare +experiment=NAME data.root=FOLDER prepare.check=true` to see the same for yours.
 
 `{1-3}` stands for three files. A test draws these folders and compares what is understood with this page.
+
+What lies in a folder and is not used is logged in a few lines, by its cause: images without a label file, label files
+of a format that is not read, archives, images of other types, splits without labels. Each line has a count, the first
+names, and the key or the command that would use these files. The tables below quote such lines.
 """
 _TITLES = {
     "segmentation": "Images with masks or outlines",

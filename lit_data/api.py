@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_data.commands.configuration.words import write_override
 from lit_data.commands.rerun import read_started
 from lit_data.commands.result import read_summary
 from lit_data.errors import ConfigError, DataError, LitDataError
@@ -92,8 +93,8 @@ class Run:
 
     def _go_on(self, command: str, overrides: Sequence[str]) -> "Run":
         started = read_started(self.folder)
-        # In quotes, as a path may hold what Hydra's grammar reads as something else.
-        words = started.replace([*overrides, f"ckpt='{self.best.absolute()}'"], without=_OF_FIT)
+        checkpoint = write_override("ckpt", self.best.absolute())
+        words = started.replace([*overrides, checkpoint], without=_OF_FIT)
         # What the folder says holds as a file's: it may be anybody's.
         read = started.list_read(str(self.folder), [*overrides, "ckpt"])
         read = [word for word in read if word in words]

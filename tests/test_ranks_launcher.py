@@ -9,7 +9,7 @@ from torch.distributed import TCPStore
 
 from lit_data.commands.configuration.compose import check_run, compose
 from lit_data.commands.configuration.tree import open_hydra
-from lit_data.commands.launcher import is_first_of_machine, is_first_rank, place_run
+from lit_data.commands.launcher import check_start, is_first_of_machine, is_first_rank, place_run
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 
@@ -17,13 +17,14 @@ SCRIPT = Path(__file__).resolve().parents[1] / "conf" / "cluster" / "slurm.sh"
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "0"}
 TORCHRUN |= {"WORLD_SIZE": "4", "MASTER_ADDR": "::1"}
 SRUN = {"SLURM_NTASKS": "4", "SLURM_JOB_ID": "71"}
-SRUN |= {"SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "2"}
+SRUN |= {"SLURM_STEP_ID": "0", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "2"}
 STARTED = ("RANK", "NODE_RANK", "GROUP_", "LOCAL_", "WORLD_", "MASTER_")
 STARTED += ("TORCHELASTIC_", "SLURM_", "JSM_")
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)  # run folders are claimed there
     for name in os.environ:
         if name.startswith(STARTED):
             monkeypatch.delenv(name)
@@ -59,8 +60,9 @@ def _place(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with open_hydra(None) as hydra:
-        cfg, _ = check_run(hydra, "fit", ["+experiment=stripe", *words])
-        return place_run(cfg, sweeps=sweeps)
+        cfg, overrides = check_run(hydra, "fit", ["+experiment=stripe", *words])
+        check_start(cfg, sweeps=sweeps)
+        return place_run(cfg, overrides)
 
 
 def test_all_tasks_of_srun_write_into_the_folder_of_their_job(
@@ -68,12 +70,16 @@ def test_all_tasks_of_srun_write_into_the_folder_of_their_job(
 ) -> None:
     folder = "hydra.run.dir='runs/fit/stripe/slurm_71'"
     first = SRUN | {"SLURM_PROCID": "0"}
-    assert _place(monkeypatch, {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) == []
+    (alone,) = _place(monkeypatch, {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"})
+    assert "slurm" not in alone
     assert _place(monkeypatch, first) == [folder]
     assert _place(monkeypatch, first, "hydra.run.dir=mine")[0] == "hydra.run.dir='mine'"
     others = [folder, "hydra.job.name=rank_3", "hydra.output_subdir=null"]
     assert _place(monkeypatch, SRUN | {"SLURM_PROCID": "3"}) == others
-    assert _place(monkeypatch, SRUN | {"SLURM_JOB_NAME": "interactive"}) == []  # of a shell
+    second_step = _place(monkeypatch, SRUN | {"SLURM_PROCID": "0", "SLURM_STEP_ID": "1"})
+    assert second_step == ["hydra.run.dir='runs/fit/stripe/slurm_71_1'"]
+    (of_a_shell,) = _place(monkeypatch, SRUN | {"SLURM_JOB_NAME": "interactive"})
+    assert "slurm" not in of_a_shell
 
 
 def test_processes_of_torchrun_take_the_folder_that_the_first_chose(
@@ -182,7 +188,11 @@ def test_the_script_starts_tasks_that_share_a_folder(tmp_path: Path) -> None:
     assert _submit(tmp_path, "exit 3", "+experiment=stripe", "name=two words") == 3
     words = (tmp_path / "srun.txt").read_text().splitlines()
     started = ["python", "-m", "lit_data", "fit", "+experiment=stripe", "name=two words"]
-    assert words[words.index("python") :] == [*started, f"hydra.run.dir='{tmp_path}/run'"]
+    assert words[words.index("python") :] == [
+        *started,
+        f"hydra.run.dir='{tmp_path}/run'",
+        "resume=auto",
+    ]
     assert not (tmp_path / "scontrol.txt").exists()
 
 
@@ -192,7 +202,7 @@ def test_the_script_stops_before_the_time_limit_and_goes_on_after_it(tmp_path: P
     assert (tmp_path / "scontrol.txt").read_text() == "requeue 71\n"
     assert _submit(tmp_path, "exit 0") == 0
     words = (tmp_path / "srun.txt").read_text().splitlines()
-    assert words[-1] == f"ckpt='{tmp_path}/run/checkpoints/interrupted.ckpt'"
+    assert words[-1] == "resume=auto"
 
 
 @pytest.mark.parametrize("task", [f"{SAVE}; exit 143", f"{WARN}; exit 1"])

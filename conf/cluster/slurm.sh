@@ -21,9 +21,7 @@ set -u
 # One folder for all starts of the job, so that a start finds what the one before has saved.
 run="${LIT_DATA_RUN:-$PWD/runs/fit/slurm_$SLURM_JOB_ID}"
 interrupted="$run/checkpoints/interrupted.ckpt"
-saved=$(ls -t "$interrupted" "$run/checkpoints/last.ckpt" 2>/dev/null | head -n 1)
-words=("$@" "hydra.run.dir='$run'")
-[ -n "$saved" ] && words+=("ckpt='$saved'")
+words=("$@" "hydra.run.dir='${run//\'/\\\'}'" resume=auto)
 
 # Tasks have 60 s to end after the first one did; without the limit a failed rank leaves the others waiting in vain.
 # They end together when they were told to stop, so a bad exit code alone must not kill them while they save.

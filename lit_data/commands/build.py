@@ -39,11 +39,12 @@ from lit_data.commands.configuration.targets import (
 )
 from lit_data.commands.exported import COMMANDS as EXPORTED_COMMANDS
 from lit_data.commands.exported import is_exported
-from lit_data.commands.launcher import AUTO, is_first_of_machine
+from lit_data.commands.launcher import is_first_of_machine
 from lit_data.commands.monitor_guard import MonitorGuard, leave_undefined_empty
 from lit_data.commands.rerun import read_config
 from lit_data.commands.result import TRIAL_VARIABLE
 from lit_data.commands.resuming import ResumedTraining, take_resumed
+from lit_data.commands.run_folder import AUTO
 from lit_data.commands.terminal import LogInterval, ParameterTable, RunBar, quieten
 from lit_data.commands.trained import take_trained
 from lit_data.datamodules.base import BaseDataModule

@@ -18,8 +18,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.callbacks.wrapping import wrap
-from lit_data.commands.launcher import AUTO, RESUMED
+from lit_data.commands.launcher import RESUMED
 from lit_data.commands.remote_runs import fetch_checkpoint, find_newest
+from lit_data.commands.run_choice import choose_best, choose_newest, choose_unfinished
+from lit_data.commands.run_folder import AUTO
 from lit_data.errors import ConfigError, DataError, LitDataError, StoreError
 from lit_data.files import replacing
 from lit_data.io.images.image_source import ImageBank
@@ -161,8 +163,8 @@ def find_checkpoint(ckpt: object, run: object, runs: str | Path, cache: Path) ->
 
     Args:
         ckpt: A path or address, or `best` or `last` of `run`; None: `best`.
-        run: The folder or address of a run; None or `latest`: the newest file of that name is
-            taken.
+        run: The folder or address of a run; `latest`: the newest one; None: the best one, see
+            `lit_data.commands.run_choice`.
         runs: Folder or address of the runs of ``fit`` of this experiment.
         cache: Below it checkpoints at addresses are copied.
 
@@ -177,7 +179,11 @@ def find_checkpoint(ckpt: object, run: object, runs: str | Path, cache: Path) ->
             raise ConfigError(f"run={run} and ckpt={ckpt}: give one of them, or ckpt=best or last")
         return _check_checkpoint(ckpt, cache)
     names = [f"{ckpt or 'best'}.ckpt"]
-    return _choose_newest("run", run or _LATEST, runs, names, cache)
+    if run is None:
+        return _check_any(choose_best(runs, names, cache, "run"), names, runs)
+    if run == _LATEST:
+        return _check_any(choose_newest(runs, names, cache, "run"), names, runs)
+    return _find_in_run("run", str(run), runs, names, cache)
 
 
 def find_start(
@@ -193,8 +199,8 @@ def find_start(
     Args:
         ckpt: As for `find_checkpoint`.
         run: An option of other commands.
-        resume: The folder or address of a run, or `latest`, whose newest checkpoint is taken; `auto` takes that
-            of this run, and is None in a folder without one.
+        resume: The folder or address of a run, whose newest checkpoint is taken; `latest`: of the newest run
+            that has not ended; `auto` takes that of this run, and is None in a folder without one.
         runs: As for `find_checkpoint`.
         folder: That of this run, or its address.
         cache: As for `find_checkpoint`.
@@ -207,15 +213,22 @@ def find_start(
         raise ConfigError(
             f"run={run} chooses the checkpoint of other commands: fit goes on with resume={run}"
         )
+    if resume is None and ckpt in _NAMED:
+        names = [f"{ckpt}.ckpt"]
+        start = choose_unfinished(runs, names, cache, "ckpt")
+        return _check_training(_check_any(start, names, runs))
     if resume is None:
-        return None if ckpt is None else _check_training(find_checkpoint(ckpt, None, runs, cache))
+        return None if ckpt is None else _check_training(_check_checkpoint(ckpt, cache))
     if ckpt is not None:
         raise ConfigError(f"resume={resume} and ckpt={ckpt}: give one of them")
     _check_text("resume", resume)
     if resume == AUTO:
-        start = find_newest(folder, RESUMED, cache, "resume", of_one_run=True)
+        start = find_newest(folder, RESUMED, cache, "resume")
         return None if start is None else _check_training(start)
-    return _check_training(_choose_newest("resume", resume, runs, RESUMED, cache))
+    if resume == _LATEST:
+        start = choose_unfinished(runs, RESUMED, cache, "resume")
+        return _check_training(_check_any(start, RESUMED, runs))
+    return _check_training(_find_in_run("resume", str(resume), runs, RESUMED, cache))
 
 
 def _check_text(option: str, value: object) -> None:
@@ -223,29 +236,31 @@ def _check_text(option: str, value: object) -> None:
         raise ConfigError(f"{option}={value!r}: give latest, or the folder of a run")
 
 
-def _choose_newest(
-    option: str, run: object, runs: str | Path, names: Sequence[str], cache: Path
+def _find_in_run(
+    option: str, run: str, runs: str | Path, names: Sequence[str], cache: Path
 ) -> Path:
-    """Return the newest checkpoint of some names in a run, or of `latest` in any run.
+    """Return the newest checkpoint of some names in a run.
 
     Args:
         option: That names the run.
-        run: Its folder or address, or `latest`.
+        run: Its folder or address.
         runs: See `find_checkpoint`, as `cache`.
         names: Of the files.
         cache: See there.
     """
-    folder = runs if run == _LATEST else str(run)
-    if run != _LATEST and not is_remote(folder) and not Path(folder).is_dir():
+    if not is_remote(run) and not Path(run).is_dir():
         raise DataError(
             f"{option}={run} is not a folder: give latest, or the folder of a run below {runs}"
         )
-    newest = find_newest(folder, names, cache, option, of_one_run=run != _LATEST)
-    if newest is None:
+    return _check_any(find_newest(run, names, cache, option), names, run)
+
+
+def _check_any(checkpoint: Path | None, names: Sequence[str], folder: str | Path) -> Path:
+    if checkpoint is None:
         raise DataError(
             f"no {' or '.join(names)} below {folder}: run fit first, or give ckpt=<path>"
         )
-    return newest
+    return checkpoint
 
 
 def _check_checkpoint(ckpt: object, cache: Path) -> Path:

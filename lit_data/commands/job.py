@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from typing_extensions import override
 
 from lit_data.commands.configuration.names import allow_packages
+from lit_data.commands.configuration.words import escape_references, quote
 from lit_data.commands.launcher import STOPPED, is_first_rank, is_started_by_rank
 from lit_data.commands.machine import naming_unfit_torchvision
 from lit_data.commands.report import add_report, noting_failure, warning_after
@@ -311,7 +312,8 @@ def _command_line_for_ranks(command: str, flags: Sequence[str]) -> Iterator[None
     hydra = HydraConfig.get()
     sys.argv = [before[0], *list_job_arguments(command, flags)]
     with read_write(hydra):  # type: ignore[arg-type]  # a DictConfig typed as its schema
-        hydra.run.dir = hydra.runtime.output_dir
+        # Lightning puts it between these marks as it is.
+        hydra.run.dir = escape_references(quote(hydra.runtime.output_dir, '"')[1:-1])
     try:
         yield
     finally:

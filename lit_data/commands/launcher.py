@@ -15,15 +15,17 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from lit_data.commands.configuration.addresses import name_remote
+from lit_data.commands.configuration.words import write_override
+from lit_data.commands.run_folder import AUTO, check_typed, claim_new
 from lit_data.errors import ConfigError
 from lit_data.io.remote.options import is_remote
 
-AUTO = "auto"
-"""Value of `resume` that goes on in the folder of the run itself."""
 RESUMED = ("last.ckpt", "interrupted.ckpt", "step.ckpt")
 """Checkpoints that hold the whole state of a training, which goes on from them."""
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes of a process that was told to stop."""
+SWEEP_JOB = "LIT_DATA_SWEEP_JOB"
+"""In the environment of a job of a sweep: its folder."""
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 """In the order in which Lightning reads them."""
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "JSM_NAMESPACE_LOCAL_RANK")
@@ -48,56 +50,90 @@ def is_started_by_rank() -> bool:
     return not is_first_of_machine() and find_launcher()[1] < 2
 
 
-def place_run(cfg: DictConfig, *, sweeps: bool) -> list[str]:
-    """Overrides that give all processes of a run one folder, on this machine.
-
-    Under torchrun the first process chooses the folder and the others ask for it, in the store of
-    the job; under srun its name is that of the job, so that a job that is requeued finds its
-    checkpoints. A folder that was given stays. Runs at an address get a random
-    end, as machines that start in the same second see no folder of each other.
+def check_start(cfg: DictConfig, *, sweeps: bool) -> None:
+    """Refuse what no folder can be given to.
 
     Args:
         cfg: The composed configuration with Hydra's node.
         sweeps: True for a sweep.
 
-    Returns:
-        Overrides; none where one process was started, which starts the others itself, and writes
-        to a folder.
-
     Raises:
         ConfigError: Each of several processes would run the whole sweep, or `resume` looks for
             checkpoints in a folder that no earlier start can have had, or a sweep would lie at an
-            address.
+            address, or a run elsewhere than its address.
     """
-    launcher, world_size = find_launcher()
-    is_named_by_job = launcher == "srun" and world_size > 1
-    if cfg.get("resume") == AUTO and has_new_folder(cfg) and not (sweeps or is_named_by_job):
+    if sweeps:
+        _check_sweep(cfg.paths.runs)
+        return
+    if cfg.get("resume") == AUTO and has_new_folder(cfg) and not _is_named_by_job(cfg):
         raise ConfigError(
             f"resume={AUTO} goes on in the folder of the run, and each start gets a new one, named "
             "by the time: give hydra.run.dir=FOLDER"
         )
-    if sweeps:
-        _check_sweep(cfg.paths.runs)
-        return []
-    goes_to_address = is_remote(cfg.paths.runs)
-    if world_size < 2 and not goes_to_address:
-        return []
+    if is_remote(cfg.paths.runs):
+        folder = Path(cfg.hydra.run.dir).absolute()
+        name_remote(folder, cfg.paths.runs, cfg.paths.cache)  # refuses one elsewhere
+
+
+def place_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
+    """Overrides that give all processes of a run a folder of its own, on this machine.
+
+    The first process claims it. Under torchrun the others ask for it, in the store of the job;
+    under srun its name is that of the job and its step, so that a job that is requeued finds its
+    checkpoints.
+
+    Args:
+        cfg: The composed configuration with Hydra's node.
+        overrides: Of the command line.
+
+    Returns:
+        Overrides; none where the command line names the folder of a lone process.
+
+    Raises:
+        ConfigError: Another run lies in the folder that was typed.
+    """
+    world_size = find_launcher()[1]
     folder = Path(cfg.hydra.run.dir)
-    is_named_by_time = _is_named_by_time(cfg)
-    if goes_to_address:
-        name_remote(folder.absolute(), cfg.paths.runs, cfg.paths.cache)  # refuses one elsewhere
-    if goes_to_address and is_named_by_time:
-        folder = folder.with_name(f"{folder.name}_{secrets.token_hex(2)}")
-    if world_size < 2:
-        return [f"hydra.run.dir='{folder}'"]
-    if is_named_by_time and launcher == "srun":
-        folder = folder.parent / f"slurm_{os.environ.get('SLURM_JOB_ID', 0)}"
-    elif is_named_by_time:
-        folder = Path(_share(str(folder)))
-    overrides = [f"hydra.run.dir='{folder}'"]
+    is_typed = not is_named_by_time(cfg.hydra.run)
+    if is_typed and is_first_rank() and os.environ.get(SWEEP_JOB) != str(folder.absolute()):
+        check_typed(cfg, overrides)
+    is_settled = is_typed and not is_remote(cfg.paths.runs)
+    if world_size < 2 and (is_settled or not is_first_rank()):
+        return []
+    if _is_named_by_job(cfg):
+        folder = folder.parent / _name_job()
+    elif not is_typed:
+        folder = claim_folder(cfg)
+        folder = Path(_share(str(folder))) if world_size > 1 else folder
+    placed = [write_override("hydra.run.dir", folder)]
     if not is_first_rank():  # it has a log of its own, and leaves .hydra to the first
-        overrides += [f"hydra.job.name=rank_{_read(_RANKS)}", "hydra.output_subdir=null"]
-    return overrides
+        placed += [f"hydra.job.name=rank_{_read(_RANKS)}", "hydra.output_subdir=null"]
+    return placed
+
+
+def claim_folder(cfg: DictConfig) -> Path:
+    """Claim the folder of a run that is named by the time, in the first process.
+
+    A run at an address has a random end in its name, as machines see no folder of each other.
+
+    Args:
+        cfg: The composed configuration with Hydra's node.
+    """
+    folder = Path(cfg.hydra.run.dir)
+    if is_remote(cfg.paths.runs):
+        folder = folder.with_name(f"{folder.name}_{secrets.token_hex(4)}")
+    return claim_new(folder) if is_first_rank() else folder
+
+
+def _is_named_by_job(cfg: DictConfig) -> bool:
+    launcher, world_size = find_launcher()
+    return launcher == "srun" and world_size > 1 and is_named_by_time(cfg.hydra.run)
+
+
+def _name_job() -> str:
+    """Return the name of a step of a job, which is the same where the job is requeued."""
+    job, step = (os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    return f"slurm_{job}" if step == "0" else f"slurm_{job}_{step}"
 
 
 def _check_sweep(runs: str) -> None:
@@ -122,11 +158,12 @@ def has_new_folder(cfg: DictConfig) -> bool:
         cfg: The composed configuration with Hydra's node.
     """
     paths: Any = OmegaConf.to_container(cfg.paths, resolve=False)
-    return "${hydra:" in str(paths["run"]) and _is_named_by_time(cfg)
+    return "${hydra:" in str(paths["run"]) and is_named_by_time(cfg.hydra.run)
 
 
-def _is_named_by_time(cfg: DictConfig) -> bool:
-    return "${now:" in str(OmegaConf.to_container(cfg.hydra.run, resolve=False))
+def is_named_by_time(node: DictConfig) -> bool:
+    """Return True if the time names the folder of Hydra's node for runs, or of that for sweeps."""
+    return "${now:" in str(OmegaConf.to_container(node, resolve=False))
 
 
 def find_launcher() -> tuple[str, int]:

@@ -10,7 +10,8 @@ this machine all the same.
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.remote import RemoteOptions, Root, Scope
@@ -53,15 +54,54 @@ def fetch_checkpoint(address: str, cache: Path, key: str) -> Path:
     return _fetch(folder, Scope(extensions=(), also=(name,)), cache / "remote", key) / name
 
 
-def find_newest(
-    folder: str | Path, names: Sequence[str], cache: Path, key: str, *, of_one_run: bool
-) -> Path | None:
-    """Return the checkpoint that was written last, or its local copy; None without any.
+class Written(NamedTuple):
+    """A checkpoint below a folder; the one that was written last is the largest.
+
+    Attributes:
+        mtime_s: When.
+        rank: Of its name among those that were asked for.
+        name: Path below the folder.
+    """
+
+    mtime_s: float
+    rank: int
+    name: str
+
+    @property
+    def run(self) -> str:
+        """Folder of its run, below the folder; ``.`` for the folder itself."""
+        return str(PurePosixPath(self.name).parents[1])
+
+
+def find_newest(folder: str | Path, names: Sequence[str], cache: Path, key: str) -> Path | None:
+    """Return the checkpoint of a run that was written last, or its local copy; None without any.
+
+    Args:
+        folder: Of the run; may be an address.
+        names: Of the files; of two of one second the later name counts.
+        cache: As for `fetch_checkpoint`.
+        key: Of the option that names the address.
+
+    Raises:
+        ConfigError: The address cannot be read.
+        DataError: It cannot be read now.
+    """
+    written = list_checkpoints(folder, names, key, of_one_run=True)
+    if not written:
+        return None
+    checkpoint = name_below(folder, max(written).name)
+    log.info("checkpoint: %s", checkpoint)
+    return bring_checkpoint(checkpoint, cache, key)
+
+
+def list_checkpoints(
+    folder: str | Path, names: Sequence[str], key: str, *, of_one_run: bool
+) -> list[Written]:
+    """List the checkpoints of some names.
 
     Args:
         folder: Of a run, or of all runs of an experiment; may be an address.
-        names: Of the files; of two of one second the later name counts.
-        cache: As for `fetch_checkpoint`.
+        names: Of the files.
         key: Of the option that names the address.
         of_one_run: Runs below the folder do not count.
 
@@ -72,32 +112,36 @@ def find_newest(
     pattern = "checkpoints" if of_one_run else "**/checkpoints"
     patterns = tuple(f"{pattern}/{name}" for name in names)
     if is_remote(folder):
-        return _fetch_newest(str(folder), names, patterns, cache, key)
-    paths: list[Path] = []
-    for local_pattern in patterns:
-        paths += Path(folder).glob(local_pattern)
-    if not paths:
-        return None
-    newest = max(paths, key=lambda path: path.stat().st_mtime)
-    log.info("checkpoint: %s", newest)
-    return newest
+        return _list_remote(str(folder), names, patterns, key)
+    written = []
+    for rank, local_pattern in enumerate(patterns):
+        for path in Path(folder).glob(local_pattern):
+            name = path.relative_to(folder).as_posix()
+            written.append(Written(path.stat().st_mtime, rank, name))
+    return written
 
 
-def _fetch_newest(
-    folder: str, names: Sequence[str], patterns: tuple[str, ...], cache: Path, key: str
-) -> Path | None:
+def _list_remote(
+    folder: str, names: Sequence[str], patterns: tuple[str, ...], key: str
+) -> list[Written]:
     scope = Scope(patterns)
-    candidates = []
+    written = []
     with explaining_server(key), open_store(folder, key) as server:
         for file in server.call(lambda connection: connection.list_files(scope)):
             if find_fault(file.name) is None:  # keys may be anybody's
                 rank = names.index(file.name.rpartition("/")[2])
-                candidates.append((file.mtime_s, rank, file.name))
-    if not candidates:
-        return None
-    address = f"{folder.rstrip('/')}/{max(candidates)[2]}"
-    log.info("checkpoint: %s", address)
-    return fetch_checkpoint(address, cache, key)
+                written.append(Written(file.mtime_s, rank, file.name))
+    return written
+
+
+def name_below(folder: str | Path, name: str) -> str:
+    """Return the path or address of a file or folder below a folder."""
+    return f"{str(folder).rstrip('/')}/{name}" if is_remote(folder) else str(Path(folder, name))
+
+
+def bring_checkpoint(checkpoint: str, cache: Path, key: str) -> Path:
+    """Return a checkpoint; of one at an address the local copy."""
+    return fetch_checkpoint(checkpoint, cache, key) if is_remote(checkpoint) else Path(checkpoint)
 
 
 @contextmanager

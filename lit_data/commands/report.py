@@ -18,8 +18,9 @@ from lit_data.commands.reports.results import choose_metrics, rank
 from lit_data.commands.reports.runs import Run, read_run
 from lit_data.commands.reports.untrusted import as_dict, load, parse_csv, read_pictures
 from lit_data.commands.result import FAILURE, PartlyDoneError, describe_failure
+from lit_data.commands.run_folder import is_run
 from lit_data.errors import ConfigError, DataError
-from lit_data.files import is_there, natural_key, write_json, write_text
+from lit_data.files import natural_key, write_json, write_text
 from lit_data.io.plain import parse_json
 from lit_data.io.remote.options import is_remote, parse_store
 from lit_data.io.temp import scratch_folder
@@ -50,11 +51,6 @@ _WIDTH_PX = 1200
 _WIDTH_OF_MANY_PX = 640
 _MANY = 8
 MOST_PICTURED = 20
-
-
-def is_run(folder: Path) -> bool:
-    """Return True if a command of lit_data wrote this folder, also if it broke off."""
-    return is_there(folder / ".hydra" / "config.yaml") or is_there(folder / "summary.json")
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:

@@ -14,6 +14,7 @@ from yaml import YAMLError
 
 from lit_data.commands.configuration.foreign import load_config
 from lit_data.commands.configuration.suggest import Parser
+from lit_data.commands.configuration.words import read_override, write_override
 from lit_data.commands.remote_runs import RECORDS, fetching_runs
 from lit_data.commands.reports.untrusted import as_dict, find_config_dir, read_text
 from lit_data.errors import ConfigError, DataError, escape, first_line, show_path
@@ -45,9 +46,7 @@ _PATHS: Mapping[str, Sequence[str]] = {
     "paths.runs": (),
 }
 """Keys with paths, and their values that are none."""
-_IS_NO_PATH = re.compile(r"$|null$|[{\[]").match
-_IS_ADDRESS = re.compile(r"['\"]?(~|\$|[\w+.-]+://)").match
-"""Matches also what is resolved later."""
+_IS_ADDRESS = re.compile(r"~|[\w+.-]+://").match
 _IS_OF_HYDRA = re.compile(r"hydra\b").match
 
 
@@ -95,13 +94,15 @@ class Started:
         overrides = []
         for override in self.overrides:
             key = _read_key(override)
-            is_place = key == "paths.runs" and self._holds(run, override.partition("=")[2])
+            is_place = key == "paths.runs" and self._holds(run, read_override(override))
             if key not in keys and not is_place:
                 overrides.append(override)
         return overrides
 
-    def _holds(self, run: str, runs: str) -> bool:
+    def _holds(self, run: str, runs: str | None) -> bool:
         """Return True if a run lies in COMMAND/NAME/TIME of a folder or address."""
+        if runs is None:
+            return False
         if is_remote(run):
             return run.rstrip("/").rsplit("/", 3)[0] == runs.rstrip("/")
         parent = (Path(run).resolve() / "../../..").resolve()
@@ -311,7 +312,7 @@ def _join_run(started: Started, run: str, typed: Sequence[str]) -> OnRun:
     typed = [_make_absolute(override) for override in typed]
     has_path = any(_find_path(override) for override in typed if override.startswith("ckpt="))
     if not has_path:  # which is given in the place of a run
-        typed = [f"run={address}", *typed]
+        typed = [write_override("run", address), *typed]
     # What the folder says holds as a file's: it may be anybody's.
     read = started.list_read(run, typed)
     overrides = started.replace(typed, without=_OF_TRAINING)
@@ -320,10 +321,10 @@ def _join_run(started: Started, run: str, typed: Sequence[str]) -> OnRun:
 
 
 def _find_path(override: str) -> str | None:
-    """Return the path that an override gives, as it is typed; None if it gives none."""
-    key, _, value = override.partition("=")
-    words = _PATHS.get(key.lstrip("+"))
-    return None if words is None or value in words or _IS_NO_PATH(value) else value
+    """Return the path that an override gives; None if it gives none."""
+    key = _read_key(override)
+    text = read_override(override) if key in _PATHS else None
+    return None if not text or text in _PATHS[key] else text
 
 
 def _make_absolute(override: str) -> str:
@@ -331,9 +332,7 @@ def _make_absolute(override: str) -> str:
     path = _find_path(override)
     if path is None or _IS_ADDRESS(path):
         return override
-    quote = path[0] if path[0] in "'\"" else ""
-    key = override.partition("=")[0]
-    return f"{key}={quote}{Path.cwd() / path.removeprefix(quote)}"
+    return write_override(override.partition("=")[0], Path.cwd() / path)
 
 
 def _join(started: Started, overrides: Sequence[str], packages: Sequence[str]) -> str:

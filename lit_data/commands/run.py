@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 
 from lit_data.commands.configuration.addresses import check_local, choose_runs_folder
 from lit_data.commands.configuration.compose import check_run
@@ -19,7 +19,14 @@ from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.configuration.tree import open_hydra
 from lit_data.commands.job import PROBLEMS, run_job
-from lit_data.commands.launcher import AUTO, has_new_folder, is_first_rank, place_run
+from lit_data.commands.launcher import (
+    check_start,
+    claim_folder,
+    has_new_folder,
+    is_first_rank,
+    place_run,
+)
+from lit_data.commands.run_folder import AUTO
 from lit_data.commands.sweeps.job import SweepOptions, settle_direction
 from lit_data.commands.sweeps.process import reporting_to_sweep
 from lit_data.commands.sweeps.run import run_sweep
@@ -63,26 +70,25 @@ def run(
         )
         is_sweep = multirun or cfg.hydra.mode is RunMode.MULTIRUN
         options = read_options(SweepOptions, cfg.get("sweep", {}), "sweep")
-        place_overrides = place_run(cfg, sweeps=is_sweep)
+        check_start(cfg, sweeps=is_sweep)
         folder_key = f"hydra.{'sweep' if is_sweep else 'run'}.dir"
         if Path(cfg.paths.run).absolute() != Path(cfg.hydra.runtime.output_dir):
             raise ConfigError(
                 f"paths.run={cfg.paths.run} moves only a part of the run's files: give "
                 f"{folder_key}={cfg.paths.run}, which moves all"
             )
-        folder = Path(OmegaConf.select(cfg, folder_key)).absolute()
-        _check_writable(folder)
+        _check_writable(Path(OmegaConf.select(cfg, folder_key)).absolute())
         flags = _list_flags(config_dir, packages)
         if is_sweep:
             options, direction_overrides = settle_direction(cfg, options)
             completed = [*completed, *direction_overrides]
-            run_sweep(hydra, cfg, completed, options=options, flags=flags, packages=packages)
-            return folder
+            return run_sweep(hydra, cfg, completed, options=options, flags=flags, packages=packages)
         if options.resume is not None:
             raise ConfigError("sweep.resume goes on with a sweep: add -m.")
         task = functools.partial(_run_alone, flags=tuple(flags), packages=tuple(packages))
         # Hydra composes once more, makes the run folder and sets its logs up.
-        job = hydra.run(command, task, [*completed, *place_overrides, "hydra.mode=RUN"])
+        placed = place_run(cfg, completed)
+        job = hydra.run(command, task, [*completed, *placed, "hydra.mode=RUN"])
         job_cfg: Any = job.hydra_cfg
         return Path(job_cfg.hydra.runtime.output_dir)
 
@@ -104,7 +110,7 @@ def build_training(
     packages: Sequence[str] = (),
     trainer: Mapping[str, Any] | None = None,
 ) -> "Run":
-    """Build the objects of ``fit`` outside of a run: nothing is written, no training is started.
+    """Build the objects of ``fit`` outside of a run: but for its empty folder nothing is written.
 
     Args:
         overrides: Hydra overrides.
@@ -126,6 +132,10 @@ def build_training(
                 "further processes and later starts need the same run folder, and the time names a new "
                 "one in each: give paths.run=FOLDER"
             )
+        if has_new_folder(cfg):
+            with read_write(cfg.hydra):
+                cfg.hydra.runtime.output_dir = str(claim_folder(cfg).absolute())
+            HydraConfig.instance().set_config(cfg)
         return build(cfg, trainer)
 
 

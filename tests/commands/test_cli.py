@@ -177,7 +177,7 @@ def test_validate_and_test_share_a_module(install: Install) -> None:
         return {}
 
     install(run, "evaluate")
-    assert [main([name, "hydra.run.dir=out"]) for name in ("validate", "test")] == [0, 0]
+    assert [main([name, f"hydra.run.dir={name}"]) for name in ("validate", "test")] == [0, 0]
     assert seen == ["validate", "test"]
 
 

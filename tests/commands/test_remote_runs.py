@@ -16,7 +16,7 @@ import torch
 from lit_data.cli import main
 from lit_data.commands import upload
 from lit_data.commands.checkpoints import find_checkpoint, find_start
-from lit_data.commands.remote_runs import find_newest
+from lit_data.commands.run_choice import choose_unfinished
 from lit_data.commands.upload import RunUpload
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.remote.connection import ListedConnection
@@ -298,6 +298,11 @@ def test_the_newest_checkpoint_is_gone_on_from(store: Any, tmp_path: Path) -> No
         store.put_file(str(tmp_path / "a.ckpt"), f"/bucket/runs/fit/stripe/{name}")
         second = store.store[f"/bucket/runs/fit/stripe/{name}"]
         second.created = second.modified = second.created.replace(year=2026, day=1 + step)
+    for run in ("first", "second"):
+        (tmp_path / "config.yaml").write_text("command: fit")
+        store.put_file(
+            str(tmp_path / "config.yaml"), f"/bucket/runs/fit/stripe/{run}/.hydra/config.yaml"
+        )
     found = find_start(None, None, "latest", runs, tmp_path, cache)
     assert found is not None
     assert found.is_relative_to(cache / "remote")
@@ -330,7 +335,7 @@ def test_keys_of_strangers_lead_nowhere(store: Any, tmp_path: Path) -> None:
             )
         )
     folder = "memory://bucket/runs/fit/stripe"
-    assert find_newest(folder, NAMES, tmp_path / "cache", "resume", of_one_run=False) is None
+    assert choose_unfinished(folder, NAMES, tmp_path / "cache", "resume") is None
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
@@ -340,6 +345,7 @@ def test_a_checkpoint_that_is_cut_short_is_refused_in_one_line(
     _train(tmp_path / "a.ckpt", 1)
     content = (tmp_path / "a.ckpt").read_bytes()
     store.pipe_file("/bucket/runs/fit/stripe/a/checkpoints/last.ckpt", content[: len(content) // 2])
+    store.pipe_file("/bucket/runs/fit/stripe/a/.hydra/config.yaml", b"command: fit")
     assert main(["fit", f"paths.runs={RUNS}", "resume=latest"]) == 4
     err = capsys.readouterr().err
     assert "last.ckpt is no checkpoint that can be read" in err

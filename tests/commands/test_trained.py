@@ -69,7 +69,8 @@ def _predict(folder: Path, out: Path, *words: str) -> tuple[int, dict[str, Any],
     code = main(["predict", "+experiment=segmentation", *_places(folder), *run, *words])
     path = out / "fingerprint.json"
     identity = json.loads(path.read_text()) if path.is_file() else {}
-    return code, identity, (out / "predict.log").read_text()
+    log = out / "predict.log"
+    return code, identity, log.read_text() if log.is_file() else ""
 
 
 def test_nothing_that_training_knew_is_typed_again(trained: Path, tmp_path: Path) -> None:
@@ -103,11 +104,11 @@ def test_a_run_is_chosen_by_its_folder(
     root = f"data.root={trained}/set"
     run = trained / "runs/fit/segmentation/1"
     assert _predict(trained, tmp_path, root, f"run={run}")[0] == 0
-    assert _predict(trained, tmp_path, root, "run=latest", "ckpt=last")[0] == 0
+    assert _predict(trained, tmp_path / "latest", root, "run=latest", "ckpt=last")[0] == 0
     capsys.readouterr()
-    assert _predict(trained, tmp_path, root, f"run={run}", "ckpt=a.ckpt")[0] == 2
+    assert _predict(trained, tmp_path / "both", root, f"run={run}", "ckpt=a.ckpt")[0] == 2
     assert "give one of them" in capsys.readouterr().err
-    assert _predict(trained, tmp_path, root, f"run={tmp_path}/none")[0] == 3
+    assert _predict(trained, tmp_path / "none", root, f"run={tmp_path}/nowhere")[0] == 3
 
 
 def test_a_checkpoint_of_another_kind_of_data_is_refused(

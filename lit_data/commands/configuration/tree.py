@@ -28,6 +28,8 @@ from typing_extensions import override
 from lit_data.commands.configuration.foreign import check_config_file
 from lit_data.commands.configuration.installed import list_conf_packages
 from lit_data.commands.configuration.names import dot_indices, walk
+from lit_data.commands.configuration.suggest import did_you_mean, nearest
+from lit_data.commands.configuration.words import parse_word, show_override
 from lit_data.errors import ConfigError
 
 
@@ -141,17 +143,25 @@ class ConfigTree:
         parsed = []
         for line in overrides:
             try:
-                parsed += parser.parse_overrides([line])
+                parsed.append(parse_word(parser, line))
             except (HydraException, ValueError, RecursionError) as error:
                 lines = str(error).removeprefix(f"Error parsing override '{line}'\n").splitlines()
                 reason = "".join(lines[:1]).removeprefix("LexerNoViableAltException: ")
-                quoting = ""
-                if line.count("=") > 1:
-                    quoting = """; a text that holds = is quoted: 'key="a=b"'"""
                 raise ConfigError(
-                    f"cannot read the override '{line:.200}' ({reason:.200}). Write key=value{quoting}."
+                    f"cannot read the override '{line:.200}' ({reason:.200}). {self._correct(line)}"
                 ) from error
         return parsed
+
+    def _correct(self, line: str) -> str:
+        """Return what may have been meant by a word that cannot be read."""
+        key, equals, value = line.partition("=")
+        if equals and value:
+            quoted = show_override(key, value)
+            return f"Write key=value; a text with signs such as , = ( [ is quoted: {quoted}"
+        experiments = self.options("experiment")
+        near = line if line in experiments else nearest(line, experiments)
+        hint = did_you_mean(near and f"+experiment={near}")
+        return f"Write key=value.{hint}"
 
     def compose_choices(self, overrides: Sequence[str]) -> DictConfig:
         """Return what `compose` does for overrides that choose files; of packages alone it is kept."""

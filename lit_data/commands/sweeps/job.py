@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 
 from lit_data.checks import is_count
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
+from lit_data.commands.configuration.words import write_override
 from lit_data.commands.job import list_job_arguments, run_job
 from lit_data.commands.launcher import RESUMED, STOPPED, is_first_rank
 from lit_data.commands.reports.untrusted import read_text
@@ -32,7 +33,7 @@ from lit_data.commands.result import (
     find_summary,
     read_number,
 )
-from lit_data.commands.sweeps.overrides import keep_computing, quote
+from lit_data.commands.sweeps.overrides import keep_computing
 from lit_data.commands.sweeps.process import count_gpus, holding_gpus, run_process
 from lit_data.errors import (
     BatchMemoryError,
@@ -423,10 +424,10 @@ def _run_in_process(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Pa
         "hydra.job.id": HydraConfig.get().job.id,
     }
     arguments = list_job_arguments(cfg.command, sweep.flags)
-    arguments += [f"{key}={quote(value)}" for key, value in places.items()]
+    arguments += [write_override(key, value) for key, value in places.items()]
     arguments += [f"hydra.job.num={record.number}", "hydra.mode=RUN"]
     if record.ckpt:
-        arguments.append(f"ckpt={quote(record.ckpt)}")
+        arguments.append(write_override("ckpt", record.ckpt))
     with holding_gpus(sweep.folder, sweep.gpus, count_gpus(cfg, sweep.gpus)) as variables:
         return run_process(arguments, folder, variables)
 

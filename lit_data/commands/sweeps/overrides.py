@@ -42,12 +42,6 @@ def keep_computing(overrides: Sequence[str]) -> tuple[str, ...]:
     return tuple(word for word in overrides if not word.lstrip("+~").startswith(_FREE))
 
 
-def quote(value: object) -> str:
-    """Return a value as Hydra's override grammar reads it back."""
-    escaped = str(value).replace("'", "\\'")
-    return f"'{escaped}'"
-
-
 class Space(NamedTuple):
     """Values for a search to choose from, and overrides that all of its jobs share."""
 

@@ -26,7 +26,7 @@ from filelock import Timeout
 from omegaconf import DictConfig
 
 from lit_data.child_process import python_command, python_environment
-from lit_data.commands.launcher import STOPPED
+from lit_data.commands.launcher import STOPPED, SWEEP_JOB
 from lit_data.commands.result import FAILURE, Outcome, describe_failure, name_failure, read_failure
 from lit_data.errors import ConfigError, WorkerDiedError
 from lit_data.io.temp import kernel_lock
@@ -34,7 +34,6 @@ from lit_data.io.temp import kernel_lock
 log = logging.getLogger(__name__)
 
 
-_VARIABLE = "LIT_DATA_SWEEP_JOB"  # in a job's environment: its folder
 _SAVING_S = 120.0  # for a job that is to stop: to finish its step and write a checkpoint
 LEFTOVERS_S = 5.0  # how long processes may outlive the one that started them
 _KILLED_S = 1.0  # until a killed process is gone
@@ -63,7 +62,7 @@ def run_process(
     kills = _count_kernel_kills()
     process = subprocess.Popen(
         python_command("-m", "lit_data", *arguments),
-        env=python_environment({_VARIABLE: str(folder), **(variables or {})}),
+        env=python_environment({SWEEP_JOB: str(folder), **(variables or {})}),
         stdin=subprocess.PIPE,  # closes with this process, at which the job ends
         start_new_session=True,
     )
@@ -84,7 +83,7 @@ def reporting_to_sweep() -> Iterator[None]:
 
     For a job's process and its ranks; it does nothing in a process that no sweep started.
     """
-    folder = os.environ.get(_VARIABLE, "")
+    folder = os.environ.get(SWEEP_JOB, "")
     if folder and os.getsid(0) == os.getpid():  # the job, not one of its ranks
         threading.Thread(target=_end_with_sweep, name="end-with-sweep", daemon=True).start()
         with suppress(ValueError):  # not in the main thread

@@ -21,7 +21,10 @@ from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from lit_data.commands.configuration.words import show_override, write_override
+from lit_data.commands.launcher import is_named_by_time
 from lit_data.commands.result import Status
+from lit_data.commands.run_folder import claim_new, claim_typed
 from lit_data.commands.sweeps.job import (
     JOURNAL,
     JobRecord,
@@ -35,7 +38,6 @@ from lit_data.commands.sweeps.job import (
 from lit_data.commands.sweeps.overrides import (
     describe_differences,
     keep_computing,
-    quote,
     split_overrides,
 )
 from lit_data.commands.sweeps.process import (
@@ -119,7 +121,7 @@ def run_sweep(
     options: SweepOptions,
     flags: Sequence[str],
     packages: Sequence[str],
-) -> None:
+) -> Path:
     """Run every job, then print a table and write sweep.csv, sweep.png and sweep.json.
 
     Args:
@@ -130,12 +132,16 @@ def run_sweep(
         flags: options of the command line that are not overrides.
         packages: packages whose targets are allowed too.
 
+    Returns:
+        The folder of the sweep.
+
     Raises:
         LitDataError: a job failed, with the exit code of the first one; or nothing was run, for the
             sweep to go on with is another one.
         KeyboardInterrupt, SystemExit: the sweep was told to stop; no process of it is left.
     """
     jobs = _list_jobs(hydra, cfg, overrides)
+    gpus = _find_shared_gpus(cfg, options)
     sweep = Sweep(
         options=options,
         folder=_choose_folder(cfg, options),
@@ -146,13 +152,12 @@ def run_sweep(
         jobs=jobs,
         total=len(jobs) if jobs is not None else _count_trials(cfg),
         prunes=_is_search(cfg) and cfg.hydra.sweeper.get("pruner") is not None,
-        gpus=_find_shared_gpus(cfg, options),
+        gpus=gpus,
     )
     if options.resume is not None:
         _check_same(sweep)
-    sweep.folder.mkdir(parents=True, exist_ok=True)
     placed = [override for override in overrides if not override.startswith("hydra.sweep.dir=")]
-    placed += [f"hydra.sweep.dir={quote(sweep.folder)}", "hydra.mode=MULTIRUN"]
+    placed += [write_override("hydra.sweep.dir", sweep.folder), "hydra.mode=MULTIRUN"]
     search: Search | None = None
     with ExitStack() as stack:
         if _is_search(cfg):
@@ -164,6 +169,7 @@ def run_sweep(
         if "submitit" in str(cfg.hydra.launcher._target_):
             stack.enter_context(watching_jobs(sweep.folder, sweep.total))
         start()
+    return sweep.folder
 
 
 def _count_trials(cfg: DictConfig) -> int:
@@ -259,7 +265,7 @@ def _list_jobs(
 
 
 def _choose_folder(cfg: DictConfig, options: SweepOptions) -> Path:
-    """Return the folder of a sweep, absolute.
+    """Return the folder of a sweep, absolute: a new one is claimed.
 
     Raises:
         ConfigError: there is a sweep already and nothing says to go on with it; or the one to go
@@ -267,12 +273,10 @@ def _choose_folder(cfg: DictConfig, options: SweepOptions) -> Path:
         DataError: there is no sweep to go on with.
     """
     folder = Path(cfg.hydra.sweep.dir).absolute()
+    if options.resume is None and is_named_by_time(cfg.hydra.sweep):
+        return claim_new(folder)
     if options.resume is None:
-        if _holds_sweep(folder):
-            raise ConfigError(
-                f"{folder} holds a sweep already: go on with sweep.resume={folder}, or give "
-                "another folder"
-            )
+        _claim(folder)
         return folder
     if options.resume == "latest":
         folder = _find_latest(folder.parent, cfg)
@@ -282,6 +286,16 @@ def _choose_folder(cfg: DictConfig, options: SweepOptions) -> Path:
             raise DataError(f"{folder} is not the folder of a sweep: no job.json is in it")
     refuse_links(folder, "sweep.resume")
     return folder
+
+
+def _claim(folder: Path) -> None:
+    if _holds_sweep(folder):
+        resume = show_override("sweep.resume", folder)
+        raise ConfigError(
+            f"{folder} holds a sweep already: go on with {resume}, or give another folder"
+        )
+    if not claim_typed(folder):
+        raise ConfigError(f"hydra.sweep.dir={folder} holds a run already: give another folder")
 
 
 def _holds_sweep(folder: Path) -> bool:
@@ -373,4 +387,5 @@ def _command_to_go_on(sweep: Sweep, overrides: Sequence[str]) -> str:
     replaced = ("sweep.resume", "hydra.sweep.dir")
     remaining = [override for override in overrides if not override.startswith(replaced)]
     start = ["python", "-m", "lit_data", sweep.command, "-m"]
-    return shlex.join([*start, *sweep.flags, *remaining, f"sweep.resume={sweep.folder}"])
+    resume = show_override("sweep.resume", sweep.folder)
+    return f"{shlex.join([*start, *sweep.flags, *remaining])} {resume}"

@@ -165,7 +165,9 @@ def test_mistake_is_named_in_one_line(word: str, message: str) -> None:
 
 
 def test_a_text_that_holds_an_equals_sign_is_to_be_quoted() -> None:
-    with pytest.raises(ConfigError, match="""a text that holds = is quoted: 'key="a=b"'"""):
+    with pytest.raises(
+        ConfigError, match=r"""signs such as , = \( \[ is quoted: 'seed="\[a=b\]"'$"""
+    ):
         compose("fit", ["seed=[a=b]"])
 
 

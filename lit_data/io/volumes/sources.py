@@ -97,9 +97,9 @@ def find_volumes(
     unread: dict[str, list[str]] = {}
     for folder, names in _walk(root, problems):
         for name in names:
-            if _suffix(name) not in (*SUFFIXES, *EXTENSIONS):
-                path = name_below(root, folder / name) or name
-                unread.setdefault(_suffix(name), []).append(path)
+            extension = os.path.splitext(name)[1].lower()  # noqa: PTH122 - there may be many
+            if _suffix(name) not in SUFFIXES:
+                unread.setdefault(extension, []).append(name_below(root, folder / name) or name)
         for source in _list_folder(root, folder, names, problems):
             # a.npy and a.nii would be one volume of two files.
             first = sources.setdefault(source.name, source)

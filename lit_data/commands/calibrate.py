@@ -189,9 +189,12 @@ class KnownImages:
         numbers = range(len(all_names)) if chosen is None else chosen
         names = [str(plain_cell(all_names[number])) for number in numbers]
         kinds = datamodule.image_kinds
+        doubt = datamodule.describe_doubt()
         truth = []
         for name, number in zip(names, numbers, strict=True):
             has_defect = datamodule.has_defect(number)
+            if has_defect is None and doubt:
+                raise ConfigError(doubt)
             if has_defect is None and not kinds[number]:
                 raise ConfigError(
                     f"{show_path(name)} has neither a mask nor a folder such as good that says if "

@@ -6,7 +6,8 @@ from lit_data.datamodules.detection import DetectionDataModule
 from lit_data.datamodules.gan import GANDataModule
 from lit_data.datamodules.image import ImageDataModule, StripeDataModule
 from lit_data.datamodules.image_files import ImageFolder, MaskedImageFolder
-from lit_data.datamodules.inspection import InspectionDataModule, LabelledImageDataModule
+from lit_data.datamodules.inspection import InspectionDataModule
+from lit_data.datamodules.labelled import LabelledImageDataModule
 from lit_data.datamodules.source import FileOptions, Source
 from lit_data.datamodules.watermarks import WatermarkDataModule
 

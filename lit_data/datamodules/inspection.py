@@ -1,9 +1,9 @@
-"""`InspectionDataModule`: single images with masks of their defects, or with one label each."""
+"""`InspectionDataModule`: single images with masks of their defects."""
 
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ from lit_data.checks import check_choice
 from lit_data.datamodules.base import Visuals
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image import PATCH_PX, Augment, ImageDataModule, choose_grid
-from lit_data.datamodules.image_files import FolderKeywords, MaskedKeywords
-from lit_data.datamodules.inspection_source import InspectionFiles, LabelledFiles
+from lit_data.datamodules.image_files import MaskedKeywords
+from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datamodules.source import name_options
+from lit_data.datasets.inspection.good_names import GOOD, describe_doubt, names_defect
 from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes, is_defect
 from lit_data.datasets.inspection.patches import Paster, SampledPatches, Sampling, SamplingOptions
 from lit_data.datasets.inspection.splitting import (
@@ -25,11 +26,9 @@ from lit_data.datasets.inspection.splitting import (
     describe_splits,
     find_groups,
 )
-from lit_data.datasets.inspection.tables import describe_lack
 from lit_data.datasets.patch_source import PatchSource
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, show_path
-from lit_data.grid import pair_px
 from lit_data.io.images.image_source import describe_bank
 from lit_data.io.images.scaling import OriginalSizes, Scaling
 from lit_data.loading import LoaderOptions
@@ -107,6 +106,7 @@ class InspectionDataModule(ImageDataModule):
         root: PathText | None = None,
         *,
         classes: Sequence[str] | None = None,
+        good: Sequence[str] | None = None,
         near_duplicates: Literal["together", "apart"] = "together",
         groups: str | None = None,
         train_on: Literal["all", "good"] = "all",
@@ -128,7 +128,9 @@ class InspectionDataModule(ImageDataModule):
         scaling = Scaling.of(size_px, scale)
         patch_px, stride_px = choose_grid(scaling, patch_px, stride_px)
         super().__init__(
-            source=InspectionFiles.of(root=root, classes=classes, scaling=scaling, **options),
+            source=InspectionFiles.of(
+                root=root, classes=classes, good=good, scaling=scaling, **options
+            ),
             patch_px=patch_px,
             stride_px=stride_px,
             mask_splits=(),  # splits depend on the masks, which are opened before
@@ -154,6 +156,7 @@ class InspectionDataModule(ImageDataModule):
     @override
     def open_split_masks(self, stage: Stage) -> tuple[Ints, PartialMasks | None]:
         images = self.split_images[stage]
+        self._refuse_doubt()
         if self.train_on == "good" and stage == "train" and not len(images):
             raise ConfigError(
                 f"{show_path(self.source.folder)}: no image of train is without a defect, and "
@@ -169,6 +172,23 @@ class InspectionDataModule(ImageDataModule):
                 f"with synthesis=library{self.source.leftovers.quote()}"
             )
         return images, masks
+
+    def describe_doubt(self) -> str:
+        """Return why folders do not tell which images are good, and what to do; empty where they do."""
+        kinds = set(self.image_kinds)
+        doubt = describe_doubt(kinds, self.source.good)
+        if not doubt:
+            return ""
+        example = min(kinds, key=lambda kind: (names_defect(kind), kind))
+        return (
+            f"{show_path(self.source.folder)}: {doubt}. Name all folders with good parts, such as "
+            f"'data.good=[\"{example}\"]'; 'data.good=[\"*\"]' stands for all"
+        )
+
+    def _refuse_doubt(self) -> None:
+        doubt = self.describe_doubt() if self.train_on == "good" and self._masks is None else ""
+        if doubt:
+            raise ConfigError(doubt)
 
     @override
     def choose_patches(self, images: Ints, stage: Stage) -> SampledPatches:
@@ -229,6 +249,8 @@ class InspectionDataModule(ImageDataModule):
         for split, images in self.split_images.items():
             numbers[f"{split}_images"] = len(images)
         if masks is None:  # without them there may be no dataset to count patches of
+            if self.train_on == "good" and self.describe_doubt():  # which `fit` refuses
+                log.warning("%s", self.describe_doubt())
             return numbers
         is_positive = self.count_classes()[:, 1:].sum(1) > 0
         for split, images in self.split_images.items():
@@ -371,8 +393,8 @@ class InspectionDataModule(ImageDataModule):
         kinds = np.array(self.image_kinds)
         is_good = np.ones(len(self.bank), np.bool_)
         # Kinds say something only where one of them is called good.
-        if (kinds == "good").any():
-            is_good = (kinds == "good") | (kinds == "")
+        if (kinds == GOOD).any():
+            is_good = (kinds == GOOD) | (kinds == "")
         if self._masks is not None:
             is_good &= self.count_classes()[:, 1:].sum(1) == 0
         return is_good
@@ -385,120 +407,3 @@ class InspectionDataModule(ImageDataModule):
             with_near_duplicates=self.near_duplicates == "together",
             folder=self.source.kept_folder,
         )
-
-
-class LabelledImageDataModule(InspectionDataModule):
-    """Whole images with one label each.
-
-    A batch is a dict as that of `InspectionDataModule`, with ``label`` [B] int64, the number of the
-    image's class from 0, in place of ``mask``; not when predicting. Options are those of
-    `InspectionDataModule`, but for:
-
-    Args:
-        classes: Names of the classes, in the order of their numbers; images of others are left out.
-            None takes all of them, ``good`` first and the others by name.
-        size_px: Size of a sample, one number or (height, width), which images are scaled to fit,
-            and reflect-padded to.
-
-    Raises:
-        ConfigError: An option is out of its range; later, unknown classes are named.
-    """
-
-    labels: Ints
-    batch_keys: ClassVar[Sequence[str]] = (
-        "image",
-        "label",
-        "index",
-        "image_index",
-        "position",
-        "epoch",
-    )
-
-    @name_options(LabelledFiles)
-    def __init__(
-        self,
-        root: PathText | None = None,
-        *,
-        classes: Sequence[str] | None = None,
-        size_px: int | Size = 128,
-        near_duplicates: Literal["together", "apart"] = "together",
-        groups: str | None = None,
-        folds: int | None = None,
-        fold: int = 0,
-        value_range: tuple[float, float] | None = None,
-        loader: LoaderOptions | None = None,
-        augment: Augment = None,
-        batch_format: BatchFormat = "dict",
-        **options: Unpack[FolderKeywords],
-    ) -> None:
-        size_px = pair_px("size_px", size_px)
-        super().__init__(
-            root,
-            classes=classes,
-            near_duplicates=near_duplicates,
-            groups=groups,
-            folds=folds,
-            fold=fold,
-            patch_px=size_px,
-            value_range=value_range,
-            loader=loader,
-            augment=augment,
-            batch_format=batch_format,
-            **options,
-        )
-        # Options are checked as those of images with masks; then labels take the place of masks.
-        self.source = LabelledFiles.of(root=root, classes=classes, size_px=size_px, **options)
-
-    @override
-    def open_split_masks(self, stage: Stage) -> tuple[Ints, None]:
-        self._check_classes()
-        return self.split_images[stage], None
-
-    @override
-    def describe(self) -> dict[str, Any]:
-        report = super().describe()
-        del report["images_with_masks"]  # there are none
-        for split, numbers in self.split_images.items():
-            report[f"{split}_patches"] = len(numbers)
-        try:
-            self._check_classes()
-        except ConfigError as error:  # which `fit` refuses
-            log.warning("%s", error)
-        return report
-
-    @override
-    def count_classes(self, split: Stage | None = None) -> Ints:
-        labels = self.labels if split is None else self.labels[self.split_images[split]]
-        return np.equal(labels[:, None], np.arange(len(self.classes or ()))).astype(np.int64)
-
-    @override
-    def find_classes(self) -> tuple[str, ...]:
-        return tuple(
-            sorted(set(self.source.image_set.kinds) - {""}, key=lambda name: (name != "good", name))
-        )
-
-    @override
-    def open_source(self) -> None:
-        super().open_source()
-        if self.classes is None:
-            self.classes = self.find_classes() or None
-            numbered = (f"{number} {name}" for number, name in enumerate(self.classes or ()))
-            log.info("classes: %s", ", ".join(numbered))
-        number_of = {name: number for number, name in enumerate(self.classes or ())}
-        self.labels = np.array([number_of.get(kind, -1) for kind in self.image_kinds], np.int64)
-        # Images of classes that are not asked for are in no split, and are predicted.
-        self.split_images = {
-            split: numbers[self.labels[numbers] >= 0]
-            for split, numbers in self.split_images.items()
-        }
-
-    def _check_classes(self) -> None:
-        known = sorted(set(self.image_kinds) - {""})
-        if len(known) < 2:
-            raise ConfigError(describe_lack(self.source.folder, known))
-        missing = [name for name in self.classes or () if name not in known]
-        if missing:
-            raise ConfigError(
-                f"data.classes names {missing}, but the labels are {', '.join(known)}: name them "
-                f"in the order of their numbers, 'data.classes=[{','.join(known)}]'"
-            )

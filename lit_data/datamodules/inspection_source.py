@@ -26,7 +26,6 @@ from lit_data.datasets.inspection.layouts import (
 )
 from lit_data.datasets.inspection.near_duplicates import find_details, group_details
 from lit_data.datasets.inspection.occupancy import PartialMasks
-from lit_data.datasets.inspection.tables import read_labels
 from lit_data.datasets.label_formats import add_label_files
 from lit_data.errors import ConfigError, DataError, Problems, list_problems, show_path
 from lit_data.files import write_json
@@ -37,7 +36,6 @@ from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
 from lit_data.io.images.scaling import (
-    FittedDecoder,
     OriginalSizes,
     ScaledDecoder,
     Scaling,
@@ -56,7 +54,7 @@ from lit_data.io.store.pixels import StoreOptions
 from lit_data.io.store.sources import list_sources
 from lit_data.io.temp import temp_folder
 from lit_data.samples.inspection import InspectionSampleSpec
-from lit_data.types import IGNORED, Bools, Ints, Size
+from lit_data.types import IGNORED, Bools, Ints
 
 log = logging.getLogger(__name__)
 
@@ -76,22 +74,28 @@ class InspectionFiles(MaskedImageFolder):
         classes: Names of the kinds of defects that are told apart, numbered from 1: of categories
             of annotations, of the numbers in masks, or of the kinds of images whose masks are black
             and white; `None`: a defect is a defect.
+        good: Globs of the names of folders with good parts; `None` goes by their words, see
+            `lit_data.datasets.inspection.good_names`.
         scaling: Size that images and masks are brought to before they are stored; `None` keeps that
             of the files.
 
     Raises:
         ConfigError: Masks of several classes, and no names of them; or a set of shards is to be
-            scaled.
+            scaled, or its folders to be called good.
     """
 
     read: ReadOptions = field(default_factory=partial(ReadOptions, gray_to_rgb=True))
     classes: Sequence[str] | None = None
+    good: Sequence[str] | None = None
     scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.good, str):
+            raise ConfigError(f"good={self.good!r} must be a list: data.good=[{self.good}]")
         if is_sharded(self.root):
             self._refuse_scaled_shards()
+            self._refuse_good_shards()
         if self.classes is not None:  # in a shell numbers are no text
             object.__setattr__(self, "classes", check_classes([str(name) for name in self.classes]))
         elif self.mask_read.classes > 2:
@@ -121,7 +125,12 @@ class InspectionFiles(MaskedImageFolder):
     def _named_set(self) -> InspectionSet:
         """The images and masks, by the names of the files."""
         return find_inspection_set(
-            self.folder, self.masks, self.patterns, self.exclude, self.leftovers
+            self.folder,
+            self.masks,
+            self.patterns,
+            self.exclude,
+            good=self.good,
+            leftovers=self.leftovers,
         )
 
     @property
@@ -190,6 +199,13 @@ class InspectionFiles(MaskedImageFolder):
             raise ConfigError(
                 "data.size_px and data.scale need the files of the images: leave them out to write "
                 "or read a set of shards"
+            )
+
+    def _refuse_good_shards(self) -> None:
+        if self.good is not None:
+            raise ConfigError(
+                f"good={list(self.good)}: a set of shards is read as it was written: give data.good "
+                "to the `python -m lit_data prepare` that writes it with prepare.shards"
             )
 
     @override
@@ -408,57 +424,6 @@ class InspectionFiles(MaskedImageFolder):
     @override
     def _scope(self) -> Scope:
         return Scope.of_images(self.patterns, masks=self.masks, beside=ANNOTATION_SUFFIXES)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabelledFiles(InspectionFiles):
-    """Whole images, the label of each as its kind, and the size they are brought to.
-
-    A label is named by a CSV file, else by the kind of the image's folder; where all are of one
-    kind, it is ``defect`` for images with a mask and ``good`` for those without.
-
-    Args:
-        size_px: (height, width) that each image is scaled to fit, and reflect-padded to.
-    """
-
-    store: StoreOptions = field(default_factory=partial(StoreOptions, band_px=None))
-    size_px: Size
-
-    @property
-    @override
-    def decoder(self) -> FittedDecoder:
-        return FittedDecoder(self.size_px, "contain", decoder=ImageDecoder(self.read))
-
-    @cached_property
-    @override
-    def image_set(self) -> InspectionSet:
-        if self.shards is not None:
-            return super().image_set
-        image_set = find_inspection_set(
-            self.folder, None, self.patterns, self.exclude, self.leftovers
-        )
-        table = read_labels(self.folder, image_set.images, image_set.excluded)
-        used = () if table is None else (table.path,)
-        add_label_files(self.leftovers, self.folder, "classes", used)
-        if table is not None:
-            labels = table.labels
-        else:
-            image_set = leave_out_stray(self.folder, image_set)
-            labels = image_set.kinds
-            if len(set(labels)) < 2 and any(image_set.masks):
-                labels = tuple("good" if mask is None else "defect" for mask in image_set.masks)
-        # Labels are all that is learnt, so masks are not decoded.
-        no_masks = (None,) * len(image_set.images)
-        return replace(image_set, kinds=labels, masks=no_masks, layout="none")
-
-    @property
-    @override
-    def _listed_set(self) -> InspectionSet:
-        return self.image_set
-
-    @override
-    def open_all_masks(self, bank: ImageBank) -> tuple[PartialMasks | None, set[int]]:
-        return None, set()
 
 
 def _read_set(folder: Path) -> InspectionSet:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import lit_data
 from lit_data.datamodules.detection import DetectionDataModule
 from lit_data.datamodules.inspection import InspectionDataModule
-from lit_data.datamodules.inspection_source import LabelledFiles
+from lit_data.datamodules.labelled import LabelledFiles
 from lit_data.errors import ConfigError
 from lit_data.inference.batch_size_table import find_reach_px
 from lit_data.inference.export.onnx_file import export_onnx

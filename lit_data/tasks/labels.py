@@ -11,7 +11,7 @@ from lightning import LightningModule
 from torch import Tensor
 from typing_extensions import override
 
-from lit_data.datamodules.inspection import LabelledImageDataModule
+from lit_data.datamodules.labelled import LabelledImageDataModule
 from lit_data.tasks.answers import ask_step, check_probabilities
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.export import encode_labels

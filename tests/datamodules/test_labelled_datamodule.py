@@ -131,3 +131,48 @@ def test_classes_are_those_of_the_folders_unless_they_are_named(
     caplog.clear()
     _data(tmp_path / "other").describe()  # by which `prepare` says what there is
     assert "a CSV with the columns image and label (found: all)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("good", "very_good", "bad"),
+        ("cap", "label"),
+        ("mask", "no_mask"),
+        ("gt", "seg"),
+        ("ok", "OK"),
+    ],
+)
+def test_each_folder_is_a_class_of_its_own(kinds: tuple[str, ...], tmp_path: Path) -> None:
+    for kind in kinds:
+        _write_photos(tmp_path / "set" / kind, "{}.png")
+    data = _data(tmp_path, splits={"train": 1.0})
+    assert set(data.classes or ()) == set(kinds)
+    assert data.count_classes().sum(0).tolist() == [4] * len(kinds)
+
+
+def test_photos_with_names_of_masks_are_photos(tmp_path: Path) -> None:
+    for kind in ("p", "q"):
+        for name in ("{}.jpg", "{}_label.jpg", "{}_mask.jpg"):
+            _write_photos(tmp_path / "set" / kind, name)
+    assert len(_data(tmp_path, splits={"train": 1.0}).bank) == 24
+
+
+def test_masks_of_labelled_photos_are_no_photos(tmp_path: Path) -> None:
+    for kind in ("MT_Free", "MT_Crack"):
+        _write_photos(tmp_path / "set" / kind, "{}.jpg")
+        for number in range(4):
+            mask = np.zeros((40, 60), np.uint8)
+            mask[:9] = 255
+            cv2.imwrite(str(tmp_path / "set" / kind / f"{number}.png"), mask)
+    data = _data(tmp_path, splits={"train": 1.0})
+    assert data.classes == ("MT_Free", "MT_Crack")
+    assert len(data.bank) == 8
+
+
+def _write_photos(folder: Path, name: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(4):
+        draws = np.random.default_rng([number, *f"{folder.name}{name}".encode()])
+        photo = draws.integers(0, 256, (40, 60, 3), dtype=np.uint8)
+        cv2.imwrite(str(folder / name.format(number)), photo)

@@ -122,3 +122,38 @@ def test_a_set_without_good_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="train_on='some'"):
         _open(tmp_path, train_on="some")
     assert len(_open(tmp_path, "predict", splits={"train": 1.0}).dataset("predict")) == 6 * 4
+
+
+def _write_kinds(folder: Path, *kinds: str, count: int = 8) -> None:
+    for place, kind in enumerate(kinds):
+        for number in range(count):
+            _write(folder / kind / f"{number}.png", seed=place)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"), [("ok", "not_ok"), ("Gut", "Fehler"), ("intact", "damaged"), ("iO", "niO")]
+)
+def test_no_defect_trains_whatever_its_folder_is_called(
+    good: str, bad: str, tmp_path: Path
+) -> None:
+    _write_kinds(tmp_path / "set", good, bad)
+    data = _open(tmp_path)
+    names = [name for split in ("train", "val", "test") for name in _names(data, split)]
+    assert {name.split("/")[0] for name in names} == {good}
+
+
+def test_folders_that_do_not_tell_are_asked_about_unless_they_are_only_predicted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _write_kinds(tmp_path / "set", "A", "B")
+    data = _open(tmp_path)
+    asks = r"no folder is known to hold good parts \(found: A, B\).*'data\.good=\[\"A\"\]'"
+    with pytest.raises(ConfigError, match=asks):
+        data.dataset("train")
+    data.describe()
+    assert "no folder is known to hold good parts" in caplog.text
+    assert len(_open(tmp_path, "predict").dataset("predict")) > 0
+    chosen = _open(tmp_path, good=["B"])
+    assert {name[0] for name in _names(chosen, "train")} == {"B"}
+    with pytest.raises(ConfigError, match=r"must be a list: data\.good=\[B\]"):
+        _open(tmp_path, good="B")

@@ -28,7 +28,7 @@ from lit_data.datasets.detection.labels import find_split
 from lit_data.datasets.detection.voc import NameIndex, read_xml
 from lit_data.datasets.detection.yolo import find_class_file, name_numbers, read_class_names
 from lit_data.datasets.inspection.annotations import Annotated, Effect
-from lit_data.datasets.inspection.layouts import MASK_FOLDERS, Layout
+from lit_data.datasets.inspection.layouts import Layout
 from lit_data.datasets.inspection.marks import (
     Draw,
     box_corners,
@@ -50,6 +50,7 @@ from lit_data.datasets.inspection.tables import (
 from lit_data.errors import DataError, Problems, escape, show_path
 from lit_data.files import check_kind
 from lit_data.io.discovery import check_inside, list_shown
+from lit_data.io.names import is_mask_folder
 from lit_data.io.source import describe_missing, open_source, read_whole
 
 if TYPE_CHECKING:
@@ -447,7 +448,7 @@ def _list_names(path: Path, annotated: Annotated, suffix: str = "") -> list[str]
     swapped = [
         Path(*stem.parts[:index], *images, *stem.parts[index + 1 :])
         for index, part in enumerate(stem.parts[:-1])
-        if MASK_FOLDERS.fullmatch(part) and index >= len(annotated.folder.parts)
+        if is_mask_folder(part) and index >= len(annotated.folder.parts)
         for images in (("images",), ())
     ]
     return [*map(str, (stem, *swapped)), stem.name]

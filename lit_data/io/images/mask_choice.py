@@ -20,6 +20,7 @@ from lit_data.io.images.masks import (
     unpack_colours,
     widen_bits,
 )
+from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
 from lit_data.io.source import open_source
 from lit_data.types import IGNORED, Array, Ints
@@ -27,6 +28,7 @@ from lit_data.types import IGNORED, Array, Ints
 log = logging.getLogger(__name__)
 
 _SAMPLED_MASKS = 64
+_SAMPLED_PIXELS = 2**16  # of an image, which have more colours than those of masks
 _MOST_LABEL_BYTES = 100_000
 _MOST_COLOURS = 32  # of classes; pictures have far more
 _MOST_CLASSES = 16  # as numbers that are taken for classes
@@ -255,6 +257,19 @@ def _read_label(line: str) -> tuple[int, str] | None:
     ):
         return None
     return int(pack_colours(np.array(parts, np.int64))), name
+
+
+def may_be_mask(path: Path) -> bool:
+    """Return True if an image has few values or colours, or grey edges between black and white alone."""
+    try:
+        pixels = read_image(path, ReadOptions(alpha="drop"))
+    except DataError:
+        return False
+    flat = pixels.reshape(len(pixels), -1)
+    some = flat[:, :: max(1, flat.shape[1] // _SAMPLED_PIXELS)]
+    if np.unique(some, axis=1).shape[1] <= _MOST_COLOURS:
+        return True
+    return some.dtype == np.uint8 and has_grey_edges(np.bincount(some[0], minlength=256))
 
 
 def has_grey_edges(counts: Ints) -> bool:

@@ -6,9 +6,10 @@ from pathlib import Path, PurePath
 import numpy as np
 import pytest
 
-from lit_data.datasets.inspection.layouts import find_inspection_set, plain_stem, split_of
+from lit_data.datasets.inspection.layouts import find_inspection_set, split_of
 from lit_data.datasets.inspection.splitting import split_stratified
 from lit_data.errors import DataError
+from lit_data.io.names import plain_stem
 
 SHARES = {"train": 0.7, "val": 0.15, "test": 0.15}
 

@@ -1,0 +1,195 @@
+"""`LabelledImageDataModule`: single images with one label each."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal, Unpack
+
+import numpy as np
+from typing_extensions import override
+
+from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.image import Augment
+from lit_data.datamodules.image_files import FolderKeywords
+from lit_data.datamodules.inspection import InspectionDataModule
+from lit_data.datamodules.inspection_source import InspectionFiles
+from lit_data.datamodules.source import name_options
+from lit_data.datasets.inspection.good_names import find_good_names
+from lit_data.datasets.inspection.layouts import (
+    InspectionSet,
+    find_labelled_set,
+    leave_out_stray,
+)
+from lit_data.datasets.inspection.occupancy import PartialMasks
+from lit_data.datasets.inspection.tables import describe_lack, read_labels
+from lit_data.datasets.label_formats import add_label_files
+from lit_data.errors import ConfigError
+from lit_data.grid import pair_px
+from lit_data.io.images.decoders import ImageDecoder
+from lit_data.io.images.image_source import ImageBank
+from lit_data.io.images.scaling import FittedDecoder
+from lit_data.io.store.pixels import StoreOptions
+from lit_data.loading import LoaderOptions
+from lit_data.types import Ints, PathText, Size, Stage
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledFiles(InspectionFiles):
+    """Whole images, the label of each as its kind, and the size they are brought to.
+
+    A label is named by a CSV file, else by the kind of the image's folder; where all are of one
+    kind, it is ``defect`` for images with a mask and ``good`` for those without.
+
+    Args:
+        size_px: (height, width) that each image is scaled to fit, and reflect-padded to.
+    """
+
+    store: StoreOptions = field(default_factory=partial(StoreOptions, band_px=None))
+    size_px: Size
+
+    @property
+    @override
+    def decoder(self) -> FittedDecoder:
+        return FittedDecoder(self.size_px, "contain", decoder=ImageDecoder(self.read))
+
+    @cached_property
+    @override
+    def image_set(self) -> InspectionSet:
+        if self.shards is not None:
+            return super().image_set
+        image_set = find_labelled_set(self.folder, self.patterns, self.exclude, self.leftovers)
+        table = read_labels(self.folder, image_set.images, image_set.excluded)
+        used = () if table is None else (table.path,)
+        add_label_files(self.leftovers, self.folder, "classes", used)
+        if table is None:
+            return leave_out_stray(self.folder, image_set)
+        return replace(image_set, kinds=table.labels)
+
+    @property
+    @override
+    def _listed_set(self) -> InspectionSet:
+        return self.image_set
+
+    @override
+    def open_all_masks(self, bank: ImageBank) -> tuple[PartialMasks | None, set[int]]:
+        return None, set()
+
+
+class LabelledImageDataModule(InspectionDataModule):
+    """Whole images with one label each.
+
+    A batch is a dict as that of `InspectionDataModule`, with ``label`` [B] int64, the number of the
+    image's class from 0, in place of ``mask``; not when predicting. Options are those of
+    `InspectionDataModule`, but for:
+
+    Args:
+        classes: Names of the classes, in the order of their numbers; images of others are left out.
+            None takes all of them, ``good`` and such first and the others by name.
+        size_px: Size of a sample, one number or (height, width), which images are scaled to fit,
+            and reflect-padded to.
+
+    Raises:
+        ConfigError: An option is out of its range; later, unknown classes are named.
+    """
+
+    labels: Ints
+    batch_keys: ClassVar[Sequence[str]] = (
+        "image",
+        "label",
+        "index",
+        "image_index",
+        "position",
+        "epoch",
+    )
+
+    @name_options(LabelledFiles)
+    def __init__(
+        self,
+        root: PathText | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        size_px: int | Size = 128,
+        near_duplicates: Literal["together", "apart"] = "together",
+        groups: str | None = None,
+        folds: int | None = None,
+        fold: int = 0,
+        value_range: tuple[float, float] | None = None,
+        loader: LoaderOptions | None = None,
+        augment: Augment = None,
+        batch_format: BatchFormat = "dict",
+        **options: Unpack[FolderKeywords],
+    ) -> None:
+        size_px = pair_px("size_px", size_px)
+        super().__init__(
+            root,
+            classes=classes,
+            near_duplicates=near_duplicates,
+            groups=groups,
+            folds=folds,
+            fold=fold,
+            patch_px=size_px,
+            value_range=value_range,
+            loader=loader,
+            augment=augment,
+            batch_format=batch_format,
+            **options,
+        )
+        # Options are checked as those of images with masks; then labels take the place of masks.
+        self.source = LabelledFiles.of(root=root, classes=classes, size_px=size_px, **options)
+
+    @override
+    def open_split_masks(self, stage: Stage) -> tuple[Ints, None]:
+        self._check_classes()
+        return self.split_images[stage], None
+
+    @override
+    def describe(self) -> dict[str, Any]:
+        report = super().describe()
+        del report["images_with_masks"]  # there are none
+        for split, numbers in self.split_images.items():
+            report[f"{split}_patches"] = len(numbers)
+        try:
+            self._check_classes()
+        except ConfigError as error:  # which `fit` refuses
+            log.warning("%s", error)
+        return report
+
+    @override
+    def count_classes(self, split: Stage | None = None) -> Ints:
+        labels = self.labels if split is None else self.labels[self.split_images[split]]
+        return np.equal(labels[:, None], np.arange(len(self.classes or ()))).astype(np.int64)
+
+    @override
+    def find_classes(self) -> tuple[str, ...]:
+        names = set(self.source.image_set.kinds) - {""}
+        good = find_good_names(names)
+        return tuple(sorted(names, key=lambda name: (name not in good, name)))
+
+    @override
+    def open_source(self) -> None:
+        super().open_source()
+        if self.classes is None:
+            self.classes = self.find_classes() or None
+            numbered = (f"{number} {name}" for number, name in enumerate(self.classes or ()))
+            log.info("classes: %s", ", ".join(numbered))
+        number_of = {name: number for number, name in enumerate(self.classes or ())}
+        self.labels = np.array([number_of.get(kind, -1) for kind in self.image_kinds], np.int64)
+        # Images of classes that are not asked for are in no split, and are predicted.
+        self.split_images = {
+            split: numbers[self.labels[numbers] >= 0]
+            for split, numbers in self.split_images.items()
+        }
+
+    def _check_classes(self) -> None:
+        known = sorted(set(self.image_kinds) - {""})
+        if len(known) < 2:
+            raise ConfigError(describe_lack(self.source.folder, known))
+        missing = [name for name in self.classes or () if name not in known]
+        if missing:
+            raise ConfigError(
+                f"data.classes names {missing}, but the labels are {', '.join(known)}: name them "
+                f"in the order of their numbers, 'data.classes=[{','.join(known)}]'"
+            )

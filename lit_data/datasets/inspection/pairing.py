@@ -1,0 +1,287 @@
+"""Pairing of images and masks by their names.
+
+A mask belongs to the image of the same stem, with or without an ending such as ``_mask``, and
+numbers with or without leading zeros. Where no mask fits so, what all images have in common at the
+ends of their names is taken off, and likewise of the masks: ``1_sat`` and ``1_mask``, ``image_1``
+and ``gt_1``.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from lit_data.errors import Problems, show_path
+from lit_data.io.discovery import name_below
+from lit_data.io.names import (
+    IMAGE_WORDS,
+    MASK_WORDS,
+    compose,
+    is_image_folder,
+    is_instance_folder,
+    is_mask_folder,
+    plain_number,
+    plain_stem,
+    strip_mask_word,
+)
+
+Folders = tuple[str, ...]
+
+_TOKEN = re.compile(r"\d+|[^\W\d_]+|[\W_]+")
+_MOST_NAMED = 3
+
+
+_Key = tuple[str, ...]
+
+
+class _Way(NamedTuple):
+    """A way to compare a mask and an image.
+
+    Attributes:
+        folders_of: Gives the folders that both have in common.
+        image_stem: Gives what the stem of an image has in common with that of its mask.
+        mask_stem: The same of the stem of a mask.
+    """
+
+    folders_of: Callable[[Path], Folders]
+    image_stem: Callable[[str], str]
+    mask_stem: Callable[[str], str]
+
+    def exact_key(self, image: Path) -> _Key:
+        return (*self.folders_of(image), "exact", compose(image.stem))
+
+    def plain_key(self, image: Path) -> _Key:
+        return (*self.folders_of(image), "plain", self.image_stem(image.stem))
+
+    def mask_keys(self, mask: Path) -> list[_Key]:
+        """Return the keys under which the image of a mask may be known, the surest first."""
+        folders, stem = self.folders_of(mask), compose(mask.stem)
+        return [
+            (*folders, "exact", stem),
+            (*folders, "exact", strip_mask_word(stem)),
+            (*folders, "plain", self.mask_stem(stem)),
+        ]
+
+
+class _Matching(NamedTuple):
+    mask_of: Mapping[Path, Path]
+    problems: Problems
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Images and masks that belong together.
+
+    Args:
+        folder: Of the set.
+        images: Its images.
+        masks: Its masks.
+        excluded: Files that were to be left out, whose masks are no fault.
+        mask_folders: Those that hold the masks; none where masks lie beside their images.
+        folders_of: Gives the folders that a mask and its image have in common, where these are
+            known.
+    """
+
+    folder: Path
+    images: Sequence[Path]
+    masks: Sequence[Path]
+    excluded: Sequence[Path] = ()
+    mask_folders: Sequence[Path] = ()
+    folders_of: Callable[[Path], Folders] | None = None
+
+    def match(self) -> tuple[Mapping[Path, Path], str]:
+        """Return the mask of each image that has one, and a pair where names were hard to compare.
+
+        Raises:
+            DataError: A mask has no image or not one alone, or an image has several masks: all are
+                listed.
+        """
+        worst = _Matching({}, Problems())
+        for way in self._list_ways():
+            matching = self._match_by(way)
+            if not len(matching.problems):
+                is_sure = way.image_stem is plain_stem
+                return matching.mask_of, "" if is_sure else _describe_pair(matching.mask_of)
+            if matching.mask_of or not len(worst.problems):
+                worst = matching
+            if matching.mask_of:  # what fits in part has single faults
+                break
+        worst.problems.raise_if_any(
+            f"{len(worst.problems)} of {len(self.masks)} masks do not fit the "
+            f"{len(self.images)} images",
+            "correct their names, or leave files out with data.exclude",
+        )
+        return {}, ""
+
+    def _list_ways(self) -> Iterator[_Way]:
+        """Yield the ways to compare names, the surest first."""
+        for folders_of in self._list_folders(plain_stem):
+            yield _Way(folders_of, plain_stem, plain_stem)
+        images = _list_affixes([path.stem for path in self.images], IMAGE_WORDS)
+        masks = _list_affixes([path.stem for path in self.masks], MASK_WORDS)
+        stems = [path.stem for path in (*self.images, *self.excluded)]
+        for image_affixes, mask_affixes in product(images, masks):
+            # One mask tells whether it is worth while to look at all of them.
+            if mask_affixes.take_off(self.masks[0].stem) in map(image_affixes.take_off, stems):
+                for folders_of in self._list_folders(image_affixes.take_off):
+                    yield _Way(folders_of, image_affixes.take_off, mask_affixes.take_off)
+
+    def _list_folders(
+        self, image_stem: Callable[[str], str]
+    ) -> Sequence[Callable[[Path], Folders]]:
+        """Return the ways to compare folders, the surest first."""
+        if self.folders_of is not None:
+            return [self.folders_of]
+        counts = Counter(image_stem(path.stem) for path in self.images)
+        # Numbers often begin anew in each folder: folders then tell images apart.
+        is_unique = max(counts.values()) == 1
+        if not self.mask_folders:
+            return [_name_parent, _name_nothing] if is_unique else [_name_parent]
+        return [_name_nothing] if is_unique else [self._name_kinds, self._name_places]
+
+    def _match_by(self, way: _Way) -> _Matching:
+        """Match each mask with the image of its folders and its stem."""
+        images_of = self._index(way)
+        excluded = {way.plain_key(path) for path in self.excluded} - set(images_of)
+        problems = Problems()
+        mask_of: dict[Path, Path] = {}
+        lost = []
+        for mask in self.masks:
+            keys = way.mask_keys(mask)
+            if keys[-1] in excluded:  # a mask of an excluded image is no fault
+                continue
+            owners = next((images_of[key] for key in keys if key in images_of), [])
+            if not owners:
+                lost.append(mask)
+            elif len(owners) > 1:
+                problems.add(mask, f"{len(owners)} images have its name: {self._join(owners)}")
+            elif owners[0] in mask_of:
+                image, first_mask = show_path(owners[0]), show_path(mask_of[owners[0]])
+                problems.add(mask, f"a second mask of {image}, beside {first_mask}")
+            else:
+                mask_of[owners[0]] = mask
+        self._report_lost(lost, problems)
+        return _Matching(mask_of, problems)
+
+    def _index(self, way: _Way) -> dict[_Key, list[Path]]:
+        images_of: dict[_Key, list[Path]] = {}
+        for path in self.images:
+            for key in (way.exact_key(path), way.plain_key(path)):
+                images_of.setdefault(key, []).append(path)
+        return images_of
+
+    def _report_lost(self, lost: Sequence[Path], problems: Problems) -> None:
+        """Report masks without an image, and images of their names in other folders."""
+        names: dict[str, list[Path]] = {}
+        for path in self.images if lost else ():
+            names.setdefault(plain_stem(path.stem), []).append(path)
+        for mask in lost:
+            message = "a mask without an image of its name"
+            others = names.get(plain_stem(mask.stem))
+            if others:
+                message += f" in a folder that goes with its own; in others: {self._join(others)}"
+            problems.add(mask, message)
+
+    def _join(self, paths: Sequence[Path]) -> str:
+        names = [name_below(self.folder, path) or str(path) for path in paths[:_MOST_NAMED]]
+        return ", ".join(names) + (", ..." if len(paths) > _MOST_NAMED else "")
+
+    def _name_kinds(self, path: Path) -> Folders:
+        """Return the folders of a file that do not only say that images or masks are in them."""
+        parts = self._parts(path)
+        remaining = []
+        for depth, part in enumerate(parts):
+            if _tells(part) and parts[: depth + 1] not in self._mask_parts:
+                remaining.append(part)
+        return tuple(remaining)
+
+    def _name_places(self, path: Path) -> Folders:
+        """As `_name_kinds`, but without any folder beside one of masks: it may hold images alone."""
+        parents = {parts[:-1] for parts in self._mask_parts}
+        parts = self._parts(path)
+        remaining = []
+        for depth, part in enumerate(parts):
+            if _tells(part) and parts[:depth] not in parents:
+                remaining.append(part)
+        return tuple(remaining)
+
+    def _parts(self, path: Path) -> Folders:
+        """Return the folders of a file below the set, or below its folder of masks elsewhere."""
+        for folder in (self.folder, *self.mask_folders):
+            name = name_below(folder, path)
+            if name is not None:
+                return tuple(name.split("/")[:-1])
+        return ()
+
+    @cached_property
+    def _mask_parts(self) -> set[Folders]:
+        return {self._parts(folder / "x") for folder in self.mask_folders}
+
+
+def _tells(part: str) -> bool:
+    return not (is_mask_folder(part) or is_image_folder(part) or is_instance_folder(part))
+
+
+def _name_parent(path: Path) -> Folders:
+    return (str(path.parent),)
+
+
+def _name_nothing(path: Path) -> Folders:
+    return ()
+
+
+def _describe_pair(mask_of: Mapping[Path, Path]) -> str:
+    image, mask = next(iter(mask_of.items()))
+    return f"{mask.name} for {image.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Affixes:
+    """Parts of names that are taken off.
+
+    Args:
+        start: Words, numbers and signs that names begin with.
+        end: Those that they end with.
+        words: What may stand at either end besides.
+    """
+
+    start: Sequence[str]
+    end: Sequence[str]
+    words: Collection[str]
+
+    def take_off(self, stem: str) -> str:
+        """Return the rest of a stem, in small letters, a number without leading zeros."""
+        tokens = _divide(strip_mask_word(stem))
+        if tokens[: len(self.start)] == self.start:
+            del tokens[: len(self.start)]
+        if self.end and tokens[-len(self.end) :] == self.end:
+            del tokens[-len(self.end) :]
+        for end in (0, -1):
+            while tokens and (tokens[end] in self.words or not tokens[end].strip("_").isalnum()):
+                del tokens[end]
+        return plain_number("".join(tokens))
+
+
+def _list_affixes(stems: Sequence[str], words: Collection[str]) -> list[_Affixes]:
+    """List what may be taken off names: such words, and what all names begin or end with."""
+    names = [_divide(strip_mask_word(stem)) for stem in stems]
+    start, end = _find_shared(names), _find_shared([name[::-1] for name in names])[::-1]
+    return [_Affixes(*ends, words) for ends in (([], []), ([], end), (start, []), (start, end))]
+
+
+def _find_shared(names: Sequence[Sequence[str]]) -> list[str]:
+    """Return what all of several names begin with."""
+    shared: list[str] = []
+    for tokens in zip(*names, strict=False):
+        if len(names) < 2 or len(set(tokens)) > 1:
+            break
+        shared.append(tokens[0])
+    return shared
+
+
+def _divide(stem: str) -> list[str]:
+    return _TOKEN.findall(compose(stem).casefold())

@@ -1,0 +1,124 @@
+"""Words in the names of files and folders, and those that say that masks or images are in them."""
+
+import re
+import unicodedata
+from functools import lru_cache
+
+_WORD = re.compile(r"\d+|[A-Z]+(?![^\W\d_A-Z])|[^\W\d_][^\W\d_A-Z]*")
+_SPLIT = "train(ing)?|val(id(ation)?)?|test(ing)?"
+_FORMS = "images?|imgs?|png|jpe?g|tiff?|files?|dir|folder|tr|ts"
+_MASK_FOLDER = re.compile(
+    rf"(({_SPLIT}|images?|imgs?|defects?|binary|pixel|semantic|sem) ?)*"
+    r"((masks?|gts?|ground ?truths?|labels?|annotations?|annots?|annos?|anns?|seg(mentations?)?|"
+    r"targets?|semantics?) ?)+"
+    rf"(({_FORMS}|{_SPLIT}|class|fine|coarse|trainids|ids) ?)*"
+)
+_SPLIT_OF_A_SET = re.compile(rf"seg ({_SPLIT})")
+_IMAGE_FOLDER = re.compile(
+    rf"(({_SPLIT}) )?(images?|imgs?|jpeg images|pictures?|photos?|data|rgb|left img 8 bit|inputs?)"
+    rf"( ({_FORMS}|{_SPLIT}))*"
+)
+_REPEATING_FOLDER = re.compile(
+    r"segmentation object( png)?|segmentation (class|object) (npy|visualization)|visualization|"
+    r"(.* )?panoptic( .*)?"
+)
+_INSTANCE_FOLDER = re.compile(rf"(({_SPLIT}) )?instances?( ({_FORMS}|{_SPLIT}))*")
+_SIDE_FOLDER = re.compile(r"instances?( .*)?|depths?|disparit(y|ies)|xyz|dem|dsm")
+_MASK_ENDING = re.compile(
+    r"[\W_](masks?|gts?|labels?|seg|segmentations?|ground_?truth|anno|annotations?|targets?|"
+    r"(gt(fine|coarse)[_-])?label(train)?ids)$",
+    re.IGNORECASE,
+)
+_MASK_START = re.compile(r"^(masks?|gts?|ground_?truth)(?=[\W_\d])[\W_]*", re.IGNORECASE)
+_REPEATING_ENDING = re.compile(
+    r"[_.-](parts?_\d+|parts|instance(train)?ids|labeltrainids|instances?|colou?r(ed)?|vi[sz]|"
+    r"visuali[sz]ations?|overlays?|blend|dem|dsm|depth|disparity|panoptic)$",
+    re.IGNORECASE,
+)
+_REPEATING_START = re.compile(r"^instance_\d+_", re.IGNORECASE)
+
+_IMAGE_STEM = "image img im sat rgb rgbir irrg photo picture input original"
+_MASK_STEM = "mask masks m label labels gt seg target targets groundtruth"
+IMAGE_WORDS = frozenset(_IMAGE_STEM.split())
+MASK_WORDS = frozenset(_MASK_STEM.split())
+
+
+def split_words(name: str) -> list[str]:
+    """Return the words and numbers of a name in small letters: ``NotOK_2024`` is not, ok, 2024.
+
+    A change from small to capital letters begins a word. Accents may be composed in any way.
+    """
+    return [word.casefold() for word in _WORD.findall(compose(name))]
+
+
+def compose(name: str) -> str:
+    """Return a name with each accent in one character with its letter, as systems write it in either way."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+def is_mask_folder(name: str) -> bool:
+    """Return True for folders of masks, such as ``masks``, ``train_gt``, ``ann_dir`` and ``labelsTr``."""
+    return _fits(_MASK_FOLDER, name) and not _fits(_SPLIT_OF_A_SET, name)
+
+
+def is_instance_folder(name: str) -> bool:
+    """Return True for folders of instances, which are masks where no others are."""
+    return _fits(_INSTANCE_FOLDER, name)
+
+
+def is_side_folder(name: str) -> bool:
+    """Return True for folders of what else is known of images beside masks: instances, depths."""
+    return _fits(_SIDE_FOLDER, name)
+
+
+def is_image_folder(name: str) -> bool:
+    """Return True for folders whose names say that images are in them, and nothing else."""
+    return _fits(_IMAGE_FOLDER, name)
+
+
+def repeats_masks(name: str) -> bool:
+    """Return True for folders that say in another way what masks or annotations beside them say."""
+    return _fits(_REPEATING_FOLDER, name)
+
+
+@lru_cache(maxsize=4096)
+def _fits(pattern: re.Pattern[str], name: str) -> bool:
+    # A capital letter may begin a word or not: gtFine, GTs.
+    words = " ".join(split_words(name)), " ".join(re.split(r"[\W_]+", name.casefold()))
+    return any(map(pattern.fullmatch, words))
+
+
+def plain_stem(stem: str) -> str:
+    """Return a stem without an ending that says mask, in small letters, a number without leading zeros."""
+    return plain_number(_MASK_ENDING.sub("", compose(stem)).casefold())
+
+
+def strip_mask_word(stem: str) -> str:
+    """Return a stem without a word that says mask, which may stand at its end or its start."""
+    stem = compose(stem)
+    return _MASK_ENDING.sub("", stem) if _MASK_ENDING.search(stem) else _MASK_START.sub("", stem)
+
+
+def plain_number(text: str) -> str:
+    """Return a number without leading zeros; other text as it is."""
+    return text.lstrip("0") or "0" if text.isdecimal() else text
+
+
+def find_mask_ending(stem: str) -> str:
+    """Return the ending of a stem that says mask, such as ``_mask``; empty without one."""
+    match = _MASK_ENDING.search(stem)
+    return match[0].lower() if match else ""
+
+
+def find_mask_start(stem: str) -> str:
+    """Return the start of a stem that says mask, such as ``gt_``; empty without one."""
+    match = _MASK_START.search(stem)
+    return match[0].lower() if match else ""
+
+
+def strip_repeating(stem: str) -> str | None:
+    """Return what a picture repeats, whose name says that it shows masks in another way; None for others."""
+    for pattern in (_REPEATING_ENDING, _REPEATING_START):
+        if pattern.search(stem):
+            return pattern.sub("", stem)
+    return None

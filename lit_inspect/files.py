@@ -1,5 +1,6 @@
 """Files that may come from anybody: regular ones are read, and none is written through a link."""
 
+import hashlib
 import os
 import secrets
 import stat
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from lit_inspect.errors import BoardError
 
+_MOST_NAME_BYTES = 255
 _UP = 2  # PNG filter: each byte less the one above it
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
@@ -67,6 +69,22 @@ def make_folders(folder: Path, name: str) -> Path:
                     "another --out"
                 )
     return path / Path(name).name
+
+
+def fit_name(name: str, ending: str) -> str:
+    """Return a name with an ending whose last part is no longer than file systems allow.
+
+    Args:
+        name: With forward slashes; the last part of a longer one is cut, and ends with a digest.
+        ending: With the dot.
+    """
+    folder, slash, last = name.rpartition("/")
+    most_bytes = _MOST_NAME_BYTES - len(ending)
+    if len(os.fsencode(last)) > most_bytes:
+        digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+        start = os.fsencode(last)[: most_bytes - len(digest) - 1].decode(errors="ignore")
+        last = f"{start}-{digest}"
+    return f"{folder}{slash}{last}{ending}"
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lit_inspect.coco import CocoTable, describe_boxes
 from lit_inspect.drift import FEATURES, WITHDRAWN
 from lit_inspect.errors import escape
-from lit_inspect.files import replacing, write_png, writing
+from lit_inspect.files import fit_name, replacing, write_png, writing
 from lit_inspect.inspector import Inspector, Verdict
 from lit_inspect.regions import Defect, slabs
 from lit_inspect.rows import ArrayRows, MapFile
@@ -154,11 +154,11 @@ class Results:
         height, width = values.shape[1:]
         parts = list(slabs(height, width))
         encoded = (_encode(values, part) for part in parts)
-        write_png(self._folder, f"maps/{name}.png", (height, width), encoded)
+        write_png(self._folder, f"maps/{fit_name(name, '.png')}", (height, width), encoded)
         if len(self._inspector.settings.classes):
             pairs = (self._inspector.read_pair(values, part) for part in parts)
             numbers = (kinds for _, kinds in pairs if kinds is not None)
-            write_png(self._folder, f"classes/{name}.png", (height, width), numbers)
+            write_png(self._folder, f"classes/{fit_name(name, '.png')}", (height, width), numbers)
         return self._inspector.judge(values)
 
     def _note(self, name: str, verdict: Verdict) -> None:

@@ -3,13 +3,23 @@
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lit_data.checks import check_choice, check_count, check_share
 from lit_data.errors import ConfigError, DataError, StoreError
-from lit_data.files import PART, is_there, open_regular, replacing, replacing_by_path, write_text
+from lit_data.files import (
+    PART,
+    fit_name,
+    is_there,
+    open_regular,
+    replacing,
+    replacing_by_path,
+    write_text,
+)
 from lit_data.io.temp import build_lock, hold_lock, temp_folder
+from lit_inspect.files import fit_name as fit_name_of_runtime
 
 
 def test_a_file_takes_its_place_at_the_end(tmp_path: Path) -> None:
@@ -106,3 +116,19 @@ def test_a_link_to_a_file_is_opened_where_links_are_allowed(tmp_path: Path) -> N
     (tmp_path / "broken").symlink_to("gone")
     assert is_there(tmp_path / "broken")
     assert not is_there(tmp_path / "gone")
+
+
+@pytest.mark.parametrize("fit", [fit_name, fit_name_of_runtime])
+@pytest.mark.parametrize("letter", ["n", "ü"])
+def test_names_of_results_fit_and_stay_apart(fit: Any, letter: str, tmp_path: Path) -> None:
+    assert fit("cam/short.png", ".png") == "cam/short.png.png"
+    count = 247 // len(os.fsencode(letter))
+    names = [f"cam/{letter * count}{end}.png" for end in ("", "a", "b", "abcd")]
+    results = [fit(name, ".nii.gz") for name in names]
+    assert len(set(results)) == len(names)
+    for result in results:
+        assert result.startswith(f"cam/{letter * 100}"), result
+        assert result.endswith(".nii.gz")
+        assert len(os.fsencode(result.removeprefix("cam/"))) <= 255
+        (tmp_path / result).parent.mkdir(exist_ok=True)
+        (tmp_path / result).write_bytes(b"")

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datasets.inspection.occupancy import is_defect
+from lit_data.files import fit_name
 from lit_data.inference import Defect, find_defects
 from lit_data.inference.batches import ImagePixels
 from lit_data.io.images.image_source import ImageBank
@@ -209,7 +210,7 @@ class ImageWriter(BankWriter):
 
     def path_of(self, kind: str, name: str) -> Path:
         """Return the path of a PNG of one image, below the folder of its kind."""
-        return self.folder_of(self.folder / kind, name) / f"{name}.png"
+        return self.folder_of(self.folder / kind, name) / fit_name(name, ".png")
 
     def choose_shown(self, entries: Sequence[Entry], count: int) -> list[Entry]:
         """Choose the entries of the highest scores among the images that fit into memory."""

@@ -15,7 +15,7 @@ from typing_extensions import override
 from lit_data.datamodules import CTDataModule
 from lit_data.datasets.ct.points import WindowRows
 from lit_data.errors import ConfigError
-from lit_data.files import explaining, replacing
+from lit_data.files import explaining, fit_name, replacing
 from lit_data.inference.windows import WindowBlend
 from lit_data.io.volumes.resampling import resample_labels
 from lit_data.io.volumes.sources import open_labels, open_volume
@@ -192,7 +192,7 @@ class LabelWriter(InputVolumesWriter):
 
     def _write_labels(self, name: str, labels: Bytes, affine: Array | None) -> Path:
         ending = ".npy" if affine is None else ".nii.gz"
-        path = self.folder_of(self._folder / "labels", name) / f"{name}{ending}"
+        path = self.folder_of(self._folder / "labels", name) / fit_name(name, ending)
         path.parent.mkdir(parents=True, exist_ok=True)
         with explaining(path), replacing(path) as file:
             if affine is None:

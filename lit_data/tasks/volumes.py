@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from lit_data.datamodules import CTDataModule
 from lit_data.errors import ConfigError
+from lit_data.files import fit_name
 from lit_data.io.volumes.sources import open_volume
 from lit_data.io.volumes.volume import Volume, import_medical
 from lit_data.tasks.answers import ask_step, check_probabilities
@@ -361,7 +362,7 @@ class VolumeWriter(InputVolumesWriter):
         values_hu = reconstructed.values * window.width_hu + window.low_hu
         dense[tuple(reconstructed.coords.T)] = _to_int16(values_hu)
         ending = ".npy" if affine is None else ".nii.gz"
-        path = self.folder_of(self._folder / "volumes", name) / f"{name}{ending}"
+        path = self.folder_of(self._folder / "volumes", name) / fit_name(name, ending)
         path.parent.mkdir(parents=True, exist_ok=True)
         if affine is None:
             np.save(path, dense)

@@ -124,13 +124,8 @@ class ImageDecoder:
             return stacked
         needed = max(self.channels) + 1
         if needed > stacked.channels:
-            hint = ""
-            folder = Path(source.paths[0]).parent.name
-            if _MASK_FOLDER.search(folder):
-                hint = (
-                    f"; its folder is named {folder!r}: if these are masks, set data.masks={folder}"
-                )
-            elif stacked.channels == 1:
+            hint = hint_masks(source)
+            if not hint and stacked.channels == 1:
                 hint = "; set data.read.gray_to_rgb=true to copy it into three"
             raise DataError(
                 f"{_show(source)}: channels={self.channels} needs {needed} channels, found "
@@ -201,6 +196,14 @@ def _stack(source: ImageSource, images: Sequence[ImageHeader | Array]) -> Source
                 f"{image.dtype}; the files of one image must have the same depth"
             )
     return SourceHeader(channels, height_px, width_px, images[0].dtype)
+
+
+def hint_masks(source: ImageSource) -> str:
+    """Name the option for an image whose folder is named as one of masks; nothing for others."""
+    folder = Path(source.paths[0]).parent.name
+    if not _MASK_FOLDER.search(folder):
+        return ""
+    return f"; its folder is named {folder!r}: if these are masks, set data.masks={folder}"
 
 
 def _find_store_dtype(source: ImageSource, dtype: "np.dtype[Any]") -> "np.dtype[Any]":

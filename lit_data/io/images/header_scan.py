@@ -1,5 +1,6 @@
 """The first pass over the sources: what their headers say, before a pixel is decoded or a byte written."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,7 +9,7 @@ from typing import Literal, Self
 import numpy as np
 
 from lit_data.errors import ConfigError, DataError, Problems, list_problems, show_path
-from lit_data.io.images.decoders import STORE_DTYPES, Decoder, ImageSource
+from lit_data.io.images.decoders import STORE_DTYPES, Decoder, ImageSource, hint_masks
 from lit_data.io.progress import count_threads, ordered_map, track
 from lit_data.types import Array, Ints
 
@@ -117,7 +118,8 @@ def survey_sources(
     Args:
         sources: The images.
         decoder: Reads the headers.
-        on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out.
+        on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out, and
+            those whose dtype or number of channels is not that of most.
         progress: Show a bar if it takes long.
 
     Raises:
@@ -129,6 +131,8 @@ def survey_sources(
     if not sources:
         raise DataError("the list of images is empty; check the data folder and the file patterns")
     rows, bad = scan_headers(sources, decoder, progress=progress)
+    if on_bad == "skip" and rows.any():
+        bad += leave_out_unlike(rows, sources, find_usual(rows))
     # The others are decoded too, so that one list names all that is wrong.
     if bad and on_bad == "error":
         bad = find_all_faults(sources, decoder, bad)
@@ -228,6 +232,42 @@ def _read_header(decoder: Decoder, source: ImageSource) -> tuple[int, int, int, 
     return channels, height_px, width_px, DTYPES.index(name)
 
 
+def find_usual(rows: Ints) -> Ints:
+    """Return the first of some rows, as of `scan_headers`, with the dtype and channels that most of them have."""
+    good = rows[rows[:, 0] > 0]
+    kinds = Counter(map(tuple, good[:, [0, 3]].tolist()))
+    ((kind, _),) = kinds.most_common(1)
+    usual: Ints = good[(good[:, [0, 3]] == kind).all(axis=1).argmax()]
+    return usual
+
+
+def leave_out_unlike(
+    rows: Ints, sources: Sequence[ImageSource], usual: Ints
+) -> list[tuple[str, str]]:
+    """Make those rows 0 whose dtype or number of channels is another.
+
+    Args:
+        rows: [n, 4] as of `scan_headers`.
+        sources: Of these images.
+        usual: [4], the row that all have to be like.
+
+    Returns:
+        (first path, what is wrong) of these images.
+    """
+    is_other = (rows[:, [0, 3]] != usual[[0, 3]]).any(axis=1) & (rows[:, 0] > 0)
+    bad = []
+    for number in np.flatnonzero(is_other).tolist():
+        path = sources[number].paths[0]
+        text = f"{_describe(rows[number])}, but most images have {_describe(usual)}; convert it"
+        bad.append((path, f"{show_path(path)}: {text}"))
+    rows[is_other] = 0
+    return bad
+
+
+def _describe(row: Ints) -> str:
+    return f"{row[0]} channel(s) of {DTYPES[row[3]]}"
+
+
 def check_alike(rows: Ints, sources: Sequence[ImageSource]) -> None:
     """Refuse images of several dtypes or numbers of channels, with an example of each.
 
@@ -240,12 +280,15 @@ def check_alike(rows: Ints, sources: Sequence[ImageSource]) -> None:
     """
     problems = Problems()
     dtypes = [DTYPES[number] for number in rows[:, 3].tolist()]
-    hint = "convert one of them, or leave it out with data.exclude"
-    _add_others(problems, dtypes, sources, "dtype", hint)
-    channels = [f"{count} channel(s)" for count in rows[:, 0].tolist()]
-    hint = "set data.read.gray_to_rgb=true, or choose data.channels"
+    convert = "convert one of them, or leave it out with data.exclude"
+    _add_others(problems, dtypes, sources, "dtype", convert)
+    counts = rows[:, 0].tolist()
+    hint = "set data.read.gray_to_rgb=true" if set(counts) == {1, 3} else convert
+    channels = [f"{count} channel(s)" for count in counts]
     _add_others(problems, channels, sources, "number of channels", hint)
-    problems.raise_if_any("the images do not fit into one store")
+    problems.raise_if_any(
+        "the images do not fit into one store", "data.on_bad=skip leaves out those unlike most"
+    )
 
 
 def _add_others(
@@ -264,5 +307,6 @@ def _add_others(
         if value != values[0]:
             problems.add(
                 source.paths[0],
-                f"{value}, but {first_name} has {values[0]}; one set has one {quantity}; {hint}",
+                f"{value}, but {first_name} has {values[0]}; one set has one {quantity}; {hint}"
+                f"{hint_masks(source)}",
             )

@@ -85,7 +85,7 @@ def _run(options: argparse.Namespace) -> int:
         give_up=_give_up,
     )
     inspector = Inspector(options.file, threads=options.threads, limits=limits)
-    results = Results(inspector, options.out)
+    results = Results(inspector, options.out, names)
     counts: Counter[str] = Counter()
     has_bad = False
     for name in names:

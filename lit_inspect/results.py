@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePath
@@ -37,12 +38,13 @@ class Results:
     Args:
         inspector: Whose verdicts.
         folder: Where they go.
+        names: Of all images.
 
     Raises:
         BoardError: The folder cannot be written.
     """
 
-    def __init__(self, inspector: Inspector, folder: Path) -> None:
+    def __init__(self, inspector: Inspector, folder: Path, names: Sequence[str] = ()) -> None:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             # Else they would pass for those of a run that was interrupted.
@@ -50,6 +52,7 @@ class Results:
                 (folder / name).unlink(missing_ok=True)
         self._inspector = inspector
         self._folder = folder
+        self._stem_counts = Counter(map(_stem_of, names))
         self._rows: list[dict[str, Any]] = []
         self._defects: list[dict[str, Any]] = []
         self._bad: list[dict[str, str]] = []
@@ -90,8 +93,9 @@ class Results:
         height, width = image.shape[1:]
         self._objects.add(name, (height, width), verdict.boxes)
         text = describe_boxes(verdict.boxes, (height, width))
-        labels = PurePath("labels", name).with_suffix(".txt").as_posix()
-        with replacing(self._folder, labels) as file:
+        # Images that differ in their type alone keep it, as in `predict`.
+        stem = _stem_of(name) if self._stem_counts[_stem_of(name)] < 2 else name
+        with replacing(self._folder, f"labels/{stem}.txt") as file:
             file.write(text.encode())
         return verdict
 
@@ -200,3 +204,7 @@ def _encode(values: ArrayRows | MapFile, part: slice) -> NDArray[np.uint16]:
         return rows
     encoded: NDArray[np.uint16] = np.rint(rows * np.float32(65535)).astype(np.uint16)
     return encoded
+
+
+def _stem_of(name: str) -> str:
+    return PurePath(name).with_suffix("").as_posix()

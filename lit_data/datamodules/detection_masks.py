@@ -67,7 +67,7 @@ def find_mask_boxes(files: InspectionFiles) -> DetectionFiles:
             if mask is None or image in image_set.bad:
                 pass
             elif objects is not None:
-                boxes = _share_objects(objects[objects[:, 0] == number, 1:], len(classes), size_px)
+                boxes = share_objects(objects[objects[:, 0] == number, 1:], len(classes), size_px)
             else:
                 numbers = _read_mask(decoder, mask, image, size_px)
                 boxes = box_parts(numbers, len(classes), kind)
@@ -108,7 +108,7 @@ def _box_components(is_marked: Bools, number: int) -> Floats:
     return _share_boxes(number, stats[1:, :2], stats[1:, 2:4], is_marked.shape)
 
 
-def _share_objects(objects_px: Ints, class_count: int, size_px: Size) -> Floats:
+def share_objects(objects_px: Ints, class_count: int, size_px: Size) -> Floats:
     """Return the boxes of the objects of an image as `box_parts` does.
 
     Args:

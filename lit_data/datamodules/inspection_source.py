@@ -409,11 +409,11 @@ class InspectionFiles(MaskedImageFolder):
         problems.warn_if_any(log, f"{heading}, so the images count as without annotations")
 
     def _describe_categories(self, counts: "dict[str, int]") -> str:
-        listed = describe_counts(counts)
+        listed = describe_counts(counts, "no label")
         if self.classes is None:
             if len(counts) < 2:
                 return ""
-            names = ",".join(sorted(counts))
+            names = ",".join(filter(None, sorted(counts)))
             return f" ({listed}; data.classes=[{names}] tells them apart)"
         left_out = sorted(set(counts) - set(self.classes))  # their marks are background
         if left_out:

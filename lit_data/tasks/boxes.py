@@ -193,7 +193,8 @@ _SHOWN_PX = 1200
 class BoxWriter(BankWriter):
     """Writes the objects of each image as soon as they are found.
 
-    Into the folder go ``labels/<image>.txt`` (YOLO text with the score behind each box),
+    Into the folder go ``labels/<image>.txt`` (YOLO text with the score behind each box; the type of the image is left
+    out unless another one differs in it alone),
     ``pictures/<image>.png`` (the image as the model sees it, without the grey around it),
     ``detections.json`` (COCO, with scores; px of the image on the disk) and ``predictions.png``
     with the images that hold the surest objects. Where there are labels, ``worst.png`` shows the
@@ -268,7 +269,7 @@ class BoxWriter(BankWriter):
         """Write an image with its objects drawn into it; return the path of the file."""
         name = self.names[number]
         folder = self.folder_of(self._folder / "pictures", name)
-        stem = folder / PurePath(name).with_suffix("")
+        stem = folder / self.stems[name]
         stem.parent.mkdir(parents=True, exist_ok=True)
         file_name = write_image(stem, paint_boxes(self.bank[number], boxes, self._classes))
         return stem.with_name(file_name)
@@ -354,7 +355,7 @@ class BoxWriter(BankWriter):
             lines.append(f"{kind} {values}\n")
         name = self.names[number]
         folder = self.folder_of(self._folder / "labels", name)
-        path = folder / PurePath(name).with_suffix(".txt")
+        path = folder / f"{self.stems[name]}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(lines), encoding="utf-8")
         return path

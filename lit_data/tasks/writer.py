@@ -5,10 +5,11 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, ClassVar, NamedTuple
 
 from typing_extensions import override
@@ -65,6 +66,13 @@ class PredictionWriter(ABC):
     def numbers(self) -> Mapping[str, int]:
         """Number of each input by its name."""
         return {name: number for number, name in enumerate(self.names)}
+
+    @cached_property
+    def stems(self) -> Mapping[str, str]:
+        """Path of each input without its type, by its name; with it where inputs differ in that alone."""
+        stems = {name: PurePath(name).with_suffix("").as_posix() for name in self.names}
+        counts = Counter(stems.values())
+        return {name: stem if counts[stem] == 1 else name for name, stem in stems.items()}
 
     def folder_of(self, folder: Path, name: str) -> Path:
         """Return where the file of an input belongs: a folder, or one of 256 folders in it.

@@ -18,6 +18,7 @@ from lit_data.datasets.detection.labels import (
     Frame,
     LabelTable,
     check_classes,
+    describe_turn,
     find_split,
     is_share_box,
 )
@@ -40,6 +41,8 @@ def _find_shares(boxes: Doubles) -> Bools:
 
 
 _COCO_OF_SPLITS = "annotations/*.json"
+_HEAD_BYTES = 2**16
+_KEYS = (b'"images"', b'"annotations"', b'"categories"')
 COCO_PLACES = (
     "annotations/instances_*.json",
     _COCO_OF_SPLITS,
@@ -118,12 +121,30 @@ def load_coco(path: PathText, split: str | None = None) -> CocoFile:
 
 
 def list_coco(root: Path, annotations: PathText | None) -> list[Path]:
-    """Return the COCO file that is named, else those of the first of the known places that has any."""
+    """Return the COCO file that is named, else those of the first place that has any.
+
+    Raises:
+        DataError: There are several in no known place.
+    """
     if annotations is not None:
         path = root / annotations
         if path.is_symlink():
             check_inside(path, root)
         return [path]
+    paths = find_coco(root)
+    if paths:
+        return paths
+    others = [*filter(_is_coco, sorted(root.glob("*.json")))]
+    if len(others) > 1 and not all(find_split(path.stem) for path in others):
+        listed = list_some([path.name for path in others])
+        raise DataError(
+            f"several COCO files: {listed}; choose one, data.annotations={others[0].name}"
+        )
+    return others
+
+
+def find_coco(root: Path) -> list[Path]:
+    """Return the COCO files of the first of the known places that has any."""
     for pattern in COCO_PLACES:
         paths = sorted(root.glob(pattern))
         if pattern == _COCO_OF_SPLITS:
@@ -131,6 +152,17 @@ def list_coco(root: Path, annotations: PathText | None) -> list[Path]:
         if paths:
             return paths
     return []
+
+
+def _is_coco(path: Path) -> bool:
+    """Return True for JSON with the lists of a file of instances; there may be other JSON by the thousand."""
+    with open_source(path) as stream:
+        head = stream.read(_HEAD_BYTES)
+        if not any(key in head for key in _KEYS):
+            return False
+        stream.seek(0)
+        text = read_whole(stream)
+    return all(key in text for key in _KEYS)
 
 
 def load_coco_files(paths: Sequence[Path], root: Path, faults: Faults) -> tuple[CocoFile, ...]:
@@ -385,11 +417,9 @@ def _find_faults(
     ):
         yield f"bbox {quote(box)} must be 4 numbers: x, y, width, height in pixels"
     attributes = entry.get("attributes")
-    if isinstance(attributes, dict) and attributes.get("rotation"):
-        yield (
-            f"a box with the rotation {quote(attributes['rotation'])}, of which bbox says nothing: "
-            "export it as polygon, or as CVAT XML for data.boxes_from=masks"
-        )
+    turn = describe_turn(attributes.get("rotation")) if isinstance(attributes, dict) else ""
+    if turn:
+        yield turn
 
 
 def quote(value: object) -> str:

@@ -188,7 +188,7 @@ class Faults:
             else:
                 others += 1
         if others:
-            headings.append(f"{others} other faults")
+            headings.append(f"{others} other faults" if headings else f"{others} faults")
         problems.raise_if_any("; ".join(headings))
 
 
@@ -261,6 +261,20 @@ class Frame(NamedTuple):
         if stated == (width_px, height_px):
             return f"{text}: it was turned; annotate it as it is, or turn it back"
         return f"{text}: scale it back to the size that was annotated, or annotate it anew"
+
+
+def describe_turn(degrees: object) -> str:
+    """Return why a box that is turned is no box; empty where its angle is 0 or none is stated."""
+    try:
+        is_turned = float(str(degrees or 0)) != 0
+    except ValueError:
+        is_turned = True
+    if not is_turned:
+        return ""
+    return (
+        f"a box turned by {escape(str(degrees)[:40])} degrees, of which its sides say nothing; export "
+        "polygons, or 'CVAT for images 1.1' for data.boxes_from=masks"
+    )
 
 
 def _read_side(side: object) -> object:

@@ -24,6 +24,7 @@ from lit_data.datasets.detection.labels import (
     Frame,
     LabelTable,
     check_classes,
+    describe_turn,
     find_split,
     is_share_box,
 )
@@ -124,9 +125,11 @@ class NameIndex:
         if not matches:
             raise DataError(f"no image is named {escape(name)!r}")
         if len(matches) > 1:
-            raise DataError(
-                f"{len(matches)} images are named {escape(name)!r}; name them with their folder"
-            )
+            stems = {self._stem(number) for number in matches}
+            cure = "name them with their folder"
+            if len(stems) == 1:
+                cure = "they differ in their type alone: rename one, or add the type to the name"
+            raise DataError(f"{len(matches)} images are named {escape(name)!r}; {cure}")
         return matches[0]
 
     def _find_tail(self, name: str, target: str, numbers: Sequence[int]) -> Sequence[int]:
@@ -358,6 +361,8 @@ def _read_object(
             wrong.append(f"{side}={escape(text)!r}")
     if name not in numbers:
         collector.reject(place, f"class {escape(name)!r} is not allowed; allowed are {allowed}")
+    elif turn := _describe_turn(item):
+        collector.reject(place, turn)
     elif wrong:
         collector.reject(
             place, f"<bndbox> holds {', '.join(wrong)}; each must be a number of pixels"
@@ -365,6 +370,15 @@ def _read_object(
     else:
         box = [float(text) for text in texts.values()]
         collector.add(image, place, numbers[name], box, is_ignored=is_ignored)
+
+
+def _describe_turn(item: "Element") -> str:
+    """Return why an object of roLabelImg or CVAT is no box, as it is turned; else an empty text."""
+    angles = [_read_text(item, "robndbox/angle"), _read_text(item, "bndbox/angle")]
+    for attribute in item.iterfind("attributes/attribute"):
+        if _read_text(attribute, "name") == "rotation":
+            angles.append(_read_text(attribute, "value"))
+    return next(filter(None, map(describe_turn, angles)), "")
 
 
 def _read_text(item: "Element", path: str) -> str:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from lit_data.datasets.detection.coco import (
     CocoFile,
     Id,
+    find_coco,
     is_id,
     is_ignored,
-    list_coco,
     parse_coco,
     quote,
 )
@@ -74,6 +74,11 @@ _CROWD = ("iscrowd", "is_crowd")
 _RUN_COLUMNS = ("encodedpixels", "encoded_pixels", "rle", "mask_rle", "runs", "segmentation")
 _NUMBER = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?"
 _POLYGON = re.compile(rf"([0-9]{{1,9}})(?:\.0*)?((?:\s+{_NUMBER}\s+{_NUMBER}){{3,}}+)")
+_MASK_FORMATS = (
+    (".json", b'"shapes"', "LabelMe", "set data.boxes_from=masks"),
+    (".xml", b"<image ", "CVAT", "set data.boxes_from=masks"),
+    (".csv", b"EncodedPixels", "runs of pixels", "set data.boxes_from=masks"),
+)
 _OTHER_FORMATS = (
     (".xml", b"<track ", "CVAT tracks", "export 'CVAT for images 1.1', or COCO"),
     (".xml", b"<bndbox>", "VOC boxes", "use +experiment=detection"),
@@ -118,22 +123,29 @@ def read_annotations(
     return refused
 
 
-def describe_unread(folder: Path) -> str:
-    """Name the formats of the files of annotations that lie in a folder, with what to do; may be empty."""
-    counts_of: Counter[tuple[str, str]] = Counter()
-    firsts: dict[tuple[str, str], Path] = {}
+def describe_unread(folder: Path, *, for_boxes: bool = False) -> str:
+    """Name the files of annotations in a folder that are not read, with what to do; may be empty.
+
+    Args:
+        folder: Of the set.
+        for_boxes: Boxes are wanted, which masks may give.
+    """
+    formats = (*_MASK_FORMATS, *_OTHER_FORMATS) if for_boxes else _OTHER_FORMATS
+    files_of: dict[str, list[Path]] = {}
     for path in _list_files(folder):
         with open_source(path) as stream:
             head = stream.read(_HEAD_BYTES)
-        for suffix, mark, name, cure in _OTHER_FORMATS:
+        for suffix, mark, name, cure in formats:
             if path.suffix.lower() == suffix and mark in head:
-                counts_of[name, cure] += 1
-                firsts.setdefault((name, cure), path)
+                files_of.setdefault(f"{name}: {cure}", []).append(path)
                 break
+        else:
+            if for_boxes and head:
+                files_of.setdefault(f"no known format ({path.suffix})", []).append(path)
     parts = []
-    for (name, cure), count in counts_of.items():
-        first = show_path(firsts[name, cure].relative_to(folder))
-        parts.append(f"{count} files of {name} ({first}): {cure}")
+    for name, files in files_of.items():
+        first = show_path(files[0].relative_to(folder))
+        parts.append(f"{len(files)} of {name} (such as {first})")
     return "; ".join(parts)
 
 
@@ -201,7 +213,7 @@ def _is_file(path: Path, folder: Path) -> bool:
 
 def _read_coco(paths: Sequence[Path], annotated: Annotated) -> None:
     # Beside the instances of an official set lie captions and key points of the same images.
-    chosen = {path.resolve() for path in list_coco(annotated.folder, None)}
+    chosen = {path.resolve() for path in find_coco(annotated.folder)}
     instances = [path for path in paths if path.resolve() in chosen]
     _read_each(_read_coco_file)(instances or paths, annotated)
 
@@ -308,6 +320,7 @@ def _read_csv(path: Path, annotated: Annotated) -> None:
         if image.lower() == BOTH_COLUMNS:
             name, _, category = name.rpartition("_")
         number = annotated.find((str(path.parent / name), name), where)
+        annotated.state_size(number, where, row.get("height"), row.get("width"))
         runs_text = str(row.get(run) or "").strip()
         if runs_text and runs_text != "-1":
             annotated.add(number, where, category, runs(runs_text))

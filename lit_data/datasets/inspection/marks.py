@@ -22,6 +22,7 @@ _SPECK_PX = 4
 """Programs that simplify outlines leave two points of a speck of so many pixels: the line is marked."""
 
 _CIRCLE_POINTS = 256
+_OUTLINED = ("polygon", "rectangle", "rotation", "oriented_rectangle")
 _WITHOUT_AREA = ("line", "linestrip", "point", "points")
 _CUT_READ = ReadOptions(palette="index", alpha="drop", equal_channels="brightest")
 
@@ -151,7 +152,7 @@ def labelme_shape(shape: Mapping[str, Any]) -> Draw:
     if kind == "circle" and len(points) == 4:
         radius_px = math.hypot(points[2] - points[0], points[3] - points[1])
         return outline(ellipse_corners(points[0], points[1], radius_px, radius_px))
-    if kind == "polygon":
+    if kind in _OUTLINED:
         return outline(points)
     if kind in _WITHOUT_AREA:
         raise DataError(f"a {quote(kind)} has no area: draw a polygon around it, or delete it")

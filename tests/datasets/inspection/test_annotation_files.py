@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.testing import assert_array_equal
 from PIL import Image
 
 from lit_data.datamodules import InspectionDataModule
+from lit_data.datamodules.detection_masks import box_parts, find_mask_boxes, share_objects
+from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datasets.inspection.annotation_files import read_annotations
 from lit_data.errors import DataError
 from lit_data.io.images.options import ReadOptions
@@ -307,3 +310,70 @@ def test_masks_are_drawn_anew_where_the_names_of_classes_change(tmp_path: Path) 
     assert find_class() == 1
     (folder / "data.yaml").write_text("names: [pit, crack]")
     assert find_class() == 2
+
+
+INPUTS = {
+    coco: ("annotations.json",),
+    labelme: ("0.json",),
+    cvat: ("annotations.xml",),
+    yolo: ("0.txt", "classes.txt", "data.yaml"),
+}
+
+
+@pytest.mark.parametrize("write", INPUTS)
+def test_every_input_of_drawn_masks_is_in_their_key(
+    write: Callable[[Path], None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    save(folder)
+    write(folder)
+    keys = set[Path]()
+
+    def count_keys(**options: Any) -> int:
+        files = InspectionFiles(root=str(folder), cache_dir=str(tmp_path / "cache"), **options)
+        (mask,) = files.image_set.masks
+        assert mask is not None
+        keys.add(mask.parent)
+        return len(keys)
+
+    assert count_keys() == count_keys() == 1
+    assert count_keys(read=ReadOptions(exif="apply", gray_to_rgb=True)) == 2
+    for name in INPUTS[write]:
+        path = folder / name
+        texts = {"classes.txt": "crack", "data.yaml": "names: [crack]"}
+        text = path.read_text() if path.exists() else texts[name]
+        before = len(keys)
+        path.write_text(text)
+        count_keys()
+        path.write_text(f"{text}\n")
+        assert count_keys() > before
+    before = len(keys)
+    assert count_keys(classes=["crack"]) == before + 1
+    save(folder)
+    assert count_keys() == before + 2
+
+
+def test_objects_that_touch_have_a_box_each(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    save(folder)
+    labelme(folder, shapes=[("a", SQUARE), ("b", INNER), ("__ignore__", [0, 0, 9, 0, 9, 9, 0, 9])])
+    files = InspectionFiles(
+        root=str(folder), cache_dir=str(tmp_path / "cache"), classes=["a", "b"], splits={"train": 1}
+    )
+    boxes = find_mask_boxes(files).labels.boxes
+    assert boxes[:, 0].tolist() == [0, 1, -1, -2]
+    assert boxes[:2, 1:] * 96 == pytest.approx(np.array([[40, 40, 40, 40], [40, 40, 20, 20]]))
+
+
+def test_boxes_of_shapes_apart_are_those_of_their_masks(tmp_path: Path) -> None:
+    save(tmp_path)
+    apart = [[x + 33 * column for x in SQUARE[:2]] for column in range(2)]
+    triangles = [[x, y, x + 13.7, y + 2.2, x + 4.1, y + 17.9] for x, y in apart]
+    labelme(tmp_path, shapes=[("a", triangle) for triangle in triangles])
+    annotated = read_annotations(tmp_path, [tmp_path / "0.jpg"])
+    assert annotated is not None
+    (image,) = annotated.draw([tmp_path / "0.jpg"], ReadOptions())
+    expected = box_parts(image.mask, 1, None)
+    assert_array_equal(share_objects(image.boxes_px, 1, image.mask.shape), expected)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -23,7 +24,8 @@ from lit_inspect import boxes
 from lit_inspect.__main__ import main
 from lit_inspect.board import encode_array, encode_board, read_board
 from lit_inspect.errors import BoardError
-from lit_inspect.inspector import Inspector
+from lit_inspect.inspector import Inspector, Verdict
+from lit_inspect.results import Results
 from lit_inspect.rows import ArrayRows
 from tests.reading import opened
 from tests.tasks.running import predict
@@ -289,3 +291,19 @@ def test_windows_are_joined_alike() -> None:
             assert np.array_equal(column, theirs[name].numpy())
         kept.append(len(joined.scores) / sum(len(part.scores) for part in ours))
     assert 0.9 < np.mean(kept) < 0.99
+
+
+def test_images_that_differ_in_type_alone_have_labels_of_their_own(tmp_path: Path) -> None:
+    names = ["a.jpg", "a.png", "b/a.png"]
+    verdicts = iter(
+        Verdict("defect", 1.0, (), np.zeros(0), boxes=(boxes.Box(0, 0, 5, 5, kind, "x", 0.9),))
+        for kind in range(3)
+    )
+    settings = SimpleNamespace(task="boxes", guarantee=None, classes=("x", "y", "z"))
+    inspector = SimpleNamespace(settings=settings, inspect=lambda image: next(verdicts))
+    results = Results(inspector, tmp_path, names)  # type: ignore[arg-type]
+    for name in names:
+        results.add(name, ArrayRows(np.zeros((1, 10, 10), np.uint8)))
+    labels = {"a.jpg.txt": "0", "a.png.txt": "1", "b/a.txt": "2"}
+    for name, kind in labels.items():
+        assert (tmp_path / "labels" / name).read_text().startswith(f"{kind} ")

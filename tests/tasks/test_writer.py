@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from lit_data.files import write_json_once
 from lit_data.parts import Part
 from lit_data.tasks.journal import Entry, Journal
 from lit_data.tasks.options import Share
+from lit_data.tasks.writer import PredictionWriter, Written
 
 IDENTITY = {"checkpoint_sha256": "ab", "predict": {"tile_px": 512}}
 
@@ -206,3 +209,16 @@ def test_records_without_their_fingerprint_are_not_trusted(folder: Path) -> None
     with pytest.raises(ConfigError, match=r"holds images.jsonl of a run without its fingerprint"):
         Journal(folder, IDENTITY, resume=True, share=Share(part=Part(0, 2), leads=False))
     assert not (folder / "fingerprint.json").exists()
+
+
+def test_inputs_that_differ_in_type_alone_keep_it() -> None:
+    class Writer(PredictionWriter):
+        names = ("a.jpg", "a.png", "b/a.png")
+
+        def write(self, number: int, answer: object, seconds: float) -> Written:
+            raise NotImplementedError
+
+        def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
+            raise NotImplementedError
+
+    assert Writer().stems == {"a.jpg": "a.jpg", "a.png": "a.png", "b/a.png": "b/a"}

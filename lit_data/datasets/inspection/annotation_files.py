@@ -133,7 +133,8 @@ def describe_unread(folder: Path, *, for_boxes: bool = False) -> str:
     formats = (*_MASK_FORMATS, *_OTHER_FORMATS) if for_boxes else _OTHER_FORMATS
     files_of: dict[str, list[Path]] = {}
     for path in _list_files(folder):
-        with open_source(path) as stream:
+        head = b""
+        with suppress(DataError), open_source(path) as stream:  # such as an empty file
             head = stream.read(_HEAD_BYTES)
         for suffix, mark, name, cure in formats:
             if path.suffix.lower() == suffix and mark in head:

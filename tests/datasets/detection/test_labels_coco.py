@@ -182,9 +182,7 @@ def test_boxes_with_a_rotation_are_refused_and_ignored_ones_are_regions(tmp_path
     box = {"image_id": 5, "category_id": 3, "bbox": [1, 1, 9, 9]}
     assert read(tmp_path, [box | {"attributes": {"rotation": 0.0}}]).boxes[:, 0].tolist() == [0]
     assert read(tmp_path, [box | {"ignore": 1}]).boxes[:, 0].tolist() == [-1]
-    with pytest.raises(
-        DataError, match=r"a box with the rotation 30\.5, of which bbox says nothing"
-    ):
+    with pytest.raises(DataError, match=r"a box turned by 30\.5 degrees, of which its sides say"):
         read(tmp_path, [box | {"attributes": {"rotation": 30.5}}])
 
 

@@ -170,3 +170,18 @@ def test_a_set_with_a_box_from_zero_counts_from_there(
 @pytest.mark.parametrize("size", [(0, 0), ("", "")])
 def test_a_size_that_is_not_known_is_none(size: tuple[object, object], tmp_path: Path) -> None:
     assert len(read(tmp_path, item((1, 1, 9, 9)), size=size).boxes) == 1
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        "<robndbox><cx>9</cx><angle>0.5</angle></robndbox>",
+        "<attributes><attribute><name>rotation</name><value>45.0</value></attribute></attributes>",
+    ],
+)
+def test_boxes_that_are_turned_are_refused(turn: str, tmp_path: Path) -> None:
+    body = item((1, 1, 9, 9)).replace("</object>", f"{turn}</object>")
+    with pytest.raises(DataError, match=r"object 1: a box turned by (0\.5|45\.0) degrees"):
+        read(tmp_path, body)
+    still = body.replace("45.0", "0.0").replace("0.5", "0")
+    assert len(read(tmp_path, still).boxes) == 1

@@ -14,7 +14,6 @@ from lit_data.datamodules.image_files import MaskedImageFolder
 from lit_data.datasets.detection.labels import check_classes
 from lit_data.datasets.inspection.annotation_files import (
     ANNOTATION_SUFFIXES,
-    describe_unread,
     read_annotations,
 )
 from lit_data.datasets.inspection.annotations import Annotated
@@ -309,9 +308,6 @@ class InspectionFiles(MaskedImageFolder):
         used = () if annotated is None else annotated.files
         add_label_files(self.leftovers, self.folder, "masks", used)
         if annotated is None:
-            unread = describe_unread(self.folder)
-            if unread:
-                log.warning("%s: annotations are not read: %s", show_path(self.folder), unread)
             return image_set
         if not annotated.marks:
             self._report_unread(annotated.problems)

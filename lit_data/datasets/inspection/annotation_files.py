@@ -74,24 +74,6 @@ _CROWD = ("iscrowd", "is_crowd")
 _RUN_COLUMNS = ("encodedpixels", "encoded_pixels", "rle", "mask_rle", "runs", "segmentation")
 _NUMBER = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?"
 _POLYGON = re.compile(rf"([0-9]{{1,9}})(?:\.0*)?((?:\s+{_NUMBER}\s+{_NUMBER}){{3,}}+)")
-_MASK_FORMATS = (
-    (".json", b'"shapes"', "LabelMe", "set data.boxes_from=masks"),
-    (".xml", b"<image ", "CVAT", "set data.boxes_from=masks"),
-    (".csv", b"EncodedPixels", "runs of pixels", "set data.boxes_from=masks"),
-)
-_OTHER_FORMATS = (
-    (".xml", b"<track ", "CVAT tracks", "export 'CVAT for images 1.1', or COCO"),
-    (".xml", b"<bndbox>", "VOC boxes", "use +experiment=detection"),
-    (".json", b'"dm_format"', "Datumaro", "export COCO instead"),
-    (".json", b'"media_type"', "Datumaro", "export COCO instead"),
-    (".json", b'"predicted_iou"', "Segment Anything", "convert it to COCO"),
-    (".json", b'"original_width"', "Label Studio", "export COCO or YOLO instead"),
-    (".json", b'"shape_attributes"', "VIA", "export COCO instead"),
-    (".json", b'"classTitle"', "Supervisely", "export COCO instead"),
-    (".json", b'"segments_info"', "panoptic COCO", "use the file of its instances"),
-    (".json", b'"annotations"', "COCO without images of this folder", "check data.root"),
-)
-"""Suffix, a mark in the text, what it tells, and what to do, of files that are not read."""
 
 
 def read_annotations(
@@ -121,33 +103,6 @@ def read_annotations(
         if refused is None and len(annotated.problems):
             refused = annotated
     return refused
-
-
-def describe_unread(folder: Path, *, for_boxes: bool = False) -> str:
-    """Name the files of annotations in a folder that are not read, with what to do; may be empty.
-
-    Args:
-        folder: Of the set.
-        for_boxes: Boxes are wanted, which masks may give.
-    """
-    formats = (*_MASK_FORMATS, *_OTHER_FORMATS) if for_boxes else _OTHER_FORMATS
-    files_of: dict[str, list[Path]] = {}
-    for path in _list_files(folder):
-        head = b""
-        with suppress(DataError), open_source(path) as stream:  # such as an empty file
-            head = stream.read(_HEAD_BYTES)
-        for suffix, mark, name, cure in formats:
-            if path.suffix.lower() == suffix and mark in head:
-                files_of.setdefault(f"{name}: {cure}", []).append(path)
-                break
-        else:
-            if for_boxes and head:
-                files_of.setdefault(f"no known format ({path.suffix})", []).append(path)
-    parts = []
-    for name, files in files_of.items():
-        first = show_path(files[0].relative_to(folder))
-        parts.append(f"{len(files)} of {name} (such as {first})")
-    return "; ".join(parts)
 
 
 def _read_each(

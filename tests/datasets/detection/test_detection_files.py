@@ -606,26 +606,3 @@ def test_coco_beside_the_folders_is_found_and_several_are_refused(tmp_path: Path
     message = r"several COCO files: annotations.json, labels.json; choose one, data.annotations="
     with pytest.raises(DataError, match=message):
         find_detection_files(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("a.json", '{"shapes": []}', "1 of LabelMe: set data.boxes_from=masks .such as a.json"),
-        (
-            "annotations.xml",
-            "<annotations><track id='0'>",
-            "1 of CVAT tracks: export 'CVAT for images 1.1'",
-        ),
-        ("annotations.xml", '<annotations><image id="0">', "1 of CVAT: set data.boxes_from=masks"),
-        ("x.json", '{"items": [{"media_type": 1}]}', "1 of Datumaro: export COCO instead"),
-        ("boxes.csv", "a,b", r"1 of no known format \(.csv\) .such as boxes.csv"),
-    ],
-)
-def test_labels_that_are_not_read_are_named(
-    name: str, text: str, message: str, tmp_path: Path
-) -> None:
-    put(tmp_path, "a.png")
-    (tmp_path / name).write_text(text)
-    with pytest.raises(DataError, match=rf"no labels .*found {message}"):
-        find_detection_files(tmp_path)

@@ -19,8 +19,9 @@ from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.exported import SUFFIX, open_exported
 from lit_data.commands.int8 import Int8Options, choose_precision
 from lit_data.commands.predict import list_conditions, take_thresholds
+from lit_data.commands.quality import find_doubt
 from lit_data.commands.rerun import read_config, read_started
-from lit_data.commands.trained import find_doubt, take_trained
+from lit_data.commands.trained import take_trained
 from lit_data.datamodules.source import find_cache
 from lit_data.errors import ConfigError, StoreError, first_line, show_path
 from lit_data.files import explaining, replacing_by_path

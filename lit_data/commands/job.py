@@ -290,9 +290,10 @@ def _end_run(
         with warning_after(cfg.command, "the table of scores"):
             print_end(metrics, folder)
     elif cfg.command in ("validate", "test"):
-        from lit_data.commands.terminal import print_scores
+        from lit_data.commands.terminal import print_quality, print_scores
 
         with warning_after(cfg.command, "the table of scores"):
+            print_quality(folder)
             print_scores(metrics)
     if upload is not None:
         upload.finish()  # it may say something, and the path is the last line

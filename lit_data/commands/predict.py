@@ -21,10 +21,11 @@ from lit_data.commands.checkpoints import load_weights
 from lit_data.commands.configuration.hydra_node import find_typed
 from lit_data.commands.configuration.names import resolve_target, to_plain
 from lit_data.commands.configuration.targets import read_options
+from lit_data.commands.quality import find_doubt
 from lit_data.commands.remote_predictions import PredictionFolder
 from lit_data.commands.result import PartlyDoneError
 from lit_data.commands.shares import Seat, build_lone_trainer, take_seat
-from lit_data.commands.trained import find_doubt, take_trained, warn_of_other_data
+from lit_data.commands.trained import take_trained, warn_of_other_data
 from lit_data.errors import ConfigError, list_problems
 from lit_data.files import find_sha256
 from lit_data.tasks import find_task, find_task_of

@@ -14,8 +14,8 @@ from lightning.pytorch.callbacks import RichModelSummary, RichProgressBar
 from lightning.pytorch.utilities.model_summary.model_summary import get_human_readable_count
 from typing_extensions import override
 
+from lit_data.commands.reports.runs import read_run
 from lit_data.commands.result import is_score, print_table, split_stage
-from lit_data.commands.trained import find_doubt
 
 _NOISE = ("💡 Tip", "Loading `train_dataloader` to estimate", "TPU available: False")
 _SHORT = {"average_precision": "ap", "defect_recall": "recall", "accuracy": "acc"}
@@ -135,6 +135,7 @@ def quieten() -> None:
         handler.addFilter(_is_no_noise)
         if type(handler) is logging.StreamHandler and handler.stream in standard_outputs:
             handler.setStream(_CurrentStdout())
+            handler.addFilter(_is_no_speed)
 
 
 def print_scores(metrics: Mapping[str, Any], title: str = "") -> None:
@@ -152,22 +153,28 @@ def print_scores(metrics: Mapping[str, Any], title: str = "") -> None:
         print_table(["metric", *columns], cells, texts=["metric"], title=title)
 
 
+def print_quality(folder: Path) -> None:
+    """Print what the model of a run is wrong on in most cases, and what may help; nothing of a good one."""
+    if quality := read_run(folder, 1, "").quality:
+        print(quality)
+
+
 def print_end(metrics: Mapping[str, Any], folder: Path) -> None:
-    """Print the scores of a training, how long it took, and where its report is.
+    """Print what a training got wrong in most cases, its scores, its speed, and where its report is.
 
     Args:
         metrics: Those of summary.json.
         folder: Of the run.
     """
+    print_quality(folder)
     print_scores(metrics, "best checkpoint")
     text = f"{metrics['seconds']:.0f} s"
     speed = metrics.get("samples_per_s")
     if speed:
         text += f", {speed:.0f} samples/s in training"
     print(text)
-    # Under half-good figures of a table, such as the largest F1, nobody looks for it.
-    if doubt := find_doubt({"scores": metrics}):
-        print(f"{doubt}: train longer, or look at predictions.png")
+    if limit := metrics.get("train/limited_by"):
+        print(f"speed: {limit}")
     if (folder / "report.html").exists():
         print(f"report: {folder / 'report.html'}")
 
@@ -200,6 +207,11 @@ class _CurrentStdout:
 
     def flush(self) -> None:
         sys.stdout.flush()
+
+
+def _is_no_speed(record: logging.LogRecord) -> bool:
+    """Leave to `print_end` what comes behind the scores."""
+    return not record.getMessage().startswith("DataWaitMonitor: ")
 
 
 def _is_no_noise(record: logging.LogRecord) -> bool:

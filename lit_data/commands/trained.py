@@ -26,13 +26,6 @@ log = logging.getLogger(__name__)
 _MOST_SCORES = 3  # that are logged
 _NEAR_GREY = 0.15  # of the value range: sets whose mean grey levels are so near are alike
 _PLAIN_TARGETS = ("lit_data.modules.", "torch.optim.", "torch.nn.")
-_LEAST_SCORES = {
-    "val/image_auroc": 0.6,
-    "val/f1_max": 0.02,
-    "val/map50": 0.05,
-    "val/mean_dice": 0.02,
-}
-"""Scores below which a model is no better than chance."""
 _OUR_KINDS = "lit_data.datamodules."
 _EXCLUSIVE = ({"size_px", "scale"}, {"size_px", "patch_px"})
 """Options of which one alone may be set."""
@@ -139,16 +132,6 @@ def describe_record(record: Mapping[str, Any], checkpoint: Path) -> str:
     if not scores:
         return text
     return f"{text}; {', '.join(f'{name} {value:.3g}' for name, value in scores)}"
-
-
-def find_doubt(record: Mapping[str, Any] | None) -> str | None:
-    """Return why the scores of validation say that a model is of no use; None where they do not."""
-    scores = {} if record is None else record.get("scores", {})
-    for name, least in _LEAST_SCORES.items():
-        score = scores.get(name)
-        if score is not None and score < least:
-            return f"{name} of the model is {score:.3g}, which is no better than chance"
-    return None
 
 
 def _take_model(

@@ -13,7 +13,7 @@ from lightning import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 
-from lit_data.commands.result import split_stage
+from lit_data.commands.result import split_stage, write_summary
 from lit_data.commands.terminal import (
     LogInterval,
     ParameterTable,
@@ -149,7 +149,7 @@ def test_the_end_is_one_table_and_repeats_no_sentence(
         ["iou", "0.5", "", ""],
         ["loss", "0.7", "0.8", ""],
     ]
-    assert "61 s, 170 samples/s in training\n" in out  # DataWaitMonitor has said the rest
+    assert "61 s, 170 samples/s in training\nspeed: the model takes 83% of the time\n" in out
     assert out.endswith(f"report: {tmp_path / 'report.html'}\n")
     assert "chance" not in out
 
@@ -157,8 +157,10 @@ def test_the_end_is_one_table_and_repeats_no_sentence(
 def test_the_end_names_a_model_of_no_use(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    print_end({"seconds": 1.0, "val/image_auroc": 0.0686, "val/image_f1_max": 0.85}, tmp_path)
-    assert capsys.readouterr().out.endswith(
-        "1 s\nval/image_auroc of the model is 0.0686, which is no better than chance: train longer, "
-        "or look at predictions.png\n"
+    metrics = {"seconds": 1.0, "val/image_auroc": 0.0686, "val/image_f1_max": 0.85}
+    write_summary(tmp_path, "fit", "segmentation", metrics)
+    print_end(metrics, tmp_path)
+    assert capsys.readouterr().out.startswith(
+        "val/image_auroc of the model is 0.0686, which is no better than chance. What may help: "
+        "look at predictions.png\n"
     )

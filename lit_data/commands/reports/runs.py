@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from lit_data.commands.quality import Evidence, judge
 from lit_data.commands.reports.curves import Log, read_log
 from lit_data.commands.reports.untrusted import (
     Masker,
@@ -184,6 +185,11 @@ class Run:
     def limited_by(self) -> str:
         """Sentence on what limited the training."""
         return str(self.values.get("train/limited_by") or self.journal.limited_by)
+
+    @property
+    def quality(self) -> str:
+        """What the model is wrong on in most cases, and what may help; empty where it is not."""
+        return judge(Evidence(self.values, self.confusion, self.splits, self.settings.config))
 
     @property
     def zero_dice(self) -> list[str]:

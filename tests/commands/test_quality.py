@@ -1,0 +1,146 @@
+"""What is said first of a model that is wrong in most cases, and nothing of a good one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_data.commands.quality import Evidence, judge
+from lit_data.commands.report import write_report
+from lit_data.commands.result import write_summary
+from lit_data.commands.terminal import print_end
+
+KINDS = ["good", "defect"]
+
+
+def evidence(
+    confusion: dict[str, Any] | None = None,
+    scores: dict[str, float] | None = None,
+    splits: list[tuple[str, str]] | None = None,
+    **config: Any,
+) -> Evidence:
+    return Evidence(scores or {}, confusion or {}, splits or [], config)
+
+
+def of_images(
+    *counts: list[int], classes: list[str] = KINDS, stage: str = "test"
+) -> dict[str, Any]:
+    return {"classes": classes, stage: list(counts)}
+
+
+@pytest.mark.parametrize(
+    ("confusion", "words"),
+    [
+        (
+            of_images([30, 1], [18, 7]),
+            "72% of defective images are missed (18 of 25 in test), 3% of good images are called "
+            "defective (1 of 31 in test). What",
+        ),
+        (
+            of_images([1, 9], [0, 20], stage="val"),
+            "90% of good images are called defective (9 of 10",
+        ),
+        (
+            of_images([30, 1], [2, 1]),
+            "67% of defective images are missed (2 of 3 in test), 3% of good images are called "
+            "defective (1 of 31 in test), which is measured on few. What",
+        ),
+        (
+            of_images([9, 0, 0], [5, 4, 0], [8, 0, 1], classes=["good", "dent", "crack"]),
+            "72% of defective images are missed (13 of 18",
+        ),
+        (
+            of_images([2, 6], [3, 1], classes=["cat", "dog"]),
+            "75% of the images are taken for another class (9 of 12 in test)",
+        ),
+    ],
+)
+def test_the_share_of_images_that_are_wrong_is_named_with_their_count(
+    confusion: dict[str, Any], words: str
+) -> None:
+    assert words in judge(evidence(confusion))
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        ({"test/froc_1": 0.28, "val/froc_1": 0.9}, "72% of the objects are missed at one false"),
+        ({"val/defect_recall": 0.1}, "90% of the defects are missed at the rate of false alarms"),
+        ({"val/image_auroc": 0.55}, "val/image_auroc of the model is 0.55, which is no better"),
+        ({"val/map50": 0.01}, "val/map50 of the model is 0.01, which is no better than chance"),
+    ],
+)
+def test_without_counted_images_scores_judge(scores: dict[str, float], words: str) -> None:
+    assert judge(evidence(scores=scores)).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("confusion", "scores"),
+    [
+        (of_images([30, 1], [4, 21]), {"val/image_auroc": 0.93}),
+        (of_images([30, 1], [0, 0]), {"val/f1_max": float("nan")}),  # no defect in the split
+        (of_images([0, 0], [2, 20]), {}),
+        (of_images([6, 2], [1, 3], classes=["cat", "dog"]), {}),
+        (None, {"test/froc_1": 0.8}),
+        (None, {"test/defect_recall": float("nan")}),
+        (None, {}),
+        ({"classes": KINDS, "test": [[1, "x"], [None, 0]]}, {}),  # a file of anybody's
+        ({"classes": {"a": 1}, "test": 3}, {}),
+    ],
+)
+def test_nothing_is_said_of_a_good_model_or_of_what_was_not_measured(
+    confusion: dict[str, Any] | None, scores: dict[str, float]
+) -> None:
+    assert judge(evidence(confusion, scores)) == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "splits", "cure"),
+    [
+        (
+            {"trainer": {"max_epochs": 3}},
+            [],
+            "train longer than 3 epochs, such as trainer.max_epochs=15",
+        ),
+        (
+            {"data": {"size_px": 256}},
+            [],
+            "small defects vanish where images are scaled: raise data.size_px",
+        ),
+        ({"data": {"scale": 0.5}}, [], "raise data.scale=0.5"),
+        (
+            {"model": {"net": {"weights": None}}},
+            [],
+            "start from a pretrained net, see docs/pretrained.md",
+        ),
+        (
+            {},
+            [("train", "dent")] * 4 + [("train", "good")] * 90,
+            "to learn from than 4 defective ones",
+        ),
+        (
+            {"model": {"_target_": "lit_data.modules.AnomalyModule"}, "trainer": {"max_epochs": 1}},
+            [("train", "good")] * 7,
+            "to learn from than 7 good ones; start from a pretrained net",
+        ),
+        ({}, [("train", "dent")] * 90, "What may help: look at predictions.png"),
+    ],
+)
+def test_the_cure_goes_by_what_the_run_was_trained_with(
+    config: dict[str, Any], splits: list[tuple[str, str]], cure: str
+) -> None:
+    told = judge(evidence(of_images([9, 0], [9, 1]), splits=splits, **config))
+    assert cure in told
+
+
+def test_terminal_and_report_say_it_before_any_word_on_speed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = {"seconds": 9.0, "test/image_auroc": 0.7, "train/limited_by": "the model takes 97%"}
+    write_summary(tmp_path, "fit", "segmentation", metrics)
+    (tmp_path / "confusion.json").write_text(json.dumps(of_images([30, 1], [18, 7])))
+    print_end(metrics, tmp_path)
+    page = write_report([tmp_path]).read_text()
+    for text in (capsys.readouterr().out, page):
+        assert 0 < text.index("72% of defective images are missed") + 1 < text.index("takes 97%")

@@ -29,7 +29,7 @@ from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.files import replacing
 from lit_data.grid import pair_px
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
-from lit_data.io.images.header_scan import SKIPPING, find_faults
+from lit_data.io.images.header_scan import find_faults, report_bad
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.npy import NPY_LOCK
@@ -243,8 +243,7 @@ class DetectionSource(ImageFolder):
             self.leftovers.extend(masked_files.leftovers)
             if check:
                 problems = self._find_damaged(files.images)
-                heading = f"{len(problems)} of {len(files.images)} images are bad"
-                problems.raise_if_any(heading, SKIPPING)
+                report_bad(problems, len(files.images), self.on_bad)
             return files
         return find_detection_files(
             self.folder,

@@ -20,7 +20,7 @@ from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.io.discovery import compile_exclusion, find_images, match_by_stem
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
 from lit_data.io.images.header import EXTENSIONS
-from lit_data.io.images.header_scan import SKIPPING, find_faults
+from lit_data.io.images.header_scan import find_faults, report_bad
 from lit_data.io.images.image_source import DecodedFiles, ImageBank
 from lit_data.io.images.mask_choice import choose_inversion
 from lit_data.io.images.masks import MaskOptions
@@ -169,7 +169,7 @@ class ImageFolder(Source):
         self.refresh()
         sources = self.list_images()
         problems = find_faults(sources, self.decoder)
-        problems.raise_if_any(f"{len(problems)} of {len(sources)} images are bad", SKIPPING)
+        report_bad(problems, len(sources), self.on_bad)
         return {"images": len(sources)}
 
     def list_published(self) -> Sequence[ImageSource]:
@@ -404,7 +404,7 @@ class MaskedImageFolder(ImageFolder):
         problems = find_faults(images, self.decoder)
         problems.extend(find_faults(masks, self.mask_decoder))
         file_count = len(images) + len(masks)
-        problems.raise_if_any(f"{len(problems)} of {file_count} images and masks are bad", SKIPPING)
+        report_bad(problems, file_count, self.on_bad, what="images and masks")
         return {"images": len(images), "masks": len(masks)}
 
     @override

@@ -1,10 +1,11 @@
 """The first pass over the sources: what their headers say, before a pixel is decoded or a byte written."""
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -16,31 +17,63 @@ from lit_data.types import Array, Ints
 DTYPES = tuple(dict.fromkeys(STORE_DTYPES.values()))
 """Of a store."""
 
+_MOST_NOTES = 20  # that are logged
+
+log = logging.getLogger(__name__)
+
 
 def find_faults(sources: Sequence[ImageSource], decoder: Decoder) -> Problems:
-    """Decode every source strictly and keep nothing but what is wrong.
+    """Decode every source strictly and keep nothing but what is wrong; log what else was noticed.
 
     Args:
         sources: The images.
         decoder: Decodes one source.
 
     Returns:
-        The bad sources by their first path.
+        The bad sources by their first path, those unlike most among them.
     """
     problems = Problems()
-    faults = ordered_map(partial(_find_fault, decoder), sources, count_threads())
-    for source, fault in zip(sources, track(faults, "checking", len(sources)), strict=True):
-        if fault:
-            problems.add(source.paths[0], fault)
+    rows = np.zeros((len(sources), 4), np.int64)
+    notes: Counter[str] = Counter()
+    checked = ordered_map(partial(_check, decoder), sources, count_threads())
+    tracked = track(checked, "checking", len(sources))
+    for number, (source, result) in enumerate(zip(sources, tracked, strict=True)):
+        if isinstance(result, str):
+            problems.add(source.paths[0], result)
+        else:
+            rows[number] = result.row
+            notes.update(result.notes)
+    if rows.any():
+        for path, fault in leave_out_unlike(rows, sources, find_usual(rows)):
+            problems.add(path, fault)
+    for note, images in notes.most_common(_MOST_NOTES):
+        log.info("%d images: %s", images, note)
     return problems
 
 
-def _find_fault(decoder: Decoder, source: ImageSource) -> str | None:
+class _Checked(NamedTuple):
+    """Header of an image that was decoded, as `_read_header` gives it, and remarks without its path."""
+
+    row: tuple[int, int, int, int]
+    notes: list[str]
+
+
+def _check(decoder: Decoder, source: ImageSource) -> _Checked | str:
+    """Decode an image; return what is wrong with a bad one."""
     try:
-        decoder(source)
+        decoded = decoder(source)
     except DataError as error:
         return str(error)
-    return None
+    channels, height_px, width_px = decoded.array.shape
+    row = channels, height_px, width_px, DTYPES.index(decoded.array.dtype.name)
+    return _Checked(row, [cut_path(note, source.paths) for note in decoded.notes])
+
+
+def cut_path(note: str, paths: Sequence[str]) -> str:
+    """Leave the path out, so that equal remarks about many files are counted as one."""
+    for path in paths:
+        note = note.removeprefix(f"{show_path(path)}: ")
+    return note
 
 
 OnBad = Literal["error", "skip"]
@@ -215,6 +248,12 @@ def raise_bad(
         return
     skip = SKIPPING if on_bad == "error" and len(bad) < total else ""
     list_problems(bad).raise_if_any(f"{len(bad)} of {total} {what} are bad", skip)
+
+
+def report_bad(problems: Problems, total: int, on_bad: OnBad, *, what: str = "images") -> None:
+    """Raise one error for all bad sources, or warn of them where they are left out; see `raise_bad`."""
+    raise_bad(problems.entries, total, on_bad, what=what)
+    problems.warn_if_any(log, f"{len(problems)} of {total} {what} are bad and left out")
 
 
 def _read_header(decoder: Decoder, source: ImageSource) -> tuple[int, int, int, int] | str:

@@ -19,7 +19,14 @@ from rich.filesize import decimal
 from lit_data.errors import ConfigError, DataError, StoreError, StoreStaleError, show_path
 from lit_data.files import flatten
 from lit_data.io.images.decoders import Decoder, ImageSource
-from lit_data.io.images.header_scan import OnBad, Survey, check_on_bad, raise_bad, survey_sources
+from lit_data.io.images.header_scan import (
+    OnBad,
+    Survey,
+    check_on_bad,
+    cut_path,
+    raise_bad,
+    survey_sources,
+)
 from lit_data.io.progress import count_threads, ordered_map, track
 from lit_data.io.store.arrays import MAX_META_BYTES, ArrayStream, ArrayWriter, publish
 from lit_data.io.store.files import explain_errors, is_there, keep_private, no_space
@@ -123,7 +130,7 @@ def decode_images(
             pixels = survey.check(image, decoded.array, source.paths[0])
         except (DataError, OSError) as error:
             return str(error)
-        notes = tuple(_cut_path(note, source.paths) for note in decoded.notes)
+        notes = tuple(cut_path(note, source.paths) for note in decoded.notes)
         _, height_px, width_px = pixels.shape
         return DecodedImage(
             size_px=(height_px, width_px),
@@ -134,13 +141,6 @@ def decode_images(
         )
 
     return ordered_map(decode, range(len(survey.images)), count_threads(survey.most_bytes))
-
-
-def _cut_path(note: str, paths: Sequence[str]) -> str:
-    """Leave the path out, so that equal remarks about many files are counted as one."""
-    for path in paths:
-        note = note.removeprefix(f"{show_path(path)}: ")
-    return note
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 
 from lit_data.errors import DataError
 from lit_data.io.images.decoders import ImageDecoder, ImageSource
-from lit_data.io.images.header_scan import survey_sources
+from lit_data.io.images.header_scan import find_faults, report_bad, survey_sources
 
 GRAY = np.zeros((6, 8), np.uint8)
 KINDS = {
@@ -76,3 +77,21 @@ def test_masks_among_images_are_named_as_such(tmp_path: Path) -> None:
     sources = [*_write(tmp_path, "rgb"), *_write(tmp_path / "gt", "gray")]
     with pytest.raises(DataError, match=r"if these are masks, set data\.masks=gt"):
         survey_sources(sources, ImageDecoder(), on_bad="error", progress=False)
+
+
+def test_a_check_tells_what_was_noticed_and_lists_all_that_is_wrong(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sources = _write(tmp_path, "rgb", "rgb", "wide", "damaged")
+    for number in range(2):
+        path = tmp_path / f"{number}.tif"
+        tifffile.imwrite(path, KINDS["rgb"], photometric="rgb", extratags=[(274, 3, 1, 6, True)])
+        sources.append(ImageSource((str(path),)))
+    with caplog.at_level("INFO"):
+        problems = find_faults(sources, ImageDecoder())
+    assert [Path(path).name for path, _ in problems.entries] == ["3.png", "2.png"]
+    assert '2 images: orientation 6 not applied (exif="ignore")' in caplog.text
+    with pytest.raises(DataError, match=r"(?s)2 of 6 images are bad.*data\.on_bad=skip leaves"):
+        report_bad(problems, 6, "error")
+    report_bad(problems, 6, "skip")
+    assert "2 of 6 images are bad and left out" in caplog.text

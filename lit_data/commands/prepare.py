@@ -141,7 +141,8 @@ def _prepare(cfg: DictConfig, options: PrepareOptions) -> Mapping[str, Any]:
     # Models of good parts learn without defects.
     needs_masks = data.get("synthesis") is None and data.get("train_on") != "good"
     if needs_masks and report.get("images_with_masks") == 0:
-        log.warning(_NO_MASKS)
+        unused = "" if datamodule.source is None else datamodule.source.leftovers.quote()
+        log.warning("%s%s", _NO_MASKS, unused)
     return report
 
 

@@ -102,26 +102,23 @@ class FolderWalk:
         if self._exclude:
             for paths in (self.outside, *self.unread.values()):
                 paths[:] = [path for path in paths if not self._excludes(path)]
-        if leftovers is not None:
-            leftovers.outside = sorted(self.outside)
-            leftovers.take(self._root, self.unread, EXTENSIONS)
+        leftovers = leftovers or Leftovers()
+        leftovers.outside = sorted(self.outside)
+        leftovers.take(self._root, self.unread, EXTENSIONS)
         self.problems.raise_if_any(f"{len(self.problems)} bad names under {show_path(self._root)}")
         if not names:
-            raise DataError(self._describe_lack())
+            raise DataError(self._describe_lack(leftovers))
 
-    def _describe_lack(self) -> str:
+    def _describe_lack(self, leftovers: Leftovers) -> str:
         """Return the message for a folder without an image: what is there, and what would be read."""
         counts = [f"{count} {reason}" for reason, count in self.ignored.items()]
-        listed = [", ".join(counts) or "nothing"]
+        listed = ", ".join(counts) or "nothing"
         if self.ignored[MATLAB]:
-            listed.append(MATLAB_CURE)
-        leftovers = Leftovers()
-        leftovers.take(self._root, self.unread, EXTENSIONS)
-        listed += leftovers.describe()
+            listed += f"; {MATLAB_CURE}"
         patterns = ", ".join(map(repr, self._patterns))
         return (
-            f"{show_path(self._root)}: no image matches {patterns}; "
-            f"found {'; '.join(listed)}; {', '.join(EXTENSIONS)} are read"
+            f"{show_path(self._root)}: no image matches {patterns}; found {listed}; "
+            f"{', '.join(EXTENSIONS)} are read{leftovers.quote()}"
         )
 
     def _log_excluded(self) -> None:

@@ -68,8 +68,8 @@ def test_a_folder_without_images_says_what_is_there_and_what_is_read(tmp_path: P
     with pytest.raises(DataError) as refusal:
         find_images(tmp_path)
     message = str(refusal.value)
-    assert "found 3 of another type; 2 archives are not read: a.zip, train.tfrecord" in message
-    assert "unpack them into files; .png, .jpg" in message
+    assert "found 3 of another type; .png, .jpg" in message
+    assert "2 archives are not read: a.zip, train.tfrecord; unpack them into files" in message
 
 
 def test_control_characters_of_names_are_escaped(tmp_path: Path) -> None:

@@ -89,10 +89,10 @@ def choose_inversion(masks: Sequence[Path], options: MaskOptions) -> MaskOptions
 
     Args:
         masks: All masks of the dataset; the headers of up to 4096 TIFF files are looked at.
-        options: Those of which ``invert`` is not ``auto`` are returned as they are.
+        options: Those of which ``invert`` is not ``auto``, or that name colours or classes, are
+            returned as they are.
     """
-    are_numbers = options.classes > 2 and options.colours is None
-    if options.invert != "auto" or are_numbers:
+    if options.invert != "auto" or options.classes > 2 or options.colours is not None:
         return options
     tiffs = [path for path in masks if path.suffix.lower() in _TIFF_SUFFIXES]
     inverted = [path for path in _sample(tiffs, _MOST_HEADERS) if _stores_white_as_zero(path)]

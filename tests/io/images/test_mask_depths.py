@@ -106,6 +106,9 @@ def test_masks_that_store_white_as_0_are_taken_as_they_look(tmp_path: Path, name
     for path in (inverted, plain):
         assert_array_equal(read_mask(path, options)[0], SHOWN)
     assert_array_equal(read_mask(inverted, MaskOptions(invert=False))[0], ~SHOWN)
+    if mask.dtype != np.uint16:  # colours that are typed are those that are stored
+        typed = _choose(inverted, colours=[[255, 255, 255], [0, 0, 0]])
+        assert_array_equal(read_mask(inverted, typed)[0], SHOWN)
 
 
 def test_numbers_beside_a_tag_that_says_white_is_0_stay(

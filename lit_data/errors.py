@@ -105,8 +105,13 @@ def escape(text: str) -> str:
 
 def list_some(names: Sequence[object]) -> str:
     """Return the first of some names, for a message that many of its kind may stand beside."""
-    text = ", ".join(escape(str(name)) for name in names[:_MOST_NAMES])
-    more = len(names) - _MOST_NAMES
+    return list_first(names, _MOST_NAMES)
+
+
+def list_first(names: Sequence[object], count: int = 4) -> str:
+    """Return the first of some names, and how many more there are."""
+    text = ", ".join(escape(str(name)) for name in names[:count])
+    more = len(names) - count
     return f"{text} and {more} more" if more > 0 else text
 
 

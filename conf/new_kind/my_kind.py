@@ -14,7 +14,6 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image_files import FolderKeywords
 from lit_data.datamodules.source import name_options
 from lit_data.datasets import BankDataset
-from lit_data.datasets.splits import split_images
 from lit_data.io.images.decoders import ImageDecoder
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.images.scaling import FittedDecoder
@@ -126,8 +125,7 @@ class MyKindDataModule(BaseDataModule[MyKindDataset]):
         names = self.source.names(self.bank)
         # -1: an image to predict, which lies in no folder of a class
         self.labels = np.array([numbers.get(Path(name).parent.name, -1) for name in names])
-        splits, seed = self.source.splits, self.source.split_seed
-        self.split_images = split_images(names, splits, seed=seed)
+        self.split_images = self.source.split(names)
 
     @override
     def build_dataset(self, stage: Stage) -> MyKindDataset:

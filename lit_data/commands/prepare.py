@@ -18,7 +18,7 @@ from lit_data.commands.configuration.names import to_plain
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.result import print_table
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.datasets.splits import SPLITS
+from lit_data.datasets.split_names import SPLITS
 from lit_data.errors import ConfigError, StoreCorruptError
 from lit_data.io.images.writing import write_image
 from lit_data.io.progress import limit_threads, track

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice, check_count
 from lit_data.datamodules.source import Source
-from lit_data.datasets.splits import SPLITS, split_images
+from lit_data.datasets.split_names import SPLITS
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.io.machine import count_cores
 from lit_data.io.progress import ordered_map, track
@@ -270,7 +270,7 @@ class CTSource(Source):
         sources, bank = self._open_bank()
         # A bank leaves out bad volumes, which changes no split: it is one of all sources.
         names = [source.name for source in sources]
-        splits = split_images(names, self.splits, seed=self.split_seed)
+        splits = self.split(names)
         self._add_unlabelled(sources)
         numbers = _find_good(sources, bank)
         # Numbers in the bank.

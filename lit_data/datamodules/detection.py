@@ -31,7 +31,7 @@ from lit_data.datasets.detection.sampling import BoxSampling, PositiveImages
 from lit_data.datasets.detection.synthetic import SyntheticObjects, check_synthesis
 from lit_data.datasets.detection.windows import WholeImage, WindowDataset, Windows
 from lit_data.datasets.inspection.splitting import find_groups
-from lit_data.datasets.splits import SPLITS
+from lit_data.datasets.split_names import SPLITS
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.grid import pair_px
 from lit_data.io.images.image_source import ImageBank, describe_bank

@@ -158,6 +158,7 @@ def _join(
     boxes = np.concatenate([image.boxes for image in marked])
     counts = [len(image.boxes) for image in marked]
     labels = LabelTable(classes, boxes, np.cumsum(counts, dtype=np.int64))
+    image_set = files.image_set
     names = [image.path.relative_to(files.folder).as_posix() for image in marked]
     splitter = ImageSplitter(
         names=names,
@@ -166,8 +167,11 @@ def _join(
         count_classes=None,
         find_groups=lambda names: np.arange(len(names)),  # `keep_groups_together` comes later
         seed=files.split_seed,
+        root=files.folder,
+        others=[files.name(path) for path in (*image_set.images, *image_set.excluded)],
+        leftovers=files.leftovers,
     )
-    is_anomaly_set = files.image_set.layout == "anomaly"
+    is_anomaly_set = image_set.layout == "anomaly"
     parts = splitter.split(files.splits, is_anomaly_set=is_anomaly_set)
     splits = {split: part.tolist() for split, part in parts.items()}
     fractions = splitter.find_fractions(files.splits, is_anomaly_set=is_anomaly_set)

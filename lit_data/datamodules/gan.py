@@ -31,7 +31,8 @@ from lit_data.datasets.gan import (
     read_layout,
     tabulate,
 )
-from lit_data.datasets.splits import SPLITS, split_images
+from lit_data.datasets.split_lists import LIST_PATHS
+from lit_data.datasets.split_names import SPLITS
 from lit_data.errors import ConfigError, DataError, Problems
 from lit_data.files import write_json
 from lit_data.grid import pair_px
@@ -138,13 +139,13 @@ class GANSource(ImageFolder):
     @property
     @override
     def _scope(self) -> Scope:
-        return Scope.of_images(self.patterns, also=(LAYOUT_FILE,))
+        return Scope.of_images(self.patterns, also=(LAYOUT_FILE, *LIST_PATHS))
 
     @override
     def list_beside(self, scratch: Path) -> dict[str, Path]:
         """The layout of the views; the tiles of sheets, which their images say, are written into it."""
         write_json(scratch / LAYOUT_FILE, asdict(self.layout))
-        return {LAYOUT_FILE: scratch / LAYOUT_FILE}
+        return super().list_beside(scratch) | {LAYOUT_FILE: scratch / LAYOUT_FILE}
 
     def _count_tiles(self, sources: Sequence[ImageSource]) -> int:
         """Tiles along each side of sheets whose tiles have the size of a sample.
@@ -374,7 +375,7 @@ class GANDataModule(BaseDataModule[GANDataset]):
     def _split(self, table: SampleTable) -> dict[str, Ints]:
         if self.source.splits == "same":  # as metrics of generated images are mostly given
             return dict.fromkeys(SPLITS, np.arange(len(table.objects)))
-        return split_images(table.objects, self.source.splits, seed=self.source.split_seed)
+        return self.source.split(table.objects)
 
     def _check(self) -> None:
         check_choice("labels", self.labels, ("none", "folders", "views", "objects"))

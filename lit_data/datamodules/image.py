@@ -30,7 +30,7 @@ from lit_data.datasets.patch_source import (
 )
 from lit_data.datasets.patches import DefectPaster, PatchDataset, PatchWriter
 from lit_data.datasets.references import ROLES, rule_of
-from lit_data.datasets.splits import SPLITS, split_images
+from lit_data.datasets.split_names import SPLITS
 from lit_data.errors import ConfigError
 from lit_data.grid import Edges, PatchGrid, pair_px
 from lit_data.io.images.image_source import ImageBank, describe_bank
@@ -249,8 +249,8 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
 
     def choose_splits(self) -> dict[str, Ints]:
         """Return for each of train, val and test the numbers of its images."""
-        names = self.source.names(self.bank)
-        return split_images(names, self.source.splits, seed=self.source.split_seed)
+        others = self.source.list_others(self.bank)
+        return self.source.split(self.source.names(self.bank), others)
 
     def make_transformation(self) -> ImageTransform:
         """Return the work on batches on the host and on the device."""

@@ -16,6 +16,7 @@ from lit_data.checks import check_choice
 from lit_data.datamodules.source import FileKeywords, Source
 from lit_data.datasets.label_formats import add_label_files
 from lit_data.datasets.references import ROLES, find_sources, rule_of
+from lit_data.datasets.split_lists import LIST_PATHS, find_list_files
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.io.discovery import compile_exclusion, find_images, match_by_stem
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
@@ -119,12 +120,22 @@ class ImageFolder(Source):
 
     def find_images(self) -> Sequence[ImageSource]:
         """Find the files of each image; called once."""
-        return find_sources(
+        sources = find_sources(
             self.folder,
             patterns=self.patterns,
             exclude=self.exclude,
             leftovers=self.leftovers,
         )
+        return self.keep_members(sources)
+
+    def keep_members(self, sources: Sequence[ImageSource]) -> Sequence[ImageSource]:
+        """Return the images that belong to the set, see `find_members`."""
+        members = self.find_members([self.name(source.paths[0]) for source in sources])
+        return [sources[number] for number in members]
+
+    def list_others(self, bank: ImageBank) -> list[str]:
+        """Return the names of images that lists may name, though they are not in a bank."""
+        return [self.name(path) for path, _ in bank.skipped]
 
     @cached_property
     @override
@@ -182,7 +193,7 @@ class ImageFolder(Source):
         Args:
             scratch: Folder for files that have to be written for it.
         """
-        return {}
+        return {self.name(path): path for path in find_list_files(self.folder)}
 
     @override
     def _publish(
@@ -236,7 +247,7 @@ class ImageFolder(Source):
     @property
     @override
     def _scope(self) -> Scope | None:
-        return Scope.of_images(self.patterns)
+        return Scope.of_images(self.patterns, also=LIST_PATHS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +326,7 @@ class MaskedImageFolder(ImageFolder):
             leftovers=self.leftovers,
         )
         add_label_files(self.leftovers, self.folder, "pairs")
-        return sources
+        return self.keep_members(sources)
 
     @override
     def open_images(self) -> ImageBank:
@@ -410,7 +421,7 @@ class MaskedImageFolder(ImageFolder):
     @override
     def list_beside(self, scratch: Path) -> dict[str, Path]:
         paths = [Path(path) for mask in self.list_masks() for path in mask.paths]
-        return {self.name(path): path for path in paths}
+        return super().list_beside(scratch) | {self.name(path): path for path in paths}
 
     @property
     @override
@@ -429,7 +440,7 @@ class MaskedImageFolder(ImageFolder):
     def _scope(self) -> Scope | None:
         has_roles = bool(rule_of(self.layout).roles)
         patterns = tuple((self.files or {}).values()) if has_roles else self.patterns
-        return Scope.of_images(patterns, masks=self.masks)
+        return Scope.of_images(patterns, masks=self.masks, also=LIST_PATHS)
 
 
 def stem_of(path: str | Path) -> str:

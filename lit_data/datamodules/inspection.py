@@ -27,7 +27,7 @@ from lit_data.datasets.inspection.splitting import (
     find_groups,
 )
 from lit_data.datasets.patch_source import PatchSource
-from lit_data.datasets.splits import SPLITS
+from lit_data.datasets.split_names import SPLITS
 from lit_data.errors import ConfigError, show_path
 from lit_data.io.images.image_source import describe_bank
 from lit_data.io.images.scaling import OriginalSizes, Scaling
@@ -365,6 +365,9 @@ class InspectionDataModule(ImageDataModule):
             count_classes=self.count_classes,
             find_groups=self._find_groups,
             seed=self.source.split_seed,
+            root=self.source.folder,
+            others=self.source.list_others(self.bank),
+            leftovers=self.source.leftovers,
         )
         is_anomaly_set = self.source.image_set.layout == "anomaly"
         if self.protocol == "mvtec" and not (is_anomaly_set and splitter.has_split_folders):

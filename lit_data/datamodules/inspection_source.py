@@ -26,6 +26,7 @@ from lit_data.datasets.inspection.layouts import (
 from lit_data.datasets.inspection.near_duplicates import find_details, group_details
 from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.datasets.label_formats import add_label_files
+from lit_data.datasets.split_lists import LIST_PATHS
 from lit_data.errors import ConfigError, DataError, Problems, list_problems, show_path
 from lit_data.files import write_json
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
@@ -123,7 +124,7 @@ class InspectionFiles(MaskedImageFolder):
     @cached_property
     def _named_set(self) -> InspectionSet:
         """The images and masks, by the names of the files."""
-        return find_inspection_set(
+        image_set = find_inspection_set(
             self.folder,
             self.masks,
             self.patterns,
@@ -131,6 +132,13 @@ class InspectionFiles(MaskedImageFolder):
             good=self.good,
             leftovers=self.leftovers,
         )
+        return self.leave_out_others(image_set)
+
+    def leave_out_others(self, image_set: InspectionSet) -> InspectionSet:
+        """Return the images that belong to the set, see `find_members`."""
+        excluded = [self.name(path) for path in image_set.excluded]
+        members = self.find_members([self.name(path) for path in image_set.images], excluded)
+        return image_set.keep(members)
 
     @property
     def _listed_set(self) -> InspectionSet:
@@ -183,7 +191,7 @@ class InspectionFiles(MaskedImageFolder):
             "bad": [self.name(image) for image in sorted(self.image_set.bad)],
         }
         write_json(scratch / _SET, listing)
-        return files | {_SET: scratch / _SET}
+        return super(MaskedImageFolder, self).list_beside(scratch) | files | {_SET: scratch / _SET}
 
     @override
     def _publish(
@@ -273,6 +281,10 @@ class InspectionFiles(MaskedImageFolder):
     def list_masks(self) -> list[ImageSource]:
         masks = self.image_set.masks
         return [ImageSource((str(mask),)) for mask in masks if mask is not None]
+
+    @override
+    def list_others(self, bank: ImageBank) -> list[str]:
+        return super().list_others(bank) + [self.name(path) for path in self.image_set.excluded]
 
     def find_original_sizes(self, bank: ImageBank) -> OriginalSizes | None:
         """Read the sizes of the files of scaled images from their headers; None if none is scaled."""
@@ -419,7 +431,9 @@ class InspectionFiles(MaskedImageFolder):
     @property
     @override
     def _scope(self) -> Scope:
-        return Scope.of_images(self.patterns, masks=self.masks, beside=ANNOTATION_SUFFIXES)
+        return Scope.of_images(
+            self.patterns, masks=self.masks, beside=ANNOTATION_SUFFIXES, also=LIST_PATHS
+        )
 
 
 def _read_set(folder: Path) -> InspectionSet:

@@ -60,13 +60,23 @@ class LabelledFiles(InspectionFiles):
     def image_set(self) -> InspectionSet:
         if self.shards is not None:
             return super().image_set
-        image_set = find_labelled_set(self.folder, self.patterns, self.exclude, self.leftovers)
+        every = find_labelled_set(self.folder, self.patterns, self.exclude, self.leftovers)
+        image_set = self.leave_out_others(every)
         table = read_labels(self.folder, image_set.images, image_set.excluded)
         used = () if table is None else (table.path,)
         add_label_files(self.leftovers, self.folder, "classes", used)
-        if table is None:
-            return leave_out_stray(self.folder, image_set)
-        return replace(image_set, kinds=table.labels)
+        if table is not None:
+            return replace(image_set, kinds=table.labels)
+        image_set = leave_out_stray(self.folder, image_set)
+        if any(image_set.kinds):
+            self._add_nameless(image_set)
+        return image_set
+
+    def _add_nameless(self, image_set: InspectionSet) -> None:
+        kinds = zip(image_set.images, image_set.kinds, strict=True)
+        nameless = [self.name(image) for image, kind in kinds if not kind]
+        cure = "they are in no split; move them into one"
+        self.leftovers.add("images lie in no folder of a class", nameless, cure)
 
     @property
     @override

@@ -4,7 +4,7 @@ import hashlib
 import inspect
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypedDict, TypeVar, get_args, get_type_hints
 
 from lit_data.checks import check_choice, check_types
-from lit_data.datasets.splits import Splits
+from lit_data.datasets.splits import Splits, find_named_splits, split_images
 from lit_data.errors import ConfigError, StoreError, show_path
 from lit_data.io.discovery import name_below
 from lit_data.io.images.header_scan import OnBad
@@ -27,7 +27,7 @@ from lit_data.io.shards.store import ShardedRoot
 from lit_data.io.shards.writer import Encoding, Holding, SetWriter, ShardOptions
 from lit_data.parts import Part
 from lit_data.samples.sample_set import SampleSpec
-from lit_data.types import PathText
+from lit_data.types import Ints, PathText
 
 Sharded = TypeVar("Sharded", bound=ShardedRoot)
 Init = TypeVar("Init", bound=Callable[..., None])
@@ -183,6 +183,47 @@ class Source(FileOptions, ABC):
     def leftovers(self) -> Leftovers:
         """What lies in the folder and is not used, as far as it was read."""
         return Leftovers()
+
+    def split(self, names: Sequence[str], others: Sequence[str] = ()) -> dict[str, Ints]:
+        """Return for each of train, val and test the ascending numbers of its images.
+
+        Args:
+            names: Their paths relative to the root.
+            others: See `split_images`.
+
+        Raises:
+            ConfigError: The splits cannot be made so.
+            DataError: Lists of splits do not fit the images.
+        """
+        return split_images(
+            names,
+            self.splits,
+            seed=self.split_seed,
+            root=self.folder,
+            others=others,
+            leftovers=self.leftovers,
+        )
+
+    def find_members(self, names: Sequence[str], others: Sequence[str] = ()) -> Sequence[int]:
+        """Return the numbers of the images that belong to a set.
+
+        Where lists or folders of the set name its splits, these are the images of a split.
+
+        Args:
+            names: Paths of all images relative to the root.
+            others: See `split_images`.
+
+        Raises:
+            ConfigError: Folders do not tell the splits.
+            DataError: Lists of splits do not fit the images.
+        """
+        named = None
+        if self.splits == "auto":
+            named = find_named_splits(names, root=self.folder, others=others)
+        if named is None:
+            return range(len(names))
+        named.add_left_out(self.leftovers, names)
+        return sorted(number for part in named.numbers.values() for number in part.tolist())
 
     @abstractmethod
     def check(self) -> dict[str, int]:

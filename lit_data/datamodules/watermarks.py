@@ -24,7 +24,7 @@ from lit_data.datasets.patch_source import (
     RandomPatches,
 )
 from lit_data.datasets.patches import PatchDataset, PatchWriter, corner_of
-from lit_data.datasets.splits import SPLITS
+from lit_data.datasets.split_names import SPLITS
 from lit_data.datasets.writers import WatermarkWriter, check_colours
 from lit_data.errors import ConfigError
 from lit_data.io.images.image_source import describe_bank

@@ -13,7 +13,7 @@ from typing_extensions import override
 from lit_data.checks import check_choice
 from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.patch_source import GridPatches, RandomPatches, make_padded_grid
-from lit_data.datasets.splits import SPLITS
+from lit_data.datasets.split_names import find_split_folder
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.files import is_there, natural_key
 from lit_data.grid import pair_px
@@ -152,7 +152,7 @@ def tabulate(
         labels: What their labels are.
         skipped: Paths of bad images that the bank does not have: an object that lacks a view is
             left out.
-        in_splits: The first folder of each path is a split, and no part of a class.
+        in_splits: A folder of each path is that of its split, and no part of a class.
 
     Raises:
         DataError: Objects do not all have the same square number of views, or an image has no
@@ -228,14 +228,16 @@ def check_views(counts: Mapping[str, int]) -> int:
 
 
 def find_classes(objects: Sequence[str], *, in_splits: bool) -> list[str]:
-    """The class of each object: the folder it lies in, below that of its split.
+    """The class of each object: the folders it lies in, without that of its split.
 
     Raises:
         DataError: Some lie in no folder.
     """
     classes, outside = [], []
     for name in objects:
-        folders = PurePosixPath(name).parts[int(in_splits) : -1]
+        folders = list(PurePosixPath(name).parts[:-1])
+        if in_splits:
+            folders.remove(find_split_folder(name) or "")
         classes.append("/".join(folders))
         if not folders:
             outside.append((name, "lies in no folder"))
@@ -247,9 +249,8 @@ def find_classes(objects: Sequence[str], *, in_splits: bool) -> list[str]:
 
 
 def lie_in_splits(names: Sequence[str], splits: object) -> bool:
-    """Return True if the first folder of each path names its split."""
-    firsts = {name.split("/", 1)[0] if "/" in name else "" for name in names}
-    return splits in ("auto", "folders") and firsts <= set(SPLITS)
+    """Return True if a folder of each path names its split."""
+    return splits in ("auto", "folders") and all(map(find_split_folder, names))
 
 
 def _is_square(count: int) -> bool:

@@ -1,21 +1,28 @@
 """Splits of images for training, validation and test: always whole images, so that no patch leaks."""
 
-import csv
-import io
 import math
 import re
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from re import _parser  # type: ignore[attr-defined] # that of `sre_parse`, which Python took out of sight
-from typing import Any, Final
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_data.errors import ConfigError, DataError, show_path
+from lit_data.datasets.detection.voc import NameIndex
+from lit_data.datasets.detection.yolo import read_lines
+from lit_data.datasets.split_lists import (
+    TO_SHARE,
+    SplitList,
+    find_lists,
+    match_lists,
+    read_split_table,
+)
+from lit_data.datasets.split_names import SPLITS, find_split_folder, split_of
+from lit_data.errors import ConfigError, DataError, list_first, show_path
 from lit_data.files import is_there
-from lit_data.io.source import decode_text, open_source, read_whole
+from lit_data.io.leftovers import Leftovers
 from lit_data.rng import Stream, uniform
 from lit_data.types import Ints
 
@@ -23,68 +30,207 @@ Splits = str | Mapping[str, float | str | Sequence[str]]
 """`folders`, `auto`, shares that add up to 1, for each split a list of names (or a text file with
 one a line), or a CSV file with the columns `image` and `split`, as a run writes it."""
 
-SPLITS: Final = ("train", "val", "test")
-DEFAULT_SHARES = {"train": 0.7, "val": 0.15, "test": 0.15}
+DEFAULT_SHARES: Mapping[str, float] = {"train": 0.7, "val": 0.15, "test": 0.15}
+OF_TRAIN: Mapping[str, float] = {"train": 0.85, "val": 0.15}
+"""Fractions of the images of train where nothing names those of val."""
 _CHOICES = 10  # of an expression for names
 _WAYS = 2**32  # to divide a name: 20 s
 LONGEST_S = 60  # for all names
 _TIMES = 4  # that an expression may repeat choices
 
 
+class NamedSplits(NamedTuple):
+    """Splits that folders or lists of a dataset name.
+
+    Attributes:
+        numbers: For each of train, val, test the ascending numbers of its images.
+        left_out: Numbers of the images that are in none of them.
+        rule: Why they are in none, for messages.
+        fractions: Those in which the images of train are shared out, where nothing names val.
+    """
+
+    numbers: Mapping[str, Ints]
+    left_out: Ints
+    rule: str
+    fractions: Mapping[str, float] | None
+
+    @property
+    def names_train_alone(self) -> bool:
+        """True if all splits are parts of train."""
+        return self.fractions is DEFAULT_SHARES
+
+    def add_left_out(self, leftovers: Leftovers, names: Sequence[str]) -> None:
+        """Add the images that are in no split to what is not used."""
+        left_out = [names[number] for number in self.left_out.tolist()]
+        leftovers.add(f"images {self.rule}", left_out, f"{TO_SHARE} takes all")
+
+
+def find_named_splits(
+    names: Sequence[str],
+    splits: Splits = "auto",
+    *,
+    root: Path | None = None,
+    others: Sequence[str] = (),
+    list_folders: Sequence[str] = (),
+) -> NamedSplits | None:
+    """Find the splits that lists or folders name.
+
+    Args:
+        names: As all others for `split_images`.
+        splits: See there.
+        root: See there.
+        others: See there.
+        list_folders: Folders of lists that come first, see `find_lists`.
+
+    Returns:
+        The splits; none where images go by fractions.
+
+    Raises:
+        ConfigError: Splits are unknown; or one folder alone is named after a split, and images lie
+            in others.
+        DataError: Lists cannot be read, or do not fit the images; or an image lies in no `folders`.
+    """
+    if splits == "folders":
+        return _find_by_folder(names, is_complete=True)
+    if splits == "auto":
+        lists = [] if root is None else find_lists(root, names, list_folders)
+        rule = "are in no list of a split"
+    elif read_fractions(splits) is not None:
+        return None
+    else:
+        lists = _read_lists(splits, root)
+        rule = "are in no list of data.splits"
+    if not lists and splits == "auto":
+        return _find_by_folder(names, is_complete=False)
+    folder = root or Path()
+    index = NameIndex([folder / name for name in names], [folder / name for name in others])
+    numbers = match_lists(lists, names, index)
+    return complete_splits(numbers, len(names), rule, is_open=splits == "auto")
+
+
+def _find_by_folder(names: Sequence[str], *, is_complete: bool) -> NamedSplits | None:
+    """Find the splits that folders name; none where none of them does and some may lie elsewhere."""
+    numbers: dict[str, list[int]] = {split: [] for split in SPLITS}
+    outside = []
+    for number, name in enumerate(names):
+        split = split_of(name)
+        if split is None:
+            outside.append(name)
+        else:
+            numbers[split].append(number)
+    if is_complete and outside:
+        raise DataError(
+            f"splits=folders, but {len(outside)} images lie in no folder of one of "
+            f"{', '.join(SPLITS)}: {list_first(outside)}"
+        )
+    if len(outside) == len(names):
+        return None
+    named = [split for split in SPLITS if numbers[split]]
+    if len(named) == 1 and outside:
+        _refuse_other_folders(find_split_folder(names[numbers[named[0]][0]]), named[0], outside)
+    rule = "lie in no folder of a split"
+    return complete_splits(numbers, len(names), rule, is_open=not is_complete)
+
+
+def _refuse_other_folders(folder: str | None, split: str, outside: Sequence[str]) -> None:
+    """Refuse one folder with the name of a split among others: it may be a kind of image, as ``valid`` is."""
+    others = sorted({name.partition("/")[0] for name in outside if "/" in name})
+    if others:
+        raise ConfigError(
+            f"only the folder {folder!r} is named after a split ({split}), and {len(outside)} images lie in "
+            f"others ({list_first(others)}): name the folders of the other splits, leave some out with "
+            f"data.exclude, or share all images out with {TO_SHARE}"
+        )
+
+
+def complete_splits(
+    numbers: Mapping[str, Sequence[int]], count: int, rule: str, *, is_open: bool
+) -> NamedSplits:
+    """Return splits with the images that are in none.
+
+    Args:
+        numbers: The images of each; those from `count` on are not taken.
+        count: Of the images.
+        rule: See `NamedSplits`.
+        is_open: True takes val from train where nothing names it.
+    """
+    by_split = {}
+    for split in SPLITS:
+        of_split = np.sort(np.array(numbers.get(split, ()), np.int64))
+        by_split[split] = of_split[of_split < count]
+    left_out = np.setdiff1d(np.arange(count), np.concatenate(list(by_split.values())))
+    fractions = None
+    if is_open and len(by_split["train"]) and not len(by_split["val"]):
+        fractions = OF_TRAIN if len(by_split["test"]) else DEFAULT_SHARES
+    return NamedSplits(by_split, left_out, rule, fractions)
+
+
 def split_images(
-    names: Sequence[str], splits: Splits = "auto", *, seed: int = 0
+    names: Sequence[str],
+    splits: Splits = "auto",
+    *,
+    seed: int = 0,
+    root: Path | None = None,
+    others: Sequence[str] = (),
+    leftovers: Leftovers | None = None,
 ) -> dict[str, Ints]:
     """Share images out over train, val and test.
 
     Args:
         names: Each image's path relative to the root, with forward slashes.
-        splits: `folders`: by the first folder of the path, which must be train, val or test.
-            `auto`: `folders` where each image lies in such a folder, otherwise 70 / 15 / 15 %. A
-            mapping gives shares, or lists of names; a path that ends in ``.csv`` a table of
-            ``image`` and ``split``, such as the ``splits.csv`` of a run.
+        splits: `folders`: by the folders of the path, one of which is named after a split. `auto`:
+            as lists or folders of the dataset name them, with a part of train for what they lack,
+            otherwise 70 / 15 / 15 %. A mapping gives shares, or lists of names; a path that ends in
+            ``.csv`` a table of ``image`` and ``split``, such as the ``splits.csv`` of a run.
         seed: Chooses the images of a share; each image's place depends on the seed and on how many
             images there are.
+        root: Folder of the dataset, which its own lists, and files that are named, are looked for
+            in.
+        others: Images that lists may name too, such as bad ones that are skipped.
+        leftovers: Takes the images that lists or folders leave out.
 
     Returns:
-        For each of train, val, test the ascending numbers of its images.
+        For each of train, val, test the ascending numbers of its images. Of `auto`, fewer images
+        than splits all train.
 
     Raises:
         ConfigError: Shares do not add up to 1, a share is left without an image, or a split is
             unknown.
-        DataError: A listed image does not exist or is listed twice, or a folder is none of the
-            three.
+        DataError: A listed image does not exist or is listed twice, or an image lies in no folder
+            of a split.
     """
-    if splits == "auto":
-        first_folders = {_first_folder(name) for name in names}
-        splits = "folders" if first_folders <= set(SPLITS) else DEFAULT_SHARES
-    if splits == "folders":
-        return _split_by_folder(names)
-    if isinstance(splits, str) and splits.lower().endswith(".csv"):
-        return _split_by_list(names, _read_table(Path(splits)))
+    everyone = np.arange(len(names))
+    named = find_named_splits(names, splits, root=root, others=others)
+    if named is None:
+        typed = read_fractions(splits)
+        if typed is None:
+            return share_out(everyone, DEFAULT_SHARES, seed)
+        return _split_by_share(len(names), typed, seed)
+    if leftovers is not None:
+        named.add_left_out(leftovers, names)
+    if named.fractions is None:
+        return dict(named.numbers)
+    return {**named.numbers, **share_out(named.numbers["train"], named.fractions, seed)}
+
+
+def read_fractions(splits: Splits) -> dict[str, float] | None:
+    """Return the fraction of each split, 0 for those that are not named; None where splits are no fractions."""
     if not isinstance(splits, Mapping) or not set(splits) <= set(SPLITS):
-        raise ConfigError(
-            f"splits={splits!r} is unknown: choose folders, auto, a file that ends in .csv, or a mapping of "
-            f"{', '.join(SPLITS)}"
-        )
-    if all(isinstance(share, int | float) for share in splits.values()):
-        fractions = {name: float(splits.get(name, 0)) for name in SPLITS}  # type: ignore[arg-type]
-        return _split_by_share(len(names), fractions, seed)
-    return _split_by_list(names, {name: _read_list(splits.get(name, ())) for name in SPLITS})
+        return None
+    fractions = dict.fromkeys(SPLITS, 0.0)
+    for split, fraction in splits.items():
+        if not isinstance(fraction, int | float):
+            return None
+        fractions[split] = fraction
+    return fractions
 
 
-def _first_folder(name: str) -> str:
-    return name.split("/", 1)[0] if "/" in name else ""
-
-
-def _split_by_folder(names: Sequence[str]) -> dict[str, Ints]:
-    folders = np.array([_first_folder(name) for name in names])
-    others = sorted(set(folders.tolist()) - set(SPLITS))
-    if others:
-        raise DataError(
-            f"splits=folders expects only {', '.join(SPLITS)} below the root, "
-            f"found: {', '.join(others)}"
-        )
-    return {split: np.flatnonzero(folders == split) for split in SPLITS}
+def share_out(images: Ints, shares: Mapping[str, float], seed: int) -> dict[str, Ints]:
+    """Share some images out by fractions; where there are fewer than splits, all train."""
+    if len(images) < len(shares):
+        return dict.fromkeys(shares, images[:0]) | {"train": images}
+    parts = _split_by_share(len(images), {**dict.fromkeys(SPLITS, 0.0), **shares}, seed)
+    return {split: images[parts[split]] for split in shares}
 
 
 def _split_by_share(count: int, shares: Mapping[str, float], seed: int) -> dict[str, Ints]:
@@ -93,8 +239,8 @@ def _split_by_share(count: int, shares: Mapping[str, float], seed: int) -> dict[
     filled_splits = [split for split in SPLITS if shares[split] > 0]
     if count < len(filled_splits):
         raise ConfigError(
-            f"{count} images cannot be split into {', '.join(filled_splits)}: "
-            "give one image or more to each"
+            f"{count} images cannot be split into {', '.join(filled_splits)}: give one image or more to "
+            "each, as 'data.splits={train: 0.5, val: 0.5}' does with two"
         )
     sizes = dict.fromkeys(SPLITS, 0)
     for split in filled_splits:
@@ -110,51 +256,36 @@ def _split_by_share(count: int, shares: Mapping[str, float], seed: int) -> dict[
     return {split: np.sort(part) for split, part in zip(SPLITS, parts, strict=True)}
 
 
-def _split_by_list(names: Sequence[str], lists: Mapping[str, Sequence[str]]) -> dict[str, Ints]:
-    number_of = {name: number for number, name in enumerate(names)}
-    # All faults are listed, not the first alone.
-    counts = Counter(name for split in SPLITS for name in lists[split])
-    missing = sorted(set(counts) - set(number_of))
-    if missing:
-        raise DataError(
-            f"{len(missing)} listed images do not exist below the root: {', '.join(missing[:100])}"
+def _read_lists(splits: Splits, root: Path | None) -> list[SplitList]:
+    if isinstance(splits, str) and splits.lower().endswith(".csv"):
+        return read_split_table(_locate(splits, root, "table of splits"))
+    if not isinstance(splits, Mapping) or not set(splits) <= set(SPLITS):
+        raise ConfigError(
+            f"splits={splits!r} is unknown: choose folders, auto, a file that ends in .csv, or a mapping of "
+            f"{', '.join(SPLITS)}"
         )
-    twice = sorted(name for name, count in counts.items() if count > 1)
-    if twice:
-        raise DataError(f"{len(twice)} images are listed more than once: {', '.join(twice[:100])}")
-    by_split = {}
-    for split in SPLITS:
-        numbers = [number_of[name] for name in lists[split]]
-        by_split[split] = np.sort(np.array(numbers, dtype=np.int64))
-    return by_split
-
-
-def _read_table(path: Path) -> Mapping[str, Sequence[str]]:
-    if not is_there(path):
-        raise DataError(f"the table of splits does not exist: {show_path(path)}")
-    lists: dict[str, list[str]] = {split: [] for split in SPLITS}
-    with open_source(path) as stream:
-        rows = list(csv.DictReader(io.StringIO(decode_text(read_whole(stream)), newline="")))
-    for number, row in enumerate(rows, 2):
-        if row.get("split") not in lists or not row.get("image"):
-            raise DataError(
-                f"{show_path(path)}, line {number}: "
-                f"needs an image and as its split one of {', '.join(SPLITS)}"
+    lists = []
+    for split, entry in splits.items():
+        if isinstance(entry, int | float):
+            raise ConfigError(
+                "splits mixes shares and lists: give shares for all, or lists for all"
             )
-        lists[row["split"]].append(row["image"])
+        if isinstance(entry, str):
+            path = _locate(entry, root, "list of a split")
+            lists.append(SplitList(split, show_path(path), read_lines(path)))
+        elif len(entry):
+            lists.append(SplitList(split, f"data.splits.{split}", entry))
     return lists
 
 
-def _read_list(entry: float | str | Sequence[str]) -> Sequence[str]:
-    if isinstance(entry, int | float):
-        raise ConfigError("splits mixes shares and lists: give shares for all, or lists for all")
-    if not isinstance(entry, str):
-        return list(entry)
-    if not is_there(entry):
-        raise DataError(f"the list of a split does not exist: {show_path(entry)}")
-    with open_source(entry) as stream:
-        lines = [line.strip() for line in decode_text(read_whole(stream)).splitlines()]
-    return [line for line in lines if line]
+def _locate(entry: str, root: Path | None, what: str) -> Path:
+    """Return the path of a file that is named relative to the root, or to the working folder."""
+    places = [Path(entry)] if root is None else [root / entry, Path(entry)]
+    for path in places:
+        if is_there(path):
+            return path
+    listed = ", nor ".join(dict.fromkeys(show_path(path.absolute()) for path in places))
+    raise DataError(f"the {what} does not exist: {show_path(entry)} (there is no {listed})")
 
 
 def group_by_name(names: Sequence[str], pattern: str, option: str = "data.groups") -> Ints:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lit_data.checks import check_count
-from lit_data.datasets.splits import SPLITS
+from lit_data.datasets.split_names import SPLITS
 from lit_data.errors import ConfigError, StoreError
 from lit_data.io.progress import track
 from lit_data.io.temp import build_lock, sweep, temp_folder

@@ -10,7 +10,7 @@ import numpy as np
 from typing_extensions import override
 
 from lit_data.checks import check_choice, check_count
-from lit_data.datasets.splits import SPLITS
+from lit_data.datasets.split_names import SPLITS
 from lit_data.io.images.writing import write_png
 from lit_data.samples.sample_set import SampleSpec, open_streams
 from lit_data.samples.stripe_drawing import (

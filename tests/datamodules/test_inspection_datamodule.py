@@ -425,7 +425,7 @@ def test_a_split_can_be_given_back(tmp_path: Path) -> None:
     again = _data(tmp_path, splits=str(path))
     for split, numbers in data.split_images.items():
         assert np.array_equal(again.split_images[split], numbers)
-    path.write_text("image,split\n00.png,training\n")
+    path.write_text("image,split\n00.png,spare\n")
     refused = r"splits\.csv, line 2: needs an image and as its split one of train, val, test"
     with pytest.raises(DataError, match=refused):
         _data(tmp_path, splits=str(path))

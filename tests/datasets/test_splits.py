@@ -35,10 +35,11 @@ def test_folders_are_found_by_themselves() -> None:
     names = ["train/a.png", "val/b.png", "test/deep/c.png", "train/d.png"]
     found = {key: part.tolist() for key, part in split_images(names).items()}
     assert found == {"train": [0, 3], "val": [1], "test": [2]}
-    message = "expects only train, val, test below the root, found: extra"
+    message = "1 images lie in no folder of one of train, val, test: extra/e.png"
     with pytest.raises(DataError, match=message):
         split_images([*names, "extra/e.png"], "folders")
-    assert len(split_images([*names, "extra/e.png"], "auto")["train"]) == 3
+    parts = split_images([*names, "extra/e.png"], "auto")
+    assert {key: part.tolist() for key, part in parts.items()} == found
 
 
 def test_lists_of_names_and_files(tmp_path: Path) -> None:
@@ -56,8 +57,17 @@ def test_lists_of_names_and_files(tmp_path: Path) -> None:
         ({"train": 1.0, "dev": 0.0}, ConfigError, "is unknown: choose folders, auto, a file"),
         ("random", ConfigError, "splits='random' is unknown"),
         ({"train": 0.5, "val": ["001.png"]}, ConfigError, "mixes shares and lists"),
-        ({"train": ["999.png"]}, DataError, r"images do not exist below the root: 999.png"),
-        ({"train": ["001.png"], "val": ["001.png"]}, DataError, "listed more than once: 001.png"),
+        ({"train": ["999.png"]}, DataError, "no image is named '999.png' among 100 images"),
+        (
+            {"train": ["001.png"], "val": ["001.png"]},
+            DataError,
+            "train and val are the same images",
+        ),
+        (
+            {"train": ["001.png", "002.png"], "val": ["001.png"]},
+            DataError,
+            "001.png is listed already",
+        ),
         ({"train": "nowhere.txt"}, DataError, "the list of a split does not exist: nowhere.txt"),
     ],
 )
@@ -67,8 +77,10 @@ def test_bad_splits(splits: object, error: type[Exception], message: str) -> Non
 
 
 def test_fewer_images_than_splits() -> None:
-    with pytest.raises(ConfigError, match="2 images cannot be split into train, val, test"):
-        split_images(NAMES[:2])
+    fractions = {"train": 0.7, "val": 0.15, "test": 0.15}
+    with pytest.raises(ConfigError, match=r"2 images cannot be split .*={train: 0.5, val: 0.5}'"):
+        split_images(NAMES[:2], fractions)
+    assert [len(part) for part in split_images(NAMES[:2]).values()] == [2, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["splits.csv", "train.txt"])

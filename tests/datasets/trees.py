@@ -24,7 +24,7 @@ from lit_data.datamodules import (
 )
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.image_files import ImageFolder
-from lit_data.datasets.splits import SPLITS
+from lit_data.datasets.split_names import SPLITS
 from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.watermarks import WatermarkSpec
 from tests.datasets.contents import IMAGES, WRITERS

@@ -19,10 +19,10 @@ from lit_data.datasets.detection.labels import (
     LabelTable,
     check_classes,
     describe_turn,
-    find_split,
     is_share_box,
 )
 from lit_data.datasets.detection.voc import NameIndex
+from lit_data.datasets.split_names import split_of_annotations
 from lit_data.errors import DataError, Problems, escape, list_some, show_path
 from lit_data.io.discovery import check_inside
 from lit_data.io.images.header_scan import OnBad
@@ -148,7 +148,7 @@ def find_coco(root: Path) -> list[Path]:
     for pattern in COCO_PLACES:
         paths = sorted(root.glob(pattern))
         if pattern == _COCO_OF_SPLITS:
-            paths = [path for path in paths if find_split(path.stem)]
+            paths = [path for path in paths if split_of_annotations(path.name)]
         if paths:
             return paths
     return []
@@ -174,7 +174,7 @@ def load_coco_files(paths: Sequence[Path], root: Path, faults: Faults) -> tuple[
     files = []
     for path in paths:
         try:
-            files.append(load_coco(path, find_split(os.path.relpath(path, root))))
+            files.append(load_coco(path, split_of_annotations(os.path.relpath(path, root))))
         except DataError as error:
             faults.take(error)
     if not files:

@@ -18,7 +18,7 @@ from lit_data.datasets.detection.coco import (
     read_coco_labels,
     split_by_file,
 )
-from lit_data.datasets.detection.labels import Faults, Frame, LabelTable, find_split
+from lit_data.datasets.detection.labels import Faults, Frame, LabelTable
 from lit_data.datasets.detection.voc import Difficult, NameIndex, match_label_files, read_voc_labels
 from lit_data.datasets.detection.yolo import (
     CLASS_FILES,
@@ -27,14 +27,22 @@ from lit_data.datasets.detection.yolo import (
     find_set_yaml,
     read_class_names,
     read_data_yaml,
-    read_splits,
     read_yolo_labels,
 )
-from lit_data.datasets.inspection.splitting import read_fractions
 from lit_data.datasets.label_formats import add_label_files, add_unlabelled
-from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_images
+from lit_data.datasets.split_lists import find_lists
+from lit_data.datasets.split_names import SPLITS, find_split
+from lit_data.datasets.splits import (
+    DEFAULT_SHARES,
+    NamedSplits,
+    Splits,
+    complete_splits,
+    find_named_splits,
+    read_fractions,
+    share_out,
+    split_images,
+)
 from lit_data.errors import ConfigError, DataError, Problems, show_path
-from lit_data.files import is_there
 from lit_data.io.discovery import check_inside, find_images
 from lit_data.io.images.header_scan import SKIPPING, OnBad
 from lit_data.io.images.options import DEFAULT_READ, ReadOptions
@@ -54,11 +62,9 @@ _PLACES = {
         ("Annotations", "annotations", "ANNOTATIONS", "annotations_voc", "annots", "xmls"),
     ),
 }
+_LIST_FOLDERS = ("ImageSets/Main",)
 _READERS = 8  # threads that wait for a disk in the network, or a server
-_SIDE_FILES = (
-    *(*YAML_FILES, *CLASS_FILES, *COCO_PLACES),
-    *(f"{split}.txt" for split in SPLITS),
-)
+_SIDE_FILES = (*YAML_FILES, *CLASS_FILES, *COCO_PLACES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,13 +134,13 @@ class Listing(NamedTuple):
     Attributes:
         folder: Its images.
         labels: Their labels.
-        fixed: Images of each split, unless they go by fractions.
+        named: Images of each split, unless they go by fractions.
         members: Numbers of the images that belong to it.
     """
 
     folder: _Folder
     labels: _Labels
-    fixed: Mapping[str, Sequence[int]] | None
+    named: NamedSplits | None
     members: Sequence[int]
 
     def locate_images(self) -> tuple[str, ...]:
@@ -181,9 +187,10 @@ def find_detection_files(
         annotations: The one COCO file to read, relative to the root.
         difficult: VOC objects marked as difficult: True keeps them, False leaves them out, `ignore`
             takes them as regions where nothing is learned or wrong.
-        splits: `auto`: by ``data.yaml``, by ``train.txt``, ``val.txt``, ``test.txt``, by the names
-            or folders of the COCO files, by folders such as ``images/train``, otherwise 70 / 15 / 15 %,
-            whichever there is first. Also as for `split_images`, with names relative to the root.
+        splits: `auto`: by ``data.yaml``, by lists such as ``train.txt`` or those of ``ImageSets``, by
+            the names or folders of the COCO files, by folders such as ``images/train``, otherwise 70 / 15 / 15 %,
+            whichever there is first; a part of train for val where nothing names that. Also as for
+            `split_images`, with names relative to the root.
         seed: Chooses the images of a share.
         on_bad: ``skip`` leaves out and lists bad boxes and images, and label files without one.
         read: The rules that images are read with; they decide what size an image has.
@@ -200,7 +207,7 @@ def find_detection_files(
     listing = list_dataset(
         root, label_format, classes, annotations, splits, on_bad, exclude, leftovers
     )
-    folder, fixed = listing.folder, listing.fixed
+    folder, named = listing.folder, listing.named
     _add_unlabelled(listing)
     members, frames = _measure(folder, listing.members, read)
     if examine is not None:
@@ -213,10 +220,12 @@ def find_detection_files(
     except DataError as error:
         folder.faults.take(error)
     folder.faults.raise_if_any()
-    fractions = None
-    if fixed is None:
-        fractions = read_fractions(DEFAULT_SHARES if splits == "auto" else splits)
-    numbered_splits = _number_splits(folder.names, members, fixed, fractions, seed)
+    fractions: Mapping[str, float] | None = DEFAULT_SHARES
+    if named is not None:
+        fractions = named.fractions
+    elif splits != "auto":
+        fractions = read_fractions(splits)
+    numbered_splits = _number_splits(np.array(members), named, splits, seed)
     sizes_px = np.array([frame.size_px for frame in frames], np.int64)
     return DetectionFiles(folder.locate(members), labels, numbered_splits, sizes_px, fractions)
 
@@ -243,12 +252,12 @@ def list_dataset(
     path = Path(os.path.abspath(root))  # noqa: PTH100 - keeps links
     folder = _open_folder(path, exclude, Faults(path, on_bad), leftovers or Leftovers())
     label_files = _find_labels(folder, label_format, annotations, unlabelled=bool(classes))
-    fixed = None
+    named = None
     try:
-        fixed = _find_splits(folder, splits, label_files.coco)
+        named = _find_splits(folder, splits, label_files.coco)
     except DataError as error:
         folder.faults.take(error)
-    return Listing(folder, label_files, fixed, _list_members(folder, label_files.coco, fixed))
+    return Listing(folder, label_files, named, _list_members(folder, label_files.coco, named))
 
 
 def _open_folder(
@@ -352,58 +361,43 @@ def _match_files(folder: _Folder, label_format: LabelFormat, *, is_beside: bool)
     return files
 
 
-def _find_splits(
-    folder: _Folder, splits: Splits, coco: Sequence[CocoFile]
-) -> Mapping[str, Sequence[int]] | None:
+def _find_splits(folder: _Folder, splits: Splits, coco: Sequence[CocoFile]) -> NamedSplits | None:
     """Return the images of each split, unless they go by fractions."""
-    by_folder: dict[str | None, list[int]] = {split: [] for split in (*SPLITS, None)}
-    for number, name in enumerate(folder.names):
-        by_folder[find_split(name.rpartition("/")[0])].append(number)
-    in_no_folder = by_folder.pop(None)
-    numbers_by_folder = {str(split): numbers for split, numbers in by_folder.items()}
-    if splits == "folders":
-        if in_no_folder:
-            raise DataError(
-                f"splits=folders, but {len(in_no_folder)} images lie in no folder of one of "
-                f"{', '.join(SPLITS)}"
-            )
-        return numbers_by_folder
-    # Lists may name excluded images too, whose numbers follow those of the others.
-    known = (*folder.names, *folder.excluded)
-    if splits != "auto":
-        values = splits.values() if isinstance(splits, Mapping) else [splits]
-        if all(isinstance(value, int | float) for value in values):
-            return None
-        return {key: part.tolist() for key, part in split_images(known, splits).items()}
-    entries: Mapping[str, Sequence[str]] = folder.yaml.splits
-    if not entries:
-        lists = {split: f"{split}.txt" for split in SPLITS}
-        entries = {key: (name,) for key, name in lists.items() if is_there(folder.root / name)}
-    if entries:
-        roots = [folder.root / folder.yaml.folder, folder.root]
-        return read_splits(roots, entries, known, folder.index)
-    if coco and all(file.split for file in coco):
-        return split_by_file(coco, folder.index)
-    return None if in_no_folder else numbers_by_folder
+    is_by_file = splits == "auto" and any(file.split for file in coco)
+    if is_by_file and not find_lists(folder.root, folder.names, _LIST_FOLDERS):
+        numbers = split_by_file(coco, folder.index)
+        rule = "are in no COCO file of a split"
+        return complete_splits(numbers, len(folder.names), rule, is_open=True)
+    return find_named_splits(
+        folder.names,
+        splits,
+        root=folder.root,
+        others=folder.excluded,
+        list_folders=_LIST_FOLDERS,
+    )
 
 
 def _list_members(
-    folder: _Folder, coco: Sequence[CocoFile], fixed: Mapping[str, Sequence[int]] | None
+    folder: _Folder, coco: Sequence[CocoFile], named: NamedSplits | None
 ) -> list[int]:
     """Return the numbers of the images that belong to the set."""
     numbers = set(range(len(folder.names)))
     if coco:
         numbers &= {number for file in coco for number in file.match(folder.index)[0].values()}
     # Images that no list names are left out; by fractions all are taken.
-    if fixed is not None:
-        numbers &= {number for part in fixed.values() for number in part}
+    if named is not None:
+        numbers -= set(named.left_out.tolist())
     if not numbers:
         folder.faults.raise_if_any()
         raise DataError(
             f"{show_path(folder.root)}: none of its {len(folder.names)} images is in a list or COCO file"
         )
-    left_out = [name for number, name in enumerate(folder.names) if number not in numbers]
-    folder.leftovers.add("images are in no list or COCO file", left_out, "they are left out")
+    unnamed = set(range(len(folder.names))) - numbers
+    if named is not None:
+        named.add_left_out(folder.leftovers, folder.names)
+        unnamed -= set(named.left_out.tolist())
+    left_out = [folder.names[number] for number in sorted(unnamed)]
+    folder.leftovers.add("images are in no COCO file", left_out, "they are left out")
     return sorted(numbers)
 
 
@@ -414,7 +408,12 @@ def _add_unlabelled(listing: Listing) -> None:
     add_label_files(folder.leftovers, folder.root, "boxes", used)
     if labels.files:  # COCO lists its images
         members = {number: folder.names[number] for number in listing.members}
-        add_unlabelled(folder.leftovers, members, labels.files, listing.fixed or {})
+        add_unlabelled(
+            folder.leftovers,
+            members,
+            labels.files,
+            {} if listing.named is None else listing.named.numbers,
+        )
 
 
 def _measure(
@@ -480,21 +479,15 @@ def _read_labels(
 
 
 def _number_splits(
-    names: Sequence[str],
-    members: Sequence[int],
-    fixed: Mapping[str, Sequence[int]] | None,
-    fractions: Mapping[str, float] | None,
-    seed: int,
+    members: Ints, named: NamedSplits | None, splits: Splits, seed: int
 ) -> dict[str, list[int]]:
     """Return the splits by the numbers of the images that are left."""
-    if fixed is None:
-        known = [names[number] for number in members]
-        parts = split_images(known, fractions or DEFAULT_SHARES, seed=seed)
-        return {split: part.tolist() for split, part in parts.items()}
-    # Numbers without the images that are left out.
-    new_numbers = {number: index for index, number in enumerate(members)}
-    numbered: dict[str, list[int]] = {}
-    for split in SPLITS:
-        left = [number for number in fixed.get(split, ()) if number in new_numbers]
-        numbered[split] = sorted(new_numbers[number] for number in left)
-    return numbered
+    if named is None and splits == "auto":
+        parts = share_out(np.arange(len(members)), DEFAULT_SHARES, seed)
+    elif named is None:
+        parts = split_images([""] * len(members), splits, seed=seed)
+    else:
+        parts = {split: np.flatnonzero(np.isin(members, named.numbers[split])) for split in SPLITS}
+        if named.fractions is not None:
+            parts |= share_out(parts["train"], named.fractions, seed)
+    return {split: part.tolist() for split, part in parts.items()}

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
@@ -23,7 +22,6 @@ MAX_OUTSIDE = 0.01
 
 _ROUNDING = 2e-6
 """Error of six decimals of centre and size, in fractions of the image."""
-_SPLIT_WORD = re.compile(r"(?<![a-z])(train|val|test)(?:id|idation|ing)?\d*(?![a-z])")
 _SMALLEST = 1e-9  # far below a pixel, and still above 0 as float32
 _LARGEST = 1e9  # also refuses NaN, infinity and whole numbers that no float holds
 _MOST_DIGITS = 10  # of a side of an image
@@ -135,15 +133,6 @@ def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
     if not named or not classes or len(set(classes)) != len(classes):
         raise ConfigError(f"classes={classes!r} must be one or more names, each only once")
     return tuple(classes)
-
-
-def find_split(text: str) -> str | None:
-    """Return the split that a file or folder is named after, if any.
-
-    Such names are ``valid``, ``train2017`` and ``instances_val``.
-    """
-    words = {match[1] for match in _SPLIT_WORD.finditer(text.lower())}
-    return words.pop() if len(words) == 1 else None
 
 
 class Faults:

@@ -25,9 +25,9 @@ from lit_data.datasets.detection.labels import (
     LabelTable,
     check_classes,
     describe_turn,
-    find_split,
     is_share_box,
 )
+from lit_data.datasets.split_names import split_of
 from lit_data.errors import DataError, Problems, escape, list_some, show_path
 from lit_data.io.discovery import FolderWalk
 from lit_data.io.images.header_scan import OnBad
@@ -147,7 +147,7 @@ class NameIndex:
         return posixpath.splitext(self._paths[number])[0]
 
     def _split(self, number: int) -> str | None:
-        return find_split(posixpath.dirname(self._paths[number])[self._common :])
+        return split_of(self._paths[number][self._common :])
 
 
 class _LabelWalk(FolderWalk):
@@ -220,7 +220,7 @@ def _find_labelled(index: NameIndex, name: str, parents: Sequence[str]) -> int:
     try:
         return index.find("/".join([*parts[:last], "images", *parts[last + 1 :]]))
     except DataError:
-        return index.find("/".join(parts[last + 1 :]), find_split("/".join(parts[:-1])))
+        return index.find("/".join(parts[last + 1 :]), split_of(name))
 
 
 def read_voc_labels(

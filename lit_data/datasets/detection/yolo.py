@@ -1,7 +1,6 @@
 """Labels as YOLO text, one file an image: ``class cx cy w h`` in fractions of the image a line."""
 
 import logging
-import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,9 @@ from lit_data.datasets.detection.labels import (
     LabelTable,
     check_classes,
 )
-from lit_data.datasets.detection.voc import NameIndex
-from lit_data.datasets.splits import SPLITS
-from lit_data.errors import ConfigError, DataError, Problems, escape, list_some
+from lit_data.datasets.split_names import find_listed_split
+from lit_data.errors import ConfigError, DataError, escape, list_some
 from lit_data.files import is_there
-from lit_data.io.discovery import check_inside
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.plain import parse_yaml
 from lit_data.io.source import decode_text, naming, open_source, read_whole, read_within
@@ -38,7 +35,7 @@ CLASS_FILES = (
 YAML_FILES = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
 """Files that describe a set, below the root."""
 
-_YAML_SUFFIXES = (".yaml", ".yml")
+YAML_SUFFIXES = (".yaml", ".yml")
 _MOST_YAML_BYTES = 2**24
 _MOST_DIGITS = 10  # of the number of a class
 
@@ -206,7 +203,11 @@ def read_data_yaml(path: PathText) -> DataYaml:
         folder = content.get("path") or "."
         if not isinstance(folder, str):
             raise DataError(f"path must be the name of a folder, found {type(folder).__name__}")
-        splits = {key: _read_entry(key, content[key]) for key in SPLITS if content.get(key)}
+        splits = {}
+        for key, entry in content.items():
+            split = find_listed_split(str(key))
+            if split and entry:
+                splits[split] = _read_entry(key, entry)
         return DataYaml(classes, folder, splits)
 
 
@@ -244,89 +245,11 @@ def read_class_names(root: Path) -> tuple[str, ...]:
     path = find_class_file(root)
     if path is None:
         return ()
-    if path.suffix in _YAML_SUFFIXES:
+    if path.suffix in YAML_SUFFIXES:
         return read_data_yaml(path).classes
     lines = read_lines(path)
     with naming(path):
         return _name_classes([line for line in lines if line])
-
-
-def read_splits(
-    folders: Sequence[Path],
-    entries: Mapping[str, Sequence[str]],
-    names: Sequence[str],
-    index: NameIndex,
-) -> dict[str, list[int]]:
-    """Find the images of each split.
-
-    Args:
-        folders: What entries are relative to, the first that has one; the last is the root of the
-            set.
-        entries: For each split its folders of images, and list files with a path, a name or a stem
-            in each row.
-        names: All images, relative to the root.
-        index: Of the images.
-
-    Raises:
-        DataError: Lists all rows without an image, images that are listed twice, and files that are
-            missing.
-    """
-    problems = Problems()
-    first_rows: dict[int, str] = {}  # of each image that is listed
-    root = folders[-1]
-    splits: dict[str, list[int]] = {split: [] for split in SPLITS}
-    for split in SPLITS:
-        for entry in entries.get(split, ()):
-            path = _find_entry(folders, entry)
-            if path:
-                check_inside(path, root)
-            rows = _list_rows(path, root, names) if path else []
-            if not any(rows):
-                reason = "is no list file with rows, and no folder with images of the set"
-                problems.add(root / entry, f"{split} {reason}")
-            for row, name in enumerate(rows, 1):
-                if not name:
-                    continue
-                try:
-                    number = _find_row(index, name)
-                except DataError as error:
-                    where = f"line {row} of {len(rows)}"
-                    problems.add(root / entry, f"{where}: {error} among {len(names)} images")
-                    continue
-                if number in first_rows:
-                    again = f"{escape(name)} is listed already, in {first_rows[number]}"
-                    problems.add(root / entry, f"line {row}: {again}")
-                first_rows.setdefault(number, f"{entry}, line {row}")
-                splits[split].append(number)
-    problems.raise_if_any(f"{len(problems)} problems with the lists of splits")
-    return splits
-
-
-def _find_row(index: NameIndex, name: str) -> int:
-    """Return the number of an image that a row names, also below the ``data/`` of CVAT, no folder."""
-    try:
-        return index.find(name)
-    except DataError:
-        if not name.startswith("data/"):
-            raise
-        return index.find(name.removeprefix("data/"))
-
-
-def _find_entry(folders: Sequence[Path], entry: str) -> Path | None:
-    """Return the first path of an entry that lies below the last folder."""
-    for folder in folders:
-        # ``../`` may be too much, as in sets that Roboflow writes.
-        for text in (entry, entry.removeprefix("../")):
-            path = Path(os.path.normpath(folder / text))
-            if path.exists() and path.is_relative_to(folders[-1]):
-                return path
-    return None
-
-
-def _list_rows(path: Path, root: Path, names: Sequence[str]) -> list[str]:
-    if not path.is_dir():
-        return read_lines(path)
-    return [str(root / name) for name in names if (root / name).is_relative_to(path)]
 
 
 def _read_names(names: object, count: object) -> tuple[str, ...]:

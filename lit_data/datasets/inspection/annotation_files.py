@@ -24,7 +24,6 @@ from lit_data.datasets.detection.coco import (
     parse_coco,
     quote,
 )
-from lit_data.datasets.detection.labels import find_split
 from lit_data.datasets.detection.voc import NameIndex, read_xml
 from lit_data.datasets.detection.yolo import find_class_file, name_numbers, read_class_names
 from lit_data.datasets.inspection.annotations import Annotated, Effect
@@ -47,6 +46,7 @@ from lit_data.datasets.inspection.tables import (
     choose_column,
     read_table,
 )
+from lit_data.datasets.split_names import find_split, split_of, split_of_annotations
 from lit_data.errors import DataError, Problems, escape, show_path
 from lit_data.files import check_kind
 from lit_data.io.discovery import check_inside, list_shown
@@ -182,7 +182,7 @@ def _read_coco_file(path: Path, annotated: Annotated) -> None:
     content = parse_coco(path, text)
     if content.faults:
         raise DataError("; ".join(content.faults))
-    split = find_split(str(path.relative_to(annotated.folder)))
+    split = split_of_annotations(path.relative_to(annotated.folder).as_posix())
     numbers: dict[Id, int | None] = {}
     for index, entry in content.images.items():
         where, name = f"{path}, images[{index}]", str(entry["file_name"])
@@ -396,13 +396,17 @@ def _read_floats(shape: "Element", names: Sequence[str]) -> list[float]:
 def _find_labelled(path: Path, annotated: Annotated, suffix: str = "") -> int | None:
     """Find the image of a file of labels, which then counts as named."""
     names = [*_list_names(path, annotated, suffix), *_list_names(path, annotated)]
-    return annotated.find(names, str(path), split=find_split(str(path.parent)))
+    return annotated.find(names, str(path), split=_split_of(path, annotated))
+
+
+def _split_of(path: Path, annotated: Annotated) -> str | None:
+    return split_of(path.relative_to(annotated.folder).as_posix())
 
 
 def _has_image(path: Path, annotated: Annotated) -> bool:
     for name in _list_names(path, annotated):
         with suppress(DataError):
-            annotated.index.find(name, find_split(str(path.parent)))
+            annotated.index.find(name, _split_of(path, annotated))
             return True
     return False
 

@@ -4,13 +4,12 @@ An image without a mask shows no defect where others have one. See `division` an
 """
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from lit_data.datasets.inspection.division import (
     Division,
@@ -21,6 +20,7 @@ from lit_data.datasets.inspection.division import (
 )
 from lit_data.datasets.inspection.good_names import name_kinds, tells_quality
 from lit_data.datasets.inspection.pairing import Pairing
+from lit_data.datasets.split_names import find_split, find_split_folder, split_of
 from lit_data.errors import DataError, show_path
 from lit_data.io.discovery import MATLAB, MATLAB_CURE, FolderWalk
 from lit_data.io.leftovers import Leftovers
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 Layout = Literal["anomaly", "folder", "beside", "none", "coco", "labelme", "csv", "yolo", "cvat"]
 
-_SPLIT = re.compile(r"(train|val|test)(?:id|idation|ing)?", re.IGNORECASE)
 _MOST_NAMED = 20
 
 
@@ -64,6 +63,19 @@ class InspectionSet:
     parts: Mapping[Path, tuple[Path, ...]] = field(default_factory=dict)
     excluded: tuple[Path, ...] = ()
     boxes: Path | None = None
+
+    def keep(self, numbers: Sequence[int]) -> "InspectionSet":
+        """Return a set of some of the images; the others are excluded."""
+        left_out = sorted(set(range(len(self.images))) - set(numbers))
+        if not left_out:
+            return self
+        return replace(
+            self,
+            images=tuple(self.images[number] for number in numbers),
+            masks=tuple(self.masks[number] for number in numbers),
+            kinds=tuple(self.kinds[number] for number in numbers),
+            excluded=(*self.excluded, *(self.images[number] for number in left_out)),
+        )
 
     def describe(self) -> str:
         """Return counts of images and masks in one line."""
@@ -118,7 +130,7 @@ def find_inspection_set(
         _add_repeating(leftovers, divider, division)
     if matlab_count and image_set.layout == "none":
         log.warning("%s: %d files of MATLAB; %s", show_path(folder), matlab_count, MATLAB_CURE)
-    kinds = name_kinds([_list_kinds(divider, division, path) for path in image_set.images], good)
+    kinds = name_kinds(_list_kinds(divider, division), good)
     return replace(image_set, kinds=kinds)
 
 
@@ -147,8 +159,7 @@ def find_labelled_set(
     division = divider.divide()
     if division.place in ("folder", "beside") and not show_masks(division):
         division = Division(place="none", images=paths)
-    folders = [_list_kinds(divider, division, path) for path in division.images]
-    kinds = tuple(next(iter(names), "") for names in folders)
+    kinds = tuple(next(iter(names), "") for names in _list_kinds(divider, division))
     image_set = InspectionSet(
         layout="none",
         images=tuple(division.images),
@@ -232,17 +243,31 @@ def _pair_anomaly(
     )
 
 
-def _list_kinds(divider: FileDivider, division: Division, path: Path) -> Sequence[str]:
-    """Return the folders of an image that may say its kind, the outermost first."""
-    if division.place == "anomaly":
-        return (path.parent.name,)
-    return [part for part in divider.parts(path)[:-1] if not _is_neutral(part)]
+def _list_kinds(divider: FileDivider, division: Division) -> list[list[str]]:
+    """Return for each image the folders that may say its kind, the outermost first."""
+    kinds = []
+    for path in division.images:
+        parts = [path.parent.name] if division.place == "anomaly" else divider.parts(path)[:-1]
+        kinds.append([part for part in parts if not _is_neutral(part)])
+    if any(kinds):
+        _add_lone_split([divider.name(path) for path in division.images], kinds)
+    return kinds
+
+
+def _add_lone_split(names: Sequence[str], kinds: Sequence[list[str]]) -> None:
+    """Add the one folder named after a split that lies among folders of kinds, such as ``valid``."""
+    folder_of = [find_split_folder(name) for name in names]
+    folders = set(filter(None, folder_of))
+    in_split = [number for number, folder in enumerate(folder_of) if folder]
+    if len(folders) == 1 and not any(kinds[number] for number in in_split):
+        for number in in_split:
+            kinds[number].append(*folders)
 
 
 @lru_cache(maxsize=4096)
 def _is_neutral(part: str) -> bool:
     """Return True for folders that only say the split, or that images are in them."""
-    return is_image_folder(part) or (split_of(f"{part}/") is not None and not tells_quality(part))
+    return is_image_folder(part) or (find_split(part) is not None and not tells_quality(part))
 
 
 def leave_out_stray(folder: Path, image_set: InspectionSet) -> InspectionSet:
@@ -261,16 +286,7 @@ def leave_out_stray(folder: Path, image_set: InspectionSet) -> InspectionSet:
         "%s is left out: it lies beside the folders of kinds; move it into one of them if it belongs",
         show_path(image_set.images[stray]),
     )
-
-    def leave_out(values: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (*values[:stray], *values[stray + 1 :])
-
-    return replace(
-        image_set,
-        images=leave_out(image_set.images),
-        masks=leave_out(image_set.masks),
-        kinds=leave_out(image_set.kinds),
-    )
+    return image_set.keep([*range(stray), *range(stray + 1, len(image_set.images))])
 
 
 def _list_files(
@@ -288,12 +304,3 @@ def _list_files(
     walk.finish(names, leftovers)
     excluded = [folder / name for name in sorted(walk.excluded)]
     return [folder / name for name in names], excluded, walk.ignored[MATLAB]
-
-
-def split_of(name: str) -> str | None:
-    """Return the split that the first such folder of a path is named after, if any."""
-    for part in name.split("/")[:-1]:
-        split = _SPLIT.fullmatch(part)
-        if split:
-            return split[1].lower()
-    return None

@@ -9,11 +9,20 @@ from pathlib import Path
 import numpy as np
 
 from lit_data.checks import check_count
-from lit_data.datasets.inspection.layouts import describe_counts, split_of
+from lit_data.datasets.inspection.layouts import describe_counts
 from lit_data.datasets.inspection.near_duplicates import group_similar
-from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, group_by_name, split_images
+from lit_data.datasets.splits import (
+    DEFAULT_SHARES,
+    NamedSplits,
+    Splits,
+    find_named_splits,
+    group_by_name,
+    read_fractions,
+    split_images,
+)
 from lit_data.errors import ConfigError
 from lit_data.io.images.image_source import ImageBank
+from lit_data.io.leftovers import Leftovers
 from lit_data.io.store.store import StoredImages
 from lit_data.rng import Stream, uniform
 from lit_data.types import Bools, Ints
@@ -22,8 +31,6 @@ log = logging.getLogger(__name__)
 
 _GOOD_ALONE = {"train": 0.85, "val": 0.15, "test": 0.0}
 """Fractions where no image shows a defect, without which a test says nothing."""
-_OF_TRAIN = {"train": 1 - DEFAULT_SHARES["val"], "val": DEFAULT_SHARES["val"]}
-"""Fractions of the images of train where no folder is named after val."""
 _UNEVEN = 1 / 3  # of its fraction, by which a split may miss it
 _FEW = 20  # images of which fractions are rough in any case
 
@@ -41,6 +48,9 @@ class ImageSplitter:
         find_groups: Gives for the names the number of the group of each image that stays in one
             split.
         seed: Chooses the images of each share.
+        root: Folder of the set, for lists of splits.
+        others: Images that lists may name too, such as bad ones that are skipped.
+        leftovers: Takes the images that lists leave out.
     """
 
     names: Sequence[str]
@@ -49,6 +59,9 @@ class ImageSplitter:
     count_classes: Callable[[], Ints] | None
     find_groups: Callable[[Sequence[str]], Ints]
     seed: int
+    root: Path | None = None
+    others: Sequence[str] = ()
+    leftovers: Leftovers | None = None
 
     def split(self, splits: Splits, *, is_anomaly_set: bool) -> dict[str, Ints]:
         """Return for each split the numbers of its images.
@@ -61,9 +74,9 @@ class ImageSplitter:
             ConfigError: The splits cannot be made so.
         """
         if splits == "auto":
-            by_folders = None if is_anomaly_set else self._by_folders()
-            if by_folders is not None:
-                return by_folders
+            named = None if is_anomaly_set else self._find_named()
+            if named is not None and not named.names_train_alone:
+                return self._complete(named)
             if is_anomaly_set:
                 log.info(
                     "train/good shows no defect: images of test are shared out too, "
@@ -72,11 +85,12 @@ class ImageSplitter:
             splits = DEFAULT_SHARES
         fractions = read_fractions(splits)
         if fractions is None:
-            return split_images(self.names, splits, seed=self.seed)
-        split_images(self.names, splits)  # checks the fractions
+            return self._split_by_list(splits)
+        if splits is not DEFAULT_SHARES:
+            split_images(self.names, splits)  # checks the fractions
         return self._share_out(np.arange(len(self.names)), fractions)
 
-    def find_fractions(self, splits: Splits, *, is_anomaly_set: bool) -> dict[str, float] | None:
+    def find_fractions(self, splits: Splits, *, is_anomaly_set: bool) -> Mapping[str, float] | None:
         """Return the fractions by which `split` shares out the images of the splits that they name.
 
         Args:
@@ -88,10 +102,8 @@ class ImageSplitter:
         """
         if splits != "auto":
             return read_fractions(splits)
-        if is_anomaly_set or not self.has_split_folders:
-            return read_fractions(DEFAULT_SHARES)
-        has_val = any(split_of(name) == "val" for name in self.names)
-        return None if has_val else _OF_TRAIN
+        named = None if is_anomaly_set else self._find_named()
+        return DEFAULT_SHARES if named is None else named.fractions
 
     def list_unlabelled(
         self, by_split: Mapping[str, Ints], shared: Mapping[str, float]
@@ -126,15 +138,16 @@ class ImageSplitter:
         """
         fractions = read_fractions(splits)
         if splits == "auto":
-            by_split = self._by_folders()
-            if by_split is None:
+            named = self._find_named()
+            if named is None or named.names_train_alone:
                 has_defects = bool((~is_good).any())
                 return self._share_out_good(DEFAULT_SHARES if has_defects else _GOOD_ALONE, is_good)
+            by_split = self._complete(named)
         elif fractions is not None:
             split_images(self.names, splits)  # checks the fractions
             return self._share_out_good(fractions, is_good)
         else:
-            by_split = split_images(self.names, splits, seed=self.seed)
+            by_split = self._split_by_list(splits)
         train = by_split["train"]
         return by_split | {"train": train[is_good[train]]}
 
@@ -178,19 +191,23 @@ class ImageSplitter:
 
     @property
     def has_split_folders(self) -> bool:
-        """Return True if all images lie in folders named after splits."""
-        return self._by_folders() is not None
+        """Return True if images lie in folders named after splits, or lists name theirs."""
+        named = self._find_named()
+        return named is not None and not named.names_train_alone
 
-    def _by_folders(self) -> dict[str, Ints] | None:
-        """Split by folders named after splits, if all images lie in such; without a val take a part of train."""
-        split_names = [split_of(name) for name in self.names]
-        if None in split_names or len(set(split_names)) < 2:
-            return None
-        name_array = np.array(split_names)
-        by_split = {split: np.flatnonzero(name_array == split) for split in SPLITS}
-        if len(by_split["val"]):
-            return by_split
-        return by_split | self._share_out(by_split["train"], _OF_TRAIN)
+    def _find_named(self) -> NamedSplits | None:
+        return find_named_splits(self.names, root=self.root, others=self.others)
+
+    def _complete(self, named: NamedSplits) -> dict[str, Ints]:
+        """Return named splits, with a part of train for val if nothing names that."""
+        if named.fractions is None:
+            return dict(named.numbers)
+        return {**named.numbers, **self._share_out(named.numbers["train"], named.fractions)}
+
+    def _split_by_list(self, splits: Splits) -> dict[str, Ints]:
+        return split_images(
+            self.names, splits, root=self.root, others=self.others, leftovers=self.leftovers
+        )
 
     def _share_out(self, images: Ints, fractions: Mapping[str, float]) -> dict[str, Ints]:
         filled_splits = [split for split, fraction in fractions.items() if fraction > 0]
@@ -250,18 +267,6 @@ def check_folds(splits: Splits, folds: int | None, fold: int, *, protocol: str) 
         raise ConfigError(
             f"data.folds shares out all images, and so does data.splits={splits}: leave out one of them"
         )
-
-
-def read_fractions(splits: Splits) -> dict[str, float] | None:
-    """Return the fraction of each split, 0 for those that are not named; None where splits are no fractions."""
-    if not isinstance(splits, Mapping):
-        return None
-    fractions = dict.fromkeys(SPLITS, 0.0)
-    for split, fraction in splits.items():
-        if not isinstance(fraction, int | float):
-            return None
-        fractions[split] = fraction
-    return fractions
 
 
 def _warn_of_uneven_splits(counts: Mapping[str, int], fractions: Mapping[str, float]) -> None:

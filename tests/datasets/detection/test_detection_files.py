@@ -270,7 +270,7 @@ def test_an_image_in_two_coco_files_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ({"train": "a\nx\n", "val": "y"}, r"line 2 of 3: no image is named 'x' (.|\n)*2 problems"),
+        ({"train": "a\nx\n", "val": "y"}, r"line 2: no image is named 'x' (.|\n)*2 problems"),
         ({"train": "a", "val": "b\na"}, "line 2: a is listed already, in train.txt, line 1"),
         ({"train": "a", "test": "\n"}, "test.txt: test is no list file with rows"),
         ({"data": "train: images/x\nnames: [cat]"}, "images/x: train is no list file with rows"),
@@ -329,7 +329,11 @@ def test_linked_labels_are_refused(flat: Path, tmp_path_factory: pytest.TempPath
         ({"label_format": "json"}, ConfigError, "'json' is unknown: choose one of auto, yolo"),
         ({"splits": "random"}, ConfigError, "splits='random' is unknown"),
         ({"splits": "folders"}, DataError, "4 images lie in no folder of one of train, val, test"),
-        ({"splits": {"train": ["images/x.png"]}}, DataError, "1 listed images do not exist"),
+        (
+            {"splits": {"train": ["images/x.png"]}},
+            DataError,
+            "line 1: no image is named 'images/x.png'",
+        ),
         ({"label_format": "voc"}, DataError, r"no labels \(data.label_format=voc\)"),
         ({"classes": ["cat", "cat"]}, ConfigError, "each only once"),
     ],
@@ -536,7 +540,7 @@ def test_faults_of_every_kind_are_in_one_error(flat: Path) -> None:
         ("d.png", ""),
         ("d.txt", "not a regular file (a named pipe)"),
         ("e.txt", "label file 4 of 4"),
-        ("train.txt", "line 3 of 3"),
+        ("train.txt", "line 3"),
     ]
     headline = (
         f"1 bad names under {flat}; 1 label files fit none of 4 images; 1 problems with the lists of splits; "

@@ -9,7 +9,6 @@ from lit_data.datasets.detection.labels import (
     BoxForm,
     Frame,
     LabelTable,
-    find_split,
     is_share_box,
 )
 from lit_data.errors import ConfigError, DataError
@@ -115,11 +114,3 @@ def test_skip_leaves_bad_boxes_out_and_lists_them(caplog: pytest.LogCaptureFixtu
     assert table.boxes.shape == (1, 5)
     assert "2 bad boxes or entries are left out" in caplog.text
     assert "a.txt: box 3" in caplog.text
-
-
-def test_names_tell_a_split() -> None:
-    splits = {"images/train2017": "train", "instances_val2017.json": "val", "testing": "test"}
-    splits |= {"valid": "val", "validation": "val"}
-    assert {name: find_split(name) for name in splits} == splits
-    for name in ("trainval", "contest", "train/test"):
-        assert find_split(name) is None

@@ -6,7 +6,7 @@ from pathlib import Path, PurePath
 import numpy as np
 import pytest
 
-from lit_data.datasets.inspection.layouts import find_inspection_set, split_of
+from lit_data.datasets.inspection.layouts import find_inspection_set
 from lit_data.datasets.inspection.splitting import split_stratified
 from lit_data.errors import DataError
 from lit_data.io.names import plain_stem
@@ -188,14 +188,3 @@ def test_arrays_beside_the_masks_of_an_older_export_of_labelme_are_no_masks(tmp_
     (tmp_path / "SegmentationClassPNG/1.png").unlink()
     (tmp_path / "SegmentationClassPNG").rmdir()
     assert _pairs(tmp_path)[1] == {"JPEGImages/1.jpg": "SegmentationClass/1.npy"}
-
-
-def test_folders_of_splits_have_many_names() -> None:
-    names = {
-        "train": ["train/a.png", "Class1/Train/a.png", "TRAINING/images/a.png"],
-        "val": ["val/a.png", "valid/a.png", "Validation/a.png"],
-        "test": ["test/a.png", "Testing/a.png"],
-    }
-    for split, paths in names.items():
-        assert [split_of(path) for path in paths] == [split] * len(paths)
-    assert [split_of(name) for name in ("trains/a.png", "protest/a.png", "train.png")] == [None] * 3

@@ -1,0 +1,271 @@
+"""Lists of the images of each split, which stand beside the images: text files, ``data.yaml`` and tables."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import combinations
+from pathlib import Path
+from typing import NamedTuple
+
+from lit_data.datasets.detection.voc import NameIndex
+from lit_data.datasets.detection.yolo import (
+    YAML_FILES,
+    YAML_SUFFIXES,
+    find_set_yaml,
+    read_data_yaml,
+    read_lines,
+)
+from lit_data.datasets.inspection.tables import IMAGE_COLUMNS, choose_column, read_table
+from lit_data.datasets.split_names import SPLITS, find_listed_split, find_split
+from lit_data.errors import DataError, Problems, escape, show_path
+from lit_data.io.discovery import check_inside
+
+_FOLDERS = ("ImageSets/Segmentation", "ImageSets/Main", "ImageSets/Layout", "ImageSets")
+LIST_PATHS = (
+    *(*YAML_FILES, *(f"{split}.txt" for split in SPLITS)),
+    *(f"{folder}/{stem}.txt" for folder in _FOLDERS for stem in (*SPLITS, "trainval")),
+)
+"""Usual paths of lists, for roots on servers."""
+_SPLIT_COLUMNS = ("split", "subset", "set", "partition")
+TO_SHARE = "'data.splits={train: 0.7, val: 0.15, test: 0.15}'"
+_CURE = f"correct the lists, or share all images out with {TO_SHARE}"
+
+
+class SplitList(NamedTuple):
+    """Names of images of one split.
+
+    Attributes:
+        split: Its name.
+        source: Where the names stand, for messages.
+        rows: The names; empty ones count as lines.
+        first: Number of the first line.
+    """
+
+    split: str
+    source: str
+    rows: Sequence[str]
+    first: int = 1
+
+
+def find_lists(root: Path, names: Sequence[str], folders: Sequence[str] = ()) -> list[SplitList]:
+    """Find the lists of a dataset: those of the first of the known places that has any.
+
+    These are ``data.yaml``, ``train.txt`` and so on in the root, in ``ImageSets/Segmentation``,
+    ``Main`` or ``Layout``, and one table in the root with a column of images and one of splits.
+
+    Args:
+        root: Of the dataset.
+        names: Of all images, relative to the root.
+        folders: Of the known folders of lists those that come first.
+
+    Raises:
+        DataError: A list cannot be read, or lies outside of the root.
+    """
+    if not root.is_dir():
+        return []
+    files, subfolders = _scan(root)
+    yaml = _find_yaml(root, files)
+    lists = [] if yaml is None else _read_yaml_lists(yaml, names)
+    if lists:
+        return lists
+    for split, path in _find_list_files(root, files, subfolders, folders):
+        check_inside(path, root)
+        lists.append(SplitList(split, show_path(path), read_lines(path)))
+    if lists:
+        return lists
+    table = _find_table(root, files)
+    return [] if table is None else read_split_table(table)
+
+
+def find_list_files(root: Path) -> list[Path]:
+    """Find the files that name the images of a split."""
+    files, subfolders = _scan(root)
+    paths = [path for _, path in _find_list_files(root, files, subfolders)]
+    others = (_find_yaml(root, files), _find_table(root, files))
+    return paths + [path for path in others if path is not None]
+
+
+def _find_yaml(root: Path, files: Sequence[Path]) -> Path | None:
+    is_there = any(path.suffix.lower() in YAML_SUFFIXES for path in files)
+    return find_set_yaml(root) if is_there else None
+
+
+def _scan(root: Path) -> tuple[list[Path], list[Path]]:
+    """List the texts and tables in a folder, and its folders; the images, which may be many, are passed over."""
+    files, subfolders = [], []
+    with os.scandir(root) as entries:
+        for entry in entries:
+            if entry.name.lower().endswith((".txt", ".csv", *YAML_SUFFIXES)):
+                files.append(Path(entry.path))
+            elif "." not in entry.name and entry.is_dir():
+                subfolders.append(Path(entry.path))
+    return sorted(files), sorted(subfolders)
+
+
+def _find_list_files(
+    root: Path, files: Sequence[Path], subfolders: Sequence[Path], first: Sequence[str] = ()
+) -> list[tuple[str, Path]]:
+    """Return the text files that list the images of a split, each with its split."""
+    lists = _choose_lists(files)
+    for folder in dict.fromkeys((*first, *_FOLDERS)):
+        if lists:
+            break
+        for parent in (root, *subfolders):  # as VOC2007 and VOC2012 in one folder
+            lists += _choose_lists(sorted((parent / folder).glob("*")))
+    return lists
+
+
+def _choose_lists(paths: Sequence[Path]) -> list[tuple[str, Path]]:
+    """Return the texts among some files that list the images of a split, each with its split."""
+    path_of: dict[str, Path] = {}
+    for path in paths:
+        if path.suffix.lower() == ".txt" and find_listed_split(path.stem):
+            path_of[path.stem.casefold()] = path
+    # What trainval lists again is in train and val.
+    if "train" in path_of:
+        path_of.pop("trainval", None)
+    return [(find_listed_split(stem) or "", path) for stem, path in path_of.items()]
+
+
+def _read_yaml_lists(path: Path, names: Sequence[str]) -> list[SplitList]:
+    root = path.parent
+    check_inside(path, root)
+    yaml = read_data_yaml(path)
+    lists = []
+    for split, entries in yaml.splits.items():
+        for entry in entries:
+            listed = _find_entry((root / yaml.folder, root), entry)
+            lists.append(SplitList(split, show_path(root / entry), _list_rows(listed, root, names)))
+    return lists
+
+
+def _find_entry(folders: Sequence[Path], entry: str) -> Path | None:
+    """Return the first path of an entry that lies below the last folder."""
+    for folder in folders:
+        # ``../`` may be too much, as in sets that Roboflow writes.
+        for text in (entry, entry.removeprefix("../")):
+            path = Path(os.path.normpath(folder / text))
+            if path.exists() and path.is_relative_to(folders[-1]):
+                return path
+    return None
+
+
+def _list_rows(path: Path | None, root: Path, names: Sequence[str]) -> list[str]:
+    if path is None:
+        return []
+    check_inside(path, root)
+    if not path.is_dir():
+        return read_lines(path)
+    return [name for name in names if (root / name).is_relative_to(path)]
+
+
+def _find_table(root: Path, files: Sequence[Path]) -> Path | None:
+    """Return the one table in the root that has a column of images and one of splits."""
+    tables = []
+    for path in files:
+        if path.suffix.lower() != ".csv":
+            continue
+        check_inside(path, root)
+        columns, rows = read_table(path)
+        split_column = choose_column(columns, _SPLIT_COLUMNS)
+        named = [find_split(str(row.get(split_column))) for row in rows]
+        if choose_column(columns, IMAGE_COLUMNS) and named and all(named):
+            tables.append(path)
+    if len(tables) > 1:
+        listed = ", ".join(path.name for path in tables)
+        raise DataError(
+            f"{show_path(root)}: {len(tables)} tables name a split of each image ({listed}): choose one "
+            f"with data.splits={show_path(tables[0])}"
+        )
+    return tables[0] if tables else None
+
+
+def read_split_table(path: Path) -> list[SplitList]:
+    """Read a table with a column of images and one of splits, such as the ``splits.csv`` of a run.
+
+    Raises:
+        DataError: It cannot be read, or a row lacks its image or names no split.
+    """
+    columns, rows = read_table(path)
+    image_column = choose_column(columns, IMAGE_COLUMNS)
+    split_column = choose_column(columns, _SPLIT_COLUMNS)
+    lists = []
+    for number, row in enumerate(rows, 2):  # the first line has the names of the columns
+        name = row.get(image_column)
+        split = find_split(str(row.get(split_column) or ""))
+        if not name or split is None:
+            raise DataError(
+                f"{show_path(path)}, line {number}: needs an image and as its split one of "
+                f"{', '.join(SPLITS)}"
+            )
+        lists.append(SplitList(split, show_path(path), (str(name),), number))
+    return lists
+
+
+def match_lists(
+    lists: Sequence[SplitList], names: Sequence[str], index: NameIndex
+) -> dict[str, list[int]]:
+    """Find the images of lists.
+
+    Args:
+        lists: Their rows hold a path, a name or a stem; what stands behind a blank counts where the
+            whole row is no image.
+        names: All images, relative to the root; others that may be named follow in the index.
+        index: Of the images.
+
+    Raises:
+        DataError: Lists all rows without an image, images that are listed twice, and lists without
+            rows.
+    """
+    number_of = {name: number for number, name in enumerate(names)}
+    splits: dict[str, list[int]] = {split: [] for split in SPLITS}
+    first_rows: dict[int, str] = {}  # of each image that is listed
+    repeated = Problems()
+    problems = Problems()
+    for split_list in lists:
+        if not any(split_list.rows):
+            reason = "is no list file with rows, and no folder with images of the set"
+            problems.add(split_list.source, f"{split_list.split} {reason}")
+        for row, name in _number_rows(split_list):
+            try:
+                number = _find_row(number_of, index, name)
+            except DataError as error:
+                reason = f"line {row}: {error} among {len(names)} images"
+                problems.add(split_list.source, reason)
+                continue
+            if number in first_rows:
+                again = f"{escape(name)} is listed already, in {first_rows[number]}"
+                repeated.add(split_list.source, f"line {row}: {again}")
+            first_rows.setdefault(number, f"{Path(split_list.source).name}, line {row}")
+            splits[split_list.split].append(number)
+    _refuse_twins(splits)
+    problems.extend(repeated)
+    problems.raise_if_any(f"{len(problems)} problems with the lists of splits", _CURE)
+    return splits
+
+
+def _number_rows(split_list: SplitList) -> Iterator[tuple[int, str]]:
+    for row, name in enumerate(split_list.rows, split_list.first):
+        if name:
+            yield row, name
+
+
+def _refuse_twins(splits: Mapping[str, Sequence[int]]) -> None:
+    """Refuse two splits of the same images in one line, as ``data.yaml`` of samples has them."""
+    for one, other in combinations(SPLITS, 2):
+        count = len(splits[one])
+        if count and set(splits[one]) == set(splits[other]):
+            raise DataError(
+                f"{one} and {other} are the same images ({count}), so that scores would say nothing about "
+                f"new ones: list others for {other}, or share the images out with {TO_SHARE}"
+            )
+
+
+def _find_row(number_of: Mapping[str, int], index: NameIndex, row: str) -> int:
+    """Return the number of an image that a row names, also below the ``data/`` of CVAT, no folder."""
+    if row in number_of:
+        return number_of[row]
+    for name in (row, row.removeprefix("data/"), row.split(maxsplit=1)[0]):
+        with suppress(DataError):
+            return index.find(name)
+    return index.find(row)  # says what is wrong

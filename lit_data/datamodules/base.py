@@ -25,6 +25,7 @@ from lit_data.datamodules.trainer_run import (
 )
 from lit_data.datamodules.transfer import BatchTransfer, check_package
 from lit_data.datasets.split_names import SPLITS
+from lit_data.datasets.splits import check_image_count
 from lit_data.errors import ConfigError
 from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.io.store.store import StoredImages
@@ -38,7 +39,6 @@ from lit_data.types import Batch, Ints, PlannedBatch, RowWriter, Stage
 
 log = logging.getLogger(__name__)
 
-_FEW_IMAGES = 2  # fewer than splits
 
 _READ_BY: Mapping[str, tuple[Stage, ...]] = {
     "fit": ("train", "val"),
@@ -455,19 +455,9 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
     def _refuse_empty(self, stage: Stage) -> None:
         if not len(self.dataset(stage)):
             raise ConfigError(f"the {stage} split holds no images: {_CURE}")
-        if stage == "train":
-            self._refuse_few_images()
-
-    def _refuse_few_images(self) -> None:
-        """Refuse to train on all of one image or two, where nothing says their splits."""
-        is_open = self.source is not None and self.source.splits == "auto"
         count = 0 if self.bank is None else len(self.bank)
-        is_split = count == 0 or len(self.dataset("val")) or len(self.dataset("test"))
-        if is_open and count <= _FEW_IMAGES and not is_split:
-            raise ConfigError(
-                f"{count} images cannot be split into train, val, test: add images, or say how with "
-                "'data.splits={train: 0.5, val: 0.5}', of one image with 'data.splits={train: 1.0}'"
-            )
+        if stage == "train" and self.source is not None and not len(self.dataset("val")):
+            check_image_count(count, self.source.splits)
 
     def _warn_of_validation(self) -> None:
         if self._is_validation_known:  # a command sets up before its Trainer does

@@ -213,6 +213,23 @@ def split_images(
     return {**named.numbers, **share_out(named.numbers["train"], named.fractions, seed)}
 
 
+def check_image_count(count: int, splits: Splits) -> None:
+    """Refuse to train on one image or two where nothing says their splits.
+
+    Args:
+        count: Of the images of a set of which none validates; 0 where it is not known.
+        splits: As typed.
+
+    Raises:
+        ConfigError: Says what to type.
+    """
+    if splits == "auto" and 0 < count < len(SPLITS):
+        raise ConfigError(
+            f"{count} images cannot be split into train, val, test: add images, or say how with "
+            "'data.splits={train: 0.5, val: 0.5}', of one image with 'data.splits={train: 1.0}'"
+        )
+
+
 def read_fractions(splits: Splits) -> dict[str, float] | None:
     """Return the fraction of each split, 0 for those that are not named; None where splits are no fractions."""
     if not isinstance(splits, Mapping) or not set(splits) <= set(SPLITS):

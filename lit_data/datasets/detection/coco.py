@@ -135,7 +135,7 @@ def list_coco(root: Path, annotations: PathText | None) -> list[Path]:
     if paths:
         return paths
     others = [*filter(_is_coco, sorted(root.glob("*.json")))]
-    if len(others) > 1 and not all(find_split(path.stem) for path in others):
+    if len(others) > 1 and not all(split_of_annotations(path.name) for path in others):
         listed = list_some([path.name for path in others])
         raise DataError(
             f"several COCO files: {listed}; choose one, data.annotations={others[0].name}"

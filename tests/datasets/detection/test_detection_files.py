@@ -175,8 +175,9 @@ def test_ways_of_lists_to_name_images(flat: Path, rows: str) -> None:
     found = find_detection_files(flat, leftovers=leftovers)
     assert by_name(found) == {"train": ["a", "b"], "val": ["d"], "test": []}
     assert found.labels.ends.tolist() == [1, 3, 3]
-    assert "1 images are in no list or COCO file: images/c.png; they are left out" in (
-        leftovers.describe()
+    assert (
+        "1 images are in no list of a split: images/c.png; 'data.splits={train: 0.7, val: 0.15, test: 0.15}' takes all"
+        in (leftovers.describe())
     )
 
 

@@ -20,27 +20,27 @@ _NUMBER = r"-?\d+(?:\.\d+)?"
 _FRACTION = r"(?:[01]|[01]?\.\d+)"
 
 _FORMATS = (
-    ("CVAT for video", ".xml", r".*<track\b"),
-    ("CVAT", ".xml", r".*<annotations\b.*<image\b"),
-    ("VOC", ".xml", r".*<bndbox\b"),
-    ("LabelMe", ".json", r'.*"shapes"\s*:'),
-    ("COCO panoptic", ".json", r'.*"segments_info"\s*:'),
-    ("COCO captions", ".json", r'.*"caption"\s*:'),
-    ("COCO", ".json", r'.*"images"\s*:'),
-    ("segment-anything", ".json", r'.*"image"\s*:.*"segmentation"\s*:'),
-    ("Datumaro", ".json", r'.*"items"\s*:'),
-    ("VGG Image Annotator", ".json", r'.*"regions"\s*:'),
-    ("Label Studio", ".json", r'.*"annotations"\s*:.*"result"\s*:'),
-    ("CSV of run lengths", ".csv", r"[^\n]*\b(encoded_?pixels|rle|mask_rle)\b"),
-    ("CSV of boxes", ".csv", r"[^\n]*\b(x_?min|x1|bbox|left)\b"),
-    ("CSV of labels", ".csv", r"[^\n]*\b(label|class|class_?id|category)\b"),
-    ("YOLO boxes", ".txt", rf"\d+(?: +{_FRACTION}){{4}} *\r?\n"),
-    ("YOLO polygons", ".txt", rf"\d+(?: +{_FRACTION}){{6,}} *\r?\n"),
-    ("KITTI", ".txt", rf"[A-Za-z_]+(?: {_NUMBER}){{14}}"),
-    ("DOTA", ".txt", rf"imagesource:|(?:{_NUMBER} +){{8}}[A-Za-z]"),
-    ("boxes in pixels", ".txt", rf"{_NUMBER}(?:[, ] *{_NUMBER}){{4,}}"),
+    ("CVAT for video", ".xml", r"<track\b"),
+    ("CVAT", ".xml", r"<annotations\b", r"<image\b"),
+    ("VOC", ".xml", r"<bndbox\b"),
+    ("LabelMe", ".json", r'"shapes"\s*:'),
+    ("COCO panoptic", ".json", r'"segments_info"\s*:'),
+    ("COCO captions", ".json", r'"caption"\s*:'),
+    ("COCO", ".json", r'"images"\s*:'),
+    ("segment-anything", ".json", r'"image"\s*:', r'"segmentation"\s*:'),
+    ("Datumaro", ".json", r'"items"\s*:'),
+    ("VGG Image Annotator", ".json", r'"regions"\s*:'),
+    ("Label Studio", ".json", r'"annotations"\s*:', r'"result"\s*:'),
+    ("CSV of run lengths", ".csv", r"\A[^\n]*\b(encoded_?pixels|rle|mask_rle)\b"),
+    ("CSV of boxes", ".csv", r"\A[^\n]*\b(x_?min|x1|bbox|left)\b"),
+    ("CSV of labels", ".csv", r"\A[^\n]*\b(label|class|class_?id|category)\b"),
+    ("YOLO boxes", ".txt", rf"\A\d+(?: +{_FRACTION}){{4}} *(?:\r?\n|\Z)"),
+    ("YOLO polygons", ".txt", rf"\A\d+(?: +{_FRACTION}){{6,}} *(?:\r?\n|\Z)"),
+    ("KITTI", ".txt", rf"\A[a-z_]+(?: {_NUMBER}){{14}}"),
+    ("DOTA", ".txt", rf"\A(?:imagesource:|(?:{_NUMBER} +){{8}}[a-z])"),
+    ("boxes in pixels", ".txt", rf"\A{_NUMBER}(?:[, ] *{_NUMBER}){{4,}}"),
 )
-"""Name, extension, and how a file begins; the first that fits is taken."""
+"""Name, extension, and what is in the beginning of a file; the first that fits is taken."""
 
 _OUTLINES = ("CVAT", "LabelMe", "COCO", "CSV of run lengths", "YOLO polygons")
 _BOXES = ("VOC", "YOLO boxes", "CSV of boxes", "KITTI", "DOTA", "boxes in pixels")
@@ -152,8 +152,8 @@ def find_format(path: Path, folder: Path) -> str:
     except DataError:
         return ""
     text = head.replace(b"\0", b"").decode("utf-8-sig", "replace").lstrip()
-    for name, extension, pattern in _FORMATS:
-        flags = re.IGNORECASE if extension == ".csv" else re.DOTALL
-        if path.suffix.lower() == extension and re.match(pattern, text, flags):
+    for name, extension, *parts in _FORMATS:
+        is_named_so = path.suffix.lower() == extension
+        if is_named_so and all(re.search(part, text, re.IGNORECASE) for part in parts):
             return name
     return ""

@@ -9,7 +9,7 @@ from lit_data.io.leftovers import Leftovers
 from tests.datasets.contents import WRITERS
 
 TEXTS = {
-    "YOLO boxes": "0 0.5 0.5 0.25 .25\n",
+    "YOLO boxes": "0 0.5 0.5 0.25 .25",
     "YOLO polygons": "0 .1 .1 .6 .1 .6 .6\r\n",
     "KITTI": "Car 0.00 0 -1.57 599.41 156.40 629.75 189.25 2.85 2.63 12.34 0.47 1.49 69.44 -1.56",
     "DOTA": "imagesource:GoogleEarth\ngsd:0.14\n1 1 9 1 9 9 1 9 plane 0",

@@ -69,7 +69,7 @@ class CTVolumes:
         if not has_labels.any():
             raise ConfigError(
                 f"none of {len(has_labels)} volumes has labels: put them beside NAME as "
-                "NAME_labels, NAME_seg or NAME_mask"
+                "NAME_labels, NAME_seg or NAME_mask, or in a folder labelsTr beside imagesTr"
             )
         labelled_numbers = numbers[has_labels[numbers]]
         unlabelled = Problems()
@@ -287,7 +287,10 @@ class CTSource(Source):
         """Add volumes without labels to what is not used, where classes of labels are named."""
         unlabelled = [source.name for source in sources if source.labels is None]
         if self.class_count and self.shards is None:
-            cure = "put them beside NAME as NAME_labels, NAME_seg or NAME_mask"
+            cure = (
+                "put them beside NAME as NAME_labels, NAME_seg or NAME_mask, or in a folder "
+                "labelsTr beside imagesTr"
+            )
             self.leftovers.add("volumes have no labels", unlabelled, cure)
 
     def _open_bank(self) -> tuple[Sequence[VolumeSource], VolumeBank]:

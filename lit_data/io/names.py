@@ -29,7 +29,9 @@ _MASK_ENDING = re.compile(
     r"(gt(fine|coarse)[_-])?label(train)?ids)$",
     re.IGNORECASE,
 )
-_MASK_START = re.compile(r"^(masks?|gts?|ground_?truth)(?=[\W_\d])[\W_]*", re.IGNORECASE)
+_MASK_START = re.compile(
+    r"^(masks?|gts?|ground_?truth|segmentations?)(?=[\W_\d])[\W_]*", re.IGNORECASE
+)
 _REPEATING_ENDING = re.compile(
     r"[_.-](parts?_\d+|parts|instance(train)?ids|labeltrainids|instances?|colou?r(ed)?|vi[sz]|"
     r"visuali[sz]ations?|overlays?|blend|dem|dsm|depth|disparity|panoptic)$",
@@ -37,8 +39,8 @@ _REPEATING_ENDING = re.compile(
 )
 _REPEATING_START = re.compile(r"^instance_\d+_", re.IGNORECASE)
 
-_IMAGE_STEM = "image img im sat rgb rgbir irrg photo picture input original"
-_MASK_STEM = "mask masks m label labels gt seg target targets groundtruth"
+_IMAGE_STEM = "image img im sat rgb rgbir irrg photo picture input original volume imaging ct scan"
+_MASK_STEM = "mask masks m label labels gt seg segmentation target targets groundtruth"
 IMAGE_WORDS = frozenset(_IMAGE_STEM.split())
 MASK_WORDS = frozenset(_MASK_STEM.split())
 

@@ -253,7 +253,7 @@ def test_all_bad_volumes_are_listed_at_once(tmp_path: Path) -> None:
     assert "a volume has three axes" in faults["four"]
     assert "differs from that of its volume" in faults["lost"]
     assert "labels are whole numbers of at least 0" in faults["negative"]
-    assert faults["orphan_seg"].startswith("labels without a volume orphan")
+    assert faults["orphan_seg"].startswith("labels without a volume")
     assert faults["link"].startswith("leads out of the data folder")
     assert "differs from that of its volume" in faults["affine"]
     assert "labels of shape (12, 24, 20)" in faults["shape"]

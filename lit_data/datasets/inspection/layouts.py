@@ -1,6 +1,6 @@
 """Finding single images and their masks, in the ways in which people store them.
 
-An image without a mask shows no defect where others have one. See `division` and `pairing`.
+An image without a mask shows no defect where others have one. See `division` and `lit_data.io.pairing`.
 """
 
 import logging
@@ -19,12 +19,12 @@ from lit_data.datasets.inspection.division import (
     without,
 )
 from lit_data.datasets.inspection.good_names import name_kinds, tells_quality
-from lit_data.datasets.inspection.pairing import Pairing
 from lit_data.datasets.split_names import find_split, find_split_folder, split_of
 from lit_data.errors import DataError, show_path
 from lit_data.io.discovery import MATLAB, MATLAB_CURE, FolderWalk
 from lit_data.io.leftovers import Leftovers
 from lit_data.io.names import is_image_folder
+from lit_data.io.pairing import Matching, Pairing
 
 log = logging.getLogger(__name__)
 
@@ -197,8 +197,9 @@ def _pair(divider: FileDivider, division: Division, excluded: Sequence[Path]) ->
         pairing = Pairing(
             divider.folder, division.images, division.masks, excluded, division.folders
         )
-        mask_of, pair = pairing.match()
-        where += f" ({pair})" if pair else ""
+        matching = _match(pairing)
+        mask_of = matching.mask_of
+        where += f" ({matching.pair})" if matching.pair else ""
     return InspectionSet(
         layout=division.place,
         images=tuple(division.images),
@@ -207,6 +208,21 @@ def _pair(divider: FileDivider, division: Division, excluded: Sequence[Path]) ->
         where=where,
         excluded=tuple(excluded),
     )
+
+
+def _match(pairing: Pairing) -> Matching:
+    """Match all masks.
+
+    Raises:
+        DataError: Some do not fit; all are listed.
+    """
+    matching = pairing.match()
+    matching.problems.raise_if_any(
+        f"{len(matching.problems)} of {len(pairing.masks)} masks do not fit the "
+        f"{len(pairing.images)} images",
+        "correct their names, or leave files out with data.exclude",
+    )
+    return matching
 
 
 def _pair_anomaly(
@@ -229,7 +245,7 @@ def _pair_anomaly(
 
     images = [path for path in division.images if split_of(divider.name(path)) != "train"]
     pairing = Pairing(divider.folder, images, list(parts_of), excluded, folders_of=name_folders)
-    owner_of, _ = pairing.match()
+    owner_of = _match(pairing).mask_of
     masks = [parts_of[owner_of[path]][0] if path in owner_of else None for path in division.images]
     several = {parts[0]: tuple(parts) for owner, parts in parts_of.items() if owner != parts[0]}
     return InspectionSet(

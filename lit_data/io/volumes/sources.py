@@ -3,7 +3,7 @@
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -22,6 +22,7 @@ from lit_data.io.volumes.dicom import (
     open_segmentation,
 )
 from lit_data.io.volumes.files import open_nifti, open_npy, open_npz
+from lit_data.io.volumes.labels import pair_labels, say_labels
 from lit_data.io.volumes.volume import Volume
 from lit_data.types import PathText
 
@@ -33,7 +34,6 @@ SUFFIXES: dict[str, Kind] = {
     ".nii.gz": "nifti",
 }
 _ENDINGS = (*reversed(SUFFIXES), *EXTENSIONS)
-LABEL_ENDINGS = ("_labels", "_seg", "_mask")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,10 @@ def find_volumes(
     """List the volumes of a folder and its subfolders, or the one volume that a file is.
 
     ``.npy``, ``.npz``, ``.nii`` and ``.nii.gz`` files are volumes, and so is each series of the
-    DICOM files of a folder (``.dcm``, ``.ima``, no extension, or a UID as name). ``NAME_labels.*``, ``NAME_seg.*``
-    and ``NAME_mask.*`` hold the labels of ``NAME`` in the same folder; DICOM files of that name are
-    segmentations (SEG). Hidden files and all others are left out.
+    DICOM files of a folder (``.dcm``, ``.ima``, no extension, or a UID as name). ``NAME_labels.*``,
+    ``NAME_seg.*`` and ``NAME_mask.*`` hold the labels of ``NAME`` in the same folder, and
+    ``labelsTr/NAME.*`` those of ``imagesTr/NAME.*`` or ``imagesTr/NAME_0000.*``; DICOM files of such
+    names are segmentations (SEG). Hidden files and all others are left out.
 
     Args:
         root: The folder or file.
@@ -107,7 +108,7 @@ def find_volumes(
                 problems.add(source.path, f"the same name as {show_path(first.path)}")
     leftovers = leftovers or Leftovers()
     leftovers.take(root, unread, (*SUFFIXES, *EXTENSIONS))
-    volumes = _join_labels(sources, problems)
+    volumes = _join_labels(root, sources, problems)
     # What a link outside leads to is not read.
     bad_paths = set(problems.skipped)
     volumes = [volume for volume in volumes if bad_paths.isdisjoint(volume.all_files)]
@@ -166,7 +167,7 @@ def _list_folder(
             if _suffix(name) in SUFFIXES:
                 check_regular(path)
                 yield _make_source(root, path.relative_to(root).as_posix())
-            elif is_dicom_name(path) and _find_owner(_stem(name)) is not None:
+            elif is_dicom_name(path) and say_labels(_stem(name)):
                 check_regular(path)  # a segmentation, which belongs to no series of slices
                 relative = path.relative_to(root).as_posix()
                 yield VolumeSource(_stem(relative), os.fspath(path), "dicom", (os.fspath(path),))
@@ -195,31 +196,17 @@ def _make_source(root: Path, relative: str) -> VolumeSource:
     return VolumeSource(_stem(relative), path, kind, (path,))
 
 
-def _join_labels(sources: dict[str, VolumeSource], problems: Problems) -> list[VolumeSource]:
+def _join_labels(
+    root: Path, sources: Mapping[str, VolumeSource], problems: Problems
+) -> list[VolumeSource]:
     """Return the volumes, each with its labels; labels alone are no volumes."""
-    volumes: list[VolumeSource] = []
-    label_paths: dict[str, str] = {}
-    for source in sources.values():
-        owner = _find_owner(source.name)
-        if owner is None:
-            volumes.append(source)
-        elif owner not in sources:
-            problems.add(source.path, f"labels without a volume {show_path(owner)}.* beside it")
-        elif owner in label_paths:
-            problems.add(
-                source.path, f"labels of a volume that has {show_path(label_paths[owner])}"
-            )
-        else:
-            label_paths[owner] = source.path
-    return [replace(volume, labels=label_paths.get(volume.name)) for volume in volumes]
-
-
-def _find_owner(name: str) -> str | None:
-    """Return the name of the volume whose labels this is; None for a volume."""
-    for ending in LABEL_ENDINGS:
-        if name.endswith(ending):
-            return name.removesuffix(ending)
-    return None
+    source_of = {Path(source.path): source for source in sources.values()}
+    labels = pair_labels(root, list(source_of), lambda path: _stem(path.name), problems)
+    volumes = []
+    for path, label_path in labels.items():
+        label_file = None if label_path is None else os.fspath(label_path)
+        volumes.append(replace(source_of[path], labels=label_file))
+    return volumes
 
 
 def _suffix(name: str) -> str:

@@ -57,8 +57,8 @@ def test_a_file_is_a_volume_of_its_own(tmp_path: Path) -> None:
     ("names", "message"),
     [
         (["a.npy", "a.nii"], "the same name as"),
-        (["a_mask.npy"], "labels without a volume a"),
-        (["a.npy", "a_mask.npy", "a_seg.npy"], "labels of a volume that has"),
+        (["a_mask.npy"], "labels without a volume of their name"),
+        (["a.npy", "a_mask.npy", "a_seg.npy"], "second labels of .*a.npy"),
         (["notes.txt"], "no volume; .npy"),
     ],
 )
@@ -150,3 +150,50 @@ def test_numbers_that_are_no_hounsfield_units_are_refused() -> None:
         StoredScale(np.dtype("i4")).apply(np.array([2**25], np.int32))
     with pytest.raises(DataError, match="more than its header allows"):
         StoredScale(np.dtype("u2"), 1, 0, bits=12).apply(np.array([40000], np.uint16))
+
+
+LABELLED = {
+    "Decathlon": ("imagesTr/spleen_{n}.nii.gz", "labelsTr/spleen_{n}.nii.gz"),
+    "nnU-Net": ("imagesTr/s_{n}_0000.nii.gz", "labelsTr/s_{n}.nii.gz"),
+    "below a task": ("Task09/imagesTr/{n}.nii.gz", "Task09/labelsTr/{n}.nii.gz"),
+    "folders": ("images/{n}.npy", "labels/{n}.npy"),
+    "LiTS": ("volume-{n}.nii", "segmentation-{n}.nii"),
+    "KiTS": ("case_{n}/imaging.nii.gz", "case_{n}/segmentation.nii.gz"),
+    "starts": ("img/img000{n}.nii.gz", "label/label000{n}.nii.gz"),
+    "a hyphen": ("{n}.nii.gz", "{n}-seg.nii.gz"),
+}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", LABELLED)
+def test_labels_lie_where_the_field_puts_them(name: str, count: int, tmp_path: Path) -> None:
+    volume, labels = LABELLED[name]
+    pairs = {volume.format(n=n): labels.format(n=n) for n in range(1, count + 1)}
+    _touch(tmp_path, *pairs, *pairs.values(), "._1.nii.gz", "dataset.json")
+    sources = find_volumes(tmp_path)
+    assert {source.path: source.labels for source in sources} == {
+        str(tmp_path / image): str(tmp_path / mask) for image, mask in pairs.items()
+    }
+
+
+def test_volumes_of_test_may_have_no_labels(tmp_path: Path) -> None:
+    _touch(tmp_path, "imagesTr/1.npy", "labelsTr/1.npy", "imagesTs/2.npy")
+    assert [source.labels is None for source in find_volumes(tmp_path)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("imagesTr/1.npy labelsTr/2.npy", "labelsTr/2.npy: labels without a volume"),
+        ("labelsTr/2.npy", "labels without a volume of their name"),
+        ("imagesTr/1_0000.npy imagesTr/1_0001.npy labelsTr/1.npy", "channel 0001 of a case"),
+        (
+            "imagesTr/1.npy imagesTr/1_seg.npy labelsTr/1.npy",
+            "second labels of 1.npy, beside 1_seg",
+        ),
+    ],
+)
+def test_labels_that_do_not_fit_are_listed(names: str, message: str, tmp_path: Path) -> None:
+    _touch(tmp_path, *names.split())
+    with pytest.raises(DataError, match=message):
+        find_volumes(tmp_path)

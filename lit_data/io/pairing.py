@@ -1,4 +1,4 @@
-"""Pairing of images and masks by their names.
+"""Pairing of images and masks, or of volumes and labels, by their names.
 
 A mask belongs to the image of the same stem, with or without an ending such as ``_mask``, and
 numbers with or without leading zeros. Where no mask fits so, what all images have in common at the
@@ -45,21 +45,23 @@ class _Way(NamedTuple):
         folders_of: Gives the folders that both have in common.
         image_stem: Gives what the stem of an image has in common with that of its mask.
         mask_stem: The same of the stem of a mask.
+        stem_of: Gives the stem of a file.
     """
 
     folders_of: Callable[[Path], Folders]
     image_stem: Callable[[str], str]
     mask_stem: Callable[[str], str]
+    stem_of: Callable[[Path], str]
 
     def exact_key(self, image: Path) -> _Key:
-        return (*self.folders_of(image), "exact", compose(image.stem))
+        return (*self.folders_of(image), "exact", compose(self.stem_of(image)))
 
     def plain_key(self, image: Path) -> _Key:
-        return (*self.folders_of(image), "plain", self.image_stem(image.stem))
+        return (*self.folders_of(image), "plain", self.image_stem(self.stem_of(image)))
 
     def mask_keys(self, mask: Path) -> list[_Key]:
         """Return the keys under which the image of a mask may be known, the surest first."""
-        folders, stem = self.folders_of(mask), compose(mask.stem)
+        folders, stem = self.folders_of(mask), compose(self.stem_of(mask))
         return [
             (*folders, "exact", stem),
             (*folders, "exact", strip_mask_word(stem)),
@@ -67,9 +69,42 @@ class _Way(NamedTuple):
         ]
 
 
-class _Matching(NamedTuple):
+class Nouns(NamedTuple):
+    """Words of messages.
+
+    Attributes:
+        lost: A mask that fits no image.
+        several: How many images a mask fits, behind their number.
+        second: A mask of an image that has one.
+    """
+
+    lost: str
+    several: str
+    second: str
+
+
+_OF_IMAGES = Nouns(
+    "a mask without an image of its name", "images have its name", "a second mask of"
+)
+
+
+class Matching(NamedTuple):
+    """Images and masks that fit.
+
+    Attributes:
+        mask_of: The mask of each image that has one.
+        problems: Masks that fit no image or several, and second masks of an image.
+        pair: A pair, where names were hard to compare.
+    """
+
     mask_of: Mapping[Path, Path]
     problems: Problems
+    pair: str = ""
+
+
+def stem_of(path: Path) -> str:
+    """Return the name of a file without its ending."""
+    return path.stem
 
 
 @dataclass(frozen=True)
@@ -84,6 +119,8 @@ class Pairing:
         mask_folders: Those that hold the masks; none where masks lie beside their images.
         folders_of: Gives the folders that a mask and its image have in common, where these are
             known.
+        stem_of: Gives the name of a file without its ending.
+        nouns: Words of messages.
     """
 
     folder: Path
@@ -92,43 +129,36 @@ class Pairing:
     excluded: Sequence[Path] = ()
     mask_folders: Sequence[Path] = ()
     folders_of: Callable[[Path], Folders] | None = None
+    stem_of: Callable[[Path], str] = stem_of
+    nouns: Nouns = _OF_IMAGES
 
-    def match(self) -> tuple[Mapping[Path, Path], str]:
-        """Return the mask of each image that has one, and a pair where names were hard to compare.
-
-        Raises:
-            DataError: A mask has no image or not one alone, or an image has several masks: all are
-                listed.
-        """
-        worst = _Matching({}, Problems())
+    def match(self) -> Matching:
+        """Return the masks that fit in the surest way in which all do, or else in the surest way."""
+        surest: Matching | None = None
         for way in self._list_ways():
             matching = self._match_by(way)
             if not len(matching.problems):
                 is_sure = way.image_stem is plain_stem
-                return matching.mask_of, "" if is_sure else _describe_pair(matching.mask_of)
-            if matching.mask_of or not len(worst.problems):
-                worst = matching
+                pair = "" if is_sure else _describe_pair(matching.mask_of)
+                return matching._replace(pair=pair)
             if matching.mask_of:  # what fits in part has single faults
-                break
-        worst.problems.raise_if_any(
-            f"{len(worst.problems)} of {len(self.masks)} masks do not fit the "
-            f"{len(self.images)} images",
-            "correct their names, or leave files out with data.exclude",
-        )
-        return {}, ""
+                return matching
+            surest = surest or matching
+        return surest or Matching({}, Problems())
 
     def _list_ways(self) -> Iterator[_Way]:
         """Yield the ways to compare names, the surest first."""
         for folders_of in self._list_folders(plain_stem):
-            yield _Way(folders_of, plain_stem, plain_stem)
-        images = _list_affixes([path.stem for path in self.images], IMAGE_WORDS)
-        masks = _list_affixes([path.stem for path in self.masks], MASK_WORDS)
-        stems = [path.stem for path in (*self.images, *self.excluded)]
+            yield _Way(folders_of, plain_stem, plain_stem, self.stem_of)
+        images = _list_affixes(list(map(self.stem_of, self.images)), IMAGE_WORDS)
+        masks = _list_affixes(list(map(self.stem_of, self.masks)), MASK_WORDS)
+        stems = list(map(self.stem_of, (*self.images, *self.excluded)))
         for image_affixes, mask_affixes in product(images, masks):
+            take_off = image_affixes.take_off
             # One mask tells whether it is worth while to look at all of them.
-            if mask_affixes.take_off(self.masks[0].stem) in map(image_affixes.take_off, stems):
-                for folders_of in self._list_folders(image_affixes.take_off):
-                    yield _Way(folders_of, image_affixes.take_off, mask_affixes.take_off)
+            if mask_affixes.take_off(self.stem_of(self.masks[0])) in map(take_off, stems):
+                for folders_of in self._list_folders(take_off):
+                    yield _Way(folders_of, take_off, mask_affixes.take_off, self.stem_of)
 
     def _list_folders(
         self, image_stem: Callable[[str], str]
@@ -136,14 +166,14 @@ class Pairing:
         """Return the ways to compare folders, the surest first."""
         if self.folders_of is not None:
             return [self.folders_of]
-        counts = Counter(image_stem(path.stem) for path in self.images)
+        counts = Counter(image_stem(self.stem_of(path)) for path in self.images)
         # Numbers often begin anew in each folder: folders then tell images apart.
-        is_unique = max(counts.values()) == 1
+        is_unique = len(counts) == len(self.images)
         if not self.mask_folders:
             return [_name_parent, _name_nothing] if is_unique else [_name_parent]
         return [_name_nothing] if is_unique else [self._name_kinds, self._name_places]
 
-    def _match_by(self, way: _Way) -> _Matching:
+    def _match_by(self, way: _Way) -> Matching:
         """Match each mask with the image of its folders and its stem."""
         images_of = self._index(way)
         excluded = {way.plain_key(path) for path in self.excluded} - set(images_of)
@@ -158,14 +188,14 @@ class Pairing:
             if not owners:
                 lost.append(mask)
             elif len(owners) > 1:
-                problems.add(mask, f"{len(owners)} images have its name: {self._join(owners)}")
+                problems.add(mask, f"{len(owners)} {self.nouns.several}: {self._join(owners)}")
             elif owners[0] in mask_of:
                 image, first_mask = show_path(owners[0]), show_path(mask_of[owners[0]])
-                problems.add(mask, f"a second mask of {image}, beside {first_mask}")
+                problems.add(mask, f"{self.nouns.second} {image}, beside {first_mask}")
             else:
                 mask_of[owners[0]] = mask
         self._report_lost(lost, problems)
-        return _Matching(mask_of, problems)
+        return Matching(mask_of, problems)
 
     def _index(self, way: _Way) -> dict[_Key, list[Path]]:
         images_of: dict[_Key, list[Path]] = {}
@@ -178,12 +208,12 @@ class Pairing:
         """Report masks without an image, and images of their names in other folders."""
         names: dict[str, list[Path]] = {}
         for path in self.images if lost else ():
-            names.setdefault(plain_stem(path.stem), []).append(path)
+            names.setdefault(plain_stem(self.stem_of(path)), []).append(path)
         for mask in lost:
-            message = "a mask without an image of its name"
-            others = names.get(plain_stem(mask.stem))
+            message = self.nouns.lost
+            others = names.get(plain_stem(self.stem_of(mask)))
             if others:
-                message += f" in a folder that goes with its own; in others: {self._join(others)}"
+                message += f" in a folder that fits; in others: {self._join(others)}"
             problems.add(mask, message)
 
     def _join(self, paths: Sequence[Path]) -> str:

@@ -63,6 +63,12 @@ def _check_png(stream: BinaryIO) -> tuple[int, int]:
     raise ImageError("truncated PNG: no end chunk")
 
 
+def is_grey_png(stream: BinaryIO, start: bytes) -> bool:
+    """Return True if a file that begins so is a PNG of grey levels, with alpha or without."""
+    stream.seek(len(_PNG) + 17)  # the type of its colours
+    return start == _PNG and stream.read(1) in (b"\0", b"\4")
+
+
 def _check_jpeg(stream: BinaryIO, size_bytes: int) -> tuple[int, int]:
     stream.seek(max(0, size_bytes - 4096))
     if b"\xff\xd9" not in stream.read(4096):  # behind it some programs add a few bytes
@@ -117,10 +123,15 @@ def _check_tiff(stream: BinaryIO, order: str) -> tuple[int, int]:
         stream.seek(tags[258])
         (tags[258],) = struct.unpack(f"{order}H", stream.read(2))
     # 259: none, LZW, deflate or PackBits. 262: black is 0, or R, G, B. 266: bits in their order.
-    has_bits = tags.get(258, 1) in (8, 16, 32) or (tags[258] == 64 and tags.get(277, 1) > 1)
+    bits, samples = tags.get(258, 1), tags.get(277, 1)
+    has_bits = bits in (8, 16, 32) or (bits == 64 and samples == 3)
     is_known = tags.get(262) in (1, 2) and tags.get(259, 1) in (1, 5, 8, 32773, 32946)
-    if not (has_bits and is_known) or tags.get(277, 1) not in (1, 3) or tags.get(266, 1) != 1:
+    if not (has_bits and is_known) or samples not in (1, 3) or tags.get(266, 1) != 1:
         raise ImageError("a TIFF of a rare kind, which lit_inspect does not read")
+    if tags.get(274, 1) != 1:  # which OpenCV turns
+        raise ImageError("a TIFF that its orientation turns, which lit_inspect does not read")
+    if tags.get(284, 1) != 1 and samples > 1 and bits > 8:  # of which OpenCV mixes the bytes
+        raise ImageError("a TIFF of separate channels, which lit_inspect does not read")
     if not {256, 257} <= tags.keys():
         raise ImageError("damaged TIFF: it does not state its size")
     return tags[257], tags[256]

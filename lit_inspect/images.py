@@ -16,7 +16,7 @@ from lit_inspect import npy
 from lit_inspect.bounds import MOST_CHANNELS, Sides, Value
 from lit_inspect.errors import ImageError, UsageError, describe_error
 from lit_inspect.files import open_regular
-from lit_inspect.headers import check_file
+from lit_inspect.headers import check_file, is_grey_png
 from lit_inspect.rows import ArrayRows, FileRows
 from lit_inspect.tiles import Rows
 
@@ -141,6 +141,8 @@ def _decode(path: Path, stream: BinaryIO, start: bytes, options: ReadOptions) ->
         largest = np.iinfo(pixels.dtype).max if pixels.dtype.kind == "u" else 1
         if options.alpha == "opaque" and pixels[..., 3].min() < largest:
             raise ImageError("an alpha channel that is not opaque everywhere")
+        if is_grey_png(stream, start):  # of which OpenCV makes three channels
+            return pixels[None, ..., 0]
     order = (0, 1, 2) if options.cv2_order else (2, 1, 0)
     return np.stack([pixels[..., channel] for channel in order])
 

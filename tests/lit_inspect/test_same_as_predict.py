@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tifffile
 import torch
+from PIL import Image
 
 from lit_data.errors import DataError
 from lit_data.inference.batches import ImageJob, MemoryTarget, open_source
@@ -219,3 +220,40 @@ def test_scores_are_rounded_alike() -> None:
     assert rounded[:8] == [0.0, 0.0, 1.0, 0.99, 0.99, 0.99, 0.99999, 0.0001234]
     assert rounded[8:13] == [5e-324, 1e-5, 123.45679, float("inf"), float("-inf")]
     assert np.isnan(rounded[13])
+
+
+_PICTURE = np.random.default_rng(0).integers(0, 256, (16, 24, 3), np.uint8)
+_RARE: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
+    "planar_16": (_PICTURE.transpose(2, 0, 1).astype(np.uint16), {"planarconfig": "separate"}),
+    "planar_32": (_PICTURE.transpose(2, 0, 1).astype(np.float32), {"planarconfig": "separate"}),
+    "bits_12": (_PICTURE.astype(np.uint16) * 16, {"bitspersample": 12}),
+    "bits_10": (_PICTURE.astype(np.uint16) * 4, {"bitspersample": 10}),
+    "turned_3": (_PICTURE, {"extratags": [(274, 3, 1, 3, True)]}),
+    "turned_6": (_PICTURE, {"extratags": [(274, 3, 1, 6, True)]}),
+}
+
+
+@pytest.mark.parametrize("name", _RARE)
+def test_what_opencv_reads_in_another_way_is_refused(name: str, tmp_path: Path) -> None:
+    pixels, options = _RARE[name]
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, pixels, photometric="rgb", **options)
+    assert ImageDecoder()(ImageSource((str(path),))).array.shape == (3, 16, 24)
+    with pytest.raises(ImageError, match="which lit_inspect does not read"):
+        runtime.open_image(path, runtime.ReadOptions())
+
+
+def test_separate_channels_of_8_bits_are_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    planes = _PICTURE.transpose(2, 0, 1)
+    tifffile.imwrite(path, planes, photometric="rgb", planarconfig="separate")
+    image = runtime.open_image(path, runtime.ReadOptions())
+    assert np.array_equal(image.read(0, 16), planes)
+
+
+def test_grey_levels_with_alpha_are_one_channel(tmp_path: Path) -> None:
+    grey = _PICTURE[..., 0]
+    both = np.dstack([grey, np.full_like(grey, 255)])
+    Image.fromarray(both, "LA").save(tmp_path / "a.png")
+    image = runtime.open_image(tmp_path / "a.png", runtime.ReadOptions())
+    assert np.array_equal(image.read(0, 16), grey[None])

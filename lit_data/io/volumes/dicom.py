@@ -25,6 +25,7 @@ GAP_TOLERANCE = 0.02
 MAX_INFLATED_BYTES = 2**28
 """Of a deflated file; it holds one slice."""
 EXTENSIONS = (".dcm", ".dicom", ".ima")
+_GREY = "MONOCHROME"
 _TILT_DEG = 0.5  # from which on slices are shifted by more than rounding
 _READERS = 8  # threads that wait for a disk in the network, or a server
 
@@ -197,7 +198,9 @@ class _SeriesReader:
 def _describe(path: str) -> _Slice:
     with naming(path):
         head = _read_head(path)
-        if int(head.get("NumberOfFrames", 1)) != 1 or int(head.get("SamplesPerPixel", 1)) != 1:
+        is_grey = str(head.get("PhotometricInterpretation", _GREY)).startswith(_GREY)
+        has_frames = int(head.get("NumberOfFrames", 1)) != 1
+        if has_frames or int(head.get("SamplesPerPixel", 1)) != 1 or not is_grey:
             raise DataError(
                 "several frames or colours in one file; "
                 "export one grey frame a file, or a NIfTI file"

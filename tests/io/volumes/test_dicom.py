@@ -200,6 +200,12 @@ def test_series_of_uid_names_keep_whole_names(tmp_path: Path) -> None:
     assert find_volumes(tmp_path / "1.2.1.0")[0].name == "1.2.1.0"
 
 
+def test_numbers_of_colours_are_no_hounsfield_units(tmp_path: Path) -> None:
+    _write(tmp_path / "a.dcm", np.zeros((4, 6)), 0.0, PhotometricInterpretation="PALETTE COLOR")
+    with pytest.raises(DataError, match="several frames or colours"):
+        open_volume(tmp_path / "a.dcm")
+
+
 def test_messages_say_what_is_wrong_with_a_file(tmp_path: Path) -> None:
     path = tmp_path / "a.dcm"
     path.write_bytes(b"no dicom" * 100)

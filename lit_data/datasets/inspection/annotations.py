@@ -230,8 +230,9 @@ class _Canvas:
 
     def list_boxes(self) -> Ints:
         """Return the boxes of the objects by class, from top to bottom, as `DrawnImage` has them."""
-        boxes_px = np.array([*self._boxes_px.values()], np.int64).reshape(-1, 5)
-        return boxes_px[np.lexsort((boxes_px[:, 1], boxes_px[:, 2], boxes_px[:, 0]))]
+        rows_px = np.array([*self._boxes_px.values()], np.int64).reshape(-1, 7)
+        # As OpenCV numbers connected parts: by the first square of 2 x 2 px that they touch.
+        return rows_px[np.lexsort((rows_px[:, 6], rows_px[:, 5], rows_px[:, 0])), :5]
 
     def _choose_number(self, mark: Mark) -> int | None:
         """Return the number that a mark paints; None where its category is none of the classes."""
@@ -245,9 +246,13 @@ class _Canvas:
         rows = np.flatnonzero(patch.marked.any(1)) + patch.top
         columns = np.flatnonzero(patch.marked.any(0)) + patch.left
         corners = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        first_rows = patch.marked[: (rows[0] | 1) + 1 - patch.top]
+        first_column = np.flatnonzero(first_rows.any(0))[0] + patch.left
+        square = [rows[0] // 2, first_column // 2]
         key = len(self._boxes_px) if mark.instance is None else (mark.instance, number)
-        box = self._boxes_px.setdefault(key, [number, *corners])
-        box[1:] = [*map(min, box[1:3], corners[:2]), *map(max, box[3:], corners[2:])]
+        box = self._boxes_px.setdefault(key, [number, *corners, *square])
+        box[1:5] = [*map(min, box[1:3], corners[:2]), *map(max, box[3:5], corners[2:])]
+        box[5:] = min(box[5:], square)
 
     def _claim(self, patch: Patch, number: int, category: str) -> Bools:
         """Return the pixels that a new mark gets; objects of other classes inside of it keep theirs."""
@@ -256,6 +261,7 @@ class _Canvas:
         counts_px = np.bincount(objects[marked])
         marked_px = int(counts_px.sum())
         overlap_px = 0
+        on_top = np.zeros(len(counts_px), np.bool_)  # of the earlier objects
         for earlier in np.flatnonzero(counts_px).tolist():
             if number in (0, IGNORED) or self._numbers[earlier] in (0, number):
                 continue
@@ -264,14 +270,17 @@ class _Canvas:
             holds_it = count_px >= _INSIDE * self._visible_px[earlier]
             if is_inside == holds_it:  # neither lies inside of the other, or they are the same
                 overlap_px += count_px
-            elif holds_it:
-                marked = marked & (objects != earlier)
+            else:
+                on_top[earlier] = holds_it
         others_px = int(self._areas_px.sum() - self._areas_px[number])
         # More than half of the smaller one: neighbours that only touch at their edges are no fault.
         if 2 * overlap_px > min(marked_px, others_px):
             raise DataError(
                 f"{category!r} overlaps other classes in {overlap_px} px; a pixel has one class"
             )
+        if on_top.any():
+            marked = marked.copy()
+            marked[marked] = ~on_top[objects[marked]]
         self._take(objects, marked, number)
         return marked
 

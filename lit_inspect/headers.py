@@ -58,6 +58,8 @@ def _check_png(stream: BinaryIO) -> tuple[int, int]:
             missing -= len(body)
         if missing or stream.read(4) != checksum.to_bytes(4):
             raise ImageError(f"truncated or damaged PNG: chunk {name!r}")
+        if name == b"acTL" and int.from_bytes(body[:4]) > 1:
+            raise ImageError("an animated PNG: save the frame to use as a PNG of its own")
         if name == b"IEND":
             return size_px
     raise ImageError("truncated PNG: no end chunk")
@@ -98,10 +100,12 @@ def _read_bmp(stream: BinaryIO) -> tuple[int, int]:
     stream.seek(54)
     is_masked = compression == [_BMP_MASKS] and bits == 32
     has_bytes = is_masked and struct.unpack("<3I", stream.read(12)) == _BMP_BYTES
-    is_plain = compression in ([], [0]) and bits != 16
+    # OpenCV takes the palettes of OS/2 for grey levels.
+    is_plain = bits > 16 if is_old else compression == [0] and bits != 16
     if not (is_plain or has_bytes):
         raise ImageError(
-            "a BMP with packed or compressed colours, which lit_inspect does not read: save it as PNG"
+            "a BMP with packed or compressed colours, or of OS/2, which lit_inspect does not read: "
+            "save it as PNG"
         )
     return abs(height), width  # the height of a file that begins at its top is negative
 
@@ -122,11 +126,12 @@ def _check_tiff(stream: BinaryIO, order: str) -> tuple[int, int]:
     if depths > 2:
         stream.seek(tags[258])
         (tags[258],) = struct.unpack(f"{order}H", stream.read(2))
-    # 259: none, LZW, deflate or PackBits. 262: black is 0, or R, G, B. 266: bits in their order.
+    # 262: black is 0, or R, G, B. 259: none, LZW, deflate or PackBits. 266: bits in their order.
     bits, samples = tags.get(258, 1), tags.get(277, 1)
     has_bits = bits in (8, 16, 32) or (bits == 64 and samples == 3)
-    is_known = tags.get(262) in (1, 2) and tags.get(259, 1) in (1, 5, 8, 32773, 32946)
-    if not (has_bits and is_known) or samples not in (1, 3) or tags.get(266, 1) != 1:
+    is_known = (samples, tags.get(262)) in ((1, 1), (3, 2))
+    is_packed = tags.get(259, 1) not in (1, 5, 8, 32773, 32946)
+    if not (has_bits and is_known) or is_packed or tags.get(266, 1) != 1:
         raise ImageError("a TIFF of a rare kind, which lit_inspect does not read")
     if tags.get(274, 1) != 1:  # which OpenCV turns
         raise ImageError("a TIFF that its orientation turns, which lit_inspect does not read")

@@ -142,7 +142,8 @@ def _decode(path: Path, stream: BinaryIO, start: bytes, options: ReadOptions) ->
         if options.alpha == "opaque" and pixels[..., 3].min() < largest:
             raise ImageError("an alpha channel that is not opaque everywhere")
         if is_grey_png(stream, start):  # of which OpenCV makes three channels
-            return pixels[None, ..., 0]
+            levels: Pixels = pixels[None, ..., 0]
+            return levels
     order = (0, 1, 2) if options.cv2_order else (2, 1, 0)
     return np.stack([pixels[..., channel] for channel in order])
 

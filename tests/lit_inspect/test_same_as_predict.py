@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,7 @@ _RARE: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
     "planar_32": (_PICTURE.transpose(2, 0, 1).astype(np.float32), {"planarconfig": "separate"}),
     "bits_12": (_PICTURE.astype(np.uint16) * 16, {"bitspersample": 12}),
     "bits_10": (_PICTURE.astype(np.uint16) * 4, {"bitspersample": 10}),
+    "no_colours": (_PICTURE, {"photometric": "minisblack"}),
     "turned_3": (_PICTURE, {"extratags": [(274, 3, 1, 3, True)]}),
     "turned_6": (_PICTURE, {"extratags": [(274, 3, 1, 6, True)]}),
 }
@@ -237,7 +239,7 @@ _RARE: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
 def test_what_opencv_reads_in_another_way_is_refused(name: str, tmp_path: Path) -> None:
     pixels, options = _RARE[name]
     path = tmp_path / "a.tif"
-    tifffile.imwrite(path, pixels, photometric="rgb", **options)
+    tifffile.imwrite(path, pixels, **{"photometric": "rgb", "planarconfig": "contig"} | options)
     assert ImageDecoder()(ImageSource((str(path),))).array.shape == (3, 16, 24)
     with pytest.raises(ImageError, match="which lit_inspect does not read"):
         runtime.open_image(path, runtime.ReadOptions())
@@ -257,3 +259,22 @@ def test_grey_levels_with_alpha_are_one_channel(tmp_path: Path) -> None:
     Image.fromarray(both, "LA").save(tmp_path / "a.png")
     image = runtime.open_image(tmp_path / "a.png", runtime.ReadOptions())
     assert np.array_equal(image.read(0, 16), grey[None])
+
+
+def test_animated_pictures_are_refused(tmp_path: Path) -> None:
+    frames = [Image.fromarray(_PICTURE), Image.fromarray(255 - _PICTURE)]
+    frames[0].save(tmp_path / "a.png", save_all=True, append_images=frames[1:])
+    with pytest.raises(ImageError, match="an animated PNG: save the frame"):
+        runtime.open_image(tmp_path / "a.png", runtime.ReadOptions())
+
+
+def test_palettes_of_os2_are_refused(tmp_path: Path) -> None:
+    palette = bytes(range(256)) * 3
+    start = 26 + len(palette)
+    head = struct.pack("<2sIIIIHHHH", b"BM", start + 32, 0, start, 12, 8, 4, 1, 8)
+    (tmp_path / "a.bmp").write_bytes(head + palette + bytes(range(32)))
+    assert ImageDecoder()(ImageSource((str(tmp_path / "a.bmp"),))).array.shape == (3, 4, 8)
+    with pytest.raises(
+        ImageError, match="of OS/2, which lit_inspect does not read: save it as PNG"
+    ):
+        runtime.open_image(tmp_path / "a.bmp", runtime.ReadOptions())

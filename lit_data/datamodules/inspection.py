@@ -379,8 +379,7 @@ class InspectionDataModule(ImageDataModule):
         if self.train_on == "all":
             splits = splits or splitter.split(self.source.splits, is_anomaly_set=is_anomaly_set)
             shared = splitter.find_fractions(self.source.splits, is_anomaly_set=is_anomaly_set)
-            for split, names in splitter.list_unlabelled(splits, shared or {}):
-                self.source.leftovers.add_split(split, names, "mask")
+            splitter.add_unmasked(splits, shared or {})
             return splits
         is_good = self._find_good()
         if splits is None:
@@ -389,6 +388,8 @@ class InspectionDataModule(ImageDataModule):
             splits["train"] = splits["train"][is_good[splits["train"]]]
         if masks is None:  # nothing says where their defects are, so that they cannot be scored
             splits = {split: numbers[is_good[numbers]] for split, numbers in splits.items()}
+        splitter.add_unmasked(splits, dict.fromkeys(SPLITS, 1.0))
+        splitter.add_unused(splits, is_good)
         return splits
 
     def _find_good(self) -> Bools:

@@ -187,6 +187,10 @@ class LabelledImageDataModule(InspectionDataModule):
             log.info("classes: %s", ", ".join(numbered))
         number_of = {name: number for number, name in enumerate(self.classes or ())}
         self.labels = np.array([number_of.get(kind, -1) for kind in self.image_kinds], np.int64)
+        named = zip(self.source.names(self.bank), self.image_kinds, strict=True)
+        others = [name for name, kind in named if kind and kind not in number_of]
+        cure = "they are in no split; data.classes=null takes all"
+        self.source.leftovers.add("images are of no class in data.classes", others, cure)
         # Images of classes that are not asked for are in no split, and are predicted.
         self.split_images = {
             split: numbers[self.labels[numbers] >= 0]

@@ -44,15 +44,21 @@ _FORMATS = (
 
 _OUTLINES = ("CVAT", "LabelMe", "COCO", "CSV of run lengths", "YOLO polygons")
 _BOXES = ("VOC", "YOLO boxes", "CSV of boxes", "KITTI", "DOTA", "boxes in pixels")
+_NO_MARKS = {
+    "CSV of labels": "+experiment=classification learns them",
+    "COCO captions": "they mark nothing",
+}
 _CURES: Mapping[Purpose, Mapping[str, str]] = {
     "masks": {
         **dict.fromkeys(_OUTLINES, "other masks come first; data.exclude leaves those out"),
         **dict.fromkeys(_BOXES, "+experiment=detection learns boxes"),
+        **_NO_MARKS,
         "": "export them as COCO, or as masks",
     },
     "boxes": {
         **dict.fromkeys(_OUTLINES, "data.boxes_from=masks puts boxes around them"),
         "COCO": "data.annotations=FILE reads one of them",
+        **_NO_MARKS,
         "VOC": "data.label_format=voc reads them",
         "YOLO boxes": "data.label_format=yolo reads them",
         "": "convert them to COCO, YOLO or VOC",
@@ -60,6 +66,7 @@ _CURES: Mapping[Purpose, Mapping[str, str]] = {
     "classes": {
         **dict.fromkeys(_OUTLINES, "+experiment=segmentation learns masks"),
         **dict.fromkeys(_BOXES, "+experiment=detection learns boxes"),
+        "CSV of labels": "of several such tables the first by name is read",
         "": "a CSV with the columns image and label, or a folder for each class, is read",
     },
     "pairs": {"": "convert them to masks, and name their folder with data.masks"},

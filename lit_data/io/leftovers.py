@@ -106,6 +106,7 @@ class Leftovers:
 
     def extend(self, others: "Leftovers") -> None:
         """Add what another reader of the folder left over."""
+        self._folder = others._folder
         self._entries |= others._entries
 
     def describe(self) -> list[str]:

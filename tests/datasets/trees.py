@@ -193,6 +193,8 @@ def _write_row(tree: Tree) -> str:
 
 def _to_word(value: object) -> str:
     """Return an option as it is typed."""
+    if isinstance(value, list):
+        return f"[{', '.join(value)}]"
     if not isinstance(value, Mapping):
         return str(value)
     return "{" + ", ".join(f"{key}: {text}" for key, text in value.items()) + "}"

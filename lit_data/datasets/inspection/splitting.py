@@ -2,13 +2,14 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from lit_data.checks import check_count
+from lit_data.datasets.inspection.good_names import GOOD
 from lit_data.datasets.inspection.layouts import describe_counts
 from lit_data.datasets.inspection.near_duplicates import group_similar
 from lit_data.datasets.splits import (
@@ -105,24 +106,36 @@ class ImageSplitter:
         named = None if is_anomaly_set else self._find_named()
         return DEFAULT_SHARES if named is None else named.fractions
 
-    def list_unlabelled(
-        self, by_split: Mapping[str, Ints], shared: Mapping[str, float]
-    ) -> Iterator[tuple[str, list[str]]]:
-        """Yield the splits without a mask, with the names of their images.
+    def add_unmasked(self, by_split: Mapping[str, Ints], shared: Mapping[str, float]) -> None:
+        """Add what has no mask to what is not used: all of a split, and other images.
 
-        Those are left out of which folders say that all in them is good, and those that are shared
-        out, where it is chance.
+        Images in folders of good ones need none, and of splits that are shared out it is chance.
 
         Args:
-            by_split: Numbers of the images of each.
+            by_split: Numbers of the images of each split.
             shared: Fractions of those that are shared out.
         """
-        if self.has_mask is None:
+        if self.has_mask is None or self.leftovers is None:
             return
-        is_labelled = self.has_mask | (np.array(self.kinds) == "good")
+        is_unmasked = ~self.has_mask & (np.array(self.kinds) != GOOD)
         for split, images in by_split.items():
-            if len(images) and not shared.get(split) and not is_labelled[images].any():
-                yield split, [self.names[number] for number in images.tolist()]
+            if len(images) and not shared.get(split) and is_unmasked[images].all():
+                self.leftovers.add_split(split, self._list_names(images), "mask")
+                is_unmasked[images] = False
+        cure = "they count as without a defect; data.exclude leaves them out"
+        names = self._list_names(np.flatnonzero(is_unmasked))
+        self.leftovers.add("images have no mask", names, cure)
+
+    def add_unused(self, by_split: Mapping[str, Ints], is_good: Bools) -> None:
+        """Add images with a defect that are in no split, as only good ones train."""
+        if self.leftovers is not None:
+            used = np.concatenate(list(by_split.values()))
+            names = self._list_names(np.setdiff1d(np.flatnonzero(~is_good), used))
+            cure = "good ones alone train; with masks, those of val and test are scored"
+            self.leftovers.add("images show a defect and are in no split", names, cure)
+
+    def _list_names(self, images: Ints) -> list[str]:
+        return [self.names[number] for number in images.tolist()]
 
     def split_good(self, splits: Splits, is_good: Bools) -> dict[str, Ints]:
         """As `split`, but only images without a defect train.

@@ -68,6 +68,13 @@ def is_instance_folder(name: str) -> bool:
     return _fits(_INSTANCE_FOLDER, name)
 
 
+def strip_folder(name: str) -> str:
+    """Return what a folder of images or masks says besides, which is its split; other names as they are."""
+    if not (is_mask_folder(name) or is_image_folder(name) or is_side_folder(name)):
+        return name
+    return " ".join(word for word in split_words(name) if re.fullmatch(_SPLIT, word))
+
+
 def is_side_folder(name: str) -> bool:
     """Return True for folders of what else is known of images beside masks: instances, depths."""
     return _fits(_SIDE_FOLDER, name)

@@ -21,11 +21,9 @@ from lit_data.io.names import (
     IMAGE_WORDS,
     MASK_WORDS,
     compose,
-    is_image_folder,
-    is_instance_folder,
-    is_mask_folder,
     plain_number,
     plain_stem,
+    strip_folder,
     strip_mask_word,
 )
 
@@ -221,23 +219,22 @@ class Pairing:
         return ", ".join(names) + (", ..." if len(paths) > _MOST_NAMED else "")
 
     def _name_kinds(self, path: Path) -> Folders:
-        """Return the folders of a file that do not only say that images or masks are in them."""
-        parts = self._parts(path)
-        remaining = []
-        for depth, part in enumerate(parts):
-            if _tells(part) and parts[: depth + 1] not in self._mask_parts:
-                remaining.append(part)
-        return tuple(remaining)
+        """Return what the folders of a file say besides that images or masks are in them."""
+        return self._name_folders(path, lambda parts: parts in self._mask_parts)
 
     def _name_places(self, path: Path) -> Folders:
         """As `_name_kinds`, but without any folder beside one of masks: it may hold images alone."""
         parents = {parts[:-1] for parts in self._mask_parts}
+        return self._name_folders(path, lambda parts: parts[:-1] in parents)
+
+    def _name_folders(self, path: Path, is_dropped: Callable[[Folders], bool]) -> Folders:
         parts = self._parts(path)
-        remaining = []
-        for depth, part in enumerate(parts):
-            if _tells(part) and parts[:depth] not in parents:
-                remaining.append(part)
-        return tuple(remaining)
+        names = []
+        for depth, part in enumerate(parts, 1):
+            is_plain = strip_folder(part) == part
+            if not (is_plain and is_dropped(parts[:depth])):
+                names.append(strip_folder(part).casefold())
+        return tuple(filter(None, names))
 
     def _parts(self, path: Path) -> Folders:
         """Return the folders of a file below the set, or below its folder of masks elsewhere."""
@@ -250,10 +247,6 @@ class Pairing:
     @cached_property
     def _mask_parts(self) -> set[Folders]:
         return {self._parts(folder / "x") for folder in self.mask_folders}
-
-
-def _tells(part: str) -> bool:
-    return not (is_mask_folder(part) or is_image_folder(part) or is_instance_folder(part))
 
 
 def _name_parent(path: Path) -> Folders:

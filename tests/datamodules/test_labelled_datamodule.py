@@ -141,6 +141,8 @@ def test_classes_are_those_of_the_folders_unless_they_are_named(
         ("mask", "no_mask"),
         ("gt", "seg"),
         ("ok", "OK"),
+        ("photos", "drawings"),
+        ("data", "rgb", "x"),
     ],
 )
 def test_each_folder_is_a_class_of_its_own(kinds: tuple[str, ...], tmp_path: Path) -> None:

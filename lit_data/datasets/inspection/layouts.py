@@ -261,10 +261,20 @@ def _pair_anomaly(
 
 def _list_kinds(divider: FileDivider, division: Division) -> list[list[str]]:
     """Return for each image the folders that may say its kind, the outermost first."""
+    if division.place == "anomaly":
+        return [[path.parent.name] for path in division.images]
+    folders = [divider.parts(path)[:-1] for path in division.images]
+    # A folder such as photos is a kind where it lies beside those of other kinds.
+    parents = set[tuple[str, ...]]()
+    for parts in folders if division.place == "none" else ():
+        parents.update(parts[:depth] for depth, part in enumerate(parts) if not _is_neutral(part))
     kinds = []
-    for path in division.images:
-        parts = [path.parent.name] if division.place == "anomaly" else divider.parts(path)[:-1]
-        kinds.append([part for part in parts if not _is_neutral(part)])
+    for parts in folders:
+        names = []
+        for depth, part in enumerate(parts):
+            if not _is_neutral(part) or (is_image_folder(part) and parts[:depth] in parents):
+                names.append(part)
+        kinds.append(names)
     if any(kinds):
         _add_lone_split([divider.name(path) for path in division.images], kinds)
     return kinds

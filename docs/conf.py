@@ -13,8 +13,8 @@ from typing import Final
 from sphinx.application import Sphinx
 
 import lit_data
-from lit_data.commands.configuration.help import read_first_comment, read_keys
 from lit_data.commands.configuration.names import CLASSES
+from lit_data.commands.configuration.rows import read_first_comment, read_keys
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 GENERATED: Final = ROOT / "docs" / "reference"

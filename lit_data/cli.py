@@ -33,6 +33,15 @@ from lit_data.errors import (
     settle_lines,
 )
 
+_OTHER_WORDS = {
+    "train": "fit",
+    "val": "validate",
+    "eval": "test",
+    "evaluate": "test",
+    "infer": "predict",
+    "detect": "predict",
+}
+"""Words of other programs for our commands."""
 _SHOWING_TRACEBACKS = ("LIT_DATA_TRACEBACK", "HYDRA_FULL_ERROR")
 _ENDINGS = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "stopped by SIGTERM"}
 
@@ -86,7 +95,8 @@ def _print(words: Sequence[str], options: argparse.Namespace) -> int:
     if options.version:
         print(f"lit_data {lit_data.__version__}")
     elif options.help and options.words:
-        print(format_command_help(_check_command(options.words), options.words[1:]))
+        command = _check_command(options.words)
+        print(format_command_help(command, options.words[1:], options.config_dir))
     elif options.help or not words:
         print(format_help(options.config_dir), file=sys.stdout if words else sys.stderr)
         return 0 if words else ConfigError.exit_code
@@ -127,7 +137,7 @@ def _check_command(words: Sequence[str]) -> str:
     command = words[0] if words else ""
     known = [*COMMANDS, *TOOLS]
     if command not in known:
-        hint = did_you_mean(nearest(command, known))
+        hint = did_you_mean(_OTHER_WORDS.get(command) or nearest(command, known))
         raise ConfigError(f"unknown command '{command}'.{hint} Commands: {', '.join(known)}.")
     if command in TOOLS:
         raise ConfigError(

@@ -36,6 +36,7 @@ RECIPES = re.findall(
 SCRIPT, ENGINE, LOADER, COLLATE, DATASET, KORNIA, CLI, CALLBACKS, OTHER = RECIPES
 
 TOY_DATA = [
+    "+experiment=stripe",
     "data.samples={count: 6, height_px: 128, width_px: 128}",
     "data.patch_px=64",
     "data.stride_px=64",

@@ -68,7 +68,7 @@ def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
 
 def _start(variables: dict[str, str], *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "lit_data", "show", *words],
+        [sys.executable, "-W", "ignore", "-m", "lit_data", "show", "+experiment=stripe", *words],
         env=variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

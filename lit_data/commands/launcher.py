@@ -33,6 +33,14 @@ _NODES = ("NODE_RANK", "GROUP_RANK")  # with ranks of a machine only: those of L
 _WAIT_S = 300.0  # machines of one job need not start at the same time
 
 
+def is_stop(error: BaseException) -> bool:
+    """Return True for the end of a process that was told to stop, by Ctrl-C or SIGTERM."""
+    if isinstance(error, SystemExit) and error.code in STOPPED:
+        return True
+    # Lightning turns Ctrl-C into SystemExit(1).
+    return isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt)
+
+
 def is_first_rank() -> bool:
     """Return True for the first process of the run, on the first machine."""
     if "RANK" in os.environ:

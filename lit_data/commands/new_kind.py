@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
-from lit_data.commands.configuration.help import CONF
+from lit_data.commands.configuration.rows import CONF
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.errors import ConfigError, StoreError, show_path
 

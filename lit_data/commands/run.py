@@ -3,7 +3,9 @@
 import functools
 import logging
 import os
+import shlex
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,18 +20,23 @@ from lit_data.commands.configuration.compose import check_run
 from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.configuration.tree import open_hydra
+from lit_data.commands.configuration.words import show_override
 from lit_data.commands.job import PROBLEMS, run_job
 from lit_data.commands.launcher import (
+    RESUMED,
+    SWEEP_JOB,
     check_start,
     claim_folder,
     has_new_folder,
     is_first_rank,
+    is_stop,
     place_run,
 )
 from lit_data.commands.run_folder import AUTO
 from lit_data.commands.sweeps.job import SweepOptions, settle_direction
 from lit_data.commands.sweeps.process import reporting_to_sweep
 from lit_data.commands.sweeps.run import run_sweep
+from lit_data.commands.task_choice import choose_experiment
 from lit_data.errors import ConfigError, LitDataError, StoreError
 from lit_data.files import try_writing
 
@@ -65,6 +72,7 @@ def run(
         SystemExit: a single job failed with the error that is its cause.
     """
     with reporting_to_sweep(), open_hydra(config_dir) as hydra:
+        overrides = choose_experiment(hydra, command, overrides)
         cfg, completed = check_run(
             hydra, command, overrides, multirun=multirun, packages=packages, read=read
         )
@@ -164,6 +172,7 @@ def print_config(
         ConfigError: the configuration is refused.
     """
     with open_hydra(config_dir) as hydra:
+        overrides = choose_experiment(hydra, command, overrides)
         cfg, _ = check_run(hydra, command, overrides, multirun=multirun, packages=packages)
         keys = [str(key) for key in cfg]
         if part == "hydra":
@@ -178,11 +187,40 @@ def print_config(
 def _run_alone(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -> None:
     try:
         run_job(cfg, flags=flags, packages=packages)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        if is_stop(stop) and is_first_rank() and SWEEP_JOB not in os.environ:
+            print(f"lit_data: {_describe_next(cfg, flags)}", file=sys.stderr)
+        raise
     except LitDataError as error:
         if isinstance(error, ConfigError) and is_first_rank():
             folder = Path(HydraConfig.get().runtime.output_dir)
             _remove_unused(folder, choose_runs_folder(cfg).absolute())
         raise SystemExit(error.exit_code) from error  # the one exception that Hydra leaves alone
+
+
+def _describe_next(cfg: DictConfig, flags: Sequence[str]) -> str:
+    """Return how to go on with a command that was stopped, with the line to type."""
+    changes = _list_changes(cfg, Path(HydraConfig.get().runtime.output_dir))
+    replaced = {"ckpt", *changes} if "resume" in changes else changes
+    words = []
+    for word in HydraConfig.get().overrides.task:
+        if word.lstrip("+").partition("=")[0] not in replaced:
+            words.append(word)
+    line = shlex.join(["python", "-m", "lit_data", cfg.command, *flags, *words])
+    line = " ".join([line, *(show_override(key, value) for key, value in changes.items())])
+    goes_on = changes or cfg.command == "prepare"
+    start = "go on with" if goes_on else "nothing is left to go on with, start again with"
+    return f"{start}\n{line}"
+
+
+def _list_changes(cfg: DictConfig, folder: Path) -> dict[str, object]:
+    """List the options by which a command goes on with what it left in its folder."""
+    is_saved = any((folder / "checkpoints" / name).exists() for name in RESUMED)
+    if cfg.command == "fit" and is_saved:
+        return {"resume": folder}
+    if cfg.command == "predict":
+        return {"predict.resume": True, "predict.folder": cfg.predict.folder or folder}
+    return {}
 
 
 def _remove_unused(folder: Path, runs: Path) -> None:

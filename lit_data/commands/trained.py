@@ -51,6 +51,8 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
     record = read(checkpoint)
     if record is None:
         return None
+    if cfg.data._target_ != record["kind"]:
+        _report_other_kind(cfg, record, checkpoint)
     log.info("%s", escape(describe_record(record, checkpoint)))
     typed = find_typed()
     before = _read_options(cfg)
@@ -61,8 +63,6 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
             _require_root(cfg.data, record, checkpoint)
         trained_data = _choose_data(cfg.data, record["data"])
         _take_data(cfg.data, trained_data, typed)
-    else:
-        _report_other_kind(cfg.data._target_, record, checkpoint)
     after = _read_options(cfg)
     changes = _list_differences(before, after)
     if changes:
@@ -100,20 +100,24 @@ def _require_root(data: DictConfig, record: Mapping[str, Any], checkpoint: Path)
         )
 
 
-def _report_other_kind(kind: str, record: Mapping[str, Any], checkpoint: Path) -> None:
+def _report_other_kind(cfg: DictConfig, record: Mapping[str, Any], checkpoint: Path) -> None:
     """Refuse a checkpoint of another kind of data; of kinds of a user's own, log it.
 
     Raises:
         ConfigError: Both kinds are of this package, whose batches differ.
     """
+    kind: str = cfg.data._target_
     trained_kind: str = record["kind"]
-    text = (
-        f"{checkpoint} was trained with {trained_kind}, and here data come from {kind}: choose its "
-        f"experiment, +experiment={record['experiment']}"
-    )
+    experiment = escape(record["experiment"])
     if kind.startswith(_OUR_KINDS) and trained_kind.startswith(_OUR_KINDS):
-        raise ConfigError(text)
-    log.warning("%s", escape(text))
+        raise ConfigError(
+            f"{checkpoint} is of the experiment {experiment} ({trained_kind}), and the command line "
+            f"chooses {cfg.name} ({kind}): write +experiment={experiment}, or name the checkpoint by "
+            "ckpt=FILE without an experiment"
+        )
+    log.warning(
+        "%s was trained with %s, and here data come from %s", checkpoint, trained_kind, kind
+    )
 
 
 def _read_options(cfg: DictConfig) -> dict[str, Any]:

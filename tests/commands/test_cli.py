@@ -87,7 +87,7 @@ def test_help_names_commands_and_experiments(
     ("words", "heavy"),
     [
         (["--help"], {"torch", "lightning", "kornia", "hydra", "omegaconf", "numpy", "cv2"}),
-        (["fit", "--cfg", "job"], {"torch", "lightning", "kornia", "cv2"}),
+        (["fit", "+experiment=stripe", "--cfg", "job"], {"torch", "lightning", "kornia", "cv2"}),
     ],
 )
 def test_nothing_heavy_is_imported_before_a_command_runs(words: list[str], heavy: set[str]) -> None:
@@ -110,6 +110,7 @@ def test_module_runs_as_a_program() -> None:
     ("words", "message"),
     [
         ("fitt", f"unknown command 'fitt'. Did you mean 'fit'? Commands: {ALL}."),
+        ("train", f"unknown command 'train'. Did you mean 'fit'? Commands: {ALL}."),
         ("zzz", f"unknown command 'zzz'. Commands: {ALL}."),
         ("-m", f"unknown command ''. Commands: {ALL}."),
         ("show --multrun", "unknown option '--multrun'. Did you mean '--multirun'? See python -m"),
@@ -119,13 +120,19 @@ def test_module_runs_as_a_program() -> None:
         ("show --config-dir", "argument --config-dir/-cd: expected one argument. See python -m"),
         ("show --cfg jb", "argument --cfg/-c: invalid choice: 'jb'"),
         ("show --resolve", "--resolve belongs to --cfg: write --cfg job --resolve."),
-        ("show --package ../x", "--package '../x' is not a package name such as my_project or "),
-        ("show sed=3", "unknown key 'sed'. Did you mean 'seed'?"),
         (
-            "predict predict.quantise=static",
+            "show +experiment=stripe --package ../x",
+            "--package '../x' is not a package name such as my_project or ",
+        ),
+        ("show +experiment=stripe sed=3", "unknown key 'sed'. Did you mean 'seed'?"),
+        (
+            "predict +experiment=stripe predict.quantise=static",
             "'predict.quantise' is gone: python -m lit_data export ",
         ),
-        ("show -m trainer=cpu,gpuu", "unknown option 'gpuu' of 'trainer'. Did you mean 'gpu'?"),
+        (
+            "show +experiment=stripe -m trainer=cpu,gpuu",
+            "unknown option 'gpuu' of 'trainer'. Did you mean 'gpu'?",
+        ),
     ],
 )
 def test_mistake_ends_with_one_line_and_exit_2(
@@ -177,7 +184,9 @@ def test_validate_and_test_share_a_module(install: Install) -> None:
         return {}
 
     install(run, "evaluate")
-    assert [main([name, f"hydra.run.dir={name}"]) for name in ("validate", "test")] == [0, 0]
+    assert [
+        main([name, "+experiment=stripe", f"hydra.run.dir={name}"]) for name in ("validate", "test")
+    ] == [0, 0]
     assert seen == ["validate", "test"]
 
 
@@ -252,7 +261,7 @@ def test_error_ends_with_its_message_and_exit_code(
     install: Install,
 ) -> None:  # fmt: skip
     install(raising(error("what, where, how")))
-    assert main(["show", "hydra.run.dir=out"]) == code
+    assert main(["show", "+experiment=stripe", "hydra.run.dir=out"]) == code
     assert capsys.readouterr().err == "lit_data: what, where, how\n"
 
 
@@ -261,13 +270,13 @@ def test_traceback_on_request_and_of_a_bug(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], install: Install
 ) -> None:
     install(raising(RuntimeError("a bug")))
-    assert main(["show", "hydra.run.dir=out"]) == 1
+    assert main(["show", "+experiment=stripe", "hydra.run.dir=out"]) == 1
     err = capsys.readouterr().err
     assert "Traceback (most recent call last):\n" in err
     assert err.endswith("RuntimeError: a bug\n")
     monkeypatch.setenv(name, "1")
     install(raising(errors.DataError("bad")))
-    assert main(["show", "hydra.run.dir=out"]) == 3
+    assert main(["show", "+experiment=stripe", "hydra.run.dir=out"]) == 3
     err = capsys.readouterr().err
     assert err.startswith("Traceback (most recent call last):\n")
     assert err.endswith("lit_data: bad\n")
@@ -291,7 +300,7 @@ def lightning_exit() -> SystemExit:
 )
 def test_other_ways_out(error: BaseException, code: int, install: Install) -> None:
     install(raising(error))
-    assert main(["show", "hydra.run.dir=out"]) == code
+    assert main(["show", "+experiment=stripe", "hydra.run.dir=out"]) == code
 
 
 def test_folder_that_cannot_be_written(
@@ -299,11 +308,11 @@ def test_folder_that_cannot_be_written(
 ) -> None:
     install(raising(AssertionError("the command ran")))
     (tmp_path / "file").write_text("")
-    assert main(["show", "paths.runs=file"]) == 4
+    assert main(["show", "+experiment=stripe", "paths.runs=file"]) == 4
     text = f"{tmp_path}/file is not a writable folder (Not a directory). Set paths.runs.\n"
     assert f"cannot be made: {text}" in capsys.readouterr().err
     for words in (["paths.runs=/proc/x"], ["paths.runs=/proc/x", "-m", "seed=1,2"]):
-        assert main(["show", *words]) == 4
+        assert main(["show", "+experiment=stripe", *words]) == 4
         assert "cannot be made: /proc is not a writable folder (" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
@@ -324,7 +333,7 @@ def test_own_package_is_used_with_the_flag_alone(
     (tmp_path / "own/model/own.yaml").write_text("_target_: own_project.Net\nwidth: 5\n")
     monkeypatch.syspath_prepend(tmp_path)
     install(run)
-    words = ["show", "hydra.run.dir=out", "--config-dir", "own", "model=own"]
+    words = ["show", "+experiment=stripe", "hydra.run.dir=out", "--config-dir", "own", "model=own"]
     assert main([*words, "--package", "own_project"]) == 0
     assert json.loads(Path("out/summary.json").read_text(encoding="utf-8"))["val/width"] == 5
     assert main(words) == 2
@@ -369,14 +378,16 @@ def test_configuration_is_printed_and_nothing_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], install: Install
 ) -> None:
     install(raising(AssertionError("the command ran")))
-    assert main(["show", "--cfg", "job", "seed=3"]) == 0
+    assert main(["show", "+experiment=stripe", "--cfg", "job", "seed=3"]) == 0
     text = capsys.readouterr().out
     assert "\nseed: 3\n" in text
     assert "\n  run: ${hydra:runtime.output_dir}\n" in text
     assert "hydra:\n" not in text
-    assert main(["show", "--cfg", "job", "--resolve", "hydra.run.dir=out"]) == 0
+    assert (
+        main(["show", "+experiment=stripe", "--cfg", "job", "--resolve", "hydra.run.dir=out"]) == 0
+    )
     assert f"\n  run: {tmp_path}/out\n" in capsys.readouterr().out
-    assert main(["show", "--cfg", "hydra"]) == 0
+    assert main(["show", "+experiment=stripe", "--cfg", "hydra"]) == 0
     assert capsys.readouterr().out.startswith("hydra:\n")
     assert list(tmp_path.iterdir()) == []
 
@@ -441,7 +452,10 @@ def test_signal_ends_a_command(
     site: Site, start: Start, number: signal.Signals, code: int, message: str
 ) -> None:
     site(WAITING)
-    assert signal_when_ready(start("show"), number) == (code, message)
+    ended, text = signal_when_ready(start("show", "+experiment=stripe"), number)
+    line = "python -m lit_data show +experiment=stripe"
+    again = f"lit_data: nothing is left to go on with, start again with\n{line}\n"
+    assert (ended, text) == (code, again + message)
 
 
 READY = """
@@ -453,6 +467,7 @@ class Ready(L.Callback):
 """
 FIT = [
     "fit",
+    "+experiment=stripe",
     "--package=own_ready",
     "+callbacks.ready._target_=own_ready.Ready",
     "trainer.accelerator=cpu",
@@ -536,7 +551,7 @@ def test_every_job_of_a_sweep_starts_its_ranks(
     site(TRAINING)
     words = ["-m", "seed=1,2", "trainer.devices=2", "trainer.max_epochs=1", "hydra.sweep.dir=out"]
     words.append(f"sweep.isolate={isolate}")
-    program = start("show", *words)
+    program = start("show", "+experiment=stripe", *words)
     try:
         _, err = program.communicate(timeout=4 * LIMIT_S)  # seven programs start
     finally:
@@ -581,7 +596,7 @@ def test_every_job_of_a_sweep_starts_its_ranks(
 def test_a_wrong_value_is_one_line_and_leaves_nothing(
     words: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["fit", *words.split()]) == 2
+    assert main(["fit", "+experiment=stripe", *words.split()]) == 2
     err = capsys.readouterr().err
     assert text in err
     assert len(err.strip().splitlines()) == 1
@@ -610,7 +625,7 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(
     os.mkfifo(tmp_path / "fifo.ckpt")
     torch.save(3, tmp_path / "number.ckpt")
     torch.save({"state_dict": {}}, tmp_path / "weights.ckpt")
-    assert main(["fit", word]) == code
+    assert main(["fit", "+experiment=stripe", word]) == code
     err = capsys.readouterr().err
     assert text in err
     assert len(err.strip().splitlines()) == 1
@@ -621,7 +636,7 @@ def test_a_full_disk_is_one_line(
     install: Install, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     install(raising(OSError(number, os.strerror(number), "metrics.csv")))
-    assert main(["show"]) == 4
+    assert main(["show", "+experiment=stripe"]) == 4
     err = capsys.readouterr().err
     assert f"lit_data: {os.strerror(number)} (metrics.csv): free some space" in err
     assert "Traceback" not in err
@@ -638,7 +653,7 @@ def test_a_torchvision_of_another_build_is_one_line(
     package.mkdir(parents=True)
     code = f'raise {error}("operator torchvision::nms\\n does not exist")'
     (package / "__init__.py").write_text(code)
-    words = ("-m", "lit_data", command, "paths.runs=runs")
+    words = ("-m", "lit_data", command, "+experiment=stripe", "paths.runs=runs")
     done = run_python(*words, paths=(str(package.parent),))
     assert done.returncode == 2
     [line] = done.stderr.strip().splitlines()
@@ -653,7 +668,7 @@ def test_a_folder_with_more_in_it_than_ours_stays(tmp_path: Path, install: Insta
         raise errors.ConfigError("a wrong value")
 
     install(write)
-    assert main(["show"]) == 2
+    assert main(["show", "+experiment=stripe"]) == 2
     assert list(tmp_path.rglob("kept.txt"))
     assert list(tmp_path.rglob(".hydra"))
 
@@ -667,7 +682,7 @@ def test_every_argument_of_a_class_can_be_typed(word: str, install: Install) -> 
         return {}
 
     install(note)
-    assert main(["show", word]) == 0
+    assert main(["show", "+experiment=stripe", word]) == 0
     key = word.partition(".")[2].partition("=")[0]
     assert seen[0].trainer[key] == 4
 
@@ -684,7 +699,8 @@ def test_nothing_is_written_into_the_folder_that_is_read(
         Image.effect_noise((64, 64), 50).convert("RGB").save(tmp_path / f"images/{number}.png")
     (tmp_path / "best.ckpt").write_text("any")
     before = sorted((tmp_path / "images").iterdir())
-    words = ["data.root=images", "data.patch_px=32", "paths.cache=cache", "ckpt=best.ckpt"]
+    words = ["+experiment=stripe", "data.root=images", "data.patch_px=32", "paths.cache=cache"]
+    words.append("ckpt=best.ckpt")
     assert main([command, word, *words]) == 2
     assert "lies in data.root=images, where it would be read as data" in capsys.readouterr().err
     assert sorted((tmp_path / "images").iterdir()) == before
@@ -703,5 +719,5 @@ def test_a_picture_that_cannot_be_written_is_told_with_its_exit_code(
         return {}
 
     install(draw)
-    assert main(["show"]) == 4
+    assert main(["show", "+experiment=stripe"]) == 4
     assert "samples.png: File exists. Free the folder or set paths.runs." in capsys.readouterr().err

@@ -75,7 +75,7 @@ def test_a_run_is_copied_to_its_address_with_its_summary_last(
     install: Install, store: Any, puts: list[str], tmp_path: Path, capsys: Any
 ) -> None:
     install(_command)
-    assert main(["show", f"paths.runs={RUNS}/"]) == 0
+    assert main(["show", "+experiment=stripe", f"paths.runs={RUNS}/"]) == 0
     address = capsys.readouterr().out.splitlines()[-1]
     assert address.startswith(f"{RUNS}/show/stripe/2")
     assert address.endswith("/summary.json")
@@ -93,14 +93,14 @@ def test_a_run_is_copied_to_its_address_with_its_summary_last(
     assert json.loads(store.cat(f"{run}/summary.json"))["test/dice"] == 0.5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"]
     overrides = store.cat(f"{run}/.hydra/overrides.yaml").decode()
-    assert overrides == f"- paths.runs={RUNS}/\n"
+    assert overrides == f"- +experiment=stripe\n- paths.runs={RUNS}/\n"
 
 
 def test_two_runs_of_one_second_have_folders_of_their_own(install: Install, store: Any) -> None:
     install(_command)
     now = "hydra.run.dir=${paths.runs}/${command}/${name}/${now:%Y}"
-    assert main(["show", f"paths.runs={RUNS}", now]) == 0
-    assert main(["show", f"paths.runs={RUNS}", now]) == 0
+    assert main(["show", "+experiment=stripe", f"paths.runs={RUNS}", now]) == 0
+    assert main(["show", "+experiment=stripe", f"paths.runs={RUNS}", now]) == 0
     assert len(store.ls("/bucket/runs/show/stripe", detail=False)) == 2
 
 
@@ -110,7 +110,7 @@ def test_a_failed_run_is_copied_too(install: Install, store: Any) -> None:
         raise DataError("bad.png: is bad")
 
     install(fail)
-    assert main(["show", f"paths.runs={RUNS}"]) == 3
+    assert main(["show", "+experiment=stripe", f"paths.runs={RUNS}"]) == 3
     names = {path.rpartition("/")[2] for path in store.find("/bucket/runs")}
     assert {"failure.json", "last.ckpt"} <= names
     assert "summary.json" not in names
@@ -124,7 +124,7 @@ def test_where_nothing_can_be_written_nothing_is_done(
 
     monkeypatch.setattr(ListedConnection, "put", refuse)
     install(lambda cfg: pytest.fail("it was run"))
-    assert main(["show", f"paths.runs={RUNS}"]) == 4
+    assert main(["show", "+experiment=stripe", f"paths.runs={RUNS}"]) == 4
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
     assert err.startswith(f"lit_data: cannot write {RUNS}/show/stripe/")
@@ -154,7 +154,7 @@ def test_a_server_that_goes_away_does_not_end_the_run(
     monkeypatch.setattr(ListedConnection, "put", maybe)
     monkeypatch.setattr(upload, "LOOK_EVERY_S", 0.01)
     install(run)
-    assert main(["show", f"paths.runs={RUNS}"]) == 4
+    assert main(["show", "+experiment=stripe", f"paths.runs={RUNS}"]) == 4
     err = capsys.readouterr().err
     (folder,) = (tmp_path / "cache/runs").glob("*/show/stripe/*")
     assert (folder / "summary.json").is_file()
@@ -179,7 +179,7 @@ def test_a_server_that_goes_away_does_not_end_the_run(
 def test_what_cannot_lie_at_an_address_is_one_line(
     words: str, text: str, tmp_path: Path, capsys: Any
 ) -> None:
-    assert main(["fit", *words.split()]) == 2
+    assert main(["fit", "+experiment=stripe", *words.split()]) == 2
     err = capsys.readouterr().err
     assert text in err
     assert len(err.splitlines()) == 1
@@ -346,7 +346,7 @@ def test_a_checkpoint_that_is_cut_short_is_refused_in_one_line(
     content = (tmp_path / "a.ckpt").read_bytes()
     store.pipe_file("/bucket/runs/fit/stripe/a/checkpoints/last.ckpt", content[: len(content) // 2])
     store.pipe_file("/bucket/runs/fit/stripe/a/.hydra/config.yaml", b"command: fit")
-    assert main(["fit", f"paths.runs={RUNS}", "resume=latest"]) == 4
+    assert main(["fit", "+experiment=stripe", f"paths.runs={RUNS}", "resume=latest"]) == 4
     err = capsys.readouterr().err
     assert "last.ckpt is no checkpoint that can be read" in err
     assert len(err.splitlines()) == 1
@@ -378,10 +378,10 @@ def test_a_report_of_runs_at_an_address_is_put_there(
 
 def test_a_run_at_an_address_is_started_again(install: Install, store: Any, capsys: Any) -> None:
     install(_command)
-    assert main(["show", f"paths.runs={RUNS}", "seed=3"]) == 0
+    assert main(["show", "+experiment=stripe", f"paths.runs={RUNS}", "seed=3"]) == 0
     run = capsys.readouterr().out.splitlines()[-1].removesuffix("/summary.json")
     assert main(["rerun", run, "seed=4", "--print"]) == 0
-    line = f"python -m lit_data show paths.runs={RUNS} seed=4\n"
+    line = f"python -m lit_data show +experiment=stripe paths.runs={RUNS} seed=4\n"
     assert capsys.readouterr().out.endswith(line)
     assert main(["rerun", run]) == 0
     assert len(store.ls("/bucket/runs/show/stripe", detail=False)) == 2

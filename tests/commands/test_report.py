@@ -260,7 +260,7 @@ def test_fit_writes_its_report_before_it_says_where_the_summary_is(
 ) -> None:
     install(lambda cfg: {"test/dice": 0.5}, "fit")
     words = [f"paths.runs={tmp_path}", *([] if wanted else ["report=false"])]
-    assert main(["fit", *words]) == 0
+    assert main(["fit", "+experiment=stripe", *words]) == 0
     (summary,) = tmp_path.rglob("summary.json")
     assert capsys.readouterr().out.splitlines()[-1] == str(summary)
     assert summary.with_name("report.html").exists() == wanted

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from omegaconf import DictConfig, OmegaConf
 
+from lit_data import api
 from lit_data.cli import main
 from lit_data.commands import predict
 from lit_data.commands.build import load_trained
@@ -22,7 +23,7 @@ from lit_data.commands.checkpoints import TrainedRecord, look_at
 from lit_data.commands.quality import find_doubt
 from lit_data.commands.record import read_record
 from lit_data.commands.trained import take_trained, warn_of_other_data
-from lit_data.errors import StoreError
+from lit_data.errors import ConfigError, StoreError
 from lit_data.testing import QUIET
 from tests.outputs import NO_TIMELINES
 
@@ -112,13 +113,31 @@ def test_a_run_is_chosen_by_its_folder(
     assert _predict(trained, tmp_path / "none", root, f"run={tmp_path}/nowhere")[0] == 3
 
 
-def test_a_checkpoint_of_another_kind_of_data_is_refused(
+@pytest.mark.parametrize("named", ["run={run}", "ckpt={run}/checkpoints/best.ckpt"])
+def test_a_checkpoint_tells_its_experiment(named: str, trained: Path, tmp_path: Path) -> None:
+    run = named.format(run=trained / "runs/fit/segmentation/1")
+    words = [*_places(trained), run, f"data.root={trained}/set", f"hydra.run.dir={tmp_path}/out"]
+    words += ["trainer=cpu", "trainer.enable_progress_bar=false"]
+    assert main(["test", *words]) == 0
+    assert json.loads((tmp_path / "out/summary.json").read_text())["experiment"] == "segmentation"
+
+
+def test_a_checkpoint_of_another_experiment_is_refused_in_one_line(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = trained / "runs/fit/segmentation/1"
-    code = main(["test", *_places(trained), f"run={run}", f"hydra.run.dir={tmp_path}"])
-    assert code == 2
-    assert "choose its experiment, +experiment=segmentation" in capsys.readouterr().err
+    words = [*_places(trained), f"run={run}", f"hydra.run.dir={tmp_path}/out"]
+    assert main(["test", "+experiment=stripe", *words]) == 2
+    error = capsys.readouterr().err
+    assert "is of the experiment segmentation" in error
+    assert "trained on" not in error
+    assert "write +experiment=segmentation, or name the checkpoint by ckpt=FILE without" in error
+
+
+def test_a_checkpoint_without_a_record_does_not_tell_its_experiment(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}}, tmp_path / "bare.ckpt")
+    with pytest.raises(ConfigError, match=r"bare.ckpt does not tell its experiment: add \+exp"):
+        api.start("test", f"ckpt={tmp_path}/bare.ckpt")
 
 
 def test_a_model_of_images_is_not_scored_on_synthetic_ones_unasked(

@@ -1,7 +1,7 @@
 """``--help`` and the completion of a shell: commands, their keys, and what their YAML files say of them."""
 
 import os
-import re
+import shlex
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +11,15 @@ from pathlib import Path
 from lit_data.checks import check_choice
 from lit_data.commands import COMMANDS, TOOLS
 from lit_data.commands.configuration.installed import list_conf_packages
+from lit_data.commands.configuration.rows import (
+    CONF,
+    OF_FILES,
+    Files,
+    Row,
+    read_first_comment,
+    read_keys,
+    read_words,
+)
 from lit_data.files import write_text
 
 _PAGE = """\
@@ -43,32 +52,37 @@ exit codes:
   LIT_DATA_TRACEBACK=1 or HYDRA_FULL_ERROR=1 shows where an error was raised."""
 
 _COMMAND_PAGE = """\
-usage: python -m lit_data {command} [+experiment=NAME] [key=value ...] [options]
+usage: lit-data {command} [+experiment=NAME] [key=value ...] [options]
 
 {what}
+{chosen}
 
-keys of {command}:
-{own}
+{keys}
 
-keys of every command:
-{shared}
-
-keys of data={data} ({command} data=NAME --help shows those of another):
-{of_data}
-{of_trainer}
+{more}"""
+_OPTIONS = """\
+{command} +experiment=NAME --cfg job prints all as YAML; lit-data --help lists the experiments."""
+_GROUPS = """\
 groups (GROUP=OPTION; each option is a file of lit_data/conf/GROUP):
 {groups}
 
-{command} +experiment=NAME --cfg job prints every key with its value.
-python -m lit_data --help lists experiments and options."""
-
-CONF = Path(__file__).parents[2] / "conf"
-_LINE = re.compile(
-    r"(?P<indent> *)(?P<key>[A-Za-z_]\w*):(?: +(?P<value>[^ #].*?))?(?:  # (?P<comment>.*))?$"
+"""
+_USUAL = (
+    *("data.root", "data.splits", "data.classes", "data.patch_px", "data.size_px", "data.image_px"),
+    *("data.loader.batch_size", "model.net", "model.optimizer.lr", "model.generator_optimizer.lr"),
+    *("trainer.max_epochs", "callbacks.checkpoint.monitor", "seed", "name", "resume"),
 )
-_TRAINS = ("fit", "validate", "test", "predict")
+"""Keys that trainings differ in most, of which the first ten that an experiment has are shown."""
+_SOURCES = ("data.root", "run", "ckpt")
+"""The same of other commands, before their own keys."""
+_MOST_USUAL = 10
+_NET = "model.net._target_"
+_TRAINS = ("fit", "benchmark")
+_WITHOUT_RUN = ("prepare", "show", "doctor")
 _NO_GROUPS = ("hydra", "cluster")
 _COLUMN = 34
+_ALL = "all"
+"""Word behind ``--help``."""
 
 _COMPLETED_OPTIONS = (
     "--help",
@@ -80,13 +94,6 @@ _COMPLETED_OPTIONS = (
     "--resolve",
 )
 _NOT_COMPLETED = ("hydra", "cluster", "paths")
-_DEFAULTS = {
-    "data": "stripe",
-    "model": "segmentation",
-    "trainer": "auto",
-    "callbacks": "default",
-}
-"""Groups whose keys are completed, and their options where none is chosen."""
 _BASH = """\
 _lit_data() {
     local line="${COMP_LINE:0:COMP_POINT}" word before words
@@ -146,28 +153,77 @@ def format_help(config_dir: str | None) -> str:
     )
 
 
-def format_command_help(command: str, words: Sequence[str]) -> str:
-    """Return the page of one command: its keys and groups, with what their files say.
+def format_command_help(command: str, words: Sequence[str], config_dir: str | None = None) -> str:
+    """Return the page of one command: its keys with the values that the words give them.
 
     Args:
         command: One of `lit_data.commands.COMMANDS`.
-        words: Overrides; ``data=NAME`` and ``+experiment=NAME`` choose whose keys are listed.
+        words: Overrides, such as ``+experiment=NAME``; with ``all`` all keys are shown, else the
+            usual ones.
+        config_dir: The user's own folder of configurations.
     """
-    data = choose_option("data", words, "stripe")
-    trainer_keys = ""
-    if command in _TRAINS:
-        keys = _list_keys("trainer/auto.yaml", "trainer.")
-        trainer_keys = f"\nkeys of trainer, and any argument of Trainer:\n{keys}\n"
+    files = Files([CONF, *([Path(config_dir)] if config_dir else [])])
+    overrides = [word for word in words if word != _ALL]
+    rows = files.compose(command, overrides)
+    if _ALL in words:
+        keys = _format_rows(map(_describe, _list_all(rows)))
+        more = _GROUPS.format(groups=_format_rows(_list_groups())) + _OPTIONS
+    else:
+        keys = _format_rows(map(_describe_briefly, _list_usual(command, rows)))
+        line = shlex.join(["lit-data", command, *overrides, "--help", _ALL])
+        more = f"{line} lists all {len(_list_all(rows))} keys and the groups.\n{_OPTIONS}"
     return _COMMAND_PAGE.format(
         command=command,
         what=COMMANDS[command],
-        own=_list_keys(f"{command}.yaml") or "  none beside those below",
-        shared=_list_keys("base.yaml"),
-        data=data,
-        of_data=_list_keys(f"data/{data}.yaml", "data."),
-        of_trainer=trainer_keys,
-        groups=_format_rows(_list_groups()),
+        chosen=_describe_choice(files, overrides),
+        keys=keys,
+        more=more.format(command=command),
     )
+
+
+def _describe_choice(files: Files, words: Sequence[str]) -> str:
+    """Return the experiment and the options of its groups, or which experiments there are."""
+    name = read_words(words).get("experiment", "")
+    path = files.find("experiment", name)
+    if path is None:
+        names = ", ".join(sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
+        return textwrap.fill(f"values without an experiment, of +experiment={names}", _measure())
+    choices = files.choose(words).items()
+    options = " ".join(f"{group}={option}" for group, option in choices if option != "null")
+    text = f"+experiment={name}: {read_first_comment(path)}\n{options}"
+    return "\n".join(textwrap.fill(line, _measure()) for line in text.splitlines())
+
+
+def _list_all(rows: Mapping[str, Row]) -> list[Row]:
+    return [row for row in rows.values() if not row.key.endswith("_target_")]
+
+
+def _list_usual(command: str, rows: Mapping[str, Row]) -> list[Row]:
+    """List the keys of a command that are typed most, at most ten."""
+    own = [row.key for row in read_keys(CONF / f"{command}.yaml")]
+    sources = _SOURCES[:1] if command in _WITHOUT_RUN else _SOURCES
+    keys: Sequence[str] = (*sources, *own)
+    if command in _TRAINS:
+        keys = (*own, *_USUAL) if command == "benchmark" else _USUAL
+    usual = []
+    for key in dict.fromkeys(keys):
+        if key == "model.net" and _NET in rows:
+            net = rows[_NET].value.rpartition(".")[2]
+            usual.append(Row(key, net, "the net; model=OPTION chooses another"))
+        elif key in rows and key not in OF_FILES:
+            usual.append(rows[key])
+    return usual[:_MOST_USUAL]
+
+
+def _describe(row: Row) -> tuple[str, str]:
+    return f"{row.key}={row.value}", row.comment
+
+
+def _describe_briefly(row: Row) -> tuple[str, str]:
+    """Return a key with its value and the first line of what a file says of it."""
+    word = f"{row.key}={row.value}"
+    width = _measure() - _COLUMN
+    return word, textwrap.shorten(row.comment, width, placeholder=" ...")
 
 
 def _list_groups() -> Iterator[tuple[str, str]]:
@@ -181,80 +237,14 @@ def _list_groups() -> Iterator[tuple[str, str]]:
             yield folder.name, ", ".join(options)
 
 
-def choose_option(group: str, words: Sequence[str], default: str) -> str:
-    """Return the option of a group that words or their experiment choose; else the default one."""
-    overrides = {}
-    for word in words:
-        key, _, value = word.partition("=")
-        overrides[key.lstrip("+")] = value
-    option = overrides.get(group)
-    path = CONF / "experiment" / f"{overrides.get('experiment', '')}.yaml"
-    for _ in range(2):  # an experiment may build on another one
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        match = re.search(rf"override /{group}: (\w+)", text)
-        if match and not option:
-            option = match[1]
-        base = re.search(r"^  - (\w+)$", text, re.MULTILINE)
-        if base:
-            path = path.with_name(f"{base[1]}.yaml")
-    if option and (CONF / group / f"{option}.yaml").is_file():
-        return option
-    return default
-
-
-def _list_keys(name: str, prefix: str = "") -> str:
-    rows = []
-    for key, value, comment in read_option(CONF / name):
-        is_option = key.split(".")[0] not in ("defaults", "command")
-        if is_option and not key.endswith("_target_"):
-            rows.append((f"{prefix}{key}={value}", comment))
-    return _format_rows(rows)
-
-
-def read_option(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield as `read_keys`, with the keys of files of its group that an option builds on."""
-    text = path.read_text(encoding="utf-8")
-    parents: list[str] = []
-    if path.parent != CONF:
-        parents = re.findall(r"^  - (base\w*)$", text, re.MULTILINE)
-    rows: dict[str, tuple[str, str, str]] = {}
-    for parent in parents:
-        for row in read_option(path.with_name(f"{parent}.yaml")):
-            rows[row[0]] = row
-    for row in read_keys(path):
-        rows[row[0]] = row
-    yield from rows.values()
-
-
-def read_keys(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield dotted key, value and comment of each line of a file of ``conf`` that has a value.
-
-    A comment may stand above its line.
-    """
-    parents: list[tuple[int, str]] = []  # indentation and key
-    comment_above = ""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        match = _LINE.fullmatch(line)
-        if match is None:
-            text = line.strip()
-            # Comments before the first key are about the file.
-            is_comment = text.startswith("# ") and parents
-            comment_above = text.removeprefix("# ") if is_comment else ""
-            continue
-        depth = len(match["indent"])
-        while parents and parents[-1][0] >= depth:
-            parents.pop()
-        parents.append((depth, match["key"]))
-        if match["value"] is not None:
-            key = ".".join(name for _, name in parents)
-            yield key, match["value"], match["comment"] or comment_above
-        comment_above = ""
+def _measure() -> int:
+    """Return the letters of a line."""
+    return max(60, min(shutil.get_terminal_size((100, 24)).columns, 120))
 
 
 def _format_rows(rows: Iterable[tuple[str, str]]) -> str:
     """Return a column of words beside what they mean, in the width of the terminal."""
-    columns = shutil.get_terminal_size((100, 24)).columns
-    width = max(60, min(columns, 120)) - _COLUMN
+    width = _measure() - _COLUMN
     lines: list[str] = []
     for word, text in rows:
         wrapped = textwrap.wrap(text, width) or [""]
@@ -269,15 +259,6 @@ def _format_rows(rows: Iterable[tuple[str, str]]) -> str:
 def _format_table(rows: Mapping[str, str]) -> str:
     width = max(map(len, rows), default=0)
     return "\n".join(f"  {name:{width}}  {text}".rstrip() for name, text in rows.items())
-
-
-def read_first_comment(path: Path) -> str:
-    """Return what a file of ``conf`` says of itself in its first line."""
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        comment = line.removeprefix("#").strip()
-        if line.startswith("#") and not comment.startswith("@package"):
-            return comment
-    return ""
 
 
 def install_completion(shell: str) -> Path:
@@ -367,17 +348,9 @@ def _list_completed_keys(words: Sequence[str]) -> Iterator[str]:
             yield key
 
 
-def _read_all(words: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield keys, values and comments of the command, of all commands, and of chosen options."""
-    for name in (words[0], "base"):
-        path = CONF / f"{name}.yaml"
-        if path.is_file():
-            yield from read_keys(path)
-    for group, default in _DEFAULTS.items():
-        path = CONF / group / f"{choose_option(group, words, default)}.yaml"
-        if path.is_file():
-            for key, value, comment in read_option(path):
-                yield f"{group}.{key}", value, comment
+def _read_all(words: Sequence[str]) -> Iterator[Row]:
+    """Yield keys, values and comments of the command and of chosen options."""
+    yield from Files(_list_folders(words)).compose(words[0], words[1:]).values()
 
 
 def _list_folders(words: Sequence[str]) -> list[Path]:

@@ -73,6 +73,14 @@ def find_typed() -> set[str]:
     return {override.lstrip("+").partition("=")[0] for override in overrides}
 
 
+def find_experiment() -> str | None:
+    """Return the option of the group ``experiment`` of this run; None without one."""
+    if not HydraConfig.initialized():
+        return None
+    choice: str | None = HydraConfig.get().runtime.choices.get("experiment")
+    return choice
+
+
 def check_hydra_node(hydra: Mapping[str, Any], typed: Sequence[str] = ()) -> None:
     """Refuse launchers, sweepers, log handlers and variables that would run something else.
 

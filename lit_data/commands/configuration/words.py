@@ -52,7 +52,9 @@ def write_override(key: str, value: object) -> str:
 
 
 def show_override(key: str, value: object) -> str:
-    """Return the word that gives a text to a key, as one types it into a shell."""
+    """Return the word that gives a text or a truth to a key, as one types it into a shell."""
+    if isinstance(value, bool):
+        return f"{key}={str(value).lower()}"
     text = str(value)
     if _PLAIN_PATH.fullmatch(text):
         return f"{key}={text}"

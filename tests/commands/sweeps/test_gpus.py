@@ -144,7 +144,14 @@ def test_a_job_without_gpus_waits_for_none(tmp_path: Path) -> None:
 def test_jobs_side_by_side_see_different_gpus(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text(SITE.format(code=SEEING))
-    words = ["fit", "-m", "seed=1,2,3,4", "hydra/launcher=parallel", "hydra.sweep.dir=out"]
+    words = [
+        "fit",
+        "+experiment=stripe",
+        "-m",
+        "seed=1,2,3,4",
+        "hydra/launcher=parallel",
+        "hydra.sweep.dir=out",
+    ]
     # In a process of its own: joblib leaves semaphores in the one that it is called from.
     program = [sys.executable, "-W", "ignore", "-c", CONTROLLER, *words, "hydra.launcher.n_jobs=3"]
     paths = f"{tmp_path / 'site'}{os.pathsep}{ROOT}"
@@ -173,5 +180,7 @@ def test_what_would_share_gpus_is_refused_where_there_are_some(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep_run, "list_gpus", lambda: ("0",))
     install(lambda cfg: pytest.fail("the command ran"), "fit")
-    assert main(["fit", "-m", "seed=1,2", "hydra/launcher=parallel", word]) == 2
+    assert (
+        main(["fit", "+experiment=stripe", "-m", "seed=1,2", "hydra/launcher=parallel", word]) == 2
+    )
     assert message in capsys.readouterr().err

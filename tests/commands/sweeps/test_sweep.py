@@ -47,7 +47,13 @@ def run(cfg):
         time.sleep(600)
     return {"test/score": cfg.data.loader.timeout_s}
 """
-SEARCHING = ["show", "-m", "hydra/sweeper=search", "data.loader.timeout_s=interval(1.0,99.0)"]
+SEARCHING = [
+    "show",
+    "+experiment=stripe",
+    "-m",
+    "hydra/sweeper=search",
+    "data.loader.timeout_s=interval(1.0,99.0)",
+]
 SEARCHING += ["sweep.metric=test/score", "sweep.mode=max"]
 WAITING = """
 import threading
@@ -69,7 +75,9 @@ def in_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sweep(*words: str) -> int:
-    return main(["show", "-m", "hydra.sweep.dir=out", "sweep.isolate=none", *words])
+    return main(
+        ["show", "+experiment=stripe", "-m", "hydra.sweep.dir=out", "sweep.isolate=none", *words]
+    )
 
 
 def read_json(path: str) -> dict[str, Any]:
@@ -90,7 +98,13 @@ def test_a_second_start_runs_the_killed_job_and_the_one_without_memory(
     site: Site, capfd: pytest.CaptureFixture[str]
 ) -> None:
     site(FATES)
-    words = ["show", "-m", "+logger.fate=fine,killed,oom", "sweep.columns=[val/loss]"]
+    words = [
+        "show",
+        "+experiment=stripe",
+        "-m",
+        "+logger.fate=fine,killed,oom",
+        "sweep.columns=[val/loss]",
+    ]
     words.append("hydra.sweep.dir=out")
     assert main(words) == 6
     out, err = capfd.readouterr()
@@ -123,7 +137,9 @@ def test_a_signal_ends_the_whole_sweep(
     site: Site, start: Start, number: signal.Signals, code: int
 ) -> None:
     site(WAITING)
-    with ending(start("show", "-m", "seed=1,2", "hydra.sweep.dir=out")) as program:
+    with ending(
+        start("show", "+experiment=stripe", "-m", "seed=1,2", "hydra.sweep.dir=out")
+    ) as program:
         _wait_until_ready(program)
         family = list_children(program.pid, recursive=True)
         program.send_signal(number)
@@ -139,7 +155,9 @@ def test_a_signal_ends_the_whole_sweep(
 @pytest.mark.slow
 def test_the_job_ends_with_a_sweep_that_is_killed(site: Site, start: Start) -> None:
     site(WAITING)
-    with ending(start("show", "-m", "seed=1,2", "hydra.sweep.dir=out")) as program:
+    with ending(
+        start("show", "+experiment=stripe", "-m", "seed=1,2", "hydra.sweep.dir=out")
+    ) as program:
         _wait_until_ready(program)
         family = list_children(program.pid, recursive=True)
         program.kill()
@@ -218,7 +236,7 @@ def test_other_overrides_are_named_and_a_sweep_is_left_alone(
         ("seed=1 hydra.sweep.dir=out", "/out holds a sweep already: go on with sweep.resume="),
     ):
         capfd.readouterr()
-        assert main(["show", "-m", *words.split()]) == 2
+        assert main(["show", "+experiment=stripe", "-m", *words.split()]) == 2
         assert message in capfd.readouterr().err
 
 
@@ -235,11 +253,14 @@ def test_a_sweep_grows_by_values_behind_the_others_and_shrinks_with_an_error(
     install(run)
     assert sweep("seed=1,2") == 0
     words = ["sweep.resume=out", "sweep.isolate=none"]
-    assert main(["show", "-m", "seed=1,2,3", "paths.cache=elsewhere", *words]) == 0
+    assert (
+        main(["show", "+experiment=stripe", "-m", "seed=1,2,3", "paths.cache=elsewhere", *words])
+        == 0
+    )
     assert ran == [1, 2, 3]
-    assert main(["show", "-m", "seed=1", *words]) == 2
+    assert main(["show", "+experiment=stripe", "-m", "seed=1", *words]) == 2
     assert "(it had a job 1, now there are 1 jobs)" in capfd.readouterr().err
-    assert main(["fit", "-m", "seed=1,2,3", *words]) == 2
+    assert main(["fit", "+experiment=stripe", "-m", "seed=1,2,3", *words]) == 2
     assert "(the command was show, now it is fit)" in capfd.readouterr().err
     assert ran == [1, 2, 3]
 
@@ -255,7 +276,7 @@ def test_the_latest_sweep_of_the_experiment_goes_on(install: Install) -> None:
         return score(cfg)
 
     install(run)
-    words = ["show", "-m", "seed=4,5,6", "sweep.isolate=none", "name=mine"]
+    words = ["show", "+experiment=stripe", "-m", "seed=4,5,6", "sweep.isolate=none", "name=mine"]
     assert main(words) == 130
     assert main([*words, "sweep.resume=latest"]) == 0
     assert ran == [4, 5, 5, 6]
@@ -293,7 +314,7 @@ def test_mistakes_end_with_one_line(
     words: str, code: int, message: str, install: Install, capfd: pytest.CaptureFixture[str]
 ) -> None:
     install(lambda cfg: pytest.fail("the command ran"))
-    assert main(["show", *words.split()]) == code
+    assert main(["show", "+experiment=stripe", *words.split()]) == code
     err = capfd.readouterr().err
     assert message in err
     assert err.count("\n") == 1
@@ -360,7 +381,7 @@ def test_fit_goes_on_from_the_last_whole_checkpoint(install: Install) -> None:
         return {"test/score": 1.0}
 
     install(run, "fit")
-    words = ["fit", "-m", "seed=1", "sweep.isolate=none"]
+    words = ["fit", "+experiment=stripe", "-m", "seed=1", "sweep.isolate=none"]
     assert main([*words, "hydra.sweep.dir=out"]) == 3
     assert main([*words, "sweep.resume=out"]) == 0
     assert seen == [None, f"{Path.cwd()}/out/0/checkpoints/last.ckpt"]
@@ -371,7 +392,7 @@ def test_fit_goes_on_from_the_last_whole_checkpoint(install: Install) -> None:
 def test_an_unheard_of_folder_name_reaches_the_job(site: Site) -> None:
     site("def run(cfg):\n    return {'test/is_own': float(cfg.paths.run.endswith('0'))}\n")
     folder = Path("it's, a=b {c} ü").absolute()
-    assert main(["show", "-m", "seed=1", f'hydra.sweep.dir="{folder}"']) == 0
+    assert main(["show", "+experiment=stripe", "-m", "seed=1", f'hydra.sweep.dir="{folder}"']) == 0
     assert read_json(f"{folder}/0/summary.json")["test/is_own"] == 1.0
 
 
@@ -388,7 +409,7 @@ def test_optuna_learns_from_the_metric_and_from_failures(
         return {"test/score": (cfg.data.loader.timeout_s - 40.0) ** 2}
 
     install(run)
-    words = ["show", "-m", "hydra/sweeper=search", "hydra.sweeper.n_trials=4"]
+    words = ["show", "+experiment=stripe", "-m", "hydra/sweeper=search", "hydra.sweeper.n_trials=4"]
     words += ["hydra.sweeper.direction=minimize", "data.loader.timeout_s=interval(1.0,99.0)"]
     words += ["seed=3", "sweep.isolate=none"]
     assert main([*words, "hydra.sweep.dir=out"]) == 3
@@ -408,7 +429,13 @@ def test_optuna_learns_from_the_metric_and_from_failures(
 @pytest.mark.slow
 def test_a_search_grows_by_further_jobs(install: Install) -> None:
     install(score)
-    words = ["show", "-m", "hydra/sweeper=search", "hydra/sweeper/sampler=seeded_random"]
+    words = [
+        "show",
+        "+experiment=stripe",
+        "-m",
+        "hydra/sweeper=search",
+        "hydra/sweeper/sampler=seeded_random",
+    ]
     words += ["seed=range(1,1000)", "sweep.mode=max", "sweep.metric=test/score"]
     words += ["sweep.isolate=none"]
     assert main([*words, "hydra.sweep.dir=out", "hydra.sweeper.n_trials=1"]) == 0

@@ -326,7 +326,9 @@ class InspectionFiles(MaskedImageFolder):
             return image_set
         categories = annotated.count_categories()
         ignored_count = annotated.count_ignored()
-        ignored = f", {ignored_count} marks are ignored pixels" if ignored_count else ""
+        ignored = (
+            f", {ignored_count} marks are ignored (iscrowd, __ignore__)" if ignored_count else ""
+        )
         if self.classes is not None:
             _check_known(self.classes, set(categories), "categories of the annotations")
         paths = (*annotated.files, *image_set.images)

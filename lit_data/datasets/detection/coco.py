@@ -22,6 +22,7 @@ from lit_data.datasets.detection.labels import (
     is_share_box,
 )
 from lit_data.datasets.detection.voc import NameIndex
+from lit_data.datasets.label_formats import find_format
 from lit_data.datasets.split_names import split_of_annotations
 from lit_data.errors import DataError, Problems, escape, list_some, show_path
 from lit_data.io.discovery import check_inside
@@ -176,7 +177,11 @@ def load_coco_files(paths: Sequence[Path], root: Path, faults: Faults) -> tuple[
         try:
             files.append(load_coco(path, split_of_annotations(os.path.relpath(path, root))))
         except DataError as error:
-            faults.take(error)
+            name = find_format(path, root)
+            message = (
+                f"{show_path(path)}: a file of {name}, not of COCO; convert it to COCO, YOLO or VOC"
+            )
+            faults.take(error if name in ("", "COCO") else DataError(message))
     if not files:
         faults.raise_if_any()
     return tuple(files)

@@ -27,6 +27,7 @@ from lit_data.datasets.detection.labels import (
     describe_turn,
     is_share_box,
 )
+from lit_data.datasets.label_formats import find_format
 from lit_data.datasets.split_names import split_of
 from lit_data.errors import DataError, Problems, escape, list_some, show_path
 from lit_data.io.discovery import FolderWalk
@@ -203,6 +204,9 @@ def match_label_files(
             if first != root / name:
                 raise DataError(f"labels the same image as {show_path(first)}")
         except DataError as error:
+            # Text such as a README.txt lies beside labels too.
+            if suffix == ".txt" and not find_format(root / name, root):
+                continue
             problems.add(root / name, f"label file {row} of {len(names)}: {error}")
     return files, problems
 

@@ -177,11 +177,13 @@ def _read_coco(paths: Sequence[Path], annotated: Annotated) -> None:
 def _read_coco_file(path: Path, annotated: Annotated) -> None:
     with open_source(path) as stream:
         text = read_whole(stream)
-    if b'"annotations"' not in text or b'"images"' not in text:
-        return  # JSON of another kind
+    if b'"annotations"' not in text or b'"images"' not in text or b'"segments_info"' in text:
+        return  # JSON of another kind, or panoptic
     content = parse_coco(path, text)
     if content.faults:
         raise DataError("; ".join(content.faults))
+    if not content.categories and b'"segmentation"' not in text:
+        return  # captions, or images alone
     split = split_of_annotations(path.relative_to(annotated.folder).as_posix())
     numbers: dict[Id, int | None] = {}
     for index, entry in content.images.items():

@@ -140,7 +140,8 @@ class Annotated:
         if ignored and not self._list("object"):
             raise DataError(
                 f"{ignored[0].where}: this mark and all others are ignored (iscrowd, ignore, "
-                "difficult or __ignore__), so nothing is left to learn; correct that in the files"
+                "difficult or __ignore__), so nothing is left to learn; set iscrowd to 0 in the files, "
+                "or take the others out"
             )
         return len(ignored)
 

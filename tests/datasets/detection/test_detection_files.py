@@ -611,3 +611,18 @@ def test_coco_beside_the_folders_is_found_and_several_are_refused(tmp_path: Path
     message = r"several COCO files: annotations.json, labels.json; choose one, data.annotations="
     with pytest.raises(DataError, match=message):
         find_detection_files(tmp_path)
+
+
+def test_other_text_among_labels_is_no_label(flat: Path) -> None:
+    (flat / "labels/README.txt").write_text("These boxes were drawn in 2025.\n")
+    assert len(find_detection_files(flat, splits={"train": 1.0}).labels.boxes) == 3
+    (flat / "labels/gone.txt").write_text(LINE)
+    with pytest.raises(DataError, match=r"gone\.txt: label file .* no image is named"):
+        find_detection_files(flat)
+
+
+def test_files_in_the_place_of_coco_are_named_by_their_format(tmp_path: Path) -> None:
+    put(tmp_path, "a.png")
+    write(tmp_path, annotations__train='{"info": {}, "categories": {}, "items": []}')
+    with pytest.raises(DataError, match=r"train\.json: a file of Datumaro, not of COCO; convert"):
+        find_detection_files(tmp_path)

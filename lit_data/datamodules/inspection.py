@@ -99,6 +99,7 @@ class InspectionDataModule(ImageDataModule):
     _masks: PartialMasks | None
     # [images] True if the mask of an image shows a defect, once that was counted
     _is_positive: Bools | None = None
+    _unknown: Ints
 
     @name_options(InspectionFiles)
     def __init__(
@@ -274,8 +275,8 @@ class InspectionDataModule(ImageDataModule):
         return np.asarray(self._masks[number][0])
 
     def has_defect(self, number: int) -> bool | None:
-        """Return True if the mask of an image shows a defect; None where there are no masks, or its mask is bad."""
-        if self._masks is None or number in self._bad:
+        """Return True if the mask of an image shows a defect; None where nothing says it, or its mask is bad."""
+        if self._masks is None or number in self._bad or number in self._unknown:
             return None
         return bool(is_defect(self._masks[number]).any())
 
@@ -337,9 +338,9 @@ class InspectionDataModule(ImageDataModule):
     @override
     def choose_splits(self) -> dict[str, Ints]:
         # Images with bad masks are split like any others, so that skipping one moves no other.
-        is_bad = np.isin(np.arange(len(self.bank)), list(self._bad))
         splits = self._split_all_images().items()
-        return {split: numbers[~is_bad[numbers]] for split, numbers in splits}
+        left_out = [*self._bad, *self._unknown.tolist()]
+        return {split: numbers[~np.isin(numbers, left_out)] for split, numbers in splits}
 
     def _check(self) -> None:
         check_choice("near_duplicates", self.near_duplicates, ("together", "apart"))
@@ -369,6 +370,7 @@ class InspectionDataModule(ImageDataModule):
             others=self.source.list_others(self.bank),
             leftovers=self.source.leftovers,
         )
+        self._unknown = splitter.find_unknown()
         is_anomaly_set = self.source.image_set.layout == "anomaly"
         if self.protocol == "mvtec" and not (is_anomaly_set and splitter.has_split_folders):
             raise ConfigError(

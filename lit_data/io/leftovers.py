@@ -99,9 +99,16 @@ class Leftovers:
         if names:
             self._entries[cause] = Leftover(cause, tuple(names[:_MOST_NAMES]), len(names), cure)
 
-    def add_split(self, split: str, names: Sequence[str], label: str) -> None:
+    def add_split(
+        self, split: str, names: Sequence[str], label: str, *, is_left_out: bool = False
+    ) -> None:
         """Add all images of a split, none of which has a mask or a label."""
         cure = f"add them, or choose other data.splits: without any, scores of {split} say nothing"
+        if is_left_out:
+            cure = (
+                f"they are left out, as nothing says which are good: add a {label} for each, or choose "
+                "other data.splits"
+            )
         self.add(f"images are all of {split} and have no {label}", names, cure)
 
     def extend(self, others: "Leftovers") -> None:

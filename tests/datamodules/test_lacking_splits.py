@@ -146,3 +146,52 @@ def test_fractions_of_a_loader_without_a_length_are_refused_in_setup(tmp_path: P
     data.trainer = Trainer(**QUIET, limit_val_batches=0.5)
     with pytest.raises(ConfigError, match=r"trainer\.limit_val_batches=0\.5"):
         data.setup("fit")
+
+
+def open_folders(root: Path, unmasked: str, **options: Any) -> InspectionDataModule:
+    """Folders named after splits, in which every image has a mask but those of one of them."""
+    for part in ("train", "val", "test"):
+        write_images(root / "set" / part / "images")
+        (root / "set" / part / "masks").mkdir()
+        for number in range(6 if part != unmasked else 0):
+            mask = np.full((32, 32), 255 * (number % 2), np.uint8)
+            cv2.imwrite(str(root / "set" / part / "masks" / f"{number}.png"), mask)
+    data = InspectionDataModule(
+        str(root / "set"), cache_dir=str(root / "cache"), loader=LOADER, patch_px=32, **options
+    )
+    data.prepare_data()
+    return data
+
+
+@pytest.mark.parametrize("unmasked", ["val", "test"])
+def test_a_split_without_masks_where_all_others_have_one_is_not_scored_as_good(
+    unmasked: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    data = open_folders(tmp_path, unmasked)
+    assert len(data.split_images[unmasked]) == 0
+    assert f"6 images are all of {unmasked} and have no mask" in caplog.text
+    assert "they are left out, as nothing says which are good" in caplog.text
+    names = data.source.names(data.bank)
+    known = [data.has_defect(number) for number in range(len(names))]
+    for name, has_defect in zip(names, known, strict=True):
+        assert (has_defect is None) == name.startswith(unmasked)
+
+
+def test_where_good_images_have_no_masks_anywhere_a_split_of_them_stays(tmp_path: Path) -> None:
+    data = open_masks(tmp_path, splits="auto")
+    images = tmp_path / "set" / "images"
+    for part, numbers in {"train": (0, 3), "test": (4,)}.items():
+        (tmp_path / "two" / part / "images").mkdir(parents=True)
+        for number in numbers:
+            (tmp_path / "two" / part / "images" / f"{number}.png").write_bytes(
+                (images / f"{number}.png").read_bytes()
+            )
+    masks = tmp_path / "two" / "train" / "masks"
+    masks.mkdir()
+    (masks / "0.png").write_bytes((tmp_path / "set" / "masks" / "0.png").read_bytes())
+    data = InspectionDataModule(
+        str(tmp_path / "two"), cache_dir=str(tmp_path / "cache"), patch_px=32
+    )
+    data.prepare_data()
+    assert len(data.split_images["test"]) == 1

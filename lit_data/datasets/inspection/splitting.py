@@ -12,6 +12,7 @@ from lit_data.checks import check_count
 from lit_data.datasets.inspection.good_names import GOOD
 from lit_data.datasets.inspection.layouts import describe_counts
 from lit_data.datasets.inspection.near_duplicates import group_similar
+from lit_data.datasets.split_names import split_of
 from lit_data.datasets.splits import (
     DEFAULT_SHARES,
     NamedSplits,
@@ -120,7 +121,9 @@ class ImageSplitter:
         is_unmasked = ~self.has_mask & (np.array(self.kinds) != GOOD)
         for split, images in by_split.items():
             if len(images) and not shared.get(split) and is_unmasked[images].all():
-                self.leftovers.add_split(split, self._list_names(images), "mask")
+                is_left_out = bool(np.isin(images, self.find_unknown()).all())
+                names = self._list_names(images)
+                self.leftovers.add_split(split, names, "mask", is_left_out=is_left_out)
                 is_unmasked[images] = False
         cure = "they count as without a defect; data.exclude leaves them out"
         names = self._list_names(np.flatnonzero(is_unmasked))
@@ -136,6 +139,23 @@ class ImageSplitter:
 
     def _list_names(self, images: Ints) -> list[str]:
         return [self.names[number] for number in images.tolist()]
+
+    def find_unknown(self) -> Ints:
+        """Return the numbers of images of which nothing says whether they show a defect.
+
+        Those are all of val or test by their folder, none of which has a mask, where every image of
+        the other folders has one or lies in a folder of good ones.
+        """
+        if self.has_mask is None:
+            return np.zeros(0, np.int64)
+        is_labelled = self.has_mask | (np.array(self.kinds) == GOOD)
+        split_names = np.array([split_of(name) or "" for name in self.names])
+        unlabelled = [
+            split for split in ("val", "test") if not is_labelled[split_names == split].any()
+        ]
+        is_unknown = np.isin(split_names, unlabelled)
+        others = is_labelled[~is_unknown]
+        return np.flatnonzero(is_unknown & bool(len(others) and others.all()))
 
     def split_good(self, splits: Splits, is_good: Bools) -> dict[str, Ints]:
         """As `split`, but only images without a defect train.

@@ -44,6 +44,7 @@ def _check_png(stream: BinaryIO) -> tuple[int, int]:
     """Walk all chunks: ``IHDR`` first, each whole, each checksum right, the last one ``IEND``."""
     stream.seek(len(_PNG))
     size_px = None
+    is_grey = False
     while len(start := stream.read(8)) == 8:
         length, name = struct.unpack(">I4s", start)
         body = stream.read(min(length, _PIECE_BYTES))
@@ -51,6 +52,7 @@ def _check_png(stream: BinaryIO) -> tuple[int, int]:
             if name != b"IHDR" or length != 13:
                 raise ImageError("damaged PNG: it does not begin with its size")
             size_px = struct.unpack_from(">II", body)[::-1]
+            is_grey = body[9] == 0
         checksum = zlib.crc32(body, zlib.crc32(name))
         missing = length - len(body)
         while missing > 0 and (body := stream.read(min(missing, _PIECE_BYTES))):
@@ -58,6 +60,8 @@ def _check_png(stream: BinaryIO) -> tuple[int, int]:
             missing -= len(body)
         if missing or stream.read(4) != checksum.to_bytes(4):
             raise ImageError(f"truncated or damaged PNG: chunk {name!r}")
+        if name == b"tRNS" and is_grey:
+            raise ImageError("a PNG with a transparent grey level, which lit_inspect does not read")
         if name == b"acTL" and int.from_bytes(body[:4]) > 1:
             raise ImageError("an animated PNG: save the frame to use as a PNG of its own")
         if name == b"IEND":

@@ -268,6 +268,12 @@ def test_animated_pictures_are_refused(tmp_path: Path) -> None:
         runtime.open_image(tmp_path / "a.png", runtime.ReadOptions())
 
 
+def test_a_transparent_grey_level_is_refused(tmp_path: Path) -> None:
+    Image.fromarray(_PICTURE[..., 0]).save(tmp_path / "a.png", transparency=7)
+    with pytest.raises(ImageError, match="a transparent grey level"):
+        runtime.open_image(tmp_path / "a.png", runtime.ReadOptions())
+
+
 def test_palettes_of_os2_are_refused(tmp_path: Path) -> None:
     palette = bytes(range(256)) * 3
     start = 26 + len(palette)

@@ -189,6 +189,7 @@ def _is_fortran(stream: IO[bytes]) -> bool:
 
 _MM = {"unknown": 1.0, "mm": 1.0, "meter": 1000.0, "micron": 0.001}
 _SIZES = {348: "Nifti1Header", 540: "Nifti2Header"}
+_ROUNDING = 1e-3  # of the axes in a header
 _MAX_OFFSET = 2**26
 """Extensions of a header lie before the voxels; larger ones are not skipped."""
 
@@ -214,13 +215,14 @@ def open_nifti(path: str, nan_fill: float | None) -> FileVolume:
         shape = _read_shape(header)
         scale = StoredScale(header.get_data_dtype(), *_read_scale(header))
         offset = _read_offset(opener, header)
+        affine = _read_affine(header)
         reader = StreamSlices(opener, offset, shape, scale.stored, opener.close)
         volume = FileVolume(
             path,
             reader,
             scale,
-            spacing_mm=_read_spacing(header),
-            affine=_read_affine(header),
+            spacing_mm=_read_spacing(header, affine),
+            affine=affine,
             nan_fill=nan_fill,
         )
         _check_length(path, offset + int(np.prod(shape, dtype=object)) * scale.stored.itemsize)
@@ -264,11 +266,20 @@ def _read_scale(header: Any) -> tuple[float, float]:  # noqa: ANN401
     return slope, intercept if np.isfinite(intercept) else 0.0
 
 
-def _read_spacing(header: Any) -> Spacing:  # noqa: ANN401
+def _read_spacing(header: Any, affine: Array) -> Spacing:  # noqa: ANN401
     unit_mm = _MM[header.get_xyzt_units()[0]]
     sizes = [float(size) * unit_mm for size in header.get_zooms()]
     x_mm, y_mm, z_mm = [*sizes, unit_mm, unit_mm][:3]  # a header may have fewer than three axes
-    return z_mm, y_mm, x_mm
+    return z_mm * _find_shear(affine), y_mm, x_mm
+
+
+def _find_shear(affine: Array) -> float:
+    """Return how far apart slices are in parts of their step; below 1 for those of a tilted gantry."""
+    axes = affine[:3, :3]
+    volume_mm3 = abs(float(np.linalg.det(axes)))
+    box_mm3 = float(np.linalg.norm(axes, axis=0).prod())
+    is_sheared = 0 < volume_mm3 < (1 - _ROUNDING) * box_mm3
+    return volume_mm3 / box_mm3 if is_sheared else 1.0
 
 
 def _read_affine(header: Any) -> Array:  # noqa: ANN401

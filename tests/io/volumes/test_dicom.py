@@ -153,6 +153,8 @@ def test_slices_of_a_tilted_gantry_lie_where_they_were_taken(
         (tmp_path / "a.nii.gz").write_bytes(pack_nifti(np.ones(volume.shape, np.uint8), affine))
     assert "20 degrees" in caplog.text
     assert_allclose(nibabel.load(tmp_path / "a.nii.gz").affine, affine, atol=1e-5)
+    with open_volume(tmp_path / "a.nii.gz") as written:
+        assert_allclose(written.spacing_mm, volume.spacing_mm, rtol=1e-5)
     finer = Resolution(spacing_mm=(1.0, 0.5, 0.5)).apply(volume, fill=0)
     assert finer.affine is not None
     # Both grids begin at the edge of the first voxel.

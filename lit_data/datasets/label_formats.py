@@ -44,7 +44,8 @@ _FORMATS = (
 
 _OUTLINES = ("CVAT", "LabelMe", "COCO", "CSV of run lengths", "YOLO polygons")
 _BOXES = ("VOC", "YOLO boxes", "CSV of boxes", "KITTI", "DOTA", "boxes in pixels")
-_NO_MARKS = {
+_OTHERS = {
+    "CVAT for video": "export them as CVAT for images",
     "CSV of labels": "+experiment=classification learns them",
     "COCO captions": "they mark nothing",
 }
@@ -52,13 +53,13 @@ _CURES: Mapping[Purpose, Mapping[str, str]] = {
     "masks": {
         **dict.fromkeys(_OUTLINES, "other masks come first; data.exclude leaves those out"),
         **dict.fromkeys(_BOXES, "+experiment=detection learns boxes"),
-        **_NO_MARKS,
+        **_OTHERS,
         "": "export them as COCO, or as masks",
     },
     "boxes": {
         **dict.fromkeys(_OUTLINES, "data.boxes_from=masks puts boxes around them"),
         "COCO": "data.annotations=FILE reads one of them",
-        **_NO_MARKS,
+        **_OTHERS,
         "VOC": "data.label_format=voc reads them",
         "YOLO boxes": "data.label_format=yolo reads them",
         "": "convert them to COCO, YOLO or VOC",

@@ -19,12 +19,7 @@ from tests.datasets.trees import (
 TREES = read_trees()
 
 
-def _mark(tree: Tree) -> object:
-    marks = [pytest.mark.xfail(reason=tree.waits, strict=False)] if tree.waits else []
-    return pytest.param(tree, id=f"{tree.experiment}: {tree.name}", marks=marks)
-
-
-@pytest.mark.parametrize("tree", list(map(_mark, TREES)))
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: f"{tree.experiment}: {tree.name}")
 def test_a_folder_is_understood_as_the_page_says(
     tree: Tree, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

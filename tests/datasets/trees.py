@@ -83,7 +83,6 @@ class Tree:
         logged: Texts that are logged.
         refused: A text of the message that it is refused with; empty where it is not.
         options: Keys of the datamodule that are typed.
-        waits: Why it is not understood so yet.
     """
 
     name: str
@@ -93,7 +92,6 @@ class Tree:
     logged: Sequence[str] = ()
     refused: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    waits: str = ""
 
     def list_files(self) -> Iterator[tuple[str, str, str]]:
         """Yield path, content and argument of each file."""
@@ -170,8 +168,7 @@ def write_page(trees: Sequence[Tree]) -> str:
     """Return the page: for each experiment a table of its folders."""
     text = _HEAD
     for experiment, title in _TITLES.items():
-        known = [tree for tree in trees if tree.experiment == experiment and not tree.waits]
-        rows = [_write_row(tree) for tree in known]
+        rows = [_write_row(tree) for tree in trees if tree.experiment == experiment]
         if rows:
             text += f"\n## {title}\n\n`+experiment={experiment}`\n\n"
             text += (

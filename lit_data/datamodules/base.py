@@ -32,6 +32,7 @@ from lit_data.io.store.store import StoredImages
 from lit_data.lightning_internals import check_version
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.order import ChosenRows
+from lit_data.loading.trainer_view import note_unfinished
 from lit_data.synthesis import DefectPlan
 from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.renderer import Annotations
@@ -449,8 +450,7 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
         dataset: Any = self.dataset(stage)
         if not len(dataset):
             return "images"
-        lack: str = dataset.find_lack() if hasattr(dataset, "find_lack") else ""
-        return lack
+        return str(dataset.find_lack()) if hasattr(dataset, "find_lack") else ""
 
     def _refuse_empty(self, stage: Stage) -> None:
         if not len(self.dataset(stage)):
@@ -488,6 +488,7 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
         if loader.order.world_size > 1:
             check_ranks_agree(loader, self.trainer)
         if self.trainer is None:
+            note_unfinished(loader)
             return loader
         device = self.trainer.strategy.root_device
         if device.type != "cuda" and self.loader.pin_memory == "auto":

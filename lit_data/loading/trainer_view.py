@@ -1,10 +1,12 @@
 """The face of a loader towards a Trainer: a sampler that takes the epoch, and the indices of each batch."""
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, overload
+from weakref import WeakSet
 
 from torch.utils.data import Sampler, SequentialSampler
 
@@ -12,6 +14,9 @@ from lit_data.errors import ConfigError
 from lit_data.loading.assembly import EpochProgress
 from lit_data.loading.order import EpochOrder
 
+log = logging.getLogger(__name__)
+
+_UNFINISHED: WeakSet[Any] = WeakSet()
 _MODULES = ("lightning.pytorch.overrides.distributed", "pytorch_lightning.overrides.distributed")
 _WRAPPER = "_IndexBatchSamplerWrapper"
 EPOCHS = 2**32
@@ -62,6 +67,11 @@ def make_sampler(
     return kind(order.length, partial(_tell_epoch, set_epoch))
 
 
+def note_unfinished(loader: object) -> None:
+    """Note a loader whose batches its datamodule finishes, where a Trainer has that."""
+    _UNFINISHED.add(loader)
+
+
 def _tell_epoch(set_epoch: Callable[[int], None], epoch: int) -> None:
     """Tell a loader the epoch, and first the state that the Trainer has read for it and kept.
 
@@ -71,6 +81,13 @@ def _tell_epoch(set_epoch: Callable[[int], None], epoch: int) -> None:
     loop = _find_loop()
     if loop is not None:
         loop._load_combined_loader_states()
+        if getattr(set_epoch, "__self__", None) in _UNFINISHED:
+            _UNFINISHED.clear()
+            log.warning(
+                "this Trainer has the loader of a datamodule and not the datamodule, which scales, draws and "
+                "augments batches on their device: give it datamodule=..., or call its "
+                "transform(batch, stage) in each step"
+            )
     set_epoch(epoch)
 
 

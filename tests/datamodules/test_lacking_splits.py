@@ -7,7 +7,9 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import torch
 from lightning import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lit_data.datamodules import CTDataModule, DetectionDataModule, InspectionDataModule
 from lit_data.datamodules.base import BaseDataModule
@@ -195,3 +197,21 @@ def test_where_good_images_have_no_masks_anywhere_a_split_of_them_stays(tmp_path
     )
     data.prepare_data()
     assert len(data.split_images["test"]) == 1
+
+
+def test_a_trainer_with_a_loader_alone_is_told_once_where_batches_are_finished(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Model(BoringModel):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.layer(torch.zeros(1, 32)).sum()
+
+    data = open_masks(tmp_path)
+    data.prepare_data()
+    settings = QUIET | {"max_epochs": 2, "limit_val_batches": 0}
+    Trainer(**settings).fit(Model(), data.train_dataloader())
+    told = "has the loader of a datamodule and not the datamodule"
+    assert caplog.text.count(told) == 1
+    caplog.clear()
+    Trainer(**settings).fit(Model(), datamodule=data)
+    assert told not in caplog.text

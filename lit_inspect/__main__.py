@@ -24,7 +24,7 @@ from lit_inspect.results import Results
 from lit_inspect.version import VERSION
 
 _EPILOG = """\
-Into DIR go what `python -m lit_data predict` writes, but for its pictures: images.csv, defects.csv and maps/;
+DIR gets what `python -m lit_data predict` writes, but for its pictures: images.csv, defects.csv and maps/;
 labels.csv; or detections.json and labels/ of boxes; and bad.csv. Exit codes: 0 good; 2 wrong arguments; 3 images are
 bad, or the net has no answer for them, all others have a verdict; 4 the file is damaged, takes too much, gives other
 answers on this machine, or DIR cannot be written."""
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m lit_inspect", epilog=_EPILOG)
     parser.add_argument("file", type=Path, help="an .inspect file of `python -m lit_data export`")
     parser.add_argument("images", type=Path, help="a folder of images, or one image")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
     parser.add_argument("--threads", type=int, help="of the net; by default one for each core")
     parser.add_argument(
         "--seconds", type=float, default=10, help="that the net may take for a tile"

@@ -25,7 +25,7 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, RankMismatchError
 from lit_data.grid import PatchGrid
 from lit_data.loading import LoaderOptions
-from lit_data.modules import SegmentationModule
+from lit_data.modules import CompareNet, SegmentationModule
 from lit_data.modules.scored import DefectRecall, PixelScores
 from lit_data.modules.segmentation import whole_masks
 from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
@@ -380,7 +380,7 @@ def test_predict_refuses_processes_that_would_all_do_the_same(
     for name, value in torchrun.items():
         monkeypatch.setenv(name, value)
     checkpoint = tmp_path / "model.ckpt"
-    torch.save({"state_dict": SegmentationModule().state_dict()}, checkpoint)
+    torch.save({"state_dict": SegmentationModule(CompareNet()).state_dict()}, checkpoint)
     words = [*words, f"predict.folder={tmp_path}/results", f"ckpt={checkpoint}"]
     cfg = compose("predict", [*TOY, *words, f"paths.run={tmp_path}"])
     with pytest.raises(ConfigError, match=message):

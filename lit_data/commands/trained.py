@@ -15,6 +15,7 @@ from lit_data.commands.configuration.names import (
     resolve_target,
     to_plain,
 )
+from lit_data.commands.configuration.words import show_override
 from lit_data.commands.exported import is_exported, read_exported_record
 from lit_data.errors import ConfigError, escape
 from lit_data.files import flatten
@@ -96,7 +97,8 @@ def _require_root(data: DictConfig, record: Mapping[str, Any], checkpoint: Path)
     if trained_root is not None and "root" in data and data.root is None:
         raise ConfigError(
             f"{checkpoint} was trained on {trained_root}, and no data.root is given: set "
-            f"data.root={trained_root} or another folder, data.root=null for a synthetic dataset"
+            f"{show_override('data.root', trained_root)} or another folder, data.root=null for a "
+            "synthetic dataset"
         )
 
 

@@ -458,6 +458,42 @@ def test_signal_ends_a_command(
     assert (ended, text) == (code, again + message)
 
 
+@pytest.mark.parametrize(
+    ("command", "file", "line"),
+    [
+        ("predict", "maps/a.png", " 'data.root=a b' predict.resume=true predict.folder={run}"),
+        ("fit", "checkpoints/last.ckpt", " 'data.root=a b' resume={run}"),
+        (
+            "fit",
+            "fit.csv",
+            "start again with\npython -m lit_data fit +experiment=stripe 'data.root",
+        ),
+        (
+            "prepare",
+            "a.json",
+            "go on with\npython -m lit_data prepare +experiment=stripe 'data.root",
+        ),
+    ],
+)
+def test_ctrl_c_tells_how_to_go_on(
+    command: str, file: str, line: str, install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = []
+
+    def stop(cfg: DictConfig) -> dict[str, Any]:
+        folders.append(cfg.paths.run)
+        path = Path(cfg.paths.run, file)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+        raise KeyboardInterrupt
+
+    install(stop, command)
+    assert main([command, "+experiment=stripe", "data.root=a b"]) == 130
+    error = capsys.readouterr().err
+    assert line.format(run=folders[0]) in error
+    assert error.endswith("\nlit_data: interrupted.\n")
+
+
 READY = """
 import lightning as L
 class Ready(L.Callback):

@@ -85,7 +85,7 @@ def test_anything_but_one_name_is_refused(
         (("parts\n", "größe", "p" * 41), "names a Python module"),
         (("class", "import", "null", "true", "no", "nan", "conftest"), "something else"),
         (("json", "sys", "torch", "lit_data"), "a module of this name"),
-        (("labelled",), "an experiment of this name"),
+        (("classification",), "an experiment of this name"),
     ],
 )
 def test_a_name_that_cannot_be_one_is_refused(

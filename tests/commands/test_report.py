@@ -172,6 +172,17 @@ def test_broken_off_run_has_a_page_that_says_so(tmp_path: Path) -> None:
         assert part.lower() in text.lower()
 
 
+def test_a_run_that_a_signal_stopped_has_that_as_its_reason(tmp_path: Path) -> None:
+    stop = "SIGINT: stopped after step 19; go on with ckpt=interrupted.ckpt"
+    line = f"2026-01-31 12:00:00,000 WARNING lit_data.callbacks.save_on_signal: {stop}\n"
+    runs = [make_run(tmp_path / name, summary=None, log=line) for name in ("a", "b")]
+    assert f"This run did not come to its end {stop}." in Page(write_report(runs[:1])).text
+    text = Page(write_report(runs)).text
+    assert "Unfinished runs" in text
+    assert f"a {stop}" in text
+    assert "no reason on record" not in text
+
+
 def test_folder_with_only_a_configuration_has_a_page(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", summary=None, csv=None, log="", pictures=())
     assert "not finished" in Page(write_report([folder])).text

@@ -29,8 +29,7 @@ SHARED = [path for path in FILES if path.parts[0] == "data" and path.stem.starts
 CHOSEN = [path for path in FILES if len(path.parts) == 2 and path.parts[0] not in NOT_OPTIONS]
 OPTIONS = [path for path in CHOSEN if path not in SHARED]
 BENCHMARKS = sorted(path.stem for path in (CONF / "benchmark").glob("*.yaml"))
-ALIASES = {"inspection": "segmentation", "labelled": "classification"}
-EXPERIMENTS = sorted({path.stem for path in (CONF / "experiment").glob("*.yaml")} - ALIASES.keys())
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 EXAMPLES = CONF.parent / "docs" / "examples"
 EXAMPLE_NAMES = sorted(path.stem for path in (EXAMPLES / "experiment").glob("*.yaml"))
 NEEDS_CUDA = [Path(f"trainer/{name}") for name in ("ddp", "fsdp", "gpu")]
@@ -48,7 +47,15 @@ def _data_of(experiment: str) -> str:
 
 
 KINDS = {name: _data_of(name) for name in EXPERIMENTS}
-FIRST = ["stripe", "detection", "ct", "watermark", "gan", *ALIASES.values()]  # of each kind of data
+FIRST = [
+    "stripe",
+    "detection",
+    "ct",
+    "watermark",
+    "gan",
+    "segmentation",
+    "classification",
+]  # of each kind of data
 STRIPES = [name for name, kind in KINDS.items() if kind == "stripe"]
 DETECTION = [name for name, kind in KINDS.items() if kind == "detection"]
 MADE_BY = {  # option files that are for an experiment of their kind alone
@@ -66,8 +73,9 @@ MADE_BY = {  # option files that are for an experiment of their kind alone
     "model/gan_rays": "gan_rays",
     "callbacks/gan": "gan",
     "callbacks/gan_lowmem": "gan_lowmem",
-    "data/inspection": "segmentation",
-    "data/labelled": "classification",
+    "data/anomaly": "anomaly",
+    "data/segmentation": "segmentation",
+    "data/classification": "classification",
     "model/classifier": "classification",
     "model/anomaly": "anomaly",
 }
@@ -136,11 +144,6 @@ def test_no_file_is_forgotten() -> None:
 @cache
 def _compose(experiment: str) -> DictConfig:
     return compose("fit", [f"+experiment={experiment}", "data.root=images", "paths.run=run"])
-
-
-@pytest.mark.parametrize(("alias", "experiment"), ALIASES.items())
-def test_an_alias_composes_the_same(alias: str, experiment: str) -> None:
-    assert _compose(alias) == _compose(experiment)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from lit_data.augment import segmentation_augment
 from lit_data.datamodules import WatermarkDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
-from lit_data.modules import SegmentationModule
+from lit_data.modules import CompareNet, SegmentationModule
 from lit_data.synthesis.watermarks import WatermarkSpec
 from lit_data.tasks import Predicted, find_task
 from lit_data.tasks import watermarks as watermark_predict
@@ -238,7 +238,9 @@ def test_samples_are_drawn_those_with_the_largest_mark_first(
 def test_predictions_are_drawn_if_there_are_any(drawn: WatermarkDataModule, tmp_path: Path) -> None:
     batch = drawn.finish_batch(plan(drawn, 10), "train")
     path, task = tmp_path / "predictions.png", find_task(drawn)
-    assert task.draw_predictions(SegmentationModule(), batch, path, "predictions", count=4)
+    assert task.draw_predictions(
+        SegmentationModule(CompareNet()), batch, path, "predictions", count=4
+    )
     assert cv2.imread(str(path)).shape[1] > 500
 
     class Silent(LightningModule):

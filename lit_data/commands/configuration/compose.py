@@ -419,7 +419,9 @@ def _check_job(tree: ConfigTree, overrides: Sequence[str], typed: Sequence[str])
         )
     if isinstance(cfg.get("data"), DictConfig) and "_target_" not in cfg.data:
         # A file that the kinds of data share, such as data/base.yaml, is none by itself.
-        raise ConfigError("'data' names no class: choose a kind of data, such as data=inspection.")
+        raise ConfigError(
+            "'data' names no class: choose a kind of data, such as data=segmentation."
+        )
     check_types(_Common, {name: job[name] for name in _Common._fields if name in job})
     check_plain(job)
     _check_numbers(job)

@@ -52,6 +52,7 @@ _MOST_ENTRY_CHARACTERS = 4000
 _MOST_READ_CHARACTERS = 8000  # so that no secret that is shown is cut, and not known as one
 _MOST_WARNINGS = 100
 _LIMITED = "DataWaitMonitor: "
+_STOPPED = re.compile(r"SIG[A-Z]+: stopped after step ")
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,14 @@ class RunLog:
     began: str = ""
     limited_by: str = ""
     warnings: list[LogEntry] = field(default_factory=list)
+
+    @property
+    def stop(self) -> str:
+        """The line on a signal that stopped the training; empty if there is none."""
+        for entry in reversed(self.warnings):
+            if _STOPPED.match(entry.text):
+                return entry.text
+        return ""
 
     @property
     def last_error(self) -> str:

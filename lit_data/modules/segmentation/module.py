@@ -26,7 +26,6 @@ from lit_data.modules.scored import (
 )
 from lit_data.modules.segmentation.anomaly_metrics import ANOMALY_METRICS, AnomalyMetrics
 from lit_data.modules.segmentation.losses import PixelLoss, choose_loss
-from lit_data.modules.segmentation.nets import CompareNet
 from lit_data.modules.segmentation.top_pixels import SCORE_FRACTION
 from lit_data.types import IGNORED, Batch
 
@@ -80,12 +79,12 @@ class SegmentationModule(ScoredModule):
 
     Scores of a split that has nothing to score, such as recall without a defect, are NaN.
 
-    `load_from_checkpoint(path)` restores the plain arguments; a `net` or `optimizer` of your own is
+    `load_from_checkpoint` restores the plain arguments; `net`, and an `optimizer` of your own, are
     given again: ``SegmentationModule.load_from_checkpoint(path, net=CompareNet(width=32))``.
 
     Args:
-        net: From [B, 3, H, W] images to [B, 1, H, W] logits, `CompareNet` by default; with
-            `classes` to a logit for the background and one for each of them.
+        net: From [B, C, H, W] images to [B, 1, H, W] logits; with `classes` to a logit for the
+            background and one for each of them.
         optimizer: Makes the optimizer from the parameters; AdamW by default.
         schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the
             optimizer has it.
@@ -124,7 +123,7 @@ class SegmentationModule(ScoredModule):
 
     def __init__(
         self,
-        net: nn.Module | None = None,
+        net: nn.Module,
         *,
         optimizer: OptimizerFactory | None = None,
         schedule: Schedule = "one_cycle",
@@ -144,7 +143,7 @@ class SegmentationModule(ScoredModule):
         check_fraction("image_score_fraction", image_score_fraction)
         _check_quantile(quantile, margin, anomaly_metrics=anomaly_metrics)
         optimizer = optimizer or partial(torch.optim.AdamW, lr=2e-2, weight_decay=1e-2)
-        super().__init__(net or CompareNet(), optimizer=optimizer, schedule=schedule)
+        super().__init__(net, optimizer=optimizer, schedule=schedule)
         self.classes = tuple(map(str, classes or ()))
         self.class_weights = class_weights
         names = ("background", *(self.classes or ("defect",)))

@@ -15,7 +15,6 @@ from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.scored import ScoredModule, check_class_weights
 from lit_data.modules.segmentation.losses import choose_loss
 from lit_data.modules.segmentation.module import ClassScores
-from lit_data.modules.segmentation.nets import VolumeUNet
 from lit_data.modules.segmentation.volume_scores import VolumeScores
 from lit_data.types import Batch
 
@@ -38,8 +37,7 @@ class VolumeSegmentationModule(ScoredModule):
     process, with the package edt, of batches with a ``position``.
 
     Args:
-        net: From [B, 1, D, H, W] to logits [B, K, D, H, W] of the background and of each class;
-            `VolumeUNet` by default.
+        net: From [B, 1, D, H, W] to logits [B, K, D, H, W] of the background and of each class.
         classes: Names of the labels 1, 2, ...
         optimizer: Makes the optimizer from the parameters; AdamW by default.
         schedule: Learning rate over the run, see `learning_rate_factor`.
@@ -56,7 +54,7 @@ class VolumeSegmentationModule(ScoredModule):
 
     def __init__(
         self,
-        net: nn.Module | None = None,
+        net: nn.Module,
         *,
         classes: Sequence[str],
         optimizer: OptimizerFactory | None = None,
@@ -74,7 +72,7 @@ class VolumeSegmentationModule(ScoredModule):
             )
         optimizer = optimizer or partial(torch.optim.AdamW, lr=5e-3, weight_decay=1e-2)
         super().__init__(
-            net or VolumeUNet(channels=1, classes=names),
+            net,
             optimizer=optimizer,
             schedule=schedule,
         )

@@ -141,7 +141,7 @@ TRAINERS = "There are: auto, cpu, ddp, ddp_cpu, fsdp, gpu."
             "data=stripes",
             "unknown option 'stripes' of 'data'. Did you mean 'stripe'? There are: ct",
         ),
-        ("data=base", "'data' names no class: choose a kind of data, such as data=inspection."),
+        ("data=base", "'data' names no class: choose a kind of data, such as data=segmentation."),
         ("hydra/launcher=paralel", "unknown option 'paralel' of 'hydra/launcher'. Did you mean 'p"),
         ("logger=null", "'logger=null': 'logger' is a group; choose one of: csv, default, mlflow"),
         ("+trainer=cpu", "'+trainer=cpu': 'trainer' has an option already; write trainer=cpu to"),

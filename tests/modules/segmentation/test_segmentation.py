@@ -39,7 +39,7 @@ def _samples(count: int = 8, *, empty: bool = False) -> list[dict[str, Tensor]]:
 )
 def test_it_learns_and_logs_what_it_says(schedule: Any, precision: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = SegmentationModule(schedule=schedule)
+    model = SegmentationModule(CompareNet(), schedule=schedule)
     loader = DataLoader(_samples(32), batch_size=4)  # type: ignore[arg-type]
     trainer = make_trainer(tmp_path, max_epochs=6, precision=precision)
     trainer.fit(model, loader, loader)
@@ -58,7 +58,7 @@ def test_weights_of_any_dtype_train_and_are_scored(
     precision: Any, anomaly_metrics: bool, tmp_path: Path
 ) -> None:
     loader = DataLoader(_samples(8), batch_size=4)  # type: ignore[arg-type]
-    model = SegmentationModule(anomaly_metrics=anomaly_metrics)
+    model = SegmentationModule(CompareNet(), anomaly_metrics=anomaly_metrics)
     trainer = make_trainer(tmp_path, precision=precision)
     trainer.fit(model, loader, loader)
     assert 0 <= trainer.callback_metrics["val/average_precision"] <= 1
@@ -68,10 +68,16 @@ def test_weights_of_any_dtype_train_and_are_scored(
 UNDEFINED = ("val/average_precision", "val/dice", "val/defect_recall", "val/dice_baseline")
 
 
+def test_a_module_has_no_net_unless_one_is_given() -> None:
+    for kind, options in ((SegmentationModule, {}), (VolumeSegmentationModule, {"classes": ["a"]})):
+        with pytest.raises(TypeError, match="'net'"):
+            kind(**options)  # type: ignore[call-arg]
+
+
 def test_masks_may_all_be_empty(tmp_path: Path) -> None:
     loader = DataLoader(_samples(4, empty=True), batch_size=2)  # type: ignore[arg-type]
     trainer = make_trainer(tmp_path)
-    trainer.fit(SegmentationModule(), loader, loader)
+    trainer.fit(SegmentationModule(CompareNet()), loader, loader)
     assert all(trainer.callback_metrics[name].isnan() for name in UNDEFINED)
     assert torch.isfinite(trainer.callback_metrics["train/loss"])
 
@@ -80,20 +86,22 @@ def test_scores_that_do_not_apply_are_left_out(tmp_path: Path) -> None:
     loader = DataLoader(_samples(4), batch_size=4)  # type: ignore[arg-type]
     trainer = make_trainer(tmp_path)
     trainer.fit(
-        SegmentationModule(loss="mean", false_alarms_per_patch=None, baseline=False), loader, loader
+        SegmentationModule(CompareNet(), loss="mean", false_alarms_per_patch=None, baseline=False),
+        loader,
+        loader,
     )
     assert set(trainer.callback_metrics) == {"train/loss", "val/average_precision", "val/dice"}
     with pytest.raises(ConfigError, match="loss='median' is unknown: choose one of rare, mean"):
-        SegmentationModule(loss="median")  # type: ignore[arg-type]
+        SegmentationModule(CompareNet(), loss="median")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"image_score_fraction=1.5 must lie between 0 and 1"):
-        SegmentationModule(image_score_fraction=1.5)
+        SegmentationModule(CompareNet(), image_score_fraction=1.5)
     images = torch.tensor([0.9, 0.2, 0.4]).view(1, 3, 1, 1)
     assert float(plain_difference(images)) == pytest.approx(0.6)  # the baseline
 
 
 def test_predictions_carry_their_place(tmp_path: Path) -> None:
     loader = DataLoader(_samples(4), batch_size=4)  # type: ignore[arg-type]
-    predicted = make_trainer(tmp_path).predict(SegmentationModule(), loader)
+    predicted = make_trainer(tmp_path).predict(SegmentationModule(CompareNet()), loader)
     assert set(predicted[0]) == {"probability", "index", "image_index", "position"}
     assert predicted[0]["probability"].shape == (4, 1, 32, 32)
     assert predicted[0]["probability"].min() >= 0
@@ -102,7 +110,9 @@ def test_predictions_carry_their_place(tmp_path: Path) -> None:
 
 def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
     loader = DataLoader(_samples(4), batch_size=4)  # type: ignore[arg-type]
-    model = SegmentationModule(schedule="cosine", dice_weight=0.5, false_alarms_per_patch=0.2)
+    model = SegmentationModule(
+        CompareNet(), schedule="cosine", dice_weight=0.5, false_alarms_per_patch=0.2
+    )
     trainer, path = make_trainer(tmp_path), tmp_path / "a.ckpt"
     trainer.fit(model, loader, loader)
     plain = {"schedule": "cosine", "loss": "rare", "dice_weight": 0.5}
@@ -110,8 +120,10 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
     plain |= {"tversky": (0.5, 0.5), "class_weights": None, "classes": None}
     plain |= {"anomaly_metrics": False, "image_score_fraction": 0.0005, "num_parameters": 5393}
     plain |= {"quantile": None, "margin": 0.05}
-    assert_plain_checkpoint(model, SegmentationModule(), trainer, path, plain)
-    loaded = SegmentationModule.load_from_checkpoint(path, weights_only=True, strict=True)
+    assert_plain_checkpoint(model, SegmentationModule(CompareNet()), trainer, path, plain)
+    loaded = SegmentationModule.load_from_checkpoint(
+        path, net=CompareNet(), weights_only=True, strict=True
+    )
     assert torch.equal(next(loaded.parameters()), next(model.parameters()))
     assert (loaded.schedule, loaded.loss.dice_weight) == ("cosine", 0.5)
 
@@ -129,14 +141,16 @@ def test_checkpoints_hold_the_thresholds_that_validation_chose(
     if averaged:  # buffers are averaged too
         callbacks.append(EMAWeightAveraging(decay=0.9))
     trainer = make_trainer(tmp_path, callbacks=callbacks, enable_checkpointing=True)
-    model = SegmentationModule(anomaly_metrics=True, image_score_fraction=0.01)
+    model = SegmentationModule(CompareNet(), anomaly_metrics=True, image_score_fraction=0.01)
     trainer.fit(model, loader, loader)
     names = ("f1_max_threshold", "image_f1_max_threshold")
     chosen = [float(trainer.callback_metrics[f"val/{name}"]) for name in names]
     assert chosen[0] != 0.5
     assert 0 < chosen[1] < 1
     path = tmp_path / "last.ckpt"
-    loaded = SegmentationModule.load_from_checkpoint(path, weights_only=True, strict=True)
+    loaded = SegmentationModule.load_from_checkpoint(
+        path, net=CompareNet(), weights_only=True, strict=True
+    )
     assert sum(map(sum, model.confusion["val"].counts)) == len(samples)
     assert [float(loaded.predict_threshold), float(loaded.image_threshold)] == chosen
     assert float(loaded.image_threshold_fraction) == pytest.approx(0.01)
@@ -154,7 +168,7 @@ def test_thresholds_lie_above_a_fraction_of_the_good_images(
     for sample in samples[:5]:
         sample["mask"] = torch.zeros_like(sample["mask"])
     options = {"anomaly_metrics": True, "image_score_fraction": 0.1}
-    model = SegmentationModule(**options, quantile=quantile, margin=margin)
+    model = SegmentationModule(CompareNet(), **options, quantile=quantile, margin=margin)
     trainer = make_trainer(tmp_path)
     trainer.validate(model, DataLoader(samples[:5], batch_size=4), verbose=False)  # type: ignore[arg-type]
     images = torch.stack([sample["image"] for sample in samples[:5]])
@@ -175,17 +189,17 @@ def test_thresholds_lie_above_a_fraction_of_the_good_images(
 
 def test_a_quantile_that_chooses_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="set anomaly_metrics=true"):
-        SegmentationModule(quantile=1.0)
+        SegmentationModule(CompareNet(), quantile=1.0)
     with pytest.raises(ConfigError, match="quantile=0 is a share"):
-        SegmentationModule(quantile=0, anomaly_metrics=True)
+        SegmentationModule(CompareNet(), quantile=0, anomaly_metrics=True)
     with pytest.raises(ConfigError, match="margin=-1: give a finite number"):
-        SegmentationModule(margin=-1)
+        SegmentationModule(CompareNet(), margin=-1)
 
 
 def test_images_of_one_kind_give_no_threshold(tmp_path: Path) -> None:
     samples = [sample | {"image_index": torch.tensor(0)} for sample in _samples(4)]
     loader = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
-    model = SegmentationModule(anomaly_metrics=True)
+    model = SegmentationModule(CompareNet(), anomaly_metrics=True)
     make_trainer(tmp_path).fit(model, loader, loader)
     assert (float(model.image_threshold), float(model.image_threshold_fraction)) == (-1, -1)
     assert 0 < float(model.predict_threshold) != 0.5
@@ -237,7 +251,10 @@ def test_a_net_or_datamodule_with_other_classes_is_refused(tmp_path: Path) -> No
         def test_dataloader(self) -> Any:
             return loader
 
-    three, one = SegmentationModule(_Painter(), classes=["a", "b", "c"]), SegmentationModule()
+    three, one = (
+        SegmentationModule(_Painter(), classes=["a", "b", "c"]),
+        SegmentationModule(CompareNet()),
+    )
     for model, data, match in (
         (three, loader, r"4 logits .*background and a, b, c: set model.net.classes=4"),
         (SegmentationModule(_Painter()), loader, "1 logits for each pixel are wanted"),
@@ -292,7 +309,7 @@ def test_class_weights_are_one_for_the_background_and_each_class() -> None:
     with pytest.raises(ConfigError, match="at least 0 for each of background, defect"):
         SegmentationModule(_Painter(), class_weights=[1.0, 2.0, 3.0])
     with pytest.raises(ConfigError, match="at least 0 for each of background, bone"):
-        VolumeSegmentationModule(classes=["bone"], class_weights=[1.0, -1.0])
+        VolumeSegmentationModule(_Painter(), classes=["bone"], class_weights=[1.0, -1.0])
 
 
 def test_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:
@@ -306,7 +323,7 @@ def test_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:
         ("wide", "does not hold weights of Seg"),
     ):
         with pytest.raises(StoreError, match=f"{name}.ckpt {reason}"):
-            load_weights(SegmentationModule(), tmp_path / f"{name}.ckpt")
+            load_weights(SegmentationModule(CompareNet()), tmp_path / f"{name}.ckpt")
 
 
 @pytest.mark.parametrize(
@@ -364,7 +381,9 @@ def test_loaders_without_a_length(
 ) -> None:
     watch = Rates()
     torch.manual_seed(0)  # with such a rate some weights diverge, whatever ran before
-    model = SegmentationModule(schedule="cosine", optimizer=partial(torch.optim.SGD, lr=1.0))
+    model = SegmentationModule(
+        CompareNet(), schedule="cosine", optimizer=partial(torch.optim.SGD, lr=1.0)
+    )
     trainer = make_trainer(tmp_path, callbacks=[watch], **({"max_epochs": 9} | limits))
     loader = DataLoader(_Stream(), batch_size=2)
     trainer.fit(model, loader, loader)
@@ -398,7 +417,9 @@ def test_the_rate_follows_the_clock_where_that_ends_the_run(
     max_epochs: int, progress: list[float], tmp_path: Path
 ) -> None:
     watch = Rates()
-    model = SegmentationModule(schedule="cosine", optimizer=partial(torch.optim.SGD, lr=1e-3))
+    model = SegmentationModule(
+        CompareNet(), schedule="cosine", optimizer=partial(torch.optim.SGD, lr=1e-3)
+    )
     clock = _StepClock({"seconds": 8})
     loader = DataLoader(_samples(4), batch_size=2)  # type: ignore[arg-type]
     trainer = make_trainer(tmp_path, callbacks=[watch, clock], max_epochs=max_epochs)
@@ -413,7 +434,9 @@ def test_the_rate_falls_where_the_metric_of_the_best_checkpoint_stays(
     has_defects: bool, tmp_path: Path
 ) -> None:
     watch = Rates()
-    model = SegmentationModule(schedule="plateau", optimizer=partial(torch.optim.SGD, lr=1e-4))
+    model = SegmentationModule(
+        CompareNet(), schedule="plateau", optimizer=partial(torch.optim.SGD, lr=1e-4)
+    )
     best = ModelCheckpoint(tmp_path, monitor="val/dice", mode="max")
     loader = DataLoader(_samples(4, empty=not has_defects), batch_size=4)  # type: ignore[arg-type]
     make_trainer(tmp_path, max_epochs=9, callbacks=[best, watch], enable_checkpointing=True).fit(
@@ -437,5 +460,5 @@ def test_schedules_that_know_too_little_are_refused(
     loader = DataLoader(_Stream(), batch_size=2)
     with pytest.raises(ConfigError, match=message):
         make_trainer(tmp_path, max_epochs=epochs).fit(
-            SegmentationModule(schedule=schedule), loader, loader
+            SegmentationModule(CompareNet(), schedule=schedule), loader, loader
         )

@@ -210,11 +210,10 @@ def find_detection_files(
     folder, named = listing.folder, listing.named
     _add_unlabelled(listing)
     members, frames = _measure(folder, listing.members, read)
-    if examine is not None:
-        damaged = examine(folder.locate(members))
-        if len(damaged):
-            heading = f"{len(damaged)} of {len(members)} images are bad"
-            folder.faults.take(damaged.make_error(heading, SKIPPING))
+    damaged = Problems() if examine is None else examine(folder.locate(members))
+    if len(damaged):
+        heading = f"{len(damaged)} of {len(members)} images are bad"
+        folder.faults.take(damaged.make_error(heading, SKIPPING))
     try:
         labels = _read_labels(folder, listing.labels, members, frames, classes, difficult)
     except DataError as error:

@@ -366,6 +366,23 @@ class BoxCollector:
                 place, f"box {str(list(box))[:80]} holds what is no number of a sensible size"
             )
 
+    def renumber(self, order: Mapping[int, int], explain: Callable[[int], str]) -> None:
+        """Replace the classes of all boxes that were added.
+
+        Args:
+            order: The new number of each class.
+            explain: Returns the reason why a class is none, whose boxes are rejected.
+        """
+        rows = []
+        for row in self._rows:
+            image, file, row_in_file, number, *box = row
+            if number in order:
+                rows.append((image, file, row_in_file, order[int(number)], *box))
+            else:
+                text = f"{self._form.place.format(int(row_in_file))}: {explain(int(number))}"
+                self.bad.add(self._paths[int(file)], text)
+        self._rows = rows
+
     def finish(self, classes: Sequence[str]) -> LabelTable:
         """Check all boxes and make the table.
 
@@ -415,7 +432,9 @@ class BoxCollector:
 
     def _check_frames(self, rows: Doubles) -> None:
         """Note images that their annotations do not fit."""
-        file_of = dict(rows[:, :2].astype(np.int64).tolist())  # of each image with boxes
+        images, firsts = np.unique(rows[:, 0], return_index=True)  # those with boxes
+        files = rows[firsts, 1]
+        file_of = dict(zip(map(int, images), map(int, files), strict=True))
         turned = [image for image in file_of if self._frames[image].orientation != 1]
         for image in sorted({*self._stated, *turned}):
             unstated = file_of.get(image, 0), "", UNSTATED

@@ -2,10 +2,9 @@
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -89,22 +88,41 @@ def read_yolo_labels(
         DataError: Lists what is wrong with any line of any file.
     """
     collector = BoxCollector(_FORM, frames, on_bad=on_bad)
-    texts = list(_read_files(zip(images, files, strict=True), collector))
-    numbers = {int(match[1]) for text in texts for _, _, match in text.lines if match}
+    numbers, others = _collect([path for _, path in zip(images, files, strict=True)], collector)
     name_of = name_numbers(numbers, names or classes or ())
     classes = check_classes(classes or tuple(name_of.values()) or ("object",))
     order = {number: classes.index(name) for number, name in name_of.items() if name in classes}
-    for text in texts:
-        collector.start_file(text.path)
-        for row, line, match in text.lines:
-            if match is None:
-                collector.reject(row, _explain(line, name_of))
-            elif int(match[1]) not in order:
-                collector.reject(row, _explain_class(match[1], name_of, classes))
-            else:
-                box = [float(value) for value in match.groups()[1:]]
-                collector.add(text.image, row, order[int(match[1])], box)
+    for path, row, line in others:
+        collector.bad.add(path, f"line {row}: {_explain(line, name_of)}")
+    if any(order.get(number) != number for number in numbers):
+        collector.renumber(order, lambda number: _explain_class(str(number), name_of, classes))
     return collector.finish(classes)
+
+
+def _collect(
+    files: Sequence[PathText | None], collector: BoxCollector
+) -> tuple[set[int], list[tuple[PathText, int, str]]]:
+    """Collect the boxes of all files by their numbers; return these, and the lines that are no boxes."""
+    numbers = set[int]()
+    others = []
+    for image, path in enumerate(files):
+        if path is None:
+            continue
+        try:
+            lines = read_lines(path)
+        except DataError as error:
+            collector.problems.add(path, str(error))
+            continue
+        collector.start_file(path)
+        for row, line in enumerate(lines, 1):
+            match = _LINE.fullmatch(line)
+            if match:
+                number = int(match[1])
+                numbers.add(number)
+                collector.add(image, row, number, [float(value) for value in match.groups()[1:]])
+            elif line:
+                others.append((path, row, line))
+    return numbers, others
 
 
 def name_numbers(numbers: Collection[int], names: Sequence[str]) -> dict[int, str]:
@@ -129,28 +147,6 @@ def name_numbers(numbers: Collection[int], names: Sequence[str]) -> dict[int, st
             *(names[0], len(names), names[-1]),
         )
     return dict(enumerate(names, first))
-
-
-class _LabelText(NamedTuple):
-    image: int
-    path: PathText
-    lines: list[tuple[int, str, re.Match[str] | None]]  # number of the line, and its box
-
-
-def _read_files(
-    pairs: Iterable[tuple[PathText, PathText | None]], collector: BoxCollector
-) -> Iterator[_LabelText]:
-    """Yield the lines of each label file, without blank ones."""
-    for image, (_, path) in enumerate(pairs):
-        if path is None:
-            continue
-        try:
-            lines = enumerate(read_lines(path), 1)
-        except DataError as error:
-            collector.problems.add(path, str(error))
-            continue
-        matches = [(row, line, _LINE.fullmatch(line)) for row, line in lines if line]
-        yield _LabelText(image, path, matches)
 
 
 def read_lines(path: PathText) -> list[str]:

@@ -318,7 +318,8 @@ class InspectionFiles(MaskedImageFolder):
         """
         annotated = read_annotations(self.folder, image_set.images, image_set.excluded)
         used = () if annotated is None else annotated.files
-        add_label_files(self.leftovers, self.folder, "masks", used)
+        is_open = annotated is None
+        add_label_files(self.leftovers, self.folder, "masks", used, with_unknown=is_open)
         if annotated is None:
             return image_set
         if not annotated.marks:

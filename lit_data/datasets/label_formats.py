@@ -6,14 +6,19 @@ from pathlib import Path
 from typing import Literal
 
 from lit_data.errors import DataError
-from lit_data.io.discovery import check_inside
+from lit_data.io.discovery import check_inside, name_below
 from lit_data.io.leftovers import Leftovers, Unread
 from lit_data.io.source import open_source
 
 Purpose = Literal["masks", "boxes", "classes", "pairs"]
 """What a kind of data reads from label files."""
 
-_EXTENSIONS = (".json", ".xml", ".csv", ".txt")
+_EXTENSIONS = (".json", ".jsonl", ".geojson", ".xml", ".csv", ".tsv", ".xlsx", ".txt")
+_NO_LABELS = re.compile(
+    "(readme|licen[cs]e|copying|requirements|classes|names|train|val|test|trainval).*",
+    re.IGNORECASE,
+)
+"""Names of files of no known format that are not labels either."""
 _HEAD_BYTES = 2**16
 _MOST_READ = 16  # files of an extension, of folders that are not alike
 _NUMBER = r"-?\d+(?:\.\d+)?"
@@ -31,6 +36,10 @@ _FORMATS = (
     ("Datumaro", ".json", r'"items"\s*:'),
     ("VGG Image Annotator", ".json", r'"regions"\s*:'),
     ("Label Studio", ".json", r'"annotations"\s*:', r'"result"\s*:'),
+    ("JSON lines", ".jsonl"),
+    ("GeoJSON", ".geojson"),
+    ("Excel", ".xlsx"),
+    ("TSV", ".tsv"),
     ("CSV of run lengths", ".csv", r"\A[^\n]*\b(encoded_?pixels|rle|mask_rle)\b"),
     ("CSV of boxes", ".csv", r"\A[^\n]*\b(x_?min|x1|bbox|left)\b"),
     ("CSV of labels", ".csv", r"\A[^\n]*\b(label|class|class_?id|category)\b"),
@@ -98,6 +107,7 @@ def add_label_files(
             cure = cures.get(label_format, cures[""]).replace("FILE", names[0])
             leftovers.add(f"label files ({label_format}) are not used", names, cure)
         elif with_unknown:
+            names = [name for name in names if not _NO_LABELS.fullmatch(name.rpartition("/")[2])]
             leftovers.add("files have no format that is known", names, cures[""])
 
 
@@ -135,11 +145,11 @@ def sort_by_format(
         unread: Files by their extension.
         used: Those that are left out.
     """
-    used_paths = set(map(str, used))
+    used_names = {name_below(folder, path) for path in used}
     by_format: dict[str, list[str]] = {}
     for extension in _EXTENSIONS:
         paths = sorted(unread.get(extension, ()))
-        names = [name for name in paths if f"{folder}/{name}" not in used_paths]
+        names = [name for name in paths if name not in used_names]
         format_of: dict[str, str] = {}
         for name in names:
             key = name if len(names) <= _MOST_READ else name.rpartition("/")[0]

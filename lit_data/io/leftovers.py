@@ -17,9 +17,10 @@ _MOST_NAMES = 3
 _IMAGES = (
     *(".jp2", ".j2k", ".jpx", ".jxl", ".webp", ".avif", ".heic", ".heif", ".gif", ".tga"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".exr", ".hdr", ".psd", ".svg", ".pdf", ".raw", ".dng"),
-    *(".cr2", ".nef", ".arw"),
+    *(".cr2", ".nef", ".arw", ".jfif", ".ico", ".dds", ".svs", ".ndpi", ".czi", ".nd2"),
 )
 _READ_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")  # not where volumes are
+_READ_VOLUMES = (".nii", ".nii.gz", ".dcm", ".ima")  # not where images are
 _ARCHIVES = (
     *(".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"),
     *(".tfrecord", ".tfrecords", ".parquet", ".h5", ".hdf5", ".lmdb", ".mdb", ".pkl"),
@@ -29,7 +30,7 @@ _TYPES = (
     ("archives are not read", _ARCHIVES, "unpack them into files"),
     ("videos are not read", (".mp4", ".avi", ".mov", ".mkv"), "save their frames as images"),
     ("images are not volumes", _READ_IMAGES, "+experiment=segmentation reads them"),
-    ("volumes are not images", (".nii", ".dcm", ".ima"), "+experiment=ct_segmentation reads them"),
+    ("volumes are not images", _READ_VOLUMES, "+experiment=ct_segmentation reads them"),
     (
         "volumes are of a type that is not read",
         (".nrrd", ".mha", ".mhd", ".mgz"),
@@ -86,12 +87,14 @@ class Leftovers:
             read: Extensions of the others.
         """
         self._folder, self.unread = show_path(folder), unread
+        packed = unread.get(".gz", ())
+        volumes = [name for name in packed if name.lower().endswith(".nii.gz")]
+        others = sorted(set(packed) - set(volumes))
+        names_of = {**unread, ".gz": others, ".nii.gz": volumes}
         for cause, extensions, cure in _TYPES:
             names: list[str] = []
             for extension in set(extensions).difference(read):
-                names += unread.get(extension, ())
-            if ".gz" in extensions:  # .nii.gz is a volume
-                names = [name for name in names if not name.lower().endswith(".nii.gz")]
+                names += names_of.get(extension, ())
             self.add(cause, sorted(names), cure)
 
     def add(self, cause: str, names: Sequence[str], cure: str) -> None:

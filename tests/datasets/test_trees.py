@@ -47,3 +47,14 @@ def test_the_page_is_that_of_the_table() -> None:
 
 def test_patterns_stand_for_files() -> None:
     assert list(expand("{a,b}/{08-10}.png"))[:4] == ["a/08.png", "a/09.png", "a/10.png", "b/08.png"]
+
+
+@pytest.mark.parametrize("name", ["LabelMe", "nolabel: images without a label file"])
+def test_the_working_folder_is_understood_as_any_other(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = next(tree for tree in TREES if tree.name == name and tree.understood)
+    draw_tree(tree, tmp_path / "data")
+    expected = describe_tree(tree, tmp_path / "data", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path / "data")
+    assert describe_tree(tree, Path(), tmp_path / "cache") == expected

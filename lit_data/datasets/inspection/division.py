@@ -121,8 +121,9 @@ class FileDivider:
         if any(map(repeats_masks, self.parts(path)[:-1])):
             return True
         # Older exports of LabelMe have arrays in SegmentationClass, and the masks beside it.
-        masks = path.parent.with_name("SegmentationClassPNG")
-        return path.match("SegmentationClass/*.npy") and masks.is_dir()
+        if not path.match("SegmentationClass/*.npy"):
+            return False
+        return path.parent.with_name("SegmentationClassPNG").is_dir()
 
     def _find_folders(self, is_wanted: Callable[[str], bool]) -> set[Path]:
         """Find the folders whose names say that they hold masks."""

@@ -115,7 +115,7 @@ def _is_volume(path: Path) -> bool:
     """Return True for an array that is no image of one or some channels."""
     if path.suffix != ".npy":
         return False
-    shape = np.load(path, mmap_mode="r").shape
+    shape = np.load(path, mmap_mode="r", allow_pickle=False).shape
     return (len(shape) == 3 and shape[-1] > _MOST_CHANNELS) or len(shape) > 3
 
 

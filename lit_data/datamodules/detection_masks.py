@@ -54,7 +54,7 @@ def find_mask_boxes(files: InspectionFiles) -> DetectionFiles:
     has_mask = np.array([mask is not None for mask in image_set.masks])
     kinds = files.number_kinds(image_set.kinds, has_mask)
     decoder = MaskDecoder(files.mask_options)
-    objects = None if image_set.boxes is None else np.load(image_set.boxes)
+    objects = None if image_set.boxes is None else np.load(image_set.boxes, allow_pickle=False)
     problems = Problems()
     marked: list[_Marked] = []
     pairs = list(zip(image_set.images, image_set.masks, strict=True))

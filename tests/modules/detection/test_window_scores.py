@@ -1,5 +1,6 @@
 """Scores of whole images whose windows go through the net."""
 
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -77,4 +78,4 @@ def test_an_image_is_scored_as_a_whole(tmp_path: Path) -> None:
 def test_an_image_without_all_of_its_windows_is_not_scored(tmp_path: Path) -> None:
     model, _, scores = _validate(tmp_path, limit_val_batches=1)
     assert model.scored == []
-    assert scores["val/map50"] == 0
+    assert isnan(scores["val/map50"])

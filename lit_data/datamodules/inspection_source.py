@@ -22,6 +22,7 @@ from lit_data.datasets.inspection.layouts import (
     describe_counts,
     find_inspection_set,
     leave_out_stray,
+    leave_out_unlike,
 )
 from lit_data.datasets.inspection.near_duplicates import find_details, group_details
 from lit_data.datasets.inspection.occupancy import PartialMasks
@@ -135,7 +136,10 @@ class InspectionFiles(MaskedImageFolder):
         return self.leave_out_others(image_set)
 
     def leave_out_others(self, image_set: InspectionSet) -> InspectionSet:
-        """Return the images that belong to the set, see `find_members`."""
+        """Return the images that belong to the set, see `find_members`; what is to be predicted belongs to it."""
+        if self.splits != "auto":
+            return image_set
+        image_set = leave_out_unlike(self.folder, image_set, self.leftovers)
         excluded = [self.name(path) for path in image_set.excluded]
         members = self.find_members([self.name(path) for path in image_set.images], excluded)
         return image_set.keep(members)

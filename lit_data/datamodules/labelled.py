@@ -68,15 +68,18 @@ class LabelledFiles(InspectionFiles):
         if table is not None:
             return replace(image_set, kinds=table.labels)
         image_set = leave_out_stray(self.folder, image_set)
-        if any(image_set.kinds):
-            self._add_nameless(image_set)
-        return image_set
+        has_classes = self.splits == "auto" and any(image_set.kinds)
+        return self._leave_out_nameless(image_set) if has_classes else image_set
 
-    def _add_nameless(self, image_set: InspectionSet) -> None:
-        kinds = zip(image_set.images, image_set.kinds, strict=True)
-        nameless = [self.name(image) for image, kind in kinds if not kind]
-        cure = "they are in no split; move them into one"
-        self.leftovers.add("images lie in no folder of a class", nameless, cure)
+    def _leave_out_nameless(self, image_set: InspectionSet) -> InspectionSet:
+        named: list[int] = []
+        nameless: list[int] = []
+        for number, kind in enumerate(image_set.kinds):
+            (named if kind else nameless).append(number)
+        names = [self.name(image_set.images[number]) for number in nameless]
+        cure = "they are left out; move them into one"
+        self.leftovers.add("images lie in no folder of a class", names, cure)
+        return image_set.keep(named)
 
     @property
     @override

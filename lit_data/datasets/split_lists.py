@@ -7,6 +7,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
+from lit_data.datasets.detection.coco import find_coco, load_coco
 from lit_data.datasets.detection.voc import NameIndex
 from lit_data.datasets.detection.yolo import (
     YAML_FILES,
@@ -16,7 +17,12 @@ from lit_data.datasets.detection.yolo import (
     read_lines,
 )
 from lit_data.datasets.inspection.tables import IMAGE_COLUMNS, choose_column, read_table
-from lit_data.datasets.split_names import SPLITS, find_listed_split, find_split
+from lit_data.datasets.split_names import (
+    SPLITS,
+    find_listed_split,
+    find_split,
+    split_of_annotations,
+)
 from lit_data.errors import DataError, Problems, escape, show_path
 from lit_data.io.discovery import check_inside
 
@@ -83,6 +89,20 @@ def find_list_files(root: Path) -> list[Path]:
     paths = [path for _, path in _find_list_files(root, files, subfolders)]
     others = (_find_yaml(root, files), _find_table(root, files))
     return paths + [path for path in others if path is not None]
+
+
+def find_coco_lists(root: Path) -> list[SplitList]:
+    """Return the images of COCO files in ``annotations`` whose names say a split, such as ``instances_val.json``."""
+    lists: list[SplitList] = []
+    if not (root / "annotations").is_dir():
+        return lists
+    for path in find_coco(root):
+        split = split_of_annotations(path.name)
+        with suppress(DataError):  # who reads their marks says what is wrong
+            images = load_coco(path, split).images.values() if split else ()
+            names = [image["file_name"] for image in images]
+            lists += [SplitList(split, show_path(path), names)] if split and names else []
+    return lists
 
 
 def _find_yaml(root: Path, files: Sequence[Path]) -> Path | None:

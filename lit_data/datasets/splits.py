@@ -15,6 +15,7 @@ from lit_data.datasets.detection.yolo import read_lines
 from lit_data.datasets.split_lists import (
     TO_SHARE,
     SplitList,
+    find_coco_lists,
     find_lists,
     match_lists,
     read_split_table,
@@ -101,7 +102,10 @@ def find_named_splits(
         lists = _read_lists(splits, root)
         rule = "are in no list of data.splits"
     if not lists and splits == "auto":
-        return _find_by_folder(names, is_complete=False)
+        by_folder = _find_by_folder(names, is_complete=False)
+        lists = find_coco_lists(root) if root is not None and by_folder is None else []
+        if not lists:
+            return by_folder
     folder = root or Path()
     index = NameIndex([folder / name for name in names], [folder / name for name in others])
     numbers = match_lists(lists, names, index)
@@ -110,24 +114,26 @@ def find_named_splits(
 
 def _find_by_folder(names: Sequence[str], *, is_complete: bool) -> NamedSplits | None:
     """Find the splits that folders name; none where none of them does and some may lie elsewhere."""
-    numbers: dict[str, list[int]] = {split: [] for split in SPLITS}
-    outside = []
-    for number, name in enumerate(names):
-        split = split_of(name)
-        if split is None:
-            outside.append(name)
-        else:
-            numbers[split].append(number)
+    folders = [name.rpartition("/")[0] for name in names]
+    # There are few folders, and maybe a million images.
+    code_of = {}
+    for folder in set(folders):
+        split = split_of(f"{folder}/")
+        code_of[folder] = -1 if split is None else SPLITS.index(split)
+    codes = np.array([code_of[folder] for folder in folders], np.int64)
+    if not is_complete and (codes < 0).all():
+        return None
+    outside = [names[number] for number in np.flatnonzero(codes < 0).tolist()]
     if is_complete and outside:
         raise DataError(
             f"splits=folders, but {len(outside)} images lie in no folder of one of "
             f"{', '.join(SPLITS)}: {list_first(outside)}"
         )
-    if len(outside) == len(names):
-        return None
-    named = [split for split in SPLITS if numbers[split]]
+    named = np.unique(codes[codes >= 0]).tolist()
     if len(named) == 1 and outside:
-        _refuse_other_folders(find_split_folder(names[numbers[named[0]][0]]), named[0], outside)
+        first = names[int(np.argmax(codes >= 0))]
+        _refuse_other_folders(find_split_folder(first), SPLITS[named[0]], outside)
+    numbers = {split: np.flatnonzero(codes == code) for code, split in enumerate(SPLITS)}
     rule = "lie in no folder of a split"
     return complete_splits(numbers, len(names), rule, is_open=not is_complete)
 
@@ -144,7 +150,7 @@ def _refuse_other_folders(folder: str | None, split: str, outside: Sequence[str]
 
 
 def complete_splits(
-    numbers: Mapping[str, Sequence[int]], count: int, rule: str, *, is_open: bool
+    numbers: Mapping[str, Sequence[int] | Ints], count: int, rule: str, *, is_open: bool
 ) -> NamedSplits:
     """Return splits with the images that are in none.
 
@@ -158,11 +164,12 @@ def complete_splits(
     for split in SPLITS:
         of_split = np.sort(np.array(numbers.get(split, ()), np.int64))
         by_split[split] = of_split[of_split < count]
-    left_out = np.setdiff1d(np.arange(count), np.concatenate(list(by_split.values())))
+    is_left_out = np.ones(count, np.bool_)
+    is_left_out[np.concatenate(list(by_split.values()))] = False
     fractions = None
     if is_open and len(by_split["train"]) and not len(by_split["val"]):
         fractions = OF_TRAIN if len(by_split["test"]) else DEFAULT_SHARES
-    return NamedSplits(by_split, left_out, rule, fractions)
+    return NamedSplits(by_split, np.flatnonzero(is_left_out), rule, fractions)
 
 
 def split_images(

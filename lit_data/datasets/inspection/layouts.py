@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from lit_data.datasets.inspection.division import (
     Division,
@@ -22,15 +22,19 @@ from lit_data.datasets.inspection.good_names import name_kinds, tells_quality
 from lit_data.datasets.split_names import find_split, find_split_folder, split_of
 from lit_data.errors import DataError, show_path
 from lit_data.io.discovery import MATLAB, MATLAB_CURE, FolderWalk
+from lit_data.io.images.header import read_header
 from lit_data.io.leftovers import Leftovers
 from lit_data.io.names import is_image_folder
 from lit_data.io.pairing import Matching, Pairing
+from lit_data.types import Size
 
 log = logging.getLogger(__name__)
 
 Layout = Literal["anomaly", "folder", "beside", "none", "coco", "labelme", "csv", "yolo", "cvat"]
 
 _MOST_NAMED = 20
+_MOST_STRAYS = 3
+_MOST_COMPARED = 64  # images whose headers are read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +317,59 @@ def leave_out_stray(folder: Path, image_set: InspectionSet) -> InspectionSet:
         show_path(image_set.images[stray]),
     )
     return image_set.keep([*range(stray), *range(stray + 1, len(image_set.images))])
+
+
+def leave_out_unlike(folder: Path, image_set: InspectionSet, leftovers: Leftovers) -> InspectionSet:
+    """Leave out the few pictures on top of folders of images that are like none of these, such as a contact sheet.
+
+    They have other channels, another dtype, or another size than all others, which have one.
+
+    Args:
+        folder: Of the set.
+        image_set: Its images; those with a mask stay.
+        leftovers: Takes those that are left out.
+    """
+    on_top: list[int] = []
+    others: list[Path] = []
+    for number, (image, mask) in enumerate(zip(image_set.images, image_set.masks, strict=True)):
+        if image.parent == folder and mask is None:
+            on_top.append(number)
+        else:
+            others.append(image)
+    if not 0 < len(on_top) <= _MOST_STRAYS < len(others):
+        return image_set
+    step = max(1, len(others) // _MOST_COMPARED)
+    known = list(filter(None, map(_read_form, others[::step])))
+    strays = [number for number in on_top if not _is_alike(image_set.images[number], known)]
+    names = [image_set.images[number].name for number in strays]
+    cause = "images on top of the folders are unlike all in them"
+    leftovers.add(cause, names, "they are left out; move them into a folder if they belong")
+    return image_set.keep(sorted(set(range(len(image_set.images))).difference(strays)))
+
+
+class _Form(NamedTuple):
+    channels: int
+    dtype: str
+    size_px: Size
+
+
+def _is_alike(path: Path, known: Sequence[_Form]) -> bool:
+    form = _read_form(path)
+    if form is None:
+        return True
+    if len({other.size_px for other in known}) != 1:  # any size is one more
+        return form[:2] in {other[:2] for other in known}
+    return form in known
+
+
+def _read_form(path: Path) -> _Form | None:
+    """Return the form of a file; None for one that cannot be read."""
+    try:
+        stored = read_header(path).stored
+    except DataError:
+        return None
+    channels = stored.colors + len(stored.alpha)
+    return _Form(channels, stored.dtype.str, (stored.height_px, stored.width_px))
 
 
 def _list_files(

@@ -157,7 +157,8 @@ class InspectionDataModule(ImageDataModule):
     @override
     def open_split_masks(self, stage: Stage) -> tuple[Ints, PartialMasks | None]:
         images = self.split_images[stage]
-        self._refuse_doubt()
+        if self._find_doubt():
+            raise ConfigError(self._find_doubt())
         if self.train_on == "good" and stage == "train" and not len(images):
             raise ConfigError(
                 f"{show_path(self.source.folder)}: no image of train is without a defect, and "
@@ -186,10 +187,9 @@ class InspectionDataModule(ImageDataModule):
             f"'data.good=[\"{example}\"]'; 'data.good=[\"*\"]' stands for all"
         )
 
-    def _refuse_doubt(self) -> None:
-        doubt = self.describe_doubt() if self.train_on == "good" and self._masks is None else ""
-        if doubt:
-            raise ConfigError(doubt)
+    def _find_doubt(self) -> str:
+        """Return the doubt where good images are to train, and folders alone tell which are."""
+        return self.describe_doubt() if self.train_on == "good" and self._masks is None else ""
 
     @override
     def choose_patches(self, images: Ints, stage: Stage) -> SampledPatches:
@@ -250,8 +250,8 @@ class InspectionDataModule(ImageDataModule):
         for split, images in self.split_images.items():
             numbers[f"{split}_images"] = len(images)
         if masks is None:  # without them there may be no dataset to count patches of
-            if self.train_on == "good" and self.describe_doubt():  # which `fit` refuses
-                log.warning("%s", self.describe_doubt())
+            if self._find_doubt():  # which `fit` refuses
+                log.warning("%s", self._find_doubt())
             return numbers
         is_positive = self.count_classes()[:, 1:].sum(1) > 0
         for split, images in self.split_images.items():
@@ -383,6 +383,8 @@ class InspectionDataModule(ImageDataModule):
             shared = splitter.find_fractions(self.source.splits, is_anomaly_set=is_anomaly_set)
             splitter.add_unmasked(splits, shared or {})
             return splits
+        if self._find_doubt():  # images that may show a defect are in no split, and `fit` asks
+            return dict.fromkeys(SPLITS, np.zeros(0, np.int64))
         is_good = self._find_good()
         if splits is None:
             splits = splitter.split_good(self.source.splits, is_good)
@@ -400,7 +402,7 @@ class InspectionDataModule(ImageDataModule):
         is_good = np.ones(len(self.bank), np.bool_)
         # Kinds say something only where one of them is called good.
         if (kinds == GOOD).any():
-            is_good = (kinds == GOOD) | (kinds == "")
+            is_good = (kinds == GOOD) | ((kinds == "") & (self.source.good is None))
         if self._masks is not None:
             is_good &= self.count_classes()[:, 1:].sum(1) == 0
         return is_good

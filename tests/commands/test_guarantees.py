@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from lit_data.cli import main
-from lit_data.commands.calibrate import CalibrateOptions
+from lit_data.commands.calibrate import CalibrateOptions, KnownImages
 from lit_data.commands.pod import (
     PodOptions,
     map_places,
@@ -22,6 +23,7 @@ from lit_data.commands.pod import (
     warn_of_few_images,
 )
 from lit_data.commands.rerun import take_run
+from lit_data.datamodules import InspectionDataModule
 from lit_data.errors import ConfigError
 from lit_data.synthesis import FAMILIES, DefectSpec
 from lit_data.tasks.targets import Target, size_family
@@ -39,6 +41,21 @@ _QUICK = (
 
 def _target(size_px: float, hit: bool, place: float = 0.5, family: str = "spot") -> Target:
     return Target(family, "a.png", 1.0, 1.0, place, place, size_px, 0.1, hit)
+
+
+def test_folders_that_do_not_tell_are_no_truth(tmp_path: Path) -> None:
+    for kind in ("A", "B"):
+        (tmp_path / "set" / kind).mkdir(parents=True)
+        for number in range(4):
+            noise = np.random.default_rng([number, *kind.encode()]).integers(0, 255, (32, 32))
+            cv2.imwrite(str(tmp_path / "set" / kind / f"{number}.png"), noise)
+    data = InspectionDataModule(tmp_path / "set", cache="none", train_on="good", patch_px=32)
+    data.setup("predict")
+    prediction: Any = SimpleNamespace(
+        task=SimpleNamespace(datamodule=data), run=SimpleNamespace(chosen=None)
+    )
+    with pytest.raises(ConfigError, match="no folder is known to hold good parts"):
+        KnownImages.open(prediction, None)
 
 
 def test_families_without_a_curve_say_why() -> None:

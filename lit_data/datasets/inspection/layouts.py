@@ -224,7 +224,8 @@ def _match(pairing: Pairing) -> Matching:
     matching.problems.raise_if_any(
         f"{len(matching.problems)} of {len(pairing.masks)} masks do not fit the "
         f"{len(pairing.images)} images",
-        "correct their names, or leave files out with data.exclude",
+        "correct their names, leave files out with data.exclude, or rename a folder of images that "
+        "is called as if masks were in it",
     )
     return matching
 

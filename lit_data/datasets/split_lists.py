@@ -285,7 +285,7 @@ def _find_row(number_of: Mapping[str, int], index: NameIndex, row: str) -> int:
     """Return the number of an image that a row names, also below the ``data/`` of CVAT, no folder."""
     if row in number_of:
         return number_of[row]
-    for name in (row, row.removeprefix("data/"), row.split(maxsplit=1)[0]):
+    for name in (row, row.removeprefix("data/"), row.split(maxsplit=1)[0], row.replace("\\", "/")):
         with suppress(DataError):
             return index.find(name)
     return index.find(row)  # says what is wrong

@@ -49,6 +49,11 @@ def _split(root: Path, splits: Splits = "auto", names: tuple[str, ...] = NAMES) 
             "VOC2012__ImageSets__Layout__val_dot_txt": "c",
             "VOC2012__ImageSets__Layout__test_dot_txt": "d",
         },
+        {
+            "train_dot_txt": "JPEGImages\\a.jpg\r\n.\\JPEGImages\\b.jpg",
+            "val_dot_txt": "data/c",
+            "test_dot_txt": "d",
+        },
         {"labels_dot_csv": "image,label,split\na.jpg,x,Training\nb,x,train\nc,x,valid\nd,x,test\n"},
         {
             "data_dot_yaml": "train: [one.txt]\nvalid: two.txt\ntest: three.txt\nnames: [x]",

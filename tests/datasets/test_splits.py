@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lit_data.datasets.patch_source import ProgressiveSize
-from lit_data.datasets.splits import split_images
+from lit_data.datasets.splits import check_image_count, split_images
 from lit_data.errors import ConfigError, DataError
 
 NAMES = [f"{n:03}.png" for n in range(100)]
@@ -81,6 +81,12 @@ def test_fewer_images_than_splits() -> None:
     with pytest.raises(ConfigError, match=r"2 images cannot be split .*={train: 0.5, val: 0.5}'"):
         split_images(NAMES[:2], fractions)
     assert [len(part) for part in split_images(NAMES[:2]).values()] == [2, 0, 0]
+    with pytest.raises(
+        ConfigError, match=r"2 images cannot .*'data.splits={train: 0.5, val: 0.5}'"
+    ):
+        check_image_count(2, "auto")
+    check_image_count(3, "auto")
+    check_image_count(1, {"train": 1.0})
 
 
 @pytest.mark.parametrize("name", ["splits.csv", "train.txt"])

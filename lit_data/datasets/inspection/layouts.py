@@ -267,7 +267,8 @@ def _pair_anomaly(
 def _list_kinds(divider: FileDivider, division: Division) -> list[list[str]]:
     """Return for each image the folders that may say its kind, the outermost first."""
     if division.place == "anomaly":
-        return [[path.parent.name] for path in division.images]
+        names_above = (path.parent.name for path in division.images)
+        return [[] if find_split(name) else [name] for name in names_above]
     folders = [divider.parts(path)[:-1] for path in division.images]
     # A folder such as photos is a kind where it lies beside those of other kinds.
     parents = set[tuple[str, ...]]()

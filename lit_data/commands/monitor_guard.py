@@ -116,7 +116,8 @@ def _list_monitors(trainer: Trainer) -> list[str]:
 
 
 def _validates(trainer: Trainer) -> bool:
-    return sum(trainer.num_val_batches) > 0
+    batches = trainer.num_val_batches  # none as long as no loader was asked for
+    return trainer.enable_validation and (not batches or sum(batches) > 0)
 
 
 def _keep_last_of_undefined(

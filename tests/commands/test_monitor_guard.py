@@ -45,13 +45,20 @@ class Scores(ScoredModule):
         return {"dice": torch.tensor(self.values[self.current_epoch])}
 
 
-def fit(folder: Path, scores: Sequence[float], *callbacks: Callback, validates: bool = True) -> Any:
+def fit(
+    folder: Path,
+    scores: Sequence[float],
+    *callbacks: Callback,
+    validates: bool = True,
+    **options: Any,
+) -> Any:
     loader = DataLoader([{"image": torch.zeros(1)}] * 2)  # type: ignore[arg-type]
     trainer = make_trainer(
         folder,
         max_epochs=len(scores),
         callbacks=[MonitorGuard(knows_names=True), *callbacks],
         enable_checkpointing=True,
+        **options,
     )
     trainer.fit(Scores(scores), loader, loader if validates else [])
     return trainer
@@ -90,6 +97,13 @@ def test_where_nothing_validates_the_last_checkpoint_is_the_best(tmp_path: Path)
     content = torch.load(tmp_path / "best.ckpt", weights_only=True)
     assert content["epoch"] == 1
     assert own.monitor == "train/loss"
+
+
+def test_a_validation_that_comes_later_still_chooses_the_best(tmp_path: Path) -> None:
+    options = {"check_val_every_n_epoch": 2, "num_sanity_val_steps": 0}
+    fit(tmp_path, [0.1, 0.9, 0.1, 0.2], best(tmp_path), **options)
+    content = torch.load(tmp_path / "best.ckpt", weights_only=True)
+    assert content["epoch"] == 1
 
 
 def test_early_stopping_waits_for_a_score(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Experiment of a command line that names none: that of its checkpoint, or a proposal by its folder."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def choose_experiment(hydra: Hydra, command: str, overrides: Sequence[str]) -> l
     """
     typed = {word.lstrip("+").partition("=")[0]: word for word in overrides}
     if command in _WITHOUT_DATA or any(key in typed for key in _CHOOSING):
-        return list(overrides)
+        return [*overrides, *_name_after_data(typed)]
     tree = ConfigTree(hydra, command, overrides)
     tree.parse(overrides)  # what is misspelt is named first
     experiments = tree.options("experiment")
@@ -59,6 +59,12 @@ def choose_experiment(hydra: Hydra, command: str, overrides: Sequence[str]) -> l
         f"no experiment is chosen{where}: add +experiment=NAME, one of {', '.join(experiments)}; "
         "lit-data --help tells what each is for"
     )
+
+
+def _name_after_data(typed: Mapping[str, str]) -> list[str]:
+    """Return the name of a run whose kind of data alone is chosen; no words where more is."""
+    data = read_override(typed.get("data", ""))
+    return [f"name={data}"] if data and not {"experiment", "name"} & typed.keys() else []
 
 
 def _read_experiment(ckpt: str | None, run: str | None, experiments: Sequence[str]) -> str:

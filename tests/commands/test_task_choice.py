@@ -1,5 +1,6 @@
 """Command lines without an experiment: which one a folder looks like."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -69,6 +70,15 @@ def test_without_a_folder_that_tells_the_experiments_are_listed(
     Path("empty").mkdir()
     with pytest.raises(ConfigError, match=message):
         api.start("fit", *words.split())
+
+
+def test_a_run_is_named_after_its_data_where_no_experiment_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Callable[..., None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    install(lambda cfg: {})
+    assert main(["show", "data=detection", "model=detector", "augment=none"]) == 0
+    assert [path.name for path in (tmp_path / "runs/show").iterdir()] == ["detection"]
 
 
 def test_nothing_is_made_where_no_experiment_is_chosen(

@@ -384,9 +384,7 @@ def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None, key: s
     if number:
         tags = Directory(stream, size_bytes, layout, places[number])
     _check_page_count(tags, len(places), page, key)
-    compression = tags.number(259, _NONE)
-    photometric = tags.number(262, _WHITE_IS_ZERO if compression in _FAX else _BLACK_IS_ZERO)
-    _check_colour_model(photometric, compression)
+    photometric = _read_colour_model(tags)
     samples = tags.number(277, 1)
     planes = samples if tags.number(284, 1) == _PLANAR else 1  # else the samples of a pixel are one
     grid = read_grid(tags, planes)
@@ -394,11 +392,8 @@ def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None, key: s
     notes = check_segments(stream, size_bytes, tags, grid, bits * samples // planes)
     alpha = _find_alpha(tags, samples)
     colors = samples - len(alpha)
-    if photometric == _PALETTE and colors > 1:
-        raise DataError(
-            f"a palette image with {colors - 1} unnamed channels beside its numbers; save it as "
-            "RGB: magick IN.tif -alpha off -type TrueColor OUT.png"
-        )
+    if photometric == _PALETTE:
+        _check_palette(colors)
     return StoredImage(
         kind="tiff",
         height_px=grid.height_px,
@@ -418,16 +413,31 @@ def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None, key: s
     )
 
 
-def _check_colour_model(photometric: int, compression: int) -> None:
+def _read_colour_model(tags: Directory) -> int:
+    """Return the photometric interpretation of a page of grey levels, inks, or red, green and blue.
+
+    Raises:
+        DataError: It is another.
+    """
+    compression = tags.number(259, _NONE)
+    photometric = tags.number(262, _WHITE_IS_ZERO if compression in _FAX else _BLACK_IS_ZERO)
     is_decoded = photometric == _YCBCR and compression == _JPEG
     is_plain = photometric in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _PALETTE, _CMYK)
     if is_decoded or is_plain or compression not in _COMPRESSIONS:  # which is refused as such
-        return
+        return photometric
     model = _COLOUR_MODELS.get(photometric, "an unknown colour model")
     raise DataError(
         f"TIFF of {model} (photometric interpretation {photometric}), which is neither grey nor "
         "RGB; convert it: magick IN.tif -colorspace sRGB OUT.png"
     )
+
+
+def _check_palette(colors: int) -> None:
+    if colors > 1:
+        raise DataError(
+            f"a palette image with {colors - 1} unnamed channels beside its numbers; save it as "
+            "RGB: magick IN.tif -alpha off -type TrueColor OUT.png"
+        )
 
 
 def _find_alpha(tags: Directory, samples: int) -> tuple[int, ...]:

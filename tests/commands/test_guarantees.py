@@ -256,7 +256,7 @@ def test_a_run_of_another_command_is_refused(
     config.write_text("command: fit\n")
     on_run = take_run("calibrate", "run", ["seed=4"])
     place = os.path.realpath(tmp_path / "run")
-    assert on_run.overrides == ("+experiment=segmentation", f"run={place}", "seed=4")
+    assert on_run.overrides == ("+experiment=segmentation", f"run='{place}'", "seed=4")
     assert on_run.read == ["+experiment=segmentation"]
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -270,11 +270,11 @@ def test_a_run_of_another_command_is_refused(
     on_run = take_run("pod", "../run", words, cwd="..")
     here = os.path.realpath(tmp_path / "elsewhere")
     assert os.path.realpath(Path.cwd()) == os.path.realpath(tmp_path)
-    absolute = [f"data.root='{here}/new images'", f"data.splits={here}/lots.csv", *words[2:]]
-    assert on_run.overrides[1:] == ("seed=3", f"run={place}", *absolute)
+    absolute = [f"data.root='{here}/new images'", f"data.splits='{here}/lots.csv'", *words[2:]]
+    assert on_run.overrides[1:] == ("seed=3", f"run='{place}'", *absolute)
     # The path of a checkpoint stands in the place of the run.
     on_run = take_run("pod", "run", ["ckpt=my.ckpt", "data.root=~/images"])
-    assert on_run.overrides[2:] == (f"ckpt={Path.cwd()}/my.ckpt", "data.root=~/images")
+    assert on_run.overrides[2:] == (f"ckpt='{Path.cwd()}/my.ckpt'", "data.root=~/images")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -79,7 +79,7 @@ def _mask_of_another_size(root: Path) -> list[str]:
 
 def _places(root: Path) -> list[str]:
     runs = [f"paths.runs={root.parent}/runs", f"paths.cache={root.parent}/cache"]
-    return [f"data.root={root}", *runs, "data.patch_px=32"]
+    return ["+experiment=stripe", f"data.root={root}", *runs, "data.patch_px=32"]
 
 
 CHECK = ["prepare", "prepare.check=true"]
@@ -177,9 +177,9 @@ def test_a_threshold_out_of_range_is_refused(
 def test_images_are_left_out_with_their_bad_masks(
     experiment: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*_masked_set(tmp_path / "images", edges=2), "data.mask_splits=[test]"]
+    words = [*_masked_set(tmp_path / "images", edges=2)[1:], "data.mask_splits=[test]"]
     (tmp_path / "images/5.png").write_bytes(b"not an image, though it has a mask")
-    assert main(["prepare", f"experiment={experiment}", *words, "data.on_bad=skip"]) == 0
+    assert main(["prepare", f"+experiment={experiment}", *words, "data.on_bad=skip"]) == 0
     assert "test: 2 images are left out with their masks, which are bad" in capfd.readouterr().out
 
 
@@ -195,7 +195,7 @@ def test_masks_beside_their_images_are_told_apart_in_words(
 def test_good_files_are_answered_in_a_line_and_a_table(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    *words, _ = _masked_set(tmp_path / "images")
+    _, *words, _ = _masked_set(tmp_path / "images")
     splits = "data.splits={train: 0.5, val: 0.5}"
     assert main(["prepare", "+experiment=segmentation", *words, "prepare.check=true", splits]) == 0
     lines = capfd.readouterr().out.splitlines()
@@ -217,7 +217,7 @@ def test_good_files_are_answered_in_a_line_and_a_table(
 def test_a_line_says_before_the_store_is_built_what_was_found_and_will_be_drawn(
     synthesis: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = _masked_set(tmp_path / "images")
+    words = _masked_set(tmp_path / "images")[1:]
     assert main(["prepare", "+experiment=segmentation", *words, f"synthesis={synthesis}"]) == 0
     lines = capfd.readouterr().out.splitlines()
     (found,) = (line for line in lines if "layout folder, 6 images, masks in" in line)
@@ -289,15 +289,20 @@ def test_no_name_of_a_class_forges_a_line(
     (tmp_path / "coco/annotations").mkdir()
     text = json.dumps({"images": images, "annotations": boxes, "categories": categories})
     (tmp_path / "coco/annotations/instances_all.json").write_text(text)
-    for words in (
+    commands = (
         ("classification", "kinds"),
         ("detection", "coco"),
-        ("detection", "coco", "data.classes=[b]"),
-    ):
-        place = (f"data.root={words[1]}", f"paths.cache={tmp_path}/cache", "hydra.run.dir=run")
+        ("detection", "coco", "data.classes=[a]"),
+    )
+    for number, words in enumerate(commands):
+        place = (
+            f"data.root={words[1]}",
+            f"paths.cache={tmp_path}/cache",
+            f"hydra.run.dir=run{number}",
+        )
         code, out, err = _prepare(capfd, f"+experiment={words[0]}", *place, *words[2:])
         assert code == (3 if words[2:] else 0), err
-        told = out + err + (tmp_path / "run/prepare.log").read_text()
+        told = out + err + (tmp_path / f"run{number}/prepare.log").read_text()
         assert all(line.isprintable() for line in told.split("\n"))
         assert "\nlit_data: all good" not in told
         assert "\\nlit_data: all good" in told

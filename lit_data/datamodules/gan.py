@@ -341,7 +341,7 @@ class GANDataModule(BaseDataModule[GANDataset]):
     @override
     def check_sources(self) -> dict[str, int]:
         report = super().check_sources()
-        table = self._tabulate(self.source.list_names(), ())  # of all files: none is bad here
+        table = self._tabulate(self.source.list_names(), ())  # of all files, also of bad ones
         counts = {f"{split}_objects": len(objects) for split, objects in self._split(table).items()}
         return report | {"objects": len(table.objects)} | counts
 

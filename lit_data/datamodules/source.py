@@ -181,7 +181,7 @@ class Source(FileOptions, ABC):
 
     @cached_property
     def leftovers(self) -> Leftovers:
-        """What lies in the folder and is not used, as far as it was read."""
+        """Files of the folder that are not used, as far as it was read."""
         return Leftovers()
 
     def split(self, names: Sequence[str], others: Sequence[str] = ()) -> dict[str, Ints]:

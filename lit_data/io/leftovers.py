@@ -64,7 +64,7 @@ class Leftover:
 
 
 class Leftovers:
-    """What lies in the folder of a dataset and is not used; its readers add to it.
+    """Files in the folder of a dataset that are not used; its readers add to it.
 
     Attributes:
         unread: Files of no type that is read.

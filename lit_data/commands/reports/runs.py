@@ -197,7 +197,7 @@ class Run:
 
     @property
     def quality(self) -> str:
-        """What the model is wrong on in most cases, and what may help; empty where it is not."""
+        """Return a line on a model that is wrong in most cases, with what may help; else an empty one."""
         return judge(Evidence(self.values, self.confusion, self.splits, self.settings.config))
 
     @property

@@ -276,6 +276,8 @@ def _read_spacing(header: Any, affine: Array) -> Spacing:  # noqa: ANN401
 def _find_shear(affine: Array) -> float:
     """Return how far apart slices are in parts of their step; below 1 for those of a tilted gantry."""
     axes = affine[:3, :3]
+    if not np.isfinite(axes).all():
+        return 1.0  # which is refused where the affine is used
     volume_mm3 = abs(float(np.linalg.det(axes)))
     box_mm3 = float(np.linalg.norm(axes, axis=0).prod())
     is_sheared = 0 < volume_mm3 < (1 - _ROUNDING) * box_mm3

@@ -148,7 +148,10 @@ def test_a_signal_ends_the_whole_sweep(
     assert program.returncode == code
     states = [line.split("│")[3].strip() for line in out.splitlines() if "│" in line]
     assert states == ["interrupted", "not run"]
-    assert f"go on with\npython -m lit_data show -m +experiment=stripe seed=1,2 sweep.resume={Path.cwd()}/out\n" in err
+    assert (
+        f"go on with\npython -m lit_data show -m +experiment=stripe seed=1,2 sweep.resume={Path.cwd()}/out\n"
+        in err
+    )
     assert read_json("out/sweep.json")["jobs_not_run"] == 1
 
 

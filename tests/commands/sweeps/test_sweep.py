@@ -216,7 +216,7 @@ def test_the_best_job_is_named_where_it_is_known_what_is_good(
     assert sweep("seed=3,1,2", "sweep.metric=val/loss", "sweep.mode=min") == 0
     summary = read_json("out/sweep.json")
     assert (summary["metric"], summary["best_job"]) == ("val/loss", 0)
-    assert summary["best_overrides"] == "seed=3"
+    assert summary["best_overrides"] == "+experiment=stripe seed=3"
     assert summary["best_value"] == pytest.approx(1 / 3)
     assert sweep("seed=1,2", "sweep.metric=test/scor", "hydra.sweep.dir=other") == 0
     message = "holds no 'test/scor', which sweep.metric names. Did you mean 'test/score'?"

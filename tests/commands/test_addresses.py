@@ -28,7 +28,7 @@ def _work_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_address_is_refused_where_a_folder_is_meant(
     words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words.split()) == 2
+    assert main([*words.split(), "+experiment=stripe"]) == 2
     err = capsys.readouterr().err
     key, _, address = words.split()[1].partition("=")
     assert err.startswith(f"lit_data: {key}={address} is an address: ")

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import permutations
 from pathlib import Path
 from typing import Literal
@@ -38,6 +39,7 @@ _LOSSLESS = (
     ".tiff",
     ".npy",
 )  # what masks are stored in, the likeliest first
+_LABELME_MASKS = "SegmentationClassPNG"
 _SEPARATOR = re.compile(r"[\W_]+")
 
 
@@ -60,7 +62,7 @@ class Division:
     where: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FileDivider:
     """Divider of files by their names.
 
@@ -72,12 +74,18 @@ class FileDivider:
     folder: Path
     paths: Sequence[Path]
 
+    @cached_property
+    def folders(self) -> list[Path]:
+        """Folders of the files, each once, in their order."""
+        return list(dict.fromkeys(path.parent for path in self.paths))
+
     def divide(self) -> Division:
         """Find masks in the layout that the files are in."""
-        paths = [path for path in self.paths if not self._repeats(path)]
-        divider = replace(self, paths=paths)
-        mask_files = [path for path in paths if is_anomaly(self.parts(path))]
-        if mask_files:
+        divider = self._leave_out_repeating()
+        paths = divider.paths
+        mask_folders = {p for p in divider.folders if is_anomaly(self.parts(p / "x"))}
+        if mask_folders:
+            mask_files = _list_below(paths, mask_folders)
             images = without(paths, mask_files)
             return Division(
                 place="anomaly", images=images, masks=mask_files, where="in ground_truth"
@@ -95,8 +103,8 @@ class FileDivider:
         Raises:
             DataError: There is no such folder.
         """
-        paths = [path for path in self.paths if not self._repeats(path)]
-        divider = replace(self, paths=paths)
+        divider = self._leave_out_repeating()
+        paths = divider.paths
         folder = (self.folder / masks).absolute()
         if not folder.is_dir():
             folders = divider._find_named(Path(masks).parts)
@@ -116,20 +124,30 @@ class FileDivider:
         name = name_below(self.folder, path)
         return () if name is None else tuple(name.split("/"))
 
-    def _repeats(self, path: Path) -> bool:
-        """Return True for files in folders that say the same again."""
-        if any(map(repeats_masks, self.parts(path)[:-1])):
-            return True
-        # Older exports of LabelMe have arrays in SegmentationClass, and the masks beside it.
-        if not path.match("SegmentationClass/*.npy"):
-            return False
-        return path.parent.with_name("SegmentationClassPNG").is_dir()
+    def _leave_out_repeating(self) -> "FileDivider":
+        """Return a divider of the files but those in folders that say the same again."""
+        repeating = set()
+        repeated_arrays = set()
+        for folder in self.folders:
+            if any(map(repeats_masks, self.parts(folder / "x")[:-1])):
+                repeating.add(folder)
+            # Older exports of LabelMe have arrays in SegmentationClass, and the masks beside it.
+            if folder.match("SegmentationClass") and folder.with_name(_LABELME_MASKS).is_dir():
+                repeated_arrays.add(folder)
+        if not repeating and not repeated_arrays:
+            return self
+        paths = []
+        for path in self.paths:
+            is_array = path.suffix == ".npy" and path.parent in repeated_arrays
+            if path.parent not in repeating and not is_array:
+                paths.append(path)
+        return replace(self, paths=paths)
 
     def _find_folders(self, is_wanted: Callable[[str], bool]) -> set[Path]:
         """Find the folders whose names say that they hold masks."""
         mask_folders = set()
-        for path in self.paths:
-            parts = self.parts(path)
+        for folder in self.folders:
+            parts = self.parts(folder / "x")
             for depth, part in enumerate(parts[:-1], 1):
                 if is_wanted(part):
                     mask_folders.add(self.folder.joinpath(*parts[:depth]))
@@ -138,7 +156,7 @@ class FileDivider:
     def _find_named(self, names: tuple[str, ...]) -> set[Path]:
         """Find the folders of a name, or of several one in the other, in all parts of the set."""
         folders = set()
-        for folder in {path.parent for path in self.paths}:
+        for folder in self.folders:
             parts = self.parts(folder / "x")[:-1]
             for depth in range(len(names), len(parts) + 1):
                 if parts[depth - len(names) : depth] == names:
@@ -155,7 +173,11 @@ class FileDivider:
         """Divide where the masks are known."""
         where = name_below(self.folder.absolute(), folders[0].absolute()) or str(folders[0])
         images = without(self.paths, masks)
-        in_side_folders = [p for p in images if any(map(is_side_folder, self.parts(p)[:-1]))]
+        side_folders = set()
+        for parent in self.folders:
+            if any(map(is_side_folder, self.parts(parent / "x")[:-1])):
+                side_folders.add(parent)
+        in_side_folders = _list_below(images, side_folders)
         if len(in_side_folders) < len(images):
             images = without(images, in_side_folders)
         return Division(
@@ -191,6 +213,8 @@ class FileDivider:
         words = _map_words(self.paths, find_mask_ending) or _map_words(self.paths, find_mask_start)
         if words:
             return words
+        if not any(_may_have_image(path.stem) for path in self.paths):
+            return {}
         stems = {(path.parent, path.stem) for path in self.paths}
         # A folder for each image, with img.png and label.png.
         imaged = {parent for parent, stem in stems if stem.lower() in IMAGE_WORDS}
@@ -200,6 +224,16 @@ class FileDivider:
             elif path.stem.endswith("_m") and (path.parent, path.stem[:-2]) in stems:
                 words[path] = "_m"
         return words
+
+
+def _may_have_image(stem: str) -> bool:
+    """Return True if a file is a mask where another one has the name of its image."""
+    return stem.endswith("_m") or stem.lower() in MASK_WORDS
+
+
+def _list_below(paths: Sequence[Path], folders: Collection[Path]) -> list[Path]:
+    """List the files that lie in some folders."""
+    return [path for path in paths if path.parent in folders] if folders else []
 
 
 def _map_words(paths: Sequence[Path], find: Callable[[str], str]) -> dict[Path, str]:

@@ -79,11 +79,11 @@ def _read_experiment(ckpt: str | None, run: str | None, experiments: Sequence[st
     record = read(checkpoint)
     name = "" if record is None else str(record["experiment"])
     if name not in experiments:
-        told = (
-            f"is of {escape(name)}, which is not here" if name else "does not tell its experiment"
-        )
+        fault = "does not tell its experiment"
+        if name:
+            fault = f"is of {escape(name)}, which is not here"
         raise ConfigError(
-            f"{show_path(checkpoint)} {told}: add +experiment=NAME, or --config-dir FOLDER with yours"
+            f"{show_path(checkpoint)} {fault}: add +experiment=NAME, or --config-dir FOLDER with yours"
         )
     return name
 

@@ -171,9 +171,8 @@ def _join(
         others=[files.name(path) for path in (*image_set.images, *image_set.excluded)],
         leftovers=files.leftovers,
     )
-    is_anomaly_set = image_set.layout == "anomaly"
-    parts = splitter.split(files.splits, is_anomaly_set=is_anomaly_set)
+    parts = splitter.split(files.splits)
     splits = {split: part.tolist() for split, part in parts.items()}
-    fractions = splitter.find_fractions(files.splits, is_anomaly_set=is_anomaly_set)
+    fractions = splitter.find_fractions(files.splits)
     paths = tuple(str(image.path) for image in marked)
     return DetectionFiles(paths, labels, splits, sizes_px, fractions)

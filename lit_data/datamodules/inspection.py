@@ -27,6 +27,7 @@ from lit_data.datasets.inspection.splitting import (
     find_groups,
 )
 from lit_data.datasets.patch_source import PatchSource
+from lit_data.datasets.split_lists import TO_SHARE
 from lit_data.datasets.split_names import SPLITS
 from lit_data.errors import ConfigError, show_path
 from lit_data.io.images.image_source import describe_bank
@@ -173,7 +174,20 @@ class InspectionDataModule(ImageDataModule):
                 "data.masks, see docs/inspection.md for the layouts that are known, or draw defects "
                 f"with synthesis=library{self.source.leftovers.quote()}"
             )
+        if stage == "train" and self.train_on == "all" and self.synthesis is None:
+            self._refuse_good_alone(images)
         return images, masks
+
+    def _refuse_good_alone(self, images: Ints) -> None:
+        """Refuse to train where defects are in other splits alone, as in sets for anomaly detection."""
+        masks = self._masks
+        has_mask = np.zeros(0, np.bool_) if masks is None else masks.of_image >= 0
+        if len(images) and has_mask.any() and not has_mask[images].any():
+            raise ConfigError(
+                f"{show_path(self.source.folder)}: no image of train has a mask, and those of "
+                f"other splits train only where that is typed: {TO_SHARE} shares all images out; "
+                "+experiment=anomaly learns from good images alone"
+            )
 
     def describe_doubt(self) -> str:
         """Return why folders do not tell which images are good, and what to do; empty where they do."""
@@ -379,8 +393,8 @@ class InspectionDataModule(ImageDataModule):
             )
         splits = None if self.folds is None else splitter.split_folds(self.folds, self.fold)
         if self.train_on == "all":
-            splits = splits or splitter.split(self.source.splits, is_anomaly_set=is_anomaly_set)
-            shared = splitter.find_fractions(self.source.splits, is_anomaly_set=is_anomaly_set)
+            splits = splits or splitter.split(self.source.splits)
+            shared = splitter.find_fractions(self.source.splits)
             splitter.add_unmasked(splits, shared or {})
             return splits
         if self._find_doubt():  # images that may show a defect are in no split, and `fit` asks

@@ -200,11 +200,11 @@ def _list_all(rows: Mapping[str, Row]) -> list[Row]:
 
 def _list_usual(command: str, rows: Mapping[str, Row]) -> list[Row]:
     """List the keys of a command that are typed most, at most ten."""
-    own = [row.key for row in read_keys(CONF / f"{command}.yaml")]
+    own_keys = [row.key for row in read_keys(CONF / f"{command}.yaml")]
     sources = _SOURCES[:1] if command in _WITHOUT_RUN else _SOURCES
-    keys: Sequence[str] = (*sources, *own)
+    keys: Sequence[str] = (*sources, *own_keys)
     if command in _TRAINS:
-        keys = (*own, *_USUAL) if command == "benchmark" else _USUAL
+        keys = (*own_keys, *_USUAL) if command == "benchmark" else _USUAL
     usual = []
     for key in dict.fromkeys(keys):
         if key == "model.net" and _NET in rows:

@@ -65,25 +65,19 @@ class ImageSplitter:
     others: Sequence[str] = ()
     leftovers: Leftovers | None = None
 
-    def split(self, splits: Splits, *, is_anomaly_set: bool) -> dict[str, Ints]:
+    def split(self, splits: Splits) -> dict[str, Ints]:
         """Return for each split the numbers of its images.
 
         Args:
             splits: As `InspectionDataModule` has it.
-            is_anomaly_set: Folders named after splits hold good images alone for training.
 
         Raises:
             ConfigError: The splits cannot be made so.
         """
         if splits == "auto":
-            named = None if is_anomaly_set else self._find_named()
+            named = self._find_named()
             if named is not None and not named.names_train_alone:
                 return self._complete(named)
-            if is_anomaly_set:
-                log.info(
-                    "train/good shows no defect: images of test are shared out too, "
-                    "see docs/inspection.md"
-                )
             splits = DEFAULT_SHARES
         fractions = read_fractions(splits)
         if fractions is None:
@@ -92,19 +86,18 @@ class ImageSplitter:
             split_images(self.names, splits)  # checks the fractions
         return self._share_out(np.arange(len(self.names)), fractions)
 
-    def find_fractions(self, splits: Splits, *, is_anomaly_set: bool) -> Mapping[str, float] | None:
+    def find_fractions(self, splits: Splits) -> Mapping[str, float] | None:
         """Return the fractions by which `split` shares out the images of the splits that they name.
 
         Args:
             splits: As for `split`.
-            is_anomaly_set: See there.
 
         Returns:
             The fractions; none where folders or lists say the split of each image.
         """
         if splits != "auto":
             return read_fractions(splits)
-        named = None if is_anomaly_set else self._find_named()
+        named = self._find_named()
         return DEFAULT_SHARES if named is None else named.fractions
 
     def add_unmasked(self, by_split: Mapping[str, Ints], shared: Mapping[str, float]) -> None:
@@ -160,8 +153,8 @@ class ImageSplitter:
     def split_good(self, splits: Splits, is_good: Bools) -> dict[str, Ints]:
         """As `split`, but only images without a defect train.
 
-        `auto` takes folders named after splits at their word, also in the layout `anomaly`: test is
-        all of test, and without a val that is a part of train. Else shares are those of the good
+        `auto` takes folders named after splits at their word: test is all of test, and without a
+        val that is a part of train. Else shares are those of the good
         images, and the others are shared out over val and test alone. Defective images of listed
         training splits are left out.
 

@@ -169,7 +169,7 @@ def test_splits_that_groups_make_uneven_are_told(caplog: pytest.LogCaptureFixtur
             find_groups=lambda _: groups,
             seed=0,
         )
-        return splitter.split("auto", is_anomaly_set=False)
+        return splitter.split("auto")
 
     positive = np.array([True, False, True, False])
     nameless = describe_splits({"train": np.arange(4)}, [""] * 4, positive)

@@ -17,20 +17,20 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
-    "files": 379,
+    "files": 397,
     "files in circles": 0,
     "casts": 18,
     "longest function": 54,
     "lone files": 1,
     "median function": 7,
     "files with private names of Lightning": 1,
-    "tokens": 533_000,
-    "tokens per 100 code lines": 910,
-    "dense expressions per 1000 code lines": 46,
+    "tokens": 562_000,
+    "tokens per 100 code lines": 912,
+    "dense expressions per 1000 code lines": 48,
     "functions with vague names": 0,
     "docstrings that begin with a question": 0,
 }
-LEAST = {"comments per 1000 code lines": 44}
+LEAST = {"comments per 1000 code lines": 43}
 DENSE = (
     ast.ListComp,
     ast.SetComp,

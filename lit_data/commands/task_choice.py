@@ -16,7 +16,8 @@ from lit_data.io.remote.options import is_remote
 _OF_TRAINED = ("validate", "test", "predict", "calibrate", "pod", "benchmark")
 """Commands that take a checkpoint."""
 _WITHOUT_DATA = ("doctor",)
-_CHOOSING = ("experiment", "data", "data._target_")
+_CHOOSING = ("experiment", "data", "data._target_", "suite")
+"""Keys that choose the data; a suite of benchmarks brings its own."""
 _NAMED = ("best", "last", "latest")
 _MOST_CHANNELS = 4
 _MASKED = ("folder", "beside")

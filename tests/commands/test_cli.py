@@ -352,7 +352,7 @@ def test_own_experiment_runs(flag: str, tmp_path: Path, install: Install) -> Non
         return {}
 
     install(run)
-    assert main(["show", flag, "experiment=mine", "hydra.run.dir=out"]) == 0
+    assert main(["show", flag, "experiment=mine", "hydra.run.dir=one"]) == 0
     words = ["hydra.sweep.dir=out", "seed=1,2", "sweep.isolate=none"]
     assert main(["show", flag, "-m", "experiment=mine", *words]) == 0
     assert seen == [("mine", 9), ("mine", 1), ("mine", 2)]

@@ -195,6 +195,7 @@ def test_every_option_runs(options: list[str], run: Run, tmp_path: Path) -> None
         words += _masked_data(tmp_path / "images")
     if options[0].startswith("debug="):
         words.remove("trainer.log_every_n_steps=1")
+        words.append("+experiment=stripe")
     summary = run("fit", *words)
     if "logger=wandb" in options:
         # Its service is a child of this process, which later tests may end under an open run.
@@ -218,7 +219,7 @@ def test_every_benchmark_runs(option: str, run: Run) -> None:
     words = ["benchmark.steps=2", "benchmark.repeats=1", "benchmark.samples_per_row=4"]
     words += ["benchmark.warmup_batches=1", "benchmark.workers=[1]", "benchmark.batch_sizes=[4]"]
     words += ["benchmark.micro_batch_sizes=[2]", "trainer=cpu"]
-    summary = run("benchmark", f"+benchmark={option}", *TOY, *words)
+    summary = run("benchmark", "+experiment=stripe", f"+benchmark={option}", *TOY, *words)
     assert summary.get("benchmark/batch_size", 4) == 4
     named = {"headroom": "headroom_samples_per_s", "callbacks": "step_us"}
     assert summary[f"benchmark/{named.get(option, 'best_samples_per_s')}"] > 0
@@ -241,7 +242,9 @@ def test_every_experiment_goes_all_the_way(experiment: str, run: Run, tmp_path: 
     words = [f"+experiment={experiment}", *TOY, *_real_data(experiment, tmp_path / "images")]
     if experiment in EXAMPLE_NAMES:
         words += ["--config-dir", str(EXAMPLES)]
-    if experiment != "stripe":
+    if experiment == "stripe":
+        words.append("data.synthesis.probability=1.0")  # its validation is four patches
+    else:
         words += outputs.NO_TIMELINES
     fitted = run("fit", *words)
     _check_fit(fitted, experiment)

@@ -32,6 +32,8 @@ from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.commands.configuration.words import parse_word, show_override
 from lit_data.errors import ConfigError
 
+_LONGEST_SHOWN = 200
+
 
 @contextmanager
 def open_hydra(config_dir: str | Path | None = None) -> Iterator[Hydra]:
@@ -157,6 +159,8 @@ class ConfigTree:
         key, equals, value = line.partition("=")
         if equals and value:
             quoted = show_override(key, value)
+            if len(quoted) > _LONGEST_SHOWN:
+                quoted = f"{key:.{_LONGEST_SHOWN}}='...'"
             return f"Write key=value; a text with signs such as , = ( [ is quoted: {quoted}"
         experiments = self.options("experiment")
         near = line if line in experiments else nearest(line, experiments)

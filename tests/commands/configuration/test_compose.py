@@ -139,7 +139,7 @@ TRAINERS = "There are: auto, cpu, ddp, ddp_cpu, fsdp, gpu."
         ("trainer=gpuu", f"unknown option 'gpuu' of 'trainer'. Did you mean 'gpu'? {TRAINERS}"),
         (
             "data=stripes",
-            "unknown option 'stripes' of 'data'. Did you mean 'stripe'? There are: ct",
+            "unknown option 'stripes' of 'data'. Did you mean 'stripe'? There are: anomaly, classification, ct",
         ),
         ("data=base", "'data' names no class: choose a kind of data, such as data=segmentation."),
         ("hydra/launcher=paralel", "unknown option 'paralel' of 'hydra/launcher'. Did you mean 'p"),

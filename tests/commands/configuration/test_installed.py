@@ -14,7 +14,7 @@ defaults:
 name: mill
 """
 DATA = """defaults:
-  - inspection
+  - segmentation
 _target_: my_mill.data.MillDataModule
 """
 CODE = """from lit_data.datamodules import InspectionDataModule

@@ -67,7 +67,7 @@ def test_a_launcher_runs_the_jobs(launcher: str) -> None:
 
 
 def test_optuna_searches_with_the_ready_options() -> None:
-    words = ["hydra.sweeper.n_trials=2"]
+    words = ["hydra.sweeper.n_trials=2", "data.synthesis.probability=1.0"]
     words += [word for word in TOY if "batch_size" not in word]
     code, out = fit("-m", "+hparams_search=stripe_optuna", *words)
     assert code == 0, out

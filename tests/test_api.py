@@ -31,7 +31,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 def test_a_run_is_trained_opened_scored_and_predicts(place: Path) -> None:
     run = api.fit("stripe", *QUICK)
-    assert run.folder.is_relative_to(place / "runs/fit/stripe")
+    assert run.folder.is_relative_to(place / "runs/debug/stripe")
     assert 0 <= run.metrics["test/average_precision"] <= 1
     model = api.open_run(run.folder).load_model()
     assert isinstance(model, SegmentationModule)
@@ -122,4 +122,4 @@ def test_further_ranks_of_a_script_run_the_command(place: Path) -> None:
         words, env=environment, capture_output=True, text=True, timeout=200, check=True
     )
     assert done.stdout.count("END") == 1
-    assert len(list((place / "runs/fit/stripe").iterdir())) == 1
+    assert len(list((place / "runs/debug/stripe").iterdir())) == 1

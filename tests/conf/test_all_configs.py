@@ -210,7 +210,7 @@ def test_no_option_is_left_out() -> None:
 
 @pytest.mark.gpu
 def test_the_gpu_option_runs(run: Run) -> None:
-    assert run("fit", *TOY, "trainer=gpu")["samples_sha256"]
+    assert run("fit", "+experiment=stripe", *TOY, "trainer=gpu")["samples_sha256"]
 
 
 @pytest.mark.slow

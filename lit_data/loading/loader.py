@@ -185,9 +185,7 @@ class MicroBatchLoader:
         Setting it takes effect with the next batch if the loader is resizable, else with the next
         epoch.
         """
-        if self._batch_size is not None:
-            return self._batch_size
-        return self.options.count_batch(self.order.world_size)
+        return self._batch_size or self.options.count_batch(self.order.world_size)
 
     @batch_size.setter
     def batch_size(self, samples: int) -> None:
@@ -315,6 +313,8 @@ class MicroBatchLoader:
             ConfigError: It was taken inside an epoch of another order, or of another known length.
         """
         resumed = LoaderState.from_plain(state)
+        if self.count_trained is not None and resumed == self._resumed:
+            return  # the Trainer gives once more what its datamodule has given
         resumed.check_fits(self.order)
         if self._has_told_length and not self.resizable:
             resumed.check_length(self.batch_size, self.order.world_size)

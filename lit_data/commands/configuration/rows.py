@@ -98,7 +98,7 @@ class Files:
 
 
 def read_words(words: Sequence[str]) -> dict[str, str]:
-    """Return the values of overrides by their keys."""
+    """Return the values of overrides by their keys, without a leading +."""
     typed = {}
     for word in words:
         key, _, value = word.partition("=")

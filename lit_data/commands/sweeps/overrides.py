@@ -19,15 +19,6 @@ if TYPE_CHECKING:
 _FREE = ("sweep.", "paths.runs", "paths.cache")  # they change nothing of what a job computes
 
 
-def split_overrides(overrides: Sequence[str]) -> dict[str, str]:
-    """Return overrides by their keys, without a leading +."""
-    values = {}
-    for override in overrides:
-        key, _, value = override.partition("=")
-        values[key.lstrip("+")] = value
-    return values
-
-
 def describe_differences(old: Mapping[str, Any], new: Mapping[str, str]) -> str:
     """Return what two starts of a sweep say otherwise, by keys; empty if nothing."""
     texts = []

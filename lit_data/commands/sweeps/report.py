@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from rich.text import Text
 
+from lit_data.commands.configuration.rows import read_words
 from lit_data.commands.report import add_report
 from lit_data.commands.reports.results import find_differing, shorten_keys
 from lit_data.commands.result import (
@@ -30,7 +31,6 @@ from lit_data.commands.sweeps.job import (
     explain_metric,
     read_records,
 )
-from lit_data.commands.sweeps.overrides import split_overrides
 from lit_data.errors import WorkerDiedError
 from lit_data.files import write_json, write_table
 
@@ -81,7 +81,7 @@ def collect_jobs(
         if record.status in ("done", "pruned"):
             summaries[record.number] = find_summary(folder) or {}
     ordered = [record for _, record in sorted(records.items())]
-    options = [split_overrides(record.overrides) for record in ordered]
+    options = [read_words(record.overrides) for record in ordered]
     differing = find_differing(options, missing="")
     # Jobs that have not begun still carry options of the sweep itself.
     swept = {key: values for key, values in differing.items() if not key.startswith("hydra.")}

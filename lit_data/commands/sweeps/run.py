@@ -21,6 +21,7 @@ from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from lit_data.commands.configuration.rows import read_words
 from lit_data.commands.configuration.words import show_override, write_override
 from lit_data.commands.launcher import is_named_by_time
 from lit_data.commands.result import Status
@@ -38,7 +39,6 @@ from lit_data.commands.sweeps.job import (
 from lit_data.commands.sweeps.overrides import (
     describe_differences,
     keep_computing,
-    split_overrides,
 )
 from lit_data.commands.sweeps.process import (
     count_gpus,
@@ -335,7 +335,7 @@ def _name_difference(record: JobRecord, sweep: Sweep) -> str:
         return ""
     if record.number >= len(sweep.jobs):
         return f"it had a job {record.number}, now there are {len(sweep.jobs)} jobs"
-    old, new = split_overrides(record.overrides), split_overrides(sweep.jobs[record.number])
+    old, new = read_words(record.overrides), read_words(sweep.jobs[record.number])
     differences = describe_differences(old, new)
     return f"job {record.number}: {differences}" if differences else ""
 

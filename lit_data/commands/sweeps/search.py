@@ -31,6 +31,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lit_data.callbacks.prune_trial import PruneTrial
 from lit_data.checks import check_count, check_fraction, is_count
+from lit_data.commands.configuration.rows import read_words
 from lit_data.commands.configuration.targets import instantiate, read_options
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.result import find_monitor
@@ -39,7 +40,6 @@ from lit_data.commands.sweeps.overrides import (
     Space,
     describe_differences,
     keep_computing,
-    split_overrides,
 )
 from lit_data.errors import ConfigError, DataError
 from lit_data.files import explaining, write_text
@@ -222,7 +222,7 @@ def _describe_begin(
         "the command": sweep.command,
         "sweep.metric": str(metric),
         "direction": "minimize" if sweep.options.mode == "min" else "maximize",
-        **split_overrides(keep_computing(lines)),
+        **read_words(keep_computing(lines)),
     }
 
 

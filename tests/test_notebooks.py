@@ -3,6 +3,7 @@
 ``python tests/test_notebooks.py`` runs them and stores what they give.
 """
 
+import os
 import re
 import tempfile
 from pathlib import Path
@@ -93,5 +94,7 @@ def test_a_notebook_runs_and_gives_what_is_stored(
 
 
 if __name__ == "__main__":
-    for stored in NOTEBOOKS:
-        nbformat.write(run(stored), stored)
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["LIT_DATA_CACHE"] = cache
+        for stored in NOTEBOOKS:
+            nbformat.write(run(stored), stored)

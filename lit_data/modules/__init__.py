@@ -10,6 +10,7 @@ from lit_data.modules.gan.module import GANModule
 from lit_data.modules.gan.nets import ConvDiscriminator, ConvGenerator
 from lit_data.modules.gan.rays import RayGenerator
 from lit_data.modules.pretrained.detection import TorchvisionDetectionModule, TorchvisionDetector
+from lit_data.modules.pretrained.efficientnet_lite import EfficientNetLite
 from lit_data.modules.pretrained.nets import (
     SmpNet,
     TimmNet,
@@ -35,6 +36,7 @@ __all__ = [
     "ConvGenerator",
     "DetectionModule",
     "DetectorNet",
+    "EfficientNetLite",
     "GANModule",
     "MonaiLoss",
     "MonaiNet",

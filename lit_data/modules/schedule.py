@@ -1,19 +1,20 @@
 """Learning rates over a run, for modules that take an optimizer and the name of a schedule."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
 from lightning import Trainer
 from lightning.pytorch.callbacks import Timer
 from torch import nn
+from torch.optim.optimizer import ParamsT
 
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 
 Schedule = Literal["one_cycle", "cosine", "warmup_cosine", "steps", "plateau", "none"]
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+OptimizerFactory = Callable[[ParamsT], torch.optim.Optimizer]
 _RISE = {"one_cycle": 0.3, "warmup_cosine": 0.05}
 _PATIENCE = 5
 
@@ -25,6 +26,33 @@ def check_schedule(schedule: Schedule) -> None:
         ConfigError: The schedule is unknown.
     """
     check_choice("schedule", schedule, get_args(Schedule))
+
+
+def make_optimizer(factory: OptimizerFactory, net: nn.Module) -> torch.optim.Optimizer:
+    """Make an optimizer in which parts of a net learn at rates of their own.
+
+    What has learned already needs smaller steps than what begins at random. A part says it by an
+    attribute ``learning_rate_factor``; its weights are then a group behind the others.
+
+    Args:
+        factory: Makes it from parameters, or from groups of them where there are such parts.
+        net: With its parts, of which none lies in another one.
+    """
+    factors = []
+    groups: list[dict[str, Any]] = []
+    for part in net.modules():
+        factor = getattr(part, "learning_rate_factor", 1.0)
+        if factor != 1:
+            factors.append(factor)
+            groups.append({"params": list(part.parameters())})
+    if not groups:
+        return factory(net.parameters())
+    apart = {weight for group in groups for weight in group["params"]}
+    others = [weight for weight in net.parameters() if weight not in apart]
+    optimizer = factory([{"params": others}, *groups])
+    for factor, group in zip(factors, optimizer.param_groups[1:], strict=True):
+        group["lr"] *= factor
+    return optimizer
 
 
 def schedule_optimizer(

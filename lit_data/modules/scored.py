@@ -17,7 +17,13 @@ from lit_data.batch_form import count_samples
 from lit_data.checks import check_choice
 from lit_data.devices import widest_float
 from lit_data.errors import ConfigError
-from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
+from lit_data.modules.schedule import (
+    OptimizerFactory,
+    Schedule,
+    check_schedule,
+    make_optimizer,
+    schedule_optimizer,
+)
 from lit_data.types import IGNORED, Batch
 
 BINS = 8192  # of the scores of pixels
@@ -386,7 +392,7 @@ class ScoredModule(LightningModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer_factory(self.parameters())
+        optimizer = make_optimizer(self.optimizer_factory, self)
         optimizer.register_load_state_dict_post_hook(_lay_state_like_weights)
         return schedule_optimizer(optimizer, self.schedule, self.trainer)
 

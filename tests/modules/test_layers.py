@@ -10,12 +10,20 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
-from lit_data.modules import CompareNet, ConvClassifier, DetectorNet, SegmentationModule, UNet
+from lit_data.modules import (
+    CompareNet,
+    ConvClassifier,
+    DetectorNet,
+    LiteUNet,
+    SegmentationModule,
+    UNet,
+)
 from lit_data.testing import QUIET
 
 NETS = {
     "unet": (lambda: UNet(width=4, depth=2), 3),
     "unet of one channel": (lambda: UNet(channels=1, width=4, depth=2), 1),
+    "unet that has seen ImageNet": (lambda: LiteUNet(width=4), 3),
     "compare": (lambda: CompareNet(width=4, depth=2), 3),
     "classifier": (lambda: ConvClassifier(3, width=4, depth=2), 3),
     "detector": (lambda: DetectorNet(2, width=4), 3),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from lit_data.errors import DataError, StoreError
-from lit_data.modules import ConvClassifier, DetectorNet, UNet
+from lit_data.modules import ConvClassifier, DetectorNet, LiteUNet, UNet
 from lit_data.modules.weights import fit_channels, load_weights_file, take_weights
 
 
@@ -30,6 +30,7 @@ NETS = [
     lambda **more: UNet(width=4, depth=2, **more),
     lambda **more: ConvClassifier(3, width=4, depth=2, **more),
     lambda **more: DetectorNet(2, width=4, **more),
+    lambda **more: LiteUNet(**{"strides_px": [2, 4], "width": 4, "weights": None, **more}),
 ]
 
 

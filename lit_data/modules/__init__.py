@@ -11,6 +11,7 @@ from lit_data.modules.gan.nets import ConvDiscriminator, ConvGenerator
 from lit_data.modules.gan.rays import RayGenerator
 from lit_data.modules.pretrained.detection import TorchvisionDetectionModule, TorchvisionDetector
 from lit_data.modules.pretrained.efficientnet_lite import EfficientNetLite
+from lit_data.modules.pretrained.lite_nets import LiteClassifier, LiteDetector
 from lit_data.modules.pretrained.lite_unet import LiteUNet
 from lit_data.modules.pretrained.nets import (
     SmpNet,
@@ -39,6 +40,8 @@ __all__ = [
     "DetectorNet",
     "EfficientNetLite",
     "GANModule",
+    "LiteClassifier",
+    "LiteDetector",
     "LiteUNet",
     "MonaiLoss",
     "MonaiNet",

@@ -77,6 +77,8 @@ MADE_BY = {  # option files that are for an experiment of their kind alone
     "data/segmentation": "segmentation",
     "data/classification": "classification",
     "model/classifier": "classification",
+    "model/classifier_lite0": "classification",
+    "model/detector_lite0": "detection",
     "model/anomaly": "anomaly",
 }
 # Nets of packages that need not be installed: see tests/modules/test_pretrained.py.

@@ -105,9 +105,7 @@ class DetectorNet(nn.Module):
             for inputs, outputs in ((2 * width, fine), (fine, middle), (middle, coarse))
         )
         widths = (2 * width, fine, middle, coarse)[-len(self.strides_px) :]
-        self.sides = nn.ModuleList(_convolve(inputs, fine, kernel=1) for inputs in widths)
-        self.joins = nn.ModuleList(_convolve(fine, fine) for _ in self.strides_px)
-        self.heads = nn.ModuleList(_Head(fine, classes) for _ in self.strides_px)
+        self.pyramid = Pyramid(self.strides_px, widths, fine, classes)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         load_weights_file(self, weights)
 
@@ -119,11 +117,36 @@ class DetectorNet(nn.Module):
             images: [B, channels, H, W] float32 in 0..1; any H and W.
         """
         features: Tensor = self.stem(images.contiguous(memory_format=torch.channels_last))
-        stages = [features]
+        maps = [features]
         for stage in self.stages:
-            stages.append(stage(stages[-1]))
-        finest_first = stages[-len(self.sides) :]
-        pairs = zip(self.sides, finest_first, strict=True)
+            maps.append(stage(maps[-1]))
+        predictions: Predictions = self.pyramid(maps[-len(self.strides_px) :])
+        return predictions
+
+
+class Pyramid(nn.Module):
+    """Joins each map of features with the coarser one, and has a head for each.
+
+    Args:
+        strides_px: Of the maps, the finest first.
+        widths: Their channels.
+        width: Channels of the joined maps.
+        classes: Number of classes.
+    """
+
+    def __init__(
+        self, strides_px: Sequence[int], widths: Sequence[int], width: int, classes: int
+    ) -> None:
+        super().__init__()
+        self.strides_px = tuple(strides_px)
+        self.sides = nn.ModuleList(_convolve(inputs, width, kernel=1) for inputs in widths)
+        self.joins = nn.ModuleList(_convolve(width, width) for _ in widths)
+        self.heads = nn.ModuleList(_Head(width, classes) for _ in widths)
+
+    @override
+    def forward(self, maps: Sequence[Tensor]) -> Predictions:
+        """Return the predictions by maps [B, width, rows, columns], the finest first."""
+        pairs = zip(self.sides, maps, strict=True)
         joined = self._join([side(level) for side, level in pairs])
         outputs = [head(level) for head, level in zip(self.heads, joined, strict=True)]
         logits, codes = (torch.cat(parts, dim=1).float() for parts in zip(*outputs, strict=True))

@@ -202,12 +202,25 @@ class _SamePadded(nn.Conv2d):
         padding = before if before == behind else 0
         super().__init__(inputs, outputs, kernel_px, stride, padding, groups=groups, bias=False)
         self._uneven = None if before == behind else (before, behind, before, behind)
+        self._has_slow_gradient = groups > 1 and (kernel_px == 5 or stride == 2)
 
     @override
     def forward(self, features: Tensor) -> Tensor:
         if self._uneven is not None:
             features = F.pad(features, self._uneven)
+        if self._has_slow_gradient and _is_bfloat16_on_cpu(features):
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(features.float()).to(features.dtype)
         return super().forward(features)
+
+
+def _is_bfloat16_on_cpu(features: Tensor) -> bool:
+    """Return True where the gradients of depthwise convolutions take five times those of float32.
+
+    By oneDNN of torch 2.13, for kernels of 5 px and strides of 2.
+    """
+    is_on_cpu = features.device.type == "cpu"
+    return is_on_cpu and features.dtype == torch.bfloat16 and torch.is_grad_enabled()
 
 
 def _check_strides(strides_px: Sequence[int]) -> tuple[int, ...]:

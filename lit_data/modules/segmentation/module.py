@@ -276,13 +276,10 @@ class SegmentationModule(ScoredModule):
         metrics: Any = self.scores[name]
         pixels = metrics["pixels"]
         if batch is not None and isinstance(pixels, AnomalyMetrics):
-            names = ("image_index", "position", "unmarked")
-            pixels.update(scores, masks, *map(batch.get, names))
+            pixels.update(scores, masks, batch.get("image_index"), batch.get("position"))
         else:
             pixels.update(scores, masks)
         if "defects" in metrics:
-            if batch is not None and "unmarked" in batch:  # whose patches would allow false alarms
-                ranks, masks = ranks[~batch["unmarked"]], masks[~batch["unmarked"]]
             metrics["defects"].update(ranks, masks)
 
     @override

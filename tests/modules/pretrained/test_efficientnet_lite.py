@@ -101,6 +101,20 @@ def test_grey_images_of_one_channel_have_the_features_of_three_equal_ones() -> N
     torch.testing.assert_close(one, three, rtol=1e-4, atol=1e-4)
 
 
+def test_kernels_whose_bfloat16_gradient_is_slow_run_in_float32() -> None:
+    """Values are then rounded once, at the end."""
+    torch.manual_seed(0)
+    block = EfficientNetLite(strides_px=[4], weights=None).blocks[1]
+    features = torch.randn(1, 96, 8, 8).bfloat16()
+    exact = block.depthwise_conv(features.float()).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(block.depthwise_conv(features), exact)
+        with torch.no_grad():
+            rounded = block.depthwise_conv(features)
+    assert rounded.dtype == torch.bfloat16
+    assert not torch.equal(rounded, exact)
+
+
 def test_a_changed_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "weights.pth"
     file.write_bytes(b"others")

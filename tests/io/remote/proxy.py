@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 
 class FaultyProxy:
@@ -71,10 +71,11 @@ class _ProxyHandler(http.server.BaseHTTPRequestHandler):
             self.ask(proxy, body)
 
     def ask(self, proxy: FaultyProxy, body: bytes) -> None:
-        connection = http.client.HTTPConnection(proxy.host, timeout=30)
-        connection.request(self.command, self.path, body, dict(self.headers.items()))
-        answer = connection.getresponse()
-        content = answer.read()
+        # Closed also where the one who asked has gone.
+        with closing(http.client.HTTPConnection(proxy.host, timeout=30)) as connection:
+            connection.request(self.command, self.path, body, dict(self.headers.items()))
+            answer = connection.getresponse()
+            content = answer.read()
         self.send_response(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in ("transfer-encoding", "connection", "content-length"):
@@ -83,7 +84,6 @@ class _ProxyHandler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(length))
         self.end_headers()
         self.wfile.write(content)
-        connection.close()
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = hand_on
 

@@ -35,6 +35,8 @@ class RunBar(RichProgressBar):
         counts = Counter(map(shorten, metrics))
         shown_metrics = {}
         for name, value in metrics.items():
+            if isinstance(value, float) and math.isnan(value):
+                continue
             short_name = shorten(name)
             is_unique = counts[short_name] == 1
             shown_metrics[short_name if is_unique else name] = value
@@ -183,7 +185,7 @@ def _arrange(metrics: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Scores as rows: validation and test side by side, then our baseline on the last of them."""
     rows: dict[str, dict[str, str]] = {}
     for key, value in metrics.items():
-        if not is_score(key, value):
+        if not is_score(key, value) or math.isnan(value):  # of what there is nothing to measure on
             continue
         stage, name = split_stage(key)
         if stage:
@@ -195,7 +197,7 @@ def _arrange(metrics: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         if name.endswith("_baseline"):
             column = "baseline"
         row = rows.setdefault(name.removesuffix("_baseline") or key, {})
-        row[column] = "" if math.isnan(value) else f"{float(value):.4g}"
+        row[column] = f"{float(value):.4g}"
     return rows
 
 

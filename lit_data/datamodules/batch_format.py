@@ -155,7 +155,8 @@ def to_ultralytics(batch: Batch) -> dict[str, Any]:
 def to_anomalib(batch: Batch) -> Any:  # noqa: ANN401 - its ImageBatch
     """Return Anomalib's ``ImageBatch``.
 
-    It holds ``image`` [B, C, H, W], ``gt_mask`` [B, H, W] bool, ``gt_label`` [B] bool.
+    It holds ``image`` [B, C, H, W], ``gt_mask`` [B, H, W] bool, ``gt_label`` [B] bool. Of a split
+    with defects that no mask marks it holds no ``gt_mask``, which cannot say where that is so.
 
     Raises:
         ConfigError: Anomalib is not installed.
@@ -169,7 +170,10 @@ def to_anomalib(batch: Batch) -> Any:  # noqa: ANN401 - its ImageBatch
     if "mask" not in batch:
         return ImageBatch(image=batch["image"])
     masks = batch["mask"][:, 0] > 0.5
-    return ImageBatch(image=batch["image"], gt_mask=masks, gt_label=masks.flatten(1).any(dim=1))
+    labels = masks.flatten(1).any(dim=1)
+    # Where a defect is not marked its mask is 255, which is above 0.5.
+    gt_mask = None if "unmarked" in batch else masks
+    return ImageBatch(image=batch["image"], gt_mask=gt_mask, gt_label=labels)
 
 
 _PRESETS: Mapping[str, _Preset] = {

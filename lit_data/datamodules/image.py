@@ -39,7 +39,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.samples.stripes import StripeSampleSpec
 from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.watermarks import WatermarkSpec
-from lit_data.types import Batch, Ints, PathText, PlannedBatch, Size, Stage
+from lit_data.types import Batch, Bools, Ints, PathText, PlannedBatch, Size, Stage
 
 PATCH_PX = 128
 
@@ -78,6 +78,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         transformation: Work on batches on the host and on the device; after `setup`.
         classes: Names of the kinds of defects that are told apart, if any.
         labels: [images] label of each image, if samples have any.
+        unmarked: [images] whether each shows a defect that no mask marks, if any does.
         reads_margins: False reads patches without the margins that their augmentation could use.
     """
 
@@ -89,6 +90,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
     transformation: ImageTransform
     classes: Sequence[str] | None = None
     labels: Ints | None = None
+    unmarked: Bools | None = None
     reads_margins: ClassVar[bool] = True
     batch_keys: ClassVar[Sequence[str]] = (
         "image",
@@ -166,7 +168,9 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         patches = self.choose_patches(images, stage)
         if masks is not None or self.synthesis is None:
             paster = self.choose_paster(patches)
-            return make(patches, masks=masks, labels=self.labels, paster=paster)
+            return make(
+                patches, masks=masks, labels=self.labels, unmarked=self.unmarked, paster=paster
+            )
         # Who draws is measured on samples that nothing is drawn into.
         dataset = make(patches)
         writer = self.choose_writer(dataset)

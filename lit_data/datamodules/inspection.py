@@ -1,9 +1,9 @@
 """`InspectionDataModule`: single images with masks of their defects."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import torch
@@ -50,6 +50,8 @@ class InspectionDataModule(ImageDataModule):
     ``image``        [B, C, H, W] float32     0..1; C is 3 unless `read` says otherwise
     ``mask``         [B, 1, H, W] float32     {0, 1}, defects; with `classes` their numbers; 255 where pixels
                                               are ignored; not when predicting
+    ``unmarked``     [B] bool                 images that show a defect by their folder, and no mask says
+                                              where: it is 255; only in splits with such images
     ``index``        [B] int64                number of the patch among those of all images
     ``image_index``  [B] int64                number of the image
     ``position``     [B, 2] int64             (y, x) of the patch in its image, px
@@ -68,8 +70,8 @@ class InspectionDataModule(ImageDataModule):
             same (a lot, a panel) stay in one split.
         train_on: `all`, or `good`: only images without a defect train, also where there are no
             masks at all. An image shows one where its mask marks a pixel, or where folders are
-            named after kinds and its own is not ``good``. Splits are then those of
-            `ImageSplitter.split_good`; without masks, defective images are in none.
+            named after kinds and its own is not ``good``; without a mask it is ``unmarked`` then.
+            Splits are those of `ImageSplitter.split_good`.
         protocol: `mvtec` holds the data to the protocol of the field: only good images train, all
             of the folder ``test`` is test, and any other layout, split or choice is refused; a
             part of ``train/good`` validates. `auto` leaves all that to the other options.
@@ -101,6 +103,17 @@ class InspectionDataModule(ImageDataModule):
     # [images] True if the mask of an image shows a defect, once that was counted
     _is_positive: Bools | None = None
     _unknown: Ints
+    _kinds: Sequence[str] = ()
+    _doubt: str = ""
+    batch_keys: ClassVar[Sequence[str]] = (
+        "image",
+        "mask",
+        "unmarked",
+        "index",
+        "image_index",
+        "position",
+        "epoch",
+    )
 
     @name_options(InspectionFiles)
     def __init__(
@@ -131,7 +144,12 @@ class InspectionDataModule(ImageDataModule):
         patch_px, stride_px = choose_grid(scaling, patch_px, stride_px)
         super().__init__(
             source=InspectionFiles.of(
-                root=root, classes=classes, good=good, scaling=scaling, **options
+                root=root,
+                classes=classes,
+                good=good,
+                scaling=scaling,
+                takes_labels=train_on == "good",
+                **options,
             ),
             patch_px=patch_px,
             stride_px=stride_px,
@@ -203,7 +221,8 @@ class InspectionDataModule(ImageDataModule):
 
     def _find_doubt(self) -> str:
         """Return the doubt where good images are to train, and folders alone tell which are."""
-        return self.describe_doubt() if self.train_on == "good" and self._masks is None else ""
+        needs_folders = self._masks is None or self._masks.unmarked.any()
+        return self._doubt if self.train_on == "good" and needs_folders else ""
 
     @override
     def choose_patches(self, images: Ints, stage: Stage) -> SampledPatches:
@@ -222,10 +241,12 @@ class InspectionDataModule(ImageDataModule):
         """Return the masks of a split; where good parts alone train without masks, nothing is marked."""
         if self._masks is not None:
             return self._masks.select(images)
-        if self.train_on == "good" and self.synthesis is None:
+        if self.train_on == "good" and not self._draws_all:
             # Good parts are learnt from masks that mark nothing.
             nothing_marked = np.full(len(self.bank), -1)
-            return PartialMasks(self.bank, images, self.bank, nothing_marked)
+            return PartialMasks(
+                self.bank, images, self.bank, nothing_marked, unmarked=self.unmarked
+            )
         return None
 
     @override
@@ -268,12 +289,14 @@ class InspectionDataModule(ImageDataModule):
                 log.warning("%s", self._find_doubt())
             return numbers
         is_positive = self.count_classes()[:, 1:].sum(1) > 0
+        if self.unmarked is not None:
+            is_positive |= self.unmarked
         for split, images in self.split_images.items():
             numbers[f"{split}_positive_images"] = int(is_positive[images].sum())
         return numbers | {f"{stage}_patches": len(self.dataset(stage)) for stage in SPLITS}
 
     def read_mask(self, number: int) -> Array | None:
-        """[H, W] uint8 numbers of classes in an image; None without masks, or where its mask is bad.
+        """[H, W] uint8 numbers of classes in an image; None where nothing says it, or its mask is bad.
 
         Of a scaled image it has the size of the file, and the accuracy of the scaled mask.
         """
@@ -284,15 +307,23 @@ class InspectionDataModule(ImageDataModule):
 
     def read_stored_mask(self, number: int) -> Array | None:
         """[H, W] uint8 as `read_mask`, but of the size of which patches are cut."""
-        if self._masks is None or number in self._bad:
+        if self._masks is None or number in self._bad or self._masks.unmarked[number]:
             return None
         return np.asarray(self._masks[number][0])
 
     def has_defect(self, number: int) -> bool | None:
-        """Return True if the mask of an image shows a defect; None where nothing says it, or its mask is bad."""
-        if self._masks is None or number in self._bad or number in self._unknown:
+        """Return True if an image shows a defect, by its mask or its folder; None where nothing says it."""
+        if number in self._bad or number in self._unknown:
             return None
+        if self._masks is None or self._masks.unmarked[number]:
+            return self._find_truth_of_kind(self._kinds[number])
         return bool(is_defect(self._masks[number]).any())
+
+    def _find_truth_of_kind(self, kind: str) -> bool | None:
+        """Return True if folders say for certain that images of a kind show a defect, and False if not."""
+        if not kind or GOOD not in self._kinds or self._doubt:
+            return None
+        return kind != GOOD
 
     @property
     def image_kinds(self) -> list[str]:
@@ -372,11 +403,16 @@ class InspectionDataModule(ImageDataModule):
         return sampling.look(masks, self.grid, self.bank, least, self.source.kept_folder)
 
     def _split_all_images(self) -> dict[str, Ints]:
+        self._kinds = self.image_kinds
+        self._doubt = self.describe_doubt()
+        if self.train_on == "good":
+            self._ignore_unmarked()
         masks = self._masks
         splitter = ImageSplitter(
             names=self.source.names(self.bank),
-            kinds=self.image_kinds,
+            kinds=self._kinds,
             has_mask=None if masks is None else masks.of_image >= 0,
+            unmarked=self.unmarked,
             count_classes=self.count_classes,
             find_groups=self._find_groups,
             seed=self.source.split_seed,
@@ -399,20 +435,41 @@ class InspectionDataModule(ImageDataModule):
             return splits
         if self._find_doubt():  # images that may show a defect are in no split, and `fit` asks
             return dict.fromkeys(SPLITS, np.zeros(0, np.int64))
+        return self._split_good(splitter, splits)
+
+    def _split_good(
+        self, splitter: ImageSplitter, folds: Mapping[str, Ints] | None
+    ) -> dict[str, Ints]:
+        """Return splits of which train holds good images alone; those of a fold where there are folds."""
         is_good = self._find_good()
-        if splits is None:
+        if folds is None:
             splits = splitter.split_good(self.source.splits, is_good)
         else:
-            splits["train"] = splits["train"][is_good[splits["train"]]]
-        if masks is None:  # nothing says where their defects are, so that they cannot be scored
+            train = folds["train"]
+            splits = {**folds, "train": train[is_good[train]]}
+        if self._draws_all:
             splits = {split: numbers[is_good[numbers]] for split, numbers in splits.items()}
         splitter.add_unmasked(splits, dict.fromkeys(SPLITS, 1.0))
         splitter.add_unused(splits, is_good)
         return splits
 
+    @property
+    def _draws_all(self) -> bool:
+        """True if val and test are scored by drawn defects, beside which true ones would count as good."""
+        return self._masks is None and self.synthesis is not None
+
+    def _ignore_unmarked(self) -> None:
+        """Find images that show a defect without a mask, and ignore their pixels."""
+        unmarked = ~self._find_good()
+        if self._masks is not None:
+            unmarked &= self._masks.of_image < 0
+            self._masks = self._masks.ignore(unmarked)
+        is_scored = unmarked.any() and not self._draws_all
+        self.unmarked = unmarked if is_scored else None
+
     def _find_good(self) -> Bools:
         """[n] True for images that show no defect, as far as masks and folders say."""
-        kinds = np.array(self.image_kinds)
+        kinds = np.array(self._kinds)
         is_good = np.ones(len(self.bank), np.bool_)
         # Kinds say something only where one of them is called good.
         if (kinds == GOOD).any():

@@ -17,6 +17,7 @@ from lit_data.datasets.inspection.annotation_files import (
     read_annotations,
 )
 from lit_data.datasets.inspection.annotations import Annotated
+from lit_data.datasets.inspection.good_names import GOOD, name_kinds
 from lit_data.datasets.inspection.layouts import (
     InspectionSet,
     describe_counts,
@@ -26,6 +27,7 @@ from lit_data.datasets.inspection.layouts import (
 )
 from lit_data.datasets.inspection.near_duplicates import find_details, group_details
 from lit_data.datasets.inspection.occupancy import PartialMasks
+from lit_data.datasets.inspection.tables import ImageLabels, read_labels
 from lit_data.datasets.label_formats import add_label_files
 from lit_data.datasets.split_lists import LIST_PATHS
 from lit_data.errors import ConfigError, DataError, Problems, list_problems, show_path
@@ -62,6 +64,7 @@ log = logging.getLogger(__name__)
 ANNOTATION_FORMAT = 6  # raise it with every change of a drawn mask
 _SET = "inspection.json"
 _BOXES = "boxes.npy"
+_ALL = {"train": 1.0}
 _DRAWN = ("coco", "labelme", "csv", "yolo", "cvat")
 
 
@@ -79,6 +82,7 @@ class InspectionFiles(MaskedImageFolder):
             `lit_data.datasets.inspection.good_names`.
         scaling: Size that images and masks are brought to before they are stored; `None` keeps that
             of the files.
+        takes_labels: A CSV of labels says which images are good, where no mask or folder does.
 
     Raises:
         ConfigError: Masks of several classes, and no names of them; or a set of shards is to be
@@ -89,6 +93,7 @@ class InspectionFiles(MaskedImageFolder):
     classes: Sequence[str] | None = None
     good: Sequence[str] | None = None
     scaling: Scaling | None = None
+    takes_labels: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,10 +120,9 @@ class InspectionFiles(MaskedImageFolder):
         image_set = self._named_set
         if image_set.layout == "none":
             # No file is a mask: annotations may say where defects are.
+            has_folders = GOOD in image_set.kinds  # those that are to be predicted have any names
             image_set = self._draw_annotations(image_set)
-            if "good" in image_set.kinds:  # folders that are to be predicted have any names
-                image_set = leave_out_stray(self.folder, image_set)
-            return image_set
+            return leave_out_stray(self.folder, image_set) if has_folders else image_set
         add_label_files(self.leftovers, self.folder, "masks")
         return self._join_parts(image_set) if image_set.parts else image_set
 
@@ -151,7 +155,7 @@ class InspectionFiles(MaskedImageFolder):
             return self.image_set
         named = self._named_set
         # One image may be left out then, unless annotations say where defects are.
-        is_open = named.layout == "none" and "good" in named.kinds
+        is_open = named.layout == "none" and GOOD in named.kinds
         return self.image_set if is_open else named
 
     @property
@@ -315,15 +319,20 @@ class InspectionFiles(MaskedImageFolder):
         return np.array([number_of.get(kind, 0) for kind in kinds], np.int64)
 
     def _draw_annotations(self, image_set: InspectionSet) -> InspectionSet:
-        """Return the set with masks drawn from its files of annotations, once; unchanged without such.
+        """Return the set with masks drawn from its files of annotations, once; without such with its labels.
 
         Raises:
             DataError: Annotations are bad, and are not to be skipped.
         """
         annotated = read_annotations(self.folder, image_set.images, image_set.excluded)
-        used = () if annotated is None else annotated.files
-        is_open = annotated is None
-        add_label_files(self.leftovers, self.folder, "masks", used, with_unknown=is_open)
+        used = [] if annotated is None else [*annotated.files]
+        if annotated is None or not annotated.marks:
+            table = self._read_labels(image_set)
+            if table is not None:
+                used.append(table.path)
+                kinds = name_kinds([[label] for label in table.labels], self.good)
+                image_set = replace(image_set, kinds=kinds)
+        add_label_files(self.leftovers, self.folder, "masks", used, with_unknown=not used)
         if annotated is None:
             return image_set
         if not annotated.marks:
@@ -355,6 +364,17 @@ class InspectionFiles(MaskedImageFolder):
             boxes=None if annotated.layout == "csv" else folder / _BOXES,
             bad=frozenset(image_set.images[number] for number in problems["images"]),
         )
+
+    def _read_labels(self, image_set: InspectionSet) -> ImageLabels | None:
+        """Read a CSV of labels where no folder holds good images; None where none is asked for."""
+        if not self.takes_labels or GOOD in image_set.kinds:
+            return None
+        try:
+            return read_labels(self.folder, image_set.images, image_set.excluded)
+        except DataError:
+            if self.splits != _ALL:
+                raise
+        return None  # of images that are only predicted
 
     def _join_parts(self, image_set: InspectionSet) -> InspectionSet:
         """Return the set with one mask in place of several, drawn once: what any of them marks."""

@@ -11,12 +11,12 @@ from lit_data.datasets.patch_source import PatchSource, Places
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.store.shared_arrays import share_state
-from lit_data.types import Array, FieldSpec, Ints, SampleRuns, Size
+from lit_data.types import Array, Bools, FieldSpec, Ints, SampleRuns, Size
 
 if TYPE_CHECKING:
     import torch
 
-_SHARED = ("bank", "patches", "masks", "labels", "paster")
+_SHARED = ("bank", "patches", "masks", "labels", "unmarked", "paster")
 """Attributes that copies in worker processes share."""
 _PLANES = ("image", "mask", "cover")
 """Fields [C, h, w] whose upper left corner is written where patches grow with the epochs."""
@@ -76,6 +76,7 @@ class PatchDataset(BankDataset):
     - ``draw`` int64: number of the sample in the split, of which its augmentation is drawn; only
       with `SampledPatches`;
     - ``label`` int64: only with `labels`;
+    - ``unmarked`` bool: only where `unmarked` holds for an image of the split;
     - the fields of `writer`.
 
     Without `pixels` it has no ``image``, and instead of ``mask`` the number of its mask,
@@ -96,6 +97,8 @@ class PatchDataset(BankDataset):
         margin_px: Pixels (above and below, left and right) that every patch is read larger by, for
             augmentation to move in; `position` stays that of the patch.
         labels: [n] label of each image of the bank.
+        unmarked: [n] whether each image of the bank shows a defect that no mask marks; None: none
+            does.
         paster: Pastes defects into patches that show none; needs masks.
 
     Raises:
@@ -113,6 +116,7 @@ class PatchDataset(BankDataset):
         writer: PatchWriter | None = None,
         margin_px: Size = (0, 0),
         labels: Ints | None = None,
+        unmarked: Bools | None = None,
         paster: DefectPaster | None = None,
     ) -> None:
         if masks is not None and writer is not None:
@@ -124,6 +128,8 @@ class PatchDataset(BankDataset):
         self.writer = writer
         self.margin_px = margin_px
         self.labels = labels
+        is_any_unmarked = unmarked is not None and unmarked[patches.images].any()
+        self.unmarked = unmarked if is_any_unmarked else None
         self.paster = paster
         if masks is not None:
             _check_masks(masks, bank, patches.images)
@@ -194,6 +200,8 @@ class PatchDataset(BankDataset):
             rows["draw"][:] = indices
         if self.labels is not None:
             rows["label"][:] = self.labels[places.image]
+        if self.unmarked is not None:
+            rows["unmarked"][:] = self.unmarked[places.image]
         if not self.pixels:
             if self.masks is not None:
                 rows["mask_index"][:] = places.split_image
@@ -271,6 +279,8 @@ class PatchDataset(BankDataset):
         fields |= self.patches.fields
         if self.labels is not None:
             fields["label"] = number
+        if self.unmarked is not None:
+            fields["unmarked"] = FieldSpec((), "bool")
         return fields
 
 

@@ -6,10 +6,12 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import torch
 
 from lit_data.datamodules import InspectionDataModule
-from lit_data.errors import ConfigError
+from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions
+from lit_data.synthesis import DefectSpec
 from tests.reading import opened
 
 
@@ -75,12 +77,80 @@ def test_the_protocol_of_the_field_is_held_and_any_other_layout_refused(tmp_path
         _open(tmp_path, protocol="mvtec")
 
 
-def test_without_masks_defective_images_are_in_no_split(tmp_path: Path) -> None:
+def test_without_masks_folders_say_which_images_of_test_show_a_defect(tmp_path: Path) -> None:
     _write_anomaly_set(tmp_path / "set", masks=False)
     data = _open(tmp_path)
-    names = [name for split in ("train", "val", "test") for name in _names(data, split)]
-    assert len(names) == 17
-    assert not any("crack" in name for name in names)
+    assert [len(_names(data, split)) for split in ("train", "val", "test")] == [12, 2, 6]
+    for split in ("train", "val"):
+        batch = next(iter(data.make_loader(split)))
+        assert "unmarked" not in batch
+        assert not batch["mask"].any()
+    for batch in data.make_loader("test"):
+        names = [data.source.names(data.bank)[number] for number in batch["image_index"].tolist()]
+        assert batch["unmarked"].tolist() == ["crack" in name for name in names]
+        for mask, is_unmarked in zip(batch["mask"], batch["unmarked"], strict=True):
+            assert (mask == (255 if is_unmarked else 0)).all()
+
+
+def test_defects_that_some_folder_has_no_masks_of_are_no_clean_pixels(tmp_path: Path) -> None:
+    _write_anomaly_set(tmp_path / "set")
+    _write(tmp_path / "set/test/stain/s0.png")
+    data = _open(tmp_path)
+    names = data.source.names(data.bank)
+    truths = {name: data.has_defect(number) for number, name in enumerate(names)}
+    assert truths["test/stain/s0.png"] is truths["test/crack/c0.png"] is True
+    assert truths["test/good/t0.png"] is False
+    stain = names.index("test/stain/s0.png")
+    assert data.read_mask(stain) is None
+    assert data.unmarked is not None
+    assert np.flatnonzero(data.unmarked).tolist() == [stain]
+    assert data.describe()["test_positive_images"] == 4
+    for batch in data.make_loader("test"):
+        is_stain = batch["image_index"] == stain
+        assert torch.equal(batch["unmarked"], is_stain)
+        assert (batch["mask"][is_stain] == 255).all()
+        assert (batch["mask"][~is_stain] <= 1).all()
+    assert not _open(tmp_path, train_on="all", splits={"train": 1.0}).has_defect(stain)
+
+
+def test_defects_without_masks_are_left_out_where_drawn_ones_are_scored(tmp_path: Path) -> None:
+    _write_anomaly_set(tmp_path / "set", masks=False)
+    data = _open(tmp_path, synthesis=DefectSpec())
+    assert not [name for name in _names(data, "test") if "crack" in name]
+    assert data.unmarked is None
+
+
+def test_defects_that_cannot_train_validate(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        _write_kinds(tmp_path / "set" / split, "normal", "anomaly")
+    data = _open(tmp_path)
+    train, val, test = (_names(data, split) for split in ("train", "val", "test"))
+    assert not [name for name in train if "anomaly" in name]
+    assert len([name for name in val if name.startswith("train/anomaly/")]) == 8
+    assert len(test) == 16
+
+
+def test_a_table_of_labels_stands_for_folders(tmp_path: Path) -> None:
+    rows = ["image,label"]
+    for number in range(20):
+        _write(tmp_path / "set" / f"{number}.png")
+        rows.append(f"{number}.png,{'ok' if number < 14 else 'scratch'}")
+    table = tmp_path / "set" / "labels.csv"
+    table.write_text("\n".join(rows))
+    data = _open(tmp_path)
+    assert len(_names(data, "train")) == 10
+    assert [data.has_defect(data.source.names(data.bank).index(f"{n}.png")) for n in (3, 17)] == [
+        False,
+        True,
+    ]
+    table.write_text("\n".join(rows[:-1]))
+    with pytest.raises(DataError, match=r"19\.png.*gives no label"):
+        _open(tmp_path)
+    assert len(_open(tmp_path, "predict", splits={"train": 1.0}).bank) == 20
+    table.write_text("\n".join(rows).replace("ok", "0").replace("scratch", "1"))
+    with pytest.raises(ConfigError, match=r"found: 0, 1"):
+        _open(tmp_path).dataset("train")
+    assert len(_names(_open(tmp_path, good=["0"]), "train")) == 10
 
 
 def test_a_folder_of_good_images_trains_and_validates(tmp_path: Path) -> None:
@@ -138,8 +208,9 @@ def test_no_defect_trains_whatever_its_folder_is_called(
 ) -> None:
     _write_kinds(tmp_path / "set", good, bad)
     data = _open(tmp_path)
-    names = [name for split in ("train", "val", "test") for name in _names(data, split)]
-    assert {name.split("/")[0] for name in names} == {good}
+    assert {name.split("/")[0] for name in _names(data, "train")} == {good}
+    for split in ("val", "test"):
+        assert {name.split("/")[0] for name in _names(data, split)} == {good, bad}
 
 
 def test_folders_that_do_not_tell_are_asked_about_unless_they_are_only_predicted(

@@ -17,13 +17,14 @@ from lit_data.io.store.store import keep_found
 from lit_data.types import IGNORED, Array, Bools, Doubles, Ints
 
 _NO_DEFECT = np.zeros((1, 1, 1), np.uint8)
+_ALL_IGNORED = np.full((1, 1, 1), IGNORED, np.uint8)
 _MOST_MARKED = 50  # % of the pixels; defects are the smaller part of what they lie on
 
 log = logging.getLogger(__name__)
 
 
 class PartialMasks(ImageBank):
-    """Masks of images of which some have none: nothing is marked there.
+    """Masks of images of which some have none: nothing is marked there, or all pixels are ignored.
 
     Args:
         images: All images.
@@ -32,6 +33,11 @@ class PartialMasks(ImageBank):
         of_image: For each image the number of its mask; -1 where it has none.
         numbers: For each image the class of what its mask marks; None: the masks hold the numbers
             of classes.
+        unmarked: For each image whether it shows a defect that no mask marks, so that its pixels
+            are ignored; None: none does.
+
+    Attributes:
+        unmarked: [n] that of the chosen images.
     """
 
     channels = 1
@@ -44,9 +50,11 @@ class PartialMasks(ImageBank):
         masks: ImageBank,
         of_image: Ints,
         numbers: Array | None = None,
+        unmarked: Bools | None = None,
     ) -> None:
         self.bank, self.of_image = masks, of_image[chosen]
         self.numbers = None if numbers is None else numbers[chosen].astype(np.uint8)
+        self.unmarked = np.zeros(len(chosen), np.bool_) if unmarked is None else unmarked[chosen]
         self._images, self._chosen = images, chosen
         self.heights_px, self.widths_px = images.heights_px[chosen], images.widths_px[chosen]
         has_mask = self.of_image >= 0
@@ -58,7 +66,14 @@ class PartialMasks(ImageBank):
 
     def select(self, images: Ints) -> "PartialMasks":
         """Return the masks of some images, where these are those of all."""
-        return PartialMasks(self._images, images, self.bank, self.of_image, self.numbers)
+        return PartialMasks(
+            self._images, images, self.bank, self.of_image, self.numbers, self.unmarked
+        )
+
+    def ignore(self, unmarked: Bools) -> "PartialMasks":
+        """Return the masks of all images, with those of some that have no mask ignored."""
+        every = np.arange(len(self))
+        return PartialMasks(self._images, every, self.bank, self.of_image, self.numbers, unmarked)
 
     def __len__(self) -> int:
         return len(self.of_image)
@@ -68,7 +83,8 @@ class PartialMasks(ImageBank):
         number = int(self.of_image[index])
         if number < 0:
             shape = 1, int(self.heights_px[index]), int(self.widths_px[index])
-            return np.broadcast_to(_NO_DEFECT, shape)
+            value = _ALL_IGNORED if self.unmarked[index] else _NO_DEFECT
+            return np.broadcast_to(value, shape)
         mask = self.bank[number]
         if self.numbers is None:
             return mask
@@ -80,6 +96,7 @@ class PartialMasks(ImageBank):
         with_mask = np.flatnonzero(mask_numbers >= 0)
         if len(with_mask) < len(rows):
             rows[...] = 0
+            rows[self.unmarked[images]] = IGNORED
         cut_some(self.bank, with_mask, mask_numbers, tops_px, lefts_px, rows)
         if self.numbers is not None:
             class_numbers = self.numbers[images, None, None, None]

@@ -53,6 +53,8 @@ class ImageSplitter:
         root: Folder of the set, for lists of splits.
         others: Images that lists may name too, such as bad ones that are skipped.
         leftovers: Takes the images that lists leave out.
+        unmarked: [n] which images show a defect by their folder, and have no mask; `None` where
+            folders are not asked.
     """
 
     names: Sequence[str]
@@ -64,6 +66,7 @@ class ImageSplitter:
     root: Path | None = None
     others: Sequence[str] = ()
     leftovers: Leftovers | None = None
+    unmarked: Bools | None = None
 
     def split(self, splits: Splits) -> dict[str, Ints]:
         """Return for each split the numbers of its images.
@@ -103,15 +106,22 @@ class ImageSplitter:
     def add_unmasked(self, by_split: Mapping[str, Ints], shared: Mapping[str, float]) -> None:
         """Add what has no mask to what is not used: all of a split, and other images.
 
-        Images in folders of good ones need none, and of splits that are shared out it is chance.
+        Images in folders that tell need none, and of splits that are shared out it is chance.
 
         Args:
             by_split: Numbers of the images of each split.
             shared: Fractions of those that are shared out.
         """
-        if self.has_mask is None or self.leftovers is None:
+        if self.leftovers is None:
             return
-        is_unmasked = ~self.has_mask & (np.array(self.kinds) != GOOD)
+        if self.unmarked is not None:
+            cure = "they are scored as images, and not by their pixels"
+            used = np.sort(np.concatenate(list(by_split.values())))
+            names = self._list_names(used[self.unmarked[used]])
+            self.leftovers.add("images show a defect that no mask marks", names, cure)
+        if self.has_mask is None:
+            return
+        is_unmasked = ~self._is_labelled(self.has_mask)
         for split, images in by_split.items():
             if len(images) and not shared.get(split) and is_unmasked[images].all():
                 is_left_out = bool(np.isin(images, self.find_unknown()).all())
@@ -127,7 +137,7 @@ class ImageSplitter:
         if self.leftovers is not None:
             used = np.concatenate(list(by_split.values()))
             names = self._list_names(np.setdiff1d(np.flatnonzero(~is_good), used))
-            cure = "good ones alone train; with masks, those of val and test are scored"
+            cure = "good ones alone train, and those of val and test are scored"
             self.leftovers.add("images show a defect and are in no split", names, cure)
 
     def _list_names(self, images: Ints) -> list[str]:
@@ -141,7 +151,7 @@ class ImageSplitter:
         """
         if self.has_mask is None:
             return np.zeros(0, np.int64)
-        is_labelled = self.has_mask | (np.array(self.kinds) == GOOD)
+        is_labelled = self._is_labelled(self.has_mask)
         split_names = np.array([split_of(name) or "" for name in self.names])
         unlabelled = [
             split for split in ("val", "test") if not is_labelled[split_names == split].any()
@@ -150,13 +160,18 @@ class ImageSplitter:
         others = is_labelled[~is_unknown]
         return np.flatnonzero(is_unknown & bool(len(others) and others.all()))
 
+    def _is_labelled(self, has_mask: Bools) -> Bools:
+        """[n] which images have a mask, or lie in a folder that says if they show a defect."""
+        is_labelled: Bools = has_mask | (np.array(self.kinds) == GOOD)
+        return is_labelled if self.unmarked is None else is_labelled | self.unmarked
+
     def split_good(self, splits: Splits, is_good: Bools) -> dict[str, Ints]:
         """As `split`, but only images without a defect train.
 
         `auto` takes folders named after splits at their word: test is all of test, and without a
-        val that is a part of train. Else shares are those of the good
-        images, and the others are shared out over val and test alone. Defective images of listed
-        training splits are left out.
+        val that is a part of the good images of train, and all defective ones of it. Else shares are
+        those of the good images, and the others are shared out over val and test alone. Defective
+        images of listed training splits are left out.
 
         Args:
             splits: As for `split`.
@@ -169,6 +184,9 @@ class ImageSplitter:
                 has_defects = bool((~is_good).any())
                 return self._share_out_good(DEFAULT_SHARES if has_defects else _GOOD_ALONE, is_good)
             by_split = self._complete(named)
+            if named.fractions is not None:
+                train = by_split["train"]
+                by_split["val"] = np.union1d(by_split["val"], train[~is_good[train]])
         elif fractions is not None:
             split_images(self.names, splits)  # checks the fractions
             return self._share_out_good(fractions, is_good)

@@ -110,7 +110,8 @@ def _match_labels(
     for number, image in enumerate(images):
         if number not in labels:
             problems.add(image, f"an image that {show_path(str(path))} gives no label")
-    problems.raise_if_any(f"{len(problems)} labels are bad")
+    cure = "correct the table, or move it out of the folder if it labels other images"
+    problems.raise_if_any(f"{len(problems)} labels are bad", cure)
     return tuple(labels[number] for number in range(len(images)))
 
 

@@ -32,7 +32,8 @@ class AnomalyModule(ScoredModule):
     its steps.
 
     Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and, where there are defects to be
-    scored by, ``mask`` [B, 1, H, W] in {0, 1} or numbers of classes, 255 where pixels are ignored.
+    scored by, ``mask`` [B, 1, H, W] in {0, 1} or numbers of classes, 255 where pixels are ignored,
+    and ``unmarked`` [B] bool for images that show a defect that no mask marks.
     Images are brought to mean 0 of each channel and standard deviation 1 by the first training
     batch; C = 1 is copied to three.
 
@@ -293,7 +294,8 @@ class AnomalyModule(ScoredModule):
         metric: Any = self.scores[f"{stage}_pixels"]
         # Where nothing says of which image a patch is, it is one of its own.
         patches = sum(map(len, metric.images)) + torch.arange(len(masks), device=masks.device)
-        metric.update(probability, masks, batch.get("image_index", patches), batch.get("position"))
+        images = batch.get("image_index", patches)
+        metric.update(probability, masks, images, batch.get("position"), batch.get("unmarked"))
 
     @override
     def take_scores(self, stage: str) -> dict[str, Tensor]:

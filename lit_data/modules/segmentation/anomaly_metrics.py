@@ -175,6 +175,7 @@ class AnomalyMetrics(PixelScores):
         masks: Tensor,
         images: Tensor | None = None,
         positions: Tensor | None = None,
+        unmarked: Tensor | None = None,
     ) -> None:
         """Count pixels, regions and images.
 
@@ -184,8 +185,14 @@ class AnomalyMetrics(PixelScores):
             images: [B] int64, the number of each patch's image; without it images are not scored.
             positions: [B, 2] int64 (y, x) of each patch in its image, px; without it patches share
                 no pixel.
+            unmarked: [B] bool, images that show a defect that no mask marks: they count as
+                defective, and all their pixels for their score; without it there are none.
         """
         defective = is_marked(masks).flatten(1).any(1)
+        scored = masks
+        if unmarked is not None:
+            defective = defective | unmarked
+            scored = masks.masked_fill(unmarked[:, None, None, None], 0)
         if self.whole_masks is None or images is None or positions is None:
             super().update(scores, masks)
             self._count_regions(scores, masks, lambda row, mask: find_regions(mask).weight)
@@ -201,7 +208,7 @@ class AnomalyMetrics(PixelScores):
             append_rows(self.areas_px, torch.full_like(images, scores[0].numel()))
             append_rows(self.defective, defective)
             most = self._count_most()
-            self._add(take_highest(scores, masks, images, positions, self.sizes_px, most))
+            self._add(take_highest(scores, scored, images, positions, self.sizes_px, most))
 
     def _add(self, top: TopPixels) -> None:
         """Add pixels to the states; where these grow large, each image keeps its highest ones only."""

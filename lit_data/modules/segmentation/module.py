@@ -276,10 +276,13 @@ class SegmentationModule(ScoredModule):
         metrics: Any = self.scores[name]
         pixels = metrics["pixels"]
         if batch is not None and isinstance(pixels, AnomalyMetrics):
-            pixels.update(scores, masks, batch.get("image_index"), batch.get("position"))
+            names = ("image_index", "position", "unmarked")
+            pixels.update(scores, masks, *map(batch.get, names))
         else:
             pixels.update(scores, masks)
         if "defects" in metrics:
+            if batch is not None and "unmarked" in batch:  # whose patches would allow false alarms
+                ranks, masks = ranks[~batch["unmarked"]], masks[~batch["unmarked"]]
             metrics["defects"].update(ranks, masks)
 
     @override

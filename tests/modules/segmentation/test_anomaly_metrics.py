@@ -304,3 +304,32 @@ def test_the_threshold_of_images_is_where_their_f1_is_largest(
     )
     assert found == pytest.approx(best)
     assert threshold == pytest.approx(expected, abs=1e-8)
+
+
+def test_a_defect_that_no_mask_marks_counts_as_an_image_and_not_by_its_pixels() -> None:
+    scores, masks = _make()
+    unmarked = IMAGES == 2
+    hidden = masks.masked_fill(unmarked[:, None, None, None], 255)
+    metric = AnomalyMetrics(score_fraction=0.0)
+    metric.update(scores, hidden, IMAGES, None, unmarked)
+    values = {name: float(value) for name, value in metric.compute().items()}
+    others = _score(scores[~unmarked], masks[~unmarked], IMAGES[~unmarked])
+    for name in ("average_precision", "dice", "pixel_auroc", "aupro_30", "f1_max"):
+        assert values[name] == others[name]
+    whole = masks.clone()
+    whole[unmarked] = 1
+    assert values["image_auroc"] == _score(scores, whole)["image_auroc"]
+    assert metric.confusion is not None
+    assert sum(map(sum, metric.confusion.counts)) == 5
+
+
+def test_without_any_mask_images_are_scored_and_pixels_are_not() -> None:
+    scores, _ = _make()
+    unmarked = IMAGES < 2
+    masks = torch.zeros_like(scores).masked_fill(unmarked[:, None, None, None], 255)
+    metric = AnomalyMetrics()
+    metric.update(scores, masks, IMAGES, None, unmarked)
+    values = metric.compute()
+    assert 0 <= values["image_auroc"] <= 1
+    assert values["pixel_auroc"].isnan()
+    assert values["dice"].isnan()

@@ -27,6 +27,12 @@ _LARGEST_BYTES = 2**31 - 2**20
 _BATCH = 2
 """Images of the traced batch: an axis of length 1 would be taken for a constant."""
 
+_IN_INT8 = ("Conv", "Relu", "Clip", "Concat")
+"""Sums of residuals, distances and answers lose too much in 8 bits."""
+
+_FEW_CHANNELS = 4
+"""Convolutions that read so few, such as the first one and blurs, are slower in int8."""
+
 
 @dataclass(frozen=True, slots=True)
 class OnnxFile:
@@ -183,11 +189,12 @@ def _list_probes(images: Sequence[Tensor], free_axes: Sequence[str]) -> Iterator
 
 
 def quantise(graph: bytes, batches: Sequence[Floats]) -> bytes:
-    """Return a graph that computes in int8 what onnxruntime can.
+    """Return a graph whose convolutions compute in int8.
 
     Weights are int8 for each output channel, activations uint8 in the ranges that the batches
     span (static quantisation; B. Jacob et al., "Quantization and training of neural networks for
-    efficient integer-arithmetic-only inference", CVPR 2018).
+    efficient integer-arithmetic-only inference", CVPR 2018). Convolutions of few channels, sums and
+    all that follows the last convolution stay in float32.
 
     Args:
         graph: An ONNX file whose input is ``images`` [B, C, h, w] float32.
@@ -209,6 +216,8 @@ def quantise(graph: bytes, batches: Sequence[Floats]) -> bytes:
                 merged,
                 quantised,
                 _Batches(batches),
+                op_types_to_quantize=_IN_INT8,
+                nodes_to_exclude=_list_thin_convolutions(merged),
                 quant_format=QuantFormat.QDQ,
                 per_channel=True,
                 activation_type=QuantType.QUInt8,
@@ -219,6 +228,23 @@ def quantise(graph: bytes, batches: Sequence[Floats]) -> bytes:
                 f"onnxruntime cannot quantise this net ({first_line(error)}): leave int8 out"
             ) from error
         return quantised.read_bytes()
+
+
+def _list_thin_convolutions(path: Path) -> list[str]:
+    """Return the names of convolutions that read few channels."""
+    import onnx
+
+    graph = onnx.load(path).graph
+    shapes = {weights.name: weights.dims for weights in graph.initializer}
+    names = []
+    for node in graph.node:
+        shape = shapes.get(node.input[1]) if node.op_type == "Conv" else None
+        if shape is None:
+            continue
+        groups = next((option.i for option in node.attribute if option.name == "group"), 1)
+        if groups * shape[1] <= _FEW_CHANNELS:
+            names.append(node.name)
+    return names
 
 
 class _Batches:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 _PROJECTED = 64
+_CANCELLED = 1e-6  # of the squared length of a row, whose nearest neighbour is itself
 _GRAPH_ROWS = 512  # of the bank at a time, in a graph that is exported
 
 
@@ -127,5 +128,7 @@ def _measure(rows: Tensor, banks: Sequence[Tensor]) -> Tensor:
     for bank in banks:
         products = torch.addmm(bank.pow(2).sum(1), rows, bank.T, alpha=-2.0)
         nearest.append(products.amin(1))
-    squared = torch.stack(nearest).amin(0) + rows.pow(2).sum(1)
-    return squared.clamp(min=0).sqrt()
+    lengths = rows.pow(2).sum(1)
+    squared = torch.stack(nearest).amin(0) + lengths
+    # Below that, what is left of large numbers that cancel is another on each machine.
+    return squared.maximum(_CANCELLED * lengths).sqrt()

@@ -4,11 +4,10 @@ import csv
 import subprocess
 import sys
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from shutil import copy
 from statistics import mean, stdev
 from typing import Any, ClassVar
 
@@ -19,6 +18,7 @@ from omegaconf import DictConfig
 from typing_extensions import override
 
 from benchmarks.learning_detection import list_images, read_detections, read_truth, score_boxes
+from benchmarks.learning_sets import copy_images, read_split
 from lit_data.checks import check_choice
 from lit_data.commands.benchmarks.options import Suite
 from lit_data.commands.benchmarks.table import collect, report_lines
@@ -72,7 +72,7 @@ class LearningSuite(Suite):
                 f"suite.root={self.root} has no {self.split_file}: make it by "
                 "python -m benchmarks.learning_sets"
             )
-        copy_test_images(self.list_test_images(root), folder / "test")
+        copy_images(self.list_test_images(root), folder / "test")
         columns = ["way", "seconds", "runs"]
         for name in self.scores:
             columns += [name, f"{name}_spread"]
@@ -116,7 +116,7 @@ class LearningSuite(Suite):
 
     def call_script(self, module: str, *words: object) -> None:
         """Run a module of this package with the interpreter of the scripts."""
-        _call(self.python or sys.executable, f"benchmarks.{module}", *map(str, words))
+        run_module(self.python or sys.executable, f"benchmarks.{module}", *map(str, words))
 
     def call_for_each_time(self, module: str, way: str, root: Path, seed: int, out: Path) -> None:
         """Run a module that trains for one time, once for each of them."""
@@ -129,10 +129,10 @@ class LearningSuite(Suite):
             folder = out / str(seconds)
             length = [f"trainer.max_time={{seconds:{seconds}}}", "trainer.max_epochs=-1"]
             fit = [experiment, *self.overrides, f"seed={seed}", *data, *length, "report=false"]
-            _call(sys.executable, "lit_data", "fit", *fit, f"hydra.run.dir={folder / 'fit'}")
+            run_module(sys.executable, "lit_data", "fit", *fit, f"hydra.run.dir={folder / 'fit'}")
             checkpoint = f"ckpt={folder / 'fit' / 'checkpoints/best.ckpt'}"
             predict = [experiment, f"data.root={test_folder}", checkpoint]
-            _call(sys.executable, "lit_data", "predict", *predict, f"hydra.run.dir={folder}")
+            run_module(sys.executable, "lit_data", "predict", *predict, f"hydra.run.dir={folder}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class SplitLearningSuite(LearningSuite):
 
     @override
     def list_test_images(self, root: Path) -> list[Path]:
-        return [root / name for name in _read_split(root, "test")]
+        return [root / name for name in read_split(root, "test")]
 
     @override
     def run_script(self, way: str, root: Path, seed: int, out: Path) -> None:
@@ -171,7 +171,7 @@ class MaskLearningSuite(SplitLearningSuite):
     scores: ClassVar[tuple[str, ...]] = MASK_SCORES
     experiment: ClassVar[str] = "segmentation"
     script: ClassVar[str] = "plain_masks"
-    nets: ClassVar[Mapping[str, str]] = {"plain": "unet", "smp": "smp"}
+    nets: ClassVar[Mapping[str, str]] = {"plain": "unet", "smp": "smp", "smp_lite0": "smp_lite0"}
     scripts: ClassVar[tuple[str, ...]] = (*nets, "torchgeo")
 
     @override
@@ -186,7 +186,13 @@ class BoxLearningSuite(LearningSuite):
     seconds: Sequence[int] = (260,)
 
     scores: ClassVar[tuple[str, ...]] = BOX_SCORES
-    scripts: ClassVar[tuple[str, ...]] = ("plain", "fasterrcnn", "ssdlite", "ultralytics")
+    scripts: ClassVar[tuple[str, ...]] = (
+        "plain",
+        "fasterrcnn",
+        "ssdlite",
+        "fcos_lite0",
+        "ultralytics",
+    )
     split_file: ClassVar[str] = "test.txt"
 
     @override
@@ -217,15 +223,19 @@ class LabelLearningSuite(SplitLearningSuite):
     scores: ClassVar[tuple[str, ...]] = LABEL_SCORES
     experiment: ClassVar[str] = "classification"
     script: ClassVar[str] = "plain_labels"
-    nets: ClassVar[Mapping[str, str]] = {"plain": "conv", "resnet18": "resnet18"}
+    nets: ClassVar[Mapping[str, str]] = {
+        "plain": "conv",
+        "resnet18": "resnet18",
+        "timm_lite0": "timm_lite0",
+    }
     scripts: ClassVar[tuple[str, ...]] = tuple(nets)
 
     @override
     def score(self, folder: Path, root: Path) -> dict[str, float]:
-        return score_labels(folder / "labels.csv", _read_split(root, "test"))
+        return score_labels(folder / "labels.csv", read_split(root, "test"))
 
 
-def _call(python: str, module: str, *words: str) -> None:
+def run_module(python: str, module: str, *words: str) -> None:
     """Run a module in a process of its own, as a user would.
 
     Raises:
@@ -236,18 +246,6 @@ def _call(python: str, module: str, *words: str) -> None:
     if done.returncode:
         last_lines = (done.stdout + done.stderr)[-2000:]
         raise LitDataError(f"{module} ended with {done.returncode}: {last_lines}")
-
-
-def _read_split(root: Path, split: str) -> list[str]:
-    with (root / "splits.csv").open(newline="") as file:
-        return [row["image"] for row in csv.DictReader(file) if row["split"] == split]
-
-
-def copy_test_images(images: Iterable[Path], target: Path) -> None:
-    """Copy the images alone, as those of a line come: without masks or boxes and in one folder."""
-    target.mkdir(parents=True, exist_ok=True)
-    for image in images:
-        copy(image, target / image.name)
 
 
 def score_maps(maps: Path, root: Path) -> dict[str, float]:
@@ -261,7 +259,7 @@ def score_maps(maps: Path, root: Path) -> dict[str, float]:
         A number for each of `MASK_SCORES`.
     """
     scores, truths, image_scores, is_defective = [], [], [], []
-    for name in _read_split(root, "test"):
+    for name in read_split(root, "test"):
         path = Path(name)
         map_path = maps / f"{path.name}.png"
         if not map_path.is_file():
@@ -323,8 +321,12 @@ def average_precision(scores: NDArray[np.float64], truth: NDArray[np.bool_]) -> 
 
 def auroc(scores: NDArray[np.float64], truth: NDArray[np.bool_]) -> float:
     """Find the fraction of pairs whose positive scores above the negative; ties count half."""
-    positive, negative = scores[truth][:, None], scores[~truth]
-    return float((positive > negative).mean() + (positive == negative).mean() / 2)
+    order = np.argsort(scores, kind="stable")
+    _, first, counts = np.unique(scores[order], return_index=True, return_counts=True)
+    middle_ranks = np.repeat(first + (counts - 1) / 2, counts)
+    positives = int(truth.sum())
+    lower = middle_ranks[truth[order]].sum() - positives * (positives - 1) / 2
+    return float(lower / (positives * (len(truth) - positives)))
 
 
 def _make_lines(
@@ -335,11 +337,11 @@ def _make_lines(
     for (seconds, way), scores in runs.items():
         if scores:
             line = {"way": way, "seconds": seconds, "runs": len(scores)}
-            lines.append(line | _summarise(scores))
+            lines.append(line | summarise(scores))
     return lines
 
 
-def _summarise(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def summarise(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Find the mean and the standard deviation of each score."""
     summary = {}
     for name in runs[0]:

@@ -3,7 +3,7 @@
 The loops are what people write without a framework. They need torch, OpenCV and NumPy alone (those
 of torchvision an environment of their own), and nothing of them is shared with `lit_data`: neither
 the reading of labels nor the score. ``python -m benchmarks.learning_detection WAY ROOT SEED SECONDS
-OUT`` trains one of `plain`, `fasterrcnn` and `ssdlite`, and writes ``OUT/detections.json``.
+OUT`` trains `plain` or a detector of `TORCHVISION`, and writes ``OUT/detections.json``.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -24,7 +24,15 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from benchmarks import lite0
+
 Clock = Callable[[], float]
+TORCHVISION = {
+    "fasterrcnn": "fasterrcnn_mobilenet_v3_large_320_fpn",
+    "ssdlite": "ssdlite320_mobilenet_v3_large",
+    "fcos_lite0": "FCOS",
+}
+"""Detectors of torchvision, for images of 320 px."""
 
 
 class Box(NamedTuple):
@@ -378,19 +386,19 @@ def train_torchvision(
     folder: Path,
     *,
     seconds: float,
-    kind: Literal["fasterrcnn", "ssdlite"] = "fasterrcnn",
+    kind: str = "fasterrcnn",
     seed: int = 0,
     batch_size: int = 4,
     clock: Clock | None = None,
 ) -> dict[str, list[Box]]:
     """Train a detector of torchvision as its tutorial does, and predict the test images.
 
-    It starts from random weights.
+    It starts from random weights, but for the encoder of `fcos_lite0`, which has seen ImageNet.
 
     Args:
         folder: See `train_plain`, as `seconds`, `seed` and `clock`.
         seconds: Time to train for.
-        kind: The detector; both are those for images of 320 px.
+        kind: Of `TORCHVISION`.
         seed: Of weights and order.
         batch_size: Images of a step.
         clock: Measures the time.
@@ -401,13 +409,13 @@ def train_torchvision(
     detectors: Any = importlib.import_module("torchvision.models.detection")
     torch.manual_seed(seed)
     classes = len((folder / "classes.txt").read_text().split())
-    names = {
-        "fasterrcnn": "fasterrcnn_mobilenet_v3_large_320_fpn",
-        "ssdlite": "ssdlite320_mobilenet_v3_large",
-    }
-    make_net = getattr(detectors, names[kind])
+    make_net = getattr(detectors, TORCHVISION[kind])
     num_classes = classes + 1  # 0 is the background
-    net = make_net(weights=None, weights_backbone=None, num_classes=num_classes).train()
+    if kind == "fcos_lite0":
+        scale = {"image_mean": [127 / 255] * 3, "image_std": [128 / 255] * 3}
+        net = make_net(_Pyramid(), num_classes, min_size=320, max_size=320, **scale).train()
+    else:
+        net = make_net(weights=None, weights_backbone=None, num_classes=num_classes).train()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.005, momentum=0.9, weight_decay=0.0005)
     images, boxes = _load(folder, "train", 320)
     for rows in _batches(len(images), batch_size, seconds, seed, clock or time.process_time):
@@ -420,6 +428,26 @@ def train_torchvision(
         loss.backward()
         optimizer.step()
     return _predict_torchvision(net.eval(), folder)
+
+
+class _Pyramid(nn.Module):
+    """Five maps of strides from 8 px on, over EfficientNet-Lite0, for detectors of torchvision."""
+
+    out_channels = 128
+
+    def __init__(self) -> None:
+        super().__init__()
+        pyramids: Any = importlib.import_module("torchvision.ops.feature_pyramid_network")
+        width = self.out_channels
+        further = pyramids.LastLevelP6P7(width, width)
+        self._encoder = lite0.make_encoder([2, 3, 4])
+        widths = [40, 112, 320]
+        self._pyramid = pyramids.FeaturePyramidNetwork(widths, width, further)
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        maps = {str(number): values for number, values in enumerate(self._encoder(images))}
+        levels: dict[str, Tensor] = self._pyramid(maps)
+        return levels
 
 
 @torch.no_grad()
@@ -439,7 +467,7 @@ def _predict_torchvision(net: nn.Module, folder: Path) -> dict[str, list[Box]]:
 
 
 def main(
-    way: Literal["plain", "fasterrcnn", "ssdlite"],
+    way: str,
     folder: Path,
     seed: int,
     seconds: float,
@@ -453,5 +481,4 @@ def main(
 
 
 if __name__ == "__main__":
-    chosen: Any = sys.argv[1]
-    main(chosen, Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), Path(sys.argv[5]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), Path(sys.argv[5]))

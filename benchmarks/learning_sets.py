@@ -1,10 +1,10 @@
 """Datasets of others for ``python -m benchmarks learning``, from copies of repositories.
 
-``python -m benchmarks.learning_sets tiles|tiles6|textures|boards|cells|labels SOURCE TARGET``. Sets of masks are
+``python -m benchmarks.learning_sets NAME SOURCE TARGET``, with a NAME of `PREPARE`. Sets of masks are
 folders of images ``KIND/NAME.jpg`` with their masks ``KIND/NAME.png`` beside them, and a table
 ``splits.csv`` with 70 / 15 / 15 % of each kind; for the
-others see `prepare_boards`, `prepare_cells` and `prepare_labels`. No image is part
-of this repository.
+others see `prepare_boards`, `prepare_cells`, `prepare_labels` and `prepare_good_parts`. No image is
+part of this repository.
 """
 
 import csv
@@ -12,8 +12,10 @@ import random
 import shutil
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -28,6 +30,8 @@ IMAGE_ENDINGS = (".bmp", ".jpg", ".png")
 _BOARD_FRACTIONS = {"train": 0.7, "val": 0.1, "test": 0.2}
 _BOARD_LISTS = ("trainval.txt", "test.txt")
 _FRACTIONS = (("train", 0.7), ("val", 0.15), ("test", 0.15))
+_GOOD_FRACTIONS = (("train", 0.7), ("val", 0.1), ("test", 0.2))
+GOOD = "good"
 
 
 def prepare_tiles(
@@ -126,17 +130,126 @@ def prepare_labels(source: Path, target: Path) -> None:
 def write_splits(root: Path, pattern: str = "*.jpg") -> None:
     """Write ``splits.csv``: of each kind 70 / 15 / 15 %, in an order drawn from a fixed seed."""
     rows = []
-    fractions = [fraction for _, fraction in _FRACTIONS]
     for folder in sorted(path for path in root.iterdir() if path.is_dir()):
         names = [f"{folder.name}/{path.name}" for path in sorted(folder.glob(pattern))]
-        shuffled = np.array(names)[np.random.default_rng(0).permutation(len(names))]
-        ends = (np.cumsum(fractions) * len(names)).round().astype(int)
-        for (split, _), part in zip(_FRACTIONS, np.split(shuffled, ends[:-1]), strict=True):
-            rows += [{"image": name, "split": split} for name in part.tolist()]
+        rows += _split(names, _FRACTIONS)
+    _write_rows(root, rows)
+
+
+def _split(names: Sequence[str], fractions: Sequence[tuple[str, float]]) -> list[dict[str, str]]:
+    """Give each name a split, in an order drawn from a fixed seed."""
+    shuffled = np.array(names)[np.random.default_rng(0).permutation(len(names))]
+    ends = (np.cumsum([fraction for _, fraction in fractions]) * len(names)).round().astype(int)
+    rows = []
+    for (split, _), part in zip(fractions, np.split(shuffled, ends[:-1]), strict=True):
+        rows += [{"image": name, "split": split} for name in part.tolist()]
+    return rows
+
+
+def _write_rows(root: Path, rows: Iterable[Mapping[str, str]]) -> None:
     with (root / "splits.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, ("image", "split"))
         writer.writeheader()
         writer.writerows(rows)
+
+
+def read_split(root: Path, split: str) -> list[str]:
+    """List the images ``KIND/NAME`` that ``splits.csv`` gives to a split."""
+    with (root / "splits.csv").open(newline="") as file:
+        return [row["image"] for row in csv.DictReader(file) if row["split"] == split]
+
+
+def copy_images(images: Iterable[Path], target: Path) -> None:
+    """Copy images alone, as those of a line come: without masks or boxes and in one folder."""
+    target.mkdir(parents=True, exist_ok=True)
+    for image in images:
+        shutil.copy(image, target / image.name)
+
+
+class Part(NamedTuple):
+    """An image of a part.
+
+    Attributes:
+        image: Its file.
+        kind: `GOOD`, or the kind of its defect.
+        mask: Marks the defect, where there are masks.
+    """
+
+    image: Path
+    kind: str
+    mask: Path | None = None
+
+
+def prepare_good_parts(
+    source: Path, target: Path, list_parts: Callable[[Path], Iterable[Part]]
+) -> None:
+    """Copy images of which good ones alone train: 70 % of them, and 10 % validate.
+
+    The rest of them and all defective ones are tested. Numbers become names, which are unique in
+    the set: ``KIND/KIND_0000.jpg``, with a mask ``KIND/KIND_0000.png`` where there is one.
+
+    Args:
+        source: What `list_parts` reads.
+        target: The folder to make.
+        list_parts: Lists the images of a copy of a repository.
+    """
+    names: dict[str, list[str]] = {}
+    for part in list_parts(source):
+        of_kind = names.setdefault(part.kind, [])
+        (target / part.kind).mkdir(parents=True, exist_ok=True)
+        stem = target / part.kind / f"{part.kind}_{len(of_kind):04}"
+        copied = Path(shutil.copy(part.image, stem.with_suffix(part.image.suffix)))
+        of_kind.append(f"{part.kind}/{copied.name}")
+        if part.mask is not None:
+            mask = np.asarray(cv2.imread(str(part.mask), cv2.IMREAD_GRAYSCALE))
+            cv2.imwrite(str(stem.with_suffix(".png")), (mask > 0).astype(np.uint8) * 255)
+    rows = _split(names.pop(GOOD), _GOOD_FRACTIONS)
+    for of_kind in names.values():
+        rows += [{"image": name, "split": "test"} for name in of_kind]
+    _write_rows(target, rows)
+
+
+def list_tiles(source: Path) -> Iterator[Part]:
+    """List all magnetic tiles, see `prepare_tiles`."""
+    for kind in ("Free", *SIX_KINDS):
+        for image in sorted((source / f"MT_{kind}" / "Imgs").glob("*.jpg")):
+            yield Part(image, GOOD if kind == "Free" else kind, image.with_suffix(".png"))
+
+
+def list_fabrics(source: Path) -> Iterator[Part]:
+    """List the strips of fabric of AITEX (Silvestre-Blanes et al., Autex Research Journal 2019).
+
+    Args:
+        source: A copy of ``mhzobaer26/TextileAI_Dataset``, which has no masks.
+    """
+    for image in sorted(source.glob("no_defect/*/*.png")):
+        yield Part(image, GOOD)
+    for image in sorted(source.glob("defect/*.png")):
+        yield Part(image, "defect")
+
+
+def list_commutators(source: Path) -> Iterator[Part]:
+    """List the commutators of KolektorSDD (Tabernik et al., J. of Intelligent Manufacturing 2020).
+
+    Args:
+        source: Has ``kos01/Part0.jpg`` and ``kos01/Part0_label.bmp``.
+    """
+    for image in sorted(source.glob("kos*/Part?.jpg")):
+        mask = image.with_name(f"{image.stem}_label.bmp")
+        is_defective = np.asarray(cv2.imread(str(mask), cv2.IMREAD_GRAYSCALE)).any()
+        yield Part(image, "crack" if is_defective else GOOD, mask)
+
+
+def list_solar_cells(source: Path) -> Iterator[Part]:
+    """List the solar cells of ELPV (Deitsch et al., Solar Energy 2019); they have no masks.
+
+    Args:
+        source: A copy of ``zae-bayern/elpv-dataset``; a probability above 0.5 is a defect.
+    """
+    folder = source / "src/elpv_dataset/data"
+    for line in (folder / "labels.csv").read_text().splitlines():
+        image, probability, _ = line.split()
+        yield Part(folder / image, GOOD if float(probability) <= 0.5 else "defect")
 
 
 def prepare_boards(
@@ -248,20 +361,23 @@ def _copy_board(source: Path, image: str, labels: str, out_folder: Path) -> str:
     return listed.stem
 
 
+PREPARE: Mapping[str, Callable[[Path, Path], object]] = {
+    "tiles": prepare_tiles,
+    "tiles6": partial(prepare_tiles, kinds=SIX_KINDS),
+    "textures": prepare_textures,
+    "boards": prepare_boards,
+    "cells": prepare_cells,
+    "labels": prepare_labels,
+    "good_tiles": partial(prepare_good_parts, list_parts=list_tiles),
+    "good_fabrics": partial(prepare_good_parts, list_parts=list_fabrics),
+    "good_commutators": partial(prepare_good_parts, list_parts=list_commutators),
+    "good_solar_cells": partial(prepare_good_parts, list_parts=list_solar_cells),
+}
+"""By the names of the command line."""
+
+
 if __name__ == "__main__":
     name, source_folder, target_folder = sys.argv[1:]
-    source, target = Path(source_folder), Path(target_folder)
-    if name == "tiles":
-        prepare_tiles(source, target)
-    elif name == "tiles6":
-        prepare_tiles(source, target, SIX_KINDS)
-    elif name == "textures":
-        prepare_textures(source, target)
-    elif name == "boards":
-        prepare_boards(source, target)
-    elif name == "cells":
-        prepare_cells(source, target)
-    elif name == "labels":
-        prepare_labels(source, target)
-    else:
-        sys.exit(__doc__)
+    if name not in PREPARE:
+        sys.exit(f"{name} is none of {', '.join(PREPARE)}")
+    PREPARE[name](Path(source_folder), Path(target_folder))

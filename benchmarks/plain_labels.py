@@ -4,7 +4,8 @@
 
 Images scaled to one size, mean and standard deviation taken off, Adam at 1e-3, cross entropy, flips.
 NET is `conv`, that of lit_data, of which nothing else is imported, so that both train the same one;
-or `resnet18`, that of torchvision with random weights.
+`resnet18`, that of torchvision with random weights; or `timm_lite0`, the EfficientNet-Lite0 of timm
+that has seen ImageNet.
 """
 
 import csv
@@ -19,12 +20,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks import lite0
+
 SIZE_PX = 128
 BATCH = 16
 
 
 def make_net(name: str, classes: int) -> nn.Module:
-    """Make a net from [B, 3, H, W] to logits [B, classes]; `conv` or `resnet18`."""
+    """Make a net from [B, 3, H, W] to logits [B, classes]; `conv`, `resnet18` or `timm_lite0`."""
+    if name == "timm_lite0":
+        return lite0.make_classifier(classes)
     if name == "resnet18":
         models = importlib.import_module("torchvision.models")
         net: nn.Module = models.resnet18(num_classes=classes)

@@ -4,8 +4,9 @@
 
 A U-Net of one channel, mean and standard deviation taken off, Adam at 1e-3, cross entropy and Dice
 over the batch, crops around random defect pixels, flips. NET is `unet`, that of lit_data, of which
-nothing else is imported, so that both train the same one; or `smp`, the U-Net of
-segmentation_models_pytorch with a ResNet-18 of random weights.
+nothing else is imported, so that both train the same one; `smp`, the U-Net of
+segmentation_models_pytorch with a ResNet-18 of random weights; or `smp_lite0`, that with an
+EfficientNet-Lite0 that has seen ImageNet.
 """
 
 import csv
@@ -20,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks import lite0
+
 PATCH_PX = 128
 BATCH = 16
 MULTIPLE_PX = 32  # of what the encoder of `smp` takes
@@ -27,15 +30,30 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 def make_net(name: str) -> nn.Module:
-    """Make a net from [B, 1, H, W] to logits of the same shape; `unet` or `smp`."""
-    if name == "smp":
+    """Make a net from [B, 1, H, W] to logits of the same shape; `unet`, `smp` or `smp_lite0`."""
+    if name.startswith("smp"):
         import segmentation_models_pytorch as smp  # type: ignore[import-not-found]
 
-        net: nn.Module = smp.Unet("resnet18", encoder_weights=None, in_channels=1, classes=1)
-        return net
+        encoder = f"tu-{lite0.NAME}" if name == "smp_lite0" else "resnet18"
+        net: nn.Module = smp.Unet(encoder, encoder_weights=None, in_channels=3, classes=1)
+        if name == "smp_lite0":
+            lite0.load_lite0(net.encoder)  # type: ignore[arg-type]
+        return _Grey(net)
     from lit_data.modules import UNet
 
     return UNet(channels=1)
+
+
+class _Grey(nn.Module):
+    """Gives a net of three channels grey images."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self._net = net
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._net(images.expand(-1, 3, -1, -1))
+        return logits
 
 
 def read(root: Path, name: str) -> Arrays:

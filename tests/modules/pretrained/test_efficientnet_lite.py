@@ -9,6 +9,7 @@ import torch
 from lit_data.errors import ConfigError, StoreError
 from lit_data.io import wheels
 from lit_data.modules import EfficientNetLite
+from lit_data.modules.pretrained.efficientnet_lite import choose_fine_tuning
 from lit_data.modules.weights import giving_weights
 
 SIZES = sorted(wheels.WHEELS)
@@ -105,7 +106,7 @@ def test_kernels_whose_bfloat16_gradient_is_slow_run_in_float32() -> None:
     """Values are then rounded once, at the end."""
     torch.manual_seed(0)
     block = EfficientNetLite(strides_px=[4], weights=None).blocks[1]
-    features = torch.randn(1, 96, 8, 8).bfloat16()
+    features = torch.randn(1, 96, 8, 8).bfloat16().requires_grad_()
     exact = block.depthwise_conv(features.float()).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(block.depthwise_conv(features), exact)
@@ -113,6 +114,32 @@ def test_kernels_whose_bfloat16_gradient_is_slow_run_in_float32() -> None:
             rounded = block.depthwise_conv(features)
     assert rounded.dtype == torch.bfloat16
     assert not torch.equal(rounded, exact)
+
+
+def test_light_fine_tuning_leaves_early_layers_depthwise_kernels_and_statistics() -> None:
+    net = EfficientNetLite(strides_px=[8], fine_tuning="light")
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net.train()(_gradient_image())[0].square().mean().backward()
+    optimizer.step()
+    changed = set()
+    for name, value in net.state_dict().items():
+        if not torch.equal(value, before[name]):
+            changed.add(name)
+    layers = ("expand_conv", "bn0", "bn1", "project_conv", "bn2")
+    weights = [f"blocks.{number}.{layer}.weight" for number in (3, 4) for layer in layers]
+    biases = [name.replace("weight", "bias") for name in weights if "bn" in name]
+    assert changed == {*weights, *biases}
+
+
+def test_random_weights_learn_everywhere() -> None:
+    assert choose_fine_tuning("auto", None) == "full"
+    assert choose_fine_tuning("auto", "imagenet") == "light"
+    random = EfficientNetLite(strides_px=[8], weights=None, fine_tuning="auto").train()
+    assert all(weight.requires_grad for weight in random.parameters())
+    assert random.bn0.training
+    with pytest.raises(ConfigError, match="fine_tuning='none' is unknown: choose one of"):
+        choose_fine_tuning("none", None)  # type: ignore[arg-type]  # the case in question
 
 
 def test_a_changed_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,10 @@ _RECALLS = {
     "defect_recall": "of the defects are missed at the rate of false alarms that recall is taken at",
 }
 """Scores of what is found, where no images are counted, and what they leave."""
+_NEAR_CHANCE = 0.6  # AUROC of images
+_RANKS_WELL = 0.8  # from which AUROC on another threshold is right on most images
 _LEAST_SCORES = {
-    "val/image_auroc": 0.6,
+    "val/image_auroc": _NEAR_CHANCE,
     "val/f1_max": 0.02,
     "val/map50": 0.05,
     "val/mean_dice": 0.02,
@@ -63,17 +65,57 @@ def find_doubt(record: Mapping[str, Any] | None) -> str | None:
     return None
 
 
+def describe_threshold(scores: Mapping[str, Any]) -> str:
+    """Return how sure a threshold is that validation images chose; empty where none of them were counted.
+
+    Where k of n images lie beyond a threshold, one more image of the same kind does so with a
+    probability of at most (k + 1) / (n + 1), as each of the n + 1 is equally likely to be the new one.
+
+    Args:
+        scores: Figures of summary.json.
+    """
+    good = read_number(scores, "val/good_images")
+    alarms = read_number(scores, "val/false_alarms")
+    if not good or alarms is None:
+        return ""
+    risk = f"of new good images about {_bound(alarms, good)} may be called defective"
+    defective = read_number(scores, "val/defective_images")
+    misses = read_number(scores, "val/misses")
+    if not defective or misses is None:
+        return f"threshold by {good:.0f} good validation images: {risk}"
+    return (
+        f"threshold by {good:.0f} good and {defective:.0f} defective validation images: {risk}, and "
+        f"of new defective ones about {_bound(misses, defective)} missed"
+    )
+
+
+def _bound(share: float, count: float) -> str:
+    """Return ``1 in 13`` or ``24 %`` for one image more than a share of some images."""
+    beyond = round(share * count)
+    return f"1 in {count + 1:.0f}" if beyond == 0 else f"{(beyond + 1) / (count + 1):.0%}"
+
+
 def _find_fault(evidence: Evidence) -> str:
     for stage in _STAGES:
         table = evidence.confusion.get(stage)
         if table is not None:
-            return _judge_images(evidence.confusion.get("classes"), table, stage)
+            fault = _judge_images(evidence.confusion.get("classes"), table, stage)
+            return fault + _describe_ranking(evidence.scores, stage) if fault else ""
     for name, words in _RECALLS.items():
         for stage in _STAGES:
             recall = read_number(evidence.scores, f"{stage}/{name}")
             if recall is not None:
                 return f"{1 - recall:.0%} {words} ({stage})" if 1 - recall >= _BAD else ""
     return ""
+
+
+def _describe_ranking(scores: Mapping[str, Any], stage: str) -> str:
+    """Return how well images are ranked, whatever the threshold is."""
+    auroc = read_number(scores, f"{stage}/image_auroc")
+    if auroc is None:
+        return ""
+    remark = ", hardly better than chance" if auroc < _NEAR_CHANCE else ""
+    return f", image AUROC {auroc:.2f}{remark}"
 
 
 def _judge_images(classes: object, table: object, stage: str) -> str:
@@ -120,6 +162,9 @@ def _read_counts(classes: object, table: object) -> list[list[int]] | None:
 
 def _list_cures(evidence: Evidence) -> Iterator[str]:
     """Yield what may help, by what the run was trained with."""
+    auroc = read_number(evidence.scores, "test/image_auroc")
+    if auroc is not None and auroc >= _RANKS_WELL:
+        yield "another threshold, of predict.image_threshold or calibrate, as images are ranked well"
     model = _as_mapping(evidence.config.get("model"))
     data = _as_mapping(evidence.config.get("data"))
     trains_by_steps = not str(model.get("_target_")).endswith("AnomalyModule")
@@ -134,8 +179,10 @@ def _list_cures(evidence: Evidence) -> Iterator[str]:
     count = counts[True] if trains_by_steps else counts[False]
     if 0 < count < _FEW_TO_LEARN:
         yield f"give more images to learn from than {count} {'defective' if trains_by_steps else 'good'} ones"
-    if not trains_by_steps or _as_mapping(model.get("net")).get("weights", "") is None:
+    if _as_mapping(model.get("net")).get("weights", "") is None:
         yield "start from a pretrained net, see docs/pretrained.md"
+    if not trains_by_steps:
+        yield "see docs/anomaly.md for when to use it"
     yield "look at predictions.png"
 
 

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import RichModelSummary, RichProgressBar
 from lightning.pytorch.utilities.model_summary.model_summary import get_human_readable_count
 from typing_extensions import override
 
+from lit_data.commands.quality import describe_threshold
 from lit_data.commands.reports.runs import read_run
 from lit_data.commands.result import is_score, print_table, split_stage
 
@@ -170,6 +171,8 @@ def print_end(metrics: Mapping[str, Any], folder: Path) -> None:
     """
     print_quality(folder)
     print_scores(metrics, "best checkpoint")
+    if threshold := describe_threshold(metrics):
+        print(threshold)
     text = f"{metrics['seconds']:.0f} s"
     speed = metrics.get("samples_per_s")
     if speed:

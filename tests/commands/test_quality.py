@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lit_data.commands.quality import Evidence, judge
+from lit_data.commands.quality import Evidence, describe_threshold, judge
 from lit_data.commands.report import write_report
 from lit_data.commands.result import write_summary
 from lit_data.commands.terminal import print_end
@@ -96,6 +96,49 @@ def test_nothing_is_said_of_a_good_model_or_of_what_was_not_measured(
 
 
 @pytest.mark.parametrize(
+    ("auroc", "words"),
+    [
+        (
+            0.43,
+            "(1 of 31 in test), image AUROC 0.43, hardly better than chance. What may help: look",
+        ),
+        (0.7, "(1 of 31 in test), image AUROC 0.70. What may help: look"),
+        (0.93, "image AUROC 0.93. What may help: another threshold, of predict.image_threshold"),
+    ],
+)
+def test_the_ranking_of_images_tells_a_bad_model_from_a_bad_threshold(
+    auroc: float, words: str
+) -> None:
+    assert words in judge(evidence(of_images([30, 1], [18, 7]), {"test/image_auroc": auroc}))
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        ({"good_images": 12, "false_alarms": 0.0}, "good images about 1 in 13 may be called"),
+        (
+            {"good_images": 49, "false_alarms": 4 / 49},
+            "by 49 good validation images: of new good images about 10% may",
+        ),
+        (
+            {"good_images": 49, "false_alarms": 9 / 49, "defective_images": 9, "misses": 1 / 9},
+            "by 49 good and 9 defective validation images: of new good images about 20% may be called "
+            "defective, and of new defective ones about 20% missed",
+        ),
+        (
+            {"good_images": 12, "false_alarms": 0.0, "defective_images": 0.0, "misses": 0.5},
+            "by 12 good validation",
+        ),
+        ({}, ""),
+    ],
+)
+def test_a_threshold_says_how_sure_it_is(scores: dict[str, float], words: str) -> None:
+    told = describe_threshold({f"val/{name}": score for name, score in scores.items()})
+    assert words in told
+    assert bool(told) == bool(scores)
+
+
+@pytest.mark.parametrize(
     ("config", "splits", "cure"),
     [
         (
@@ -122,7 +165,7 @@ def test_nothing_is_said_of_a_good_model_or_of_what_was_not_measured(
         (
             {"model": {"_target_": "lit_data.modules.AnomalyModule"}, "trainer": {"max_epochs": 1}},
             [("train", "good")] * 7,
-            "to learn from than 7 good ones; start from a pretrained net",
+            "to learn from than 7 good ones; see docs/anomaly.md",
         ),
         ({}, [("train", "dent")] * 90, "What may help: look at predictions.png"),
     ],

@@ -242,13 +242,18 @@ def tabulate_thresholds(run: Run) -> ResultTable:
     rows = []
     if run.values.get(_OF_GOOD_IMAGES) is not None:
         distance = format_value("", run.values[_OF_GOOD_IMAGES])
-        rows.append(["distance of a pixel", distance, "good images end, with a margin"])
+        is_balanced = bool(run.values.get("val/defective_images"))
+        reason = "misses and false alarms are equally frequent, at most where good images end"
+        reason = reason if is_balanced else "good images end, with a margin"
+        rows.append(["distance of a pixel", distance, reason])
     else:
         for name, (measure, reason) in _THRESHOLDS.items():
             value = run.values.get(f"val/{name}")
             if value is not None:
                 rows.append([measure, format_value("", value), reason])
     note = "chosen on the validation split; predict takes them"
+    if run.threshold:
+        note += f"; {run.threshold}"
     return ResultTable("Thresholds", ["of", "from", "where"], rows, note)
 
 

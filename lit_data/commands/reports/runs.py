@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_data.commands.quality import Evidence, judge
+from lit_data.commands.quality import Evidence, describe_threshold, judge
 from lit_data.commands.reports.curves import Log, read_log
 from lit_data.commands.reports.untrusted import (
     Masker,
@@ -199,6 +199,11 @@ class Run:
     def quality(self) -> str:
         """Return a line on a model that is wrong in most cases, with what may help; else an empty one."""
         return judge(Evidence(self.values, self.confusion, self.splits, self.settings.config))
+
+    @property
+    def threshold(self) -> str:
+        """Return a line on how sure the threshold is; empty where no images chose it."""
+        return describe_threshold(self.values)
 
     @property
     def zero_dice(self) -> list[str]:

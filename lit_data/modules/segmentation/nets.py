@@ -144,7 +144,8 @@ def pad_sides(images: Tensor, multiple_px: int, *, least: int = 1) -> Tensor:
     """
     padding: list[int] = []
     for side in reversed(images.shape[2:]):  # the last axis comes first
-        multiples = max(least, -(-side // multiple_px))
+        # Of numbers below 0 an exported graph divides otherwise.
+        multiples = max(least, (side + multiple_px - 1) // multiple_px)
         padding += (0, multiples * multiple_px - side)
     return F.pad(images, padding, mode="replicate")
 

@@ -189,8 +189,9 @@ class InspectionDataModule(ImageDataModule):
         if masks is None and self.synthesis is None:
             raise ConfigError(
                 f"{show_path(self.source.folder)}: no masks were found: name their folder with "
-                "data.masks, see docs/inspection.md for the layouts that are known, or draw defects "
-                f"with synthesis=library{self.source.leftovers.quote()}"
+                "data.masks, see docs/inspection.md for the layouts that are known, draw defects with "
+                "synthesis=library, or take +experiment=anomaly, for which good images are enough"
+                f"{self.source.leftovers.quote()}"
             )
         if stage == "train" and self.train_on == "all" and self.synthesis is None:
             self._refuse_good_alone(images)

@@ -134,7 +134,8 @@ class ImageSplitter:
 
     def add_unused(self, by_split: Mapping[str, Ints], is_good: Bools) -> None:
         """Add images with a defect that are in no split, as only good ones train."""
-        if self.leftovers is not None:
+        is_split = sum(map(len, by_split.values())) > len(by_split["train"])
+        if self.leftovers is not None and is_split:  # and not predicted
             used = np.concatenate(list(by_split.values()))
             names = self._list_names(np.setdiff1d(np.flatnonzero(~is_good), used))
             cure = "good ones alone train, and those of val and test are scored"

@@ -462,3 +462,20 @@ def test_schedules_that_know_too_little_are_refused(
         make_trainer(tmp_path, max_epochs=epochs).fit(
             SegmentationModule(CompareNet(), schedule=schedule), loader, loader
         )
+
+
+def test_defects_that_no_mask_marks_are_scored_as_images_alone() -> None:
+    model = SegmentationModule(CompareNet(), anomaly_metrics=True, baseline=False)
+    masks = torch.zeros(4, 1, 16, 16)
+    masks[0, 0, 4:8, 4:8] = 1
+    masks[3] = 255
+    batch = {"image": torch.rand(4, 3, 16, 16), "mask": masks, "image_index": torch.arange(4)}
+    model.score(batch, "test")
+    marked_alone = model.take_scores("test")
+    assert sum(model.confusion["test"].counts[1]) == 1
+    model.score(batch | {"unmarked": torch.tensor([False, False, False, True])}, "test")
+    scores = model.take_scores("test")
+    assert sum(model.confusion["test"].counts[1]) == 2
+    for name in ("average_precision", "pixel_auroc", "dice"):
+        assert scores[name] == marked_alone[name]
+    assert 0 <= scores["defect_recall"] <= 1

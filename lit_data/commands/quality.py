@@ -91,7 +91,7 @@ def describe_threshold(scores: Mapping[str, Any]) -> str:
 
 def _bound(share: float, count: float) -> str:
     """Return ``1 in 13`` or ``24 %`` for one image more than a share of some images."""
-    beyond = round(share * count)
+    beyond = round(share * count)  # a summary holds shares alone
     return f"1 in {count + 1:.0f}" if beyond == 0 else f"{(beyond + 1) / (count + 1):.0%}"
 
 

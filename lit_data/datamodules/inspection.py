@@ -322,6 +322,7 @@ class InspectionDataModule(ImageDataModule):
 
     def _find_truth_of_kind(self, kind: str) -> bool | None:
         """Return True if folders say for certain that images of a kind show a defect, and False if not."""
+        # Where no kind is called good, folders may be lots or days.
         if not kind or GOOD not in self._kinds or self._doubt:
             return None
         return kind != GOOD
@@ -463,6 +464,7 @@ class InspectionDataModule(ImageDataModule):
         """Find images that show a defect without a mask, and ignore their pixels."""
         unmarked = ~self._find_good()
         if self._masks is not None:
+            # A mask that marks nothing is taken at its word.
             unmarked &= self._masks.of_image < 0
             self._masks = self._masks.ignore(unmarked)
         is_scored = unmarked.any() and not self._draws_all

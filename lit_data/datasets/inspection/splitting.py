@@ -187,6 +187,7 @@ class ImageSplitter:
             by_split = self._complete(named)
             if named.fractions is not None:
                 train = by_split["train"]
+                # They cannot train, and a threshold needs all that there are.
                 by_split["val"] = np.union1d(by_split["val"], train[~is_good[train]])
         elif fractions is not None:
             split_images(self.names, splits)  # checks the fractions

@@ -24,6 +24,7 @@ def balance(good: Tensor, defective: Tensor) -> Tensor:
     Returns:
         A scalar, halfway between two scores.
     """
+    # One share falls and the other rises along the scores, so that they meet once.
     ranked = torch.cat([good, defective]).sort().values
     middles = (ranked[1:] + ranked[:-1]) / 2
     misses = torch.searchsorted(defective.sort().values, middles) / len(defective)

@@ -19,7 +19,7 @@ import pytest
 from lit_data.io.store.arrays import ArrayWriter
 from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
 from lit_data.io.store.sources import SourceTable
-from tests.fork_server import install, make_starter
+from tests.fork_server import PICTURES, WITHOUT_PICTURES, install, make_starter
 
 LONGEST = (
     "test_all_configs",
@@ -105,18 +105,14 @@ def no_orphans() -> Iterator[None]:
     assert left == set()
 
 
-PICTURES = (
-    "lit_data.commands.fit.draw_samples",
-    "lit_data.commands.fit.draw_predictions",
-    "lit_data.commands.job.add_report",
-    "lit_data.callbacks.memory.record.draw_memory",
-    "lit_data.callbacks.data_wait_monitor.draw_throughput",
-)
-
-
 @pytest.fixture
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out what ``fit`` draws, which takes longer than a toy training; others look at that."""
+    """Leaves out what ``fit`` draws, which takes longer than a toy training; others look at that.
+
+    Also in commands that the test starts.
+    """
+    for name, value in WITHOUT_PICTURES.items():
+        monkeypatch.setenv(name, value)
     for name in PICTURES:
         monkeypatch.setattr(name, lambda *args, **options: None)
 

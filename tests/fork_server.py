@@ -42,6 +42,17 @@ FRESH = {"TESTS_FORK": "never"}
 SCRIPTS_TOO = {"TESTS_FORK": "scripts"}
 """Variable of a command whose scripts are forked too, wherever they lie."""
 
+WITHOUT_PICTURES = {"TESTS_PICTURES": "never"}
+"""Variable of a command that leaves out what ``fit`` draws, which takes longer than a toy training."""
+PICTURES = (
+    "lit_data.commands.fit.draw_samples",
+    "lit_data.commands.fit.draw_predictions",
+    "lit_data.commands.job.add_report",
+    "lit_data.callbacks.memory.record.draw_memory",
+    "lit_data.callbacks.data_wait_monitor.draw_throughput",
+)
+"""Functions that draw."""
+
 _MODULES = (
     "lit_data",
     "lit_data.__main__",  # as Lightning starts ranks
@@ -405,6 +416,12 @@ def _begin(request: Mapping[str, Any], by_imports: Mapping[str, str], base: Sequ
         import_module("sitecustomize")
 
 
+def _leave_out_pictures() -> None:
+    for place in PICTURES:
+        module, _, name = place.rpartition(".")
+        setattr(import_module(module), name, lambda *args, **options: None)
+
+
 def _run(request: Mapping[str, Any]) -> None:
     if request["program"].endswith(".py"):
         runpy.run_path(request["program"], run_name="__main__")
@@ -446,6 +463,8 @@ def main() -> None:
     if server is not None:
         atexit.register(server.close)
     _begin(request, by_imports, base)
+    if os.environ.items() >= WITHOUT_PICTURES.items():
+        _leave_out_pictures()
     _run(request)
 
 

@@ -104,6 +104,7 @@ def _find_port() -> int:
         return free.getsockname()[1]
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(("per_node", "shared_cache", "stores"), [(1, True, 1), (2, False, 2)])
 def test_two_agents_of_torchrun_train_as_one_process(
     per_node: int, shared_cache: bool, stores: int, alone: Fitted, tmp_path: Path
@@ -141,6 +142,7 @@ def test_fsdp_trains_as_one_process_and_its_checkpoints_serve_any_run(
     assert score == pytest.approx(found[0]["val/average_precision"], abs=1e-6)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_each_job_of_a_sweep_starts_its_own_ranks(tmp_path: Path) -> None:
     sweep = [*COMMAND, *_fit(tmp_path, "trainer=ddp_cpu", "seed=1,2"), "-m"]
     codes, output = _run(sweep, cwd=tmp_path)

@@ -524,6 +524,7 @@ def interrupt_fit(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.filterwarnings("ignore:The dirpath has changed from")
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 @pytest.mark.parametrize(
@@ -557,6 +558,7 @@ def test_signal_leaves_a_checkpoint_that_fit_goes_on_from(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(
     ("target", "number", "code"),
     [("other rank", signal.SIGTERM, 143), ("group", signal.SIGINT, 130)],

@@ -98,7 +98,7 @@ def test_lost_requests_only_slow_a_run_and_all_commands_read_it(
     code, output = _fit(tmp_path / "local", client.url, *words)
     assert code == 0, output
     local = json.loads(Path(tmp_path / "local" / output.strip().splitlines()[-1]).read_text())
-    with FaultyProxy(client.url, [503, *[None] * 4]).running() as proxy:
+    with FaultyProxy(client.url, [503, *[None] * 9]).running() as proxy:
         code, output = _fit(tmp_path / "one", proxy.url, *words, f"paths.runs={RUNS}")
         assert code == 0, output
         summary = _summary(client, output)
@@ -151,6 +151,7 @@ def _predict_at_an_address(
     assert {key.removeprefix("results/"): _read(client, key) for key in keys} == local
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_what_a_killed_machine_copied_is_enough_to_go_on_elsewhere(
     client: SimpleNamespace, tmp_path: Path
 ) -> None:

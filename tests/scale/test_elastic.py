@@ -1,4 +1,4 @@
-"""docs/scale/elastic.md: four agents of torchrun, of which one dies and another joins."""
+"""docs/scale/elastic.md: three agents of torchrun, of which one dies and another joins."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 
 from tests.scale.recipes import ROOT, SMALL, list_commands, read_blocks, run_python
 
-EPOCHS = 30
+EPOCHS = 20
 WAIT_S = 150.0
 TOY = [
     *SMALL[1:],
@@ -47,7 +47,11 @@ class Slow(L.Callback):
             time.sleep(1)
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("without_pictures"),
+]
 
 
 @pytest.fixture
@@ -116,7 +120,7 @@ def _count_epochs(folder: Path) -> float:
     return path.stat().st_mtime if path.exists() else 0.0
 
 
-def test_four_agents_become_three_and_four_again(
+def test_three_agents_become_two_and_three_again(
     tmp_path: Path, started: list[psutil.Popen]
 ) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
@@ -147,17 +151,17 @@ def test_four_agents_become_three_and_four_again(
 
     machines = [start()]
     _wait_for(lambda: _answers(port), output)  # the first one keeps the rendezvous
-    machines += [start() for _ in range(3)]
-    _wait_for(lambda: trains(4), output)
-    _kill(machines.pop())
+    machines += [start() for _ in range(2)]
     _wait_for(lambda: trains(3), output)
+    _kill(machines.pop())
+    _wait_for(lambda: trains(2), output)
     machines.append(start())
-    _wait_for(lambda: trains(4), output)
+    _wait_for(lambda: trains(3), output)
     (tmp_path / "hurry").touch()
     codes = [machine.wait(WAIT_S) for machine in machines]
-    assert codes == [0, 0, 0, 0], output.read_text()
+    assert codes == [0, 0, 0], output.read_text()
     starts = _list_starts(tmp_path)
-    assert [ranks for ranks, _ in groupby(starts, key=lambda line: line[0])] == [4, 3, 4]
+    assert [ranks for ranks, _ in groupby(starts, key=lambda line: line[0])] == [3, 2, 3]
     assert starts[-1][1] > starts[0][1] == 0
     summary = json.loads((tmp_path / "night/summary.json").read_text())
     words = [word.replace("ddp_cpu", "cpu") for word in _list_words(tmp_path / "alone")]

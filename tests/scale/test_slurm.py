@@ -7,7 +7,11 @@ import pytest
 from tests.scale.parts import PARTS, check_parts
 from tests.scale.recipes import SMALL, list_bytes, list_commands, run_python, write_boards
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("without_pictures"),
+]
 
 
 def _localise(words: list[str], folder: Path) -> list[str]:

@@ -84,6 +84,8 @@ PACKAGED_FILES: dict[tuple[str, ...], ConfigResult | None] = {}
 """Parsed files of packages, which stay as they are while a process runs."""
 PACKAGED_CHOICES: dict[tuple[str, ...], DictConfig] = {}
 """Compositions of such files alone, by the command and the overrides that choose files."""
+PACKAGED_LISTS: dict[tuple[str, ...], tuple[list[str], set[str]]] = {}
+"""Paths of these files with the keys that they leave open, by the same."""
 
 
 class FilesReadOnce(ConfigRepository):
@@ -170,8 +172,7 @@ class ConfigTree:
 
     def compose_choices(self, overrides: Sequence[str]) -> DictConfig:
         """Return what `compose` does for overrides that choose files; of packages alone it is kept."""
-        sources = self._hydra.config_loader.get_sources()
-        if self._search_overrides or any(source.scheme() == "file" for source in sources):
+        if self._reads_folders():
             return self.compose(overrides)
         key = (self.command, *overrides)
         if key not in PACKAGED_CHOICES:
@@ -219,6 +220,23 @@ class ConfigTree:
         OmegaConf keeps an earlier file's value under a later file's `???`, so an experiment that
         asks for `data.root` would run without it.
         """
+        parsed = self.parse(overrides)
+        choosing = []
+        for word in parsed:
+            if "." not in word.key_or_group and self.is_group(word.key_or_group):
+                choosing.append(str(word.input_line))
+        key = (self.command, *choosing)
+        if self._reads_folders():
+            paths, left_open = self._list_files(overrides)
+        else:
+            if key not in PACKAGED_LISTS:
+                PACKAGED_LISTS[key] = self._list_files(choosing)
+            paths, left_open = PACKAGED_LISTS[key]
+        closed = ("hydra.", *(f"{word.key_or_group}." for word in parsed))
+        return paths, [key for key in sorted(left_open) if not f"{key}.".startswith(closed)]
+
+    def _list_files(self, overrides: Sequence[str]) -> tuple[list[str], set[str]]:
+        """Return paths of the files that overrides choose, and keys that the last file left open."""
         loader = cast(ConfigLoaderImpl, self._hydra.config_loader)
         parsed, files = loader._parse_overrides_and_create_caching_repo(
             self.command, list(overrides)
@@ -238,8 +256,13 @@ class ConfigTree:
                     left_open.add(key)
                 elif not isinstance(value, Mapping | list):
                     left_open.discard(key)
-        closed = ("hydra.", *(f"{override.key_or_group}." for override in parsed))
-        return paths, [key for key in sorted(left_open) if not f"{key}.".startswith(closed)]
+        return paths, left_open
+
+    def _reads_folders(self) -> bool:
+        """Return True if files may change while the process runs: those of a user."""
+        sources = self._hydra.config_loader.get_sources()
+        is_moved = bool(self._search_overrides)
+        return is_moved or any(source.scheme() == "file" for source in sources)
 
 
 def check_shadowing(cfg: DictConfig) -> None:

@@ -54,6 +54,7 @@ def read_json(path: str) -> dict[str, Any]:
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("launcher", ["parallel", "slurm_local"])
 def test_a_launcher_runs_the_jobs(launcher: str) -> None:
     code, out = fit("-m", *TOY, f"hydra/launcher={launcher}", "seed=1,2")
@@ -66,6 +67,7 @@ def test_a_launcher_runs_the_jobs(launcher: str) -> None:
     assert Path("out/sweep.png").is_file()
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_optuna_searches_with_the_ready_options() -> None:
     words = ["hydra.sweeper.n_trials=2", "data.synthesis.probability=1.0"]
     words += [word for word in TOY if "batch_size" not in word]
@@ -105,6 +107,7 @@ def test_a_training_that_is_worse_than_another_is_given_up() -> None:
     assert not re.search(r"^job \d", out, re.MULTILINE)  # nothing is left to run
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_training_that_was_killed_goes_on_to_the_same_end() -> None:
     Path("own_killer.py").write_text(KILLER)
     words = ["--package=own_killer", "+callbacks.killer._target_=own_killer.Killer", "-m", "seed=1"]

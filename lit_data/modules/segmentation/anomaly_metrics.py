@@ -164,8 +164,9 @@ class AnomalyMetrics(PixelScores):
             self.add_state(name, [], dist_reduce_fx="cat")
 
     def look_at(self, datamodule: object) -> None:
-        """Take kinds of defects and masks of whole images from a datamodule that knows them."""
+        """Take kinds of defects, sizes and masks of whole images from a datamodule that knows them."""
         self.kinds = getattr(datamodule, "image_kinds", ())
+        self.sizes_px = getattr(datamodule, "image_sizes_px", None)
         self.whole_masks = WholeMasks.of(datamodule)
 
     @override

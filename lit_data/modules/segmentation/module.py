@@ -192,7 +192,6 @@ class SegmentationModule(ScoredModule):
         for metric in self.scores.modules():
             if isinstance(metric, AnomalyMetrics):
                 metric.look_at(datamodule)
-                metric.sizes_px = getattr(datamodule, "image_sizes_px", None)
 
     @override
     def on_fit_start(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning import LightningDataModule
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
@@ -259,3 +260,23 @@ def test_weights_of_another_dtype_are_refused(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, precision="bf16-true")
     with pytest.raises(ConfigError, match="bf16-true: AnomalyModule needs weights of float32"):
         trainer.fit(AnomalyModule(), _load(_draw(8)), _load(_draw(4)))
+
+
+def test_what_was_mirrored_beyond_the_edge_does_not_score(
+    model: AnomalyModule, tmp_path: Path
+) -> None:
+    """Whole images are padded to a common size, and `predict` gives maps of their own."""
+    padded = _draw(1, seed=1)[0] | {"position": torch.zeros(2, dtype=torch.int64)}
+    padded["image"][:, 10:30, 44:64] = 0.5
+
+    class Sized(LightningDataModule):
+        image_sizes_px = torch.tensor([[64, 24]])
+
+        def test_dataloader(self) -> DataLoader[Any]:
+            return _load([padded])
+
+    trainer = make_trainer(tmp_path)
+    (scores,) = trainer.test(model, _load([padded]), verbose=False)
+    assert scores["test/false_alarms"] == 1
+    (scores,) = trainer.test(model, datamodule=Sized(), verbose=False)
+    assert scores["test/false_alarms"] == 0

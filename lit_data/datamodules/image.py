@@ -407,6 +407,6 @@ def choose_grid(
         raise ConfigError(
             f"data.size_px={list(whole_px)} makes a sample of each whole image, and "
             f"{patch_option} is for patches: leave "
-            "data.patch_px and data.stride_px out, or scale by data.scale=0.5 and cut patches"
+            "data.patch_px and data.stride_px out, or cut patches with data.size_px=null"
         )
     return whole_px, whole_px

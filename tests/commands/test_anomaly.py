@@ -15,9 +15,9 @@ from lit_data.cli import main
 
 QUICK = (
     *("trainer=cpu", "trainer.enable_progress_bar=false", "+trainer.enable_model_summary=false"),
-    *("data.patch_px=64", "data.loader.batch_size=4", "data.loader.num_workers=0"),
+    *("data.loader.batch_size=4", "data.loader.num_workers=0"),
 )
-BANK = ("+experiment=anomaly", "model.bank_size=200", "model.candidates=2000")
+BANK = ("+experiment=anomaly", "data.size_px=128", "model.bank_size=200", "model.candidates=2000")
 
 pytestmark = [
     pytest.mark.slow,
@@ -60,7 +60,7 @@ def test_good_images_alone_are_enough(dtype: Any, tmp_path: Path) -> None:
     assert 0 <= fitted["val/false_alarms"] < 1
     assert "test/image_auroc" not in fitted
     path = tmp_path / "fit/checkpoints/best.ckpt"
-    assert torch.load(path, weights_only=True)["state_dict"]["bank"].shape == (200, 96)
+    assert torch.load(path, weights_only=True)["state_dict"]["bank"].shape == (200, 432)
     new = _write(tmp_path / "new", 3, seed=5, dtype=dtype)
     _write(tmp_path / "new" / "bad", 3, seed=6, defects=True, dtype=dtype)
     predicted = _run(tmp_path, "predict", f"data.root={new}", *words[1:], f"ckpt={path}")
@@ -95,7 +95,7 @@ def test_segmentation_by_the_protocol_of_the_field_judges_by_good_parts(tmp_path
     mask[30:44, 40:54] = 255
     for number in range(3):
         cv2.imwrite(str(root / f"ground_truth/spot/{number}_mask.png"), mask)
-    model = ("+experiment=segmentation", "model.net.width=4")
+    model = ("+experiment=segmentation", "model.net.width=4", "data.patch_px=64")
     words = [f"data.root={root}", "data.protocol=mvtec", "synthesis=library", "model.quantile=1"]
     words += ["data.sampling.positives=null", "callbacks.checkpoint.monitor=null"]
     words += ["trainer.max_epochs=2"]
@@ -123,7 +123,7 @@ def test_a_run_goes_on_with_the_bank_it_had(tmp_path: Path) -> None:
     last = tmp_path / "again/fit/checkpoints/last.ckpt"
     after = torch.load(last, weights_only=True)["state_dict"]
     assert torch.equal(after["pixel_mean"], before["pixel_mean"])
-    assert after["bank"].shape == before["bank"].shape == (200, 96)
+    assert after["bank"].shape == before["bank"].shape == (200, 432)
     assert again["val/good_images"] == 1
 
 

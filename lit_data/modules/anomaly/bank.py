@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 _PROJECTED = 64
+_FARTHEST = 512  # rows that are looked at alone
 _CANCELLED = 1e-6  # of the squared length of a row, whose nearest neighbour is itself
 _GRAPH_ROWS = 512  # of the bank at a time, in a graph that is exported
 
@@ -67,7 +68,8 @@ def choose_coreset(rows: Tensor, count: int, *, seed: int = 0) -> Tensor:
     Distances are taken after a random projection to 64 dimensions (Johnson and Lindenstrauss,
     1984), as in Roth et al., "Towards total recall in industrial anomaly detection", CVPR 2022,
     after Sener and Savarese, "Active learning for convolutional neural networks: a core-set
-    approach", ICLR 2018.
+    approach", ICLR 2018. Most steps look at the farthest rows alone: as long as one of them is
+    farther than all others were, it is the farthest of all.
 
     Args:
         rows: [N, D] float32.
@@ -85,18 +87,47 @@ def choose_coreset(rows: Tensor, count: int, *, seed: int = 0) -> Tensor:
     if rows.shape[1] > _PROJECTED:
         projection = torch.randn(rows.shape[1], _PROJECTED, generator=generator) / _PROJECTED**0.5
         projected = rows @ projection.to(rows.device)
-    lengths = projected.pow(2).sum(1)
-    chosen = torch.empty(count, dtype=torch.int64, device=rows.device)
     newest = torch.randint(len(rows), (1,), generator=generator).to(rows.device)
-    nearest = torch.full_like(lengths, torch.inf)
-    for step in range(count):
-        chosen[step] = newest[0]
-        center = projected[newest[0]]
-        squared = lengths + center.dot(center) - 2 * projected.mv(center)
-        nearest = torch.minimum(nearest, squared.clamp(min=0))
-        nearest[newest[0]] = -1.0  # never twice
-        newest = nearest.argmax()[None]
-    return chosen
+    nearest = projected.new_full((len(rows),), torch.inf)
+    parts = [newest]
+    lacking = count - 1
+    while lacking:
+        nearest = torch.minimum(nearest, _square_distances(projected, projected[newest]).amin(1))
+        nearest[newest] = -1.0  # never twice
+        farthest = nearest.topk(min(_FARTHEST, len(rows)))
+        picked = _pick_farthest(projected[farthest.indices], farthest.values, lacking)
+        newest = farthest.indices[picked]
+        parts.append(newest)
+        lacking -= len(newest)
+    return torch.cat(parts)
+
+
+def _pick_farthest(rows: Tensor, nearest: Tensor, most: int) -> Tensor:
+    """Return numbers of rows, each time the farthest, as long as it is farther than the last row was.
+
+    Args:
+        rows: [N, D].
+        nearest: [N] squared distances to what was chosen before, which fall.
+        most: How many at most, at least 1.
+    """
+    squared = _square_distances(rows, rows)
+    least = nearest[-1]
+    picked: list[int] = []
+    remaining = nearest.clone()
+    while len(picked) < most:
+        number = int(remaining.argmax())
+        if picked and remaining[number] <= least:
+            break
+        picked.append(number)
+        remaining = torch.minimum(remaining, squared[number])
+        remaining[number] = -1.0
+    return torch.tensor(picked, device=rows.device)
+
+
+def _square_distances(rows: Tensor, centers: Tensor) -> Tensor:
+    """[N, M] squared distances of rows [N, D] to centers [M, D]."""
+    products = torch.addmm(centers.pow(2).sum(1), rows, centers.T, alpha=-2.0)
+    return (products + rows.pow(2).sum(1, keepdim=True)).clamp(min=0)
 
 
 def find_distances(rows: Tensor, bank: Tensor, *, chunk_bytes: int = 2**26) -> Tensor:

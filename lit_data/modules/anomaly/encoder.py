@@ -40,6 +40,8 @@ class TextureEncoder(nn.Module):
     """
 
     stride_px = 8
+    learned_metric = True
+    """Distances of its features were learned, of images of mean 0 and standard deviation 1."""
     kernels: Tensor
 
     def __init__(

@@ -22,6 +22,7 @@ from lit_data.types import Batch
 log = logging.getLogger(__name__)
 
 _STEEPNESS = 4.0
+_LEAST_STD = 0.05  # of a feature, as a fraction of the mean of all
 _PENDING = "candidates"  # key of a checkpoint
 
 
@@ -38,8 +39,10 @@ class AnomalyModule(ScoredModule):
     Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and, where there are defects to be
     scored by, ``mask`` [B, 1, H, W] in {0, 1} or numbers of classes, 255 where pixels are ignored,
     and ``unmarked`` [B] bool for images that show a defect that no mask marks.
-    Images are brought to mean 0 of each channel and standard deviation 1 by the first training
-    batch; C = 1 is copied to three.
+    C = 1 is copied to three. Each feature is divided by its standard deviation over the candidates,
+    so that no map outweighs the others. An encoder whose attribute ``learned_metric`` is True
+    keeps its features, and gets images of mean 0 of each channel and standard deviation 1, by the
+    first training batch.
 
     Probabilities are ``d^4 / (d^4 + threshold^4)`` of distances d: 0.5 at the threshold, which
     validation sets to a quantile of the scores of its good images. Where at least five good and
@@ -75,6 +78,7 @@ class AnomalyModule(ScoredModule):
     threshold: Tensor
     pixel_mean: Tensor
     pixel_std: Tensor
+    feature_std: Tensor
     exported_as = "maps"
     image_score_fraction = 0.0
     """An image scores as its highest pixel, in `predict` too: one threshold is that of pixels and of images."""
@@ -113,6 +117,7 @@ class AnomalyModule(ScoredModule):
         self.register_buffer("threshold", torch.tensor(1.0))
         self.register_buffer("pixel_mean", torch.zeros(1))
         self.register_buffer("pixel_std", torch.zeros(()))
+        self.register_buffer("feature_std", torch.ones(1))
         self.scores = nn.ModuleDict()
         for stage in ("val", "test"):
             self.scores[f"{stage}_pixels"] = AnomalyMetrics(score_fraction=0.0)
@@ -160,9 +165,7 @@ class AnomalyModule(ScoredModule):
             )
         images = batch["image"].float()
         if not self.pixel_std > 0:
-            self.pixel_mean = images.mean((0, 2, 3))
-            # Of all channels together, which keeps colours; above 0 for images of one value.
-            self.pixel_std = images.std().clamp(min=1e-3)
+            self._measure_pixels(images)
         with torch.no_grad():
             features = self.find_features(images)
         rows = features.permute(0, 2, 3, 1).flatten(0, 2).float()
@@ -193,6 +196,19 @@ class AnomalyModule(ScoredModule):
         if _PENDING in checkpoint:
             self.candidates.load_state_dict(checkpoint[_PENDING])
 
+    def _measure_pixels(self, images: Tensor) -> None:
+        """Take what images are brought to mean 0 and standard deviation 1 by, where the encoder asks for it."""
+        if not self._has_metric:
+            self.pixel_std = torch.ones_like(self.pixel_std)
+            return
+        self.pixel_mean = images.mean((0, 2, 3))
+        # Of all channels together, which keeps colours; above 0 for images of one value.
+        self.pixel_std = images.std().clamp(min=1e-3)
+
+    @property
+    def _has_metric(self) -> bool:
+        return bool(getattr(self.net, "learned_metric", False))
+
     def _pad_size(self, images: Tensor) -> tuple[int, int]:
         """Return the (height, width) of images that are padded to multiples of the encoder's stride."""
         stride_px = int(getattr(self.net, "stride_px", 32))
@@ -205,9 +221,14 @@ class AnomalyModule(ScoredModule):
         """Choose the bank from what it holds and the candidates, and a threshold until validation has a better one."""
         if not len(self.candidates):
             return
-        rows = self.candidates.rows.to(self.device)
-        rows = torch.cat([self.bank, rows]) if len(self.bank) else rows
-        self.bank = rows[choose_coreset(rows, self.bank_size, seed=self.seed)].contiguous()
+        rows = self.candidates.rows
+        if not len(self.bank) and not self._has_metric:
+            self.feature_std = _find_deviations(rows).to(self.device)
+        rows = rows / self.feature_std.cpu()
+        rows = torch.cat([self.bank.cpu(), rows]) if len(self.bank) else rows
+        chosen = choose_coreset(rows, self.bank_size, seed=self.seed)
+        rows = rows.to(self.device)
+        self.bank = rows[chosen.to(self.device)].contiguous()
         highest = find_distances(rows, self.bank).max()
         self.threshold = highest if highest > 0 else torch.ones_like(highest)
         self.candidates.clear()
@@ -267,7 +288,8 @@ class AnomalyModule(ScoredModule):
                 f"the encoder gives {width} features and the memory bank has {self.bank.shape[1]}: "
                 "predict with the model.net that fit had"
             )
-        distances = find_distances(features.permute(0, 2, 3, 1).reshape(-1, width), self.bank)
+        places = features.permute(0, 2, 3, 1).reshape(-1, width) / self.feature_std
+        distances = find_distances(places, self.bank)
         maps = distances.view(count, 1, rows, columns)
         maps = F.interpolate(maps, self._pad_size(images), mode="bilinear")
         return blur(maps[..., : images.shape[-2], : images.shape[-1]], self.smooth_px)
@@ -366,6 +388,12 @@ class AnomalyModule(ScoredModule):
         }
 
 
+def _find_deviations(rows: Tensor) -> Tensor:
+    """[D] standard deviations of rows [N, D]: none so small that what hardly differs outweighs all else."""
+    deviations = rows.std(0, correction=0)
+    return deviations.maximum((_LEAST_STD * deviations.mean()).clamp(min=1e-6))
+
+
 def find_probability(distances: Tensor, threshold: Tensor) -> Tensor:
     """``d^4 / (d^4 + threshold^4)``, which rises with the distance and is 0.5 at the threshold."""
     return (_STEEPNESS * (distances / threshold).log()).sigmoid()
@@ -392,7 +420,7 @@ def _check_options(
 
 def _take_sizes(module: nn.Module, states: dict[str, Any], prefix: str, *others: object) -> None:
     """Make the buffers as large as those of a checkpoint, which a module that was not fitted cannot know."""
-    for name, dimensions in (("bank", 2), ("pixel_mean", 1)):
+    for name, dimensions in (("bank", 2), ("pixel_mean", 1), ("feature_std", 1)):
         stored = states.get(prefix + name)
         buffer = getattr(module, name)
         if isinstance(stored, Tensor) and stored.ndim == dimensions:

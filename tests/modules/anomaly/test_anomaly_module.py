@@ -184,6 +184,21 @@ def test_any_net_that_gives_maps_is_an_encoder(tmp_path: Path) -> None:
         model(torch.rand(1, 3, 32, 32))
 
 
+class _Loud(nn.Module):
+    """Two features of every eighth pixel, one of larger numbers."""
+
+    stride_px = 8
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        places = images[:, :2, ::8, ::8]
+        return [places * torch.tensor([1.0, 10.0])[:, None, None]]
+
+
+def test_no_feature_outweighs_the_others_by_its_scale(tmp_path: Path) -> None:
+    model = _fit(tmp_path, _Loud(), bank_size=400)
+    assert_close(model.bank.std(0, correction=0), torch.ones(2), atol=0.15, rtol=0)
+
+
 def test_a_file_of_weights_holds_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +251,15 @@ def test_the_coreset_covers_what_a_sample_misses() -> None:
     )
     assert choose_coreset(rows[:40], 50).tolist() == list(range(40))
     assert len(set(choose_coreset(torch.ones(6, 3), 4).tolist())) == 4  # equal rows once each
+
+
+def test_the_coreset_is_that_of_one_farthest_row_after_the_other() -> None:
+    rows = torch.randn(2000, 8, generator=torch.Generator().manual_seed(0)).double()
+    chosen = choose_coreset(rows, 700)
+    nearest = torch.full((2000,), torch.inf, dtype=torch.float64)
+    for number in chosen:
+        assert nearest[number] == nearest.max()
+        nearest = torch.minimum(nearest, torch.cdist(rows, rows[number : number + 1])[:, 0])
 
 
 @pytest.mark.parametrize("chunk_bytes", [4, 4 * 70 * 3, 2**26])

@@ -199,7 +199,7 @@ def test_good_files_are_answered_in_a_line_and_a_table(
     splits = "data.splits={train: 0.5, val: 0.5}"
     assert main(["prepare", "+experiment=segmentation", *words, "prepare.check=true", splits]) == 0
     lines = capfd.readouterr().out.splitlines()
-    assert "6 images good; 3 / 3 / 0 train, val, test" in lines
+    assert "6 images readable; 3 / 3 / 0 train, val, test" in lines
     table = [re.split("[│┃]", line) for line in lines if "│" in line or "┃" in line]
     rows = {cells[1].strip(): [cell.strip() for cell in cells[2:-1]] for cells in table}
     assert (rows["images"], rows["images with masks"], rows["layout"]) == (["6"], ["6"], ["folder"])

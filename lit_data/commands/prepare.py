@@ -127,7 +127,7 @@ def _prepare(cfg: DictConfig, options: PrepareOptions) -> Mapping[str, Any]:
     data = to_plain(cfg.data)
     if options.check:
         report: dict[str, Any] = datamodule.check_sources()
-        log.info("%s", _describe_good(report))
+        log.info("%s", _describe_readable(report))
         _print_counts(report)
     elif options.shards:
         return _publish(datamodule, options, data.get("root"))
@@ -202,10 +202,10 @@ def _publish(datamodule: BaseDataModule, options: PrepareOptions, root: object) 
     return report
 
 
-def _describe_good(report: Mapping[str, Any]) -> str:
-    """Return ``44 images good; 30 / 7 / 7 train, val, test``, or what else was counted."""
+def _describe_readable(report: Mapping[str, Any]) -> str:
+    """Return ``44 images readable; 30 / 7 / 7 train, val, test``, or what else was counted."""
     unit = next((unit for unit in ("images", "volumes") if unit in report), "files")
-    text = f"{report.get(unit, 'all')} {unit} good"
+    text = f"{report.get(unit, 'all')} {unit} readable"
     if report.get("skipped"):
         text += f", {report['skipped']} left out"
     splits = [split for split in SPLITS if f"{split}_{unit}" in report]

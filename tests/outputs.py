@@ -96,7 +96,7 @@ EXPERIMENTS = {
     "watermark": MARKS,
     "gan": GENERATED,
     "gan_rays": (*GENERATED, *RAYS),
-    "segmentation": (*PHOTOGRAPHS, "data.patch_px=32"),
+    "segmentation": (*PHOTOGRAPHS, "data.patch_px=32", "model=unet"),
     "classification": (*PHOTOGRAPHS, "data.size_px=32"),
 }
 COMMANDS = {

@@ -29,7 +29,7 @@ COMMAND = ["-W", "ignore", "-m", "lit_data"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "lit_data"]
 KINDS = {
     # Eight sides of each tile, so that a prediction lasts until it is killed.
-    "segmentation": ["predict.tile_px=64", "predict.augment=d4", "model.net.width=4"],
+    "segmentation": ["predict.tile_px=64", "predict.augment=d4", "model=unet", "model.net.width=4"],
     "classification": ["data.classes=[dark,light]", "data.size_px=[64,64]"],
 }
 

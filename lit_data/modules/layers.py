@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 DEEPEST = 12
@@ -12,6 +13,22 @@ DEEPEST = 12
 def count_outputs(classes: int | Sequence[str] | None) -> int:
     """Return how many classes are meant: a number, that of some names, or 1 where none are named."""
     return classes if isinstance(classes, int) else len(classes or "1")
+
+
+def pad_sides(images: Tensor, multiple_px: int, *, least_px: int = 1) -> Tensor:
+    """Repeat the far edges until each side is a multiple.
+
+    Args:
+        images: [B, C, H, W], or [B, C, D, H, W].
+        multiple_px: What sides become multiples of.
+        least_px: Shorter sides are taken for this long.
+    """
+    padding: list[int] = []
+    for side_px in reversed(images.shape[2:]):  # the last axis comes first
+        longer_px = max(side_px, least_px)
+        # Not by a division, which in an ONNX file rounds towards zero.
+        padding += (0, longer_px + -longer_px % multiple_px - side_px)
+    return F.pad(images, padding, mode="replicate")
 
 
 def run_in_float32(layer: nn.Conv2d | nn.Conv3d | nn.Linear, features: Tensor) -> Tensor:

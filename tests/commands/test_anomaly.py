@@ -95,7 +95,7 @@ def test_segmentation_by_the_protocol_of_the_field_judges_by_good_parts(tmp_path
     mask[30:44, 40:54] = 255
     for number in range(3):
         cv2.imwrite(str(root / f"ground_truth/spot/{number}_mask.png"), mask)
-    model = ("+experiment=segmentation", "model.net.width=4", "data.patch_px=64")
+    model = ("+experiment=segmentation", "model=unet", "model.net.width=4", "data.patch_px=64")
     words = [f"data.root={root}", "data.protocol=mvtec", "synthesis=library", "model.quantile=1"]
     words += ["data.sampling.positives=null", "callbacks.checkpoint.monitor=null"]
     words += ["trainer.max_epochs=2"]

@@ -112,7 +112,7 @@ def test_images_are_judged_by_the_threshold_of_the_checkpoint(
     model.image_threshold_fraction.fill_(0.01)
     torch.save({"state_dict": model.state_dict()}, tmp_path / "judge.ckpt")
     judge = [word for word in words if word != "experiment=watermark"]
-    judge += ["+experiment=segmentation", f"ckpt={tmp_path}/judge.ckpt"]
+    judge += ["+experiment=segmentation", "model=unet", f"ckpt={tmp_path}/judge.ckpt"]
     judge.append(f"predict.folder={tmp_path}/out")
     assert main(judge) == 2
     text = "set model.image_score_fraction=0.01, or give predict.image_threshold"

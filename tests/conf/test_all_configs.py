@@ -63,6 +63,7 @@ MADE_BY = {  # option files that are for an experiment of their kind alone
     "model/detector": "detection",
     "data/watermark": "watermark",
     "model/unet": "watermark",
+    "model/unet_lite0": "segmentation",
     "synthesis/watermark": "watermark",
     "data/ct": "ct",
     "model/voxel_autoencoder": "ct",

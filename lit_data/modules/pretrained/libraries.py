@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
 from lit_data.errors import ConfigError, LitDataError, first_line
+from lit_data.modules.layers import pad_sides
 from lit_data.modules.weights import are_weights_given
 from lit_data.types import PathText
 
@@ -195,22 +195,11 @@ class NormalisedNet(nn.Module):
         """
         height, width = images.shape[-2:]
         normal = (images - self.mean[:, None, None]) / self.std[:, None, None]
-        padding = (
-            0,
-            _missing_px(width, self._multiple_px),
-            0,
-            _missing_px(height, self._multiple_px),
-        )
-        normal = F.pad(normal, padding, mode="replicate")
+        normal = pad_sides(normal, self._multiple_px, least_px=_LEAST_PX)
         is_single = self.training and len(images) == 1
         answer = _read_answer(self.net(normal.expand(2, -1, -1, -1) if is_single else normal))
         answer = answer[:1] if is_single else answer
         return answer[..., :height, :width] if answer.ndim == 4 else answer
-
-
-def _missing_px(length: int, multiple: int) -> int:
-    least = max(length, _LEAST_PX)
-    return least + -least % multiple - length
 
 
 def _read_answer(answer: Any) -> Tensor:  # noqa: ANN401 - what the net of a library returns

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice, check_counts
 from lit_data.modules.detection.net import Predictions, Pyramid
-from lit_data.modules.layers import count_outputs, run_in_float32
+from lit_data.modules.layers import count_outputs, pad_sides, run_in_float32
 from lit_data.modules.pretrained.efficientnet_lite import (
     STRIDES_PX,
     EfficientNetLite,
@@ -17,7 +17,6 @@ from lit_data.modules.pretrained.efficientnet_lite import (
     choose_fine_tuning,
 )
 from lit_data.modules.pretrained.libraries import split_weights
-from lit_data.modules.segmentation.nets import pad_sides
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import PathText
 

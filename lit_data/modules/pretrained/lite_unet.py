@@ -10,14 +10,13 @@ from typing_extensions import override
 
 from lit_data.checks import check_counts
 from lit_data.errors import ConfigError
-from lit_data.modules.layers import run_in_float32
+from lit_data.modules.layers import pad_sides, run_in_float32
 from lit_data.modules.pretrained.efficientnet_lite import EfficientNetLite
 from lit_data.modules.pretrained.libraries import split_weights
 from lit_data.modules.segmentation.nets import (
     Layers2d,
     convolve,
     double_resolution,
-    pad_sides,
     prior_logits,
 )
 from lit_data.modules.weights import load_weights_file
@@ -97,7 +96,8 @@ class LiteUNet(nn.Module):
         """
         height, width = images.shape[2:]
         # Two values of each channel at least, for the batch normalisation of a single small image.
-        *finer_maps, features = self.encoder(pad_sides(images, self.encoder.stride_px, least=2))
+        stride_px = self.encoder.stride_px
+        *finer_maps, features = self.encoder(pad_sides(images, stride_px, least_px=2 * stride_px))
         for layer in self.up:
             doubled = double_resolution(features, Layers2d)
             features = layer(torch.cat((finer_maps.pop(), doubled), dim=1))

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lit_data.checks import check_count, check_counts
 from lit_data.errors import ConfigError
-from lit_data.modules.layers import DEEPEST, run_in_float32
+from lit_data.modules.layers import DEEPEST, pad_sides, run_in_float32
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import PathText
 
@@ -132,22 +132,6 @@ class VolumeUNet(UNet):
     """
 
     layers: ClassVar = Layers3d
-
-
-def pad_sides(images: Tensor, multiple_px: int, *, least: int = 1) -> Tensor:
-    """Repeat the far edges until each side is a multiple, `least` times it or more.
-
-    Args:
-        images: [B, C, H, W], or [B, C, D, H, W].
-        multiple_px: What sides become multiples of.
-        least: The smallest multiple.
-    """
-    padding: list[int] = []
-    for side in reversed(images.shape[2:]):  # the last axis comes first
-        # Of numbers below 0 an exported graph divides otherwise.
-        multiples = max(least, (side + multiple_px - 1) // multiple_px)
-        padding += (0, multiples * multiple_px - side)
-    return F.pad(images, padding, mode="replicate")
 
 
 def double_resolution(features: Tensor, layers: type[Layers2d]) -> Tensor:

@@ -58,7 +58,7 @@ def test_all_keys_of_a_command_are_listed(
 @pytest.mark.parametrize(
     ("experiment", "expected"),
     [
-        ("segmentation", ("model=unet", "model.optimizer.lr=0.001", "model.net=UNet")),
+        ("segmentation", ("model=unet_lite0", "model.optimizer.lr=0.001", "model.net=LiteUNet")),
         ("detection", ("data=detection", "data.loader.batch_size=4", "trainer.max_epochs=100")),
         ("bccd", ("data.root=???", "trainer.max_epochs=60", "monitor=val/map50")),
         ("ct", ("model=voxel_autoencoder", "trainer.max_epochs=40", "monitor=val/iou")),

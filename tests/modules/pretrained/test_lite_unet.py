@@ -10,8 +10,8 @@ from torch import Tensor
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.errors import ConfigError
+from lit_data.io import wheels
 from lit_data.modules import EfficientNetLite, LiteUNet, SegmentationModule
-from lit_data.modules.pretrained import wheels
 from lit_data.modules.schedule import make_optimizer
 
 

@@ -97,7 +97,7 @@ EXPERIMENTS = {
     "gan": GENERATED,
     "gan_rays": (*GENERATED, *RAYS),
     "segmentation": (*PHOTOGRAPHS, "data.patch_px=32", "model=unet"),
-    "classification": (*PHOTOGRAPHS, "data.size_px=32"),
+    "classification": ("model=classifier", *PHOTOGRAPHS, "data.size_px=32"),
 }
 COMMANDS = {
     "fit": (),

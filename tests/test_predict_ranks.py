@@ -30,7 +30,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
 KINDS = {
     # Eight sides of each tile, so that a prediction lasts until it is killed.
     "segmentation": ["predict.tile_px=64", "predict.augment=d4", "model=unet", "model.net.width=4"],
-    "classification": ["data.classes=[dark,light]", "data.size_px=[64,64]"],
+    "classification": ["model=classifier", "data.classes=[dark,light]", "data.size_px=[64,64]"],
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

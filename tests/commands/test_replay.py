@@ -254,7 +254,7 @@ def test_a_changed_pixel_is_found_with_its_file_and_step(
     write_images(tmp_path / "images/bad", 12, (60, 60))
     words = [
         *("fit", "+experiment=classification", *QUICK, "data.root=images", "trainer.max_epochs=2"),
-        *("data.loader.batch_size=4", "data.size_px=32", "paths.cache=cache"),
+        *("data.loader.batch_size=4", "data.size_px=32", "paths.cache=cache", "model=classifier"),
     ]
     assert main([*words, "hydra.run.dir=first"]) == 0
     with opening("first", tmp_path / "first") as replay:

@@ -291,7 +291,8 @@ def test_classes_come_from_the_data_and_go_into_the_checkpoint(tmp_path: Path) -
             cv2.imwrite(str(tmp_path / "set" / kind / f"{kind}{number}.png"), image)
     run = tmp_path / "run"
     words = [f"data.root={tmp_path}/set", "data.size_px=32", "data.near_duplicates=apart"]
-    words += ["model.net.width=4", "model.net.depth=2", f"hydra.run.dir={run}", *SMALL]
+    words += ["model=classifier", "model.net.width=4", "model.net.depth=2"]
+    words += [f"hydra.run.dir={run}", *SMALL]
     assert main(["fit", "+experiment=classification", *words, *_places(tmp_path)]) == 0
     record = read_record(run / "checkpoints/best.ckpt")
     assert record is not None

@@ -332,7 +332,7 @@ def test_the_segmentation_goes_all_the_way(run: Run) -> None:  # and anomaly: se
 @pytest.mark.slow
 def test_the_classification_goes_all_the_way(run: Run) -> None:
     sizes = ["data.samples={count: 24, size_px: [96, 96]}", "data.size_px=32", "model.net.width=4"]
-    words = ["+experiment=classification", *QUICK, *sizes]
+    words = ["+experiment=classification", "model=classifier", *QUICK, *sizes]
     fitted = run("fit", *words)
     _check_fit(fitted, "classification", 300)
     splits = fitted["folder"] / "splits.csv"

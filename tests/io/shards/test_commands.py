@@ -11,7 +11,7 @@ from tests.outputs import BOXES, GENERATED, MARKS, PHOTOGRAPHS, STRIPES, VOLUMES
 KINDS = {
     "stripe": (*STRIPES, "data.patterns=['train/*','val/*','test/*']"),
     "segmentation": (*PHOTOGRAPHS, "data.patch_px=32", "model=unet"),
-    "classification": (*PHOTOGRAPHS, "data.size_px=32"),
+    "classification": ("model=classifier", *PHOTOGRAPHS, "data.size_px=32"),
     "detection": (*BOXES, "data.mosaic_on=device"),
     "watermark": MARKS,
     "ct": VOLUMES,

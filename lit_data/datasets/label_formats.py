@@ -15,7 +15,7 @@ Purpose = Literal["masks", "boxes", "classes", "pairs"]
 
 _EXTENSIONS = (".json", ".jsonl", ".geojson", ".xml", ".csv", ".tsv", ".xlsx", ".txt")
 _NO_LABELS = re.compile(
-    "(readme|licen[cs]e|copying|requirements|classes|names|train|val|test|trainval).*",
+    "(readme|licen[cs]e|copying|requirements|classes|names|splits|train|val|test|trainval).*",
     re.IGNORECASE,
 )
 """Names of files of no known format that are not labels either."""

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 _REPEATS = 5
 _MONITOR = "callbacks.checkpoint"
+_UNMONITORED = "val/image_auroc"
+"""Score of models that train in one pass, such as a memory bank, and choose no checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,7 @@ def choose_precision(encoded: bytes, cfg: DictConfig, options: Int8Options) -> b
         int8_graph = Graph(after)
     scores = [score_graph(cfg, datamodule, graph) for graph in (float_graph, int8_graph)]
     speedup = _time(float_graph, batches[0]) / _time(int8_graph, batches[0])
-    name = str(OmegaConf.select(cfg, f"{_MONITOR}.monitor"))
+    name = _name_score(cfg)
     drop = scores[0] - scores[1]
     if OmegaConf.select(cfg, f"{_MONITOR}.mode") == "min":
         drop = -drop
@@ -161,10 +163,10 @@ def score_graph(cfg: DictConfig, datamodule: BaseDataModule, graph: Graph) -> fl
     scores: Mapping[str, Any] = {}
     for logged in trainer.validate(model, datamodule=datamodule, verbose=False):
         scores = {**scores, **logged}
-    name = OmegaConf.select(cfg, f"{_MONITOR}.monitor")
+    name = _name_score(cfg)
     if name not in scores:
         raise ConfigError(
-            f"int8 is judged by {_MONITOR}.monitor={name} of the run, and validation logs "
+            f"int8 is judged by {name} of the run, and validation logs "
             f"{', '.join(scores) or 'nothing'}: leave int8 out"
         )
     score = float(scores[name])
@@ -174,6 +176,12 @@ def score_graph(cfg: DictConfig, datamodule: BaseDataModule, graph: Graph) -> fl
             "nothing in it is to be found: leave int8 out, or choose a split with data.splits"
         )
     return score
+
+
+def _name_score(cfg: DictConfig) -> str:
+    """Return the score that int8 is judged by."""
+    monitor = OmegaConf.select(cfg, f"{_MONITOR}.monitor")
+    return _UNMONITORED if monitor is None else str(monitor)
 
 
 def _time(graph: Graph, batch: Floats) -> float:

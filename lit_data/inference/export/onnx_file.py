@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -28,7 +28,7 @@ _BATCH = 2
 """Images of the traced batch: an axis of length 1 would be taken for a constant."""
 
 _IN_INT8 = ("Conv", "Relu", "Clip", "Concat")
-"""Sums of residuals, distances and answers lose too much in 8 bits."""
+"""Sums of residuals lose too much in 8 bits, and so does all that follows the last convolution."""
 
 _FEW_CHANNELS = 4
 """Convolutions that read so few, such as the first one and blurs, are slower in int8."""
@@ -217,7 +217,7 @@ def quantise(graph: bytes, batches: Sequence[Floats]) -> bytes:
                 quantised,
                 _Batches(batches),
                 op_types_to_quantize=_IN_INT8,
-                nodes_to_exclude=_list_thin_convolutions(merged),
+                nodes_to_exclude=_list_floats(merged),
                 quant_format=QuantFormat.QDQ,
                 per_channel=True,
                 activation_type=QuantType.QUInt8,
@@ -230,21 +230,29 @@ def quantise(graph: bytes, batches: Sequence[Floats]) -> bytes:
         return quantised.read_bytes()
 
 
-def _list_thin_convolutions(path: Path) -> list[str]:
-    """Return the names of convolutions that read few channels."""
+def _list_floats(path: Path) -> list[str]:
+    """Return the names of nodes that stay in float32: convolutions of few channels, and what leads into no other."""
     import onnx
 
     graph = onnx.load(path).graph
-    shapes = {weights.name: weights.dims for weights in graph.initializer}
+    shapes = {weights.name: list(weights.dims) for weights in graph.initializer}
+    on_the_way: set[str] = set()
     names = []
-    for node in graph.node:
-        shape = shapes.get(node.input[1]) if node.op_type == "Conv" else None
-        if shape is None:
-            continue
-        groups = next((option.i for option in node.attribute if option.name == "group"), 1)
-        if groups * shape[1] <= _FEW_CHANNELS:
+    for node in reversed(graph.node):  # what follows comes first
+        is_wide = node.op_type == "Conv" and _count_channels(node, shapes) > _FEW_CHANNELS
+        leads_on = not on_the_way.isdisjoint(node.output)
+        if is_wide or leads_on:
+            on_the_way.update(node.input)
+        if not is_wide and (node.op_type == "Conv" or not leads_on):
             names.append(node.name)
     return names
+
+
+def _count_channels(node: Any, shapes: Mapping[str, Sequence[int]]) -> int:  # noqa: ANN401 - onnx may be missing
+    """Return how many channels a convolution reads; 0 where its weights are computed."""
+    groups = next((option.i for option in node.attribute if option.name == "group"), 1)
+    shape = shapes.get(node.input[1], (0, 0))
+    return int(groups * shape[1])
 
 
 class _Batches:

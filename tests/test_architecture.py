@@ -30,7 +30,7 @@ DECODERS = {"cv2", "tifffile", "PIL", "imagecodecs", "simplejpeg", "nibabel", "p
 OUTSIDE = [
     {"numpy", "pydantic"},
     DECODERS | {"filelock", "psutil", "rich", "yaml", "fsspec", "aiohttp"},
-    {"torch", "onnxruntime"},
+    {"torch", "onnx", "onnxruntime"},
     {"kornia", "torchvision"},
     {"lightning", "packaging"},
     {"torchmetrics", "anomalib", "safetensors"},
@@ -53,7 +53,7 @@ ONLY_HERE = {
     "optuna": ["commands"],
     "matplotlib": ["tasks", "commands", "callbacks"],  # timelines are drawn in plain scripts too
 }
-INSIDE_FUNCTIONS_ONLY = DECODERS | {"onnxruntime", "fsspec", "aiohttp"}
+INSIDE_FUNCTIONS_ONLY = DECODERS | {"onnx", "onnxruntime", "fsspec", "aiohttp"}
 INSIDE_FUNCTIONS_ONLY |= {"anomalib", "safetensors", "lit_inspect", "torchvision"}
 
 

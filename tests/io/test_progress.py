@@ -134,7 +134,7 @@ def test_prepare_decodes_with_as_many_threads_as_it_is_given(
         f"data.root={folder}",
         f"paths.cache={tmp_path / 'c'}",
     ]
-    words += [f"paths.runs={tmp_path / 'runs'}", "prepare.workers=3", "data.patch_px=32"]
+    words += [f"paths.runs={tmp_path / 'runs'}", "prepare.workers=3", "data.size_px=32"]
     assert main(["prepare", *words]) == 0
     assert set(asked) == {3}
     assert main(["prepare", *words, "prepare.workers=0"]) == 2

@@ -170,10 +170,12 @@ class Scaling:
     Attributes:
         size_px: (height, width) that images are scaled to fit, and reflect-padded to.
         factor: Multiplies height and width in its place.
+        fit: ``contain`` keeps the aspect ratio, ``stretch`` scales each side by itself.
     """
 
     size_px: Sides | None
     factor: Annotated[float, Field(gt=0, le=16)] | None
+    fit: Literal["contain", "stretch"] = "contain"
 
     def __post_init__(self) -> None:
         """Check that there is one of both."""
@@ -185,6 +187,8 @@ class Scaling:
         if self.size_px is None:
             assert self.factor is not None
             return max(1, round(height_px * self.factor)), max(1, round(width_px * self.factor))
+        if self.fit == "stretch":
+            return self.size_px
         factor = min(self.size_px[0] / height_px, self.size_px[1] / width_px)
         height = min(self.size_px[0], max(1, round(height_px * factor)))
         return height, min(self.size_px[1], max(1, round(width_px * factor)))

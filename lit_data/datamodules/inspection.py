@@ -83,6 +83,7 @@ class InspectionDataModule(ImageDataModule):
         size_px: Makes a sample of each whole image, in the place of patches: image and mask are
             scaled, aspect ratio kept, to fit this size, one number or (height, width), and
             reflect-padded to it. `None` cuts patches. See `lit_data.io.images.scaling`.
+        fit: `stretch` brings each side to `size_px` by itself, in the place of padding.
         scale: Scales images and masks by this factor before patches are cut, such as 0.5; `None`
             leaves them.
         stride_px: Distance between patches; by default they lie side by side.
@@ -132,6 +133,7 @@ class InspectionDataModule(ImageDataModule):
         patch_px: int | Size = PATCH_PX,
         stride_px: int | Size | None = None,
         size_px: int | Size | None = None,
+        fit: Literal["contain", "stretch"] = "contain",
         scale: float | None = None,
         value_range: tuple[float, float] | None = None,
         loader: LoaderOptions | None = None,
@@ -140,7 +142,7 @@ class InspectionDataModule(ImageDataModule):
         batch_format: BatchFormat = "dict",
         **options: Unpack[MaskedKeywords],
     ) -> None:
-        scaling = Scaling.of(size_px, scale)
+        scaling = Scaling.of(size_px, scale, fit)
         patch_px, stride_px = choose_grid(scaling, patch_px, stride_px)
         super().__init__(
             source=InspectionFiles.of(

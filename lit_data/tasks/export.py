@@ -329,7 +329,7 @@ def _encode(data: _Images, facts: _Facts, graph: bytes, answer: Callable[[Array]
     sizes = None
     if scaling is not None:
         size_px = None if scaling.size_px is None else list(scaling.size_px)
-        sizes = {"size_px": size_px, "factor": scaling.factor}
+        sizes = {"size_px": size_px, "factor": scaling.factor, "fit": scaling.fit}
     manifest = {
         "boxes": None,
         **facts.settings,

@@ -226,7 +226,10 @@ class InspectionTask(PixelTask[InspectionDataModule]):
         "fold": 0,
         "protocol": "auto",
     }
-    trained_data = ("classes", "mask_read", "patch_px", "read", "scale", "size_px", "value_range")
+    trained_data = (
+        *("classes", "fit", "mask_read", "patch_px", "read"),
+        *("scale", "size_px", "value_range"),
+    )
     unused = ("clean", "count")
 
     @override

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -145,10 +145,14 @@ def test_kinds_of_tiff_that_opencv_reads_otherwise_are_refused(tmp_path: Path) -
             runtime.open_image(tmp_path / f"{name}.tif", runtime.ReadOptions())
 
 
+@pytest.mark.parametrize("fit", ["contain", "stretch"])
 @pytest.mark.parametrize("size_px", [(40, 40), (33, 64), (7, 90), None])
-def test_images_are_scaled_alike(size_px: tuple[int, int] | None) -> None:
+def test_images_are_scaled_alike(
+    size_px: tuple[int, int] | None, fit: Literal["contain", "stretch"]
+) -> None:
     factor = 0.37 if size_px is None else None
-    theirs, ours = Scaling(size_px=size_px, factor=factor), runtime.Scaling(size_px, factor)
+    theirs = Scaling(size_px=size_px, factor=factor, fit=fit)
+    ours = runtime.Scaling(size_px, factor, fit)
     rng = np.random.default_rng(0)
     for height, width in ((40, 40), (100, 53), (21, 160), (64, 33)):
         for dtype in (np.uint8, np.uint16, np.float32):

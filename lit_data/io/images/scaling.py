@@ -49,23 +49,28 @@ class Scaling:
             middle, and what is missing around it is reflect-padded.
         factor: Multiplies height and width of every image; below 1 shrinks.
         is_padded: False leaves out what is missing around an image that `size_px` scales.
+        fit: `stretch` scales each side to `size_px` by itself.
     """
 
     size_px: Size | None = None
     factor: float | None = None
     is_padded: bool = True
+    fit: Fit = "contain"
 
     @classmethod
-    def of(cls, size_px: int | Size | None, scale: float | None) -> Self | None:
-        """Return the scaling that two options ask for; None if both are None.
+    def of(
+        cls, size_px: int | Size | None, scale: float | None, fit: Fit = "contain"
+    ) -> Self | None:
+        """Return the scaling that options ask for; None if neither size nor scale is set.
 
         Raises:
             ConfigError: Both are set, or one is out of its range.
         """
+        check_choice("fit", fit, ("contain", "stretch"))
         if size_px is None and scale is None:
             return None
         if scale is None:
-            return cls(size_px=pair_px("size_px", size_px))  # type: ignore[arg-type]  # not None
+            return cls(size_px=pair_px("size_px", size_px), fit=fit)  # type: ignore[arg-type]  # not None
         if size_px is not None:
             raise ConfigError(
                 f"size_px={size_px} and scale={scale} exclude each other: size_px scales each "
@@ -82,7 +87,7 @@ class Scaling:
     def scaled_px(self, size_px: Size) -> Size:
         """Return the (height, width) of an image of `size_px` after scaling, without padding; at least 1 x 1."""
         if self.size_px is not None:
-            return scale_size(size_px, self.size_px, "contain")
+            return scale_size(size_px, self.size_px, self.fit)
         assert self.factor is not None
         height, width = size_px
         return max(1, round(height * self.factor)), max(1, round(width * self.factor))
@@ -207,6 +212,8 @@ class ScaledDecoder:
         """JSON of the scaling, this decoder's format and the inner fingerprint."""
         options = {"decoder": "scaled", "format": _FORMAT, "size_px": self.scaling.size_px}
         options |= {"scale": self.scaling.factor, "is_padded": self.scaling.is_padded}
+        if self.scaling.fit != "contain":  # stores of others stay valid
+            options["fit"] = self.scaling.fit
         options |= {"of": json.loads(self.decoder.fingerprint)}
         return json.dumps(options, sort_keys=True)
 

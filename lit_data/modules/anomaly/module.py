@@ -12,7 +12,12 @@ from typing_extensions import override
 from lit_data.batch_form import count_samples
 from lit_data.checks import check_share
 from lit_data.errors import ConfigError
-from lit_data.modules.anomaly.bank import Candidates, choose_coreset, find_distances
+from lit_data.modules.anomaly.bank import (
+    Candidates,
+    choose_coreset,
+    find_distances,
+    find_whitening,
+)
 from lit_data.modules.anomaly.encoder import TextureEncoder, blur, pad_reflected
 from lit_data.modules.anomaly.threshold import balance, can_balance
 from lit_data.modules.scored import ScoredModule, is_marked, refuse_true_precision
@@ -22,7 +27,6 @@ from lit_data.types import Batch
 log = logging.getLogger(__name__)
 
 _STEEPNESS = 4.0
-_LEAST_STD = 0.05  # of a feature, as a fraction of the mean of all
 _PENDING = "candidates"  # key of a checkpoint
 
 
@@ -39,10 +43,10 @@ class AnomalyModule(ScoredModule):
     Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and, where there are defects to be
     scored by, ``mask`` [B, 1, H, W] in {0, 1} or numbers of classes, 255 where pixels are ignored,
     and ``unmarked`` [B] bool for images that show a defect that no mask marks.
-    C = 1 is copied to three. Each feature is divided by its standard deviation over the candidates,
-    so that no map outweighs the others. An encoder whose attribute ``learned_metric`` is True
-    keeps its features, and gets images of mean 0 of each channel and standard deviation 1, by the
-    first training batch.
+    C = 1 is copied to three. Distances are those of Mahalanobis, by the covariance of the
+    candidates, so that neither a map nor what features have in common outweighs the rest. An
+    encoder whose attribute ``learned_metric`` is True keeps its features, and gets images of mean 0
+    of each channel and standard deviation 1, by the first training batch.
 
     Probabilities are ``d^4 / (d^4 + threshold^4)`` of distances d: 0.5 at the threshold, which
     validation sets to a quantile of the scores of its good images. Where at least five good and
@@ -78,7 +82,7 @@ class AnomalyModule(ScoredModule):
     threshold: Tensor
     pixel_mean: Tensor
     pixel_std: Tensor
-    feature_std: Tensor
+    whitening: Tensor
     exported_as = "maps"
     image_score_fraction = 0.0
     """An image scores as its highest pixel, in `predict` too: one threshold is that of pixels and of images."""
@@ -117,7 +121,7 @@ class AnomalyModule(ScoredModule):
         self.register_buffer("threshold", torch.tensor(1.0))
         self.register_buffer("pixel_mean", torch.zeros(1))
         self.register_buffer("pixel_std", torch.zeros(()))
-        self.register_buffer("feature_std", torch.ones(1))
+        self.register_buffer("whitening", torch.zeros(0, 0))
         self.scores = nn.ModuleDict()
         for stage in ("val", "test"):
             self.scores[f"{stage}_pixels"] = AnomalyMetrics(score_fraction=0.0)
@@ -223,8 +227,9 @@ class AnomalyModule(ScoredModule):
             return
         rows = self.candidates.rows
         if not len(self.bank) and not self._has_metric:
-            self.feature_std = _find_deviations(rows).to(self.device)
-        rows = rows / self.feature_std.cpu()
+            self.whitening = find_whitening(rows).to(self.device)
+        if len(self.whitening):
+            rows = rows @ self.whitening.cpu()
         rows = torch.cat([self.bank.cpu(), rows]) if len(self.bank) else rows
         chosen = choose_coreset(rows, self.bank_size, seed=self.seed)
         rows = rows.to(self.device)
@@ -288,7 +293,10 @@ class AnomalyModule(ScoredModule):
                 f"the encoder gives {width} features and the memory bank has {self.bank.shape[1]}: "
                 "predict with the model.net that fit had"
             )
-        places = features.permute(0, 2, 3, 1).reshape(-1, width) / self.feature_std
+        places = features.permute(0, 2, 3, 1).reshape(-1, width)
+        if len(self.whitening):
+            with torch.autocast(places.device.type, enabled=False):
+                places = places.float() @ self.whitening
         distances = find_distances(places, self.bank)
         maps = distances.view(count, 1, rows, columns)
         maps = F.interpolate(maps, self._pad_size(images), mode="bilinear")
@@ -388,12 +396,6 @@ class AnomalyModule(ScoredModule):
         }
 
 
-def _find_deviations(rows: Tensor) -> Tensor:
-    """[D] standard deviations of rows [N, D]: none so small that what hardly differs outweighs all else."""
-    deviations = rows.std(0, correction=0)
-    return deviations.maximum((_LEAST_STD * deviations.mean()).clamp(min=1e-6))
-
-
 def find_probability(distances: Tensor, threshold: Tensor) -> Tensor:
     """``d^4 / (d^4 + threshold^4)``, which rises with the distance and is 0.5 at the threshold."""
     return (_STEEPNESS * (distances / threshold).log()).sigmoid()
@@ -420,7 +422,7 @@ def _check_options(
 
 def _take_sizes(module: nn.Module, states: dict[str, Any], prefix: str, *others: object) -> None:
     """Make the buffers as large as those of a checkpoint, which a module that was not fitted cannot know."""
-    for name, dimensions in (("bank", 2), ("pixel_mean", 1), ("feature_std", 1)):
+    for name, dimensions in (("bank", 2), ("pixel_mean", 1), ("whitening", 2)):
         stored = states.get(prefix + name)
         buffer = getattr(module, name)
         if isinstance(stored, Tensor) and stored.ndim == dimensions:

@@ -27,7 +27,11 @@ from lit_data.io.store.store import DecodedStore
 from lit_data.types import Array
 
 SIZES = [(1, 7), (7, 1), (1, 40_000), (3, 5), (64, 48), (131, 65)]
-SIZED = [Scaling(size_px=(64, 48)), Scaling(size_px=(5, 5))]
+SIZED = [
+    Scaling(size_px=(64, 48)),
+    Scaling(size_px=(5, 5)),
+    Scaling(size_px=(30, 50), fit="stretch"),
+]
 SCALINGS = [*SIZED, Scaling(factor=0.37), Scaling(factor=1.7)]
 
 

@@ -183,6 +183,11 @@ class AnomalyModule(ScoredModule):
         return self.steps.sum()
 
     @override
+    def on_train_epoch_start(self) -> None:
+        # Lightning leaves the mode that a module was made in: batches would move the encoder's statistics.
+        self.net.eval()
+
+    @override
     def on_validation_epoch_start(self) -> None:
         self._fill_bank()
 

@@ -200,6 +200,22 @@ def test_no_feature_outweighs_the_others(tmp_path: Path) -> None:
     assert constant.isfinite().all()
 
 
+def test_training_leaves_the_encoder_as_it_is(tmp_path: Path) -> None:
+    class Normalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm2d(3)
+            self.conv = nn.Conv2d(3, 8, 8, 8)
+
+        def forward(self, images: Tensor) -> list[Tensor]:
+            return [self.conv(self.norm(images))]
+
+    net = Normalised()
+    before = copy.deepcopy(net.state_dict())
+    _fit(tmp_path, net)
+    assert_close(net.state_dict(), before, rtol=0, atol=0)
+
+
 def test_a_file_of_weights_holds_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

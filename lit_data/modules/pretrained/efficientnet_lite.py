@@ -11,6 +11,7 @@ from typing_extensions import override
 from lit_data.checks import check_choice, check_counts, check_fraction
 from lit_data.errors import ConfigError
 from lit_data.io.wheels import WHEELS, verify_wheel_weights
+from lit_data.modules.pretrained.libraries import split_weights
 from lit_data.modules.weights import (
     are_weights_given,
     fit_channels,
@@ -196,6 +197,41 @@ def choose_fine_tuning(fine_tuning: FineTuning, weights: PathText | None) -> Fin
     if fine_tuning == "auto":
         return "full" if weights is None else "light"
     return fine_tuning
+
+
+def start_encoder(
+    size: str,
+    *,
+    strides_px: Sequence[int],
+    weights: PathText | None,
+    channels: int,
+    fine_tuning: FineTuning,
+    encoder_rate: float,
+) -> tuple[EfficientNetLite, PathText | None]:
+    """Build the encoder of a net, and return it with the file that the whole net starts from, if any.
+
+    Args:
+        size: See `EfficientNetLite`, as for the other options.
+        strides_px: Of its maps.
+        weights: Of the net: ``imagenet`` for the encoder; None starts at random; or a file.
+        channels: Of the images.
+        fine_tuning: `auto` goes by the weights of the net.
+        encoder_rate: Fraction of the learning rate at which the encoder learns.
+
+    Raises:
+        ConfigError: An option is none, or the wheel is not installed.
+        StoreError: The wheel's file is not the one that was published.
+    """
+    name, file = split_weights(weights, ("imagenet",))
+    encoder = EfficientNetLite(
+        size,
+        strides_px=strides_px,
+        weights=name,
+        channels=channels,
+        fine_tuning=choose_fine_tuning(fine_tuning, weights),
+        learning_rate_factor=encoder_rate,
+    )
+    return encoder, file
 
 
 class _Block(nn.Module):

@@ -12,11 +12,9 @@ from lit_data.modules.detection.net import Predictions, Pyramid
 from lit_data.modules.layers import count_outputs, pad_sides, run_in_float32
 from lit_data.modules.pretrained.efficientnet_lite import (
     STRIDES_PX,
-    EfficientNetLite,
     FineTuning,
-    choose_fine_tuning,
+    start_encoder,
 )
-from lit_data.modules.pretrained.libraries import split_weights
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import PathText
 
@@ -53,14 +51,13 @@ class LiteClassifier(nn.Module):
         super().__init__()
         count = count_outputs(classes)
         check_counts(classes=count, channels=channels)
-        name, file = split_weights(weights, ("imagenet",))
-        self.encoder = EfficientNetLite(
+        self.encoder, file = start_encoder(
             size,
             strides_px=STRIDES_PX[-1:],
-            weights=name,
+            weights=weights,
             channels=channels,
-            fine_tuning=choose_fine_tuning(fine_tuning, weights),
-            learning_rate_factor=encoder_rate,
+            fine_tuning=fine_tuning,
+            encoder_rate=encoder_rate,
         )
         self.head = nn.Linear(self.encoder.widths[-1], count)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -113,14 +110,13 @@ class LiteDetector(nn.Module):
         check_counts(classes=count, width=width, channels=channels)
         self.classes = count
         self.channels = channels
-        name, file = split_weights(weights, ("imagenet",))
-        self.encoder = EfficientNetLite(
+        self.encoder, file = start_encoder(
             size,
             strides_px=STRIDES_PX[STRIDES_PX.index(finest_stride_px) :],
-            weights=name,
+            weights=weights,
             channels=channels,
-            fine_tuning=choose_fine_tuning(fine_tuning, weights),
-            learning_rate_factor=encoder_rate,
+            fine_tuning=fine_tuning,
+            encoder_rate=encoder_rate,
         )
         self.pyramid = Pyramid(self.encoder.strides_px, self.encoder.widths, width, count)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -12,11 +12,9 @@ from lit_data.checks import check_counts
 from lit_data.errors import ConfigError
 from lit_data.modules.layers import pad_sides, run_in_float32
 from lit_data.modules.pretrained.efficientnet_lite import (
-    EfficientNetLite,
     FineTuning,
-    choose_fine_tuning,
+    start_encoder,
 )
-from lit_data.modules.pretrained.libraries import split_weights
 from lit_data.modules.segmentation.nets import (
     Layers2d,
     convolve,
@@ -71,14 +69,13 @@ class LiteUNet(nn.Module):
         super().__init__()
         bias = prior_logits(classes, prior)
         check_counts(channels=channels, classes=len(bias), width=width)
-        name, file = split_weights(weights, ("imagenet",))
-        self.encoder = EfficientNetLite(
+        self.encoder, file = start_encoder(
             size,
             strides_px=_check_strides(strides_px),
-            weights=name,
+            weights=weights,
             channels=channels,
-            fine_tuning=choose_fine_tuning(fine_tuning, weights),
-            learning_rate_factor=encoder_rate,
+            fine_tuning=fine_tuning,
+            encoder_rate=encoder_rate,
         )
         *finer_widths, coarse_width = self.encoder.widths
         self.up = nn.ModuleList()

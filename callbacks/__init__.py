@@ -12,7 +12,6 @@ from lit_data.callbacks.prune_trial import PruneTrial
 from lit_data.callbacks.sample_digest import SampleDigest
 from lit_data.callbacks.sample_images import SampleImages
 from lit_data.callbacks.save_on_signal import SaveOnSignal
-from lit_data.callbacks.step_record import StepRecord
 
 __all__ = [
     "AMP",
@@ -27,5 +26,4 @@ __all__ = [
     "SampleDigest",
     "SampleImages",
     "SaveOnSignal",
-    "StepRecord",
 ]

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
@@ -17,7 +17,6 @@ from lit_data.batch_form import batch_tensors, slice_batch
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.callbacks.loader_facts import count_batch
 from lit_data.errors import ConfigError
-from lit_data.lightning_internals import count_batches
 from lit_data.types import COUNT_SUFFIX, Bytes
 
 log = logging.getLogger(__name__)
@@ -35,13 +34,11 @@ class _ComingBatch(NamedTuple):
         batch: Of tensors on the host, which are not filled yet.
         arrived: The event behind the copies.
         samples: Number of its samples.
-        step: Batches of the run before it.
     """
 
     batch: Any
     arrived: Any
     samples: int
-    step: int
 
 
 class SampleDigest(Callback):
@@ -60,10 +57,6 @@ class SampleDigest(Callback):
 
     Args:
         max_samples: Stop after this many samples, those of all ranks together; none hashes all.
-
-    Attributes:
-        listener: Is given the number of a batch and the digests of its samples on this rank, once
-            they are known; see `StepRecord`.
     """
 
     def __init__(self, max_samples: int | None = 20_000) -> None:
@@ -71,7 +64,6 @@ class SampleDigest(Callback):
         self.samples = 0
         self._sum = 0
         self._coming: deque[_ComingBatch] = deque()
-        self.listener: Callable[[int, Sequence[int]], None] | None = None
         self._has_told = False
 
     @override
@@ -81,14 +73,13 @@ class SampleDigest(Callback):
         if self.max_samples is not None and self.samples >= self.max_samples:
             return
         count = self._count(trainer, batch)
-        step = count_batches(trainer) if self.listener else 0
         device = _find_cuda(batch)
         if device is not None and trainer.world_size == 1 and _is_plain(batch):
             self.samples += count
-            self._coming.append(_send(batch, device, count, step))
+            self._coming.append(_send(batch, device, count))
             self.read(leave=_MOST_COMING)
             return
-        digest = self._hash(batch, count, step)  # on several ranks at once, as the sum needs all
+        digest = sum(hash_samples(batch, count))  # on several ranks at once, as the sum needs all
         if trainer.world_size > 1:
             count, digest = _add_ranks(trainer, count, digest % _MODULUS)
         self.samples += count
@@ -129,7 +120,7 @@ class SampleDigest(Callback):
                     return
                 coming.arrived.synchronize()
             self._coming.popleft()
-            digest = self._hash(coming.batch, coming.samples, coming.step)
+            digest = sum(hash_samples(coming.batch, coming.samples))
             self._sum = (self._sum + digest) % _MODULUS
 
     def _count(self, trainer: Trainer, batch: Any) -> int:  # noqa: ANN401 - any form
@@ -148,13 +139,6 @@ class SampleDigest(Callback):
         if not self._has_told:
             log.warning("SampleDigest leaves out %s: its sum is not of all samples", what)
         self._has_told = True
-
-    def _hash(self, batch: Any, count: int, step: int) -> int:  # noqa: ANN401 - any form
-        """Return the sum of the digests of the samples."""
-        digests = hash_samples(batch, count)
-        if self.listener is not None:
-            self.listener(step, digests)
-        return sum(digests)
 
 
 def _find_cuda(batch: Any) -> torch.device | None:  # noqa: ANN401 - any nesting
@@ -178,13 +162,12 @@ def _send(
     batch: Any,  # noqa: ANN401 - any nesting
     device: torch.device,
     samples: int,
-    step: int,
 ) -> _ComingBatch:
     """Send a batch to the host, and return it with the event behind it."""
     sent = tree_map_only(Tensor, _copy_to_host, batch)
     arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record(torch.cuda.current_stream(device))
-    return _ComingBatch(sent, arrived, samples, step)
+    return _ComingBatch(sent, arrived, samples)
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:

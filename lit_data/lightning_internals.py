@@ -259,11 +259,6 @@ def _has_cut_epoch(trainer: L.Trainer) -> bool:
     return is_done and not loop.epoch_loop.batch_progress.is_last_batch
 
 
-def count_batches(trainer: L.Trainer) -> int:
-    """Return the training batches before the one under way, those before a resume included."""
-    return int(trainer.fit_loop.epoch_loop.batch_progress.total.completed)
-
-
 def keep_earlier_rows(logger: CSVLogger) -> None:
     """Let a logger go on in the ``metrics.csv`` of a run that was stopped, which it would delete."""
     logger._experiment = AppendingWriter(logger.log_dir)

@@ -20,9 +20,6 @@ ON_RUNS = ("calibrate", "pod")
 TOOLS: dict[str, str] = {
     "report": "write one HTML page of a run, of several, or of a sweep: report RUN...",
     "rerun": "start a run again, with changes if any: rerun RUN [key=value ...]",
-    "replay": "make a training batch of a run again: replay RUN step=N",
-    "spike": "make the batches with the highest loss again: spike RUN",
-    "why": "find what differs between two runs, and from which sample on: why RUN RUN",
     "export": "write a trained model as one file that runs without torch: export RUN [FILE]",
     "new-kind": "write a kind of data of your own, with a test: new-kind NAME",
 }

@@ -298,24 +298,6 @@ def take_run(command: str, run: str, typed: Sequence[str], cwd: str | None = Non
     return on_run
 
 
-def read_run(command: str, run: str, typed: Sequence[str]) -> OnRun:
-    """Do what `take_run` does for a command that only reads the data of a run, where they were.
-
-    Args:
-        command: Such as ``replay``.
-        run: Folder or address of the run.
-        typed: Overrides behind it.
-
-    Raises:
-        ConfigError: It is no run of ``fit``.
-        DataError: The folder is none, or does not say how it was started.
-    """
-    started = _read_training(command, run)
-    on_run = _join_run(started, run, typed)
-    go_to(started.folder)
-    return on_run
-
-
 def _read_training(command: str, run: str) -> Started:
     with fetching_runs([run], RECORDS) as (run_folder,):
         started = read_started(run_folder)

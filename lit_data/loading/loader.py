@@ -269,18 +269,6 @@ class MicroBatchLoader:
         staging = Staging(self._layout, shared=False, pinned=None)
         return self._hand_out(staging, slot, samples, answer or {})
 
-    def locate(self, batch: int) -> tuple[int, int, int] | None:
-        """Return the samples of one of the last batches; None of an older one.
-
-        Args:
-            batch: Its number in the epoch.
-
-        Returns:
-            The epoch, the position of the first of them in its order, and their number, over all
-            ranks.
-        """
-        return self._progress.locate(batch) if self._progress else None
-
     def close(self) -> None:
         """End the workers; the next pass starts others, which see the dataset as it is then."""
         workers, self._workers = self._workers, None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from lit_data.cli import main
-from lit_data.commands import export, replay, spike
+from lit_data.commands import export
 from lit_data.errors import ConfigError
 
 DIGITS = "9" * 5000
@@ -14,11 +14,6 @@ DIGITS = "9" * 5000
 @pytest.mark.parametrize(
     ("command", "words", "message"),
     [
-        (replay.main, [f"step={DIGITS}"], "step=9999"),
-        (replay.main, ["step=1", f"rank={DIGITS}"], "rank=9999"),
-        (spike.main, [f"count={DIGITS}"], "count=9999"),
-        (spike.main, ["count=1000000000"], "choose a whole number from 1 to 1000"),
-        (spike.main, ["count=0"], "choose a whole number from 1 to 1000"),
         (export.main, [f"predict.tile_px={DIGITS}"], "cannot be read"),
         (export.main, ["predict.tile_px=["], "cannot be read"),
     ],

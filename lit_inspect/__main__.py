@@ -19,8 +19,9 @@ from lit_inspect.errors import (
 )
 from lit_inspect.images import list_images
 from lit_inspect.inspector import Inspector
+from lit_inspect.layouts import Group, group_files
 from lit_inspect.net import Limits
-from lit_inspect.results import Results
+from lit_inspect.results import REVIEW, Results
 from lit_inspect.version import VERSION
 
 _EPILOG = """\
@@ -29,12 +30,18 @@ labels.csv; or detections.json and labels/ of boxes; and bad.csv. Exit codes: 0 
 bad, or the net has no answer for them, all others have a verdict; 4 the file is damaged, takes too much, gives other
 answers on this machine, or DIR cannot be written."""
 
+_BAD = "bad"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = argparse.ArgumentParser("python -m lit_inspect", epilog=_EPILOG)
     parser.add_argument("file", type=Path, help="an .inspect file of `python -m lit_data export`")
-    parser.add_argument("images", type=Path, help="a folder of images, or one image")
+    parser.add_argument(
+        "images",
+        type=Path,
+        help="a folder of images, of one file each or of target and references; or one image",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
     parser.add_argument("--threads", type=int, help="of the net; by default one for each core")
     parser.add_argument(
@@ -85,30 +92,52 @@ def _run(options: argparse.Namespace) -> int:
         give_up=_give_up,
     )
     inspector = Inspector(options.file, threads=options.threads, limits=limits)
-    results = Results(inspector, options.out, names)
-    counts: Counter[str] = Counter()
-    has_bad = False
-    for name in names:
-        try:
-            verdict = results.add(name, inspector.open(folder / name))
-        except AnswerError as error:
-            results.note_unanswered(name, folder / name, str(error))
-            counts["review"] += 1
-            has_bad = True
-        except (ImageError, UsageError) as error:  # one that does not fit the model is bad too
-            results.note_bad(folder / name, str(error))
-            counts["bad"] += 1
-            has_bad = True
-        else:
-            counts[verdict.verdict] += 1
+    groups = _group(inspector, options.images, names)
+    results = Results(inspector, options.out, [group.name for group in groups])
+    counts = Counter(_inspect(inspector, results, folder, group) for group in groups)
     if drift := results.finish():
         _print_error(
             f"the guarantee is withdrawn: the {drift} of these images is unlike that of the "
             "calibration; calibrate with images as they are now"
         )
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-    print(escape(f"{len(names)} images: {listed}; {options.out}"))
-    return ImageError.exit_code if has_bad else 0
+    print(escape(f"{len(groups)} images: {listed}; {options.out}"))
+    return ImageError.exit_code if results.has_bad else 0
+
+
+def _inspect(inspector: Inspector, results: Results, folder: Path, group: Group) -> str:
+    """Note what becomes of an image, and return it in a word."""
+    path = folder / group.name
+    if group.fault:
+        results.note_bad(path, f"{path}: {group.fault}")
+        return _BAD
+    try:
+        image = inspector.open(*(folder / name for name in group.files))
+        return results.add(group.name, image).verdict
+    except AnswerError as error:
+        results.note_unanswered(group.name, path, str(error))
+        return REVIEW
+    except (ImageError, UsageError) as error:  # one that does not fit the model is bad too
+        results.note_bad(path, str(error))
+        return _BAD
+
+
+def _group(inspector: Inspector, images: Path, names: Sequence[str]) -> list[Group]:
+    """Return the files of each image of a folder.
+
+    Raises:
+        UsageError: No file is a target or a reference.
+    """
+    layout = inspector.settings.layout
+    groups = group_files(names, layout)
+    if not groups:
+        assert layout is not None
+        assert layout.files is not None
+        raise UsageError(
+            f"{images}: no file is one of {', '.join(layout.files)}, as the model was trained with: "
+            "name the folder above them"
+        )
+    return groups
 
 
 if __name__ == "__main__":

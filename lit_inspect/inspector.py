@@ -13,7 +13,7 @@ from lit_inspect.board import NET, Board, read_board
 from lit_inspect.boxes import Box
 from lit_inspect.drift import describe
 from lit_inspect.errors import BoardError, UsageError, describe_error
-from lit_inspect.images import finish, open_image
+from lit_inspect.layouts import open_files, take_arrays
 from lit_inspect.net import Limits, Net
 from lit_inspect.regions import Defect, find_defects, mean_highest, round_score, slabs
 from lit_inspect.rows import ArrayRows, MapFile
@@ -94,32 +94,32 @@ class Inspector:
         except BoardError as error:
             raise BoardError(f"{path}: {error}") from error
 
-    def __call__(self, array: NDArray[Any]) -> Verdict:
-        """Inspect an image of a camera; for the argument and errors see `take`."""
-        return self.inspect(self.take(array))
+    def __call__(self, *arrays: NDArray[Any]) -> Verdict:
+        """Inspect an image of a camera; for arguments and errors see `take`."""
+        return self.inspect(self.take(*arrays))
 
-    def take(self, array: NDArray[Any]) -> Rows:
+    def take(self, *arrays: NDArray[Any]) -> Rows:
         """Return an image of a camera, for `inspect` and `describe`.
 
         Args:
-            array: [H, W] or [H, W, C], pixels and channels as in the files that the model was
-                trained with: R, G, B unless they were read otherwise.
+            arrays: [H, W] or [H, W, C], pixels and channels as in the files that the model was
+                trained with: R, G, B unless they were read otherwise. Target and references are
+                one array each, or one for all where a file holds all.
 
         Raises:
-            UsageError: It has another form.
+            UsageError: One has another form, or there are more or fewer than the model compares.
+            ImageError: They differ in size or dtype.
         """
-        planes = np.moveaxis(array, -1, 0) if array.ndim == 3 else array[None]
-        if planes.ndim != 3 or not all(planes.shape):
-            raise UsageError(f"an array {list(array.shape)}: give [H, W] or [H, W, C]")
-        return ArrayRows(finish(planes, self.settings.read))
+        return take_arrays(arrays, self.settings.read, self.settings.layout)
 
-    def open(self, path: str | os.PathLike[str]) -> Rows:
-        """Open an image file, for `inspect`.
+    def open(self, *paths: str | os.PathLike[str]) -> Rows:
+        """Open the file of an image, or those of target and references, for `inspect`.
 
         Raises:
-            ImageError: It is bad, or has other channels or another dtype than the trained ones.
+            UsageError: There are more or fewer files than an image has.
+            ImageError: One is bad, or has other channels or another dtype than the trained ones.
         """
-        return open_image(Path(path), self.settings.read)
+        return open_files(list(map(Path, paths)), self.settings.read, self.settings.layout)
 
     def inspect(self, image: Rows) -> Verdict:
         """Inspect an image that fits into memory.

@@ -21,7 +21,9 @@ from lit_inspect.rows import ArrayRows, MapFile
 from lit_inspect.tiles import Rows
 
 _MOST_DEFECTS = 1000  # of an image in the table, as in that of `predict`
-_REVIEW = "review"  # of a part that the net gives no answer for
+REVIEW = "review"
+"""Verdict of a part that the net gives no answer for."""
+
 _TABLES = {
     "maps": ("images.csv", "defects.csv"),
     "labels": ("labels.csv",),
@@ -99,6 +101,11 @@ class Results:
             file.write(text.encode())
         return verdict
 
+    @property
+    def has_bad(self) -> bool:
+        """Return True if an image has no verdict, or none that the net gave."""
+        return bool(self._bad)
+
     def note_bad(self, path: Path, reason: str) -> None:
         """Note an image that has no verdict."""
         self._bad.append({"image": str(path), "reason": reason})
@@ -110,7 +117,7 @@ class Results:
         """
         self.note_bad(path, reason)
         column = "label" if self._inspector.settings.task == "labels" else "verdict"
-        self._rows.append({"image": name, column: _REVIEW, "guarantee": ""})
+        self._rows.append({"image": name, column: REVIEW, "guarantee": ""})
 
     def finish(self) -> str | None:
         """Write the tables.

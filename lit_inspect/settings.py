@@ -25,6 +25,7 @@ from lit_inspect.boxes import BoxRules
 from lit_inspect.drift import Guarantee
 from lit_inspect.errors import BoardError
 from lit_inspect.images import ReadOptions, Scaling
+from lit_inspect.layouts import Layout
 from lit_inspect.tiles import Tiling
 
 _MOST_KINDS = 255  # that the maps of classes hold
@@ -64,6 +65,7 @@ class Settings:
         guarantee: Bounds of verdicts.
         boxes: How objects are found.
         versions: Releases that the file was made with.
+        layout: Files of target and references; None where an image is one file.
         expand: For each channel that a module of lit_data gets the stored one.
         precision: ``int8``, or None for float32.
         trained: What lit_data says of the training.
@@ -92,6 +94,7 @@ class Settings:
     guarantee: Guarantee | None
     boxes: BoxRules | None
     versions: dict[Name, Text]
+    layout: Layout | None = None
     expand: Annotated[tuple[int, ...], Field(max_length=MOST_CHANNELS)] | None = None
     precision: Literal["int8"] | None = None
     trained: dict[str, Any] | None = None
@@ -107,6 +110,10 @@ class Settings:
             raise ValueError(f"value_range {self.value_range} does not rise")
         if self.expand and not set(self.expand) <= set(range(self.channels)):
             raise ValueError(f"expand {self.expand} names more than {self.channels} channels")
+        if self.layout is not None and len(self.layout.roles) != self.channels:
+            raise ValueError(
+                f"layout has {len(self.layout.roles)} images for {self.channels} channels"
+            )
         if not self._fits_fill():
             raise ValueError(f"fill is no value of {self.dtype}")
         if self._count_values() > MOST_VALUES:

@@ -3,13 +3,12 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, get_args
 
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
-from lit_data.io.discovery import find_images
+from lit_data.io.discovery import compile_star, find_images
 from lit_data.io.images.decoders import ImageSource
 from lit_data.io.leftovers import Leftovers
 
@@ -133,26 +132,33 @@ def _match_roles(
     listing = find_images(root, patterns=patterns, exclude=exclude, leftovers=leftovers)
     paths_of = {role: _find_role(root, files[role], listing.paths) for role in roles}
     keys = sorted(set().union(*paths_of.values()))
-    missing = []
-    # Every key that any role has needs all roles.
+    groups, faults = [], []
+    # Every key that any role has needs one file of each role.
     for key in keys:
+        group: list[Path] = []
         for role in roles:
-            if key not in paths_of[role]:
-                missing.append((files[role].replace("*", key), f"{role} is missing"))
-    if missing:
-        raise list_problems(missing).make_error(
-            f"{len(missing)} files are missing in {show_path(root)}, "
+            candidates = paths_of[role].get(key, ())
+            group += candidates
+            if not candidates:
+                faults.append((files[role].replace("*", key), f"{role} is missing"))
+            elif len(candidates) > 1:
+                other = show_path(candidates[1])
+                faults.append((str(candidates[0]), f"{role} may be this file or {other}"))
+        groups.append(tuple(group))
+    if faults:
+        raise list_problems(faults).make_error(
+            f"{len(faults)} files are missing in {show_path(root)}, or not the only ones, "
             "so that their images have no partner"
         )
-    return [tuple(paths_of[role][key] for role in roles) for key in keys]
+    return groups
 
 
-def _find_role(root: Path, pattern: str, paths: Sequence[Path]) -> dict[str, Path]:
+def _find_role(root: Path, pattern: str, paths: Sequence[Path]) -> dict[str, list[Path]]:
     """Find the files of one role, by the text that ``*`` stands for."""
-    before, after = pattern.split("*")  # of one star, as was checked
-    path_of = {}
-    for path in paths:
-        name = Path(os.path.relpath(path, root)).as_posix()
-        if fnmatchcase(name, pattern):  # the list holds files of the other roles too
-            path_of[name[len(before) : len(name) - len(after)]] = path
-    return path_of
+    fit = compile_star(pattern).fullmatch
+    paths_of: dict[str, list[Path]] = {}
+    for path in paths:  # those of the other roles too
+        match = fit(Path(os.path.relpath(path, root)).as_posix())
+        if match is not None:
+            paths_of.setdefault(match[1], []).append(path)
+    return paths_of

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 import lit_data
 from lit_data.datamodules.detection import DetectionDataModule
-from lit_data.datamodules.inspection import InspectionDataModule
+from lit_data.datamodules.image import ImageDataModule
+from lit_data.datamodules.image_files import MaskedImageFolder
 from lit_data.datamodules.labelled import LabelledFiles
+from lit_data.datasets.references import rule_of
 from lit_data.errors import ConfigError
 from lit_data.inference.batch_size_table import find_reach_px
 from lit_data.inference.export.onnx_file import export_onnx
@@ -41,7 +43,7 @@ from lit_data.types import Array
 
 log = logging.getLogger(__name__)
 
-_Images = InspectionDataModule | DetectionDataModule
+_Images = ImageDataModule | DetectionDataModule
 
 _GOLDEN = 5
 _GOLDEN_PX = 160  # longest side, so that the runtime starts quickly
@@ -75,26 +77,30 @@ class _Facts:
     values: ValueRange
 
 
-def encode_maps(data: InspectionDataModule, images: WholeImages, request: ExportRequest) -> bytes:
+def encode_maps(
+    data: ImageDataModule,
+    images: WholeImages,
+    request: ExportRequest,
+    scaling: Scaling | None = None,
+) -> bytes:
     """Return the bytes of an ``.inspect`` file of a model that predicts maps.
 
     Args:
         data: Opened; some of its images become golden inputs.
         images: All of them.
         request: Model and options.
+        scaling: Size that images are brought to before they are stored.
 
     Raises:
         ConfigError: The net cannot be written as ONNX, or the runtime lacks an option.
         DataError: The ONNX file gives other values than the net, or no image can be read.
     """
-    if images.finish is not None:
-        raise ConfigError("an .inspect file is for images as they are: leave data.nuisance out")
+    _refuse_finish(data, images)
     options, model = request.options, request.model
     classes = len(images.classes)
     net = ProbabilityNet(
         model, images.channels, data.batch_format, data.channel_names, classes
     ).eval()
-    scaling = data.source.scaling
     options = _settle_tiles(net, images, scaling, options)
     if net(torch.zeros(1, images.tile_channels, *options.tile_sides_px)).shape[1] == 1:
         classes = 0
@@ -105,6 +111,7 @@ def encode_maps(data: InspectionDataModule, images: WholeImages, request: Export
             **{"task": "maps", "classes": list(images.classes[:classes])},
             **_list_verdicts(request),
             "expand": list(images.channels),
+            "layout": _list_layout(data.source),
             **_list_thresholds(options),
         },
         scaling=scaling,
@@ -125,7 +132,7 @@ def encode_maps(data: InspectionDataModule, images: WholeImages, request: Export
     return _encode(data, facts, graph, answer)
 
 
-def encode_labels(data: InspectionDataModule, request: ExportRequest) -> bytes:
+def encode_labels(data: ImageDataModule, request: ExportRequest) -> bytes:
     """Return the bytes of an ``.inspect`` file of a model that names the class of images.
 
     Args:
@@ -156,6 +163,37 @@ def encode_labels(data: InspectionDataModule, request: ExportRequest) -> bytes:
     )
     graph, _ = _write_graph(facts, request.options)
     return _encode(data, facts, graph, answer)
+
+
+def _refuse_finish(data: ImageDataModule, images: WholeImages) -> None:
+    """Refuse images whose pixels are changed before a model gets them.
+
+    Raises:
+        ConfigError: They are.
+    """
+    if images.finish is None:
+        return
+    if data.nuisance is not None:
+        raise ConfigError(
+            f"data.layout={data.source.layout} makes the references of the target itself, so that an "
+            ".inspect file would find nothing: train with references (data.layout=channels, files "
+            "or pairs), or without any (+experiment=segmentation)"
+        )
+    raise ConfigError(
+        "an .inspect file takes images as they are, and the predict stage augments them: leave "
+        "predict out of data.augment, and train again"
+    )
+
+
+def _list_layout(files: MaskedImageFolder) -> dict[str, Any] | None:
+    """Return the files of target and references for a manifest; None where an image is one file."""
+    rule = rule_of(files.layout)
+    if rule.roles:
+        assert files.files is not None
+        return {"channels": None, "files": [files.files[role] for role in rule.roles]}
+    if rule.expand is None:
+        return None
+    return {"channels": list(files.channels), "files": None}
 
 
 def _list_verdicts(request: ExportRequest) -> dict[str, Any]:
@@ -383,8 +421,10 @@ def _read_spread(data: _Images, count: int) -> Iterator[Array]:
     bank = data.bank
     spread = np.linspace(0, len(bank) - 1, min(count, len(bank))).round().astype(int)
     decoder = ImageDecoder(data.source.read)
+    # Files that lie in shards are not here.
+    is_as_read = isinstance(data.source.decoder, ImageDecoder) or data.source.shards is not None
     for number in spread.tolist():
-        if data.source.shards is not None:  # their files are not here
+        if is_as_read:
             yield np.asarray(bank[number])
         else:
             yield decoder(ImageSource((bank.name(number),))).array

@@ -254,7 +254,8 @@ class InspectionTask(PixelTask[InspectionDataModule]):
     @override
     def export(self, request: ExportRequest) -> bytes:
         request = replace(request, options=self._fit_tile(request.options))
-        return encode_maps(self.datamodule, self.open_images(), request)
+        scaling = self.datamodule.source.scaling
+        return encode_maps(self.datamodule, self.open_images(), request, scaling)
 
     def _fit_tile(self, options: PredictOptions) -> PredictOptions:
         """Enlarge the default tile to the whole image for a net that was trained with whole images."""
@@ -382,6 +383,10 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
                 "in all three and not found; the maps show false alarms only"
             )
         return MapWriter(self.open_images(), run.folder, options)
+
+    @override
+    def export(self, request: ExportRequest) -> bytes:
+        return encode_maps(self.datamodule, self.open_images(), request)
 
 
 def name_sample(datamodule: BaseDataModule, batch: Batch, row: int) -> str:

@@ -52,6 +52,23 @@ def test_files_without_partner_are_listed(folder: Callable[..., Path]) -> None:
     assert lines == [f"{line} missing" for line in missing]
 
 
+def test_a_star_stays_within_its_folder(folder: Callable[..., Path]) -> None:
+    root = folder("1.png", "2.png", "ref/1.png", "ref/2.png")
+    sources = find_sources(root, "pairs", files={"target": "*.png", "ref1": "ref/*.png"})
+    assert [source.paths for source in sources] == [
+        (str(root / f"{number}.png"), str(root / f"ref/{number}.png")) for number in (1, 2)
+    ]
+
+
+def test_brackets_count_as_the_letter_that_they_stand_for(folder: Callable[..., Path]) -> None:
+    root = folder("lot7/1_a.png", "ref/1.png", "lot8/2_a.png", "ref/2.png")
+    files = {"target": "lot[78]/*_?.png", "ref1": "ref/*.png"}
+    assert len(find_sources(root, "pairs", files=files)) == 2
+    folder("lot8/1_a.png")
+    with pytest.raises(DataError, match=r"1_a\.png: target may be this file or .*lot8/1_a\.png"):
+        find_sources(root, "pairs", files=files)
+
+
 def test_layouts_that_do_not_fit_are_refused(folder: Callable[..., Path]) -> None:
     root = folder("masks/1_a.png")
     wrong = [None, {"target": "*_a.png"}, {**FILES, "ref2": "c.png"}, {**FILES, "ref2": "*_*.png"}]

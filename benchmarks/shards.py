@@ -24,7 +24,7 @@ from typing_extensions import override
 from benchmarks.slow_s3 import BUCKET
 from lit_data.commands.benchmarks.options import Suite
 from lit_data.commands.benchmarks.table import collect, report_lines
-from lit_data.datamodules.image import StripeFiles
+from lit_data.datamodules.stripe import StripeFiles
 from lit_data.datasets import PatchDataset
 from lit_data.datasets.patch_source import GridPatches
 from lit_data.grid import PatchGrid

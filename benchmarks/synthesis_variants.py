@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from benchmarks.spots import Floats, PlacedSpot, place_spots
 from lit_data.commands.build import build_datamodule
-from lit_data.datamodules.image import StripeDataModule
+from lit_data.datamodules import StripeDataModule
 from lit_data.datamodules.image_transform import ImageTransform
 from lit_data.errors import ConfigError
 from lit_data.synthesis import DefectPlan, DefectSpec, sample_plan

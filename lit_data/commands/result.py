@@ -145,7 +145,8 @@ def write_summary(
 def write_confusion(folder: Path, confusion: Mapping[str, Any]) -> None:
     """Write `folder`/confusion.json: ``classes``, and for ``val`` and ``test`` the counts of images.
 
-    Each true class is a row, what the model says a column. Nothing is written where there is none.
+    Each true class is a row, what the model says a column. ``synthetic`` lists the splits whose
+    defects were drawn. Nothing is written where there is no table.
 
     Args:
         folder: The run folder.
@@ -157,7 +158,11 @@ def write_confusion(folder: Path, confusion: Mapping[str, Any]) -> None:
     if confusion:
         classes = list(next(iter(confusion.values())).classes)
         counts = {stage: table.counts for stage, table in confusion.items()}
-        write_json(folder / "confusion.json", {"classes": classes, **counts})
+        synthetic = [stage for stage, table in confusion.items() if table.is_drawn]
+        content = {"classes": classes, **counts}
+        if synthetic:
+            content["synthetic"] = synthetic
+        write_json(folder / "confusion.json", content)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""`ImageDataModule`, the base of all datamodules of image patches, and `StripeDataModule`."""
+"""`ImageDataModule`, the base of all datamodules of image patches."""
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 from typing_extensions import override
 
 from lit_data.augment import SingleTexture, stage_augmentations
@@ -20,7 +20,6 @@ from lit_data.datamodules.image_transform import (
     find_margins,
     find_unit_range,
 )
-from lit_data.datamodules.placement import Backend, DrawingBackend
 from lit_data.datamodules.source import name_options
 from lit_data.datasets.device_bank import DevicePatches
 from lit_data.datasets.patch_source import (
@@ -29,14 +28,13 @@ from lit_data.datasets.patch_source import (
     make_padded_grid,
 )
 from lit_data.datasets.patches import DefectPaster, PatchDataset, PatchWriter
-from lit_data.datasets.references import ROLES, rule_of
+from lit_data.datasets.references import rule_of
 from lit_data.datasets.split_names import SPLITS
 from lit_data.errors import ConfigError
 from lit_data.grid import Edges, PatchGrid, pair_px
 from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.io.images.scaling import Scaling
 from lit_data.loading import LoaderOptions
-from lit_data.samples.stripes import StripeSampleSpec
 from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.watermarks import WatermarkSpec
 from lit_data.types import Batch, Bools, Ints, PathText, PlannedBatch, Size, Stage
@@ -235,18 +233,18 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
     def open_source(self) -> None:
         # Each step needs the ones before: splits may depend on masks, margins on the patches.
         self.bank = self.source.open_images()
-        self.grid = self.make_grid()
+        self.grid = self.make_grid(self.bank)
         self.open_all_masks()
         self.split_images = self.choose_splits()
         self.margins_px = find_margins(self.augment if self.reads_margins else {}, self.patch_px)
         self.transformation = self.make_transformation()
 
-    def make_grid(self) -> PatchGrid:
-        """Return the patches of all images."""
+    def make_grid(self, bank: ImageBank) -> PatchGrid:
+        """Return the patches of the images of a bank."""
         if self.edges is None:
-            return make_padded_grid(self.bank, self.patch_px, self.stride_px)
-        sizes_px = self.bank.heights_px, self.bank.widths_px
-        return PatchGrid(*sizes_px, self.patch_px, self.stride_px, self.edges, name=self.bank.name)
+            return make_padded_grid(bank, self.patch_px, self.stride_px)
+        sizes_px = bank.heights_px, bank.widths_px
+        return PatchGrid(*sizes_px, self.patch_px, self.stride_px, self.edges, name=bank.name)
 
     def open_all_masks(self) -> None:
         """Open the masks of all images, where splits or samples depend on them."""
@@ -276,6 +274,11 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         )
 
     @property
+    def image_sizes_px(self) -> Tensor:
+        """[images, 2] int64 (height, width) of each image."""
+        return torch.from_numpy(np.stack((self.bank.heights_px, self.bank.widths_px), axis=1))
+
+    @property
     def _read_px(self) -> dict[Stage, Size]:
         """(height, width) of the samples of each stage, with their margins."""
         height, width = self.patch_px
@@ -283,105 +286,6 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
             stage: (height + 2 * above_px, width + 2 * left_px)
             for stage, (above_px, left_px) in self.margins_px.items()
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class StripeFiles(MaskedImageFolder):
-    """Images with references, see `lit_data.datasets.references`."""
-
-    layout: str | None = "channels"
-
-    caches = ("store", "device", "lru", "none")
-    sample_spec = StripeSampleSpec
-    sample_masks = "test_masks"
-
-
-class StripeDataModule(ImageDataModule):
-    """Patches of images with references; defects are drawn, or real masks say where they are.
-
-    A batch is a dict:
-
-    ===============  ===========================  ======================================================
-    key              shape, dtype                 what
-    ===============  ===========================  ======================================================
-    ``image``        [B, 3, H, W] float32         0..1, channels target, ref1, ref2
-    ``mask``         [B, 1, H, W] float32         {0, 1}, true defects; not when predicting
-    ``index``        [B] int64                    number of the patch among those of all images
-    ``image_index``  [B] int64                    number of the image
-    ``position``     [B, 2] int64                 (y, x) of the patch in its image, px
-    ``epoch``        [B] int64                    epoch the sample was drawn for
-    ===============  ===========================  ======================================================
-
-    `batch_format` renames keys or makes a tuple; it may also name ``target``, ``ref1`` and ``ref2``
-    ([B, 1, H, W]). `classes` makes the mask [B, H, W] int64, `anomalib` its ImageBatch.
-
-    Args, beside those of `MaskedImageFolder` and `ImageDataModule`:
-        augment: Augmentation of the training split, or a mapping of stages to theirs; an
-            `Augmentation`, or any module of yours (see `lit_data.augment.ExternalTransform`). None
-            leaves images as they are.
-        nuisance: For layout `single`: what makes target and references differ.
-        backend: `cpu` has the workers draw defects, `device` the device of the batch; `auto`
-            decides by a short measurement. Samples are the same to the byte on the CPU, and to one
-            grey level of 255 between CPU and GPU.
-
-    Raises:
-        ConfigError: An option is out of its range.
-    """
-
-    source_type = StripeFiles
-    synthesis: DefectSpec | None
-    channel_names: ClassVar[Mapping[str, int]] = {name: number for number, name in enumerate(ROLES)}
-
-    @name_options(StripeFiles)
-    def __init__(
-        self,
-        root: PathText | None = None,
-        *,
-        mask_splits: Sequence[Stage] = ("test",),
-        patch_px: int | Size = 128,
-        stride_px: int | Size = 112,
-        edges: Edges = "cover",
-        value_range: tuple[float, float] | None = None,
-        loader: LoaderOptions | None = None,
-        synthesis: DefectSpec | None = None,
-        augment: Augment = None,
-        nuisance: SingleTexture | None = None,
-        backend: Backend = "auto",
-        batch_format: BatchFormat = "dict",
-        **options: Unpack[LayoutKeywords],
-    ) -> None:
-        super().__init__(
-            root,
-            patch_px=patch_px,
-            stride_px=stride_px,
-            edges=edges,
-            mask_splits=mask_splits,
-            value_range=value_range,
-            synthesis=synthesis,
-            augment=augment,
-            loader=loader,
-            batch_format=batch_format,
-            **options,
-        )
-        if self.source.layout == "single":
-            self.nuisance = nuisance or SingleTexture()
-        self.backend = DrawingBackend(backend)
-
-    @override
-    def choose_writer(self, dataset: PatchDataset) -> PatchWriter | None:
-        writer = self.transformation.make_writer()
-        return self.backend.choose(dataset, writer, self.loader, self.trainer)
-
-    def describe_loaders(self) -> dict[str, dict[str, Any]]:
-        """Return for each stage that was read its workers, and who draws the defects."""
-        return super().describe_loaders() | self.backend.to_plain()
-
-    @override
-    def open_source(self) -> None:
-        super().open_source()
-        is_split = sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1
-        if is_split and self.source.mask_folder is None and self.synthesis is not None:
-            log.info("no masks: targets are taken as good, and defects are drawn into them")
 
 
 def choose_grid(

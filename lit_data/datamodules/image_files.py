@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Self
 
+import numpy as np
 from typing_extensions import override
 
 from lit_data.checks import check_choice
@@ -33,7 +34,7 @@ from lit_data.io.shards.store import ShardedImages
 from lit_data.io.shards.writer import Holding, SetWriter, ShardOptions
 from lit_data.io.store.pixels import WHOLE, StoreOptions
 from lit_data.io.store.store import DecodedStore
-from lit_data.types import PathText
+from lit_data.types import Ints, PathText
 
 log = logging.getLogger(__name__)
 
@@ -396,6 +397,23 @@ class MaskedImageFolder(ImageFolder):
         # A store for each split: splits that use synthetic defects need no masks.
         opened = self._open_bank(sources, self.mask_decoder, f"masks-{split}")
         return opened, _leave_out(numbers, sources, opened, split)
+
+    def open_known_masks(self, bank: ImageBank) -> tuple[Ints, ImageBank | None]:
+        """Open the decoded masks of the images that have one.
+
+        Args:
+            bank: All images.
+
+        Returns:
+            Numbers of these images, and their masks; none without masks.
+        """
+        number_of = {stem_of(bank.name(number)): number for number in range(len(bank))}
+        known = [mask for mask in self.list_masks() if stem_of(mask.paths[0]) in number_of]
+        if not known:
+            return np.zeros(0, np.int64), None
+        numbers = [number_of[stem_of(mask.paths[0])] for mask in known]
+        opened = self._open_bank(known, self.mask_decoder, "masks-known")
+        return np.array(_leave_out(numbers, known, opened, "all"), np.int64), opened
 
     def _check_orphans(self, masks: Iterable[Path]) -> None:
         """Refuse masks without an image, also without a bad one that was skipped."""

@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
-import torch
-from torch import Tensor
 from typing_extensions import override
 
 from lit_data.checks import check_choice
@@ -351,11 +349,6 @@ class InspectionDataModule(ImageDataModule):
         if any(kinds) or self._is_positive is None:
             return kinds if any(kinds) else ()
         return ["defect" if is_positive else "good" for is_positive in self._is_positive]
-
-    @property
-    def image_sizes_px(self) -> Tensor:
-        """[images, 2] int64 (height, width) of each image."""
-        return torch.from_numpy(np.stack((self.bank.heights_px, self.bank.widths_px), axis=1))
 
     def count_classes(self, split: Stage | None = None) -> Ints:
         """[n, classes] pixels of each class, the background first, in images of a split or in all.

@@ -303,10 +303,12 @@ class Confusion(NamedTuple):
     Attributes:
         classes: Names of the classes.
         counts: A row for each true class, a column for each that the model says.
+        is_drawn: The defects are synthetic.
     """
 
     classes: Sequence[str]
     counts: Sequence[Sequence[int]]
+    is_drawn: bool = False
 
 
 class ScoredModule(LightningModule):

@@ -4,13 +4,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
-from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datasets.inspection.occupancy import is_defect
 from lit_data.files import fit_name
 from lit_data.inference import Defect, find_defects
@@ -75,6 +74,8 @@ class WholeImages:
             pixels are that input, but for the range.
         original_sizes: Of the files, where stored images are scaled: what is predicted is brought
             back to them.
+        shown_channels: How many stored channels pictures show, such as the target without its
+            references; None: all.
     """
 
     bank: ImageBank
@@ -84,6 +85,7 @@ class WholeImages:
     classes: Sequence[str] = ()
     finish: Callable[[int], Tensor] | None = None
     original_sizes: OriginalSizes | None = None
+    shown_channels: int | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -121,7 +123,7 @@ class WholeImages:
 
     def show(self, number: int) -> Array:
         """Return stored pixels at the size of the file, for pictures: [C, H, W]."""
-        return self.restore(number, self.bank[number])
+        return self.restore(number, self.bank[number][: self.shown_channels])
 
     def exceed(self, size_px: Size) -> bool:
         """Return True if any image is higher or wider."""
@@ -296,16 +298,12 @@ class MapWriter(ImageWriter):
         pixels = self.images.show(self.numbers[entry.image])
         defects = [Defect(**row) for row in entry.rows]
         probability = self.read_map(entry.image)
-        return ShownImage(entry.image, self.shown_channels(pixels), probability, defects)
+        return ShownImage(entry.image, pixels, probability, defects)
 
     def read_map(self, name: str) -> Array:
         """Return the map of an image that was written, [H, W] in 0..1."""
         probability: Array = read_image(self.bring(self.path_of("maps", name)))[0] / 65535
         return probability
-
-    def shown_channels(self, pixels: Array) -> Array:
-        """Return the channels of an image that are shown: the target, without its references."""
-        return pixels[:1]
 
 
 def _round(defect: Defect) -> dict[str, float]:
@@ -314,6 +312,25 @@ def _round(defect: Defect) -> dict[str, float]:
     if not defect.kind:
         del row["kind"]
     return row
+
+
+class KnowsTruth(Protocol):
+    """Truth of images by their numbers, such as a datamodule knows it.
+
+    Attributes:
+        image_kinds: Kind of each, ``good`` without a defect; empty where nothing says it.
+    """
+
+    @property
+    def image_kinds(self) -> Sequence[str]: ...  # noqa: D102 - see the class
+
+    def has_defect(self, number: int, /) -> bool | None:
+        """Return True if an image shows a defect; None where nothing says it."""
+        ...
+
+    def read_mask(self, number: int, /) -> Array | None:
+        """[H, W] uint8, above 0 where there is a defect; None where nothing says it."""
+        ...
 
 
 class VerdictWriter(MapWriter):
@@ -329,7 +346,7 @@ class VerdictWriter(MapWriter):
     images of the lowest scores and the good ones of the highest.
 
     Args:
-        datamodule: Knows masks and kinds of the images.
+        truth: Knows masks and kinds of the images.
         images: As for `MapWriter`, as `folder` and `options`.
         folder: See there.
         options: See there.
@@ -339,7 +356,7 @@ class VerdictWriter(MapWriter):
 
     def __init__(
         self,
-        datamodule: InspectionDataModule,
+        truth: KnowsTruth,
         images: WholeImages,
         folder: Path,
         options: PredictOptions,
@@ -348,10 +365,10 @@ class VerdictWriter(MapWriter):
         calibration: Calibration | None = None,
     ) -> None:
         super().__init__(images, folder, options)
-        self._datamodule = datamodule
+        self._truth = truth
         self._doubt = doubt
         self._calibration = calibration
-        self._kinds = datamodule.image_kinds
+        self._kinds = truth.image_kinds
 
     @override
     def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
@@ -397,7 +414,7 @@ class VerdictWriter(MapWriter):
     def _make_row(self, entry: Entry, verdict: str) -> dict[str, Any]:
         """Return the row of an image in ``images.csv``; its truth is empty if there is no mask."""
         number = self.numbers[entry.image]
-        has_defect = self._datamodule.has_defect(number)
+        has_defect = self._truth.has_defect(number)
         return {
             "image": entry.image,
             "score": entry.score,
@@ -462,7 +479,7 @@ class VerdictWriter(MapWriter):
         number = self.numbers[name]
         pixels = self.images.show(number)
         probability = self.read_map(name)
-        mask = self._datamodule.read_mask(number)
+        mask = self._truth.read_mask(number)
         is_marked = np.zeros(probability.shape, np.bool_) if mask is None else is_defect(mask)
         part = crop_strip(probability.shape, find_defects(is_marked.astype(np.float32)))
         show_stored(cells[0], pixels[:, *part])
@@ -472,7 +489,3 @@ class VerdictWriter(MapWriter):
         cells[0].set_title(title, fontsize=7)
         for cell in cells:
             draw_outline(cell, is_marked[part], colour=TRUE_COLOUR)
-
-    @override
-    def shown_channels(self, pixels: Array) -> Array:
-        return pixels

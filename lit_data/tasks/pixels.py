@@ -14,8 +14,9 @@ from torch import Tensor
 from typing_extensions import TypeVar, override
 
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.datamodules.image import ImageDataModule, StripeDataModule
+from lit_data.datamodules.image import ImageDataModule
 from lit_data.datamodules.inspection import InspectionDataModule
+from lit_data.datamodules.stripe import StripeDataModule
 from lit_data.datamodules.watermarks import WatermarkDataModule
 from lit_data.errors import ConfigError
 from lit_data.synthesis.canvas import ValueRange
@@ -40,7 +41,7 @@ from lit_data.tasks.figures import (
     show_pixels,
     show_probability,
 )
-from lit_data.tasks.maps import ImageWriter, MapWriter, VerdictWriter, WholeImages
+from lit_data.tasks.maps import ImageWriter, KnowsTruth, VerdictWriter, WholeImages
 from lit_data.tasks.options import (
     VERDICT_OPTIONS,
     ExportRequest,
@@ -170,6 +171,7 @@ class PixelTask(Task[Images]):
             value_range=(values.low, values.high) if is_scaled else None,
             classes=tuple(data.classes or ()),
             finish=self._finish if is_finished else None,
+            shown_channels=1 if "target" in data.channel_names else None,
         )
 
     def _finish(self, number: int) -> Tensor:
@@ -196,6 +198,20 @@ class PixelTask(Task[Images]):
     def writer(self, run: PredictRun, options: PredictOptions) -> ImageWriter:
         """Return the writer of the predictions of whole images."""
         raise NotImplementedError
+
+    def write_verdicts(
+        self, truth: KnowsTruth, images: WholeImages, run: PredictRun, options: PredictOptions
+    ) -> VerdictWriter:
+        """Return the writer of maps and verdicts."""
+        options.refuse("maps of defects", *self.unused)
+        return VerdictWriter(
+            truth,
+            images,
+            run.folder,
+            options,
+            doubt=run.doubt,
+            calibration=run.calibration,
+        )
 
     @override
     def predict(
@@ -234,16 +250,8 @@ class InspectionTask(PixelTask[InspectionDataModule]):
 
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> VerdictWriter:
-        options.refuse("maps of defects", *self.unused)
         images = replace(self.open_images(), original_sizes=self.datamodule.original_sizes)
-        return VerdictWriter(
-            self.datamodule,
-            images,
-            run.folder,
-            options,
-            doubt=run.doubt,
-            calibration=run.calibration,
-        )
+        return self.write_verdicts(self.datamodule, images, run, options)
 
     @override
     def predict(
@@ -346,7 +354,7 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
 
     takes_augmented = True
     neutral_data = (*Task.neutral_data, "backend", "edges", "patch_px", "stride_px")
-    unused = (*VERDICT_OPTIONS, "clean", "count")
+    unused = ("clean", "count")
 
     @override
     def draw_samples(
@@ -375,14 +383,13 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
         return rows
 
     @override
-    def writer(self, run: PredictRun, options: PredictOptions) -> MapWriter:
-        options.refuse("maps of defects", *self.unused)
+    def writer(self, run: PredictRun, options: PredictOptions) -> VerdictWriter:
         if self.datamodule.source.layout == "single":
             log.warning(
                 "layout=single: target and references are one image, so what is really in it is "
                 "in all three and not found; the maps show false alarms only"
             )
-        return MapWriter(self.open_images(), run.folder, options)
+        return self.write_verdicts(self.datamodule, self.open_images(), run, options)
 
     @override
     def export(self, request: ExportRequest) -> bytes:

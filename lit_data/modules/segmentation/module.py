@@ -70,7 +70,9 @@ class SegmentationModule(ScoredModule):
       mean(ref)|``, its Dice at the best threshold;
     - with `classes` for each of them ``iou_NAME`` and ``dice_NAME``, and ``mean_iou`` and
       ``mean_dice`` of those that there are; all else then counts every class as a defect;
-    - with `anomaly_metrics` those of `AnomalyMetrics`; checkpoints then hold the thresholds of the
+    - with `anomaly_metrics` those of `AnomalyMetrics`, of whole images; where a datamodule has
+      ``draw_images`` for a split, of those. With `baseline` average precision and Dice stay those
+      of patches. Checkpoints then hold the thresholds of the
       last validation, which ``predict`` takes: ``predict_threshold`` of pixels, and, where good and
       defective images were validated, ``image_threshold`` of images, which is else -1, with
       ``image_threshold_fraction``, the fraction it is for;
@@ -166,6 +168,7 @@ class SegmentationModule(ScoredModule):
         fraction = image_score_fraction if anomaly_metrics else None
         self.scores = nn.ModuleDict(_make_scores(self.suffixes, false_alarms_per_patch, fraction))
         self.quantile, self.margin = quantile, margin
+        self._is_drawn = dict.fromkeys(_STAGES, False)
         if self.classes:
             self.class_scores = nn.ModuleDict()
             for stage in _STAGES:
@@ -189,9 +192,13 @@ class SegmentationModule(ScoredModule):
                 f"{list(self.classes) or 'none'}: set model.classes and the outputs of model.net "
                 "as data.classes"
             )
-        for metric in self.scores.modules():
-            if isinstance(metric, AnomalyMetrics):
-                metric.look_at(datamodule)
+        draw_images = getattr(datamodule, "draw_images", _draw_none)
+        for name in _STAGES:
+            metrics: Any = self.scores[name]
+            if "images" in metrics:
+                drawn = draw_images(name)
+                self._is_drawn[name] = drawn is not None
+                metrics["images"].look_at(drawn or datamodule)
 
     @override
     def on_fit_start(self) -> None:
@@ -263,40 +270,52 @@ class SegmentationModule(ScoredModule):
             scores.update(logits, masks[:, 0].long())
             logits = _join_classes(logits)
             masks = torch.where(masks == IGNORED, masks, masks.clamp(max=1))
+        probability = logits.sigmoid()
+        if "drawn" in batch:
+            self._score_images(stage, probability, masks, batch)
+            return
+        # Patches with defects of their own show no whole image.
+        if not self._is_drawn[stage]:
+            self._score_images(stage, probability, masks, batch)
         # Probabilities close to 1 are equal in float32, logits are not.
-        self._update(stage, logits.sigmoid(), logits, masks, batch)
+        self._score_pixels(stage, probability, logits, masks, batch.get("unmarked"))
         if "_baseline" in self.suffixes:
             difference = plain_difference(images)
-            self._update(f"{stage}_baseline", difference, difference, masks)
+            self._score_pixels(f"{stage}_baseline", difference, difference, masks)
 
-    def _update(
-        self, name: str, scores: Tensor, ranks: Tensor, masks: Tensor, batch: Batch | None = None
+    def _score_images(self, stage: str, scores: Tensor, masks: Tensor, batch: Batch) -> None:
+        metrics: Any = self.scores[stage]
+        if "images" in metrics:
+            names = ("image_index", "position", "unmarked")
+            metrics["images"].update(scores, masks, *map(batch.get, names))
+
+    def _score_pixels(
+        self,
+        name: str,
+        scores: Tensor,
+        ranks: Tensor,
+        masks: Tensor,
+        unmarked: Tensor | None = None,
     ) -> None:
         metrics: Any = self.scores[name]
-        pixels = metrics["pixels"]
-        if batch is not None and isinstance(pixels, AnomalyMetrics):
-            names = ("image_index", "position", "unmarked")
-            pixels.update(scores, masks, *map(batch.get, names))
-        else:
-            pixels.update(scores, masks)
+        if "pixels" in metrics:
+            metrics["pixels"].update(scores, masks)
         if "defects" in metrics:
-            if batch is not None and "unmarked" in batch:  # whose patches would allow false alarms
-                ranks, masks = ranks[~batch["unmarked"]], masks[~batch["unmarked"]]
+            if unmarked is not None:  # whose patches would allow false alarms
+                ranks, masks = ranks[~unmarked], masks[~unmarked]
             metrics["defects"].update(ranks, masks)
 
     @override
     def take_scores(self, stage: str) -> dict[str, Tensor]:
+        has_images = not self._is_drawn[stage] or self._score_drawn(stage)
         named: dict[str, Tensor] = {}
         for suffix in self.suffixes:
             metrics: Any = self.scores[stage + suffix]
-            pixels = metrics["pixels"]
-            if isinstance(pixels, AnomalyMetrics):
-                self._prepare(pixels, stage)
-            values = dict(pixels.compute())
-            if stage == "val" and not suffix:
-                self._take_thresholds(values)
-            if isinstance(pixels, AnomalyMetrics) and pixels.confusion and not suffix:
-                self.confusion[stage] = pixels.confusion
+            values: dict[str, Tensor] = {}
+            if "images" in metrics and has_images:
+                values |= self._take_images(metrics["images"], stage)
+            if "pixels" in metrics:
+                values |= metrics["pixels"].compute()
             if "defects" in metrics:
                 values["defect_recall"] = metrics["defects"].compute()
             named |= {f"{name}{suffix}": value for name, value in values.items()}
@@ -308,12 +327,37 @@ class SegmentationModule(ScoredModule):
             scores.reset()
         return named
 
-    def _prepare(self, pixels: AnomalyMetrics, stage: str) -> None:
-        """Let validation choose thresholds, by which test images are judged."""
+    def _take_images(self, images: AnomalyMetrics, stage: str) -> dict[str, Tensor]:
+        """Return the scores of images; validation chooses thresholds, which judge those of a test."""
         if stage == "val":
-            pixels.good_quantile, pixels.margin = self.quantile, self.margin
+            images.good_quantile, images.margin = self.quantile, self.margin
         elif self.image_threshold >= 0:
-            pixels.image_threshold = float(self.image_threshold)
+            images.image_threshold = float(self.image_threshold)
+        scores = images.compute()
+        if stage == "val":
+            self._take_thresholds(scores)
+        if images.confusion is not None:
+            self.confusion[stage] = images.confusion._replace(is_drawn=self._is_drawn[stage])
+        return scores
+
+    def _score_drawn(self, stage: str) -> bool:
+        """Score whole images as they are and with synthetic defects, those of this rank.
+
+        Returns:
+            False in the trial before a training, in which none are scored.
+        """
+        trainer = self.trainer
+        if trainer.sanity_checking:
+            return False
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set by its data connector
+        drawn = datamodule.draw_images(stage)
+        is_validation = stage == "val"
+        step = trainer.strategy.validation_step if is_validation else trainer.strategy.test_step
+        limit = trainer.limit_val_batches if is_validation else trainer.limit_test_batches
+        share = drawn.choose(limit)[trainer.global_rank :: trainer.world_size]
+        for batch in drawn.batches(share, datamodule.batch_size):
+            step({name: value.to(self.device) for name, value in batch.items()}, 0)
+        return True
 
     def _take_thresholds(self, scores: Mapping[str, Tensor]) -> None:
         if "good_threshold" in scores:
@@ -402,6 +446,10 @@ def plain_difference(images: Tensor) -> Tensor:
     return (images[:, :1] - images[:, 1:].mean(1, keepdim=True)).abs().float()
 
 
+def _draw_none(_: str) -> None:
+    """Stand in for ``draw_images`` of a datamodule."""
+
+
 def _make_scores(
     suffixes: Sequence[str],
     false_alarms_per_patch: float | None,
@@ -410,10 +458,12 @@ def _make_scores(
     scores: dict[str, nn.ModuleDict] = {}
     for stage, suffix in product(_STAGES, suffixes):
         # The plain difference is no probability, so its Dice is that of its best threshold.
-        pixels = PixelScores(threshold=None if suffix else 0.5)
+        metrics: dict[str, Metric] = {}
         if image_score_fraction is not None and not suffix:
-            pixels = AnomalyMetrics(score_fraction=image_score_fraction)
-        metrics: dict[str, Metric] = {"pixels": pixels}
+            metrics["images"] = AnomalyMetrics(score_fraction=image_score_fraction)
+        # Images score their pixels too, each once; beside a baseline those of patches count.
+        if "images" not in metrics or "_baseline" in suffixes:
+            metrics["pixels"] = PixelScores(threshold=None if suffix else 0.5)
         if false_alarms_per_patch is not None:
             metrics["defects"] = DefectRecall(false_alarms_per_patch=false_alarms_per_patch)
         scores[stage + suffix] = nn.ModuleDict(metrics)

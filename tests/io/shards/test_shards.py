@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from lit_data.datamodules.image import StripeFiles
 from lit_data.datamodules.inspection_source import InspectionFiles
+from lit_data.datamodules.stripe import StripeFiles
 from lit_data.datasets.inspection.near_duplicates import group_similar
 from lit_data.errors import ConfigError, DataError, StoreCorruptError, StoreError
 from lit_data.files import find_sha256

@@ -1,0 +1,156 @@
+"""`DrawnImages`: whole images as they are, and again with synthetic defects that give the truth."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lit_data.datamodules.image_transform import ImageTransform
+from lit_data.datasets.inspection.good_names import GOOD
+from lit_data.datasets.inspection.occupancy import is_defect
+from lit_data.grid import PatchGrid, cut_patch
+from lit_data.io.images.image_source import ImageBank
+from lit_data.types import Array, Batch, Ints
+
+KIND = "synthetic"
+"""Kind of the images that defects are drawn into."""
+_EPOCH = 2**31 + 1
+"""Of the random numbers, which no training comes to."""
+_OPEN_IMAGES = 2
+"""Images that are remembered: the patches of an image come one after another."""
+
+
+class DrawnImages(ImageBank):
+    """Images as a model gets them, and behind them the same ones with synthetic defects.
+
+    Each of the second half gets as many defects as a sample of the synthesis that has any, and at
+    least one true one: a pure function of the seed and the number of the image.
+
+    Args:
+        bank: Stored images.
+        numbers: [n] those that are taken.
+        names: [n] their paths below the root.
+        transform: Work on their batches, with a synthesis.
+        make_grid: Returns the patches of a bank.
+
+    Attributes:
+        grid: Patches of all 2 n images.
+        names: [2 n] names, those of the second half in a folder of their own.
+        image_kinds: [2 n] ``good`` or ``synthetic``.
+    """
+
+    dtype: "np.dtype[Any]" = np.dtype(np.float32)
+
+    def __init__(
+        self,
+        bank: ImageBank,
+        numbers: Ints,
+        names: Sequence[str],
+        transform: ImageTransform,
+        make_grid: Callable[[ImageBank], PatchGrid],
+    ) -> None:
+        assert transform.synthesis is not None
+        least, most = transform.synthesis.true_count
+        spec = replace(
+            transform.synthesis, probability=1.0, true_count=(max(1, least), max(1, most))
+        )
+        self._bank, self._numbers = bank, numbers
+        self._transform = replace(transform, synthesis=spec, augment={})
+        self.skipped = ()
+        self.channels = len(transform.expand)
+        self.heights_px = np.tile(bank.heights_px[numbers], 2)
+        self.widths_px = np.tile(bank.widths_px[numbers], 2)
+        self.names = [*names, *(f"{KIND}/{name}" for name in names)]
+        self.image_kinds = [GOOD] * len(numbers) + [KIND] * len(numbers)
+        self.grid = make_grid(self)
+        self._draw = lru_cache(_OPEN_IMAGES)(self._draw_image)
+
+    def __len__(self) -> int:
+        return 2 * len(self._numbers)
+
+    def __getitem__(self, index: int) -> Array:
+        """[C, H, W] float32 in 0..1."""
+        return self._draw(index)[0]
+
+    @override
+    def name(self, index: int) -> str:
+        return self._bank.name(self._number_of(index))
+
+    @property
+    def image_sizes_px(self) -> Tensor:
+        """[2 n, 2] int64 (height, width)."""
+        return torch.from_numpy(np.stack((self.heights_px, self.widths_px), axis=1))
+
+    def read_mask(self, index: int) -> Array:
+        """[H, W] uint8, 1 where a true defect was drawn."""
+        return self._draw(index)[1]
+
+    read_stored_mask = read_mask
+
+    def has_defect(self, index: int) -> bool:
+        """Return True if a defect was drawn that can be seen."""
+        return bool(is_defect(self.read_mask(index)).any())
+
+    def choose(self, limit: int | float) -> list[int]:
+        """Return the numbers of the first images, and of the same ones with defects.
+
+        Args:
+            limit: How many, or which fraction, as Lightning's limits of batches.
+        """
+        half = len(self._numbers)
+        count = min(limit, half) if isinstance(limit, int) else math.ceil(limit * half)
+        return [*range(count), *range(half, half + count)]
+
+    def batches(self, images: Iterable[int], size: int) -> Iterator[Batch]:
+        """Yield the patches of images, of one after the other and up to so many at once.
+
+        A batch has ``image`` [B, C, h, w] float32 in 0..1, ``mask`` [B, 1, h, w] float32,
+        ``image_index`` [B] and ``position`` [B, 2] int64, as those of a datamodule, and ``drawn``
+        [B], which says that they are of this bank.
+        """
+        for image in images:
+            patches = self.grid.patches_of(image)
+            for start in range(0, len(patches), size):
+                yield self._cut(image, np.array(patches[start : start + size]))
+
+    def _cut(self, image: int, patches: Ints) -> Batch:
+        pixels, mask = self._draw(image)
+        images, tops, lefts = self.grid.locate(patches)
+        cut_pixels, cut_masks = [], []
+        for top, left in zip(tops.tolist(), lefts.tolist(), strict=True):
+            cut_pixels.append(cut_patch(pixels, top, left, self.grid.patch_px))
+            cut_masks.append(cut_patch(mask[None], top, left, self.grid.patch_px))
+        return {
+            "image": torch.from_numpy(np.stack(cut_pixels)),
+            "mask": torch.from_numpy(np.stack(cut_masks)).float(),
+            "image_index": torch.from_numpy(images),
+            "position": torch.from_numpy(np.stack((tops, lefts), axis=1)),
+            "drawn": torch.ones(len(patches), dtype=torch.bool),
+        }
+
+    def _number_of(self, index: int) -> int:
+        return int(self._numbers[index % len(self._numbers)])
+
+    def _draw_image(self, index: int) -> tuple[Array, Array]:
+        """Return pixels and mask of an image."""
+        number = self._number_of(index)
+        pixels = np.array(self._bank[number])  # a copy: torch warns of read-only arrays
+        batch: Batch = {
+            "image": torch.from_numpy(pixels)[None],
+            "index": torch.tensor([number]),
+            "epoch": torch.tensor([_EPOCH]),
+        }
+        size_px = (pixels.shape[1], pixels.shape[2])
+        transform = replace(self._transform, read_px={"test": size_px})
+        # Nothing is drawn into what is only predicted.
+        planned = transform.plan(batch, "test" if index >= len(self._numbers) else "predict")
+        finished = transform.draw(planned)
+        if "mask" not in finished:
+            return finished["image"][0].numpy(), np.zeros(size_px, np.uint8)
+        return finished["image"][0].numpy(), finished["mask"][0, 0].to(torch.uint8).numpy()

@@ -1,0 +1,190 @@
+"""`StripeDataModule`: patches of images with references."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+from typing_extensions import override
+
+from lit_data.augment import SingleTexture
+from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.drawn_images import DrawnImages
+from lit_data.datamodules.image import Augment, ImageDataModule
+from lit_data.datamodules.image_files import LayoutKeywords, MaskedImageFolder
+from lit_data.datamodules.placement import Backend, DrawingBackend
+from lit_data.datamodules.source import name_options
+from lit_data.datasets.inspection.occupancy import is_defect
+from lit_data.datasets.patches import PatchDataset, PatchWriter
+from lit_data.datasets.references import ROLES
+from lit_data.grid import Edges
+from lit_data.io.images.image_source import ImageBank
+from lit_data.loading import LoaderOptions
+from lit_data.samples.stripes import StripeSampleSpec
+from lit_data.synthesis import DefectSpec
+from lit_data.types import Array, PathText, Size, Stage
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StripeFiles(MaskedImageFolder):
+    """Images with references, see `lit_data.datasets.references`."""
+
+    layout: str | None = "channels"
+
+    caches = ("store", "device", "lru", "none")
+    sample_spec = StripeSampleSpec
+    sample_masks = "test_masks"
+
+
+class StripeDataModule(ImageDataModule):
+    """Patches of images with references; defects are drawn, or real masks say where they are.
+
+    A batch is a dict:
+
+    ===============  ===========================  ======================================================
+    key              shape, dtype                 what
+    ===============  ===========================  ======================================================
+    ``image``        [B, 3, H, W] float32         0..1, channels target, ref1, ref2
+    ``mask``         [B, 1, H, W] float32         {0, 1}, true defects; not when predicting
+    ``index``        [B] int64                    number of the patch among those of all images
+    ``image_index``  [B] int64                    number of the image
+    ``position``     [B, 2] int64                 (y, x) of the patch in its image, px
+    ``epoch``        [B] int64                    epoch the sample was drawn for
+    ===============  ===========================  ======================================================
+
+    `batch_format` renames keys or makes a tuple; it may also name ``target``, ``ref1`` and ``ref2``
+    ([B, 1, H, W]). `classes` makes the mask [B, H, W] int64, `anomalib` its ImageBatch.
+
+    Args, beside those of `MaskedImageFolder` and `ImageDataModule`:
+        augment: Augmentation of the training split, or a mapping of stages to theirs; an
+            `Augmentation`, or any module of yours (see `lit_data.augment.ExternalTransform`). None
+            leaves images as they are.
+        nuisance: For layout `single`: what makes target and references differ.
+        backend: `cpu` has the workers draw defects, `device` the device of the batch; `auto`
+            decides by a short measurement. Samples are the same to the byte on the CPU, and to one
+            grey level of 255 between CPU and GPU.
+
+    Raises:
+        ConfigError: An option is out of its range.
+    """
+
+    source_type = StripeFiles
+    synthesis: DefectSpec | None
+    channel_names: ClassVar[Mapping[str, int]] = {name: number for number, name in enumerate(ROLES)}
+
+    @name_options(StripeFiles)
+    def __init__(
+        self,
+        root: PathText | None = None,
+        *,
+        mask_splits: Sequence[Stage] = ("test",),
+        patch_px: int | Size = 128,
+        stride_px: int | Size = 112,
+        edges: Edges = "cover",
+        value_range: tuple[float, float] | None = None,
+        loader: LoaderOptions | None = None,
+        synthesis: DefectSpec | None = None,
+        augment: Augment = None,
+        nuisance: SingleTexture | None = None,
+        backend: Backend = "auto",
+        batch_format: BatchFormat = "dict",
+        **options: Unpack[LayoutKeywords],
+    ) -> None:
+        super().__init__(
+            root,
+            patch_px=patch_px,
+            stride_px=stride_px,
+            edges=edges,
+            mask_splits=mask_splits,
+            value_range=value_range,
+            synthesis=synthesis,
+            augment=augment,
+            loader=loader,
+            batch_format=batch_format,
+            **options,
+        )
+        if self.source.layout == "single":
+            self.nuisance = nuisance or SingleTexture()
+        self.backend = DrawingBackend(backend)
+
+    @override
+    def choose_writer(self, dataset: PatchDataset) -> PatchWriter | None:
+        writer = self.transformation.make_writer()
+        return self.backend.choose(dataset, writer, self.loader, self.trainer)
+
+    def describe_loaders(self) -> dict[str, dict[str, Any]]:
+        """Return for each stage that was read its workers, and who draws the defects."""
+        return super().describe_loaders() | self.backend.to_plain()
+
+    @override
+    def open_source(self) -> None:
+        super().open_source()
+        self._drawn: dict[Stage, DrawnImages | None] = {}
+        self._mask_places: Mapping[int, tuple[ImageBank, int]] | None = None
+        is_split = sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1
+        if is_split and self.source.mask_folder is None and self.synthesis is not None:
+            log.info("no masks: targets are taken as good, and defects are drawn into them")
+
+    @property
+    def image_kinds(self) -> list[str]:
+        """Kind of each image, which no folder says."""
+        return [""] * len(self.bank)
+
+    def draw_images(self, split: Stage) -> DrawnImages | None:
+        """Return the whole images of a split as they are, and with synthetic defects.
+
+        Returns:
+            None where masks give the truth, or nothing does.
+        """
+        if split not in self._drawn:
+            self._drawn[split] = self._draw_images(split)
+        return self._drawn[split]
+
+    def _draw_images(self, split: Stage) -> DrawnImages | None:
+        numbers = self.split_images[split]
+        uses_masks = split in self.mask_splits and bool(self.source.list_masks())
+        if self.synthesis is None or uses_masks or not len(numbers):
+            return None
+        all_names = self.source.names(self.bank)
+        names = [all_names[number] for number in numbers.tolist()]
+        log.info(
+            "%s: no masks: its %d images are judged as they are and with synthetic defects, so scores "
+            "and thresholds of images are those of synthetic ones",
+            split,
+            len(names),
+        )
+        return DrawnImages(self.bank, numbers, names, self.transformation, self.make_grid)
+
+    def read_mask(self, number: int) -> Array | None:
+        """[H, W] uint8 mask of an image; None where its split uses none.
+
+        Without `mask_splits`, as in a prediction, that of any image that has one.
+        """
+        if self._mask_places is None:
+            self._mask_places = self._find_masks()
+        if number not in self._mask_places:
+            return None
+        masks, position = self._mask_places[number]
+        return np.asarray(masks[position][0])
+
+    read_stored_mask = read_mask
+
+    def has_defect(self, number: int) -> bool | None:
+        """Return True if the mask of an image marks a defect; None where its split uses none."""
+        mask = self.read_mask(number)
+        return None if mask is None else bool(is_defect(mask).any())
+
+    def _find_masks(self) -> dict[int, tuple[ImageBank, int]]:
+        """Return for each image whose mask is used a bank of masks, and its number in that."""
+        opened = [self.open_split_masks(split) for split in self.mask_splits]
+        if not opened:
+            opened = [self.source.open_known_masks(self.bank)]
+        places: dict[int, tuple[ImageBank, int]] = {}
+        for numbers, masks in opened:
+            for position, number in enumerate(numbers.tolist()):
+                if masks is not None:
+                    places[number] = masks, position
+        return places

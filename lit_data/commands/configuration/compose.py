@@ -144,7 +144,7 @@ def _list_unknown(
     if not plain:
         return []
     try:
-        cfg = tree.compose_choices(deciding)
+        cfg = tree.read_choices(deciding)
     except Exception:  # a file is at fault, not a word
         return []
     keys = set(list_keys(cfg))
@@ -416,8 +416,7 @@ def _check_job(tree: ConfigTree, overrides: Sequence[str], typed: Sequence[str])
         paths, left_open = tree.read_files(overrides)
         settle_folders(cfg)
         _fill_runtime(cfg)
-        unresolved = _take_job(cfg)
-        job, hydra = _resolve(unresolved), _resolve(_take_hydra(cfg))
+        job, hydra = _resolve(_take_job(cfg)), _resolve(_take_hydra(cfg))
     for path in paths:
         if ".." in path.split("/"):
             raise ConfigError(
@@ -425,7 +424,7 @@ def _check_job(tree: ConfigTree, overrides: Sequence[str], typed: Sequence[str])
             )
     check_shadowing(cfg)
     _check_top_level(tree, cfg)
-    missing = [*left_open, *sorted(OmegaConf.missing_keys(unresolved))]
+    missing = [*left_open, *sorted(key for key, value in walk(job) if value == "???")]
     if missing:
         raise ConfigError(missing_value(missing[0]))
     if cfg.command != tree.command:
@@ -470,10 +469,11 @@ def _fill_runtime(cfg: DictConfig) -> None:
     with read_write(cfg.hydra), open_dict(cfg.hydra):
         cfg.hydra.job.id = "0"
         cfg.hydra.job.num = 0
-        HydraConfig.instance().set_config(cfg)  # the run folder refers to it
-        OmegaConf.set_readonly(cfg.hydra, False)
-        cfg.hydra.runtime.output_dir = str(Path(cfg.hydra.run.dir).absolute())
-    HydraConfig.instance().set_config(cfg)
+    HydraConfig.instance().set_config(cfg)  # the run folder refers to it
+    folder = str(Path(cfg.hydra.run.dir).absolute())
+    for node in (cfg.hydra, HydraConfig.get()):
+        with read_write(node):
+            node.runtime.output_dir = folder
 
 
 def _check_numbers(job: Mapping[str, Any]) -> None:

@@ -1,15 +1,11 @@
 """Hydra's engine on the packaged configuration: its groups, options and keys."""
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Self, cast
+from typing import cast
 
 from hydra import version
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.defaults_list import create_defaults_list
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
@@ -20,14 +16,12 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import Container, DictConfig, OmegaConf
-from typing_extensions import override
 
-from lit_data.commands.configuration.foreign import check_config_file
 from lit_data.commands.configuration.installed import list_conf_packages
 from lit_data.commands.configuration.names import dot_indices, walk
+from lit_data.commands.configuration.packaged import PackagedLoader
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.commands.configuration.words import parse_word, show_override
 from lit_data.errors import ConfigError
@@ -67,7 +61,7 @@ def open_hydra(config_dir: str | Path | None = None) -> Iterator[Hydra]:
     engine.clear()
     try:
         hydra = Hydra.create_main_hydra2(task_name="lit_data", config_search_path=search_path)
-        cast(ConfigLoaderImpl, hydra.config_loader).repository = FilesReadOnce(search_path)
+        hydra.config_loader = PackagedLoader(search_path)
         yield hydra
     finally:
         engine.hydra = engine_before
@@ -80,43 +74,8 @@ def _add_folder(search_path: ConfigSearchPath, provider: str, folder: Path) -> N
     search_path.prepend(provider=provider, path=f"file://{folder}", anchor=before_schemas)
 
 
-PACKAGED_FILES: dict[tuple[str, ...], ConfigResult | None] = {}
-"""Parsed files of packages, which stay as they are while a process runs."""
-PACKAGED_CHOICES: dict[tuple[str, ...], DictConfig] = {}
-"""Compositions of such files alone, by the command and the overrides that choose files."""
 PACKAGED_LISTS: dict[tuple[str, ...], tuple[list[str], set[str]]] = {}
-"""Paths of these files with the keys that they leave open, by the same."""
-
-
-class FilesReadOnce(ConfigRepository):
-    """Files below a search path, each parsed once however often a configuration is composed."""
-
-    def __init__(self, config_search_path: ConfigSearchPath) -> None:
-        self._read: dict[tuple[str, ...], ConfigResult | None] = {}
-        super().__init__(config_search_path)
-
-    def __deepcopy__(self, memo: object) -> Self:
-        # Hydra gives each composition its own, as it may look for files in other places.
-        return copy.copy(self)
-
-    @override
-    def load_config(self, config_path: str) -> ConfigResult | None:
-        source = self._find_object_source(config_path, ObjectType.CONFIG)
-        if source is None:
-            return None
-        # Folders may change while a process runs.
-        files = self._read if source.scheme() == "file" else PACKAGED_FILES
-        key = (config_path, source.provider, source.path)
-        if key not in files:
-            if source.scheme() == "file":
-                check_config_file(Path(source.path) / source._normalize_file_name(config_path))
-            files[key] = super().load_config(config_path)
-        result = files[key]
-        if result is None:
-            return None
-        # What is composed takes the nodes of its files away. Pickle would be faster, but Hydra
-        # imports its plugins again in workers of joblib, whose classes it then refuses.
-        return replace(result, config=copy.deepcopy(result.config))
+"""Paths of files of packages with the keys that they leave open, by command and choosing words."""
 
 
 class ConfigTree:
@@ -136,7 +95,8 @@ class ConfigTree:
         for line in overrides:
             if line.lstrip("+").startswith("hydra.searchpath="):
                 self._search_overrides.append(line)
-        self.base = self.compose_choices([])
+        self._parsed: dict[str, Override] = {}
+        self.base = self.read_choices([])
 
     def parse(self, overrides: Sequence[str]) -> list[Override]:
         """Read overrides.
@@ -148,7 +108,9 @@ class ConfigTree:
         parsed = []
         for line in overrides:
             try:
-                parsed.append(parse_word(parser, line))
+                if line not in self._parsed:
+                    self._parsed[line] = parse_word(parser, line)
+                parsed.append(self._parsed[line])
             except (HydraException, ValueError, RecursionError) as error:
                 lines = str(error).removeprefix(f"Error parsing override '{line}'\n").splitlines()
                 reason = "".join(lines[:1]).removeprefix("LexerNoViableAltException: ")
@@ -170,16 +132,12 @@ class ConfigTree:
         hint = did_you_mean(near and f"+experiment={near}")
         return f"Write key=value.{hint}"
 
-    def compose_choices(self, overrides: Sequence[str]) -> DictConfig:
-        """Return what `compose` does for overrides that choose files; of packages alone it is kept."""
+    def read_choices(self, overrides: Sequence[str]) -> DictConfig:
+        """Return what `compose` does for words that choose files and classes; nobody changes it."""
         if self._reads_folders():
             return self.compose(overrides)
-        key = (self.command, *overrides)
-        if key not in PACKAGED_CHOICES:
-            PACKAGED_CHOICES[key] = self.compose(overrides)
-        cfg = copy.deepcopy(PACKAGED_CHOICES[key])
-        cfg.hydra.runtime.cwd = str(Path.cwd())
-        return cfg
+        loader = cast(PackagedLoader, self._hydra.config_loader)
+        return loader.read_choices(self.command, overrides, RunMode.RUN)
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """Return the whole configuration with its `hydra` node; raises what Hydra raises."""
@@ -237,7 +195,7 @@ class ConfigTree:
 
     def _list_files(self, overrides: Sequence[str]) -> tuple[list[str], set[str]]:
         """Return paths of the files that overrides choose, and keys that the last file left open."""
-        loader = cast(ConfigLoaderImpl, self._hydra.config_loader)
+        loader = cast(PackagedLoader, self._hydra.config_loader)
         parsed, files = loader._parse_overrides_and_create_caching_repo(
             self.command, list(overrides)
         )
@@ -260,9 +218,8 @@ class ConfigTree:
 
     def _reads_folders(self) -> bool:
         """Return True if files may change while the process runs: those of a user."""
-        sources = self._hydra.config_loader.get_sources()
-        is_moved = bool(self._search_overrides)
-        return is_moved or any(source.scheme() == "file" for source in sources)
+        loader = cast(PackagedLoader, self._hydra.config_loader)
+        return bool(self._search_overrides) or loader.reads_folders()
 
 
 def check_shadowing(cfg: DictConfig) -> None:

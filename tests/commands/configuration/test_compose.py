@@ -1,15 +1,18 @@
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from lit_data import commands
-from lit_data.commands.configuration import hydra_node, tree
+from lit_data.commands.configuration import hydra_node, packaged
 from lit_data.commands.configuration.compose import check_run, compose
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.commands.configuration.tree import open_hydra
@@ -68,8 +71,8 @@ def test_plus_before_an_optional_group_may_be_left_out(word: str) -> None:
 def test_each_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
     load = OmegaConf.load
-    for kept in ("PACKAGED_FILES", "PACKAGED_CHOICES"):
-        monkeypatch.setattr(tree, kept, {})
+    for kept in ("FILES", "CHOICES"):
+        monkeypatch.setattr(packaged, kept, {})
     monkeypatch.setattr(
         OmegaConf, "load", lambda file: (read.append(str(file.name)), load(file))[1]
     )
@@ -81,17 +84,36 @@ def test_each_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(read) == count
 
 
-def test_a_kept_composition_has_the_current_folder_and_is_nobodys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trainer=cpu", "trainer.max_epochs=3", "hydra.job.env_copy=[HOME]"],
+        ["+experiment=stripe", "+trainer.limit_val_batches=2", "~callbacks.memory", "name=a b"],
+        ["data.loader={batch_size: 3}", "+experiment=ct", "hydra.run.dir=x", "++seed=7"],
+        ["hydra.job.config.override_dirname.kv_sep=_", "data=segmentation", "seed=1"],
+    ],
+)
+def test_what_is_kept_and_what_is_typed_give_what_hydra_composes(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_hydra() as hydra:
-        before = tree.ConfigTree(hydra, "show", []).compose_choices(["trainer=cpu"])
-        before.trainer.max_epochs = 77
+        loader = hydra.config_loader
+        assert isinstance(loader, packaged.PackagedLoader)
+        loader.load_configuration("fit", words, RunMode.RUN).trainer = None  # is nobody's
         monkeypatch.chdir(tmp_path)
-        now = tree.ConfigTree(hydra, "show", []).compose_choices(["trainer=cpu"])
-        assert now == tree.ConfigTree(hydra, "show", []).compose(["trainer=cpu"])
-    assert now.hydra.runtime.cwd == str(tmp_path)
-    assert now != before
+        cfg = loader.load_configuration("fit", words, RunMode.RUN)
+        expected = ConfigLoaderImpl.load_configuration(loader, "fit", words, RunMode.RUN)
+    assert OmegaConf.to_yaml(cfg) == OmegaConf.to_yaml(expected)
+    for flag in ("struct", "readonly"):
+        assert cfg._get_flag(flag) == expected._get_flag(flag)
+        assert cfg.hydra._get_flag(flag) == expected.hydra._get_flag(flag)
+
+
+def test_times_of_a_kept_composition_are_those_of_each_run() -> None:
+    with open_hydra() as hydra:
+        words = ["hydra.run.dir=${now:%f}"]
+        load = partial(hydra.config_loader.load_configuration, "fit", words, RunMode.RUN)
+        assert load().hydra.run.dir != load().hydra.run.dir
 
 
 def test_run_folder_and_logging_follow_the_command() -> None:

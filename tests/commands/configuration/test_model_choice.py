@@ -36,7 +36,7 @@ def tree() -> Iterator[ConfigTree]:
 @pytest.fixture
 def model(tree: ConfigTree, monkeypatch: pytest.MonkeyPatch) -> str:
     """The default of segmentation, in whose place another one comes."""
-    name = _name_model(tree.compose_choices([EXPERIMENT]))
+    name = _name_model(tree.compose([EXPERIMENT]))
     assert name in WITHOUT_WEIGHTS
     monkeypatch.setitem(WITHOUT_WEIGHTS, name, (f"model={OTHER}", "data.size_px=null"))
     return name
@@ -79,7 +79,7 @@ def test_commands_on_checkpoints_and_what_is_typed_keep_the_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command, *words = line.replace("MODEL", model).split()
-    cfg = tree.compose_choices([EXPERIMENT])
+    cfg = tree.compose([EXPERIMENT])
     cfg.command = command
     chosen = [f"model={OTHER}", "data.size_px=null"]
     assert choose_model(cfg, tree.parse(words)) == (chosen if is_replaced else [])
@@ -89,7 +89,7 @@ def test_commands_on_checkpoints_and_what_is_typed_keep_the_model(
 def test_with_the_wheel_the_words_stay_as_they_are(
     model: str, tree: ConfigTree, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert choose_model(tree.compose_choices([EXPERIMENT]), []) == []
+    assert choose_model(tree.compose([EXPERIMENT]), []) == []
     assert not capsys.readouterr().err
 
 
@@ -104,7 +104,7 @@ def _write_checkpoint(path: Path, model: dict[str, Any]) -> Path:
 def test_a_training_goes_on_with_the_net_that_it_began_with(
     tree: ConfigTree, tmp_path: Path
 ) -> None:
-    trained = to_plain(tree.compose_choices([EXPERIMENT, f"model={OTHER}"]).model)
+    trained = to_plain(tree.compose([EXPERIMENT, f"model={OTHER}"]).model)
     start = _write_checkpoint(tmp_path / "last.ckpt", trained)
     with open_hydra() as hydra:
         words = [EXPERIMENT, f"ckpt={start}", "model.net.width=7"]
@@ -136,6 +136,6 @@ def test_a_run_that_is_started_again_has_its_model(
 def test_each_experiment_has_a_model_that_needs_no_wheel(tree: ConfigTree) -> None:
     for experiment in tree.options("experiment"):
         words = [f"+experiment={experiment}"]
-        cfg = tree.compose_choices(words)
+        cfg = tree.compose(words)
         cfg = tree.compose([*words, *choose_model(cfg, [])])
         assert "imagenet" not in str(cfg.model), experiment

@@ -43,7 +43,7 @@ Made = TypeVar("Made")
 _ALL = "all"
 _TABLE = "images.csv"
 _MOST_DESCRIBED = 1000  # images that inputs are compared with later
-_UNUSED = (*JOINT_OPTIONS, "folder", "resume", "image_threshold", "onnx")
+_UNUSED = (*JOINT_OPTIONS, "folder", "resume", "image_threshold")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,7 @@ _NO_MAP: dict[str, Any] = {
 }
 _UNUSED = (
     *("folder", "resume", "on_bad", "count", "clean", "precision", "compile", "augment"),
-    *("onnx", "memory_limit_bytes", "channels_last", "threads", "readers"),
+    *("memory_limit_bytes", "channels_last", "threads", "readers"),
     *("batch_size", "max_batch_size", "min_batch_size", *JOINT_OPTIONS),
 )
 

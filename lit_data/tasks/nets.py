@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.errors import ConfigError, DataError
 from lit_data.inference import TiledPredictor
 from lit_data.inference.batch_size_table import find_reach_px
-from lit_data.inference.export.onnx_file import export_onnx
 from lit_data.inference.forward import Forward, ForwardOptions, choose_threads
 from lit_data.modules.detection.net import Predictions
 from lit_data.tasks.answers import Question, read_kinds, read_probability
@@ -342,37 +340,6 @@ def _describe(outputs: object) -> str:
     if isinstance(outputs, Tensor):
         return f"{list(outputs.shape)}"
     return f"a {type(outputs).__name__}"
-
-
-_COMPARED = 4  # images, each one tile
-
-
-def write_onnx(net: nn.Module, images: WholeImages, options: PredictOptions) -> dict[str, Any]:
-    """Write the net as ONNX, as the options say.
-
-    Args:
-        net: On the CPU, from [B, C, h, w] float32 in 0..1 to probability [B, K, h, w].
-        images: Those to predict; some of them are compared.
-        options: With ``onnx``, or without.
-
-    Returns:
-        ``predict/onnx_max_difference``, the largest difference between onnxruntime and torch, for
-        summary.json; nothing without the option.
-
-    Raises:
-        ConfigError: The net is not on the CPU or cannot be written, or a package is not installed.
-        DataError: No image can be read, or the file gives other values than the net.
-    """
-    if options.onnx is None:
-        return {}
-    if any(weight.device.type != "cpu" for weight in net.parameters()):
-        raise ConfigError("predict.onnx is for the CPU: add trainer=cpu")
-    tiles = read_tiles(images, options.tile_sides_px, _COMPARED)
-    exported = export_onnx(net.eval(), options.onnx, tiles)
-    axes = " and ".join(exported.free_axes) or "no axis"
-    difference = exported.max_difference
-    log.info("%s: %s free, %.2g away from torch at most", exported.path, axes, difference)
-    return {"predict/onnx_max_difference": difference}
 
 
 def read_tiles(images: WholeImages, sides_px: Size, count: int) -> Sequence[Tensor]:

@@ -33,7 +33,6 @@ _HOW = (
     "compile",
     "threads",
     "readers",
-    "onnx",
 )
 """Options that change how the work is done, and results by no more than rounding."""
 
@@ -51,7 +50,6 @@ TILE_OPTIONS = (
     "compile",
     "augment",
     "readers",
-    "onnx",
 )
 """Options of images that are predicted tile by tile."""
 
@@ -103,7 +101,6 @@ class PredictOptions:
             precision.
         threads: Inference threads, which call the net side by side on the CPU; `None`: for tiles one for each
             core that torch uses, at most 4, and one for what is compiled; else one.
-        onnx: Write the net as this file too.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -139,7 +136,6 @@ class PredictOptions:
     augment: Augment | None = None
     threads: int | None = None
     readers: int = 2
-    onnx: str | None = None
 
     def __post_init__(self) -> None:
         """Check what `TiledPredictor` does not."""

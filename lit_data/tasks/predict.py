@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
-from torch import nn
 from typing_extensions import override
 
 from lit_data.batch_form import count_samples, cut_evenly, slice_batch
@@ -27,7 +25,6 @@ from lit_data.tasks.nets import (
     ProbabilityNet,
     choose_overlap_px,
     open_predictor,
-    write_onnx,
 )
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 from lit_data.tasks.writer import PredictionWriter, Work
@@ -186,15 +183,12 @@ def predict_images(
     trainer = run.make_trainer([])
     device = trainer.strategy.root_device
     images = writer.images
-    if not run.share.leads:
-        options = replace(options, onnx=None)  # one process writes that file
     chosen = range(len(images)) if run.chosen is None else run.chosen
     work = Work(writer, run, options, chosen[: _limit(trainer, len(chosen))])
-    net_metrics: dict[str, Any] = {}
-    if work.waiting or options.onnx is not None:
+    if work.waiting:
         # Moved by itself: within another module Lightning's modules do not learn their device.
         model.to(device)
-        net: nn.Module = ProbabilityNet(
+        net = ProbabilityNet(
             model,
             images.channels,
             datamodule.batch_format,
@@ -202,7 +196,6 @@ def predict_images(
             len(images.classes),
         )
         overlap_px = choose_overlap_px(net, images, options, device)
-        net_metrics = write_onnx(net, images, options)
         predictor = open_predictor(net, images, options, device, overlap_px=overlap_px)
         small = [number for number in work.waiting if images.count_px(number) <= options.large_px]
         large = [number for number in work.waiting if images.count_px(number) > options.large_px]
@@ -211,8 +204,7 @@ def predict_images(
             _predict_small(predictor, work, images, small, bar)
             path = run.folder / f".large{run.share.suffix}.npy"
             _predict_large(predictor, work, images, large, bar, path)
-    metrics, bad = work.finish()
-    return Predicted({**metrics, **net_metrics}, bad)
+    return work.finish()
 
 
 def _limit(trainer: Trainer, count: int) -> int:

@@ -20,7 +20,6 @@ def _work_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "fit callbacks.memory.path=s3://bucket/memory",
         "fit callbacks.interrupt.path=s3:/bucket/now.ckpt",
         "predict predict.folder=s3:/bucket/masks",
-        "predict predict.onnx=s3://bucket/net.onnx",
         "prepare prepare.export=file:///data/export",
         "fit sweep.resume=s3://bucket/sweep -m seed=1,2",
     ],

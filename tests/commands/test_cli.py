@@ -126,10 +126,6 @@ def test_module_runs_as_a_program() -> None:
         ),
         ("show +experiment=stripe sed=3", "unknown key 'sed'. Did you mean 'seed'?"),
         (
-            "predict +experiment=stripe predict.quantise=static",
-            "'predict.quantise' is gone: python -m lit_data export ",
-        ),
-        (
             "show +experiment=stripe -m trainer=cpu,gpuu",
             "unknown option 'gpuu' of 'trainer'. Did you mean 'gpu'?",
         ),

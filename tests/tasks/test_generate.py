@@ -106,7 +106,7 @@ def test_images_depend_on_the_seed_and_the_model_alone(data: GANDataModule, tmp_
     assert not (tmp_path / "flat/views.png").exists()
 
 
-@pytest.mark.parametrize("option", [{"clean": True}, {"resume": True}, {"onnx": "a.onnx"}])
+@pytest.mark.parametrize("option", [{"clean": True}, {"resume": True}])
 def test_what_means_nothing_is_refused(
     option: dict[str, Any], data: GANDataModule, tmp_path: Path
 ) -> None:

@@ -22,7 +22,6 @@ _LOCAL_OPTIONS = (
     "paths.cache",
     "paths.run",
     "data.cache_dir",
-    "predict.onnx",
     "prepare.export",
     "sweep.resume",
 )

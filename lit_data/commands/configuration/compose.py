@@ -51,13 +51,6 @@ from lit_data.io.remote import check_plain, check_words
 _UNKNOWN_KEY = re.compile(r"Interpolation key '(.+?)' not found")
 _MISSING_VALUE = re.compile(r"Missing mandatory value: (\S+)")
 
-_INT8 = "python -m lit_data export RUN int8=true writes a file in int8"
-_GONE = {
-    "predict.quantise": f"{_INT8}, and predict.precision=bf16 predicts in bfloat16",
-    "predict.calibration_images": f"{_INT8}, calibrated on int8_images=64",
-}
-"""Options of earlier drafts, and what does their work."""
-
 _LEAVING = re.compile(r"\.\.|(^|[\[,(\s'\"])[/\\~]")  # a group's folder: .., / or ~ before a name
 
 
@@ -96,8 +89,6 @@ def find_unknown(tree: ConfigTree, overrides: Sequence[str]) -> str | None:
                 return unknown_option(option, group, tree.options(group))
     for override, cfg in _list_unknown(tree, parsed):
         key = dot_indices(override.key_or_group)
-        if key in _GONE:
-            return f"'{key}' is gone: {_GONE[key]}."
         is_hydra = key.startswith("hydra")
         known = [name for name in list_keys(cfg) if name.startswith("hydra") == is_hydra]
         known += tree.list_groups()

@@ -13,7 +13,7 @@ PATHS = frozenset(
     (
         *("ckpt", "run", "resume", "data.root", "data.masks", "data.splits"),
         *("paths.cache", "paths.run", "paths.runs", "hydra.run.dir", "hydra.sweep.dir"),
-        *("predict.folder", "predict.onnx", "prepare.export", "prepare.shards", "sweep.resume"),
+        *("predict.folder", "prepare.export", "prepare.shards", "sweep.resume"),
     )
 )
 """Keys whose text is a path: what cannot be read as anything else is one."""

@@ -10,6 +10,8 @@ from lightning import Trainer
 from lit_data.errors import ConfigError
 from lit_data.lightning_internals import count_logged_steps
 
+EventName = Literal["oom", "batch_size", "release", "precision"]
+
 
 def is_logging_step(trainer: Trainer, batch_idx: int) -> bool:
     """Return True if Lightning logs at the end of this training batch."""
@@ -32,9 +34,6 @@ def log_metrics(trainer: Trainer, values: Mapping[str, float]) -> None:
     step = count_logged_steps(trainer)
     for logger in trainer.loggers:
         logger.log_metrics(dict(values), step=step)
-
-
-EventName = Literal["oom", "batch_size", "release", "precision"]
 
 
 @dataclass(frozen=True, slots=True)

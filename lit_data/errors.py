@@ -12,6 +12,14 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
+_CAUSES = 5  # so that a message fits into one screen of 100 x 30
+_NAMES = 3
+_CHARACTERS = 1000  # of all causes
+_MOST_NAMES = 20
+_LONGEST_LINE = 200
+_CURE = re.compile(r"; (?=[^;]*\bdata\.[a-z_])")
+_VALUES = re.compile(r"'[^']*'|\S*/\S*|\d+(?:\.\d+)?(?:, \d+(?:\.\d+)?)*")
+
 
 class LitDataError(Exception):
     """Base of all errors a user can act on.
@@ -85,15 +93,6 @@ class RankMismatchError(LitDataError):
     """The ranks disagree about the work to do."""
 
     exit_code = 6
-
-
-_CAUSES = 5  # so that a message fits into one screen of 100 x 30
-_NAMES = 3
-_CHARACTERS = 1000  # of all causes
-_MOST_NAMES = 20
-_LONGEST_LINE = 200
-_CURE = re.compile(r"; (?=[^;]*\bdata\.[a-z_])")
-_VALUES = re.compile(r"'[^']*'|\S*/\S*|\d+(?:\.\d+)?(?:, \d+(?:\.\d+)?)*")
 
 
 def escape(text: str) -> str:

@@ -32,6 +32,19 @@ from lit_data.files import write_text
 LOWEST = Version("2.6.6")
 BELOW = Version("2.7")
 
+Results = _ResultCollection
+"""Values logged in a loop by their names, and the batch that they are of."""
+Metric = _ResultMetric
+"""One logged value."""
+CLOSURE = "_make_closure"
+"""Of `automatic_loop`: makes what the optimizer calls."""
+OPTIMIZER_STEP = "_optimizer_step"
+"""Of `automatic_loop`: calls the optimizer."""
+BEFORE_FETCH = "_on_before_fetch"
+"""Of the epoch's loop: runs before a batch is asked for."""
+AFTER_FETCH = "_on_after_fetch"
+"""Of the epoch's loop: runs when it is there."""
+
 
 def check_version(version: str = L.__version__) -> None:
     """Refuse a Lightning whose insides may be different.
@@ -90,20 +103,6 @@ def number_batch(trainer: L.Trainer) -> int:
 def is_accumulating(trainer: L.Trainer) -> bool:
     """Return True if the step under way only adds to the gradients."""
     return bool(trainer.fit_loop._should_accumulate())
-
-
-Results = _ResultCollection
-"""Values logged in a loop by their names, and the batch that they are of."""
-Metric = _ResultMetric
-"""One logged value."""
-CLOSURE = "_make_closure"
-"""Of `automatic_loop`: makes what the optimizer calls."""
-OPTIMIZER_STEP = "_optimizer_step"
-"""Of `automatic_loop`: calls the optimizer."""
-BEFORE_FETCH = "_on_before_fetch"
-"""Of the epoch's loop: runs before a batch is asked for."""
-AFTER_FETCH = "_on_after_fetch"
-"""Of the epoch's loop: runs when it is there."""
 
 
 def shown_value(metric: Metric) -> Any:  # noqa: ANN401 - a tensor, or nothing

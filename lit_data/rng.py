@@ -31,6 +31,9 @@ _LOW, _HIGH = (0, 1) if sys.byteorder == "little" else (1, 0)
 _WORD = 0xFFFFFFFF
 _FEISTEL_ROUNDS = 8
 
+_States = tuple["torch.Tensor", tuple[Any, ...], tuple[Any, ...]]
+"""States of torch's generator of the CPU, NumPy's, and that of `random`."""
+
 
 class Stream(IntEnum):
     """Purpose of a number. A stream keeps its number for ever: another one changes every sample."""
@@ -256,10 +259,6 @@ def unchanged_generators() -> Iterator[Callable[[], bool]]:
         yield lambda: not _are_equal(before, _take_states())
     finally:
         _put_states(before)
-
-
-_States = tuple["torch.Tensor", tuple[Any, ...], tuple[Any, ...]]
-"""States of torch's generator of the CPU, NumPy's, and that of `random`."""
 
 
 def _take_states() -> _States:

@@ -39,6 +39,12 @@ PlannedBatch = dict[str, Any]
 IGNORED = 255
 """In masks: the number of pixels that neither train nor are scored."""
 
+PathText = str | PathLike[str]
+"""A path, or text that is one or an address."""
+
+COUNT_SUFFIX = "_count"
+"""A ragged field ``boxes`` has its number of items of each sample under ``boxes_count``."""
+
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
@@ -56,13 +62,6 @@ class FieldSpec:
     dtype: str
     max_items: int | None = None
     row_column: bool = False
-
-
-PathText = str | PathLike[str]
-"""A path, or text that is one or an address."""
-
-COUNT_SUFFIX = "_count"
-"""A ragged field ``boxes`` has its number of items of each sample under ``boxes_count``."""
 
 
 def row_shapes(

@@ -28,6 +28,8 @@ _ENGINES = {"torch", "lightning", "pytorch_lightning", "lightning_fabric", "omeg
 _HOLDERS = {"types", "argparse", "collections", "typing", "abc"}
 """Modules of Python whose classes hold values of users."""
 
+_PLAIN = {int, float, bool, str, bytes, complex, type(None), type, torch.device, torch.dtype}
+
 
 class _Way(NamedTuple):
     """Functions by which values of a type are kept.
@@ -96,7 +98,6 @@ _WAYS: dict[type, _Way] = {
         torch.Generator.get_state, lambda value, content: value.set_state(content), is_counted=False
     ),
 }
-_PLAIN = {int, float, bool, str, bytes, complex, type(None), type, torch.device, torch.dtype}
 
 
 def _read_slots(value: object) -> dict[str, Any]:

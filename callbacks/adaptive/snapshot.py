@@ -18,6 +18,8 @@ from lit_data.callbacks.adaptive.attributes import AttributeCopy
 Restore = Callable[[], None]
 """Puts back what was kept; may be called more than once."""
 
+_MT19937_BYTES = 4 * (624 + 1)  # its words, and how many of them are used up
+
 
 class BufferCopy:
     """Keeps the values of tensors, and puts them back.
@@ -105,9 +107,6 @@ def _read_versions(tensors: Sequence[Tensor]) -> list[int] | None:
     if any(map(Tensor.is_inference, tensors)):
         return None
     return [tensor._version for tensor in tensors]
-
-
-_MT19937_BYTES = 4 * (624 + 1)  # its words, and how many of them are used up
 
 
 class NumpyRandom:

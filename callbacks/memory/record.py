@@ -24,6 +24,14 @@ _LEAST_ENDS = 4
 _End = tuple[int, float]
 """The number of an epoch, and the bytes at its end."""
 
+Moment = Literal["step", "epoch", "event"]
+"""When a measurement is taken."""
+
+_CURES = {
+    "host": "keep x.detach() or x.item() of outputs and losses, and no growing lists in datasets",
+    "device": "keep x.detach() or x.item() of outputs and losses",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class TreeMemory:
@@ -165,15 +173,6 @@ def _read_rollup(pid: int) -> tuple[int, int] | None:
     if "Pss" not in kib:
         return None
     return kib["Pss"] * 1024, kib.get("Pss_Shmem", 0) * 1024
-
-
-Moment = Literal["step", "epoch", "event"]
-"""When a measurement is taken."""
-
-_CURES = {
-    "host": "keep x.detach() or x.item() of outputs and losses, and no growing lists in datasets",
-    "device": "keep x.detach() or x.item() of outputs and losses",
-}
 
 
 class MemoryRecord:

@@ -30,6 +30,12 @@ _NO_SECONDS = dict.fromkeys(PARTS, 0.0)
 _MOST_PENDING = 64
 """Steps whose device times wait to be read, before those that are over are read unasked."""
 
+_BATCH_HOOKS: dict[str, Part] = {
+    "on_before_batch_transfer": "assemble",
+    "transfer_batch_to_device": "transfer",
+    "on_after_batch_transfer": "augment",
+}
+
 
 class StepClock:
     """Reads the host's clock.
@@ -207,13 +213,6 @@ def _split_wait(seconds: dict[Part, float], assembled_s: float) -> Seconds:
     seconds["wait"] -= assembled_s
     seconds["assemble"] += assembled_s
     return tuple(seconds.values())
-
-
-_BATCH_HOOKS: dict[str, Part] = {
-    "on_before_batch_transfer": "assemble",
-    "transfer_batch_to_device": "transfer",
-    "on_after_batch_transfer": "augment",
-}
 
 
 def attach(clock: StepClock, trainer: Trainer, pl_module: LightningModule) -> Callable[[], None]:

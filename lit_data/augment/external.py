@@ -29,6 +29,9 @@ from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, random_words, unchanged_generators
 
+SeedPer = Literal["batch", "sample"]
+_KEY = "augment_external"
+
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
@@ -48,10 +51,6 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002 - a user's module may draw from it
         yield
-
-
-SeedPer = Literal["batch", "sample"]
-_KEY = "augment_external"
 
 
 class ExternalTransform(Augmentation):

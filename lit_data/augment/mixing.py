@@ -18,6 +18,12 @@ from lit_data.types import Doubles, Floats, Ints
 _KEY = "augment_mixup"
 _KNOTS = 2049
 
+_AXIS = 6
+_COLUMNS = 2 * _AXIS + 1
+PASS_PX = (1 << 18, 1 << 24)
+"""Pixels that are drawn together on a CPU, so that what is made of them stays in its cache, and on
+a GPU, where that takes 40 bytes for each."""
+
 
 class MixUp(Augmentation):
     """Blend of a sample with another one of its batch, which has the boxes of both.
@@ -125,13 +131,6 @@ def _tabulate_beta(alpha: float) -> tuple[Doubles, Doubles]:
     density = np.exp(-2 * alpha * (np.logaddexp(logits / 2, -logits / 2) - np.log(2)))
     area = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1])))  # trapezoids
     return logits, area / area[-1]
-
-
-_AXIS = 6
-_COLUMNS = 2 * _AXIS + 1
-PASS_PX = (1 << 18, 1 << 24)
-"""Pixels that are drawn together on a CPU, so that what is made of them stays in its cache, and on
-a GPU, where that takes 40 bytes for each."""
 
 
 def pack_tiles(plan: MosaicPlan, places_px: Ints, tiles: int) -> Tensor:

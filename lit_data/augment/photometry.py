@@ -28,6 +28,26 @@ _STEPS = 65536
 _LEAST_WEIGHT = 1e-6
 """Smaller weights at the ends of a kernel are left out on a CPU."""
 
+_CPU = torch.device("cpu")
+FIELD_PX = 1024
+NOISE_DRAWS = 3
+"""Draws of one window: row, column, sign."""
+
+_KEY = "augment_photometry"
+_BLUR_KEY = "augment_blur"
+_GAIN = 0
+_NOISE = 1
+_WINDOW = slice(2, 2 + NOISE_DRAWS)
+_FIRST = 2 + NOISE_DRAWS
+"""Numbers drawn first: gain, noise, and the window of the noise."""
+_OFFSET, _CONTRAST, _GAMMA, _BLUR = range(_FIRST, _FIRST + 4)
+_MORE = 4
+"""Numbers drawn after the first of all channels, so that those stay as they were."""
+_SHARED = (_GAIN, _NOISE, _OFFSET, _CONTRAST, _GAMMA, _BLUR)
+"""All but the window of the noise, which no two images share."""
+_OFF = np.array([0.5, 0.0, 0.5, 0.5, 0.5, 0.0], np.float32)
+"""Numbers that leave an image as it is, in the order of `_SHARED`."""
+
 
 def gaussian_weights(sigma_px: Planes, largest_px: float) -> Planes:
     """Return kernels along one axis, all as long as the widest needs.
@@ -81,12 +101,6 @@ def plane_means(images: Tensor) -> Tensor:
     rows = images.sum(dim=3, keepdim=True)
     sums = (rows * _STEPS).to(torch.int64).sum(dim=2, keepdim=True)
     return sums.to(torch.float32) / (_STEPS * images.shape[2] * images.shape[3])
-
-
-_CPU = torch.device("cpu")
-FIELD_PX = 1024
-NOISE_DRAWS = 3
-"""Draws of one window: row, column, sign."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -144,22 +158,6 @@ def _cut_window(drawn: Planes, height_px: int, width_px: int) -> tuple[Planes, n
         return field[top:bottom, left:right], sign
     rows, columns = np.arange(top, bottom), np.arange(left, right)
     return field.take(rows, axis=0, mode="wrap").take(columns, axis=1, mode="wrap"), sign
-
-
-_KEY = "augment_photometry"
-_BLUR_KEY = "augment_blur"
-_GAIN = 0
-_NOISE = 1
-_WINDOW = slice(2, 2 + NOISE_DRAWS)
-_FIRST = 2 + NOISE_DRAWS
-"""Numbers drawn first: gain, noise, and the window of the noise."""
-_OFFSET, _CONTRAST, _GAMMA, _BLUR = range(_FIRST, _FIRST + 4)
-_MORE = 4
-"""Numbers drawn after the first of all channels, so that those stay as they were."""
-_SHARED = (_GAIN, _NOISE, _OFFSET, _CONTRAST, _GAMMA, _BLUR)
-"""All but the window of the noise, which no two images share."""
-_OFF = np.array([0.5, 0.0, 0.5, 0.5, 0.5, 0.0], np.float32)
-"""Numbers that leave an image as it is, in the order of `_SHARED`."""
 
 
 class Photometry(Augmentation):

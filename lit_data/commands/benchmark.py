@@ -16,6 +16,12 @@ from lit_data.commands.machine import describe_machine, print_machine
 
 log = logging.getLogger(__name__)
 
+_MODES: Mapping[str, Callable[[DictConfig, BenchmarkOptions], dict[str, Any]]] = {
+    "loaders": run_loaders,
+    "headroom": run_headroom,
+    "callbacks": run_overhead,
+}
+
 
 def run(cfg: DictConfig) -> dict[str, Any]:
     """Measure what `benchmark.mode` says, print a table and write it as ``benchmark.csv``.
@@ -76,10 +82,3 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     else:
         metrics = _MODES[options.mode](cfg, options)
     return {f"benchmark/{name}": value for name, value in machine.items()} | metrics
-
-
-_MODES: Mapping[str, Callable[[DictConfig, BenchmarkOptions], dict[str, Any]]] = {
-    "loaders": run_loaders,
-    "headroom": run_headroom,
-    "callbacks": run_overhead,
-}

@@ -99,7 +99,9 @@ def build(cfg: DictConfig, trainer: Mapping[str, Any] | None = None) -> Run:
         DataError: There is no such checkpoint, or labels that name the classes are bad.
     """
     start = find_start(
-        *(cfg.ckpt, cfg.get("run"), cfg.get("resume")),
+        cfg.ckpt,
+        cfg.get("run"),
+        cfg.get("resume"),
         runs=_fit_folder(cfg),
         folder=_run_folder(cfg),
         cache=Path(cfg.paths.cache),

@@ -29,8 +29,18 @@ _SHARED = Path("/dev/shm")
 _LEAST_FREE_BYTES = 5 * 2**30
 _LEAST_FREE_DISK_FRACTION = 0.02
 _NETWORK = (
-    *("nfs", "cifs", "smb", "fuse", "lustre", "gpfs"),
-    *("ceph", "beegfs", "glusterfs", "9p", "afs", "davfs"),
+    "nfs",
+    "cifs",
+    "smb",
+    "fuse",
+    "lustre",
+    "gpfs",
+    "ceph",
+    "beegfs",
+    "glusterfs",
+    "9p",
+    "afs",
+    "davfs",
 )
 _IN_MEMORY = ("tmpfs", "ramfs")
 _CORES_PER_GPU = 4

@@ -29,9 +29,18 @@ RECORDS = Scope((".hydra/*.yaml", "multirun.yaml", "**/.hydra/*.yaml"), unhidden
 RESULTS = Scope(
     (
         *RECORDS.patterns,
-        *("**/*.json", "**/*.csv", "**/*.log", "**/*.txt"),
-        *("**/samples.png", "**/predictions.png", "**/worst.png", "**/families.png"),
-        *("**/augment.png", "**/memory.png", "**/throughput.png", "**/images/*-*.png"),
+        "**/*.json",
+        "**/*.csv",
+        "**/*.log",
+        "**/*.txt",
+        "**/samples.png",
+        "**/predictions.png",
+        "**/worst.png",
+        "**/families.png",
+        "**/augment.png",
+        "**/memory.png",
+        "**/throughput.png",
+        "**/images/*-*.png",
     ),
     unhidden=(".hydra",),
 )

@@ -52,6 +52,8 @@ _WIDTH_OF_MANY_PX = 640
 _MANY = 8
 MOST_PICTURED = 20
 
+log = logging.getLogger(__name__)
+
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """Return all runs that the paths name, each once.
@@ -271,9 +273,6 @@ def _add_pictures(
         reason = "which would make this page too large"
         notes.append(f"{left_out} runs are shown without their pictures, {reason}.")
     return completed
-
-
-log = logging.getLogger(__name__)
 
 
 @contextmanager

@@ -30,8 +30,12 @@ log = logging.getLogger(__name__)
 
 _FACTS = Scope(
     (
-        *("**/.hydra/config.yaml", "**/.hydra/hydra.yaml", "**/summary.json"),
-        *(f"**/{FAILURE}", "**/job.json", "**/sweep.json"),
+        "**/.hydra/config.yaml",
+        "**/.hydra/hydra.yaml",
+        "**/summary.json",
+        f"**/{FAILURE}",
+        "**/job.json",
+        "**/sweep.json",
     ),
     unhidden=(".hydra",),
 )

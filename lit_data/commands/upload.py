@@ -158,7 +158,8 @@ class RunUpload(threading.Thread):
             if fault and not last_fault:
                 log.warning(
                     "not copied: %s; the run goes on in %s, and its files are copied later",
-                    *(fault, show_path(self._folder)),
+                    fault,
+                    show_path(self._folder),
                 )
             elif last_fault and not fault:
                 log.info("%s: all files of the run are there again", self._address)

@@ -32,6 +32,11 @@ Labels = Literal["none", "folders", "views", "objects"]
 LAYOUT_FILE = "views.json"
 _MOST_BYTES = 2**20  # of it
 
+Cut = Literal["whole", "random", "grid"]
+"""Samples are whole images or views, patches of them at random places, or those of a grid."""
+
+_FIXED = ("bank", "table", "samples", "_patches")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewLayout:
@@ -262,12 +267,6 @@ def _describe_count(count: int) -> str:
         return f"{count} views"
     root = max(1, math.isqrt(count))
     return f"{count} views; the nearest squares are {root**2} and {(root + 1) ** 2}"
-
-
-Cut = Literal["whole", "random", "grid"]
-"""Samples are whole images or views, patches of them at random places, or those of a grid."""
-
-_FIXED = ("bank", "table", "samples", "_patches")
 
 
 class GANDataset(BankDataset):

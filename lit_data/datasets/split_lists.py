@@ -28,7 +28,8 @@ from lit_data.io.discovery import check_inside
 
 _FOLDERS = ("ImageSets/Segmentation", "ImageSets/Main", "ImageSets/Layout", "ImageSets")
 LIST_PATHS = (
-    *(*YAML_FILES, *(f"{split}.txt" for split in SPLITS)),
+    *YAML_FILES,
+    *(f"{split}.txt" for split in SPLITS),
     *(f"{folder}/{stem}.txt" for folder in _FOLDERS for stem in (*SPLITS, "trainval")),
 )
 """Usual paths of lists, for roots on servers."""

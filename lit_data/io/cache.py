@@ -10,6 +10,8 @@ import numpy as np
 
 from lit_data.errors import ConfigError
 
+Key = TypeVar("Key", bound=Hashable)
+
 
 class HasBytes(Protocol):
     """Anything that says how large it is."""
@@ -19,7 +21,6 @@ class HasBytes(Protocol):
         """Bytes of its arrays."""
 
 
-Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value", bound=HasBytes)
 
 

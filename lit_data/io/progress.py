@@ -19,6 +19,9 @@ R = TypeVar("R")
 DELAY_S = 2.0
 _limit: ContextVar[int | None] = ContextVar("limit", default=None)
 
+AHEAD = 2
+"""Calls under way or finished but not yet taken, per thread: bounds the memory of their results."""
+
 
 @contextmanager
 def limit_threads(threads: int | None) -> Iterator[None]:
@@ -45,10 +48,6 @@ def count_threads(item_bytes: int = 0) -> int:
     # A thread works on one, and others wait to be taken; decoding takes about as much again.
     thread_bytes = 2 * (AHEAD + 1) * max(item_bytes, 1)
     return max(1, min(count_cores(), available_memory_bytes() // (4 * thread_bytes)))
-
-
-AHEAD = 2
-"""Calls under way or finished but not yet taken, per thread: bounds the memory of their results."""
 
 
 def ordered_map(

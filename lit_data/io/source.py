@@ -18,13 +18,23 @@ _PASSING = {
     errno.ENOMEM: "memory ran out: give this process more, or fewer workers",
 } | dict.fromkeys(
     (
-        *(errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH),
-        *(errno.ENETDOWN, errno.ENETUNREACH),
-        *(errno.ENOTCONN, errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED),
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENOTCONN,
+        errno.ECONNRESET,
+        errno.ECONNABORTED,
+        errno.ECONNREFUSED,
     ),
     _AGAIN,
 )
 """What does not come of the file, and what to do."""
+
+Opener = Callable[[Path], BinaryIO | None]
+_openers: dict[str, Opener] = {}
 
 
 @contextmanager
@@ -65,10 +75,6 @@ def open_source(path: PathText) -> Iterator[BinaryIO]:
     """
     with naming(path), open_filled(path) as stream:
         yield stream
-
-
-Opener = Callable[[Path], BinaryIO | None]
-_openers: dict[str, Opener] = {}
 
 
 @contextmanager

@@ -35,6 +35,12 @@ _NAME = re.compile(
     r"\.build-(?P<pid>\d{1,9})-(?P<start>\w*)-(?P<machine>[0-9a-f]{8})-(?P<host>.*)-[0-9a-f]{16}"
 )
 
+LOCK_NAME = ".lock"
+POLL_S = 0.2
+TELL_EVERY_S = 15.0
+ORPHANED_S = 5.0
+"""A lock held for this long while nobody builds is one that a network disk forgot to free."""
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:
@@ -166,13 +172,6 @@ def identify_machine() -> str:
         facts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
         facts.append(str(Path("/proc/self/ns/pid").readlink()))
     return hashlib.sha256("|".join(facts).encode()).hexdigest()[:8]
-
-
-LOCK_NAME = ".lock"
-POLL_S = 0.2
-TELL_EVERY_S = 15.0
-ORPHANED_S = 5.0
-"""A lock held for this long while nobody builds is one that a network disk forgot to free."""
 
 
 def kernel_lock(path: Path) -> FileLock:

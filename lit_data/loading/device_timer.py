@@ -9,15 +9,14 @@ import torch
 
 from lit_data.io.progress import track
 
+Call = Callable[[], object]
+
 
 def read_clock(device: torch.device) -> float:
     """Return the seconds of `time.perf_counter`, once a device has done all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-Call = Callable[[], object]
 
 
 def time_in_turn(works: Mapping[str, Call], repeats: int, device: torch.device) -> dict[str, float]:

@@ -46,6 +46,9 @@ from lit_data.types import Ints, RowWriter, Stage
 
 log = logging.getLogger(__name__)
 
+_FROM_SAMPLES = ("_rows", "_layout", "_staging")
+"""Attributes that were made from samples of the dataset."""
+
 
 class MicroBatchLoader:
     """Batches of a dataset, written in place by several workers, in an order of their own.
@@ -482,7 +485,3 @@ class MicroBatchLoader:
         elif self.options.pin_memory is True:
             log.warning("pin_memory=True, but there is no CUDA device: batches are not page-locked")
         return Staging(self._layout, shared=self.choice.kind == "process", pinned=device)
-
-
-_FROM_SAMPLES = ("_rows", "_layout", "_staging")
-"""Attributes that were made from samples of the dataset."""

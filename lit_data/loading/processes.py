@@ -45,6 +45,12 @@ CLOSING, PLAN = 0, 1
 PID, SLOT, FIRST, STOP = range(4)
 """Columns of a worker's line: process, slot and rows that it writes; slot -1 while it waits."""
 
+_FILES = 24
+_FILES_PER_WORKER = 4
+"""Open files that the workers need at most: together, and each (pipe, sentinel, memory)."""
+
+_open: "weakref.WeakSet[ProcessWorkers]" = weakref.WeakSet()
+
 
 class Board:
     """A few numbers that all processes see.
@@ -169,11 +175,6 @@ def send_signal(number: signal.Signals, processes: list[BaseProcess]) -> None:
     deadline_s = time.monotonic() + _GRACE_S
     for process in processes:
         process.join(max(0.0, deadline_s - time.monotonic()))
-
-
-_FILES = 24
-_FILES_PER_WORKER = 4
-"""Open files that the workers need at most: together, and each (pipe, sentinel, memory)."""
 
 
 class ProcessWorkers:
@@ -384,9 +385,6 @@ class ProcessWorkers:
                 indices = slot.arrays[INDICES][line[FIRST] : line[STOP]]
                 return describe_samples(self.dataset, indices)
         return ""
-
-
-_open: "weakref.WeakSet[ProcessWorkers]" = weakref.WeakSet()
 
 
 @atexit.register

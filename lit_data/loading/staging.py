@@ -23,6 +23,13 @@ INDICES = "\0indices"
 
 _ALIGNMENT_BYTES = 64
 
+log = logging.getLogger(__name__)
+
+_HANDED_OUT = 3
+"""Batches that a consumer may hold of the ring: one in use, one prefetched, one in transfer."""
+
+_serials = count()
+
 
 class Layout:
     """Fields one after the other, each contiguous over the samples.
@@ -91,15 +98,6 @@ def _flatten(name: str, field: FieldSpec, rows: Array, counts: Array) -> torch.T
     if field.row_column:
         flat[:, 0] = np.repeat(np.arange(len(counts)), counts)
     return torch.from_numpy(flat)
-
-
-log = logging.getLogger(__name__)
-
-
-_HANDED_OUT = 3
-"""Batches that a consumer may hold of the ring: one in use, one prefetched, one in transfer."""
-
-_serials = count()
 
 
 class Slot:

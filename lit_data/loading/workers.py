@@ -28,6 +28,12 @@ log = logging.getLogger(__name__)
 Texts = Mapping[str, list[Any]] | None
 _NAMED = 5
 
+THREADS_VARIABLE = "OPENCV_FOR_THREADS_NUM"
+"""A number that the user gives OpenCV here holds in workers too."""
+
+_EXIT_S = 5.0
+_running = weakref.WeakSet[threading.Thread]()
+
 
 @dataclass(frozen=True, slots=True)
 class RowTask:
@@ -151,9 +157,6 @@ def _find_culprit(dataset: RowWriter, rows: Mapping[str, Array], indices: Ints, 
             return describe_samples(dataset, indices[single])
     return describe_samples(dataset, indices)
 
-
-THREADS_VARIABLE = "OPENCV_FOR_THREADS_NUM"
-"""A number that the user gives OpenCV here holds in workers too."""
 
 Answer = tuple[RowTask, Texts | Failure]
 Answers = SimpleQueue[tuple[int, Texts | Failure]]
@@ -341,10 +344,6 @@ def _answer(dataset: RowWriter, task: RowTask) -> Texts | Failure:
     except BaseException as error:
         # Else the thread would end in silence, and its task be waited for.
         return Failure(error, traceback.format_exc(), describe_samples(dataset, task.indices))
-
-
-_EXIT_S = 5.0
-_running = weakref.WeakSet[threading.Thread]()
 
 
 def _await_threads() -> None:

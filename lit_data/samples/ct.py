@@ -29,6 +29,18 @@ _LUNG_RADII = (0.72, 0.33, 0.22)
 Mask = Bools
 _Axes = tuple[Floats, Floats, Floats]
 
+SMALLEST_SIDE = 16  # voxels
+
+README = """CT samples, made by lit_data (lit_data.samples.ct). Synthetic, CC0: free to use.
+
+train, val, test
+  ct_NNNN.npy           int16 Hounsfield units [z, y, x]: a trunk of fat and muscle with lungs, vessels, spine, ribs
+                        and, in two lungs of three, a tumour
+  ct_NNNN_labels.npy    uint8 [z, y, x]: 1 where a tumour is
+                        A .npy file holds no spacing: voxels count as 1 mm.
+samples.json            what the set was made from, and the size of each file. Without it the set is made again.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class CTScene:
@@ -171,19 +183,6 @@ def _blur(volume: Floats) -> Floats:
         mixed = (padded[:-2] + np.float32(2) * padded[1:-1] + padded[2:]) / np.float32(4)
         volume = np.moveaxis(mixed, 0, axis)
     return volume
-
-
-SMALLEST_SIDE = 16  # voxels
-
-README = """CT samples, made by lit_data (lit_data.samples.ct). Synthetic, CC0: free to use.
-
-train, val, test
-  ct_NNNN.npy           int16 Hounsfield units [z, y, x]: a trunk of fat and muscle with lungs, vessels, spine, ribs
-                        and, in two lungs of three, a tumour
-  ct_NNNN_labels.npy    uint8 [z, y, x]: 1 where a tumour is
-                        A .npy file holds no spacing: voxels count as 1 mm.
-samples.json            what the set was made from, and the size of each file. Without it the set is made again.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,19 @@ _CORNERS = np.pi / 2 + np.arange(3) * 2 * np.pi / 3  # of a triangle
 
 Mask = Bools
 
+SMALLEST_SIDE_PX = 64  # room for a few objects
+
+README = """Detection samples, made by lit_data (lit_data.samples.detection). Synthetic, CC0: free to use.
+
+images/train, val, test   PNG, R, G, B: discs, squares and triangles of any size, angle and colour on textured ground.
+                          Rings are of no class. One image in ten is tall, one is wide, one in twelve has no object.
+labels/train, val, test   YOLO text with the stems of the images: class cx cy w h, in shares of the image. A box holds
+                          the whole object as far as it lies in the image, also what another object covers: at most
+                          half of it.
+data.yaml                 names of the classes, folders of the splits.
+samples.json              what the set was made from, and the size of each file. Without it the set is made again.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class DetectionScene:
@@ -150,20 +163,6 @@ def paint(image: Doubles, thing: _Thing, mask: Mask, rng: np.random.Generator) -
 def _find_extents(mask: Mask) -> tuple[int, int, int, int]:
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     return int(rows[0]), int(columns[0]), int(rows[-1]) + 1, int(columns[-1]) + 1
-
-
-SMALLEST_SIDE_PX = 64  # room for a few objects
-
-README = """Detection samples, made by lit_data (lit_data.samples.detection). Synthetic, CC0: free to use.
-
-images/train, val, test   PNG, R, G, B: discs, squares and triangles of any size, angle and colour on textured ground.
-                          Rings are of no class. One image in ten is tall, one is wide, one in twelve has no object.
-labels/train, val, test   YOLO text with the stems of the images: class cx cy w h, in shares of the image. A box holds
-                          the whole object as far as it lies in the image, also what another object covers: at most
-                          half of it.
-data.yaml                 names of the classes, folders of the splits.
-samples.json              what the set was made from, and the size of each file. Without it the set is made again.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,20 @@ _SIZES: Mapping[str, tuple[tuple[float, float], ...]] = {
     "torus": ((0.55, 0.66), (0.18, 0.3), (0.0, 0.0)),  # radius of the ring, and of its section
 }
 
+SMALLEST_SIDE_PX = 8
+MOST_TILES = 16
+
+README = """Objects seen from several sides, made by lit_data (lit_data.samples.gan). Synthetic, CC0.
+
+train, val, test / ellipsoid, box, cylinder, cone, torus
+                        PNG, R, G, B: one sheet of k x k views for each object. From left to right the azimuth grows,
+                        from top to bottom the elevation.
+views.json              k (tiles), the azimuth of the first view and where the circle ends, the lowest and the highest
+                        elevation, in degrees. The camera looks at the middle of the object; lit_data.samples.gan
+                        has its distance and its field of view.
+samples.json            what the set was made from, and the size of each file. Without it the set is made again.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Solid:
@@ -280,21 +294,6 @@ _DISTANCES: Mapping[str, Callable[[Floats, Sizes], Floats]] = {
     "cone": _to_cone,
     "torus": _to_torus,
 }
-
-
-SMALLEST_SIDE_PX = 8
-MOST_TILES = 16
-
-README = """Objects seen from several sides, made by lit_data (lit_data.samples.gan). Synthetic, CC0.
-
-train, val, test / ellipsoid, box, cylinder, cone, torus
-                        PNG, R, G, B: one sheet of k x k views for each object. From left to right the azimuth grows,
-                        from top to bottom the elevation.
-views.json              k (tiles), the azimuth of the first view and where the circle ends, the lowest and the highest
-                        elevation, in degrees. The camera looks at the middle of the object; lit_data.samples.gan
-                        has its distance and its field of view.
-samples.json            what the set was made from, and the size of each file. Without it the set is made again.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,18 @@ import numpy as np
 
 from lit_data.types import Doubles, Floats, Size
 
+TARGET_ONLY: tuple[int, ...] = (0,)
+DISTRACTOR_CHANNELS: tuple[tuple[int, ...], ...] = ((0, 1), (0, 2), (0, 1, 2), (1,), (2,))
+LEAST_CHANGE = 0.05
+"""Grey levels; a weaker change is hard to see, so it is neither drawn nor in the mask."""
+LEAST_AREA_PX = 6
+"""In each channel that shows the defect, else it is drawn anew."""
+MARGIN_PX = 6
+"""Between two defects, more than twice the largest misregistration."""
+
+Window = tuple[int, int, int, int]
+"""(top, left, bottom, right) in px, ends excluded."""
+
 
 @dataclass(frozen=True, slots=True)
 class StripePattern:
@@ -201,19 +213,6 @@ def pixel_grid(top: int, left: int, bottom: int, right: int) -> tuple[Doubles, D
         np.arange(left, right, dtype=np.float64),
     )
     return rows[:, None], columns[None]
-
-
-TARGET_ONLY: tuple[int, ...] = (0,)
-DISTRACTOR_CHANNELS: tuple[tuple[int, ...], ...] = ((0, 1), (0, 2), (0, 1, 2), (1,), (2,))
-LEAST_CHANGE = 0.05
-"""Grey levels; a weaker change is hard to see, so it is neither drawn nor in the mask."""
-LEAST_AREA_PX = 6
-"""In each channel that shows the defect, else it is drawn anew."""
-MARGIN_PX = 6
-"""Between two defects, more than twice the largest misregistration."""
-
-Window = tuple[int, int, int, int]
-"""(top, left, bottom, right) in px, ends excluded."""
 
 
 @dataclass(frozen=True, slots=True)

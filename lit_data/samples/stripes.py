@@ -23,6 +23,22 @@ from lit_data.samples.stripe_drawing import (
 )
 from lit_data.types import Bools, Floats, Size
 
+SampleDtype = Literal["uint8", "float32"]
+
+SMALLEST_SIDE_PX = 112  # room for three true defects
+
+README = """Stripe samples, made by lit_data (lit_data.samples.stripes). Synthetic, CC0: use them for anything.
+
+train/, val/, test/   images of a striped web under a line camera; channels as stored: target, ref1, ref2.
+                      The references are neighbouring repeats of the pattern, up to 1 px out of register.
+test_masks/           same file stems, 255 where the target has a true defect, else 0.
+defects.json          every defect of the test images: kind, channels, box_px = [top, left, bottom, right] with ends
+                      excluded, and whether it is true (in the target alone) or a distractor (not in the mask).
+samples.json          what the set was made from, and the size of each file. Without it the set is made again.
+
+train/ and val/ are free of defects: they are synthesised during training.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class StripeSample:
@@ -83,23 +99,6 @@ def _describe(defect: DrawnDefect, changed: Bools) -> dict[str, Any]:
             int(left + columns[-1] + 1),
         ],
     }
-
-
-SampleDtype = Literal["uint8", "float32"]
-
-SMALLEST_SIDE_PX = 112  # room for three true defects
-
-README = """Stripe samples, made by lit_data (lit_data.samples.stripes). Synthetic, CC0: use them for anything.
-
-train/, val/, test/   images of a striped web under a line camera; channels as stored: target, ref1, ref2.
-                      The references are neighbouring repeats of the pattern, up to 1 px out of register.
-test_masks/           same file stems, 255 where the target has a true defect, else 0.
-defects.json          every defect of the test images: kind, channels, box_px = [top, left, bottom, right] with ends
-                      excluded, and whether it is true (in the target alone) or a distractor (not in the mask).
-samples.json          what the set was made from, and the size of each file. Without it the set is made again.
-
-train/ and val/ are free of defects: they are synthesised during training.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,23 @@ from lit_data.samples.sample_set import SampleSpec, open_streams
 from lit_data.synthesis.watermarks.glyphs import BUILT_IN, open_font
 from lit_data.types import Array, Bytes, Floats, Size
 
+Pixels = Bytes
+
+_LETTERS = np.array(list("etaoinshrdlcumwfgypbvk"))
+_ODDS = np.arange(len(_LETTERS), 0, -1) / sum(range(len(_LETTERS) + 1))
+
+SMALLEST_SIDE_PX = 96  # room for a line of text
+JPEG_QUALITY = 90
+
+README = """Backgrounds for watermarks, made by lit_data (lit_data.samples.watermarks). Synthetic, CC0.
+
+train/, val/, test/   page_*.png     grey: headings, paragraphs, tables and pictures; words without meaning
+                      photo_*.jpg    colour: sky, hills, things
+                      texture_*.png  grey: surfaces
+                      Of ten images five are pages, four photographs, one is a texture. No image has a watermark.
+samples.json          what the set was made from, and the size of each file. Without it the set is made again.
+"""
+
 
 def draw_photo(rng: np.random.Generator, size_px: Size) -> Bytes:
     """Draw one photograph.
@@ -97,12 +114,6 @@ def _cloud(rng: np.random.Generator, size_px: Size, octaves: int, decay: float) 
         cloud += weight * cv2.resize(noise, size_px[::-1], interpolation=cv2.INTER_CUBIC)
         total += weight
     return np.asarray(cloud / np.float32(total))
-
-
-Pixels = Bytes
-
-_LETTERS = np.array(list("etaoinshrdlcumwfgypbvk"))
-_ODDS = np.arange(len(_LETTERS), 0, -1) / sum(range(len(_LETTERS) + 1))
 
 
 def draw_page(rng: np.random.Generator, size_px: Size) -> Pixels:
@@ -252,19 +263,6 @@ def _light(ink: Pixels, rng: np.random.Generator) -> Pixels:
     light = rng.uniform(0.82, 1.0) * (1 + slope[0] * rows[:, None] + slope[1] * columns)
     noise = rng.normal(0, rng.uniform(0, 2.0), ink.shape)
     return np.asarray(np.rint(ink * light + noise).clip(0, 255), np.uint8)
-
-
-SMALLEST_SIDE_PX = 96  # room for a line of text
-JPEG_QUALITY = 90
-
-README = """Backgrounds for watermarks, made by lit_data (lit_data.samples.watermarks). Synthetic, CC0.
-
-train/, val/, test/   page_*.png     grey: headings, paragraphs, tables and pictures; words without meaning
-                      photo_*.jpg    colour: sky, hills, things
-                      texture_*.png  grey: surfaces
-                      Of ten images five are pages, four photographs, one is a texture. No image has a watermark.
-samples.json          what the set was made from, and the size of each file. Without it the set is made again.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_memory = threading.local()
+
 
 @dataclass(frozen=True, slots=True)
 class ValueRange:
@@ -35,9 +37,6 @@ class ValueRange:
     def bounds(self) -> tuple[float, float]:
         """Smallest and largest value that a drawn pixel may take."""
         return (math.ceil(self.low), math.floor(self.high)) if self.whole else (self.low, self.high)
-
-
-_memory = threading.local()
 
 
 class Canvas:

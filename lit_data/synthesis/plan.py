@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SAMPLE_DRAWS = 3
 DEFECT_DRAWS = 6
 
+_SIDE_BITS = 20
+
 
 @dataclass(frozen=True, kw_only=True)
 class DefectSpec:
@@ -146,9 +148,6 @@ class DefectSpec:
     def shape_draws(self) -> int:
         """Random numbers for the shape of a defect."""
         return max(member.draws for member in self.members)
-
-
-_SIDE_BITS = 20
 
 
 class Group(NamedTuple):

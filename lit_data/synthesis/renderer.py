@@ -26,6 +26,8 @@ _STANDS_OUT = 3.0
 CACHED_PX = 2**18
 """More pixels at once do not stay in the caches of a CPU, and take twice the time each."""
 
+_memory = threading.local()
+
 
 @dataclass(frozen=True, slots=True)
 class Touches:
@@ -297,9 +299,6 @@ def _mark(masks: Tensor, canvas: Canvas, plan: DefectPlan, touches: Touches) -> 
         masks.view(-1)[index[marked]] = 1
     else:
         masks.view(-1).scatter_reduce_(0, index, marked.to(masks.dtype), "amax")
-
-
-_memory = threading.local()
 
 
 def draw_spots(images: Array, masks: Array, plan: DefectPlan, values: ValueRange) -> None:

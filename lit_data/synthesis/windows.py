@@ -21,6 +21,10 @@ _LAPLACIAN = (1.0, -2.0, 1.0, -2.0, 4.0, -2.0, 1.0, -2.0, 1.0)
 LEAST_NOISE = 0.002
 """Half a grey level of 8 bits: less noise than that cannot be told from none."""
 
+SEARCH_PX = 6
+"""Farthest distance of the edge that a defect looks for, from its centre."""
+_TIE = 1e-6
+
 
 class Surroundings:
     """Surroundings of n defects.
@@ -94,11 +98,6 @@ class Surroundings:
 def _sum(changes: Tensor) -> Tensor:
     # In double: the same in any order.
     return changes.abs_().sum((-2, -1), dtype=widest_float(changes.device))
-
-
-SEARCH_PX = 6
-"""Farthest distance of the edge that a defect looks for, from its centre."""
-_TIE = 1e-6
 
 
 class Windows:

@@ -155,7 +155,6 @@ def test_each_callback_has_a_row(run: Run, capsys: pytest.CaptureFixture[str]) -
         "adaptive",
         "amp",
         "digest",
-        "steps",
         "interrupt",
         "empty_cache",
         "all",

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _COLUMNS = (
-    *("file", "images", "calls", "start_ms", "median_ms", "p99_ms", "images_per_s"),
+    "file",
+    "images",
+    "calls",
+    "start_ms",
+    "median_ms",
+    "p99_ms",
+    "images_per_s",
     "pixels_per_image",
 )
 _MOST_IMAGES = 64  # held in memory at a time

@@ -217,7 +217,9 @@ def measure_rows(
             measurable_rows += 1
     log.info(
         "%d rows, each measured %d times: at most %.0f s, and the time to start them",
-        *(measurable_rows, repeats, measurable_rows * repeats * limits.seconds),
+        measurable_rows,
+        repeats,
+        measurable_rows * repeats * limits.seconds,
     )
     failures: list[Exception] = []
     rounds = results * repeats

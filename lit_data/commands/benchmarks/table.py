@@ -73,6 +73,9 @@ OURS_COLOUR = "#007aff"
 OTHERS_COLOUR = "#a0a4ab"
 _WIDTH = 158  # of the table of loaders, the widest
 
+Line = Mapping[str, Any]
+"""A row of a table: a value for each column; NaN for a number that there is not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -235,10 +238,6 @@ def _find_dataloader_speed(results: Sequence[Result], row: Row) -> float:
         if other.num_workers == row.num_workers:
             speeds_of_same_workers.append(speeds[-1])
     return max(speeds_of_same_workers or speeds, default=math.nan)
-
-
-Line = Mapping[str, Any]
-"""A row of a table: a value for each column; NaN for a number that there is not."""
 
 
 def report_lines(

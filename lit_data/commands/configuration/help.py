@@ -68,9 +68,21 @@ groups (GROUP=OPTION; each option is a file of lit_data/conf/GROUP):
 
 """
 _USUAL = (
-    *("data.root", "data.splits", "data.classes", "data.patch_px", "data.size_px", "data.image_px"),
-    *("data.loader.batch_size", "model.net", "model.optimizer.lr", "model.generator_optimizer.lr"),
-    *("trainer.max_epochs", "callbacks.checkpoint.monitor", "seed", "name", "resume"),
+    "data.root",
+    "data.splits",
+    "data.classes",
+    "data.patch_px",
+    "data.size_px",
+    "data.image_px",
+    "data.loader.batch_size",
+    "model.net",
+    "model.optimizer.lr",
+    "model.generator_optimizer.lr",
+    "trainer.max_epochs",
+    "callbacks.checkpoint.monitor",
+    "seed",
+    "name",
+    "resume",
 )
 """Keys that trainings differ in most, of which the first ten that an experiment has are shown."""
 _SOURCES = ("data.root", "run", "ckpt")

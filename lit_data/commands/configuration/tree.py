@@ -29,6 +29,9 @@ from lit_data.errors import ConfigError
 _LONGEST_SHOWN = 200
 _PACKAGED_FOLDER = Path(__file__).parents[2] / "conf"
 
+PACKAGED_LISTS: dict[tuple[str, ...], tuple[list[str], set[str]]] = {}
+"""Paths of files of packages with the keys that they leave open, by command and choosing words."""
+
 
 @contextmanager
 def open_hydra(config_dir: str | Path | None = None) -> Iterator[Hydra]:
@@ -72,10 +75,6 @@ def _add_folder(search_path: ConfigSearchPath, provider: str, folder: Path) -> N
     """Add a folder behind those that are there; Hydra's schemas stay last."""
     before_schemas = SearchPathQuery(provider="schema")
     search_path.prepend(provider=provider, path=f"file://{folder}", anchor=before_schemas)
-
-
-PACKAGED_LISTS: dict[tuple[str, ...], tuple[list[str], set[str]]] = {}
-"""Paths of files of packages with the keys that they leave open, by command and choosing words."""
 
 
 class ConfigTree:

@@ -11,9 +11,21 @@ from omegaconf import OmegaConf
 
 PATHS = frozenset(
     (
-        *("ckpt", "run", "resume", "data.root", "data.masks", "data.splits"),
-        *("paths.cache", "paths.run", "paths.runs", "hydra.run.dir", "hydra.sweep.dir"),
-        *("predict.folder", "prepare.export", "prepare.shards", "sweep.resume"),
+        "ckpt",
+        "run",
+        "resume",
+        "data.root",
+        "data.masks",
+        "data.splits",
+        "paths.cache",
+        "paths.run",
+        "paths.runs",
+        "hydra.run.dir",
+        "hydra.sweep.dir",
+        "predict.folder",
+        "prepare.export",
+        "prepare.shards",
+        "sweep.resume",
     )
 )
 """Keys whose text is a path: what cannot be read as anything else is one."""

@@ -25,6 +25,8 @@ _VOXEL_BYTES = 6  # of memory for each, about
 Mask = Bools
 Distances = Floats
 
+FORMAT_VERSION = 3  # raise it with every change of a distance
+
 
 def measure_signed(occupied: Mask, spacing_mm: Spacing, most_mm: float) -> Distances:
     """Measure the distance of each voxel to the nearest one of the other kind, negative inside.
@@ -182,9 +184,6 @@ def _import_transform() -> Callable[..., Distances]:
         ) from error
     transform: Callable[..., Distances] = edt
     return transform
-
-
-FORMAT_VERSION = 3  # raise it with every change of a distance
 
 
 class PointDistances:

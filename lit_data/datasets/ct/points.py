@@ -33,6 +33,9 @@ _WORD_BITS = np.uint64(32)
 _MOST_WINDOWS = 2**26  # of a grid, whose numbers are listed
 _CHUNK = 2**16  # voxels at once, which stay in the cache of a core
 
+UNLABELLED = -1
+"""Label of every voxel of a volume that has no labels, in a set where others have them."""
+
 
 def choose_points(count: int, most: int, *, seed: int, epoch: int, index: int) -> Ints | None:
     """Choose some of `count` voxels, each equally likely, no voxel twice, in ascending order.
@@ -137,10 +140,6 @@ def clear_outside(out: Array, shape: Sequence[int]) -> None:
     out[depth:] = 0
     out[:depth, height:] = 0
     out[:depth, :height, width:] = 0
-
-
-UNLABELLED = -1
-"""Label of every voxel of a volume that has no labels, in a set where others have them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

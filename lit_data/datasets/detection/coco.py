@@ -32,15 +32,6 @@ from lit_data.types import Bools, Doubles, PathText
 
 log = logging.getLogger(__name__)
 
-
-def _find_corners(boxes: Doubles, sizes_px: Doubles) -> Doubles:
-    return np.hstack([boxes[:, :2] / sizes_px, (boxes[:, :2] + boxes[:, 2:]) / sizes_px])
-
-
-def _find_shares(boxes: Doubles) -> Bools:
-    return is_share_box(np.hstack([boxes, boxes[:, :2] + boxes[:, 2:]]))
-
-
 _COCO_OF_SPLITS = "annotations/*.json"
 _HEAD_BYTES = 2**16
 _KEYS = (b'"images"', b'"annotations"', b'"categories"')
@@ -51,12 +42,20 @@ COCO_PLACES = (
     "*/_annotations.coco.json",
 )
 
+Id = int | str
+
+
+def _find_corners(boxes: Doubles, sizes_px: Doubles) -> Doubles:
+    return np.hstack([boxes[:, :2] / sizes_px, (boxes[:, :2] + boxes[:, 2:]) / sizes_px])
+
+
+def _find_shares(boxes: Doubles) -> Bools:
+    return is_share_box(np.hstack([boxes, boxes[:, :2] + boxes[:, 2:]]))
+
+
 _FORM = BoxForm(
     "COCO JSON", "annotations[{}]", ("pixels", "shares of the image"), _find_shares, _find_corners
 )
-
-
-Id = int | str
 
 
 @dataclass(frozen=True, slots=True)

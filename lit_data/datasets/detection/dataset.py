@@ -22,6 +22,13 @@ BOX_COLUMNS = 6
 _DTYPES = ("uint8", "uint16", "float32")  # that OpenCV scales
 _KEEP_ALL = MosaicSpec(min_box_px=0, min_box_visible=0, max_box_aspect=math.inf)
 
+_CUTS = np.arange(5)
+"""Tiles may be cut this many pixels further out, where that edge comes closer to a whole pixel of the output."""
+_CLOSE_PX = 0.1
+"""An edge that is as close needs no other cut."""
+_BEYOND_PX = 8.0
+"""How far beyond its window a tile is drawn for a closer edge, in the output."""
+
 
 class BatchMosaics(NamedTuple):
     """Mosaics of a batch, made of its own images, to be drawn later."""
@@ -323,13 +330,6 @@ class DetectionDataset(BankDataset):
 # A warp of any matrix costs three times what scaling costs, whose cut of the tile and whose drawing
 # are whole pixels. So each side of a tile is moved to the nearest whole pixel of the output: less
 # than half a pixel, most often far less.
-
-_CUTS = np.arange(5)
-"""Tiles may be cut this many pixels further out, where that edge comes closer to a whole pixel of the output."""
-_CLOSE_PX = 0.1
-"""An edge that is as close needs no other cut."""
-_BEYOND_PX = 8.0
-"""How far beyond its window a tile is drawn for a closer edge, in the output."""
 
 
 def draw_tiles(rows: Array, plan: MosaicPlan, bank: ImageBank, fill: float = FILL) -> None:

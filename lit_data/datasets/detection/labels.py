@@ -26,6 +26,11 @@ _SMALLEST = 1e-9  # far below a pixel, and still above 0 as float32
 _LARGEST = 1e9  # also refuses NaN, infinity and whole numbers that no float holds
 _MOST_DIGITS = 10  # of a side of an image
 
+Stated = tuple[object, object]
+"""Height and width of an image as its annotations state them, unchecked."""
+
+UNSTATED: Stated = (None, None)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelTable:
@@ -179,12 +184,6 @@ class Faults:
         if others:
             headings.append(f"{others} other faults" if headings else f"{others} faults")
         problems.raise_if_any("; ".join(headings))
-
-
-Stated = tuple[object, object]
-"""Height and width of an image as its annotations state them, unchecked."""
-
-UNSTATED: Stated = (None, None)
 
 
 class Frame(NamedTuple):

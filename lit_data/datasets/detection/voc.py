@@ -281,7 +281,11 @@ def read_voc_labels(
             if difficult is not False or not is_difficult:
                 is_ignored = is_difficult and difficult == "ignore"
                 _read_object(
-                    *(collector, image, index, item, numbers),
+                    collector,
+                    image,
+                    index,
+                    item,
+                    numbers,
                     allowed=allowed,
                     is_ignored=is_ignored,
                 )

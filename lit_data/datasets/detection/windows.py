@@ -259,7 +259,9 @@ def cut_windows(
         log.warning(
             "%d of %d boxes are seen to less than data.min_visible=%g in each window and left out: "
             "set a larger data.patch_px, or a lower data.min_visible",
-            *(len(labels.boxes) - visible, len(labels.boxes), least_visible),
+            len(labels.boxes) - visible,
+            len(labels.boxes),
+            least_visible,
         )
     ends = np.cumsum(counts, dtype=np.int64)
     return Windows(windows, LabelTable(labels.classes, np.concatenate(parts), ends))

@@ -26,8 +26,11 @@ from lit_data.types import Bools, Doubles, PathText
 log = logging.getLogger(__name__)
 
 CLASS_FILES = (
-    *("classes.txt", "labels/classes.txt", "images/classes.txt"),  # LabelImg, beside the labels
-    *("obj.names", "train/_darknet.labels"),  # CVAT; Roboflow
+    "classes.txt",
+    "labels/classes.txt",
+    "images/classes.txt",  # LabelImg, beside the labels
+    "obj.names",
+    "train/_darknet.labels",  # CVAT; Roboflow
 )
 """Files with the name of a class in each line, below the root."""
 
@@ -144,7 +147,9 @@ def name_numbers(numbers: Collection[int], names: Sequence[str]) -> dict[int, st
     if first:
         log.warning(
             "classes of labels count from 1, not from 0: 1 is %s, %d is %s",
-            *(names[0], len(names), names[-1]),
+            names[0],
+            len(names),
+            names[-1],
         )
     return dict(enumerate(names, first))
 

@@ -66,8 +66,18 @@ _CVAT_ELLIPSE = ("cx", "cy", "rx", "ry")
 _CVAT_MASK = ("left", "top", "width", "height")
 _CVAT_OTHERS = ("tag", "image")  # of the whole image, and an image inside of this one
 _CVAT_ATTRIBUTES = {
-    *("id", "label", "source", "occluded", "z_order", "group_id", "points", "rotation", "rle"),
-    *(*_CVAT_SIDES, *_CVAT_ELLIPSE, *_CVAT_MASK),
+    "id",
+    "label",
+    "source",
+    "occluded",
+    "z_order",
+    "group_id",
+    "points",
+    "rotation",
+    "rle",
+    *_CVAT_SIDES,
+    *_CVAT_ELLIPSE,
+    *_CVAT_MASK,
 }
 _LABELME_EFFECTS: Mapping[str, Effect] = {"__ignore__": "ignored", "_background_": "hole"}
 _CROWD = ("iscrowd", "is_crowd")

@@ -22,6 +22,12 @@ _MOST_MARKED = 50  # % of the pixels; defects are the smaller part of what they 
 
 log = logging.getLogger(__name__)
 
+PICKS = 3
+"""Random numbers that `ObjectPool.pick` takes: image, object, pixel."""
+_PIXELS = 16  # stored of an object: enough to see all parts of a large one, few in memory
+_OBJECTS = 256
+"""Objects of a class in an image: the largest, as a noisy mask has thousands of specks."""
+
 
 class PartialMasks(ImageBank):
     """Masks of images of which some have none: nothing is marked there, or all pixels are ignored.
@@ -241,13 +247,6 @@ def is_defect(mask: Array) -> Bools:
     """Return True for pixels that show a defect: neither background nor ignored."""
     is_marked: Bools = (mask > 0) & (mask != IGNORED)
     return is_marked
-
-
-PICKS = 3
-"""Random numbers that `ObjectPool.pick` takes: image, object, pixel."""
-_PIXELS = 16  # stored of an object: enough to see all parts of a large one, few in memory
-_OBJECTS = 256
-"""Objects of a class in an image: the largest, as a noisy mask has thousands of specks."""
 
 
 class MaskObjects(NamedTuple):

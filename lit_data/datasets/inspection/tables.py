@@ -14,7 +14,14 @@ from lit_data.io.source import decode_text, open_source, read_whole
 _MOST_TABLES = 3  # that a message describes
 BOTH_COLUMNS = "imageid_classid"  # of a column that holds both
 IMAGE_COLUMNS = (
-    *("imageid", "image", "image_id", "filename", "file_name", "file", "name", "img"),
+    "imageid",
+    "image",
+    "image_id",
+    "filename",
+    "file_name",
+    "file",
+    "name",
+    "img",
     BOTH_COLUMNS,
 )
 CLASS_COLUMNS = (

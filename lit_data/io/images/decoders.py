@@ -21,6 +21,12 @@ from lit_data.types import Array
 _MASK_FOLDER = re.compile("mask|label|annot|ground.?truth|_gt$|^gt$", re.IGNORECASE)
 _FORMAT = 1  # raised when the same files and options give other pixels
 
+STORE_DTYPES = {name: name for name in ("uint8", "uint16", "int16", "float32")} | {
+    "bool": "uint8",
+    "int8": "int16",
+}
+"""Dtype that a store has for pixels of a dtype; others need a cast that a user asks for."""
+
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
@@ -214,13 +220,6 @@ def _find_store_dtype(source: ImageSource, dtype: "np.dtype[Any]") -> "np.dtype[
             "cast it to float32"
         )
     return np.dtype(name)
-
-
-STORE_DTYPES = {name: name for name in ("uint8", "uint16", "int16", "float32")} | {
-    "bool": "uint8",
-    "int8": "int16",
-}
-"""Dtype that a store has for pixels of a dtype; others need a cast that a user asks for."""
 
 
 def _cast(file: Decoded, dtype: "np.dtype[Any]") -> Array:

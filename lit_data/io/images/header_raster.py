@@ -25,6 +25,19 @@ _STRAY_BYTES = 2**16  # that are passed over in search of a marker, as libjpeg d
 _MAX_SEGMENTS = 1024  # before the frame; an ICC profile has at most 255
 _MAX_EXIF_TAGS = 512
 
+_RGB = 0
+_BITFIELDS = (3, 6)  # masks of colours, and of alpha beside them
+_MASKS_AT = 54  # bytes from the start of the file, whether they belong to the header or follow it
+_MASKS_16 = (0x7C00, 0x3E0, 0x1F, 0)
+_MASKS_32 = (0xFF0000, 0xFF00, 0xFF, 0)
+_ALPHA_MASK = 0xFF000000
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
+_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
+_MAX_CHUNKS = 4096  # before the pixels; real files have a dozen
+
 
 @dataclass(frozen=True, slots=True)
 class JpegFrame:
@@ -149,14 +162,6 @@ def _parse_frame(body: bytes, exif: bytes) -> JpegFrame:
         raise DataError("truncated JPEG: the frame header is cut")
     bits, height_px, width_px, components = struct.unpack(">BHHB", body)
     return JpegFrame(height_px, width_px, components, bits, exif)
-
-
-_RGB = 0
-_BITFIELDS = (3, 6)  # masks of colours, and of alpha beside them
-_MASKS_AT = 54  # bytes from the start of the file, whether they belong to the header or follow it
-_MASKS_16 = (0x7C00, 0x3E0, 0x1F, 0)
-_MASKS_32 = (0xFF0000, 0xFF00, 0xFF, 0)
-_ALPHA_MASK = 0xFF000000
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,13 +331,6 @@ def _read_palette(stream: BinaryIO, count: int, entry_bytes: int, bits: int) -> 
     if len(table) < count * entry_bytes:
         raise DataError("truncated BMP: its palette is cut")
     return np.frombuffer(table, np.uint8).reshape(count, entry_bytes)[:, 2::-1]
-
-
-SIGNATURE = b"\x89PNG\r\n\x1a\n"
-
-_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
-_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
-_MAX_CHUNKS = 4096  # before the pixels; real files have a dozen
 
 
 def read_png_header(stream: BinaryIO, size_bytes: int) -> StoredImage:

@@ -21,6 +21,9 @@ _MOST_NOTES = 20  # that are logged
 
 log = logging.getLogger(__name__)
 
+OnBad = Literal["error", "skip"]
+SKIPPING = "data.on_bad=skip leaves them out"
+
 
 def find_faults(sources: Sequence[ImageSource], decoder: Decoder) -> Problems:
     """Decode every source strictly and keep nothing but what is wrong; log what else was noticed.
@@ -74,10 +77,6 @@ def cut_path(note: str, paths: Sequence[str]) -> str:
     for path in paths:
         note = note.removeprefix(f"{show_path(path)}: ")
     return note
-
-
-OnBad = Literal["error", "skip"]
-SKIPPING = "data.on_bad=skip leaves them out"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,32 @@ _TYPE_BYTES = {**dict.fromkeys((1, 2, 6, 7), 1), 3: 2, 8: 2, **dict.fromkeys((4,
 _TYPE_BYTES |= dict.fromkeys((5, 10, 12, 16, 17, 18), 8)
 _NUMBERS = {1: "u1", 3: "u2", 4: "u4", 13: "u4", 16: "u8", 18: "u8"}
 
+# Decoders of other compressions ask for memory by what the stream claims, before the page's size
+# can limit them.
+_NONE = 1
+_JPEG = 7
+_COMPRESSIONS = {_NONE: "none", 2: "CCITT", 3: "CCITT", 4: "CCITT", 5: "LZW", _JPEG: "JPEG"}
+_COMPRESSIONS |= {8: "deflate", 32946: "deflate", 32773: "PackBits", 50000: "Zstandard"}
+
+_BLOCK_PX = 16  # a JPEG stream may be rounded up to whole blocks
+
+_WHITE_IS_ZERO = 0
+_BLACK_IS_ZERO = 1
+_RGB = 2
+_PALETTE = 3
+_CMYK = 5
+_YCBCR = 6  # which the decoder of JPEG turns into RGB
+_COLOUR_MODELS = {4: "a transparency mask", 8: "CIE L*a*b*", 9: "ICC L*a*b*", 10: "ITU L*a*b*"}
+
+_ALPHA = (1, 2)  # kinds of extra samples: associated and unassociated alpha
+_PLANAR = 2
+_UNSIGNED = {1: "?", **dict.fromkeys(range(2, 9), "u1"), **dict.fromkeys(range(9, 17), "u2")}
+
+_SIGNED = {8: "i1", 16: "i2", 32: "i4", 64: "i8"}
+_FLOAT = {16: "f2", 24: "f4", 32: "f4", 64: "f8"}
+_FAX = (2, 3, 4)  # compressions whose pages are white where nothing is said
+_CMYK_NOTE = "CMYK TIFF; its ink channels are kept as stored"
+
 
 @dataclass(frozen=True, slots=True)
 class TiffLayout:
@@ -190,16 +216,6 @@ def _unpack(form: str, data: bytes) -> tuple[int, ...]:
     return struct.unpack(form, data)
 
 
-# Decoders of other compressions ask for memory by what the stream claims, before the page's size
-# can limit them.
-_NONE = 1
-_JPEG = 7
-_COMPRESSIONS = {_NONE: "none", 2: "CCITT", 3: "CCITT", 4: "CCITT", 5: "LZW", _JPEG: "JPEG"}
-_COMPRESSIONS |= {8: "deflate", 32946: "deflate", 32773: "PackBits", 50000: "Zstandard"}
-
-_BLOCK_PX = 16  # a JPEG stream may be rounded up to whole blocks
-
-
 @dataclass(frozen=True, slots=True)
 class SegmentGrid:
     """Tiles or strips of a page of ``height_px`` x ``width_px``."""
@@ -337,24 +353,10 @@ def _check_jpeg_sizes(
             )
 
 
-_WHITE_IS_ZERO = 0
-_BLACK_IS_ZERO = 1
-_RGB = 2
-_PALETTE = 3
-_CMYK = 5
-_YCBCR = 6  # which the decoder of JPEG turns into RGB
-_COLOUR_MODELS = {4: "a transparency mask", 8: "CIE L*a*b*", 9: "ICC L*a*b*", 10: "ITU L*a*b*"}
 _COLOUR_MODELS |= {_YCBCR: "YCbCr without JPEG", 32844: "LogL", 32845: "LogLuv"}
 _COLOUR_MODELS |= {32803: "the raw mosaic of a camera", 34892: "raw data of a camera"}
 """Photometric interpretations whose numbers are neither grey nor red, green and blue."""
-_ALPHA = (1, 2)  # kinds of extra samples: associated and unassociated alpha
-_PLANAR = 2
-_UNSIGNED = {1: "?", **dict.fromkeys(range(2, 9), "u1"), **dict.fromkeys(range(9, 17), "u2")}
 _UNSIGNED |= {**dict.fromkeys(range(17, 33), "u4"), 64: "u8"}
-_SIGNED = {8: "i1", 16: "i2", 32: "i4", 64: "i8"}
-_FLOAT = {16: "f2", 24: "f4", 32: "f4", 64: "f8"}
-_FAX = (2, 3, 4)  # compressions whose pages are white where nothing is said
-_CMYK_NOTE = "CMYK TIFF; its ink channels are kept as stored"
 
 
 def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None, key: str) -> StoredImage:

@@ -25,6 +25,10 @@ NPY_LOCK = threading.Lock()
 
 _PIXEL_DTYPES = "biuf"
 
+_NAME = re.compile(r"[A-Za-z0-9_]+\.npy")
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_ENCRYPTED = 1  # flag bit
+
 
 @dataclass(frozen=True, slots=True)
 class NpyHeader:
@@ -135,11 +139,6 @@ def _parse(text: bytes, *, version: int) -> NpyHeader:
     if any(length < 0 for length in shape):
         raise DataError(f"damaged array header: shape {shape}")
     return NpyHeader(tuple(int(length) for length in shape), dtype)
-
-
-_NAME = re.compile(r"[A-Za-z0-9_]+\.npy")
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_ENCRYPTED = 1  # flag bit
 
 
 def check_directory(members: list[zipfile.ZipInfo], max_total_bytes: int) -> None:

@@ -15,6 +15,15 @@ from lit_data.types import Array
 Kind = Literal["png", "jpeg", "bmp", "tiff", "npy"]
 Alpha = Literal["opaque", "drop", "error", "only"]
 
+_CHOICES: dict[str, Sequence[object]] = {
+    "alpha": get_args(Alpha),
+    "exif": ("ignore", "apply"),
+    "palette": ("error", "expand", "index"),
+    "equal_channels": ("keep", "collapse", "brightest"),
+    "invert": (False, True, "photometric"),
+    "depth": ("scale", "keep"),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
@@ -94,14 +103,6 @@ class ReadOptions:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-_CHOICES: dict[str, Sequence[object]] = {
-    "alpha": get_args(Alpha),
-    "exif": ("ignore", "apply"),
-    "palette": ("error", "expand", "index"),
-    "equal_channels": ("keep", "collapse", "brightest"),
-    "invert": (False, True, "photometric"),
-    "depth": ("scale", "keep"),
-}
 for _field in fields(ReadOptions):
     if _field.type is bool:
         _CHOICES[_field.name] = (False, True)

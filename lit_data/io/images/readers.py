@@ -34,6 +34,17 @@ _HARMLESS = {
 }
 """What libjpeg and TurboJPEG say of files that many programs write and that decode to the whole image."""
 
+_TURNS = {
+    2: (0, True),
+    3: (2, False),
+    4: (2, True),
+    5: (3, True),
+    6: (3, False),
+    7: (1, True),
+    8: (1, False),
+}
+"""Orientation -> quarter turns against the clock, then True to mirror left and right. EXIF 2.3, 4.6.4 A."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
@@ -138,18 +149,6 @@ def read_image(
     with open_source(path) as stream:
         header = parse_header(stream, path.suffix, options)
         return decode(stream, header, options)
-
-
-_TURNS = {
-    2: (0, True),
-    3: (2, False),
-    4: (2, True),
-    5: (3, True),
-    6: (3, False),
-    7: (1, True),
-    8: (1, False),
-}
-"""Orientation -> quarter turns against the clock, then True to mirror left and right. EXIF 2.3, 4.6.4 A."""
 
 
 def decode(stream: BinaryIO, header: ImageHeader, options: ReadOptions) -> Array:

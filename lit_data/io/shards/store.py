@@ -34,6 +34,14 @@ from lit_data.io.store.store import DecodedStore, StoredImages
 from lit_data.io.temp import build_lock, sweep, temp_folder
 from lit_data.types import Array, Ints
 
+log = logging.getLogger(__name__)
+
+Opened = TypeVar("Opened", bound=HasBytes)
+
+_WAIT_S = 3600.0
+_POINTER_BYTES = 2**16
+_INDEX_BYTES = 2**30
+
 
 class ShardedStore(ShardedBank[DecodedStore], StoredImages):
     """Images by number out of shards, each of which comes when it is needed.
@@ -131,15 +139,6 @@ class ShardedStore(ShardedBank[DecodedStore], StoredImages):
         if not is_right:
             raise corrupt(store.path, "it does not hold what the index of the set says")
         return store
-
-
-log = logging.getLogger(__name__)
-
-Opened = TypeVar("Opened", bound=HasBytes)
-
-_WAIT_S = 3600.0
-_POINTER_BYTES = 2**16
-_INDEX_BYTES = 2**30
 
 
 class ShardedRoot:

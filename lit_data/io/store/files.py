@@ -24,6 +24,19 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_RESERVATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
+TAR_SUFFIX = ".tar"
+_NO_TAR = (
+    tarfile.TarError,
+    ValueError,
+    OverflowError,
+    OSError,
+    RecursionError,
+    MemoryError,  # headers of headers, and some that state to be very long
+)
+
+_MOST_RANGES = 1024
+"""The kernel takes no more at once (UIO_MAXIOV)."""
+
 
 @contextmanager
 def new_file(path: Path) -> Iterator[int]:
@@ -108,13 +121,6 @@ def no_space(folder: Path, needed_bytes: int, free_bytes: int, reason: str) -> S
     )
 
 
-TAR_SUFFIX = ".tar"
-_NO_TAR = (
-    *(tarfile.TarError, ValueError, OverflowError, OSError),
-    *(RecursionError, MemoryError),  # headers of headers, and some that state to be very long
-)
-
-
 class Mapped(NamedTuple):
     """Map of a file, and a place in it."""
 
@@ -155,10 +161,6 @@ def _advise_at_once(addresses: Ints, lengths: Ints) -> bool:
         if advise_ranges(process, some.ctypes.data, len(some), mmap.MADV_WILLNEED, 0) < 0:
             return False
     return True
-
-
-_MOST_RANGES = 1024
-"""The kernel takes no more at once (UIO_MAXIOV)."""
 
 
 def _find_process_madvise() -> Callable[..., int] | None:

@@ -17,6 +17,9 @@ import numpy as np
 from lit_data.errors import ConfigError, WorkerDiedError
 from lit_data.types import Ints
 
+INLINE_BYTES = 2**14
+_ALIGN_BYTES = 64
+
 
 class Handle(NamedTuple):
     """Address by which another process finds the memory while its maker lives and keeps it."""
@@ -86,10 +89,6 @@ def attach(handle: Handle, *, writable: bool) -> mmap.mmap:
             f"{os.getpid()} ({error}): that process has ended or /proc is hidden here. "
             "In the second case set worker_kind=thread"
         ) from error
-
-
-INLINE_BYTES = 2**14
-_ALIGN_BYTES = 64
 
 
 class SharedState(dict[str, Any]):

@@ -32,6 +32,12 @@ MAX_MEMBER_BYTES = 2**36
 """Of all members of an archive, unpacked; they are never in memory at once."""
 SPACING_NAME = "spacing_mm"
 
+_MM = {"unknown": 1.0, "mm": 1.0, "meter": 1000.0, "micron": 0.001}
+_SIZES = {348: "Nifti1Header", 540: "Nifti2Header"}
+_ROUNDING = 1e-3  # of the axes in a header
+_MAX_OFFSET = 2**26
+"""Extensions of a header lie before the voxels; larger ones are not skipped."""
+
 
 def open_npy(path: str, nan_fill: float | None) -> FileVolume:
     """Open a ``.npy`` file by memory map as a volume (z, y, x).
@@ -185,13 +191,6 @@ def _is_fortran(stream: IO[bytes]) -> bool:
     with NPY_LOCK:
         _, is_fortran, _ = read_header(stream, max_header_size=MAX_HEADER_BYTES)
     return bool(is_fortran)
-
-
-_MM = {"unknown": 1.0, "mm": 1.0, "meter": 1000.0, "micron": 0.001}
-_SIZES = {348: "Nifti1Header", 540: "Nifti2Header"}
-_ROUNDING = 1e-3  # of the axes in a header
-_MAX_OFFSET = 2**26
-"""Extensions of a header lie before the voxels; larger ones are not skipped."""
 
 
 def open_nifti(path: str, nan_fill: float | None) -> FileVolume:

@@ -28,6 +28,8 @@ GROUP = 8
 MAX_SHARE = 0.4
 """With more groups occupied than this, searching all voxels at once is faster."""
 
+T = TypeVar("T")
+
 
 def value_dtype(volume: Volume) -> "np.dtype[Any]":
     """Return the dtype of the values of occupied voxels: uint8, int16 or float32.
@@ -119,9 +121,6 @@ class OccupiedFinder:
             operation(slab, slab.dtype.type(whole_edge), out=out)
         else:  # every value lies on one side of an edge outside the range of the dtype
             out[:] = operation(limits.max, whole_edge)
-
-
-T = TypeVar("T")
 
 
 def read_labels(labels: Volume, begin: int, end: int) -> Array:

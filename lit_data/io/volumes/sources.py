@@ -35,6 +35,8 @@ SUFFIXES: dict[str, Kind] = {
 }
 _ENDINGS = (*reversed(SUFFIXES), *EXTENSIONS)
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class VolumeSource:
@@ -217,9 +219,6 @@ def _suffix(name: str) -> str:
 
 def _stem(name: str) -> str:
     return name[: len(name) - len(_suffix(name))]
-
-
-log = logging.getLogger(__name__)
 
 
 def open_volume(

@@ -46,6 +46,9 @@ KIND = "sparse volume"
 VERSION = 3
 """Version of the layout; part of every key."""
 
+COPY_BYTES = 2**22
+SUFFIX = ".voxels"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseFacts:
@@ -192,10 +195,6 @@ class StoredVolume:
         if not is_right or arrays.keys() != dtypes.keys() or not has_one_axis:
             raise ValueError(f"other arrays: {sorted(arrays)}")
         return dtypes
-
-
-COPY_BYTES = 2**22
-SUFFIX = ".voxels"
 
 
 def make_key(files: SourceTable, name: str, options: IndexOptions) -> str:

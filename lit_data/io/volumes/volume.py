@@ -17,6 +17,13 @@ MAX_SLICE_BYTES = 2**30
 SLAB_BYTES = 2 * 2**20
 """Of a slab: it stays in the cache of a core while it is compared."""
 
+FREE_BYTES = 2**30
+"""Size up to which a volume may be packed at will: empty masks shrink to a thousandth."""
+MAX_RATIO = 200
+"""Largest unpacked by packed size of what is larger; air packs to about a hundredth."""
+MAX_REST_BYTES = 2**24
+"""Behind the last voxel: padding."""
+
 
 class SliceReader(Protocol):
     """Stored numbers of a file by slices."""
@@ -234,14 +241,6 @@ def import_medical(name: Literal["nibabel", "pydicom"]) -> Any:  # noqa: ANN401 
         raise ConfigError(
             f"{name} is not installed: pip install {name} to read such files"
         ) from error
-
-
-FREE_BYTES = 2**30
-"""Size up to which a volume may be packed at will: empty masks shrink to a thousandth."""
-MAX_RATIO = 200
-"""Largest unpacked by packed size of what is larger; air packs to about a hundredth."""
-MAX_REST_BYTES = 2**24
-"""Behind the last voxel: padding."""
 
 
 def check_unpacked(packed_bytes: int, unpacked_bytes: int) -> None:

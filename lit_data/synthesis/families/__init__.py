@@ -12,8 +12,18 @@ from lit_data.synthesis.families.region import Blur, CutPaste, Shift, Stain, Tex
 from lit_data.synthesis.families.spot import Nick, Relief, Spot
 
 _CLASSES: tuple[type[Family], ...] = (
-    *(Spot, Scratch, StripeBreak, ExtraStripe, Stain, Relief),
-    *(Line, CutPaste, Texture, Nick, Shift, Blur),
+    Spot,
+    Scratch,
+    StripeBreak,
+    ExtraStripe,
+    Stain,
+    Relief,
+    Line,
+    CutPaste,
+    Texture,
+    Nick,
+    Shift,
+    Blur,
 )
 FAMILIES: Mapping[str, type[Family]] = {family.name: family for family in _CLASSES}
 """A family keeps its name for ever: it is its class in exported annotations."""

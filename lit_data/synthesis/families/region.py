@@ -37,6 +37,20 @@ LEAST_AREA_PX = 9
 BORDER = 0.9
 """Fraction of a tile that the longer side of a shape takes."""
 
+WOBBLE = 0.25
+"""Distance that the edge of a blob strays, in fractions of its radius."""
+
+FIELD_PX = 512
+CELL_PX = 32
+"""Width of the largest bumps of the field, in its own pixels."""
+_OCTAVES = 3
+
+REACH_PX = 2
+
+TEXTURE_PX = 256
+_STRIDE = 4
+"""The smooth field is read at every fourth pixel, else its bumps were larger than most defects."""
+
 
 @lru_cache(maxsize=8)
 def load_shapes(folder: str) -> Floats:
@@ -94,10 +108,6 @@ def _fit(piece: Floats) -> Floats:
     return np.asarray(tile, np.float32)
 
 
-WOBBLE = 0.25
-"""Distance that the edge of a blob strays, in fractions of its radius."""
-
-
 def blob(windows: "Windows", p: Parameters, soft: float) -> "Tensor":
     """Return the coverage of an ellipse with a wavy edge.
 
@@ -137,12 +147,6 @@ def real_shape(windows: "Windows", p: Parameters, folder: str) -> "Tensor":
     shape = (p["seed_y"] * len(shapes)).long()
     last = TILE_PX - 1
     return shapes[shape, row.long().clamp_(0, last), column.long().clamp_(0, last)] * inside
-
-
-FIELD_PX = 512
-CELL_PX = 32
-"""Width of the largest bumps of the field, in its own pixels."""
-_OCTAVES = 3
 
 
 @lru_cache(maxsize=1)
@@ -254,9 +258,6 @@ class Region(Family):
         return real_shape(windows, parameters, self.shapes_from)
 
 
-REACH_PX = 2
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blur(Region):
     """A region seen through a Gaussian, which is cut at `REACH_PX`.
@@ -356,11 +357,6 @@ class Stain(Region):
     parameters: ClassVar[tuple[str, ...]] = Region.outline
     turns_inwards: ClassVar[bool] = True
     soft: ClassVar[float] = 0.8
-
-
-TEXTURE_PX = 256
-_STRIDE = 4
-"""The smooth field is read at every fourth pixel, else its bumps were larger than most defects."""
 
 
 @lru_cache(maxsize=8)

@@ -34,6 +34,15 @@ if TYPE_CHECKING:
 SUBPIXELS = 8
 """Centres lie on a grid of 1/8 px, so that every kernel that can occur is computed once."""
 
+_COMPASS_Y = (0, -1, -0.7, 0, 0.7, 1, 0.7, 0, -0.7)
+_COMPASS_X = (0, 0, 0.7, 1, 0.7, 0, -0.7, -1, -0.7)
+"""The middle of the disc and eight places around it."""
+
+_LEAST_SLOPE = 1 / 256
+"""Less of it cannot be seen in 8 bits."""
+_REACH_SIGMAS = 3.85
+"""Distance at which the slope has fallen to that."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotShape:
@@ -164,11 +173,6 @@ class Spot(Family):
         return load_on(windows.device, spot_kernels, self.spots)[shape, offset_y, offset_x]
 
 
-_COMPASS_Y = (0, -1, -0.7, 0, 0.7, 1, 0.7, 0, -0.7)
-_COMPASS_X = (0, 0, 0.7, 1, 0.7, 0, -0.7, -1, -0.7)
-"""The middle of the disc and eight places around it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nick(Family):
     """A disc at the strongest edge nearby, filled with the grey of its dark (or bright) side.
@@ -212,12 +216,6 @@ class Nick(Family):
         around = windows.canvas.read_channels(windows.row, y.round_().long(), x.round_().long())
         level = find_extreme(around, windows.strength)
         return pixels.turn_into(level[pixels.defect], pixels.of_each(parameters["opacity"]))
-
-
-_LEAST_SLOPE = 1 / 256
-"""Less of it cannot be seen in 8 bits."""
-_REACH_SIGMAS = 3.85
-"""Distance at which the slope has fallen to that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

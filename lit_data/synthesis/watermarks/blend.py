@@ -33,6 +33,9 @@ _CHROMA = (
     *(99,) * 32,
 )  # fmt: skip
 
+_IN_CACHE = 2
+"""Samples that are blended at a time on a CPU, whose cache holds so many: half of the time."""
+
 
 @torch.no_grad()
 def compress(images: Tensor, quality: Tensor) -> Tensor:
@@ -126,10 +129,6 @@ def _transform(device: torch.device, dtype: torch.dtype) -> Tensor:
     line = torch.cos((2 * pixel + 1) * frequency * math.pi / 16) / 2
     line[0] /= math.sqrt(2)
     return (torch.kron(line, line) * _UNIT).round().to(device, dtype)
-
-
-_IN_CACHE = 2
-"""Samples that are blended at a time on a CPU, whose cache holds so many: half of the time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,16 @@ from lit_data.types import Array, Floats
 
 _LEAST_SOFT_PX = 0.2  # less cannot be seen
 
+PROBES = 32
+"""Pixels that are read under each mark."""
+
+_COVERED = 63
+"""Of 255: thin letters cover no pixel fully."""
+_LEAST_FRACTION = 0.7
+"""Fraction of the pixels under a mark that must change."""
+_NORMAL = MODES.index("normal")
+_OTHERS = (0.0, 1.0, 0.5)  # black, white and, where both are under the mark, grey
+
 
 def draw_cover(rows: Array, plan: WatermarkPlan, bank: GlyphBank) -> None:
     """Draw the coverage of each pixel by the watermark of its sample.
@@ -102,17 +112,6 @@ def _find_matrix(
     centre = np.array([x - origin_px[1], y - origin_px[0]])
     middle = np.array([(bitmap.shape[1] - 1) / 2, (bitmap.shape[0] - 1) / 2])
     return np.column_stack((turn, middle - turn @ centre))
-
-
-PROBES = 32
-"""Pixels that are read under each mark."""
-
-_COVERED = 63
-"""Of 255: thin letters cover no pixel fully."""
-_LEAST_FRACTION = 0.7
-"""Fraction of the pixels under a mark that must change."""
-_NORMAL = MODES.index("normal")
-_OTHERS = (0.0, 1.0, 0.5)  # black, white and, where both are under the mark, grey
 
 
 def probe_under(images: Array, cover: Array) -> Array:

@@ -28,6 +28,11 @@ SYSTEM = "system"
 _SUFFIXES = (".ttf", ".otf")
 _PROBE_PX = 24
 
+SMALLEST_PX = 16.0
+"""Font size of the smallest bitmap; the next is larger by sqrt(2), and no warp shrinks more."""
+
+_FREETYPE = threading.Lock()  # a face of FreeType must not be used by two threads at once
+
 
 def find_fonts(fonts: str | Sequence[str] | None, texts: Iterable[str]) -> tuple[str, ...]:
     """Find font files that hold every character of some texts.
@@ -173,12 +178,6 @@ def _find_missing(path: str, characters: str) -> str:
 def _print_glyph(font: "FreeTypeFont", character: str) -> tuple[tuple[int, int], bytes] | None:
     mask = font.getmask(character)
     return (mask.size, bytes(mask)) if mask.getbbox() else None
-
-
-SMALLEST_PX = 16.0
-"""Font size of the smallest bitmap; the next is larger by sqrt(2), and no warp shrinks more."""
-
-_FREETYPE = threading.Lock()  # a face of FreeType must not be used by two threads at once
 
 
 class GlyphBank:

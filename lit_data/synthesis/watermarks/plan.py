@@ -33,6 +33,40 @@ _MIDDLES = ("a", "e", "i", "o", "u", "ai", "ea", "io")
 _ENDS = ("", "", "l", "n", "r", "s", "t", "nd", "rk", "x")
 _TAILS = ("com", "net", "org", "photo", "info")
 
+MarkMask = Literal["alpha", "binary"]
+Mode = Literal["normal", "multiply", "screen", "overlay"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+MOST_MARKS = 16
+
+_FRACTIONS = (
+    "probability",
+    "straight",
+    "tiling",
+    "coloured",
+    "outline",
+    "jpeg",
+    "mask_threshold",
+    "least_change",
+    "least_contrast",
+)
+_RANGES: dict[str, tuple[float, float]] = {
+    "count": (1, MOST_MARKS),
+    "size_px": (4, 512),
+    "size_share": (0.01, 2),
+    "spacing": (0, 20),
+    "lightness": (0, 1),
+    "saturation": (0, 1),
+    "opacity": (0.02, 1),
+    "outline_share": (0.01, 0.3),
+    "soft_px": (0, 8),
+    "jpeg_quality": (1, 100),
+}
+
+CROP_DRAWS = 4
+"""Numbers of a sample's stream for its crop, which come first; the others are those of the plan."""
+_SAMPLE_DRAWS = 16
+_MARK_DRAWS = 8
+
 
 class _Draws:
     """Random numbers, one after the other."""
@@ -60,8 +94,15 @@ def draw_texts(count: int, seed: int) -> tuple[str, ...]:
 
 def _draw_text(draws: _Draws) -> str:
     writers: tuple[Callable[[_Draws], str], ...] = (
-        *(_write_phrase, _write_phrase, _write_phrase, _write_name, _write_name),
-        *(_write_date, _write_number, _write_address, _write_owner),
+        _write_phrase,
+        _write_phrase,
+        _write_phrase,
+        _write_name,
+        _write_name,
+        _write_date,
+        _write_number,
+        _write_address,
+        _write_owner,
     )
     text = writers[draws.below(len(writers))](draws)
     return (text, text, text.upper(), text.title())[draws.below(4)]
@@ -103,29 +144,6 @@ def _write_address(draws: _Draws) -> str:
 
 def _write_owner(draws: _Draws) -> str:
     return f"\N{COPYRIGHT SIGN} {_write_word(draws, 2).title()} {2005 + draws.below(26)}"
-
-
-MarkMask = Literal["alpha", "binary"]
-Mode = Literal["normal", "multiply", "screen", "overlay"]
-MODES: tuple[Mode, ...] = get_args(Mode)
-MOST_MARKS = 16
-
-_FRACTIONS = (
-    *("probability", "straight", "tiling", "coloured", "outline", "jpeg"),
-    *("mask_threshold", "least_change", "least_contrast"),
-)
-_RANGES: dict[str, tuple[float, float]] = {
-    "count": (1, MOST_MARKS),
-    "size_px": (4, 512),
-    "size_share": (0.01, 2),
-    "spacing": (0, 20),
-    "lightness": (0, 1),
-    "saturation": (0, 1),
-    "opacity": (0.02, 1),
-    "outline_share": (0.01, 0.3),
-    "soft_px": (0, 8),
-    "jpeg_quality": (1, 100),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,12 +278,6 @@ def _check_angles(bounds: Any) -> Range:  # noqa: ANN401 - a user's
             f"angle_deg={list(pair)} must be [smallest, largest] with smallest <= largest"
         )
     return pair[0], pair[1]
-
-
-CROP_DRAWS = 4
-"""Numbers of a sample's stream for its crop, which come first; the others are those of the plan."""
-_SAMPLE_DRAWS = 16
-_MARK_DRAWS = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""``benchmark``: the speed of loading, what training would gain of it, and what callbacks cost."""
+"""``benchmark``: the speed of loading, and what training would gain of it."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -7,19 +7,18 @@ from typing import Any
 from omegaconf import DictConfig
 
 from lit_data.commands.benchmarks.compare import run_loaders
-from lit_data.commands.benchmarks.exported import run_exported
 from lit_data.commands.benchmarks.options import BenchmarkOptions, choose_device
-from lit_data.commands.benchmarks.training import run_headroom, run_overhead
+from lit_data.commands.benchmarks.training import run_headroom
 from lit_data.commands.configuration.targets import instantiate, read_options
 from lit_data.commands.exported import is_exported
 from lit_data.commands.machine import describe_machine, print_machine
+from lit_data.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 _MODES: Mapping[str, Callable[[DictConfig, BenchmarkOptions], dict[str, Any]]] = {
     "loaders": run_loaders,
     "headroom": run_headroom,
-    "callbacks": run_overhead,
 }
 
 
@@ -42,10 +41,6 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     - ``pss_mib``: memory of the main process and its workers, shared pages counted once
     - ``samples``, ``repeats``, ``note``: what was measured, or why it was not
 
-    With ``ckpt=FILE.inspect`` that file is measured, with up to 64 images of ``data.root`` one at a
-    time: ``start_ms``, ``median_ms`` and ``p99_ms`` of a call, ``images_per_s``,
-    ``pixels_per_image``.
-
     With `suite`, a `Suite` of a package that ``--package`` names is run in place of a mode, as
     those are that lie beside this package in the repository, under ``benchmarks``.
 
@@ -63,13 +58,17 @@ def run(cfg: DictConfig) -> dict[str, Any]:
           ``recommended_micro_batch_size``
         - mode `headroom`: ``fit_samples_per_s`` of training as it is, ``headroom_samples_per_s`` of
           training on batches that are replayed from the device's memory, ``fit_share_of_headroom``
-        - mode `callbacks`: ``step_us``, the median step of a small net without callbacks; for each
-          callback of lit_data in the configuration and for ``all``: ``NAME_us`` on top of it,
-          ``NAME_share_of_5_ms`` as a share of 5 ms
 
     Raises:
-        ConfigError: An option is out of its range, or the mode does not fit the data.
+        ConfigError: An option is out of its range, the mode does not fit the data, or the
+            checkpoint is an exported file.
     """
+    if is_exported(cfg.ckpt):
+        raise ConfigError(
+            f"ckpt={cfg.ckpt} is an exported file: test and validate score it, and a checkout of the "
+            f"repository measures it with python -m benchmarks exported suite.file={cfg.ckpt} "
+            "suite.root=FOLDER"
+        )
     suite = instantiate(cfg.suite)
     options = suite or read_options(BenchmarkOptions, cfg.benchmark, "benchmark")
     machine = describe_machine(choose_device(options.device))
@@ -77,8 +76,6 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     metrics: dict[str, Any]
     if suite:
         metrics = suite.run(cfg)
-    elif is_exported(cfg.ckpt):
-        metrics = run_exported(cfg, options)
     else:
         metrics = _MODES[options.mode](cfg, options)
     return {f"benchmark/{name}": value for name, value in machine.items()} | metrics

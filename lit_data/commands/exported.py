@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lit_inspect.board import Board
 
 SUFFIX = ".inspect"
-COMMANDS = ("test", "validate", "benchmark")
+COMMANDS = ("test", "validate")
 """Those that take such a file as a checkpoint."""
 
 _PATIENT_SECONDS = 600.0

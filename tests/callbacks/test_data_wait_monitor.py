@@ -17,7 +17,6 @@ from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from benchmarks.patches import drop_from_cache
 from lit_data.callbacks import data_wait_monitor
 from lit_data.callbacks.data_wait_monitor import DataWaitMonitor
 from lit_data.callbacks.events import Event, announce
@@ -406,10 +405,17 @@ def test_what_was_read_from_disks_is_held_against_the_samples(
     assert re.match(text, str(summary["train/limited_by"]))
 
 
+def _drop_from_cache(path: Path) -> None:
+    """Have the kernel forget the pages of a file that nobody maps."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def test_reads_of_processes_that_were_started_count(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(os.urandom(2**22))
-    drop_from_cache([path])
+    _drop_from_cache(path)
     before = count_disk_bytes()
     subprocess.run([sys.executable, "-c", f"open({str(path)!r}, 'rb').read()"], check=True)
     if count_disk_bytes() == before:

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,28 +143,6 @@ def test_batches_of_any_kind_are_measured(
     assert main(["benchmark", *words, f"paths.cache={tmp_path}/cache"]) == 0
     (path,) = (tmp_path / "runs").rglob("summary.json")
     assert json.loads(path.read_text())[f"benchmark/{key}"] > 0
-
-
-def test_each_callback_has_a_row(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["callbacks=safe", "benchmark.steps=3", "trainer.accelerator=cpu"]
-    metrics, lines = run("+benchmark=callbacks", *words)
-    names = {
-        "data_wait",
-        "memory",
-        "adaptive",
-        "amp",
-        "digest",
-        "interrupt",
-        "empty_cache",
-        "all",
-    }
-    assert {key.removesuffix("_us") for key in metrics if key.endswith("_us")} - {"step"} == names
-    assert metrics["all_share_of_5_ms"] == pytest.approx(metrics["all_us"] / 5000)
-    assert {line["callback"] for line in lines} == names
-    assert lines[-1]["callback"] == "all"
-    step = f"a step without callbacks takes {metrics['step_us']:.0f} us; on top of that:"
-    assert step in capsys.readouterr().out
-    assert logging.getLogger("lightning.pytorch").level == logging.INFO
 
 
 def test_headroom_compares_training_with_and_without_loading(run: Run) -> None:

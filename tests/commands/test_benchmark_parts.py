@@ -25,7 +25,7 @@ from lit_data.commands.benchmarks.table import (
     tabulate,
     write_lines,
 )
-from lit_data.commands.benchmarks.training import StepCost, TrainingClock
+from lit_data.commands.benchmarks.training import TrainingClock
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.targets import read_options
 from lit_data.errors import ConfigError, DataError
@@ -338,19 +338,3 @@ def test_the_step_clock_leaves_out_the_warm_up(monkeypatch: pytest.MonkeyPatch) 
         trainer.global_step = step
         clock.on_train_batch_end(trainer, module, None, {"image": torch.zeros(8)}, step)  # type: ignore[arg-type]
     assert clock.samples_per_s == 16 / 4.0
-
-
-@pytest.mark.parametrize(
-    ("ticks", "seconds"), [([9, 10, 13], 3.0), ([9, 10, 13, 14], 1.2), ([9, 10, 12, 14, 15], 1.2)]
-)
-def test_a_step_costs_the_lowest_decile_also_of_few(
-    monkeypatch: pytest.MonkeyPatch, ticks: list[float], seconds: float
-) -> None:
-    read = iter(ticks)
-    monkeypatch.setattr(
-        "lit_data.commands.benchmarks.training.time.thread_time", lambda: next(read)
-    )
-    cost = StepCost(1)
-    for step in range(len(ticks)):
-        cost.on_train_batch_end(None, None, None, None, step)
-    assert cost.seconds == pytest.approx(seconds)

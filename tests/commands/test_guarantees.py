@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 import pytest
 
+from benchmarks.__main__ import run as measure
 from lit_data.cli import main
 from lit_data.commands.calibrate import CalibrateOptions, KnownImages
 from lit_data.commands.pod import (
@@ -177,7 +178,9 @@ def _check_exported(words: Sequence[str], folder: Path) -> None:
     in_int8 = _call("test", *plain, "ckpt=int8.inspect")
     difference = in_int8["test/average_precision"] - by_run["test/average_precision"]
     assert 0 < abs(difference) < 0.1
-    measured = _call("benchmark", *plain, "ckpt=int8.inspect", f"data.root={folder}/line")
+    suite = ["exported", "suite.file=int8.inspect", f"suite.root={folder}/line"]
+    assert measure([*suite, f"hydra.run.dir={folder}/measured"]) == 0
+    measured = json.loads((folder / "measured/summary.json").read_text())
     assert measured["benchmark/calls"] == 3 * measured["benchmark/images"] == 3 * len(inspected)
     assert measured["benchmark/p99_ms"] >= measured["benchmark/median_ms"] > 0
     _call("predict", *plain, "ckpt=board.inspect", code=2)

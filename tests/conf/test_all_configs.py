@@ -225,7 +225,7 @@ def test_every_benchmark_runs(option: str, run: Run) -> None:
     words += ["benchmark.micro_batch_sizes=[2]", "trainer=cpu"]
     summary = run("benchmark", "+experiment=stripe", f"+benchmark={option}", *TOY, *words)
     assert summary.get("benchmark/batch_size", 4) == 4
-    named = {"headroom": "headroom_samples_per_s", "callbacks": "step_us"}
+    named = {"headroom": "headroom_samples_per_s"}
     assert summary[f"benchmark/{named.get(option, 'best_samples_per_s')}"] > 0
 
 

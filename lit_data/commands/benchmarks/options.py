@@ -12,7 +12,7 @@ from lit_data.checks import check_choice, check_count
 from lit_data.commands.benchmarks.table import METHODS
 from lit_data.errors import ConfigError, first_line
 
-MODES = ("loaders", "headroom", "callbacks")
+MODES = ("loaders", "headroom")
 _LEAST: Mapping[str, int] = {
     "micro_batch_sizes": 1,
     "batch_sizes": 1,
@@ -64,7 +64,7 @@ class BenchmarkOptions:
 
     Args:
         mode: `loaders` compares ways to load an experiment's samples, `headroom` training with and
-            without the work of loading, `callbacks` what callbacks cost.
+            without the work of loading.
         methods: Rows to measure, of `lit_data.commands.benchmarks.table.METHODS`; `copy` comes by
             itself.
         workers: Numbers of workers to try; None for one number, that of the cores.
@@ -80,7 +80,7 @@ class BenchmarkOptions:
         finish: Measure until a batch is what the model sees; otherwise until it leaves the host,
             drawn by the workers; `both` measures the one and the other.
         device: Where batches go: `auto`, or a device of torch.
-        steps: Modes `headroom` and `callbacks`: training steps of each run.
+        steps: Mode `headroom`: training steps of each run.
         cached_batches: Mode `headroom`: batches that are replayed.
 
     Raises:

@@ -24,7 +24,7 @@ class TextureEncoder(nn.Module):
     amplitudes, averaged, the logarithm is taken (Bruna and Mallat, "Invariant scattering
     convolution networks", PAMI 2013, first order); means, extremes and colours stand beside them.
     The learned maps, one for each scale, make a metric of these numbers; they were trained on
-    textures that are drawn, see ``benchmarks/train_encoder.py``. Nothing looks farther than its
+    textures that were drawn from random numbers. Nothing looks farther than its
     kernels, so that a tile has the features of the whole image.
 
     Args:

@@ -1,73 +1,15 @@
-"""The ways to make a step of a GAN that the suite ``gan`` compares."""
+"""Steps of a GAN as others write them, which those of `GANModule` are compared with."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_data.callbacks import GradientCheckpointing
 from lit_data.modules import GANModule
 from lit_data.modules.gan.conditions import Use
 from lit_data.types import Batch
-
-NAMES = {
-    "original": "original: fakes made twice, with a graph, zeroed gradients, all in one backward",
-    "careful": "careful: fakes without a graph, gradients set to none, all in one backward",
-    "whole": "lit_data: the whole batch at once",
-    "checkpointed": "lit_data: the same, activations of blocks computed twice",
-    "parts": "lit_data: in parts",
-}
-BLOCKS = ("generator.blocks.*", "generator.planes.blocks.*", "discriminator.blocks.*")
-"""What is checkpointed, of those that there are."""
-
-Step = Callable[[GANModule, Batch], None]
-
-
-@dataclass(frozen=True, slots=True)
-class GANVariant:
-    """One line of the table.
-
-    Attributes:
-        name: One of `NAMES`.
-        step: Takes the place of the module's training step; none leaves it.
-        part: Samples that go through the nets at once; none: all.
-        checkpointed: Compute activations of blocks twice.
-    """
-
-    name: str
-    step: Step | None = None
-    part: int | None = None
-    checkpointed: bool = False
-
-    def make_callbacks(self, module: GANModule) -> list[L.Callback]:
-        """Make the callbacks that the Trainer needs for it."""
-        if not self.checkpointed:
-            return []
-        names = [name for name, _ in module.named_modules()]
-        present = []
-        for pattern in BLOCKS:
-            if any(name.startswith(pattern.removesuffix("*")) for name in names):
-                present.append(pattern)
-        return [GradientCheckpointing(present)]
-
-
-def list_ways(part: int) -> list[GANVariant]:
-    """List the ways, the original one first.
-
-    Args:
-        part: Samples of a part.
-    """
-    return [
-        GANVariant("original", step_originally),
-        GANVariant("careful", step_carefully),
-        GANVariant("whole"),
-        GANVariant("checkpointed", checkpointed=True),
-        GANVariant("parts", part=part),
-    ]
 
 
 def step_originally(module: GANModule, batch: Batch) -> None:

@@ -462,7 +462,8 @@ def _fill_runtime(cfg: DictConfig) -> None:
         cfg.hydra.job.num = 0
     HydraConfig.instance().set_config(cfg)  # the run folder refers to it
     folder = str(Path(cfg.hydra.run.dir).absolute())
-    for node in (cfg.hydra, HydraConfig.get()):
+    nodes: tuple[Any, ...] = (cfg.hydra, HydraConfig.get())
+    for node in nodes:
         with read_write(node):
             node.runtime.output_dir = folder
 

@@ -27,7 +27,7 @@ from lit_data.commands.configuration.foreign import check_config_file
 
 @dataclass(slots=True)
 class FileIndex:
-    """Where files and groups lie.
+    """Places of files and groups.
 
     Attributes:
         sources: By path and kind; None where there is none.

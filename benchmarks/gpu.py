@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 
 
 COLUMNS = ("part", "what", "value", "unit")
-_GAN_PX = 64
 _GAN_BATCH = 32
 _GAN_PART = 4
 _GAN_STEPS = 2
@@ -101,6 +100,7 @@ class GPUSuite(Suite):
         batch_size: Samples of a batch.
         steps: Of each training.
         warmup_batches: Steps before them.
+        gan_px: Size of the images of the GAN.
         tile_px: Size of the tiles of prediction.
     """
 
@@ -108,6 +108,7 @@ class GPUSuite(Suite):
     repeats: int = 5
     steps: int = 30
     warmup_batches: int = 3
+    gan_px: int = 64
     tile_px: int = 512
 
     @override
@@ -223,12 +224,13 @@ def _ask_memory(scene: DeviceScene) -> Answers:
 
 def _ask_gan(scene: DeviceScene) -> Answers:
     """Measure the peak memory of a GAN's step with its penalty, whole and in parts."""
-    images = torch.rand(_GAN_BATCH, 3, _GAN_PX, _GAN_PX)
+    size_px = scene.options.gan_px
+    images = torch.rand(_GAN_BATCH, 3, size_px, size_px)
     batch: Batch = {"image": images, "index": torch.arange(_GAN_BATCH)}
     settings = {**QUIET, **_on_device(scene), "max_steps": 2 * _GAN_STEPS}  # both nets' count
     for name, part in (("whole", None), ("parts", _GAN_PART)):
         module = GANModule(
-            image_px=_GAN_PX, r1_every=1, micro_batch_size=part, r1_micro_batch_size=part
+            image_px=size_px, r1_every=1, micro_batch_size=part, r1_micro_batch_size=part
         )
         torch.cuda.reset_peak_memory_stats(scene.device)
         loader: Any = DataLoader([batch] * _GAN_STEPS, batch_size=None)  # type: ignore[arg-type]

@@ -15,8 +15,8 @@ from lit_data.errors import BatchMemoryError
 from lit_data.testing import QUIET
 
 MIB = 2**20
-LIMIT_BYTES = 2048 * MIB
-SAMPLE_BYTES = 32 * MIB
+LIMIT_BYTES = 512 * MIB
+SAMPLE_BYTES = 8 * MIB
 
 
 class _Greedy(torch.autograd.Function):
@@ -134,6 +134,7 @@ from lit_data.callbacks import AdaptiveBatchSize
 from tests.callbacks import test_adaptive_real_memory as real
 
 torch.set_num_threads(1)
+real.SAMPLE_BYTES = 32 * real.MIB  # far above what the allocator of a process keeps
 real._train(sys.argv[1], 2, AdaptiveBatchSize(), "cpu")  # what it needs for itself
 used = psutil.Process().memory_info().vms
 resource.setrlimit(resource.RLIMIT_AS, (used + 20 * real.SAMPLE_BYTES, resource.RLIM_INFINITY))

@@ -362,8 +362,8 @@ def _to_host(x: Any) -> Any:
 @contextmanager
 def _generator_of(target: torch.device, func: Any, flat: Sequence[Any]) -> Iterator[None]:
     """Draw from the generator of the device, not from that of the host."""
-    given = any(isinstance(x, torch.Generator) for x in flat)
-    if target.type != "cuda" or given or not any(name in str(func) for name in _RANDOM):
+    is_plain = target.type != "cuda" or not _is_random(func)
+    if is_plain or any(isinstance(x, torch.Generator) for x in flat):
         yield
         return
     generator, before = torch.cuda.default_generators[target.index], torch.get_rng_state()
@@ -453,6 +453,11 @@ def _do_late(target: Tensor, source: Tensor, device: torch.device) -> None:
 def _catch_up(device: torch.device) -> None:
     if device.type == "cuda":
         cuda.current_stream(device).flush()
+
+
+@functools.cache
+def _is_random(func: Any) -> bool:
+    return any(name in str(func) for name in _RANDOM)
 
 
 @functools.cache

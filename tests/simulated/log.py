@@ -1,8 +1,10 @@
 """What happens on the simulated device: where the host would wait, and what a real device would refuse or dislike."""
 
-import traceback
+import linecache
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _OURS = ("/lit_data/", "/callbacks/")
 
@@ -52,25 +54,43 @@ LOG = Log()
 
 def find_place() -> str:
     """``file:line source`` of the innermost frame of ours, and of a library's if that lies deeper; else of the test."""
-    frames = [f for f in traceback.extract_stack() if "/tests/simulated/" not in f.filename]
-    ours = [
-        f
-        for f in frames
-        if any(part in f.filename for part in _OURS) and "site-packages" not in f.filename
-    ]
+    frames = [f for f in _list_frames() if "/tests/simulated/" not in f.filename]
+    ours = [f for f in frames if f.is_ours]
     others = [
         f for f in frames if "/torch/" not in f.filename and "/lib/python3." not in f.filename
     ]
     inner = (ours or others or frames)[-1]
     name = inner.filename.rpartition("/lit_data/")[2]
-    libraries = [
-        f
-        for f in frames
-        if "site-packages/" in f.filename and "site-packages/torch/" not in f.filename
-    ]
+    libraries = [f for f in frames if f.is_library]
     via = ""
     if libraries and frames.index(libraries[-1]) > frames.index(inner):
         via = (
             f" via {libraries[-1].filename.rpartition('site-packages/')[2]}:{libraries[-1].lineno}"
         )
-    return f"{name}:{inner.lineno} {(inner.line or '')[:100]}{via}"
+    source = linecache.getline(inner.filename, inner.lineno).strip()
+    return f"{name}:{inner.lineno} {source[:100]}{via}"
+
+
+class _Frame(NamedTuple):
+    filename: str
+    lineno: int
+
+    @property
+    def is_library(self) -> bool:
+        path = self.filename
+        return "site-packages/" in path and "site-packages/torch/" not in path
+
+    @property
+    def is_ours(self) -> bool:
+        path = self.filename
+        return any(part in path for part in _OURS) and "site-packages" not in path
+
+
+def _list_frames() -> list[_Frame]:
+    """Return the frames of this call, the innermost last; `traceback` would read all their files."""
+    frames = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        frames.append(_Frame(frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return frames[::-1]

@@ -8,7 +8,6 @@ from lit_data.callbacks.empty_cache import EmptyCache
 from lit_data.callbacks.gradient_checkpointing import GradientCheckpointing
 from lit_data.callbacks.image_metrics import ImageMetrics
 from lit_data.callbacks.memory_monitor import MemoryMonitor
-from lit_data.callbacks.prune_trial import PruneTrial
 from lit_data.callbacks.sample_digest import SampleDigest
 from lit_data.callbacks.sample_images import SampleImages
 from lit_data.callbacks.save_on_signal import SaveOnSignal
@@ -22,7 +21,6 @@ __all__ = [
     "GradientCheckpointing",
     "ImageMetrics",
     "MemoryMonitor",
-    "PruneTrial",
     "SampleDigest",
     "SampleImages",
     "SaveOnSignal",

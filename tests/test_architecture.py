@@ -35,7 +35,7 @@ OUTSIDE = [
     {"lightning", "packaging"},
     {"torchmetrics", "anomalib", "safetensors"},
     {"matplotlib", "pyarrow", "lit_inspect"},
-    {"hydra", "omegaconf", "yaml", "jinja2", "markupsafe", "optuna"},
+    {"hydra", "omegaconf", "yaml", "jinja2", "markupsafe"},
 ]
 """What each layer may import beside the layers below it."""
 
@@ -50,7 +50,6 @@ ONLY_HERE = {
     "kornia": ["augment"],
     "hydra": ["commands"],
     "omegaconf": ["commands"],
-    "optuna": ["commands"],
     "matplotlib": ["tasks", "commands", "callbacks"],  # timelines are drawn in plain scripts too
 }
 INSIDE_FUNCTIONS_ONLY = DECODERS | {"onnx", "onnxruntime", "fsspec", "aiohttp"}

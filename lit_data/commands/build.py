@@ -4,7 +4,6 @@ The command that runs hands its configuration over here; behind this file there 
 """
 
 import inspect
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -41,7 +40,6 @@ from lit_data.commands.exported import is_exported
 from lit_data.commands.launcher import is_first_of_machine
 from lit_data.commands.monitor_guard import MonitorGuard, leave_undefined_empty
 from lit_data.commands.rerun import read_config
-from lit_data.commands.result import TRIAL_VARIABLE
 from lit_data.commands.resuming import ResumedTraining, take_resumed
 from lit_data.commands.run_folder import AUTO
 from lit_data.commands.terminal import LogInterval, ParameterTable, RunBar, quieten
@@ -387,10 +385,6 @@ def _choose_callbacks(cfg: DictConfig) -> list[L.Callback]:
     callbacks.append(MonitorGuard(knows_names=knows_names))
     if cfg.command != "fit":
         return [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
-    if TRIAL_VARIABLE in os.environ:
-        from lit_data.commands.sweeps.search import make_pruning  # with Optuna, an extra
-
-        callbacks.append(make_pruning(int(os.environ[TRIAL_VARIABLE])))
     if "trainer.log_every_n_steps" not in typed:
         callbacks.insert(0, LogInterval())  # others read the interval as training starts
         warnings.filterwarnings(

@@ -128,9 +128,8 @@ def _finish(training: Run) -> dict[str, Any]:
     trainer, datamodule, folder = training.trainer, training.datamodule, training.folder
     metrics = _collect_metrics(trainer)
     make_best: ModelMaker | None = None
-    if "pruned_after" not in metrics:  # a job that its search gave up is worth no more time
-        with warning_after("fit", "scores of the best checkpoint"):
-            make_best = _take_best(training)
+    with warning_after("fit", "scores of the best checkpoint"):
+        make_best = _take_best(training)
     if make_best is not None:
         metrics = _score(training, make_best, metrics)
     if trainer.is_global_zero and isinstance(datamodule, BaseDataModule):

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FAILURE = "failure.json"
-TRIAL_VARIABLE = "LIT_DATA_SWEEP_TRIAL"
-"""In the environment of a job that a search may prune: its number."""
 KEYS = (
     "command",
     "experiment",
@@ -43,9 +41,7 @@ _STAGE = re.compile(
 )
 
 Value = str | SupportsFloat | None
-Status = Literal[
-    "running", "done", "pruned", "failed", "out of memory", "killed", "interrupted", "not run"
-]
+Status = Literal["running", "done", "failed", "out of memory", "killed", "interrupted"]
 
 _UNITS = {
     "seconds": "s",

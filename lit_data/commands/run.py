@@ -33,7 +33,7 @@ from lit_data.commands.launcher import (
     place_run,
 )
 from lit_data.commands.run_folder import AUTO
-from lit_data.commands.sweeps.job import SweepOptions, settle_direction
+from lit_data.commands.sweeps.options import SweepOptions
 from lit_data.commands.sweeps.process import reporting_to_sweep
 from lit_data.commands.sweeps.run import run_sweep
 from lit_data.commands.task_choice import choose_experiment
@@ -88,8 +88,6 @@ def run(
         _check_writable(Path(OmegaConf.select(cfg, folder_key)).absolute())
         flags = _list_flags(config_dir, packages)
         if is_sweep:
-            options, direction_overrides = settle_direction(cfg, options)
-            completed = [*completed, *direction_overrides]
             return run_sweep(hydra, cfg, completed, options=options, flags=flags, packages=packages)
         if options.resume is not None:
             raise ConfigError("sweep.resume goes on with a sweep: add -m.")

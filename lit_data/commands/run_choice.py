@@ -74,7 +74,7 @@ def choose_best(folder: str | Path, names: Sequence[str], cache: Path, key: str)
     """Return the checkpoint of the best run, or its local copy, and log why; None without runs.
 
     Runs can be compared that have the monitor and the data of the newest one. Those that were for
-    debugging, failed, were pruned, or lost their sweep do not count.
+    debugging, failed, or lost their sweep do not count.
 
     Args:
         folder: Of all runs of an experiment; may be an address.
@@ -192,7 +192,6 @@ def _find_flaw(folder: Path, summary: dict[str, Any] | None, hydra: dict[str, An
     has_failed = load(folder, FAILURE, parse_json, notes) is not None
     flaws = {
         "for debugging": as_dict(as_dict(hydra.get("runtime")).get("choices")).get("debug"),
-        "pruned": "pruned_after" in (summary or {}) or job.get("status") == "pruned",
         "failed": summary is None and (has_failed or job.get("status") in _ENDED_BADLY),
         "worse than another of its sweep": winner is not None and job.get("number") != winner,
     }

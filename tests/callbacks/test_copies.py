@@ -34,11 +34,10 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-# Those that a plain module cannot have in a run: they need a trial, or a datamodule of images.
-ONLY_NEW = {"PruneTrial", "ImageMetrics"}
+# Those that a plain module cannot have in a run: they need a datamodule of images.
+ONLY_NEW = {"ImageMetrics"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "GradientCheckpointing": {"modules": ["net.*"]},
-    "PruneTrial": {"trial": None, "monitor": "loss"},
     "EMA": {"decay": 0.9},
     "DataWaitMonitor": {"plot": False},
     "MemoryMonitor": {"plot": False},

@@ -96,12 +96,10 @@ def test_the_least_loss_is_the_best(runs: Runs) -> None:
     "flawed",
     [
         {"score": 0.9, "debug": "fast"},
-        {"score": 0.9, "files": {"summary.json": dict.fromkeys(KEYS) | {"pruned_after": 1}}},
         {"files": {"failure.json": {"status": "failed"}}},
         {"files": {"job.json": {"status": "killed"}}},
-        {"score": 0.9, "files": {"job.json": {"status": "pruned"}}},
     ],
-    ids=["debug", "pruned", "failed", "killed", "job pruned"],
+    ids=["debug", "failed", "killed"],
 )
 def test_a_run_that_came_to_nothing_is_not_taken(flawed: dict[str, Any], runs: Runs) -> None:
     runs.add("flawed", **flawed)

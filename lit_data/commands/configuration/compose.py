@@ -25,6 +25,7 @@ from lit_data.checks import check_types
 from lit_data.commands.configuration.addresses import settle_folders
 from lit_data.commands.configuration.foreign import ForeignError, bounding_references
 from lit_data.commands.configuration.hydra_node import (
+    PLUGINS,
     check_hydra_node,
     check_places,
     check_run_name,
@@ -39,12 +40,7 @@ from lit_data.commands.configuration.names import (
     walk,
 )
 from lit_data.commands.configuration.suggest import did_you_mean, nearest, nearest_key
-from lit_data.commands.configuration.tree import (
-    ConfigTree,
-    check_shadowing,
-    list_keys,
-    open_hydra,
-)
+from lit_data.commands.configuration.tree import ConfigTree, check_shadowing, list_keys, open_hydra
 from lit_data.errors import ConfigError, first_line
 from lit_data.io.remote import check_plain, check_words
 
@@ -170,6 +166,8 @@ def unknown_option(option: str, group: str, options: Sequence[str]) -> str:
     line = f"unknown option '{option}' of '{group}'"
     if group == "experiment":
         line = f"unknown experiment '{option}'"
+    if package := PLUGINS.get(f"{group}={option}"):
+        return f"'{group}={option}' needs a package: pip install {package}."
     options = [name for name in options if not name.startswith("base")]  # shared by the others
     verb = "is" if len(options) == 1 else "are"
     near = did_you_mean(nearest(option, options))

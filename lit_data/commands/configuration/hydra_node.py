@@ -36,8 +36,15 @@ _LOGGING_NAMES = (
 _EXTRAS = {
     "hydra_plugins.hydra_joblib_launcher": "hydra-joblib-launcher",
     "hydra_plugins.hydra_submitit_launcher": "hydra-submitit-launcher",
-    "optuna": "optuna",
+    "hydra_plugins.hydra_optuna_sweeper": "hydra-optuna-sweeper",
 }
+PLUGINS = {
+    "hydra/launcher=joblib": "hydra-joblib-launcher",
+    "hydra/launcher=ray": "hydra-ray-launcher",
+    "hydra/launcher=submitit_slurm": "hydra-submitit-launcher",
+    "hydra/sweeper=optuna": "hydra-optuna-sweeper",
+}
+"""Options that packages bring along, as plugins of Hydra."""
 _LOG_GROUPS = ("hydra_logging", "job_logging")
 _SHELL_KEYS = ("setup", "additional_parameters")
 _FACTORY_KEYS = ("()", "class", "queue", "listener")

@@ -42,7 +42,7 @@ ALLOWED_FOR_HYDRA = (
     "hydra._internal.core_plugins",
     "hydra_plugins",
     "optuna.samplers",
-    "optuna.pruners",
+    "lit_data.commands.sweeps.SweepTable",
 )
 _REFUSED = (
     "lit_data.cli",  # they run commands and build objects themselves
@@ -50,7 +50,7 @@ _REFUSED = (
     "torchmetrics.text",  # these load models by a name or a path that they are given
     "torchmetrics.audio",
     "torchmetrics.multimodal",
-    "optuna.samplers.CmaEsSampler",  # it unpickles what stands in the journal of a search
+    "optuna.samplers.CmaEsSampler",  # it unpickles what stands in hydra.sweeper.storage
     "optuna.samplers._cmaes",
 )
 _PACKAGES = ("augment", "callbacks", "datamodules", "loading", "modules", "synthesis")
@@ -60,6 +60,7 @@ CLASSES = frozenset(
     for name in (
         "grid.PatchGrid",
         "mosaic.MosaicSpec",
+        "commands.sweeps.SweepTable",
         "datasets.ct.windows.WindowSpec",
         "datasets.detection.sampling.BoxSampling",
         "datasets.inspection.patches.SamplingOptions",
@@ -243,7 +244,8 @@ def _list_allowed(key: str) -> tuple[str, ...]:
 def _is_below(name: str, allowed: Sequence[str]) -> bool:
     """Return True if a name is allowed or lies below one that is, and is not refused."""
     dotted = f"{name}."
-    if any(dotted.startswith(f"{refused}.") for refused in _REFUSED):
+    is_refused = any(dotted.startswith(f"{refused}.") for refused in _REFUSED)
+    if is_refused and name not in CLASSES:
         return False
     return any(dotted.startswith(f"{name}.") for name in allowed)
 

@@ -28,7 +28,7 @@ from lit_data.errors import ConfigError, LitDataError
 log = logging.getLogger(__name__)
 
 _SPECIAL_KEYS = ("_target_", "_args_", "_partial_")
-_CHECKED = ("torch", "torchmetrics", "kornia", "lightning", "optuna")
+_CHECKED = ("torch", "torchmetrics", "kornia", "lightning")
 """Packages whose constructors refuse wrong options with errors of many kinds."""
 _BROUGHT_ALONG = ("synthesis", "augment")  # groups that put themselves below `data`
 

@@ -7,40 +7,26 @@ number. Its standard input is a pipe that closes when the sweep's process ends, 
 """
 
 import json
-import logging
 import os
-import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
 import psutil
-from filelock import Timeout
-from omegaconf import DictConfig
 
 from lit_data.child_process import python_command, python_environment
 from lit_data.commands.launcher import STOPPED, SWEEP_JOB
 from lit_data.commands.result import FAILURE, Outcome, describe_failure, name_failure, read_failure
-from lit_data.errors import ConfigError, WorkerDiedError
-from lit_data.io.temp import kernel_lock
-
-log = logging.getLogger(__name__)
-
+from lit_data.errors import WorkerDiedError
 
 _SAVING_S = 120.0  # for a job that is to stop: to finish its step and write a checkpoint
 LEFTOVERS_S = 5.0  # how long processes may outlive the one that started them
-_KILLED_S = 1.0  # until a killed process is gone
-GPU_POLL_S = 0.5
-_ON_DEVICES = ("fit", "validate", "test", "predict", "benchmark")
-"""Commands that use the devices of the Trainer."""
-_ALL_DEVICES = ("auto", "-1")
 OUT_OF_MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
@@ -119,16 +105,12 @@ def _end_with_sweep() -> None:
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def end_descendants() -> None:
-    """End what a launcher has started: first the jobs, which may save, then the rest."""
-    children = psutil.Process().children(recursive=True)
-    family = [child for child in children if not _is_tracker(child)]
-    jobs = [child for child in family if _session_of(child.pid) == child.pid]
-    for group, wait_s in ((jobs, _SAVING_S), (family, LEFTOVERS_S)):
-        for child in group:
-            with suppress(psutil.NoSuchProcess):
-                child.terminate()
-        _kill_after(group, wait_s)
+def end_workers() -> None:
+    """End the processes of a launcher; jobs in them notice it, save and end."""
+    # Trackers of shared memory ignore the signal, and end last.
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            child.terminate()
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
@@ -151,16 +133,10 @@ def _end_session(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
         process.stdin.close()
     leftovers = [one for one in psutil.process_iter() if _session_of(one.pid) == process.pid]
-    _kill_after(leftovers, LEFTOVERS_S)
-
-
-def _kill_after(processes: Sequence[psutil.Process], wait_s: float) -> None:
-    """Give processes some time to end, then kill those that are left."""
-    stubborn = psutil.wait_procs(processes, timeout=wait_s)[1]
-    for process in stubborn:
+    for stubborn in psutil.wait_procs(leftovers, timeout=LEFTOVERS_S)[1]:
         with suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(stubborn, timeout=_KILLED_S)
+            stubborn.kill()
+    psutil.wait_procs(leftovers, timeout=LEFTOVERS_S)
 
 
 def _session_of(pid: int) -> int | None:
@@ -168,14 +144,6 @@ def _session_of(pid: int) -> int | None:
         return os.getsid(pid)
     except OSError:
         return None
-
-
-def _is_tracker(process: psutil.Process) -> bool:
-    """Return True if a process frees shared memory once all others have gone."""
-    try:
-        return any("resource_tracker" in word for word in process.cmdline())
-    except psutil.Error:
-        return True
 
 
 def _describe_end(code: int, *, is_by_kernel: bool) -> Outcome:
@@ -201,91 +169,3 @@ def _count_kernel_kills() -> int:
         lines = dict(line.split() for line in OUT_OF_MEMORY_EVENTS.read_text().splitlines())
         return int(lines.get("oom_kill", 0))
     return 0
-
-
-def list_gpus() -> tuple[str, ...]:
-    """Return the GPUs of this machine that this process sees, as CUDA_VISIBLE_DEVICES names them."""
-    import torch  # takes seconds, and is asked for only where jobs run side by side
-
-    count = torch.cuda.device_count()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
-    return tuple(name.strip() for name in visible.split(",")[:count])
-
-
-def _read_trainer(cfg: DictConfig, name: str) -> str:
-    """Return an option of the Trainer as text; it is `auto` where nothing says it."""
-    return str((cfg.get("trainer") or {}).get(name, "auto"))
-
-
-def uses_gpus(cfg: DictConfig) -> bool:
-    """Return True for a job that runs on GPUs where there are some."""
-    accelerator = _read_trainer(cfg, "accelerator")
-    return cfg.command in _ON_DEVICES and accelerator in ("auto", "gpu", "cuda")
-
-
-def names_gpus(cfg: DictConfig) -> bool:
-    """Return True if `trainer.devices` is no number, but names GPUs such as [0, 2]."""
-    devices = _read_trainer(cfg, "devices")
-    return not devices.isdecimal() and devices not in _ALL_DEVICES
-
-
-def count_gpus(cfg: DictConfig, gpus: Sequence[str]) -> int:
-    """Return how many of the GPUs that are handed out a job takes, by `trainer.devices`.
-
-    Args:
-        cfg: The configuration of the job.
-        gpus: All that there are.
-
-    Raises:
-        ConfigError: It names some, where each job gets its own.
-    """
-    if not gpus or not uses_gpus(cfg):
-        return 0
-    devices = _read_trainer(cfg, "devices")
-    if names_gpus(cfg):
-        raise ConfigError(
-            f"trainer.devices={devices} names GPUs, and jobs side by side get theirs from the "
-            "sweep: give their number"
-        )
-    return len(gpus) if devices in _ALL_DEVICES else min(int(devices), len(gpus))
-
-
-@contextmanager
-def holding_gpus(folder: Path, gpus: Sequence[str], count: int) -> Iterator[dict[str, str]]:
-    """Hold GPUs that no other job of a sweep on this machine holds; wait while all are taken.
-
-    Args:
-        folder: Of the sweep.
-        gpus: All that there are.
-        count: How many the job takes.
-
-    Yields:
-        Variables for the environment of the job.
-    """
-    if not count:
-        yield {}
-        return
-    folder = folder / ".gpus"
-    folder.mkdir(exist_ok=True)
-    with ExitStack() as holding:
-        is_waiting = False
-        while len(names := _try_gpus(folder, gpus, count, holding)) < count:
-            holding.close()  # or two jobs could wait for each other's
-            if not is_waiting:
-                log.info("waiting for %d of %d GPUs", count, len(gpus))
-                is_waiting = True
-            time.sleep(GPU_POLL_S)
-        yield {"CUDA_VISIBLE_DEVICES": ",".join(names)}
-
-
-def _try_gpus(folder: Path, gpus: Sequence[str], count: int, holding: ExitStack) -> list[str]:
-    """Lock GPUs that are free, at most so many, and return their names."""
-    names: list[str] = []
-    for name in gpus:
-        # The folder may be shared by machines, whose GPUs have the same numbers.
-        file_name = re.sub(r"[^\w.-]", "_", f"{socket.gethostname()}-{name}.lock")
-        with suppress(Timeout):
-            if len(names) < count:
-                holding.enter_context(kernel_lock(folder / file_name).acquire(blocking=False))
-                names.append(name)
-    return names

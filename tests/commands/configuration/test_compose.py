@@ -25,8 +25,7 @@ OWN_GROUPS += [f"hydra{group}" for group in HYDRA_GROUPS]
 
 LAUNCHER = "hydra._internal.core_plugins.basic_launcher"
 CONSOLE = "hydra.job_logging.handlers.console"
-SEARCH = "hydra/sweeper=search hydra.sweeper"
-SEARCH_MORE = "hydra/sweeper=search +hydra.sweeper"
+SWEEPER = "+hydra.sweeper"
 QUEUE = "logging.handlers.QueueHandler"
 
 Write = Callable[[str, str], Path]
@@ -297,15 +296,15 @@ def test_value_that_an_experiment_asks_for_must_be_given(write: Write) -> None:
         ('hydra/launcher=slurm hydra.launcher.comment="a\nid"', r"'hydra\.launcher\.comment' is"),
         # what a sweeper imports, and groups that it would choose from unseen
         (
-            f"{SEARCH_MORE}.custom_search_space=os.system",
+            f"{SWEEPER}.custom_search_space=os.system",
             r"_target_' is 'os\.system', which is not",
         ),
-        (f"{SEARCH}.sampler._target_=os.system", r"'hydra\.sweeper\.sampler\._target_'"),
+        (f"{SWEEPER}.sampler._target_=os.system", r"'hydra\.sweeper\.sampler\._target_'"),
         (
-            f"{SEARCH}.sampler._target_=optuna.samplers._cmaes.CmaEsSampler",
+            f"{SWEEPER}.sampler._target_=optuna.samplers._cmaes.CmaEsSampler",
             r"_cmaes\.CmaEsSampler', which is not allowed",
         ),
-        (f"{SEARCH_MORE}.search_space={{trainer:{{}}}}", r"search_space' is outdated: write"),
+        (f"{SWEEPER}.search_space={{trainer:{{}}}}", r"search_space' is outdated: write"),
         # what child processes load
         ("+hydra.job.env_set.LD_PRELOAD=/x.so", r"env_set\.LD_PRELOAD' is not allowed"),
         ("+hydra.job.env_set.PYTHONPATH=/x", r"env_set\.PYTHONPATH' is not allowed"),
@@ -438,7 +437,11 @@ def test_shell_commands_are_taken_from_the_command_line_alone(write: Write, text
             "hydra_plugins.hydra_submitit_launcher",
             "hydra-submitit-launcher",
         ),
-        ("hydra/sweeper=search", "optuna", "optuna"),
+        (
+            "hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.OptunaSweeper",
+            "hydra_plugins.hydra_optuna_sweeper",
+            "hydra-optuna-sweeper",
+        ),
     ],
 )
 def test_missing_extra_is_named(
@@ -447,16 +450,6 @@ def test_missing_extra_is_named(
     monkeypatch.setattr(hydra_node, "find_spec", lambda name: None if name == missing else True)
     with pytest.raises(ConfigError, match=rf"needs a package: pip install {package}\.$"):
         compose("fit", [word])
-
-
-@pytest.mark.parametrize("search", ["+hparams_search=stripe_optuna", "hydra/sweeper=search"])
-def test_groups_within_a_group_that_a_file_chose_are_replaced(search: str) -> None:
-    words = [search, "hydra/sweeper/sampler=seeded_random", "hydra/sweeper/pruner=median"]
-    words.append("model.net.width=choice(2, 3)")
-    with open_hydra(None) as hydra:
-        sweeper = check_run(hydra, "fit", words, multirun=True)[0].hydra.sweeper
-    assert sweeper.sampler._target_ == "optuna.samplers.RandomSampler"
-    assert sweeper.pruner._target_ == "optuna.pruners.MedianPruner"
 
 
 def test_packages_are_allowed_by_the_caller_alone() -> None:

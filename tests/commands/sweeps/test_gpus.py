@@ -5,17 +5,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
-from lit_data.cli import main
-from lit_data.commands.sweeps import process as sweep_process
-from lit_data.commands.sweeps import run as sweep_run
-from lit_data.commands.sweeps.process import count_gpus, holding_gpus, list_gpus, names_gpus
+from lit_data.commands.sweeps import gpus as sweep_gpus
+from lit_data.commands.sweeps.gpus import count_gpus, holding_gpus, list_gpus, share_gpus
 from lit_data.errors import ConfigError
 from tests.families import ROOT, run_family
 
@@ -39,15 +36,15 @@ def run(cfg):
 CONTROLLER = """
 import sys
 from lit_data.cli import main
-from lit_data.commands.sweeps import run
-run.list_gpus = lambda: ("5", "7")
+from lit_data.commands.sweeps import gpus
+gpus.list_gpus = lambda: ("5", "7")
 sys.exit(main(sys.argv[1:]))
 """
 
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep_process, "GPU_POLL_S", 0.005)
+    monkeypatch.setattr(sweep_gpus, "POLL_S", 0.005)
 
 
 @pytest.mark.parametrize(
@@ -75,14 +72,8 @@ def test_a_job_takes_as_many_as_its_trainer(
 @pytest.mark.parametrize("devices", [[0], "0,1", [1, 3]])
 def test_a_trainer_that_names_gpus_is_refused(devices: object) -> None:
     cfg = OmegaConf.create({"command": "fit", "trainer": {"devices": devices}})
-    assert names_gpus(cfg)
     with pytest.raises(ConfigError, match="names GPUs, and jobs side by side get theirs"):
         count_gpus(cfg, "01")
-
-
-@pytest.mark.parametrize("devices", [1, "2", -1, "-1", "auto"])
-def test_a_number_of_gpus_names_none(devices: object) -> None:
-    assert not names_gpus(OmegaConf.create({"trainer": {"devices": devices}}))
 
 
 @pytest.mark.parametrize(
@@ -163,24 +154,20 @@ def test_jobs_side_by_side_see_different_gpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("isolate", "devices", "message"),
     [
-        ("sweep.isolate=none", "sweep.isolate=none keeps jobs in processes that stay on"),
-        ("trainer.devices=[0]", "trainer.devices=[0] names GPUs, and jobs side by side get theirs"),
+        ("none", 1, r"sweep\.isolate=none keeps jobs in processes that stay on"),
+        ("process", [0], r"trainer\.devices=\[0\] names GPUs, and jobs side by side get theirs"),
     ],
 )
 def test_what_would_share_gpus_is_refused_where_there_are_some(
-    word: str,
-    message: str,
-    install: Callable[..., None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    isolate: str, devices: object, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep_run, "list_gpus", lambda: ("0",))
-    install(lambda cfg: pytest.fail("the command ran"), "fit")
-    assert (
-        main(["fit", "+experiment=stripe", "-m", "seed=1,2", "hydra/launcher=parallel", word]) == 2
-    )
-    assert message in capsys.readouterr().err
+    monkeypatch.setattr(sweep_gpus, "list_gpus", lambda: ("0",))
+    launcher = {"_target_": "hydra_plugins.hydra_joblib_launcher.JoblibLauncher", "n_jobs": 2}
+    node = {"command": "fit", "trainer": {"devices": devices}, "hydra": {"launcher": launcher}}
+    cfg = OmegaConf.create(node)
+    with pytest.raises(ConfigError, match=message):
+        share_gpus(cfg, isolate=isolate)
+    cfg.hydra.launcher.n_jobs = 1
+    assert share_gpus(cfg, isolate=isolate) == ()

@@ -1,9 +1,9 @@
-"""End of a sweep: a table on the console, sweep.csv, sweep.png and sweep.json."""
+"""End of a sweep: a table on the console, sweep.csv, sweep.png, sweep.json and report.html."""
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -15,35 +15,15 @@ from rich.text import Text
 from lit_data.commands.configuration.rows import read_words
 from lit_data.commands.report import add_report
 from lit_data.commands.reports.results import find_differing, shorten_keys
-from lit_data.commands.result import (
-    KEYS,
-    find_monitor,
-    find_summary,
-    is_score,
-    print_table,
-    read_number,
-)
-from lit_data.commands.sweeps.job import (
-    JobRecord,
-    Sweep,
-    choose_direction,
-    choose_metric,
-    explain_metric,
-    read_records,
-)
-from lit_data.errors import WorkerDiedError
+from lit_data.commands.result import KEYS, find_summary, is_score, print_table, read_number
+from lit_data.commands.sweeps.options import choose_direction, choose_metric, explain_metric
+from lit_data.commands.sweeps.records import JobRecord, read_records, settle
 from lit_data.files import write_json, write_table
 
 log = logging.getLogger(__name__)
 
-_STATUSES = ("done", "pruned", "failed", "out_of_memory", "killed", "interrupted", "not_run")
-_COLOURS = {
-    "done": "green",
-    "pruned": "dim",
-    "not run": "dim",
-    "interrupted": "yellow",
-    "running": "yellow",
-}
+_STATUSES = ("done", "failed", "out_of_memory", "killed", "interrupted")
+_COLOURS = {"done": "green", "interrupted": "yellow"}
 """Of statuses in the table; the rest is red."""
 _MOST_ROWS = 60  # of the picture: more jobs have no labels in it
 _LONGEST_LABEL = 40
@@ -59,94 +39,65 @@ class ReportedJob:
     swept: Mapping[str, str]
 
 
-def collect_jobs(
-    sweep: Sweep, *, is_stopped: bool = False, elsewhere: Collection[int] = ()
-) -> list[ReportedJob]:
-    """Return all jobs of a sweep by their numbers, as the files in its folder say.
-
-    Args:
-        sweep: that ends.
-        is_stopped: the sweep was told to stop, and its launcher has ended the jobs that ran.
-        elsewhere: numbers of the jobs that other controllers of a search run now.
-    """
-    records: dict[int, JobRecord] = {}
-    for number, overrides in enumerate(sweep.jobs or ()):
-        records[number] = JobRecord(
-            number=number, command=sweep.command, overrides=overrides, status="not run"
-        )
-    summaries: dict[int, Mapping[str, Any]] = {}
-    for folder, record in read_records(sweep.folder):
-        runs_on = record.number in elsewhere
-        records[record.number] = record if runs_on else _settle(record, is_stopped=is_stopped)
-        if record.status in ("done", "pruned"):
-            summaries[record.number] = find_summary(folder) or {}
-    ordered = [record for _, record in sorted(records.items())]
-    options = [read_words(record.overrides) for record in ordered]
-    differing = find_differing(options, missing="")
-    # Jobs that have not begun still carry options of the sweep itself.
-    swept = {key: values for key, values in differing.items() if not key.startswith("hydra.")}
-    jobs = []
-    for row, record in enumerate(ordered):
-        swept_here = {key: values[row] for key, values in swept.items()}
-        metrics = summaries.get(record.number, {})
-        jobs.append(ReportedJob(record=record, metrics=metrics, swept=swept_here))
-    return jobs
-
-
-def _settle(record: JobRecord, *, is_stopped: bool) -> JobRecord:
-    """Return the record of a job, which runs no more: its launcher has gone, or lost it."""
-    if record.status != "running":
-        return record
-    if is_stopped:
-        return replace(record, status="interrupted", reason="the sweep was told to stop")
-    code = WorkerDiedError.exit_code
-    return replace(record, status="killed", exit_code=code, reason="it ended without a word")
-
-
-def report(jobs: Sequence[ReportedJob], cfg: DictConfig, sweep: Sweep, *, seconds: float) -> None:
-    """Print the table, write sweep.csv, sweep.png, sweep.json and report.html.
+def report_sweep(cfg: DictConfig, folder: Path) -> None:
+    """Print the table of a sweep, write sweep.csv, sweep.png, sweep.json and report.html.
 
     The last line is the path of sweep.json.
 
     Args:
-        jobs: of the sweep, at least one.
-        cfg: the configuration of the first job.
-        sweep: options and folder.
-        seconds: that this start of the sweep took.
+        cfg: the configuration of the sweep, with Hydra's node.
+        folder: of the sweep; nothing is written if it holds no job.
     """
+    jobs = collect_jobs(folder)
     if not jobs:
         return
-    monitored = find_monitor(cfg.get("callbacks") or {})
-    # That of the first job that has one.
-    metrics = [choose_metric(sweep.options, monitored[0], job.metrics) for job in jobs]
-    metric = next(filter(None, metrics), None)
     done = [job for job in jobs if job.record.status == "done"]
+    # The metric is that of the first job that has one.
+    metrics = [choose_metric(cfg, job.metrics) for job in jobs]
+    metric = next(filter(None, metrics), None)
     measured = [job for job in done if read_number(job.metrics, metric) is not None]
     if metric is not None and done and not measured:
         log.warning("%s", explain_metric(metric, done[0].metrics))
-    best = None
-    direction = choose_direction(sweep.options, metric, monitored)
-    if direction is not None and measured:
-        choose = min if direction == "min" else max
-        best = choose(measured, key=lambda job: read_number(job.metrics, metric) or 0.0)
+    best = _find_best(cfg, measured, metric)
     columns = [metric] if metric else []
-    columns += sweep.options.columns or ()
-    title = f"{sweep.command} {sweep.experiment}"
-    print_jobs(jobs, title, columns, best)
-    _write_csv(sweep.folder / "sweep.csv", jobs)
-    report_folds(jobs, sweep.folder / "folds.csv")
-    picture = sweep.folder / "sweep.png"
+    title = f"{cfg.command} {cfg.name}"
+    print_jobs(jobs, title, [*columns, *(cfg.sweep.columns or ())], best)
+    _write_csv(folder / "sweep.csv", jobs)
+    report_folds(jobs, folder / "folds.csv")
+    picture = folder / "sweep.png"
     picture.unlink(missing_ok=True)  # one of an earlier start would be wrong by now
     if metric is not None and measured:
         draw_sweep(picture, jobs, metric, title=title)
-    summary = _summarise(jobs, sweep, metric, best) | {"seconds": round(seconds, 3)}
-    write_json(sweep.folder / "sweep.json", summary)
-    add_report(cfg, sweep.folder)
-    print(sweep.folder / "sweep.json", flush=True)
+    write_json(folder / "sweep.json", _summarise(cfg, jobs, metric, best))
+    add_report(cfg, folder)
+    print(folder / "sweep.json", flush=True)
+
+
+def collect_jobs(folder: Path) -> list[ReportedJob]:
+    """Return all jobs of a sweep that has ended, by their numbers, as the files in its folder say."""
+    entries = [(path, settle(record)) for path, record in read_records(folder)]
+    differing = find_differing([read_words(record.overrides) for _, record in entries], missing="")
+    jobs = []
+    for row, (path, record) in enumerate(entries):
+        swept = {key: values[row] for key, values in differing.items()}
+        metrics = (find_summary(path) or {}) if record.status == "done" else {}
+        jobs.append(ReportedJob(record=record, metrics=metrics, swept=swept))
+    return jobs
+
+
+def _find_best(
+    cfg: DictConfig, measured: Sequence[ReportedJob], metric: str | None
+) -> ReportedJob | None:
+    """Return the best job; None where nothing is measured, or nothing says what is good."""
+    direction = choose_direction(cfg, metric) if measured else None
+    if direction is None:
+        return None
+    choose = min if direction == "min" else max
+    return choose(measured, key=lambda job: read_number(job.metrics, metric) or 0.0)
 
 
 def _summarise(
-    jobs: Sequence[ReportedJob], sweep: Sweep, metric: str | None, best: ReportedJob | None
+    cfg: DictConfig, jobs: Sequence[ReportedJob], metric: str | None, best: ReportedJob | None
 ) -> dict[str, Any]:
     """Return the content of sweep.json: one flat object.
 
@@ -155,12 +106,11 @@ def _summarise(
     - ``job_seconds``: of all jobs together, each in the start that it ended in
     - ``metric``: what jobs are compared by; ``best_job``, ``best_value``, ``best_overrides``: null
       where nothing says whether small or large values are good
-    - ``seconds``: that this start of the sweep took
     """
     counts = Counter(job.record.status.replace(" ", "_") for job in jobs)
     return {
-        "command": sweep.command,
-        "experiment": sweep.experiment,
+        "command": cfg.command,
+        "experiment": cfg.name,
         "jobs": len(jobs),
         **{f"jobs_{name}": counts[name] for name in _STATUSES},
         "job_seconds": round(sum(job.record.seconds for job in jobs), 3),
@@ -300,7 +250,7 @@ def draw_sweep(path: Path, jobs: Sequence[ReportedJob], metric: str, *, title: s
         if value is not None:
             axis.plot(value, row, "o", color="#0a6cbd", markersize=6)
             measured += 1
-        elif job.record.status != "not run":
+        else:
             # On the left edge, whatever the range of the values.
             transform = axis.get_yaxis_transform()
             axis.plot(0, row, "x", color="#c62828", transform=transform, clip_on=False, zorder=3)

@@ -17,7 +17,6 @@ from lit_inspect.errors import (
     UsageError,
     escape,
 )
-from lit_inspect.images import list_images
 from lit_inspect.inspector import Inspector
 from lit_inspect.layouts import Group, group_files
 from lit_inspect.net import Limits
@@ -29,8 +28,6 @@ DIR gets what `python -m lit_data predict` writes, but for its pictures: images.
 labels.csv; or detections.json and labels/ of boxes; and bad.csv. Exit codes: 0 good; 2 wrong arguments; 3 images are
 bad, or the net has no answer for them, all others have a verdict; 4 the file is damaged, takes too much, gives other
 answers on this machine, or DIR cannot be written."""
-
-_BAD = "bad"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,13 +74,6 @@ def _give_up(reason: str) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    folder: Path = options.images
-    if folder.is_file():
-        folder, names = folder.parent, [folder.name]
-    else:
-        names = list_images(folder)
-    if not names:
-        raise UsageError(f"{folder}: no images")
     if options.threads is not None and options.threads < 1:
         raise UsageError(f"--threads {options.threads} must be at least 1")
     limits = Limits(
@@ -92,7 +82,11 @@ def _run(options: argparse.Namespace) -> int:
         give_up=_give_up,
     )
     inspector = Inspector(options.file, threads=options.threads, limits=limits)
-    groups = _group(inspector, options.images, names)
+    folder: Path = options.images
+    if folder.is_file():
+        folder, groups = folder.parent, group_files([folder.name], inspector.settings.layout)
+    else:
+        groups = inspector.list_groups(folder)
     results = Results(inspector, options.out, [group.name for group in groups])
     counts = Counter(_inspect(inspector, results, folder, group) for group in groups)
     if drift := results.finish():
@@ -108,36 +102,14 @@ def _run(options: argparse.Namespace) -> int:
 def _inspect(inspector: Inspector, results: Results, folder: Path, group: Group) -> str:
     """Note what becomes of an image, and return it in a word."""
     path = folder / group.name
-    if group.fault:
-        results.note_bad(path, f"{path}: {group.fault}")
-        return _BAD
     try:
-        image = inspector.open(*(folder / name for name in group.files))
-        return results.add(group.name, image).verdict
+        return results.add(group.name, inspector.open_group(folder, group)).verdict
     except AnswerError as error:
         results.note_unanswered(group.name, path, str(error))
         return REVIEW
     except (ImageError, UsageError) as error:  # one that does not fit the model is bad too
         results.note_bad(path, str(error))
-        return _BAD
-
-
-def _group(inspector: Inspector, images: Path, names: Sequence[str]) -> list[Group]:
-    """Return the files of each image of a folder.
-
-    Raises:
-        UsageError: No file is a target or a reference.
-    """
-    layout = inspector.settings.layout
-    groups = group_files(names, layout)
-    if not groups:
-        assert layout is not None
-        assert layout.files is not None
-        raise UsageError(
-            f"{images}: no file is one of {', '.join(layout.files)}, as the model was trained with: "
-            "name the folder above them"
-        )
-    return groups
+        return "bad"
 
 
 if __name__ == "__main__":

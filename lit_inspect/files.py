@@ -110,13 +110,13 @@ def replacing(folder: Path, name: str) -> Iterator[BinaryIO]:
 def write_png(
     folder: Path, name: str, shape: tuple[int, int], parts: Iterable[NDArray[Any]]
 ) -> None:
-    """Write a grey PNG part by part, whole or not at all.
+    """Write a PNG part by part, whole or not at all.
 
     Args:
         folder: Where results go.
         name: Of the file, see `replacing`.
         shape: (height, width) px.
-        parts: Its rows from the top, [h, W] uint8 or uint16.
+        parts: Its rows from the top, [h, W] uint8 or uint16, or [h, W, 3] in R, G, B.
     """
     packer = zlib.compressobj(1)
     above = np.zeros((1, 0), np.uint8)
@@ -124,7 +124,8 @@ def write_png(
         for number, part in enumerate(parts):
             if number == 0:
                 file.write(b"\x89PNG\r\n\x1a\n")
-                header = struct.pack(">IIBBBBB", shape[1], shape[0], 8 * part.itemsize, 0, 0, 0, 0)
+                colours, bits = 2 * (part.ndim - 2), 8 * part.itemsize
+                header = struct.pack(">IIBBBBB", shape[1], shape[0], bits, colours, 0, 0, 0)
                 _write_chunk(file, b"IHDR", header)
             big_endian = np.ascontiguousarray(part, part.dtype.newbyteorder(">"))
             rows = big_endian.view(np.uint8).reshape(len(part), -1)

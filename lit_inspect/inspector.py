@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from lit_inspect.board import NET, Board, read_board
 from lit_inspect.boxes import Box
 from lit_inspect.drift import describe
-from lit_inspect.errors import BoardError, UsageError, describe_error
-from lit_inspect.layouts import open_files, take_arrays
+from lit_inspect.errors import BoardError, ImageError, UsageError, describe_error
+from lit_inspect.images import list_images
+from lit_inspect.layouts import Group, group_files, open_files, take_arrays
+from lit_inspect.marks import measure_marked
 from lit_inspect.net import Limits, Net
 from lit_inspect.regions import Defect, find_defects, mean_highest, round_score, slabs
 from lit_inspect.rows import ArrayRows, MapFile
@@ -34,15 +36,16 @@ class Verdict:
     """Result of one image.
 
     Attributes:
-        verdict: ``good``, ``defect``, ``review`` or ``unsure`` of a map or of boxes, else the name
-            of the class.
-        score: Of the image: the mean of the highest probabilities of a map, the probability of the
-            class, or the score of the surest box.
+        verdict: ``good``, ``defect``, ``review`` or ``unsure`` of a map or of boxes, ``marked`` or
+            ``clean`` of watermarks, else the name of the class.
+        score: Of the image: the mean of the highest probabilities of a map, that of the pixels of
+            watermarks, the probability of the class, or the score of the surest box.
         defects: Regions of the map, the surest first; none of an image that is ``good``.
         probability: [H, W] of each pixel of a map, or [classes]; empty for boxes.
         kinds: [H, W] number of the class of each pixel that reaches the threshold, from 1; None
             where classes are not told apart.
         boxes: Objects that a detector finds, the surest first.
+        marked_share: Fraction of the pixels that a watermark covers.
     """
 
     verdict: str
@@ -51,6 +54,7 @@ class Verdict:
     probability: Floats
     kinds: NDArray[np.uint8] | None = None
     boxes: tuple[Box, ...] = ()
+    marked_share: float = 0.0
 
 
 class Inspector:
@@ -121,6 +125,36 @@ class Inspector:
         """
         return open_files(list(map(Path, paths)), self.settings.read, self.settings.layout)
 
+    def list_groups(self, folder: Path) -> list[Group]:
+        """Return the files of each image below a folder, for `open_group`.
+
+        Raises:
+            UsageError: There are none, or the folder cannot be read.
+        """
+        names = list_images(folder)
+        if not names:
+            raise UsageError(f"{folder}: no images")
+        layout = self.settings.layout
+        groups = group_files(names, layout)
+        if not groups:
+            assert layout is not None
+            assert layout.files is not None
+            raise UsageError(
+                f"{folder}: no file is one of {', '.join(layout.files)}, as the model was trained "
+                "with: name the folder above them"
+            )
+        return groups
+
+    def open_group(self, folder: Path, group: Group) -> Rows:
+        """Open the files of an image below a folder, see `open`.
+
+        Raises:
+            ImageError: As there, or one is missing.
+        """
+        if group.fault:
+            raise ImageError(f"{folder / group.name}: {group.fault}")
+        return self.open(*(folder / name for name in group.files))
+
     def inspect(self, image: Rows) -> Verdict:
         """Inspect an image that fits into memory.
 
@@ -169,6 +203,8 @@ class Inspector:
     def judge(self, values: ArrayRows | MapFile) -> Verdict:
         """Return the verdict of a map; of a map in a file without the map itself."""
         settings = self.settings
+        if settings.shows == "marks":
+            return self._judge_marks(values)
         height, width = values.shape[1:]
         is_large = isinstance(values, MapFile)
         parts = list(slabs(height, width))
@@ -194,6 +230,16 @@ class Inspector:
             return Verdict(verdict, score, tuple(defects), np.zeros((0, 0), np.float32))
         probability, kinds = self.read_pair(values, slice(0, height))
         return Verdict(verdict, score, tuple(defects), probability, kinds)
+
+    def _judge_marks(self, values: ArrayRows | MapFile) -> Verdict:
+        height, width = values.shape[1:]
+        parts = (_to_unit(values.read(part.start, part.stop)[0]) for part in slabs(height, width))
+        count, score = measure_marked(parts, self.settings.threshold)
+        verdict = "marked" if count else "clean"
+        probability = np.zeros((0, 0), np.float32)
+        if not isinstance(values, MapFile):
+            probability, _ = self.read_pair(values, slice(0, height))
+        return Verdict(verdict, score, (), probability, marked_share=count / (height * width))
 
     def _choose_verdict(self, score: float, *, has_defects: bool) -> str:
         settings = self.settings

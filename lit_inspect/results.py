@@ -16,6 +16,7 @@ from lit_inspect.drift import FEATURES, WITHDRAWN
 from lit_inspect.errors import escape
 from lit_inspect.files import fit_name, replacing, write_png, writing
 from lit_inspect.inspector import Inspector, Verdict
+from lit_inspect.marks import tint
 from lit_inspect.regions import Defect, slabs
 from lit_inspect.rows import ArrayRows, MapFile
 from lit_inspect.tiles import Rows
@@ -29,6 +30,8 @@ _TABLES = {
     "labels": ("labels.csv",),
     "boxes": ("detections.json",),
 }
+_MARK_TABLES = ("marks.csv",)
+_MARK_COLUMNS = ("image", "marked_share", "mean_score", "height_px", "width_px")
 _BAD_TABLE = "bad.csv"
 _MAP_COLUMNS = ("image", "score", "defects", "verdict")
 _DEFECT_COLUMNS = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
@@ -50,7 +53,8 @@ class Results:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             # Else they would pass for those of a run that was interrupted.
-            for name in (*_TABLES[inspector.settings.task], _BAD_TABLE):
+            tables = _TABLES[inspector.settings.task]
+            for name in (*tables, *_MARK_TABLES, _BAD_TABLE):
                 (folder / name).unlink(missing_ok=True)
         self._inspector = inspector
         self._folder = folder
@@ -82,12 +86,15 @@ class Results:
             return self._add_boxes(name, image)
         if height * width <= settings.large_px or settings.scaling is not None:
             values = ArrayRows(self._inspector.predict(image, (0, height, width)))
-            verdict = self._write_map(name, values)
+            verdict = self._write(name, image, values)
         else:
             verdict = self._add_large(name, image)
         if self._guarantee is not None:
             self._features.append(self._inspector.describe(image))
-        self._note(name, verdict)
+        if settings.shows == "marks":
+            self._note_marks(name, image, verdict)
+        else:
+            self._note(name, verdict)
         return verdict
 
     def _add_boxes(self, name: str, image: Rows) -> Verdict:
@@ -113,9 +120,11 @@ class Results:
     def note_unanswered(self, name: str, path: Path, reason: str) -> None:
         """Note an image that the net gives no answer for: it is bad, and its part for review.
 
-        Boxes have no table of verdicts, and their tables do not hold the image.
+        Boxes and marks have no table of verdicts, and their tables do not hold the image.
         """
         self.note_bad(path, reason)
+        if self._inspector.settings.shows == "marks":
+            return
         column = "label" if self._inspector.settings.task == "labels" else "verdict"
         self._rows.append({"image": name, column: REVIEW, "guarantee": ""})
 
@@ -134,15 +143,17 @@ class Results:
             columns = (*columns, "guarantee")
             self._rows = [{"guarantee": text} | row for row in self._rows]
         if self._inspector.settings.task == "labels":
-            self._write("labels.csv", ("image", "label", "score"), self._rows)
+            self._write_table("labels.csv", ("image", "label", "score"), self._rows)
         elif self._inspector.settings.task == "boxes":
             with replacing(self._folder, "detections.json") as file:
                 file.write(self._objects.encode(self._inspector.settings.classes))
+        elif self._inspector.settings.shows == "marks":
+            self._write_table("marks.csv", _MARK_COLUMNS, self._rows)
         else:
             classes = ("class",) if self._inspector.settings.classes else ()
-            self._write("images.csv", columns, self._rows)
-            self._write("defects.csv", (*_DEFECT_COLUMNS, *classes), self._defects)
-        self._write(_BAD_TABLE, ("image", "reason"), self._bad)
+            self._write_table("images.csv", columns, self._rows)
+            self._write_table("defects.csv", (*_DEFECT_COLUMNS, *classes), self._defects)
+        self._write_table(_BAD_TABLE, ("image", "reason"), self._bad)
         return drift
 
     def _add_large(self, name: str, image: Rows) -> Verdict:
@@ -156,12 +167,35 @@ class Results:
                 with writing(self._folder):
                     values.write(top, rows)
             assert values is not None
-            return self._write_map(name, values)
+            return self._write(name, image, values)
         finally:
             if values is not None:
                 values.close()
 
-    def _write_map(self, name: str, values: ArrayRows | MapFile) -> Verdict:
+    def _write(self, name: str, image: Rows, values: ArrayRows | MapFile) -> Verdict:
+        """Write the pictures of an image, and return its verdict."""
+        if self._inspector.settings.shows == "marks":
+            self._write_marks(name, image, values)
+        else:
+            self._write_map(name, values)
+        return self._inspector.judge(values)
+
+    def _write_marks(self, name: str, image: Rows, values: ArrayRows | MapFile) -> None:
+        height, width = values.shape[1:]
+        threshold = self._inspector.settings.threshold
+        parts = list(slabs(height, width))
+
+        def read(part: slice) -> NDArray[np.float32]:
+            return self._inspector.read_pair(values, part)[0]
+
+        masks = (np.rint(read(part) * np.float32(255)).astype(np.uint8) for part in parts)
+        overlays = (
+            tint(image.read(part.start, part.stop), read(part), threshold) for part in parts
+        )
+        for kind, pictures in (("masks", masks), ("overlays", overlays)):
+            write_png(self._folder, f"{kind}/{fit_name(name, '.png')}", (height, width), pictures)
+
+    def _write_map(self, name: str, values: ArrayRows | MapFile) -> None:
         height, width = values.shape[1:]
         parts = list(slabs(height, width))
         encoded = (_encode(values, part) for part in parts)
@@ -170,7 +204,12 @@ class Results:
             pairs = (self._inspector.read_pair(values, part) for part in parts)
             numbers = (kinds for _, kinds in pairs if kinds is not None)
             write_png(self._folder, f"classes/{fit_name(name, '.png')}", (height, width), numbers)
-        return self._inspector.judge(values)
+
+    def _note_marks(self, name: str, image: Rows, verdict: Verdict) -> None:
+        row = {"image": name, "marked_share": round(verdict.marked_share, 6)}
+        row |= {"mean_score": round(verdict.score, 4)}
+        row |= {"height_px": image.shape[1], "width_px": image.shape[2]}
+        self._rows.append(row)
 
     def _note(self, name: str, verdict: Verdict) -> None:
         count = min(len(verdict.defects), _MOST_DEFECTS)
@@ -182,7 +221,9 @@ class Results:
             row = {"image": name, **_round(defect), "class": class_names[defect.kind]}
             self._defects.append(row)
 
-    def _write(self, name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    def _write_table(
+        self, name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
+    ) -> None:
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, fieldnames=columns, extrasaction="ignore")
         writer.writeheader()

@@ -66,6 +66,7 @@ class Settings:
         boxes: How objects are found.
         versions: Releases that the file was made with.
         layout: Files of target and references; None where an image is one file.
+        shows: What a map shows.
         expand: For each channel that a module of lit_data gets the stored one.
         precision: ``int8``, or None for float32.
         trained: What lit_data says of the training.
@@ -95,6 +96,7 @@ class Settings:
     boxes: BoxRules | None
     versions: dict[Name, Text]
     layout: Layout | None = None
+    shows: Literal["defects", "marks"] = "defects"
     expand: Annotated[tuple[int, ...], Field(max_length=MOST_CHANNELS)] | None = None
     precision: Literal["int8"] | None = None
     trained: dict[str, Any] | None = None
@@ -128,10 +130,16 @@ class Settings:
             raise ValueError(f"boxes is for boxes alone, and task is {self.task}")
         if not is_map and (self.scaling is None) != is_box:
             raise ValueError(f"labels need scaling, and boxes have none; task is {self.task}")
+        if self.shows == "marks" and not self._fits_marks():
+            raise ValueError("marks are those of maps of three channels of uint8, without classes")
         if not is_map and (self.review is not None or not self.classes):
             raise ValueError(f"{self.task} need classes, and know no review")
         if is_map and len(self.classes) > _MOST_KINDS:
             raise ValueError(f"{len(self.classes)} classes, and maps hold {_MOST_KINDS}")
+
+    def _fits_marks(self) -> bool:
+        is_colour = (self.channels, self.dtype) == (3, "uint8")
+        return self.task == "maps" and is_colour and not self.classes and self.scaling is None
 
     def _fits_fill(self) -> bool:
         if self.boxes is None or self.dtype == "float32":

@@ -60,6 +60,7 @@ class Task(Generic[Data]):
         predict_data: Options of the datamodule that prediction sets.
         trained_data: Options of the datamodule that a checkpoint holds, and that hold for it unless
             others are typed.
+        unexported: Why there is no file for `lit_inspect`, and what to do.
         unused: Options of ``predict`` that mean nothing here: they are refused.
         shares: Several processes may predict some of the inputs each; `predict` then heeds the
             share of the run.
@@ -83,6 +84,9 @@ class Task(Generic[Data]):
     )
     predict_data: ClassVar[Mapping[str, Any]] = {}
     trained_data: ClassVar[Sequence[str]] = ()
+    unexported: ClassVar[str] = (
+        "lit_inspect knows maps of images, classes and boxes alone: predict with the checkpoint"
+    )
     shares: ClassVar[bool] = True
     unused: ClassVar[Sequence[str]] = (*TILE_OPTIONS, *VERDICT_OPTIONS, "clean", "count")
 
@@ -163,8 +167,7 @@ class Task(Generic[Data]):
             ConfigError: There is none for this kind of data.
         """
         raise ConfigError(
-            "export is for maps of defects, classes of images and boxes, and not for a "
-            f"{type(self.datamodule).__name__}"
+            f"a {type(self.datamodule).__name__} is not exported, as {self.unexported}"
         )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -81,7 +81,9 @@ def encode_maps(
     data: ImageDataModule,
     images: WholeImages,
     request: ExportRequest,
+    *,
     scaling: Scaling | None = None,
+    shows: Literal["defects", "marks"] = "defects",
 ) -> bytes:
     """Return the bytes of an ``.inspect`` file of a model that predicts maps.
 
@@ -90,6 +92,7 @@ def encode_maps(
         images: All of them.
         request: Model and options.
         scaling: Size that images are brought to before they are stored.
+        shows: What a map shows.
 
     Raises:
         ConfigError: The net cannot be written as ONNX, or the runtime lacks an option.
@@ -112,6 +115,7 @@ def encode_maps(
             **_list_verdicts(request),
             "expand": list(images.channels),
             "layout": _list_layout(data.source),
+            "shows": shows,
             **_list_thresholds(options),
         },
         scaling=scaling,

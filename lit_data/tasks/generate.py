@@ -48,6 +48,7 @@ class GenerateTask(Task[GANDataModule]):
 
     predicts = "images"
     method = "sample_images"
+    unexported = "lit_inspect answers for images, and makes none: predict makes them"
     unused = (
         *TILE_OPTIONS,
         *VERDICT_OPTIONS,

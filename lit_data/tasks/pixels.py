@@ -263,7 +263,7 @@ class InspectionTask(PixelTask[InspectionDataModule]):
     def export(self, request: ExportRequest) -> bytes:
         request = replace(request, options=self._fit_tile(request.options))
         scaling = self.datamodule.source.scaling
-        return encode_maps(self.datamodule, self.open_images(), request, scaling)
+        return encode_maps(self.datamodule, self.open_images(), request, scaling=scaling)
 
     def _fit_tile(self, options: PredictOptions) -> PredictOptions:
         """Enlarge the default tile to the whole image for a net that was trained with whole images."""
@@ -291,6 +291,10 @@ class MarkTask(PixelTask[WatermarkDataModule]):
     def writer(self, run: PredictRun, options: PredictOptions) -> MarkWriter:
         options.refuse("masks of watermarks", *self.unused)
         return MarkWriter(self.open_images(), run.folder, options)
+
+    @override
+    def export(self, request: ExportRequest) -> bytes:
+        return encode_maps(self.datamodule, self.open_images(), request, shows="marks")
 
 
 @register(BaseDataModule)

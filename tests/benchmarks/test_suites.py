@@ -5,14 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import pytest
 import torch
 
-from benchmarks import first
+from benchmarks import exported, first
 from benchmarks.__main__ import run as measure
 from benchmarks.callbacks import StepCost
 from benchmarks.gpu import answer_part, format_table
 from tests.benchmarks.suites import read_table
+from tests.lit_inspect.boards import write_board
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
@@ -47,6 +50,42 @@ def test_each_callback_has_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert rows[-1]["callback"] == "all"
     assert "us; on top of that:" in capsys.readouterr().out
     assert logging.getLogger("lightning.pytorch").level == logging.INFO
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_differences_are_judged_at_the_threshold(dtype: str) -> None:
+    pixels = np.full((3, 40, 30), 100, np.uint8)
+    pixels[1:] = [[[60]], [[120]]]
+    pixels[0, 5:7, 9] = 160  # 70 from the mean of both
+    white = {"uint8": 1, "uint16": 257, "float32": 1 / 255}[dtype]
+    pixels = (pixels * np.float64(white)).astype(dtype)
+    assert exported.judge_difference(pixels, 0.27, least_px=2)
+    assert not exported.judge_difference(pixels, 0.28, least_px=2)
+    assert not exported.judge_difference(pixels, 0.27, least_px=3)
+    assert exported.judge_difference(pixels[:2], 0.39, least_px=2)  # 100 from the one reference
+
+
+def test_files_are_measured_beside_the_difference_of_images(tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(6):
+        cv2.imwrite(str(folder / f"{number // 2}_{'ab'[number % 2]}.png"), np.zeros((20, 30)))
+    (folder / "2_b.png").unlink()
+    layout = {"channels": None, "files": ["*_a.png", "*_b.png"]}
+    onnx = pytest.importorskip("onnx", reason="needs onnx: pip install -e '.[export]'")
+    mean = onnx.helper.make_node("ReduceMean", ["images", "axes"], ["probability"])
+    axes = onnx.helper.make_tensor("axes", onnx.TensorProto.INT64, [1], [1])
+    path = write_board(
+        tmp_path / "a.inspect", layout=layout, channels=2, nodes=[mean], weights=[axes]
+    )
+    words = [f"suite.file={path}", f"suite.root={folder}", "suite.repeats=2"]
+    assert measure(["exported", *words, f"hydra.run.dir={tmp_path}/run"]) == 0
+    rows = read_table(tmp_path / "run")
+    assert [row["way"] for row in rows] == ["a.inspect", "difference"]
+    for row in rows:
+        assert tuple(row) == exported.COLUMNS
+        assert (row["images"], row["calls"], row["pixels_per_image"]) == ("2", "4", "600")
+        assert min(float(row[name]) for name in exported.COLUMNS[1:]) > 0
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def write_board(
     parts: Mapping[str, bytes] | None = None,
     **changes: Any,
 ) -> Path:
-    """Write a file whose one channel is the probability of a defect.
+    """Write a file whose net gives the probability of a defect; without `nodes` its one channel.
 
     Args:
         path: Of the file.
@@ -42,7 +42,8 @@ def write_board(
     onnx = pytest.importorskip("onnx", reason="needs onnx: pip install -e '.[export]'")
     helper = onnx.helper
     ends = []
-    for name, shape in (("images", ["batch", 1, side, side]), ("probability", None)):
+    channels = changes.get("channels", 1)
+    for name, shape in (("images", ["batch", channels, side, side]), ("probability", None)):
         ends.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
     nodes = nodes or [helper.make_node("Identity", ["images"], ["probability"])]
     graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], list(weights))

@@ -216,7 +216,7 @@ def test_a_changed_golden_answer_is_refused_though_all_digests_fit(
     with pytest.raises(BoardError, match=r"golden input 3 differs by 0\.001 on this machine"):
         Inspector(path)
     (tmp_path / "images").mkdir()
-    assert main([str(path), str(tmp_path / "images"), "--out", str(tmp_path / "out")]) == 2
+    assert main([str(board), str(tmp_path / "images"), "--out", str(tmp_path / "out")]) == 2
     cv2.imwrite(str(tmp_path / "images" / "a.png"), np.zeros((9, 9), np.uint8))
     assert main([str(path), str(tmp_path / "images"), "--out", str(tmp_path / "out")]) == 4
     assert "export it again" in capsys.readouterr().err

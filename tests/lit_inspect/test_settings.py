@@ -165,7 +165,7 @@ def test_codes_of_a_terminal_are_shown_and_not_obeyed(
     changes = [{code: 1}, {"task": code}, {"precision": code}, {"versions": {"a": 1, code: code}}]
     for change in changes:
         _refuse(path, **change)
-        assert main([str(path), str(tmp_path), "--out", str(tmp_path / code)]) == 2
+        assert main([str(path), str(tmp_path), "--out", str(tmp_path / code)]) == 4
         assert capsys.readouterr().err.removesuffix("\n").isprintable()
     settings = Inspector(write_board(path, doubt=code, classes=[code], versions={"a": code}))
     assert settings.settings.doubt == settings.settings.classes[0]

@@ -74,6 +74,14 @@ def test_a_file_with_other_values_or_of_a_net_that_cannot_be_traced_is_not_left(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_is_checked_with_values_of_the_images() -> None:
+    images = [torch.full((3, 24, 40), level) for level in (0.25, 0.5)]
+    probes = list(onnx_file.list_probes(images, ("batch", "height", "width")))
+    assert [probe.shape[0] for probe in probes] == [1, 1, 1, 3]
+    assert probes[-1].shape[2:] == (19, 31)
+    assert set(torch.cat([probe.flatten() for probe in probes]).tolist()) == {0.25, 0.5}
+
+
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Conv2d(3, 1, 1)
     monkeypatch.setattr(onnx_file, "find_spec", lambda name: name != "onnxscript" or None)

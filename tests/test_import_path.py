@@ -95,16 +95,16 @@ def test_children_do_not_look_into_their_folder_either(
 
 def test_a_package_that_is_typed_is_found_behind_all_others(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "import sys, helper\n"
+        "import sys, helper, wave\n"
         "from lit_data.modules import UNet\n"
         f"assert sys.path[-1] == {str(tmp_path)!r}\n"
         "class Net(UNet): pass\n"
     )
     (tmp_path / "helper.py").write_text("")
-    (tmp_path / "yaml.py").write_text("raise SystemExit(9)")
+    (tmp_path / "wave.py").write_text("raise SystemExit(9)")  # the name of another one
     words = ["-m", "lit_data", "fit", "+experiment=stripe", "model.net._target_=mine.Net"]
     words += ["trainer.fast_dev_run=true", "data.patch_px=64", "data.samples.count=8"]
     done = _run(tmp_path, *words, is_fresh=False)
     assert "'model.net._target_' is 'mine.Net', which is not allowed" in done.stderr
-    done = _run(tmp_path, *words, "--package", "mine")
+    done = _run(tmp_path, *words, "--package", "mine", is_fresh=False)
     assert done.returncode == 0, done.stderr

@@ -1,15 +1,19 @@
 import json
+import pickle
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from lit_data.cli import main
 from lit_data.commands.report import add_report, noting_failure, write_report
+from lit_data.commands.reports import page
+from lit_data.commands.reports.curves import Chart, ChartLine, draw_chart
 from lit_data.errors import BatchMemoryError, DataError
 from tests.browser import CHROMIUM, Browser
 from tests.commands.reports.folders import CONFIG, CSV, LOG, SUMMARY, make_run
@@ -48,6 +52,22 @@ class Page(HTMLParser):
     def find(self, tag: str, attribute: str) -> list[str]:
         found = [attributes for name, attributes in self.elements if name == tag]
         return [values[attribute] or "" for values in found if attribute in values]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _draw_equal_charts_once() -> Iterator[None]:
+    """Most runs of these tests have the same curves."""
+    charts = {}
+
+    def draw_once(title: str, lines: Sequence[ChartLine], **options: Any) -> Chart:
+        key = pickle.dumps((title, lines, options))
+        if key not in charts:
+            charts[key] = draw_chart(title, lines, **options)
+        return charts[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "draw_chart", draw_once)
+        yield
 
 
 def make_sweep(folder: Path) -> Path:

@@ -21,6 +21,7 @@ from lit_data.commands.remote_predictions import PredictionFolder
 from lit_data.commands.result import print_table
 from lit_data.commands.shares import Seat
 from lit_data.commands.trained import is_trained_root
+from lit_data.datamodules.drawn_images import DrawnImages
 from lit_data.datasets.splits import group_by_name
 from lit_data.errors import ConfigError, show_path
 from lit_data.files import find_sha256, plain_cell, refuse_links, write_table
@@ -92,9 +93,12 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     if not prediction.has_verdicts:
         raise ConfigError(
             f"calibrate sets thresholds of verdicts on whole images, and a "
-            f"{type(task.datamodule).__name__} has none: use +experiment=segmentation or anomaly"
+            f"{type(task.datamodule).__name__} has none: use +experiment=stripe, segmentation or anomaly"
         )
-    images = KnownImages.open(prediction, options.groups)
+    drawn = task.draw_truth("train" if options.images == "all" else options.images)
+    if drawn is not None:
+        prediction = prediction.choose(range(len(drawn)))
+    images = KnownImages.open(prediction, options.groups, drawn)
     for name, is_chosen in images.by_bound:
         _refuse_few(name, options, images, is_chosen)
     rows = predict_scores(prediction)
@@ -165,24 +169,31 @@ class KnownImages:
         numbers: [n] of the images in their bank.
         is_defective: [n] truth.
         lots: [n] number of the lot of each; None: images are independent.
+        is_drawn: The defects are synthetic.
     """
 
     names: Sequence[str]
     numbers: NDArray[np.int64]
     is_defective: NDArray[np.bool_]
     lots: NDArray[np.int64] | None
+    is_drawn: bool = False
 
     @classmethod
-    def open(cls, prediction: Prediction, groups: str | None) -> "KnownImages":
+    def open(
+        cls, prediction: Prediction, groups: str | None, drawn: DrawnImages | None = None
+    ) -> "KnownImages":
         """Read the truth of the images of a prediction.
 
         Args:
             prediction: Nothing is predicted yet.
             groups: Regular expression that tells lots apart, if any.
+            drawn: The images, if their defects are synthetic.
 
         Raises:
             ConfigError: The truth of an image is not known.
         """
+        if drawn is not None:
+            return cls._of_drawn(drawn, groups)
         datamodule = prediction.task.datamodule
         all_names = datamodule.source.names(datamodule.bank)
         chosen = prediction.run.chosen
@@ -206,12 +217,18 @@ class KnownImages:
             lots = group_by_name(names, groups, "groups")
         return cls(names, np.array(numbers, np.int64), np.array(truth, np.bool_), lots)
 
+    @classmethod
+    def _of_drawn(cls, drawn: DrawnImages, groups: str | None) -> "KnownImages":
+        is_defective = np.array([drawn.has_defect(number) for number in range(len(drawn))])
+        lots = None if groups is None else group_by_name(drawn.originals, groups, "groups")
+        return cls(drawn.names, drawn.numbers, is_defective, lots, is_drawn=True)
+
     def select(self, names: Sequence[str]) -> "KnownImages":
         """Return the images of some names, in their order."""
         position_of = {name: position for position, name in enumerate(self.names)}
         at = np.array([position_of[name] for name in names], np.int64)
         lots = None if self.lots is None else self.lots[at]
-        return KnownImages(names, self.numbers[at], self.is_defective[at], lots)
+        return KnownImages(names, self.numbers[at], self.is_defective[at], lots, self.is_drawn)
 
     @property
     def by_bound(self) -> tuple[tuple[str, NDArray[np.bool_]], ...]:
@@ -275,7 +292,8 @@ def calibrate(
     misses = _find_limit("miss", options, scores, images, is_defective)
     # The same search upside down: false alarms are good images above a threshold.
     alarms = _find_limit("false_alarms", options, -scores, images, ~is_defective)
-    step = -(-len(scores) // _MOST_DESCRIBED)
+    numbers = np.unique(images.numbers)  # both of an image with synthetic defects have one
+    step = -(-len(numbers) // _MOST_DESCRIBED)
     bank = prediction.task.datamodule.bank
     calibration = Calibration(
         good_below=misses.threshold,
@@ -286,7 +304,8 @@ def calibrate(
         unit="image" if images.lots is None else "lot",
         checkpoint_sha256=find_sha256(prediction.checkpoint),
         conditions=prediction.conditions,
-        features=describe_images(bank, images.numbers[::step].tolist()).round(6).tolist(),
+        features=describe_images(bank, numbers[::step].tolist()).round(6).tolist(),
+        defects="synthetic" if images.is_drawn else "real",
     )
     verdicts = np.array([calibration.judge(score) for score in scores.tolist()])
     _print_verdicts(verdicts, is_defective, calibration)

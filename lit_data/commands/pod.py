@@ -22,7 +22,7 @@ from lit_data.risk.detection import DetectionCurve, fit_curve
 from lit_data.synthesis import FAMILIES
 from lit_data.synthesis.families.base import check_range
 from lit_data.tasks.figures import FOUND_COLOUR, TRUE_COLOUR, new_axes, save_figure
-from lit_data.tasks.maps import MapWriter, VerdictWriter
+from lit_data.tasks.maps import VerdictWriter
 from lit_data.tasks.nets import ProbabilityNet, open_predictor
 from lit_data.tasks.targets import Bench, Target, open_marks
 
@@ -90,7 +90,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     prediction = open_split(cfg, find_trained(cfg), options.images)
     prediction = prediction.take_calibration()
     writer = prediction.task.writer(prediction.run, prediction.options)
-    if not isinstance(writer, MapWriter):
+    if not isinstance(writer, VerdictWriter):
         name = type(prediction.task.datamodule).__name__
         raise ConfigError(f"pod needs maps of defects, and a {name} has none")
     if writer.images.original_sizes is not None:
@@ -105,8 +105,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     images = _list_images(prediction, writer)
     targets += bench.judge_real(images)
     false_calls = bench.count_false_calls()
-    if isinstance(writer, VerdictWriter):
-        warn_of_false_calls(*false_calls)
+    warn_of_false_calls(*false_calls)
     result = summarise(targets, false_calls)
     _write(prediction.run.folder, targets, result)
     return _list_metrics(result)
@@ -126,13 +125,15 @@ def _check_patches(options: PodOptions, patch_px: int) -> None:
         )
 
 
-def _list_images(prediction: Prediction, writer: MapWriter) -> Sequence[int]:
+def _list_images(prediction: Prediction, writer: VerdictWriter) -> Sequence[int]:
     chosen = prediction.run.chosen
     numbers = range(len(writer.names)) if chosen is None else chosen
     return [number for number in numbers if writer.is_small(number)]  # maps are held in memory
 
 
-def _open_bench(prediction: Prediction, writer: MapWriter, options: PodOptions, seed: int) -> Bench:
+def _open_bench(
+    prediction: Prediction, writer: VerdictWriter, options: PodOptions, seed: int
+) -> Bench:
     datamodule = prediction.task.datamodule
     device = prediction.run.make_trainer([]).strategy.root_device
     prediction.model.to(device)
@@ -144,14 +145,13 @@ def _open_bench(prediction: Prediction, writer: MapWriter, options: PodOptions, 
     # Patches come as floats in 0..1, and have the sizes that the net was trained with.
     predict = replace(predict, round_px=predict.round_px or predict.multiple_px)
     patches = replace(writer.images, value_range=None)
-    split = None if options.images == "all" else options.images
     bench = Bench(
         datamodule,
         open_predictor(net, patches, predict, device, overlap_px=0),
         writer,
         prediction.options,
         _list_images(prediction, writer),
-        read_marks=open_marks(datamodule, split),
+        read_marks=open_marks(datamodule),
         amplitude=options.amplitude,
         seed=seed,
     )

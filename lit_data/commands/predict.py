@@ -108,6 +108,10 @@ class Prediction:
         """Predict, and write the predictions."""
         return self.task.predict(self.model, self.run, self.options)
 
+    def choose(self, numbers: Sequence[int]) -> "Prediction":
+        """Return the prediction of some images alone."""
+        return replace(self, run=replace(self.run, chosen=numbers))
+
     def take_calibration(self) -> "Prediction":
         """Return the prediction with the calibration of the checkpoint, if that holds."""
         if not self.has_verdicts or "predict.image_threshold" in find_typed():
@@ -167,11 +171,11 @@ def prepare_prediction(
 
 
 def list_conditions(cfg: DictConfig, task: Task[Any], options: PredictOptions) -> dict[str, Any]:
-    """Return the options that scores of images depend on."""
+    """Return the options that scores of images depend on, which names of files are not."""
     data_options = to_plain(cfg.data)
     return {
         "model": to_plain(cfg.model),
-        "data": {name: data_options.get(name) for name in task.trained_data},
+        "data": {name: data_options.get(name) for name in task.trained_data if name != "files"},
         "predict": options.list_scoring(),
     }
 

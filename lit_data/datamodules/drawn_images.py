@@ -41,6 +41,8 @@ class DrawnImages(ImageBank):
 
     Attributes:
         grid: Patches of all 2 n images.
+        numbers: [2 n] of the stored images.
+        originals: [2 n] their paths below the root.
         names: [2 n] names, those of the second half in a folder of their own.
         image_kinds: [2 n] ``good`` or ``synthetic``.
     """
@@ -60,19 +62,21 @@ class DrawnImages(ImageBank):
         spec = replace(
             transform.synthesis, probability=1.0, true_count=(max(1, least), max(1, most))
         )
-        self._bank, self._numbers = bank, numbers
+        self._bank, self._half = bank, len(numbers)
         self._transform = replace(transform, synthesis=spec, augment={})
         self.skipped = ()
         self.channels = len(transform.expand)
         self.heights_px = np.tile(bank.heights_px[numbers], 2)
         self.widths_px = np.tile(bank.widths_px[numbers], 2)
+        self.numbers = np.tile(numbers, 2)
+        self.originals = [*names, *names]
         self.names = [*names, *(f"{KIND}/{name}" for name in names)]
         self.image_kinds = [GOOD] * len(numbers) + [KIND] * len(numbers)
         self.grid = make_grid(self)
         self._draw = lru_cache(_OPEN_IMAGES)(self._draw_image)
 
     def __len__(self) -> int:
-        return 2 * len(self._numbers)
+        return len(self.numbers)
 
     def __getitem__(self, index: int) -> Array:
         """[C, H, W] float32 in 0..1."""
@@ -80,7 +84,7 @@ class DrawnImages(ImageBank):
 
     @override
     def name(self, index: int) -> str:
-        return self._bank.name(self._number_of(index))
+        return self._bank.name(int(self.numbers[index]))
 
     @property
     def image_sizes_px(self) -> Tensor:
@@ -103,9 +107,8 @@ class DrawnImages(ImageBank):
         Args:
             limit: How many, or which fraction, as Lightning's limits of batches.
         """
-        half = len(self._numbers)
-        count = min(limit, half) if isinstance(limit, int) else math.ceil(limit * half)
-        return [*range(count), *range(half, half + count)]
+        count = min(limit, self._half) if isinstance(limit, int) else math.ceil(limit * self._half)
+        return [*range(count), *range(self._half, self._half + count)]
 
     def batches(self, images: Iterable[int], size: int) -> Iterator[Batch]:
         """Yield the patches of images, of one after the other and up to so many at once.
@@ -134,12 +137,9 @@ class DrawnImages(ImageBank):
             "drawn": torch.ones(len(patches), dtype=torch.bool),
         }
 
-    def _number_of(self, index: int) -> int:
-        return int(self._numbers[index % len(self._numbers)])
-
     def _draw_image(self, index: int) -> tuple[Array, Array]:
         """Return pixels and mask of an image."""
-        number = self._number_of(index)
+        number = int(self.numbers[index])
         pixels = np.array(self._bank[number])  # a copy: torch warns of read-only arrays
         batch: Batch = {
             "image": torch.from_numpy(pixels)[None],
@@ -149,7 +149,7 @@ class DrawnImages(ImageBank):
         size_px = (pixels.shape[1], pixels.shape[2])
         transform = replace(self._transform, read_px={"test": size_px})
         # Nothing is drawn into what is only predicted.
-        planned = transform.plan(batch, "test" if index >= len(self._numbers) else "predict")
+        planned = transform.plan(batch, "test" if index >= self._half else "predict")
         finished = transform.draw(planned)
         if "mask" not in finished:
             return finished["image"][0].numpy(), np.zeros(size_px, np.uint8)

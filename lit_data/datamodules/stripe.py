@@ -133,6 +133,13 @@ class StripeDataModule(ImageDataModule):
         """Kind of each image, which no folder says."""
         return [""] * len(self.bank)
 
+    def describe_doubt(self) -> str:
+        """Return why the truth of an image is not known, and what to do."""
+        return (
+            "nothing says which images show a defect: give data.masks=FOLDER with a mask for each, or "
+            "synthesis=gaussian to draw defects into them"
+        )
+
     def draw_images(self, split: Stage) -> DrawnImages | None:
         """Return the whole images of a split as they are, and with synthetic defects.
 

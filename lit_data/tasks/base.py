@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from lit_data.datamodules.base import BaseDataModule
+from lit_data.datamodules.drawn_images import DrawnImages
 from lit_data.errors import ConfigError
 from lit_data.tasks.figures import (
     CELL_INCHES,
@@ -159,6 +160,14 @@ class Task(Generic[Data]):
     ) -> Predicted:
         """Predict all samples, batch by batch, and write the predictions into the run folder."""
         return predict_batches(self.datamodule, model, self.writer(run, options), run, options)
+
+    def draw_truth(self, split: Stage) -> DrawnImages | None:
+        """Turn to the images of a split as they are and with synthetic defects, and predict those.
+
+        Returns:
+            None where other truth is known, or none can be drawn.
+        """
+        return None
 
     def export(self, request: ExportRequest) -> bytes:
         """Return the bytes of an ``.inspect`` file of a model.

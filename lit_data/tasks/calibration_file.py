@@ -3,7 +3,7 @@
 With pydantic, which a prediction without calibration does without.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict
@@ -28,6 +28,7 @@ class _Content(TypedDict):
     checkpoint_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     conditions: Conditions
     features: Features
+    defects: NotRequired[Literal["real", "synthetic"]]
 
 
 CONTENT = TypeAdapter(_Content)

@@ -224,96 +224,6 @@ class ImageWriter(BankWriter):
         return self.images.count_px(number) <= self.options.large_px
 
 
-class MapWriter(ImageWriter):
-    """Writes ``maps/<image>.png`` (16 bit, 65535 is probability 1).
-
-    Where classes are told apart, ``classes/<image>.png`` holds their numbers. At the end come
-    ``defects.csv`` with the surest 1,000 defects of each image, and ``predictions.png`` with the
-    images that hold the surest defects, but for images of more than `large_px`.
-
-    Args:
-        images: What is predicted.
-        folder: Where to write.
-        options: Threshold and smallest defect.
-    """
-
-    @override
-    def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
-        """Write the map of an image and find its defects, for which all of it is held in memory."""
-        name = self.images.names[number]
-        shape = answer.shape
-        threshold = self.options.least_score
-        paths = [self.path_of("maps", name)]
-        write_png_parts(paths[0], shape, (answer.encode(part, np.uint16) for part in slabs(shape)))
-        kinds = answer.number_kinds(threshold)
-        if kinds is not None:
-            paths.append(self.path_of("classes", name))
-            write_png_parts(paths[1], shape, (kinds[part] for part in slabs(shape)))
-        probability = answer.rows(slice(None))
-        defects = find_defects(
-            probability, threshold=threshold, min_area_px=self.options.min_area_px, kinds=kinds
-        )
-        # The surest come first, so the first score is the highest one.
-        rows = [_round(defect) for defect in defects[:_MOST_DEFECTS]]
-        return Written(paths, rows, defects[0].score if defects else 0)
-
-    @override
-    def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
-        self._write_table(entries)
-        surest = [self._show(entry) for entry in self.choose_shown(entries, SHOWN)]
-        if surest:
-            title = "images with the highest scores, and their probability"
-            path = self.folder / "predictions.png"
-            draw_whole_images(surest, path, title, self.options.least_score)
-        return {
-            "predict/images": len(entries),
-            "predict/images_with_defects": sum(bool(entry.rows) for entry in entries),
-            "predict/defects": sum(len(entry.rows) for entry in entries),
-        }
-
-    def _write_table(self, entries: Sequence[Entry]) -> None:
-        """Write ``defects.csv``, and warn of images that have too many for it."""
-        class_names = ("", *self.images.classes)  # kind 0: no class is told
-        rows = []
-        full_images = 0
-        for entry in entries:
-            full_images += len(entry.rows) == _MOST_DEFECTS
-            for row in entry.rows:
-                name = class_names[row.get("kind", 0)]
-                rows.append({"image": entry.image, **row, "class": name})
-        columns = (*COLUMNS, "class") if self.images.classes else COLUMNS
-        path = self.write_rows(self.folder / "defects", columns, rows)
-        log.info("defects: %s", path)
-        if full_images:
-            log.warning(
-                "%d images have %d defects or more, %s the one with the highest score: the threshold "
-                "%.4g is too low for them, or the model is of no use",
-                full_images,
-                _MOST_DEFECTS,
-                path.name,
-                self.options.least_score,
-            )
-
-    def _show(self, entry: Entry) -> ShownImage:
-        pixels = self.images.show(self.numbers[entry.image])
-        defects = [Defect(**row) for row in entry.rows]
-        probability = self.read_map(entry.image)
-        return ShownImage(entry.image, pixels, probability, defects)
-
-    def read_map(self, name: str) -> Array:
-        """Return the map of an image that was written, [H, W] in 0..1."""
-        probability: Array = read_image(self.bring(self.path_of("maps", name)))[0] / 65535
-        return probability
-
-
-def _round(defect: Defect) -> dict[str, float]:
-    """Return the row of a defect; its kind is left out where there are no classes."""
-    row = {name: round(value, 3) for name, value in asdict(defect).items()}
-    if not defect.kind:
-        del row["kind"]
-    return row
-
-
 class KnowsTruth(Protocol):
     """Truth of images by their numbers, such as a datamodule knows it.
 
@@ -333,8 +243,13 @@ class KnowsTruth(Protocol):
         ...
 
 
-class VerdictWriter(MapWriter):
-    """Writes what `MapWriter` does, and ``images.csv`` with a verdict for each image.
+class VerdictWriter(ImageWriter):
+    """Writes ``maps/<image>.png`` (16 bit, 65535 is probability 1), tables and pictures.
+
+    Where classes are told apart, ``classes/<image>.png`` holds their numbers. At the end come
+    ``defects.csv`` with the surest 1,000 defects of each image, ``predictions.png`` with the images
+    of the highest scores, but for images of more than `large_px`, and ``images.csv`` with a verdict
+    for each image.
 
     Its columns are the score, which is the mean of the highest probabilities as in validation, the
     defects found at the threshold of pixels, and ``good`` or ``defect`` by the threshold of images;
@@ -347,9 +262,9 @@ class VerdictWriter(MapWriter):
 
     Args:
         truth: Knows masks and kinds of the images.
-        images: As for `MapWriter`, as `folder` and `options`.
-        folder: See there.
-        options: See there.
+        images: What is predicted.
+        folder: Where to write.
+        options: Thresholds and smallest defect.
         doubt: Why the model is worth nothing: verdicts are ``unsure`` then.
         calibration: Thresholds with bounds, in the place of that of the options.
     """
@@ -372,8 +287,23 @@ class VerdictWriter(MapWriter):
 
     @override
     def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
-        # The score of the image replaces that of its surest defect, which `MapWriter` gives.
-        return super().write(number, answer, seconds)._replace(score=self.score(answer))
+        """Write the map of an image and find its defects, for which all of it is held in memory."""
+        name = self.images.names[number]
+        shape = answer.shape
+        threshold = self.options.least_score
+        paths = [self.path_of("maps", name)]
+        write_png_parts(paths[0], shape, (answer.encode(part, np.uint16) for part in slabs(shape)))
+        kinds = answer.number_kinds(threshold)
+        if kinds is not None:
+            paths.append(self.path_of("classes", name))
+            write_png_parts(paths[1], shape, (kinds[part] for part in slabs(shape)))
+        probability = answer.rows(slice(None))
+        defects = find_defects(
+            probability, threshold=threshold, min_area_px=self.options.min_area_px, kinds=kinds
+        )
+        # The surest come first, so the first score is the highest one.
+        rows = [_round(defect) for defect in defects[:_MOST_DEFECTS]]
+        return Written(paths, rows, self.score(answer))
 
     def score(self, answer: ProbabilityMap) -> float:
         """Return the score of an image, as ``images.csv`` has it."""
@@ -395,9 +325,15 @@ class VerdictWriter(MapWriter):
         path = self.write_rows(self.folder / "images", columns, table)
         log.info("verdicts: %s", path)
         self._warn_of_verdicts(rows)
-        metrics = super().finish(entries)
-        if not self._doubt:
-            metrics["predict/images_with_defects"] = sum(row["verdict"] == DEFECT for row in rows)
+        self._write_defects(entries)
+        self._draw_surest(entries)
+        marked = sum(bool(entry.rows) for entry in entries)
+        judged_bad = sum(row["verdict"] == DEFECT for row in rows)
+        metrics = {
+            "predict/images": len(entries),
+            "predict/images_with_defects": marked if self._doubt else judged_bad,
+            "predict/defects": sum(len(entry.rows) for entry in entries),
+        }
         if guarantee:
             metrics["predict/guarantee"] = guarantee
             metrics["predict/review"] = sum(row["verdict"] == REVIEW for row in rows)
@@ -452,6 +388,47 @@ class VerdictWriter(MapWriter):
                 len(rows),
             )
 
+    def _write_defects(self, entries: Sequence[Entry]) -> None:
+        """Write ``defects.csv``, and warn of images that have too many for it."""
+        class_names = ("", *self.images.classes)  # kind 0: no class is told
+        rows = []
+        full_images = 0
+        for entry in entries:
+            full_images += len(entry.rows) == _MOST_DEFECTS
+            for row in entry.rows:
+                name = class_names[row.get("kind", 0)]
+                rows.append({"image": entry.image, **row, "class": name})
+        columns = (*COLUMNS, "class") if self.images.classes else COLUMNS
+        path = self.write_rows(self.folder / "defects", columns, rows)
+        log.info("defects: %s", path)
+        if full_images:
+            log.warning(
+                "%d images have %d defects or more, %s the one with the highest score: the threshold "
+                "%.4g is too low for them, or the model is of no use",
+                full_images,
+                _MOST_DEFECTS,
+                path.name,
+                self.options.least_score,
+            )
+
+    def _show(self, entry: Entry) -> ShownImage:
+        pixels = self.images.show(self.numbers[entry.image])
+        defects = [Defect(**row) for row in entry.rows]
+        probability = self.read_map(entry.image)
+        return ShownImage(entry.image, pixels, probability, defects)
+
+    def read_map(self, name: str) -> Array:
+        """Return the map of an image that was written, [H, W] in 0..1."""
+        probability: Array = read_image(self.bring(self.path_of("maps", name)))[0] / 65535
+        return probability
+
+    def _draw_surest(self, entries: Sequence[Entry]) -> None:
+        surest = [self._show(entry) for entry in self.choose_shown(entries, SHOWN)]
+        if surest:
+            title = "images with the highest scores, and their probability"
+            path = self.folder / "predictions.png"
+            draw_whole_images(surest, path, title, self.options.least_score)
+
     def _draw_worst(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Draw the defective images of the lowest scores above the good ones of the highest."""
         small = [row for row in rows if self.is_small(self.numbers[row["image"]])]
@@ -489,3 +466,11 @@ class VerdictWriter(MapWriter):
         cells[0].set_title(title, fontsize=7)
         for cell in cells:
             draw_outline(cell, is_marked[part], colour=TRUE_COLOUR)
+
+
+def _round(defect: Defect) -> dict[str, float]:
+    """Return the row of a defect; its kind is left out where there are no classes."""
+    row = {name: round(value, 3) for name, value in asdict(defect).items()}
+    if not defect.kind:
+        del row["kind"]
+    return row

@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import TypeVar, override
 
 from lit_data.datamodules.base import BaseDataModule
+from lit_data.datamodules.drawn_images import DrawnImages
 from lit_data.datamodules.image import ImageDataModule
 from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.stripe import StripeDataModule
@@ -357,8 +358,28 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
     """Target, references and mask; predictions are maps and tables of defects."""
 
     takes_augmented = True
-    neutral_data = (*Task.neutral_data, "backend", "edges", "patch_px", "stride_px")
+    neutral_data = (*Task.neutral_data, "backend", "edges", "files", "patch_px", "stride_px")
+    trained_data = ("channels", "files", "layout", "read", "value_range")
     unused = ("clean", "count")
+    _drawn: DrawnImages | None = None
+
+    @override
+    def draw_truth(self, split: Stage) -> DrawnImages | None:
+        numbers = self.datamodule.split_images[split].tolist()
+        if any(self.datamodule.has_defect(number) is None for number in numbers):
+            self._drawn = self.datamodule.draw_images(split)
+        return self._drawn
+
+    @override
+    def open_images(self) -> WholeImages:
+        images = super().open_images()
+        drawn = self._drawn
+        if drawn is None:
+            return images
+        channels = tuple(range(drawn.channels))
+        return WholeImages(
+            bank=drawn, names=drawn.names, channels=channels, value_range=None, shown_channels=1
+        )
 
     @override
     def draw_samples(
@@ -393,7 +414,7 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
                 "layout=single: target and references are one image, so what is really in it is "
                 "in all three and not found; the maps show false alarms only"
             )
-        return self.write_verdicts(self.datamodule, self.open_images(), run, options)
+        return self.write_verdicts(self._drawn or self.datamodule, self.open_images(), run, options)
 
     @override
     def export(self, request: ExportRequest) -> bytes:

@@ -14,10 +14,10 @@ from lit_data.datamodules.image import ImageDataModule
 from lit_data.datamodules.image_transform import ImageTransform
 from lit_data.inference import TiledPredictor, find_defects
 from lit_data.synthesis import DefectSpec
-from lit_data.tasks.maps import MapWriter, ProbabilityMap, VerdictWriter
+from lit_data.tasks.maps import KnowsTruth, ProbabilityMap, VerdictWriter
 from lit_data.tasks.options import PredictOptions
 from lit_data.tasks.verdicts import GOOD
-from lit_data.types import IGNORED, Array, Batch, Bools, Doubles, Ints, Stage
+from lit_data.types import IGNORED, Array, Batch, Bools, Doubles, Ints
 
 ReadMarks = Callable[[int], Bools | None]
 """Returns the pixels of an image that its mask marks, [H, W]; None without a mask."""
@@ -133,7 +133,7 @@ class Bench:
         self,
         datamodule: ImageDataModule,
         predictor: TiledPredictor,
-        writer: MapWriter,
+        writer: VerdictWriter,
         options: PredictOptions,
         images: Sequence[int],
         *,
@@ -153,23 +153,13 @@ class Bench:
         self.patches = self._find_good(images)
 
     def _find_good(self, images: Sequence[int]) -> Ints:
-        """Return the patches without a real defect; of images with verdicts, those of good ones."""
-        grid = self._data.grid
+        """Return the patches of images without a real defect, which would decide their verdicts."""
         patches: list[int] = []
         for number in images:
-            candidates = grid.patches_of(number)
             marks = self._read_marks(number)
-            # An image that shows a defect already has its verdict by that one.
             if marks is None or not marks.any():
-                patches += candidates
-            elif not isinstance(self._writer, VerdictWriter):
-                patches += [patch for patch in candidates if not self._cut(marks, patch).any()]
+                patches += self._data.grid.patches_of(number)
         return np.array(patches, np.int64)
-
-    def _cut(self, pixels: Array, patch: int) -> Array:
-        _, top, left = self._data.grid[patch]
-        height, width = self._data.patch_px
-        return pixels[top : top + height, left : left + width]
 
     def list_images(self) -> list[int]:
         """Return the numbers of the images that have a good patch."""
@@ -178,16 +168,10 @@ class Bench:
         return numbers
 
     def count_false_calls(self) -> tuple[int, int]:
-        """Return the good images that are not called good and all good ones; else of patches."""
-        if isinstance(self._writer, VerdictWriter):
-            numbers = self.list_images()
-            calls = sum(self._is_called(self._map_of(number)) for number in numbers)
-            return calls, len(numbers)
-        calls = 0
-        for patch in self.patches.tolist():
-            values = self._map_of(self._data.grid[patch][0])
-            calls += self._marks_enough(self._cut(values, patch))
-        return calls, len(self.patches)
+        """Return the good images that are not called good, and all good ones."""
+        numbers = self.list_images()
+        calls = sum(self._is_called(self._map_of(number)) for number in numbers)
+        return calls, len(numbers)
 
     def judge(self, family: str, size_px: int, count: int, first: int) -> list[Target]:
         """Draw defects of one size, and ask the model for each.
@@ -290,9 +274,6 @@ class Bench:
         return np.flatnonzero(is_visible & is_inside)
 
     def _is_found(self, drawn: _Drawn, number: int, probability: Array) -> bool:
-        if not isinstance(self._writer, VerdictWriter):
-            grown = _grow(drawn.masks[number : number + 1])[0, 0].numpy() > 0
-            return self._marks_enough(probability[grown])
         # The image is as it was beside the patch, so its map is too.
         values = self._map_of(int(drawn.image_index[number])).copy()
         top, left = drawn.position[number].tolist()
@@ -303,7 +284,6 @@ class Bench:
     def _is_called(self, values: Array) -> bool:
         """Return True if an image with a map does not get the verdict good."""
         writer = self._writer
-        assert isinstance(writer, VerdictWriter)
         defects = find_defects(
             values, threshold=self._options.least_score, min_area_px=self._options.min_area_px
         )
@@ -321,25 +301,11 @@ class Bench:
         return int(grid.heights_px[image]), int(grid.widths_px[image])
 
 
-def open_marks(datamodule: ImageDataModule, split: Stage | None) -> ReadMarks:
-    """Return the reader of what masks of real defects mark, by the number of an image.
-
-    Args:
-        datamodule: After `setup`.
-        split: Whose masks are read, where each split has its own.
-    """
-    read_mask = getattr(datamodule, "read_mask", None)
-    if read_mask is None:
-        masks: dict[int, Array] = {}
-        if split in datamodule.mask_splits:
-            images, bank = datamodule.open_split_masks(split)
-            if bank is not None:
-                for position, number in enumerate(images.tolist()):
-                    masks[number] = bank[position][0]
-        read_mask = masks.get
+def open_marks(datamodule: KnowsTruth) -> ReadMarks:
+    """Return the reader of what masks of real defects mark, by the number of an image."""
 
     def read_marks(number: int) -> Bools | None:
-        mask = read_mask(number)
+        mask = datamodule.read_mask(number)
         return None if mask is None else (mask > 0) & (mask != IGNORED)
 
     return read_marks

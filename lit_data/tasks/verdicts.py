@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ class Calibration:
         checkpoint_sha256: Of the weights.
         conditions: Options that scores depend on.
         features: [n][3] of the images of the calibration, see `lit_data.risk.drift`.
+        defects: Those that the bound of misses is about.
         version: Of this file.
     """
 
@@ -60,6 +61,7 @@ class Calibration:
     checkpoint_sha256: str
     conditions: Mapping[str, Any]
     features: Sequence[Sequence[float]]
+    defects: Literal["real", "synthetic"] = "real"
     version: int = _VERSION
 
     def judge(self, score: float) -> str:
@@ -71,8 +73,9 @@ class Calibration:
     @property
     def promise(self) -> str:
         """Bounds in words, as ``images.csv`` has them."""
+        misses = "misses" if self.defects == "real" else "misses of synthetic defects"
         return (
-            f"misses <= {self.miss:g} and false alarms <= {self.false_alarms:g}, "
+            f"{misses} <= {self.miss:g} and false alarms <= {self.false_alarms:g}, "
             f"each at {self.confidence:g}"
         )
 

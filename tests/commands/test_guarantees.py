@@ -24,13 +24,15 @@ from lit_data.commands.pod import (
     warn_of_few_images,
 )
 from lit_data.commands.rerun import take_run
-from lit_data.datamodules import InspectionDataModule
+from lit_data.datamodules import InspectionDataModule, StripeDataModule
 from lit_data.errors import ConfigError
 from lit_data.synthesis import FAMILIES, DefectSpec
+from lit_data.tasks import PredictOptions, StripeTask
 from lit_data.tasks.targets import Target, size_family
 from lit_inspect.__main__ import main as inspect
 from lit_inspect.board import read_board
 from tests.outputs import NO_TIMELINES
+from tests.tasks.running import Marker, make_run, read_rows
 
 _QUICK = (
     *("trainer=cpu", "trainer.enable_progress_bar=false", "+trainer.enable_model_summary=false"),
@@ -58,6 +60,38 @@ def test_folders_that_do_not_tell_are_no_truth(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="no folder is known to hold good parts"):
         KnownImages.open(prediction, None)
+
+
+def _prediction(data: StripeDataModule, chosen: Sequence[int]) -> Any:
+    task = SimpleNamespace(datamodule=data)
+    return SimpleNamespace(task=task, run=SimpleNamespace(chosen=chosen))
+
+
+def test_images_without_masks_are_known_by_the_defects_drawn_into_them(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    for number in range(4):
+        noise = np.random.default_rng(number).integers(90, 150, (48, 48, 3), dtype=np.uint8)
+        cv2.imwrite(str(tmp_path / "set" / f"lot{number % 2}_{number}.png"), noise)
+    options = {"cache": "none", "splits": {"train": 1.0}, "patch_px": 32}
+    data = StripeDataModule(tmp_path / "set", synthesis=DefectSpec(amplitude=(0.3, 0.4)), **options)
+    data.setup("predict")
+    task = StripeTask(data)
+    drawn = task.draw_truth("train")
+    images = KnownImages.open(_prediction(data, range(8)), "lot.", drawn)
+    assert images.is_defective.tolist() == [False] * 4 + [True] * 4
+    assert images.lots is not None
+    assert images.lots.tolist() == [0, 0, 1, 1] * 2
+    assert images.is_drawn
+    assert images.select(images.names[4:]).numbers.tolist() == [0, 1, 2, 3]
+    found = task.predict(Marker(), make_run(tmp_path / "run"), PredictOptions())
+    assert found.metrics["predict/images"] == 8
+    rows = read_rows(tmp_path / "run" / "images.csv")
+    assert [row["kind"] for row in rows] == ["good"] * 4 + ["synthetic"] * 4
+    plain = StripeDataModule(tmp_path / "set", **options)
+    plain.setup("predict")
+    assert StripeTask(plain).draw_truth("train") is None
+    with pytest.raises(ConfigError, match="nothing says which images show a defect"):
+        KnownImages.open(_prediction(plain, range(4)), None)
 
 
 def test_families_without_a_curve_say_why() -> None:

@@ -47,6 +47,11 @@ def test_scores_between_the_thresholds_are_for_review(tmp_path: Path) -> None:
     assert [overlapping.judge(score) for score in (0.5, 0.6)] == ["good", "defect"]
 
 
+def test_a_promise_by_synthetic_defects_says_so(tmp_path: Path) -> None:
+    calibration = _make(tmp_path / "a.ckpt", defects="synthetic")
+    assert calibration.promise.startswith("misses of synthetic defects <= ")
+
+
 def test_it_is_found_beside_its_checkpoint(tmp_path: Path) -> None:
     checkpoint = tmp_path / "best.ckpt"
     calibration = _make(checkpoint)

@@ -205,6 +205,9 @@ def tabulate_scores(run: Run) -> ResultTable:
         cells = [scores[metric].get(column, "-") for column in columns]
         rows.append([_spell(metric), *cells])
     note = f"of the checkpoint with the best {_spell(monitored)}" if monitored in scores else ""
+    drawn = [column for column in columns if has_drawn_defects(run, column)]
+    if drawn:
+        note += f"; whole images of {' and '.join(drawn)} are scored by synthetic defects"
     return ResultTable("Scores", ["score", *columns], rows, note)
 
 
@@ -225,16 +228,25 @@ def tabulate_confusion(run: Run) -> ResultTable:
         return empty
     rows = [[str(name), *map(str, row)] for name, row in zip(classes, counts, strict=True)]
     columns = ["truth", *(f"model: {name}" for name in classes)]
-    return ResultTable(f"Confusion matrix, {stage}", columns, rows, _describe_confusion(run))
+    return ResultTable(f"Confusion matrix, {stage}", columns, rows, _describe_confusion(run, stage))
 
 
-def _describe_confusion(run: Run) -> str:
+def _describe_confusion(run: Run, stage: str) -> str:
     # Models of good images alone have a threshold of their own, which the table below names.
+    note = "numbers of images"
+    if has_drawn_defects(run, stage):
+        note += ", each as it is and with synthetic defects drawn into it"
     threshold = run.values.get("val/image_f1_max_threshold")
     if threshold is None or run.values.get(_OF_GOOD_IMAGES) is not None:
-        return "numbers of images"
+        return note
     least = format_value("", threshold)
-    return f"numbers of images; those with a score of {least} at least count as defective"
+    return f"{note}; those with a score of {least} at least count as defective"
+
+
+def has_drawn_defects(run: Run, stage: str) -> bool:
+    """Return True if the defects of the whole images of a split are synthetic."""
+    splits = run.confusion.get("synthetic")
+    return isinstance(splits, list) and stage in splits
 
 
 def tabulate_thresholds(run: Run) -> ResultTable:
@@ -252,6 +264,8 @@ def tabulate_thresholds(run: Run) -> ResultTable:
             if value is not None:
                 rows.append([measure, format_value("", value), reason])
     note = "chosen on the validation split; predict takes them"
+    if has_drawn_defects(run, "val"):
+        note = "chosen on synthetic defects in the validation split; predict takes them"
     if run.threshold:
         note += f"; {run.threshold}"
     return ResultTable("Thresholds", ["of", "from", "where"], rows, note)

@@ -32,6 +32,7 @@ from lit_data.types import IGNORED, Batch
 log = logging.getLogger(__name__)
 
 _STAGES = ("val", "test")
+_SCORED_BY = {"fit": ("val",), "validate": ("val",), "test": ("test",)}
 _HYPERPARAMETERS = (
     "schedule",
     "dice_weight",
@@ -193,7 +194,7 @@ class SegmentationModule(ScoredModule):
                 "as data.classes"
             )
         draw_images = getattr(datamodule, "draw_images", _draw_none)
-        for name in _STAGES:
+        for name in _SCORED_BY.get(stage, ()):
             metrics: Any = self.scores[name]
             if "images" in metrics:
                 drawn = draw_images(name)

@@ -126,7 +126,17 @@ def test_the_confusion_of_the_test_is_shown_and_a_damaged_one_left_out(tmp_path:
     assert table.rows == [["good", "5", "1"], ["bad", "2", "3"]]
     table = tabulate(classes=classes, val=[[9, 9], [9, 9]])
     assert table.title == "Confusion matrix, val"
-    assert tabulate(classes=classes, test=[[1, 2]]).rows == []
+    assert table.note == "numbers of images"
+    drawn = tabulate(classes=classes, val=[[9, 9], [9, 9]], synthetic=["val"])
+    assert drawn.note.endswith("each as it is and with synthetic defects drawn into it")
+    scored = make_run(
+        folder / "scored", summary={**SUMMARY, "val/f1_max_threshold": 0.2, "val/f1": 1}
+    )
+    (scored / "confusion.json").write_text('{"synthetic": ["val"]}')
+    run = read_run(scored, 0, "run")
+    assert results.tabulate_thresholds(run).note.startswith("chosen on synthetic defects")
+    assert "whole images of val are scored by synthetic" in results.tabulate_scores(run).note
+    assert tabulate(classes=classes, test=[[1, 2]], synthetic=3).rows == []
     assert tabulate(classes=classes, test=[[1, 2], [3]]).rows == []
     assert tabulate(classes="good", test=3).rows == []
     assert tabulate(val=[[1]]).rows == []

@@ -5,6 +5,7 @@ import importlib.metadata
 import inspect
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -62,6 +63,16 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     return 2 if whole and "not gpu" in config.option.markexpr else 0
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files unread in which no test has a mark that is asked for."""
+    asked = re.findall(r"(?<!not )\b(?!and\b|or\b|not\b)\w+", config.option.markexpr)
+    if not asked or collection_path.suffix != ".py":
+        return None
+    sources = [collection_path, collection_path.with_name("conftest.py")]  # which marks a folder
+    text = "".join(path.read_text(encoding="utf-8") for path in sources if path.exists())
+    return None if any(f"mark.{name}" in text for name in asked) else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -124,7 +124,10 @@ def test_ranks_predict_as_one_process_does(kind: str, tmp_path: Path) -> None:
     assert code == 3 * bad, output
     summaries.append(folders.summarise(output))
     assert summaries[0]["predict/images_bad"] == bad
-    for results, start, expected in (("ranks", COMMAND, 3 * bad), ("torchrun", TORCHRUN, bad)):
+    starts = [("ranks", COMMAND, 3 * bad)]
+    if bad:  # torchrun has an exit code of its own
+        starts.append(("torchrun", TORCHRUN, bad))
+    for results, start, expected in starts:
         words = ("trainer=ddp_cpu", "predict.batch_size=3")
         code, output = folders.predict(results, *words, start=start)
         assert code == expected, output
@@ -133,7 +136,7 @@ def test_ranks_predict_as_one_process_does(kind: str, tmp_path: Path) -> None:
         assert folders.read(results) == folders.read("alone")
         names = {file.name for file in (tmp_path / results).glob("*.jsonl")}
         assert names == {"images-0-of-2.jsonl", "images-1-of-2.jsonl"}
-    assert summaries[1:] == summaries[:1] * 2
+    assert summaries[1:] == summaries[:1] * len(starts)
 
 
 def test_torchrun_without_ranks_is_refused(segmentation: Folders) -> None:
@@ -194,7 +197,7 @@ def kill_ranks(folders: Folders, results: str, kills: int, rng: random.Random) -
 
 @pytest.mark.parametrize("seed", [1])
 def test_ranks_that_are_killed_lose_and_double_nothing(segmentation: Folders, seed: int) -> None:
-    kill_ranks(segmentation, "killed", 3, random.Random(seed))
+    kill_ranks(segmentation, "killed", 2, random.Random(seed))
     done = sum(segmentation.count_lines("killed").values())
     code, output = segmentation.predict("killed", "trainer=cpu", "predict.resume=true")
     assert code == 0, output

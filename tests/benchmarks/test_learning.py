@@ -121,14 +121,14 @@ def _write_labelled(folder: Path, images: int) -> None:
 def test_labels_are_trained_and_scored_both_ways(tmp_path: Path) -> None:
     _write_labelled(tmp_path / "source", 20)
     prepare_labels(tmp_path / "source", tmp_path / "set")
-    _assert_scored("learning_labels", LABEL_SCORES, tmp_path, seconds=5)
+    _assert_scored("learning_labels", LABEL_SCORES, tmp_path, seconds=2)
 
 
 @pytest.mark.slow
 def test_both_ways_are_trained_and_scored(tmp_path: Path) -> None:
     textures = _write_textures(tmp_path / "textures")
     prepare_textures(textures, tmp_path / "set", images=40, side_px=140)
-    _assert_scored("learning", MASK_SCORES, tmp_path, seconds=4)
+    _assert_scored("learning", MASK_SCORES, tmp_path, seconds=2)
 
 
 def _assert_scored(suite: str, scores: Sequence[str], folder: Path, *, seconds: int) -> None:

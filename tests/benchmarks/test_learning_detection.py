@@ -68,7 +68,7 @@ def test_boards_become_a_dataset_with_fixed_splits(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_both_ways_are_trained_and_scored(tmp_path: Path) -> None:
     boards = prepare_boards(_write_source(tmp_path / "source"), tmp_path / "boards", count=10)
-    words = ["suite.seconds=[6]", "suite.seeds=[0]", 'suite.overrides=["data.size_px=128"]']
+    words = ["suite.seconds=[2]", "suite.seeds=[0]", 'suite.overrides=["data.size_px=128"]']
     places = [f"suite.root={boards}", f"hydra.run.dir={tmp_path / 'run'}"]
     assert measure(["learning_boxes", *words, *places]) == 0
     rows = {row["way"]: float(row["map50"]) for row in read_table(tmp_path / "run")}

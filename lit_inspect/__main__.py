@@ -18,7 +18,7 @@ from lit_inspect.errors import (
     escape,
 )
 from lit_inspect.inspector import Inspector
-from lit_inspect.layouts import Group, group_files
+from lit_inspect.layouts import Group
 from lit_inspect.net import Limits
 from lit_inspect.results import REVIEW, Results
 from lit_inspect.version import VERSION
@@ -82,11 +82,8 @@ def _run(options: argparse.Namespace) -> int:
         give_up=_give_up,
     )
     inspector = Inspector(options.file, threads=options.threads, limits=limits)
-    folder: Path = options.images
-    if folder.is_file():
-        folder, groups = folder.parent, group_files([folder.name], inspector.settings.layout)
-    else:
-        groups = inspector.list_groups(folder)
+    groups = inspector.list_groups(options.images)
+    folder = options.images.parent if options.images.is_file() else options.images
     results = Results(inspector, options.out, [group.name for group in groups])
     counts = Counter(_inspect(inspector, results, folder, group) for group in groups)
     if drift := results.finish():

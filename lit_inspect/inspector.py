@@ -125,23 +125,27 @@ class Inspector:
         """
         return open_files(list(map(Path, paths)), self.settings.read, self.settings.layout)
 
-    def list_groups(self, folder: Path) -> list[Group]:
-        """Return the files of each image below a folder, for `open_group`.
+    def list_groups(self, path: Path) -> list[Group]:
+        """Return the files of each image below a folder, for `open_group`; or those of one image.
 
         Raises:
             UsageError: There are none, or the folder cannot be read.
         """
-        names = list_images(folder)
-        if not names:
-            raise UsageError(f"{folder}: no images")
         layout = self.settings.layout
+        globs = () if layout is None else layout.files or ()
+        if path.is_file() and globs:
+            raise UsageError(
+                f"{path}: an image is {len(globs)} files here ({', '.join(globs)}): name the folder "
+                "above them"
+            )
+        names = [path.name] if path.is_file() else list_images(path)
+        if not names:
+            raise UsageError(f"{path}: no images")
         groups = group_files(names, layout)
         if not groups:
-            assert layout is not None
-            assert layout.files is not None
             raise UsageError(
-                f"{folder}: no file is one of {', '.join(layout.files)}, as the model was trained "
-                "with: name the folder above them"
+                f"{path}: no file is one of {', '.join(globs)}, as the model was trained with: "
+                "name the folder above them"
             )
         return groups
 

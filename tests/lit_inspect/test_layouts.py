@@ -290,6 +290,8 @@ def test_images_with_bad_references_are_listed_and_the_others_inspected(
     error = capsys.readouterr().err
     assert "no file is one of *_a.png, ref/*_b.png, ref/*_c.png, as the model was trained" in error
     assert "name the folder above them" in error
+    assert main([str(board), str(folder / "1_a.png"), "--out", str(out)]) == 2
+    assert "1_a.png: an image is 3 files here (*_a.png, " in capsys.readouterr().err
 
 
 HOSTILE: dict[str, Any] = {

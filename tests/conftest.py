@@ -24,6 +24,10 @@ from tests.fork_server import PICTURES, WITHOUT_PICTURES, install, make_starter
 
 LONGEST = (
     "test_all_configs",
+    "test_memory_bank",
+    "test_guarantees",
+    "test_cloud",
+    "test_import_path",
     "test_cli",
     "test_compose",
     "test_notebooks",

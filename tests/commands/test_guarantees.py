@@ -38,7 +38,7 @@ _QUICK = (
     *("trainer=cpu", "trainer.enable_progress_bar=false", "+trainer.enable_model_summary=false"),
     *("data.patch_px=32", "data.loader.batch_size=16", "data.loader.num_workers=0"),
     *("model=unet", "model.net.width=4", "trainer.max_epochs=4"),
-    "data.samples={count: 200, size_px: [64, 64]}",
+    "data.samples={count: 120, size_px: [64, 64]}",
     *NO_TIMELINES,
 )
 

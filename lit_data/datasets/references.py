@@ -132,23 +132,29 @@ def _match_roles(
     listing = find_images(root, patterns=patterns, exclude=exclude, leftovers=leftovers)
     paths_of = {role: _find_role(root, files[role], listing.paths) for role in roles}
     keys = sorted(set().union(*paths_of.values()))
-    groups, faults = [], []
+    groups, faults, missing = [], [], []
     # Every key that any role has needs one file of each role.
     for key in keys:
         group: list[Path] = []
         for role in roles:
             candidates = paths_of[role].get(key, ())
-            group += candidates
             if not candidates:
-                faults.append((files[role].replace("*", key), f"{role} is missing"))
+                # It is a bad image, which `on_bad` leaves out or refuses as any other.
+                name = files[role].replace("*", key)
+                candidates = [root / name]
+                missing.append((name, f"{role} is missing"))
             elif len(candidates) > 1:
                 other = show_path(candidates[1])
                 faults.append((str(candidates[0]), f"{role} may be this file or {other}"))
+            group.append(candidates[0])
         groups.append(tuple(group))
     if faults:
         raise list_problems(faults).make_error(
-            f"{len(faults)} files are missing in {show_path(root)}, or not the only ones, "
-            "so that their images have no partner"
+            f"{len(faults)} files in {show_path(root)} are not the only ones of their images"
+        )
+    if missing and not any(all(key in paths_of[role] for role in roles) for key in keys):
+        raise list_problems(missing).make_error(
+            f"{len(missing)} files are missing in {show_path(root)}, so that no image has a partner"
         )
     return groups
 

@@ -35,6 +35,7 @@ class Entry:
         rows: Of the table.
         score: Confidence of the model, for the choice of pictures.
         bad: What is wrong with it; empty for an image that is done.
+        note: Words of the writer for its tables.
     """
 
     image: str
@@ -43,6 +44,7 @@ class Entry:
     rows: Sequence[Mapping[str, Any]]
     score: float
     bad: str = ""
+    note: str = ""
 
 
 class Journal:

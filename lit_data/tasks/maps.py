@@ -4,13 +4,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
 from lit_data.datasets.inspection.occupancy import is_defect
+from lit_data.errors import list_problems
 from lit_data.files import fit_name
 from lit_data.inference import Defect, find_defects
 from lit_data.inference.batches import ImagePixels
@@ -40,6 +41,7 @@ from lit_data.tasks.verdicts import (
     GOOD,
     REVIEW,
     Calibration,
+    KnowsTruth,
     round_score,
     score_verdicts,
 )
@@ -224,25 +226,6 @@ class ImageWriter(BankWriter):
         return self.images.count_px(number) <= self.options.large_px
 
 
-class KnowsTruth(Protocol):
-    """Truth of images by their numbers, such as a datamodule knows it.
-
-    Attributes:
-        image_kinds: Kind of each, ``good`` without a defect; empty where nothing says it.
-    """
-
-    @property
-    def image_kinds(self) -> Sequence[str]: ...  # noqa: D102 - see the class
-
-    def has_defect(self, number: int, /) -> bool | None:
-        """Return True if an image shows a defect; None where nothing says it."""
-        ...
-
-    def read_mask(self, number: int, /) -> Array | None:
-        """[H, W] uint8, above 0 where there is a defect; None where nothing says it."""
-        ...
-
-
 class VerdictWriter(ImageWriter):
     """Writes ``maps/<image>.png`` (16 bit, 65535 is probability 1), tables and pictures.
 
@@ -267,6 +250,9 @@ class VerdictWriter(ImageWriter):
         options: Thresholds and smallest defect.
         doubt: Why the model is worth nothing: verdicts are ``unsure`` then.
         calibration: Thresholds with bounds, in the place of that of the options.
+        find_misfits: Returns which references of an image do not fit its target, empty where all
+            do: such an image is for ``review`` and has no defects, and a column ``references``
+            says why. None: there are no references to check.
     """
 
     def __init__(
@@ -278,8 +264,10 @@ class VerdictWriter(ImageWriter):
         *,
         doubt: str | None,
         calibration: Calibration | None = None,
+        find_misfits: Callable[[int], str] | None = None,
     ) -> None:
         super().__init__(images, folder, options)
+        self._find_misfits = find_misfits
         self._truth = truth
         self._doubt = doubt
         self._calibration = calibration
@@ -303,7 +291,8 @@ class VerdictWriter(ImageWriter):
         )
         # The surest come first, so the first score is the highest one.
         rows = [_round(defect) for defect in defects[:_MOST_DEFECTS]]
-        return Written(paths, rows, self.score(answer))
+        note = "" if self._find_misfits is None else self._find_misfits(number)
+        return Written(paths, rows, self.score(answer), note)
 
     def score(self, answer: ProbabilityMap) -> float:
         """Return the score of an image, as ``images.csv`` has it."""
@@ -318,6 +307,8 @@ class VerdictWriter(ImageWriter):
         # The truth helps only where it is known of every image.
         is_known = bool(rows) and all(row["truth"] for row in rows)
         columns = (*VERDICT_COLUMNS, "truth", "kind") if is_known else VERDICT_COLUMNS
+        if self._find_misfits is not None:
+            columns = (*columns, "references")
         guarantee = self._find_guarantee(rows)
         if guarantee:
             columns = (*columns, "guarantee")
@@ -334,6 +325,8 @@ class VerdictWriter(ImageWriter):
             "predict/images_with_defects": marked if self._doubt else judged_bad,
             "predict/defects": sum(len(entry.rows) for entry in entries),
         }
+        if self._find_misfits is not None:
+            metrics["predict/misfits"] = self._warn_of_misfits(rows)
         if guarantee:
             metrics["predict/guarantee"] = guarantee
             metrics["predict/review"] = sum(row["verdict"] == REVIEW for row in rows)
@@ -343,9 +336,16 @@ class VerdictWriter(ImageWriter):
         return metrics
 
     def _take_verdict(self, entry: Entry) -> tuple[Entry, str]:
-        """Return an image with its verdict, and without defects where that is ``good``."""
-        verdict = _UNSURE if self._doubt else self.judge(entry.score, len(entry.rows))
-        return (replace(entry, rows=()) if verdict == GOOD else entry), verdict
+        """Return an image with its verdict, and without defects where that is ``good``.
+
+        What differs from references that do not fit is no defect.
+        """
+        verdict = REVIEW if entry.note else self.judge(entry.score, len(entry.rows))
+        has_defects = verdict != GOOD and not entry.note
+        if self._doubt:
+            verdict = _UNSURE
+            has_defects = not entry.note
+        return (entry if has_defects else replace(entry, rows=())), verdict
 
     def _make_row(self, entry: Entry, verdict: str) -> dict[str, Any]:
         """Return the row of an image in ``images.csv``; its truth is empty if there is no mask."""
@@ -358,6 +358,7 @@ class VerdictWriter(ImageWriter):
             "verdict": verdict,
             "truth": "" if has_defect is None else _VERDICTS[has_defect],
             "kind": self._kinds[number],
+            "references": entry.note,
         }
 
     def judge(self, score: float, defects: int) -> str:
@@ -373,6 +374,15 @@ class VerdictWriter(ImageWriter):
             return ""
         numbers = [self.numbers[row["image"]] for row in rows]
         return self._calibration.guarantee(self.bank, numbers)
+
+    def _warn_of_misfits(self, rows: Sequence[Mapping[str, Any]]) -> int:
+        """Name the images whose references do not fit; return how many there are."""
+        misfits = [(row["image"], row["references"]) for row in rows if row["references"]]
+        cure = "their verdict is review, as what differs may be no defect"
+        list_problems(misfits).warn_if_any(
+            log, f"{len(misfits)} images have references that do not fit; {cure}"
+        )
+        return len(misfits)
 
     def _warn_of_verdicts(self, rows: Sequence[Mapping[str, Any]]) -> None:
         if self._doubt:

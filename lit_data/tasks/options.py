@@ -271,6 +271,7 @@ class PredictRun:
         doubt: Why verdicts of this model are worth nothing; None where they are.
         calibration: Thresholds of verdicts with their bounds; None where there are none.
         chosen: Numbers of the images that are predicted; None: all.
+        reference_limits: Of references that fit, see `describe_misfits`; None where none are known.
         remote_sizes: Bytes of files that lie at the address of the folder, by their names below it.
         bring: Returns a path of the folder, after the file came from that address if it is not
             here.
@@ -283,6 +284,7 @@ class PredictRun:
     doubt: str | None = None
     calibration: Calibration | None = None
     chosen: Sequence[int] | None = None
+    reference_limits: Sequence[float] | None = None
     remote_sizes: Mapping[str, int] = field(default_factory=dict)
     bring: Callable[[Path], Path] = _is_here
 

@@ -1,8 +1,9 @@
 """Tasks of images with masks: patches, predictions of them, and predictions of whole images."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,7 +43,7 @@ from lit_data.tasks.figures import (
     show_pixels,
     show_probability,
 )
-from lit_data.tasks.maps import ImageWriter, KnowsTruth, VerdictWriter, WholeImages
+from lit_data.tasks.maps import ImageWriter, VerdictWriter, WholeImages
 from lit_data.tasks.options import (
     VERDICT_OPTIONS,
     ExportRequest,
@@ -51,6 +52,7 @@ from lit_data.tasks.options import (
     PredictRun,
 )
 from lit_data.tasks.predict import predict_images
+from lit_data.tasks.verdicts import KnowsTruth
 from lit_data.tasks.watermarks import MarkWriter
 from lit_data.types import IGNORED, Array, Batch, Stage
 
@@ -201,7 +203,12 @@ class PixelTask(Task[Images]):
         raise NotImplementedError
 
     def write_verdicts(
-        self, truth: KnowsTruth, images: WholeImages, run: PredictRun, options: PredictOptions
+        self,
+        truth: KnowsTruth,
+        images: WholeImages,
+        run: PredictRun,
+        options: PredictOptions,
+        find_misfits: Callable[[int], str] | None = None,
     ) -> VerdictWriter:
         """Return the writer of maps and verdicts."""
         options.refuse("maps of defects", *self.unused)
@@ -212,6 +219,7 @@ class PixelTask(Task[Images]):
             options,
             doubt=run.doubt,
             calibration=run.calibration,
+            find_misfits=find_misfits,
         )
 
     @override
@@ -414,7 +422,12 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
                 "layout=single: target and references are one image, so what is really in it is "
                 "in all three and not found; the maps show false alarms only"
             )
-        return self.write_verdicts(self._drawn or self.datamodule, self.open_images(), run, options)
+        truth, images = self._drawn or self.datamodule, self.open_images()
+        find_misfits = None
+        limits = run.reference_limits
+        if limits is not None and self._drawn is None and self.datamodule.has_references:
+            find_misfits = partial(self.datamodule.describe_misfits, limits=limits)
+        return self.write_verdicts(truth, images, run, options, find_misfits)
 
     @override
     def export(self, request: ExportRequest) -> bytes:

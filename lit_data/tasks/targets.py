@@ -14,9 +14,9 @@ from lit_data.datamodules.image import ImageDataModule
 from lit_data.datamodules.image_transform import ImageTransform
 from lit_data.inference import TiledPredictor, find_defects
 from lit_data.synthesis import DefectSpec
-from lit_data.tasks.maps import KnowsTruth, ProbabilityMap, VerdictWriter
+from lit_data.tasks.maps import ProbabilityMap, VerdictWriter
 from lit_data.tasks.options import PredictOptions
-from lit_data.tasks.verdicts import GOOD
+from lit_data.tasks.verdicts import GOOD, KnowsTruth
 from lit_data.types import IGNORED, Array, Batch, Bools, Doubles, Ints
 
 ReadMarks = Callable[[int], Bools | None]

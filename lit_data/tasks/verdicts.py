@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -14,11 +14,10 @@ from torchmetrics.functional.classification import binary_auroc
 
 from lit_data.errors import DataError, StoreError, show_path
 from lit_data.files import find_sha256, flatten, is_there, try_writing, write_json
-from lit_data.inference.batches import ImagePixels
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.plain import check_size, parse_json, read_as
 from lit_data.io.source import read_within
-from lit_data.io.store.store import StoredImages
+from lit_data.io.store.store import cut_middle
 from lit_data.risk.drift import FEATURES, describe_pixels, find_drift
 from lit_data.types import Array, Doubles
 
@@ -92,6 +91,25 @@ class Calibration:
         return WITHDRAWN
 
 
+class KnowsTruth(Protocol):
+    """Truth of images by their numbers, such as a datamodule knows it.
+
+    Attributes:
+        image_kinds: Kind of each, ``good`` without a defect; empty where nothing says it.
+    """
+
+    @property
+    def image_kinds(self) -> Sequence[str]: ...  # noqa: D102 - see the class
+
+    def has_defect(self, number: int, /) -> bool | None:
+        """Return True if an image shows a defect; None where nothing says it."""
+        ...
+
+    def read_mask(self, number: int, /) -> Array | None:
+        """[H, W] uint8, above 0 where there is a defect; None where nothing says it."""
+        ...
+
+
 def round_score(score: float) -> float:
     """Return the score of an image as tables have it, by which it gets its verdict.
 
@@ -103,17 +121,8 @@ def round_score(score: float) -> float:
 
 def describe_images(bank: ImageBank, numbers: Sequence[int]) -> Doubles:
     """Return the features of some images by the middle of each: [n, 3]."""
-    rows = [describe_pixels(_cut_middle(bank, number)) for number in numbers]
+    rows = [describe_pixels(cut_middle(bank, number, _LOOKED_AT_PX)) for number in numbers]
     return np.array(rows).reshape(-1, len(FEATURES))
-
-
-def _cut_middle(bank: ImageBank, number: int) -> Array:
-    image: ImagePixels = bank[number]
-    if isinstance(bank, StoredImages):
-        image = bank.open_image(number)  # which reads no more than is cut
-    height, width = image.shape[1:]
-    top, left = max(0, height - _LOOKED_AT_PX) // 2, max(0, width - _LOOKED_AT_PX) // 2
-    return np.asarray(image[:, top : top + _LOOKED_AT_PX, left : left + _LOOKED_AT_PX])
 
 
 def score_verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -32,11 +32,13 @@ class Written(NamedTuple):
         files: Paths.
         rows: Of the table; plain values that JSON can hold.
         score: Confidence of the model, for the choice of pictures.
+        note: Words for the tables.
     """
 
     files: Sequence[Path]
     rows: Sequence[Mapping[str, Any]]
     score: float = 0.0
+    note: str = ""
 
 
 class PredictionWriter(ABC):
@@ -272,6 +274,7 @@ class Work:
             files=self._journal.measure(written.files),
             rows=written.rows,
             score=written.score,
+            note=written.note,
         )
         self._journal.add(entry)
 

@@ -151,6 +151,8 @@ def test_whole_images_are_scored_beside_patches(tmp_path: Path) -> None:
     assert model.confusion["val"].is_drawn
     assert 0 < float(model.image_threshold) < 1
     assert float(both["val/aupro_30"]) > 0.5
+    assert model.reference_limits.tolist() == pytest.approx(data.find_reference_limits())
+    assert data.describe_misfits(0, model.reference_limits.tolist()) == ""
 
 
 def test_samples_of_patches_are_as_before(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """``predict`` for stripes: whole images get what their patches got, whatever their layout and dtype."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ from lightning import LightningModule
 from torch import Tensor, nn
 
 from lit_data.datamodules import StripeDataModule, WatermarkDataModule
+from lit_data.datasets.references import ROLES
 from lit_data.errors import ConfigError
 from lit_data.inference import find_defects
 from lit_data.loading import LoaderOptions
-from lit_data.tasks import Predicted
+from lit_data.tasks import Predicted, PredictOptions, find_task
 from lit_data.tasks import maps as patch_predict
 from lit_data.types import Array, Batch
 from tests.reading import opened
-from tests.tasks.running import Marker, predict, read_rows
+from tests.tasks.running import Marker, make_run, predict, read_rows
 
 SIZE = (48, 80)
 """Of an image and, for the old way, of its one patch."""
@@ -180,3 +182,41 @@ def test_options_and_augmentations_that_maps_cannot_have_are_refused(tmp_path: P
     marks = WatermarkDataModule(augment={"predict": nn.Identity()}, cache_dir=str(tmp_path))
     with pytest.raises(ConfigError, match=r"leave predict out of data\.augment"):
         predict(marks, Marker(), tmp_path)
+
+
+def test_an_image_with_a_wrong_reference_is_for_review(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocks = np.random.default_rng(0).integers(0, 255, (6, 10, 1), dtype=np.uint8)
+    part = np.kron(blocks, np.ones((8, 8, 3), np.uint8))
+    (tmp_path / "set").mkdir()
+    for number in range(3):
+        pixels = part.copy()
+        if number == 1:
+            pixels[..., 2] = part[::-1, ::-1, 2]
+        tifffile.imwrite(tmp_path / "set" / f"{number}.tif", pixels, photometric="rgb")
+    data = _open(tmp_path / "set")
+    run = replace(make_run(tmp_path / "run"), reference_limits=(1.5, 0.0))
+    options = PredictOptions(tile_px=32, multiple_px=1, threshold=0.01)
+    found = find_task(data).predict(Marker(scale=100), run, options)
+    rows = read_rows(tmp_path / "run" / "images.csv")
+    assert [row["references"] for row in rows] == ["", "ref2 does not fit", ""]
+    assert [row["verdict"] for row in rows] == ["defect", "review", "defect"]
+    assert {row["image"] for row in read_rows(tmp_path / "run" / "defects.csv")} == {
+        "0.tif",
+        "2.tif",
+    }
+    assert found.metrics["predict/misfits"] == 1
+    assert "1 images have references that do not fit" in caplog.text
+    assert "1.tif: ref2 does not fit" in caplog.text
+
+
+def test_a_missing_reference_is_said_of_its_image_alone(tmp_path: Path) -> None:
+    root = _write_images(tmp_path / "set", "files")
+    (root / "1_c.tif").unlink()
+    files = {role: f"*_{letter}.tif" for role, letter in zip(ROLES, "abc", strict=True)}
+    data = _open(root, layout="files", files=files, on_bad="skip")
+    found = _predict(data, Marker(), tmp_path / "run")
+    assert found.metrics["predict/images"] == 1
+    assert [Path(path).name for path, _ in found.bad] == ["1_a.tif"]
+    assert "1_c.tif: no such file" in found.bad[0][1]

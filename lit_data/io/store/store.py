@@ -13,6 +13,7 @@ from rich.filesize import decimal
 from typing_extensions import override
 
 from lit_data.errors import DataError, list_problems, show_path
+from lit_data.grid import SlicedImage
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.images.image_source import ImageBank, cut_some
@@ -281,6 +282,17 @@ def _checksum(path: str) -> int:
         while chunk := file.read(CHUNK_BYTES):
             crc32 = zlib.crc32(chunk, crc32)
     return crc32
+
+
+def cut_middle(bank: ImageBank, number: int, side_px: int) -> Array:
+    """Return the middle of an image, [C, h, w] of up to so many pixels a side."""
+    image: SlicedImage = bank[number]
+    if isinstance(bank, StoredImages):
+        image = bank.open_image(number)  # which reads no more than is cut
+    channels, height, width = image.shape
+    top, left = max(0, height - side_px) // 2, max(0, width - side_px) // 2
+    rows, columns = slice(top, top + side_px), slice(left, left + side_px)
+    return np.asarray(image[slice(channels), rows, columns])
 
 
 def keep_found(

@@ -48,6 +48,7 @@ _HYPERPARAMETERS = (
     "margin",
 )
 _LEAST_PROBABILITY = 1e-12
+_ANY_REFERENCE = (-10.0, 100.0)
 _THRESHOLDS = {
     "predict_threshold": 0.5,
     "image_threshold": -1.0,
@@ -76,7 +77,8 @@ class SegmentationModule(ScoredModule):
       of patches. Checkpoints then hold the thresholds of the
       last validation, which ``predict`` takes: ``predict_threshold`` of pixels, and, where good and
       defective images were validated, ``image_threshold`` of images, which is else -1, with
-      ``image_threshold_fraction``, the fraction it is for;
+      ``image_threshold_fraction``, the fraction it is for; with `baseline` also
+      ``reference_limits``, by which ``predict`` tells references that do not fit;
     - with `quantile` these thresholds, ``good_threshold`` and ``image_good_threshold``, after
       validation alone.
 
@@ -121,6 +123,7 @@ class SegmentationModule(ScoredModule):
     predict_threshold: Tensor
     image_threshold: Tensor
     image_threshold_fraction: Tensor
+    reference_limits: Tensor
     not_in_bar: ClassVar[tuple[str, ...]] = ("_baseline", "iou_", "dice_", *ANOMALY_METRICS)
     exported_as = "maps"
 
@@ -166,6 +169,8 @@ class SegmentationModule(ScoredModule):
         if anomaly_metrics:
             for name, value in _THRESHOLDS.items():
                 self.register_buffer(name, torch.tensor(value))
+            if baseline:
+                self.register_buffer("reference_limits", torch.tensor(_ANY_REFERENCE))
         fraction = image_score_fraction if anomaly_metrics else None
         self.scores = nn.ModuleDict(_make_scores(self.suffixes, false_alarms_per_patch, fraction))
         self.quantile, self.margin = quantile, margin
@@ -185,7 +190,7 @@ class SegmentationModule(ScoredModule):
         Raises:
             ConfigError: It has.
         """
-        datamodule: Any = getattr(self.trainer, "datamodule", None)
+        datamodule = self._datamodule
         known = tuple(getattr(datamodule, "classes", self.classes) or ())
         if stage != "predict" and known != self.classes:
             raise ConfigError(
@@ -337,6 +342,7 @@ class SegmentationModule(ScoredModule):
         scores = images.compute()
         if stage == "val":
             self._take_thresholds(scores)
+            self._take_limits()
         if images.confusion is not None:
             self.confusion[stage] = images.confusion._replace(is_drawn=self._is_drawn[stage])
         return scores
@@ -350,13 +356,12 @@ class SegmentationModule(ScoredModule):
         trainer = self.trainer
         if trainer.sanity_checking:
             return False
-        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set by its data connector
-        drawn = datamodule.draw_images(stage)
+        drawn = self._datamodule.draw_images(stage)
         is_validation = stage == "val"
         step = trainer.strategy.validation_step if is_validation else trainer.strategy.test_step
         limit = trainer.limit_val_batches if is_validation else trainer.limit_test_batches
         share = drawn.choose(limit)[trainer.global_rank :: trainer.world_size]
-        for batch in drawn.batches(share, datamodule.batch_size):
+        for batch in drawn.batches(share, self._datamodule.batch_size):
             step({name: value.to(self.device) for name, value in batch.items()}, 0)
         return True
 
@@ -379,11 +384,21 @@ class SegmentationModule(ScoredModule):
             self.image_threshold.fill_(scores["image_f1_max_threshold"])
             self.image_threshold_fraction.fill_(self.image_score_fraction)
 
+    def _take_limits(self) -> None:
+        find_limits = getattr(self._datamodule, "find_reference_limits", lambda: None)
+        limits = find_limits() if hasattr(self, "reference_limits") else None
+        if limits is not None:
+            self.reference_limits.copy_(torch.tensor(limits))
+
+    @property
+    def _datamodule(self) -> Any:  # noqa: ANN401 - anybody's, or None
+        return getattr(self.trainer, "datamodule", None)
+
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Hold the thresholds of the last validation: callbacks that average weights average buffers."""
         for name, value in self.named_buffers():
-            if name in _THRESHOLDS:
+            if name in _THRESHOLDS or name == "reference_limits":
                 checkpoint["state_dict"][name] = value
 
 

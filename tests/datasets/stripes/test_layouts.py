@@ -43,8 +43,16 @@ def test_pairs_have_one_reference(folder: Callable[..., Path]) -> None:
     assert sources[0].paths == (str(root / "targets/1.png"), str(root / "refs/1.png"))
 
 
-def test_files_without_partner_are_listed(folder: Callable[..., Path]) -> None:
+def test_an_image_that_lacks_a_file_is_a_bad_image(folder: Callable[..., Path]) -> None:
     root = folder("1_a.png", "1_b.png", "1_c.png", "2_a.png", "3_b.png", "3_c.png")
+    sources = find_sources(root, "files", files=FILES)
+    assert [source.paths for source in sources] == [
+        tuple(str(root / f"{key}_{role}.png") for role in "abc") for key in "123"
+    ]
+
+
+def test_files_without_any_partner_are_listed(folder: Callable[..., Path]) -> None:
+    root = folder("2_a.png", "3_b.png", "3_c.png")
     with pytest.raises(DataError, match=r"3 files are missing") as caught:
         find_sources(root, "files", files=FILES)
     missing = ["2_b.png: ref1 is", "2_c.png: ref2 is", "3_a.png: target is"]

@@ -578,13 +578,12 @@ def test_all_ranks_stop_after_the_same_step(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isolate", ["process", "none"])
-def test_every_job_of_a_sweep_starts_its_ranks(
-    tmp_path: Path, site: Site, start: Start, isolate: str
+def test_every_job_of_a_sweep_in_one_process_starts_its_ranks(
+    tmp_path: Path, site: Site, start: Start
 ) -> None:
     site(TRAINING)
     words = ["-m", "seed=1,2", "trainer.devices=2", "trainer.max_epochs=1", "hydra.sweep.dir=out"]
-    words.append(f"sweep.isolate={isolate}")
+    words.append("sweep.isolate=none")
     program = start("show", "+experiment=stripe", *words)
     try:
         _, err = program.communicate(timeout=4 * LIMIT_S)  # seven programs start

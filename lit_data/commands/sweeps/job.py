@@ -38,13 +38,8 @@ _ERRORS = {
     error.exit_code: error
     for error in (ConfigError, DataError, StoreError, BatchMemoryError, WorkerDiedError)
 }
-_FREE = (
-    "hydra.",
-    "hydra/",
-    "sweep.",
-    "paths.runs",
-    "paths.cache",
-)  # they change nothing of what a job computes
+_FREE = ("hydra.", "hydra/", "sweep.", "paths.runs", "paths.cache")
+"""Beginnings of overrides that change nothing of what a job computes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from lit_data.errors import WorkerDiedError
 
 _SAVING_S = 120.0  # for a job that is to stop: to finish its step and write a checkpoint
 LEFTOVERS_S = 5.0  # how long processes may outlive the one that started them
+_KILLED_S = 1.0  # until a killed process is gone
 OUT_OF_MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
@@ -105,12 +106,16 @@ def _end_with_sweep() -> None:
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def end_workers() -> None:
-    """End the processes of a launcher; jobs in them notice it, save and end."""
-    # Trackers of shared memory ignore the signal, and end last.
-    for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):
-            child.terminate()
+def end_descendants() -> None:
+    """End what a launcher has started: first the jobs, which may save, then the rest."""
+    children = psutil.Process().children(recursive=True)
+    family = [child for child in children if not _is_tracker(child)]
+    jobs = [child for child in family if _session_of(child.pid) == child.pid]
+    for group, wait_s in ((jobs, _SAVING_S), (family, LEFTOVERS_S)):
+        for child in group:
+            with suppress(psutil.NoSuchProcess):
+                child.terminate()
+        _kill_after(group, wait_s)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
@@ -133,10 +138,16 @@ def _end_session(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
         process.stdin.close()
     leftovers = [one for one in psutil.process_iter() if _session_of(one.pid) == process.pid]
-    for stubborn in psutil.wait_procs(leftovers, timeout=LEFTOVERS_S)[1]:
+    _kill_after(leftovers, LEFTOVERS_S)
+
+
+def _kill_after(processes: Sequence[psutil.Process], wait_s: float) -> None:
+    """Give processes some time to end, then kill those that are left."""
+    stubborn = psutil.wait_procs(processes, timeout=wait_s)[1]
+    for process in stubborn:
         with suppress(psutil.NoSuchProcess):
-            stubborn.kill()
-    psutil.wait_procs(leftovers, timeout=LEFTOVERS_S)
+            process.kill()
+    psutil.wait_procs(stubborn, timeout=_KILLED_S)
 
 
 def _session_of(pid: int) -> int | None:
@@ -144,6 +155,14 @@ def _session_of(pid: int) -> int | None:
         return os.getsid(pid)
     except OSError:
         return None
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    """Return True if a process frees shared memory once all others have gone."""
+    try:
+        return any("resource_tracker" in word for word in process.cmdline())
+    except psutil.Error:
+        return True
 
 
 def _describe_end(code: int, *, is_by_kernel: bool) -> Outcome:

@@ -17,9 +17,9 @@ from lit_data.commands.run_folder import claim_new, claim_typed
 from lit_data.commands.sweeps.gpus import share_gpus
 from lit_data.commands.sweeps.job import Sweep, keep_computing, make_error, run_sweep_job
 from lit_data.commands.sweeps.options import SweepOptions, complete_sweeper
-from lit_data.commands.sweeps.process import end_workers
+from lit_data.commands.sweeps.process import end_descendants
 from lit_data.commands.sweeps.records import read_records, settle
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, DataError, LitDataError
 from lit_data.files import refuse_links
 
 
@@ -74,14 +74,15 @@ def run_sweep(
     try:
         hydra.multirun(cfg.command, task, placed)
     except (KeyboardInterrupt, SystemExit):
-        end_workers()
+        end_descendants()
         _report(cfg, folder)
-        command = _command_to_go_on(cfg.command, flags, overrides, folder)
-        print(f"the sweep is not done: go on with\n{command}", file=sys.stderr)
+        print(_describe_next(cfg.command, overrides, sweep, folder), file=sys.stderr)
         raise
     except Exception as caught:  # a job's own failure, or what a sweeper or launcher makes of it
         _report(cfg, folder)
         error = caught
+        if jobs is None and not isinstance(caught, LitDataError):
+            error = LitDataError(f"the search ended with {type(caught).__name__}: {caught}")
     _raise_failure(folder, error)
     return folder
 
@@ -194,10 +195,12 @@ def _raise_failure(folder: Path, error: Exception | None) -> None:
         raise error
 
 
-def _command_to_go_on(
-    command: str, flags: Sequence[str], overrides: Sequence[str], folder: Path
-) -> str:
+def _describe_next(command: str, overrides: Sequence[str], sweep: Sweep, folder: Path) -> str:
+    """Return how to go on with a sweep that was stopped, with the line to type."""
     replaced = ("sweep.resume", "hydra.sweep.dir")
     remaining = [override for override in overrides if not override.startswith(replaced)]
-    start = ["python", "-m", "lit_data", command, "-m"]
-    return f"{shlex.join([*start, *flags, *remaining])} {show_override('sweep.resume', folder)}"
+    line = shlex.join(["python", "-m", "lit_data", command, "-m", *sweep.flags, *remaining])
+    if sweep.jobs is None:
+        return f"the search is not done: it goes on from its storage, or begins anew, with\n{line}"
+    resume = show_override("sweep.resume", folder)
+    return f"the sweep is not done: go on with\n{line} {resume}"

@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,23 +17,18 @@ from lit_data.commands.sweeps.gpus import count_gpus, holding_gpus, list_gpus, s
 from lit_data.errors import ConfigError
 from tests.families import ROOT, run_family
 
-SITE = """
-import sys, types
-module = types.ModuleType("lit_data.commands.fit")
-exec({code!r}, module.__dict__)
-sys.modules[module.__name__] = module
-"""
 SEEING = """
-import os, pathlib, time
+import os, pathlib, sys, time, types
 def run(cfg):
-    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
-    mark = pathlib.Path(f"busy-{gpu}")
-    mark.mkdir()  # fails where another job has this GPU
-    time.sleep(0.3)
-    mark.rmdir()
+    gpu = os.environ["CUDA_VISIBLE_DEVICES"]
+    pathlib.Path(f"seen-{gpu}").touch()
+    until_s = time.monotonic() + 200
+    while len(list(pathlib.Path().glob("seen-*"))) < 2:  # the other job runs beside this one
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
     return {"test/gpu": float(gpu)}
+sys.modules["lit_data.commands.evaluate"] = types.SimpleNamespace(run=run)
 """
-
 CONTROLLER = """
 import sys
 from lit_data.cli import main
@@ -132,25 +128,18 @@ def test_a_job_without_gpus_waits_for_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_jobs_side_by_side_see_different_gpus(tmp_path: Path) -> None:
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site/sitecustomize.py").write_text(SITE.format(code=SEEING))
-    words = [
-        "fit",
-        "+experiment=stripe",
-        "-m",
-        "seed=1,2,3,4",
-        "hydra/launcher=parallel",
-        "hydra.sweep.dir=out",
-    ]
+def test_jobs_side_by_side_see_different_gpus(site: Callable[[str], None], tmp_path: Path) -> None:
+    site(SEEING)
+    words = ["validate", "+experiment=stripe", "-m", "seed=1,2", "hydra/launcher=parallel"]
+    words += ["hydra.sweep.dir=out", "sweep.metric=test/gpu", "sweep.mode=max"]
     # In a process of its own: joblib leaves semaphores in the one that it is called from.
-    program = [sys.executable, "-W", "ignore", "-c", CONTROLLER, *words, "hydra.launcher.n_jobs=3"]
+    program = [sys.executable, "-W", "ignore", "-c", CONTROLLER, *words]
     paths = f"{tmp_path / 'site'}{os.pathsep}{ROOT}"
     code, output = run_family(program, limit_s=280, cwd=tmp_path, PYTHONPATH=paths)
     assert code == 0, output
-    summaries = [tmp_path / f"out/{job}/summary.json" for job in range(4)]
-    seen = {json.loads(path.read_text())["test/gpu"] for path in summaries}
-    assert seen == {5.0, 7.0}
+    assert sorted(path.name for path in tmp_path.glob("seen-*")) == ["seen-5", "seen-7"]
+    summary = json.loads((tmp_path / "out/sweep.json").read_text())
+    assert (summary["jobs_done"], summary["best_value"]) == (2, 7.0)
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,23 @@
-"""Launchers of Hydra run jobs of ours, each in a process of its own."""
+"""Hydra's launcher of submitit runs jobs of ours; that of joblib is in test_gpus.py."""
 
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import SITE
 from tests.families import ROOT, run_family
 
 SCORE = "def run(cfg):\n    return {'test/score': float(cfg.seed), 'test/own': float(cfg.paths.run.endswith('0'))}\n"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["parallel", "slurm_local"])
-def test_a_launcher_runs_the_jobs(launcher: str, tmp_path: Path) -> None:
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site/sitecustomize.py").write_text(SITE.format(code=SCORE), encoding="utf-8")
+def test_submitit_runs_the_jobs(site: Callable[[str], None], tmp_path: Path) -> None:
+    site(SCORE)
     folder = tmp_path / "it's, a=b {c} ü"
-    words = ["show", "+experiment=stripe", "-m", f"hydra/launcher={launcher}", "seed=1,2"]
+    words = ["show", "+experiment=stripe", "-m", "hydra/launcher=slurm_local", "seed=1,2"]
     words += [f'hydra.sweep.dir="{folder}"', "sweep.metric=test/score", "sweep.mode=max"]
     paths = f"{tmp_path / 'site'}{os.pathsep}{ROOT}"
     program = [sys.executable, "-W", "ignore", "-m", "lit_data", *words]

@@ -62,9 +62,7 @@ def test_a_search_learns_from_the_metric_and_outlives_failed_jobs(
     assert ran[4:] == first
 
 
-def test_a_failure_rate_that_is_typed_ends_a_search(
-    install: Install, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_rate_that_is_typed_ends_a_search(install: Install) -> None:
     ran = []
 
     def run(cfg: Any) -> dict[str, Any]:
@@ -76,6 +74,17 @@ def test_a_failure_rate_that_is_typed_ends_a_search(
     assert search(*words, "hydra.sweeper.n_jobs=1", "hydra.sweeper.max_failure_rate=0.5") == 3
     assert len(ran) == 1
     assert json.loads(Path("out/sweep.json").read_text())["jobs_failed"] == 1
+
+
+def test_a_search_without_a_result_ends_with_one_line(
+    install: Install, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(lambda cfg: {"test/score": 1.0})
+    words = ["seed=1,2", "hydra.sweeper.n_trials=1", "sweep.metric=test/gone"]
+    assert search(*words, "sweep.mode=max") == 1
+    out, err = capfd.readouterr()
+    assert "holds no 'test/gone', which sweep.metric names" in out
+    assert err.endswith("the search ended with ValueError: No trials are completed yet.\n")
 
 
 @pytest.mark.slow

@@ -204,3 +204,11 @@ def test_the_runtime_of_exported_files_stands_alone() -> None:
     assert len(paths) > 5
     for path in paths:
         assert {name.split(".")[0] for name, _, _ in _imports(path)} <= allowed, path
+
+
+def test_file_systems_of_fsspec_are_asked_by_public_names() -> None:
+    private = re.compile(r"_(?:fs|class)[.]_[a-z]\w*|getattr\(self[.]_fs, f?\"_\w*")
+    found = []
+    for path in FILES:
+        found += private.findall(path.read_text(encoding="utf-8"))
+    assert found == []

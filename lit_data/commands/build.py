@@ -26,7 +26,6 @@ from lit_data.commands.checkpoints import (
     find_start,
     load_weights,
 )
-from lit_data.commands.configuration.addresses import name_remote
 from lit_data.commands.configuration.hydra_node import find_choice, find_typed
 from lit_data.commands.configuration.names import allow_packages, resolve_target, to_plain
 from lit_data.commands.configuration.targets import (
@@ -41,12 +40,10 @@ from lit_data.commands.launcher import is_first_of_machine
 from lit_data.commands.monitor_guard import MonitorGuard, leave_undefined_empty
 from lit_data.commands.rerun import read_config
 from lit_data.commands.resuming import ResumedTraining, take_resumed
-from lit_data.commands.run_folder import AUTO
 from lit_data.commands.terminal import LogInterval, ParameterTable, RunBar, quieten
 from lit_data.commands.trained import take_trained
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
-from lit_data.io.remote.options import is_remote
 from lit_data.modules.net_size import check_numbers, refusing_larger
 from lit_data.modules.weights import giving_weights
 from lit_data.tasks.base import find_task_of
@@ -101,7 +98,7 @@ def build(cfg: DictConfig, trainer: Mapping[str, Any] | None = None) -> Run:
         cfg.get("run"),
         cfg.get("resume"),
         runs=_fit_folder(cfg),
-        folder=_run_folder(cfg),
+        folder=Path(cfg.paths.run),
         cache=Path(cfg.paths.cache),
     )
     if start is not None:
@@ -187,19 +184,8 @@ def find_trained(cfg: DictConfig) -> Path:
     return find_checkpoint(cfg.ckpt, cfg.get("run"), _fit_folder(cfg), Path(cfg.paths.cache))
 
 
-def _fit_folder(cfg: DictConfig) -> str | Path:
-    runs = cfg.paths.runs
-    if is_remote(runs):
-        return f"{runs.rstrip('/')}/fit/{cfg.name}"
-    return Path(runs) / "fit" / str(cfg.name)
-
-
-def _run_folder(cfg: DictConfig) -> str | Path:
-    """Return the folder of this run, or the address that its files are copied to."""
-    folder, runs = Path(cfg.paths.run), cfg.paths.runs
-    if is_remote(runs) and cfg.get("resume") == AUTO:
-        return name_remote(folder.absolute(), runs, cfg.paths.cache)
-    return folder
+def _fit_folder(cfg: DictConfig) -> Path:
+    return Path(cfg.paths.runs) / "fit" / str(cfg.name)
 
 
 def build_datamodule(cfg: DictConfig, *, prepared: bool = True) -> BaseDataModule:

@@ -158,14 +158,14 @@ def absolute_root(root: str) -> str:
     return root if "://" in root else str(Path(root).expanduser().resolve())
 
 
-def find_checkpoint(ckpt: object, run: object, runs: str | Path, cache: Path) -> Path:
+def find_checkpoint(ckpt: object, run: object, runs: Path, cache: Path) -> Path:
     """Find the checkpoint that a command reads.
 
     Args:
         ckpt: A path or address, or `best` or `last` of `run`; None: `best`.
         run: The folder or address of a run; `latest`: the newest one; None: the best one, see
             `lit_data.commands.run_choice`.
-        runs: Folder or address of the runs of ``fit`` of this experiment.
+        runs: Folder of the runs of ``fit`` of this experiment.
         cache: Below it checkpoints at addresses are copied.
 
     Raises:
@@ -180,9 +180,9 @@ def find_checkpoint(ckpt: object, run: object, runs: str | Path, cache: Path) ->
         return _check_checkpoint(ckpt, cache)
     names = [f"{ckpt or 'best'}.ckpt"]
     if run is None:
-        return _check_any(choose_best(runs, names, cache, "run"), names, runs)
+        return _check_any(choose_best(runs, names), names, runs)
     if run == _LATEST:
-        return _check_any(choose_newest(runs, names, cache, "run"), names, runs)
+        return _check_any(choose_newest(runs, names), names, runs)
     return _find_in_run("run", str(run), runs, names, cache)
 
 
@@ -190,8 +190,8 @@ def find_start(
     ckpt: object,
     run: object,
     resume: object,
-    runs: str | Path,
-    folder: str | Path,
+    runs: Path,
+    folder: Path,
     cache: Path,
 ) -> Path | None:
     """Find the checkpoint that ``fit`` goes on from, if any.
@@ -202,7 +202,7 @@ def find_start(
         resume: The folder or address of a run, whose newest checkpoint is taken; `latest`: of the newest run
             that has not ended; `auto` takes that of this run, and is None in a folder without one.
         runs: As for `find_checkpoint`.
-        folder: That of this run, or its address.
+        folder: That of this run.
         cache: As for `find_checkpoint`.
 
     Raises:
@@ -215,7 +215,7 @@ def find_start(
         )
     if resume is None and ckpt in _NAMED:
         names = [f"{ckpt}.ckpt"]
-        start = choose_unfinished(runs, names, cache, "ckpt")
+        start = choose_unfinished(runs, names)
         return _check_training(_check_any(start, names, runs))
     if resume is None:
         return None if ckpt is None else _check_training(_check_checkpoint(ckpt, cache))
@@ -226,7 +226,7 @@ def find_start(
         start = find_newest(folder, RESUMED, cache, "resume")
         return None if start is None else _check_training(start)
     if resume == _LATEST:
-        start = choose_unfinished(runs, RESUMED, cache, "resume")
+        start = choose_unfinished(runs, RESUMED)
         return _check_training(_check_any(start, RESUMED, runs))
     return _check_training(_find_in_run("resume", str(resume), runs, RESUMED, cache))
 
@@ -236,9 +236,7 @@ def _check_text(option: str, value: object) -> None:
         raise ConfigError(f"{option}={value!r}: give latest, or the folder of a run")
 
 
-def _find_in_run(
-    option: str, run: str, runs: str | Path, names: Sequence[str], cache: Path
-) -> Path:
+def _find_in_run(option: str, run: str, runs: Path, names: Sequence[str], cache: Path) -> Path:
     """Return the newest checkpoint of some names in a run.
 
     Args:

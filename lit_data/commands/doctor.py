@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.text import Text
 
 from lit_data.commands.benchmarks.options import choose_device
-from lit_data.commands.configuration.addresses import choose_runs_folder
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.commands.diagnosis import (
     LEVELS,
@@ -100,7 +99,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
 
 def _look(cfg: DictConfig) -> list[Finding]:
     loader = instantiate(cfg.data.loader) if "loader" in cfg.data else LoaderOptions()
-    runs = choose_runs_folder(cfg)
+    runs = Path(cfg.paths.runs)
     folders = {"paths.cache": str(cfg.paths.cache), "paths.runs": str(runs)}
     accelerator = str(cfg.trainer.get("accelerator"))
     return [

@@ -19,6 +19,7 @@ from lit_data.commands.build import Run, build, prepare
 from lit_data.commands.checkpoints import load_weights, restoring
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.machine import describe_machine
+from lit_data.commands.remote_runs import bring_checkpoint
 from lit_data.commands.report import warning_after
 from lit_data.commands.result import is_score, join_scores, write_confusion
 from lit_data.commands.show import draw_predictions, draw_samples
@@ -64,7 +65,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
             prepare(training.datamodule)
             _draw_data(training)
             _train(training)
-            return _finish(training)
+            return _finish(training, Path(cfg.paths.cache))
         finally:
             # Lightning does not when training is broken off, and the workers would stay.
             if isinstance(training.datamodule, BaseDataModule):
@@ -123,13 +124,13 @@ def _train(training: Run) -> None:
                 write_json(training.folder / "machine.json", machine)
 
 
-def _finish(training: Run) -> dict[str, Any]:
+def _finish(training: Run, cache: Path) -> dict[str, Any]:
     """Score and draw what was trained; each thing is guarded, so that a failure loses no other."""
     trainer, datamodule, folder = training.trainer, training.datamodule, training.folder
     metrics = _collect_metrics(trainer)
     make_best: ModelMaker | None = None
     with warning_after("fit", "scores of the best checkpoint"):
-        make_best = _take_best(training)
+        make_best = _take_best(training, cache)
     if make_best is not None:
         metrics = _score(training, make_best, metrics)
     if trainer.is_global_zero and isinstance(datamodule, BaseDataModule):
@@ -154,7 +155,7 @@ def _collect_metrics(trainer: Trainer) -> dict[str, Any]:
     return metrics
 
 
-def _take_best(training: Run) -> ModelMaker | None:
+def _take_best(training: Run, cache: Path) -> ModelMaker | None:
     """Return a maker of the model with the weights of the best checkpoint; None if in pieces.
 
     A strategy that spreads the weights over the ranks changes the model for good, so each use then
@@ -164,7 +165,9 @@ def _take_best(training: Run) -> ModelMaker | None:
     best: str = getattr(trainer.checkpoint_callback, "best_model_path", "")
     if not training.spreads_weights:
         if best:
-            load_weights(training.model, Path(best))
+            # Lightning may have written it to an address.
+            path = bring_checkpoint(best, cache, "callbacks.checkpoint.dirpath")
+            load_weights(training.model, path)
         return lambda: training.model
     if not best:  # no rank has the weights as a whole, but a file has
         best = str(training.folder / "checkpoints" / "trained.ckpt")

@@ -24,7 +24,6 @@ from lit_data.commands.launcher import STOPPED, is_first_rank, is_started_by_ran
 from lit_data.commands.machine import naming_unfit_torchvision
 from lit_data.commands.report import add_report, noting_failure, warning_after
 from lit_data.commands.result import PartlyDoneError, write_summary
-from lit_data.commands.upload import RunUpload, uploading
 from lit_data.errors import (
     LitDataError,
     WorkerDiedError,
@@ -237,17 +236,12 @@ def run_job(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -
         packages: packages whose targets are allowed too.
     """
     folder = Path(HydraConfig.get().runtime.output_dir)
-    with _guarding(folder), uploading(cfg, folder) as upload:
-        _run_command(cfg, folder, upload, flags=flags, packages=packages)
+    with _guarding(folder):
+        _run_command(cfg, folder, flags=flags, packages=packages)
 
 
 def _run_command(
-    cfg: DictConfig,
-    folder: Path,
-    upload: RunUpload | None,
-    *,
-    flags: Sequence[str],
-    packages: Sequence[str],
+    cfg: DictConfig, folder: Path, *, flags: Sequence[str], packages: Sequence[str]
 ) -> None:
     started = time.perf_counter()
     failure = None
@@ -270,14 +264,12 @@ def _run_command(
         "peak_rss_bytes": _measure_peak_rss_bytes(),
     }
     if is_first_rank():
-        _end_run(cfg, folder, measured, upload)
+        _end_run(cfg, folder, measured)
     if failure:
         raise failure
 
 
-def _end_run(
-    cfg: DictConfig, folder: Path, metrics: Mapping[str, Any], upload: RunUpload | None
-) -> None:
+def _end_run(cfg: DictConfig, folder: Path, metrics: Mapping[str, Any]) -> None:
     """Write the summary and the report, and print where they are; after ``fit`` each is guarded."""
     path = None
     with warning_after(cfg.command, "summary.json"):
@@ -295,10 +287,8 @@ def _end_run(
         with warning_after(cfg.command, "the table of scores"):
             print_quality(folder)
             print_scores(metrics)
-    if upload is not None:
-        upload.finish()  # it may say something, and the path is the last line
     if path is not None:
-        print(path if upload is None else upload.name_file(path), flush=True)
+        print(path, flush=True)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ start all of them with the same words, and a folder named by the time would be a
 """
 
 import os
-import secrets
 import signal
 from collections.abc import Sequence
 from datetime import timedelta
@@ -14,11 +13,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lit_data.commands.configuration.addresses import name_remote
 from lit_data.commands.configuration.words import write_override
 from lit_data.commands.run_folder import AUTO, check_typed, claim_new
 from lit_data.errors import ConfigError
-from lit_data.io.remote.options import is_remote
 
 RESUMED = ("last.ckpt", "interrupted.ckpt", "step.ckpt")
 """Checkpoints that hold the whole state of a training, which goes on from them."""
@@ -67,20 +64,16 @@ def check_start(cfg: DictConfig, *, sweeps: bool) -> None:
 
     Raises:
         ConfigError: Each of several processes would run the whole sweep, or `resume` looks for
-            checkpoints in a folder that no earlier start can have had, or a sweep would lie at an
-            address, or a run elsewhere than its address.
+            checkpoints in a folder that no earlier start can have had.
     """
     if sweeps:
-        _check_sweep(cfg.paths.runs)
+        _check_sweep()
         return
     if cfg.get("resume") == AUTO and has_new_folder(cfg) and not _is_named_by_job(cfg):
         raise ConfigError(
             f"resume={AUTO} goes on in the folder of the run, and each start gets a new one, named "
             "by the time: give hydra.run.dir=FOLDER"
         )
-    if is_remote(cfg.paths.runs):
-        folder = Path(cfg.hydra.run.dir).absolute()
-        name_remote(folder, cfg.paths.runs, cfg.paths.cache)  # refuses one elsewhere
 
 
 def place_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
@@ -105,8 +98,7 @@ def place_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
     is_typed = not is_named_by_time(cfg.hydra.run)
     if is_typed and is_first_rank() and os.environ.get(SWEEP_JOB) != str(folder.absolute()):
         check_typed(cfg, overrides)
-    is_settled = is_typed and not is_remote(cfg.paths.runs)
-    if world_size < 2 and (is_settled or not is_first_rank()):
+    if world_size < 2 and (is_typed or not is_first_rank()):
         return []
     if _is_named_by_job(cfg):
         folder = folder.parent / _name_job()
@@ -122,14 +114,10 @@ def place_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
 def claim_folder(cfg: DictConfig) -> Path:
     """Claim the folder of a run that is named by the time, in the first process.
 
-    A run at an address has a random end in its name, as machines see no folder of each other.
-
     Args:
         cfg: The composed configuration with Hydra's node.
     """
     folder = Path(cfg.hydra.run.dir)
-    if is_remote(cfg.paths.runs):
-        folder = folder.with_name(f"{folder.name}_{secrets.token_hex(4)}")
     return claim_new(folder) if is_first_rank() else folder
 
 
@@ -144,14 +132,9 @@ def _name_job() -> str:
     return f"slurm_{job}" if step == "0" else f"slurm_{job}_{step}"
 
 
-def _check_sweep(runs: str) -> None:
-    """Refuse a sweep at an address, and one that a launcher of ranks has started."""
+def _check_sweep() -> None:
+    """Refuse a sweep that a launcher of ranks has started."""
     launcher, world_size = find_launcher()
-    if is_remote(runs):
-        raise ConfigError(
-            f"paths.runs={runs} is an address, and a sweep reads what its jobs wrote: name a "
-            "folder that all of them see"
-        )
     if world_size > 1:
         raise ConfigError(
             f"{launcher} started {world_size} processes, and each would run the whole sweep: start "

@@ -1,12 +1,13 @@
-"""Predictions at an address: worked on in a folder of the run, and copied from there as they appear.
+"""Predictions at an address: worked on in a folder of the run, and copied from there at its end.
 
 A run that goes on, a part, and the joining of parts bring only journals from the address, and
 compare with the sizes of the files there. Nothing there is replaced by another model's predictions.
 """
 
 import json
+import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,18 +17,20 @@ from omegaconf import DictConfig
 
 from lit_data.checks import check_outside_root
 from lit_data.commands.launcher import is_first_rank
-from lit_data.commands.remote_runs import explaining_server, open_store
-from lit_data.commands.upload import RunUpload
+from lit_data.commands.remote_runs import explaining_server, open_store, put_files
 from lit_data.errors import ConfigError, DataError, LitDataError, StoreError, show_path
 from lit_data.files import refuse_links, replacing_by_path
+from lit_data.io.discovery import is_hidden
 from lit_data.io.remote.options import is_remote
 from lit_data.io.remote.scope import find_fault
 from lit_data.tasks.journal import FINGERPRINT, JOURNALS
 from lit_data.tasks.options import PredictOptions, Share
 
+log = logging.getLogger(__name__)
+
 _KEY = "predict.folder"
 _MOST_BYTES = 2**24  # of a fingerprint
-_HERE = ".predictions"  # hidden: where runs are copied to an address, this is not
+_HERE = ".predictions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class PredictionFolder:
 
     @contextmanager
     def copying(self, options: PredictOptions, share: Share) -> Iterator[None]:
-        """Copy the files to the address while the block runs; without one do nothing.
+        """Copy the files to the address when the block has ended; without one do nothing.
 
         Args:
             options: Whether the run goes on there.
@@ -109,15 +112,50 @@ class PredictionFolder:
             return
         journal = self.path / f"images{share.suffix}.jsonl"
         journal.touch()  # copied at once, so that an address that cannot be written is seen early
-        upload = RunUpload(self.path, self.address, _KEY)
-        with upload.running(fetched - {journal.name}):
+        self._put([journal])
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, LitDataError) and not isinstance(error.__cause__, OSError):
+                error.args = (str(error).replace(show_path(self.path), self.address),)
             try:
-                yield
-            except LitDataError as error:
-                if not isinstance(error.__cause__, OSError):  # which names a local file
-                    error.args = (str(error).replace(show_path(self.path), self.address),)
-                raise
+                self._put_new(fetched)
+            except StoreError as fault:
+                log.warning("%s", fault)  # the error of the block says more
+            raise
+        self._put_new(fetched)
         self._check_fingerprint()
+
+    def _put_new(self, fetched: Collection[str]) -> None:
+        """Copy the files that are not as they are at the address, records behind what they name.
+
+        Raises:
+            StoreError: One cannot be written there.
+        """
+        inner: list[Path] = []
+        tables: list[Path] = []
+        journals: list[Path] = []
+        for path in filter(Path.is_file, self.path.rglob("*")):
+            name = path.relative_to(self.path).as_posix()
+            is_fetched = name in fetched and path.stat().st_size == self.sizes[name]
+            if is_hidden(path.name) or is_fetched:
+                continue
+            if JOURNALS.fullmatch(name):
+                journals.append(path)
+            else:
+                (inner if "/" in name else tables).append(path)
+        log.info("copying %d files to %s", len(inner) + len(tables) + len(journals), self)
+        folder = show_path(self.path)
+        for paths in (inner, tables, journals):
+            self._put(
+                paths, f"; all predictions are in {folder}: copy that folder to {self.address}"
+            )
+
+    def _put(self, paths: Sequence[Path], remark: str = "") -> None:
+        try:
+            put_files(paths, self.path, str(self.address), _KEY)
+        except DataError as error:
+            raise StoreError(f"cannot write {error}{remark}") from error
 
     def _fetch_records(self, options: PredictOptions) -> set[str]:
         """Bring the records of what is done at the address into an empty folder; return their names."""

@@ -1,10 +1,6 @@
-"""Runs at an address: what a run left there is copied here before it is read.
+"""Checkpoints and runs at an address: what lies there is copied here before it is read.
 
-A run whose `paths.runs` is an address works in a local folder like any other, and
-`lit_data.commands.upload` copies its files to the address. Lightning itself would write checkpoints
-and logs to addresses (``default_root_dir``, ``dirpath``), but training would wait for each of them
-and end with the first that fails, and Hydra's files, pictures, tables and predictions would lie on
-this machine all the same.
+Lightning itself writes checkpoints (``dirpath``) and logs (``save_dir``) to addresses.
 """
 
 import logging
@@ -15,6 +11,7 @@ from typing import NamedTuple
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.remote import RemoteOptions, Root, Scope
+from lit_data.io.remote.connection import Connection, call_each
 from lit_data.io.remote.options import is_remote, parse_store
 from lit_data.io.remote.scope import find_fault
 from lit_data.io.remote.transport import ServerTransport
@@ -95,45 +92,39 @@ def find_newest(folder: str | Path, names: Sequence[str], cache: Path, key: str)
         ConfigError: The address cannot be read.
         DataError: It cannot be read now.
     """
-    written = list_checkpoints(folder, names, key, of_one_run=True)
+    if is_remote(folder):
+        written = _list_remote(str(folder), names, key)
+    else:
+        written = list_checkpoints(Path(folder), names, "checkpoints")
     if not written:
         return None
-    checkpoint = name_below(folder, max(written).name)
+    name = max(written).name
+    checkpoint = (
+        f"{str(folder).rstrip('/')}/{name}" if is_remote(folder) else str(Path(folder, name))
+    )
     log.info("checkpoint: %s", checkpoint)
     return bring_checkpoint(checkpoint, cache, key)
 
 
 def list_checkpoints(
-    folder: str | Path, names: Sequence[str], key: str, *, of_one_run: bool
+    folder: Path, names: Sequence[str], below: str = "**/checkpoints"
 ) -> list[Written]:
     """List the checkpoints of some names.
 
     Args:
-        folder: Of a run, or of all runs of an experiment; may be an address.
+        folder: Of all runs of an experiment, or of one.
         names: Of the files.
-        key: Of the option that names the address.
-        of_one_run: Runs below the folder do not count.
-
-    Raises:
-        ConfigError: The address cannot be read.
-        DataError: It cannot be read now.
+        below: Pattern of the folders that hold them.
     """
-    pattern = "checkpoints" if of_one_run else "**/checkpoints"
-    patterns = tuple(f"{pattern}/{name}" for name in names)
-    if is_remote(folder):
-        return _list_remote(str(folder), names, patterns, key)
     written = []
-    for rank, local_pattern in enumerate(patterns):
-        for path in Path(folder).glob(local_pattern):
-            name = path.relative_to(folder).as_posix()
-            written.append(Written(path.stat().st_mtime, rank, name))
+    for rank, name in enumerate(names):
+        for path in folder.glob(f"{below}/{name}"):
+            written.append(Written(path.stat().st_mtime, rank, path.relative_to(folder).as_posix()))
     return written
 
 
-def _list_remote(
-    folder: str, names: Sequence[str], patterns: tuple[str, ...], key: str
-) -> list[Written]:
-    scope = Scope(patterns)
+def _list_remote(folder: str, names: Sequence[str], key: str) -> list[Written]:
+    scope = Scope(tuple(f"checkpoints/{name}" for name in names))
     written = []
     with explaining_server(key), open_store(folder, key) as server:
         for file in server.call(lambda connection: connection.list_files(scope)):
@@ -141,11 +132,6 @@ def _list_remote(
                 rank = names.index(file.name.rpartition("/")[2])
                 written.append(Written(file.mtime_s, rank, file.name))
     return written
-
-
-def name_below(folder: str | Path, name: str) -> str:
-    """Return the path or address of a file or folder below a folder."""
-    return f"{str(folder).rstrip('/')}/{name}" if is_remote(folder) else str(Path(folder, name))
 
 
 def bring_checkpoint(checkpoint: str, cache: Path, key: str) -> Path:
@@ -186,6 +172,24 @@ def put_file(path: Path, address: str, key: str) -> None:
     folder, name = _split(address, key)
     with explaining_server(key), open_store(folder, key) as server:
         server.put(path, name)
+
+
+def put_files(paths: Sequence[Path], folder: Path, address: str, key: str) -> None:
+    """Copy files to an address, under their paths below a folder.
+
+    Raises:
+        ConfigError: The address cannot be read.
+        DataError: One may not be written there, or the server does not answer.
+    """
+
+    async def put_all(connection: Connection) -> None:
+        async def put(path: Path) -> None:
+            await connection.put(path, path.relative_to(folder).as_posix())
+
+        await call_each(put, paths, connection.options.connections)
+
+    with explaining_server(key), open_store(address, key) as server:
+        server.call(put_all)
 
 
 def open_store(address: str, key: str) -> ServerTransport:

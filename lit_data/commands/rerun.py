@@ -103,11 +103,9 @@ class Started:
         return overrides
 
     def _holds(self, run: str, runs: str | None) -> bool:
-        """Return True if a run lies in COMMAND/NAME/TIME of a folder or address."""
-        if runs is None:
+        """Return True if a run lies in COMMAND/NAME/TIME of a folder."""
+        if runs is None or is_remote(run):
             return False
-        if is_remote(run):
-            return run.rstrip("/").rsplit("/", 3)[0] == runs.rstrip("/")
         parent = (Path(run).resolve() / "../../..").resolve()
         return (self.folder / runs).resolve() == parent
 

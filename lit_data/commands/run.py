@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from lit_data.commands.configuration.addresses import check_local, choose_runs_folder
+from lit_data.commands.configuration.addresses import check_local
 from lit_data.commands.configuration.compose import check_run
 from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.configuration.targets import read_options
@@ -192,7 +192,7 @@ def _run_alone(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]
     except LitDataError as error:
         if isinstance(error, ConfigError) and is_first_rank():
             folder = Path(HydraConfig.get().runtime.output_dir)
-            _remove_unused(folder, choose_runs_folder(cfg).absolute())
+            _remove_unused(folder, Path(cfg.paths.runs).absolute())
         raise SystemExit(error.exit_code) from error  # the one exception that Hydra leaves alone
 
 

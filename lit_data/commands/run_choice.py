@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_data.commands.remote_runs import (
-    Written,
-    bring_checkpoint,
-    fetching_runs,
-    list_checkpoints,
-    name_below,
-)
+from lit_data.commands.remote_runs import Written, list_checkpoints
 from lit_data.commands.reports.untrusted import as_dict, load
 from lit_data.commands.result import (
     FAILURE,
@@ -22,23 +16,11 @@ from lit_data.commands.result import (
     find_summary,
     read_number,
 )
-from lit_data.errors import DataError, escape
+from lit_data.errors import DataError, show_path
 from lit_data.io.plain import parse_json, parse_yaml
-from lit_data.io.remote.scope import Scope
 
 log = logging.getLogger(__name__)
 
-_FACTS = Scope(
-    (
-        "**/.hydra/config.yaml",
-        "**/.hydra/hydra.yaml",
-        "**/summary.json",
-        f"**/{FAILURE}",
-        "**/job.json",
-        "**/sweep.json",
-    ),
-    unhidden=(".hydra",),
-)
 _ENDED_BADLY = ("failed", "out of memory", "killed")
 
 
@@ -70,23 +52,20 @@ class FitRun:
         return self.sign * (self.score or 0.0), self.written
 
 
-def choose_best(folder: str | Path, names: Sequence[str], cache: Path, key: str) -> Path | None:
-    """Return the checkpoint of the best run, or its local copy, and log why; None without runs.
+def choose_best(folder: Path, names: Sequence[str]) -> Path | None:
+    """Return the checkpoint of the best run, and log why; None without runs.
 
     Runs can be compared that have the monitor and the data of the newest one. Those that were for
     debugging, failed, or lost their sweep do not count.
 
     Args:
-        folder: Of all runs of an experiment; may be an address.
+        folder: Of all runs of an experiment.
         names: Of the files.
-        cache: See `lit_data.commands.remote_runs.fetch_checkpoint`.
-        key: Of the option that names the run.
 
     Raises:
-        ConfigError: The address cannot be read.
-        DataError: No run counts, or the address cannot be read now.
+        DataError: No run counts.
     """
-    runs = read_runs(folder, names, key)
+    runs = read_runs(folder, names)
     if not runs:
         return None
     usable = _list_usable(runs, folder)
@@ -94,49 +73,41 @@ def choose_best(folder: str | Path, names: Sequence[str], cache: Path, key: str)
     alike = [run for run in usable if (run.monitor, run.root) == (newest.monitor, newest.root)]
     scored = [run for run in alike if run.score is not None and run.sign]
     best = max(scored, key=_read_rank) if scored else newest
-    checkpoint = name_below(folder, best.written.name)
-    log.info("checkpoint: %s: %s", escape(checkpoint), _explain(best, scored, len(usable)))
-    return bring_checkpoint(checkpoint, cache, key)
+    checkpoint = folder / best.written.name
+    log.info("checkpoint: %s: %s", show_path(checkpoint), _explain(best, scored, len(usable)))
+    return checkpoint
 
 
-def choose_newest(folder: str | Path, names: Sequence[str], cache: Path, key: str) -> Path | None:
+def choose_newest(folder: Path, names: Sequence[str]) -> Path | None:
     """Return the newest checkpoint of the runs that `choose_best` compares; for the rest see there."""
-    runs = read_runs(folder, names, key)
-    return _take(folder, _list_usable(runs, folder), cache, key) if runs else None
+    runs = read_runs(folder, names)
+    return _take(folder, _list_usable(runs, folder)) if runs else None
 
 
-def choose_unfinished(
-    folder: str | Path, names: Sequence[str], cache: Path, key: str
-) -> Path | None:
+def choose_unfinished(folder: Path, names: Sequence[str]) -> Path | None:
     """Return the newest checkpoint of a run that has not ended; where all have, that of any."""
-    runs = read_runs(folder, names, key)
+    runs = read_runs(folder, names)
     unfinished = [run for run in runs if not run.has_ended]
-    return _take(folder, unfinished or runs, cache, key) if runs else None
+    return _take(folder, unfinished or runs) if runs else None
 
 
-def _take(folder: str | Path, runs: Sequence[FitRun], cache: Path, key: str) -> Path:
-    checkpoint = name_below(folder, max(runs, key=_read_time).written.name)
-    log.info("checkpoint: %s", escape(checkpoint))
-    return bring_checkpoint(checkpoint, cache, key)
+def _take(folder: Path, runs: Sequence[FitRun]) -> Path:
+    checkpoint = folder / max(runs, key=_read_time).written.name
+    log.info("checkpoint: %s", show_path(checkpoint))
+    return checkpoint
 
 
-def read_runs(folder: str | Path, names: Sequence[str], key: str) -> list[FitRun]:
-    """Read all runs below a folder that have a checkpoint of some names, each with its newest.
-
-    Raises:
-        ConfigError: The address cannot be read.
-        DataError: It cannot be read now.
-    """
+def read_runs(folder: Path, names: Sequence[str]) -> list[FitRun]:
+    """Read all runs below a folder that have a checkpoint of some names, each with its newest."""
     newest: dict[str, Written] = {}
-    for written in sorted(list_checkpoints(folder, names, key, of_one_run=False)):
+    for written in sorted(list_checkpoints(folder, names)):
         newest[written.run] = written
     if not newest:
         return []
-    with fetching_runs([str(folder)], _FACTS) as (facts,):
-        return [_read_run(facts / run, written) for run, written in newest.items()]
+    return [_read_run(folder / run, written) for run, written in newest.items()]
 
 
-def _list_usable(runs: Sequence[FitRun], folder: str | Path) -> list[FitRun]:
+def _list_usable(runs: Sequence[FitRun], folder: Path) -> list[FitRun]:
     usable = [run for run in runs if not run.flaw]
     if not usable:
         flaws = Counter(run.flaw for run in runs)

@@ -75,7 +75,7 @@ def _read_experiment(ckpt: str | None, run: str | None, experiments: Sequence[st
     from lit_data.commands.record import read_record
     from lit_data.datamodules.source import find_cache
 
-    checkpoint = find_checkpoint(ckpt, run, "runs", Path(find_cache()))
+    checkpoint = find_checkpoint(ckpt, run, Path("runs"), Path(find_cache()))
     read = read_exported_record if is_exported(checkpoint) else read_record
     record = read(checkpoint)
     name = "" if record is None else str(record["experiment"])

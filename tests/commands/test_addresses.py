@@ -15,6 +15,7 @@ def _work_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "words",
     [
+        "fit paths.runs=s3://bucket/runs",
         "fit paths.cache=s3://bucket/cache",
         "fit data.cache_dir=gs://bucket/cache",
         "fit callbacks.memory.path=s3://bucket/memory",
@@ -31,6 +32,6 @@ def test_an_address_is_refused_where_a_folder_is_meant(
     err = capsys.readouterr().err
     key, _, address = words.split()[1].partition("=")
     assert err.startswith(f"lit_data: {key}={address} is an address: ")
-    assert err.endswith("with paths.runs=s3://BUCKET/FOLDER\n")
+    assert err.endswith("callbacks.last.dirpath=s3://BUCKET/RUN/checkpoints\n")
     assert len(err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []

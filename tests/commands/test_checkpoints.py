@@ -101,13 +101,13 @@ def test_a_pipe_or_a_folder_in_the_place_of_a_checkpoint_is_refused(
     with pytest.raises(
         StoreError, match=r"last\.ckpt is no checkpoint that can be read: not a regular file"
     ):
-        find_start(None, None, resume, "runs", run, tmp_path)
+        find_start(None, None, resume, Path("runs"), run, tmp_path)
     path.unlink()
     path.mkdir()
     with pytest.raises(StoreError, match=r"last\.ckpt is a folder, and no checkpoint in pieces"):
-        find_start(None, None, resume, "runs", run, tmp_path)
+        find_start(None, None, resume, Path("runs"), run, tmp_path)
     (path / ".metadata").write_bytes(b"")
-    assert find_start(None, None, resume, "runs", run, tmp_path) == path
+    assert find_start(None, None, resume, Path("runs"), run, tmp_path) == path
     with pytest.raises(StoreError, match=r"last\.ckpt does not fit this run: IsADirectoryError"):
         _go_on(path)
 

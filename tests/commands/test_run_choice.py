@@ -144,7 +144,7 @@ def test_an_interrupted_run_is_taken_where_no_other_has_ended(
 
 def test_training_goes_on_with_the_newest_run_that_has_not_ended(runs: Runs) -> None:
     def resume() -> str:
-        path = choose_unfinished(runs.folder, ["last.ckpt"], runs.folder, "resume")
+        path = choose_unfinished(runs.folder, ["last.ckpt"])
         assert path is not None
         return path.parents[1].name
 

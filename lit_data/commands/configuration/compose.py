@@ -22,7 +22,6 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from lit_data.checks import check_types
-from lit_data.commands.configuration.addresses import settle_folders
 from lit_data.commands.configuration.foreign import ForeignError, bounding_references
 from lit_data.commands.configuration.hydra_node import (
     PLUGINS,
@@ -403,7 +402,6 @@ def _check_job(tree: ConfigTree, overrides: Sequence[str], typed: Sequence[str])
     with _as_config_errors(tree, overrides, typed_keys):
         cfg = tree.compose(overrides)
         paths, left_open = tree.read_files(overrides)
-        settle_folders(cfg)
         _fill_runtime(cfg)
         job, hydra = _resolve(_take_job(cfg)), _resolve(_take_hydra(cfg))
     for path in paths:

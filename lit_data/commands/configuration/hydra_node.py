@@ -13,7 +13,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
-from lit_data.commands.configuration.addresses import check_addresses, local_runs
+from lit_data.commands.configuration.addresses import check_addresses
 from lit_data.commands.configuration.names import (
     check_targets,
     find_targets,
@@ -209,8 +209,6 @@ def check_places(
     # What passes here may hold what comes behind it.
     runs = paths.get("runs")
     roots = [runs]
-    if isinstance(runs, str) and is_remote(runs):
-        roots.append(str(local_runs(runs, paths["cache"])))
     for key, folder in _list_folders(job, hydra).items():
         if folder is not None and not _is_typed(key, typed) and not _is_below(str(folder), roots):
             raise _untyped(key, folder, "write outside of paths.runs")

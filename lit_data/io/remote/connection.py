@@ -4,17 +4,16 @@ All that asks a server is a coroutine of `Connection`; `lit_data.io.remote.trans
 """
 
 import asyncio
-import mimetypes
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from typing_extensions import override
 
@@ -37,8 +36,6 @@ _PACKAGES = {"s3": "s3fs", "s3a": "s3fs"}
 _TAGS = ("ETag", "etag", "md5Hash", "md5", "content_md5", "checksum", "generation")
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 _HEX = frozenset("0123456789abcdef")
-PART_BYTES = 32 * 2**20
-_MOST_PARTS = 10_000  # of an upload, as S3 counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +76,9 @@ class Connection(ABC):
         self.options = options
         self._class = _find_class(address)
         self._fs: Any = None
+        self._root = ""  # as the file system names it
+        # Not those of the loop, in which names of hosts are looked up meanwhile.
+        self._threads = ThreadPoolExecutor(options.connections, "lit_data remote")
 
     async def open(self) -> None:
         """Make the client, which asks the server nothing yet.
@@ -86,17 +86,20 @@ class Connection(ABC):
         Raises:
             ConfigError: Options do not suit this kind of server.
         """
-        settings = self._class._get_kwargs_from_urls(self.address.url)
-        settings |= self._choose_settings(_read_configuration(self._class))
+        import fsspec  # type: ignore[import-untyped]
+
+        settings = self._choose_settings(_read_configuration(self._class))
         if self._class.async_impl:
-            settings["asynchronous"] = True
-        self._fs = self._class(skip_instance_cache=True, use_listings_cache=False, **settings)
+            settings["loop"] = asyncio.get_running_loop()  # or a thread of fsspec's own outlasts it
+        settings |= {"skip_instance_cache": True, "use_listings_cache": False}
+        self._fs, self._root = fsspec.url_to_fs(self.address.url, **settings)
 
     async def close(self) -> None:
         """Close the client."""
-        session: Any = getattr(self._fs, "_s3", None) or getattr(self._fs, "_session", None)
-        if self._class.async_impl and hasattr(session, "close"):
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if hasattr(self._fs, "set_session"):  # which returns the one that there is
             with suppress(Exception):
+                session = await self._fs.set_session()
                 await session.close()
 
     @abstractmethod
@@ -178,6 +181,7 @@ class Connection(ABC):
                 loop.call_soon_threadsafe(_extend, limit, loop.time() + timeout_s)
 
             arrived = _Arrived(arrive)
+            path.unlink(missing_ok=True)  # a try that was given up may still write
             await self._call("get_file", self.full_path(name), str(path), callback=arrived)
         if path.stat().st_size > most_bytes:
             raise too_many
@@ -210,10 +214,9 @@ class Connection(ABC):
         return await insist(call, what, self.options)
 
     async def _call(self, method: str, *args: object, **kwargs: object) -> Any:  # noqa: ANN401 - fsspec has no types
-        """Call a method of the file system, in a thread if it is not asynchronous."""
-        if self._class.async_impl:
-            return await getattr(self._fs, f"_{method}")(*args, **kwargs)
-        return await asyncio.to_thread(getattr(self._fs, method), *args, **kwargs)
+        """Call a method of the file system in a thread; an asynchronous one works in our loop."""
+        call = partial(getattr(self._fs, method), *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def _refuse_s3_options(self, advice: str = "") -> None:
         for name in _S3_OPTIONS:
@@ -278,8 +281,7 @@ class ListedConnection(Connection):
 
     @override
     def full_path(self, name: str) -> str:
-        root = self._class._strip_protocol(self.address.url).rstrip("/")
-        return f"{root}/{name}"
+        return f"{self._root.rstrip('/')}/{name}"
 
     async def _read_sums(self, infos: Mapping[str, object]) -> Mapping[str, str | None]:
         name = self.options.file_list or SUMS_NAME
@@ -343,68 +345,10 @@ class S3Connection(ListedConnection):
     async def is_sum(self, file: RemoteFile) -> bool:
         """Ask for the headers of an object: encrypted with a key of its own, its ETag is no sum."""
         bucket, _, key = self.full_path(file.name).partition("/")
-        head = await self._ask("head_object", file.name, Bucket=bucket, Key=key)
+        ask = partial(self._call, "call_s3", "head_object", Bucket=bucket, Key=key)
+        head = await self.insist(ask, file.name)
         encryption = head.get("ServerSideEncryption", "")
         return "SSECustomerAlgorithm" not in head and not encryption.startswith("aws:kms")
-
-    @override
-    async def _find(self, root: str, name: str = "") -> Any:
-        """List page by page, each tried again by itself: a large bucket has thousands of them."""
-        bucket, _, prefix = root.rstrip("/").partition("/")
-        request = {"Bucket": bucket, "Prefix": f"{prefix}/" if prefix else ""}
-        infos: dict[str, Mapping[str, Any]] = {}
-        while True:
-            page = await self._ask("list_objects_v2", name, **request)
-            for entry in page.get("Contents", ()):
-                key = entry["Key"]
-                kind = "directory" if key.endswith("/") else "file"
-                infos[f"{bucket}/{key}"] = {**entry, "size": entry["Size"], "type": kind}
-            if not page.get("IsTruncated"):
-                break
-            request["ContinuationToken"] = page["NextContinuationToken"]
-        return infos or await super()._find(root, name)  # which knows a file from nothing
-
-    @override
-    async def put(self, path: Path, name: str) -> None:
-        """Copy a local file to the bucket; of a large one each part is tried again by itself.
-
-        Readers see the key as it was until the last part has arrived.
-        """
-        bucket, _, key = self.full_path(name).partition("/")
-        target: dict[str, Any] = {"Bucket": bucket, "Key": key}
-        head = dict(target)
-        content_type = mimetypes.guess_type(path)[0]
-        if content_type is not None:
-            head["ContentType"] = content_type
-        with path.open("rb") as file:  # what takes its place meanwhile is another file
-            size_bytes = os.fstat(file.fileno()).st_size
-            part_bytes = max(PART_BYTES, -(-size_bytes // _MOST_PARTS))
-            if size_bytes <= part_bytes:
-                await self._ask("put_object", name, **head, Body=file.read())
-                return
-            answer = await self._ask("create_multipart_upload", name, **head)
-            upload = {**target, "UploadId": answer["UploadId"]}
-            try:
-                await self._put_parts(file, part_bytes, name, upload)
-            except BaseException:
-                with suppress(DataError):  # a rule of the bucket can end what is left over
-                    await self._ask("abort_multipart_upload", name, **upload)
-                raise
-
-    async def _put_parts(
-        self, file: BinaryIO, part_bytes: int, name: str, upload: Mapping[str, Any]
-    ) -> None:
-        parts: list[dict[str, Any]] = []
-        while body := file.read(part_bytes):
-            number = len(parts) + 1
-            answer = await self._ask("upload_part", name, **upload, PartNumber=number, Body=body)
-            parts.append({"PartNumber": number, "ETag": answer["ETag"]})
-        await self._ask(
-            "complete_multipart_upload", name, **upload, MultipartUpload={"Parts": parts}
-        )
-
-    async def _ask(self, method: str, name: str, **arguments: object) -> Any:  # noqa: ANN401 - of a client
-        return await self.insist(lambda: self._fs._call_s3(method, **arguments), name)
 
     @override
     def find_md5(self, tag: str) -> str | None:
@@ -443,7 +387,7 @@ async def call_each(
 
 
 def _find_class(address: Address) -> Any:  # noqa: ANN401 - fsspec has no types
-    import fsspec  # type: ignore[import-untyped]
+    import fsspec
 
     scheme = address.scheme
     try:

@@ -25,8 +25,13 @@ T = TypeVar("T")
 _LONGEST_WAIT_S = 30.0
 _TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
 _LASTING = (
-    *(ssl.SSLError, ValueError, TypeError, LookupError),
-    *(AttributeError, ImportError, NotImplementedError),
+    ssl.SSLError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ImportError,
+    NotImplementedError,
 )
 """Errors without an answer of the server that another try cannot help."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

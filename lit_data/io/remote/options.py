@@ -18,6 +18,20 @@ Offline = Literal["warn", "error", "always"]
 _MOST_CONNECTIONS = 256  # more would only wait: one event loop moves the bytes
 _MOST_RETRIES = 100
 
+WEB = ("http", "https")
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::|://)")
+_LOCAL = ("file", "local")
+_WRAPPERS = (
+    "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data", "dir", "filecache", "generic",
+    "libarchive", "reference", "simplecache", "tar", "zip",
+)  # fmt: skip
+"""File systems of fsspec that read through another one, or hold their content in the address."""
+
+_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory")
+"""Schemes of stores in which a file is there as a whole or as before."""
+
+_TARGET = "lit_data.io.remote.RemoteOptions"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteOptions:
@@ -81,16 +95,6 @@ class RemoteOptions:
             )
         if self.endpoint_url:
             check_host(self.endpoint_url, "remote.endpoint_url")
-
-
-WEB = ("http", "https")
-_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::|://)")
-_LOCAL = ("file", "local")
-_WRAPPERS = (
-    "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data", "dir", "filecache", "generic",
-    "libarchive", "reference", "simplecache", "tar", "zip",
-)  # fmt: skip
-"""File systems of fsspec that read through another one, or hold their content in the address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +182,6 @@ def parse_address(root: str, key: str = "data.root") -> Address:
     return Address(scheme, folder, key)
 
 
-_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory")
-"""Schemes of stores in which a file is there as a whole or as before."""
-
-
 def parse_store(address: str, key: str) -> Address:
     """Read the address of a folder that results lie in.
 
@@ -200,9 +200,6 @@ def parse_store(address: str, key: str) -> Address:
             "the folder"
         )
     return parsed
-
-
-_TARGET = "lit_data.io.remote.RemoteOptions"
 
 
 def check_plain(node: object, key: str = "") -> None:

@@ -19,6 +19,9 @@ _LONGEST_PART_BYTES = 255
 _LONGEST_NAME_BYTES = 3000
 """Linux takes 4096 bytes with the folders above and the zero at the end."""
 
+SUMS_NAME = "SHA256SUMS"
+_LINE = re.compile(r"\\?([0-9a-fA-F]{64}) [ *](.+)")
+
 
 @dataclass(frozen=True)
 class Scope:
@@ -143,10 +146,6 @@ def check_names(names: Iterable[str], address: Address) -> None:
                 address.name(name), f"is a file, and the folder of {folders[name]!a}; rename one"
             )
     problems.raise_if_any(f"{len(problems)} bad names in {address}")
-
-
-SUMS_NAME = "SHA256SUMS"
-_LINE = re.compile(r"\\?([0-9a-fA-F]{64}) [ *](.+)")
 
 
 def parse_list(content: bytes, what: str) -> dict[str, str | None]:

@@ -19,16 +19,49 @@ MASK = "***"
 
 _SECRET_WORDS = frozenset(
     (
-        *("apikey", "auth", "authorization", "cookie", "credential", "credentials", "jwt", "key"),
-        *("passcode", "passphrase", "passwd", "password", "pwd", "secret", "secrets", "sig"),
-        *("signature", "token"),
+        "apikey",
+        "auth",
+        "authorization",
+        "cookie",
+        "credential",
+        "credentials",
+        "jwt",
+        "key",
+        "passcode",
+        "passphrase",
+        "passwd",
+        "password",
+        "pwd",
+        "secret",
+        "secrets",
+        "sig",
+        "signature",
+        "token",
     )
 )
 """Words in the names of keys whose values are secrets."""
 _ORDINARY_ENDS = frozenset(
     (
-        *("board", "count", "dir", "file", "folder", "frame", "frames", "hole", "kind", "length"),
-        *("name", "path", "point", "points", "ring", "rings", "size", "stone", "type", "way"),
+        "board",
+        "count",
+        "dir",
+        "file",
+        "folder",
+        "frame",
+        "frames",
+        "hole",
+        "kind",
+        "length",
+        "name",
+        "path",
+        "point",
+        "points",
+        "ring",
+        "rings",
+        "size",
+        "stone",
+        "type",
+        "way",
     )
 )
 """Last words of names that hold a secret word, and no secret: ``key_ring``, ``token_length``."""
@@ -68,20 +101,19 @@ _ISSUED = re.compile(
 )
 """The looks of AWS, GitHub, Hugging Face, GitLab, Slack and OpenAI keys, and of JSON web tokens."""
 _ISSUED_STARTS = (
-    *(
-        "AKIA",
-        "ASIA",
-        "ghp_",
-        "gho_",
-        "ghu_",
-        "ghs_",
-        "ghr_",
-        "github_pat_",
-        "hf_",
-        "glpat-",
-        "xox",
-    ),
-    *("sk-", "eyJ"),
+    "AKIA",
+    "ASIA",
+    "ghp_",
+    "gho_",
+    "ghu_",
+    "ghs_",
+    "ghr_",
+    "github_pat_",
+    "hf_",
+    "glpat-",
+    "xox",
+    "sk-",
+    "eyJ",
 )
 _KEY_ID = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}+\b")
 _OTHER_HALF = re.compile(r"(?<![A-Za-z0-9/+])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])")

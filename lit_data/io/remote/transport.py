@@ -39,6 +39,20 @@ T = TypeVar("T")
 _ENDING_S = 5.0
 _CHUNK_BYTES = 2**20
 
+TALKATIVE = (
+    "botocore",
+    "aiobotocore",
+    "s3fs",
+    "fsspec",
+    "aiohttp",
+    "urllib3",
+    "asyncio",
+    "boto3",
+)
+keepers: set[object] = set()
+_levels_before: dict[str, int] = {}
+_quieting = threading.Lock()
+
 
 def open_transport(root: str, options: RemoteOptions) -> "Transport":
     """Return the transport of an address or a local folder; nothing is read yet."""
@@ -271,15 +285,6 @@ def _connect(address: Address, options: RemoteOptions) -> Connection:
     if address.scheme in WEB:
         return WebConnection(address, options)
     return ListedConnection(address, options)
-
-
-TALKATIVE = (
-    *("botocore", "aiobotocore", "s3fs", "fsspec"),
-    *("aiohttp", "urllib3", "asyncio", "boto3"),
-)
-keepers: set[object] = set()
-_levels_before: dict[str, int] = {}
-_quieting = threading.Lock()
 
 
 @contextmanager

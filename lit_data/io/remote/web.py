@@ -16,6 +16,10 @@ from lit_data.io.remote.faults import UnreachableError
 from lit_data.io.remote.hosts import open_socket
 from lit_data.io.remote.scope import SUMS_NAME, Scope, find_fault, parse_list
 
+_DEEPEST = 32
+_MOST_PAGES = 100_000
+_NO_HEAD = (405, 501)
+
 
 class _Links(HTMLParser):
     def __init__(self) -> None:
@@ -63,11 +67,6 @@ def read_index(page: str, url: str) -> tuple[list[str], list[str]]:
 def join_url(root: str, name: str) -> str:
     """Return the address of a file below a folder, escaped."""
     return f"{root}/{quote(os.fsencode(name))}"
-
-
-_DEEPEST = 32
-_MOST_PAGES = 100_000
-_NO_HEAD = (405, 501)
 
 
 async def _open_session(**settings: Any) -> Any:  # noqa: ANN401 - of aiohttp

@@ -20,8 +20,8 @@ from hydra.types import RunMode
 from omegaconf import Container, DictConfig, OmegaConf
 
 from lit_data.commands.configuration.installed import list_conf_packages
+from lit_data.commands.configuration.loader import KeepingLoader
 from lit_data.commands.configuration.names import dot_indices, walk
-from lit_data.commands.configuration.packaged import PackagedLoader
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.commands.configuration.words import parse_word, show_override
 from lit_data.errors import ConfigError
@@ -64,7 +64,7 @@ def open_hydra(config_dir: str | Path | None = None) -> Iterator[Hydra]:
     engine.clear()
     try:
         hydra = Hydra.create_main_hydra2(task_name="lit_data", config_search_path=search_path)
-        hydra.config_loader = PackagedLoader(search_path)
+        hydra.config_loader = KeepingLoader(search_path)
         yield hydra
     finally:
         engine.hydra = engine_before
@@ -133,9 +133,9 @@ class ConfigTree:
 
     def read_choices(self, overrides: Sequence[str]) -> DictConfig:
         """Return what `compose` does for words that choose files and classes; nobody changes it."""
-        if self._reads_folders():
+        if self._search_overrides:
             return self.compose(overrides)
-        loader = cast(PackagedLoader, self._hydra.config_loader)
+        loader = cast(KeepingLoader, self._hydra.config_loader)
         return loader.read_choices(self.command, overrides, RunMode.RUN)
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
@@ -194,7 +194,7 @@ class ConfigTree:
 
     def _list_files(self, overrides: Sequence[str]) -> tuple[list[str], set[str]]:
         """Return paths of the files that overrides choose, and keys that the last file left open."""
-        loader = cast(PackagedLoader, self._hydra.config_loader)
+        loader = cast(KeepingLoader, self._hydra.config_loader)
         parsed, files = loader._parse_overrides_and_create_caching_repo(
             self.command, list(overrides)
         )
@@ -217,7 +217,7 @@ class ConfigTree:
 
     def _reads_folders(self) -> bool:
         """Return True if files may change while the process runs: those of a user."""
-        loader = cast(PackagedLoader, self._hydra.config_loader)
+        loader = cast(KeepingLoader, self._hydra.config_loader)
         return bool(self._search_overrides) or loader.reads_folders()
 
 

@@ -12,7 +12,8 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from lit_data import commands
-from lit_data.commands.configuration import hydra_node, packaged
+from lit_data.commands.configuration import hydra_node
+from lit_data.commands.configuration import loader as loading
 from lit_data.commands.configuration.compose import check_run, compose
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.commands.configuration.tree import open_hydra
@@ -71,7 +72,7 @@ def test_each_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
     load = OmegaConf.load
     for kept in ("FILES", "CHOICES"):
-        monkeypatch.setattr(packaged, kept, {})
+        monkeypatch.setattr(loading, kept, {})
     monkeypatch.setattr(
         OmegaConf, "load", lambda file: (read.append(str(file.name)), load(file))[1]
     )
@@ -97,7 +98,7 @@ def test_what_is_kept_and_what_is_typed_give_what_hydra_composes(
 ) -> None:
     with open_hydra() as hydra:
         loader = hydra.config_loader
-        assert isinstance(loader, packaged.PackagedLoader)
+        assert isinstance(loader, loading.KeepingLoader)
         loader.load_configuration("fit", words, RunMode.RUN).trainer = None  # is nobody's
         monkeypatch.chdir(tmp_path)
         cfg = loader.load_configuration("fit", words, RunMode.RUN)

@@ -1,6 +1,7 @@
-"""Configuration files of packages: each is parsed once, and each choice of them is composed once.
+"""Configuration files: each is parsed once, and each choice of them is composed once.
 
-They stay as they are while a process runs, so only what is typed as a value is applied anew.
+Those of packages stay as they are while a process runs, those of a user's folders while a command
+does. Only what is typed as a value is applied anew.
 """
 
 import copy
@@ -43,7 +44,7 @@ INDICES: dict[tuple[str, ...], FileIndex] = {}
 FILES: dict[tuple[str, ...], ConfigResult | None] = {}
 """Parsed files of packages."""
 CHOICES: dict[tuple[str | None, ...], DictConfig] = {}
-"""Compositions of such files, by the command, the mode and the overrides that choose files."""
+"""Compositions of files of packages, by command, mode and the overrides that choose files."""
 
 
 class FilesReadOnce(ConfigRepository):
@@ -106,8 +107,8 @@ class FilesReadOnce(ConfigRepository):
         return replace(result, config=copy.deepcopy(result.config))
 
 
-class PackagedLoader(ConfigLoaderImpl):
-    """Hydra's loader, which keeps what it composes of packages alone.
+class KeepingLoader(ConfigLoaderImpl):
+    """Hydra's loader, which keeps what it composes.
 
     Args:
         config_search_path: Where files are looked for.
@@ -116,6 +117,11 @@ class PackagedLoader(ConfigLoaderImpl):
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
         super().__init__(config_search_path)
         self.repository = FilesReadOnce(config_search_path)
+        self._choices: dict[tuple[str | None, ...], DictConfig] = {}  # with files of folders
+
+    def __getstate__(self) -> dict[str, object]:
+        # Workers of joblib import Hydra's plugins again, whose classes pickle then refuses.
+        return {**vars(self), "_choices": {}}
 
     def reads_folders(self) -> bool:
         """Return True if files may change while the process runs: those of a user."""
@@ -131,7 +137,7 @@ class PackagedLoader(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         parsed = [_parse(word) for word in overrides]
-        if self.reads_folders() or any(map(_needs_hydra, parsed)):
+        if any(map(_needs_hydra, parsed)):
             return super().load_configuration(
                 config_name, overrides, run_mode, from_shell, validate_sweep_overrides
             )
@@ -155,17 +161,18 @@ class PackagedLoader(ConfigLoaderImpl):
     def read_choices(
         self, config_name: str | None, overrides: Sequence[str], run_mode: RunMode
     ) -> DictConfig:
-        """Return what files of packages give, which others read too: nobody changes it.
+        """Return what files give, which others read too: nobody changes it.
 
         Args:
             config_name: The command.
             overrides: Those that choose files, or the classes of nodes.
             run_mode: Whether options may be left open for a sweep.
         """
+        choices = self._choices if self.reads_folders() else CHOICES
         key = (config_name, run_mode.name, *overrides)
-        if key not in CHOICES:
-            CHOICES[key] = super().load_configuration(config_name, list(overrides), run_mode)
-        return CHOICES[key]
+        if key not in choices:
+            choices[key] = super().load_configuration(config_name, list(overrides), run_mode)
+        return choices[key]
 
 
 @lru_cache(maxsize=1000)

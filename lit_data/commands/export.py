@@ -38,7 +38,8 @@ _HELP = """\
 usage: python -m lit_data export RUN [FILE] [key=value ...] [--package NAME]
 
 Writes the best checkpoint of a run as one .inspect file, by default RUN/model.inspect, for `python -m lit_inspect FILE
-IMAGES --out DIR`, which needs neither torch nor lit_data. It is for maps of defects, classes of images and boxes. Keys:
+IMAGES --out DIR`, which needs neither torch nor lit_data. It is for maps of defects, also of targets with references,
+masks of watermarks, classes of images and boxes. Keys:
 data.root=FOLDER of images that the file is checked with, where those of the training are gone; data.read.max_pixels of
 the largest image; ckpt=best, last or a path; paths.cache=FOLDER for decoded images; options of tiles and thresholds of
 predict, such as predict.tile_px=256; and int8=true for a net in int8, if the score of validation drops by no more than

@@ -293,6 +293,7 @@ class MarkTask(PixelTask[WatermarkDataModule]):
 
     @override
     def export(self, request: ExportRequest) -> bytes:
+        request.options.refuse("masks of watermarks", *self.unused)
         return encode_maps(self.datamodule, self.open_images(), request, shows="marks")
 
 

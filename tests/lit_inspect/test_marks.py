@@ -52,6 +52,16 @@ def board(data: WatermarkDataModule) -> Path:
     return path
 
 
+@pytest.mark.parametrize("name", ["image_threshold", "image_score_fraction", "clean"])
+def test_options_that_mean_nothing_for_marks_are_refused(
+    name: str, data: WatermarkDataModule
+) -> None:
+    options = PredictOptions(**{name: True if name == "clean" else 0.3})
+    request = ExportRequest(model=Marker(), options=options, doubt=None)
+    with pytest.raises(ConfigError, match=rf"predict\.{name}=.* means nothing for"):
+        find_task(data).export(request)
+
+
 def _read(path: Path) -> np.ndarray:
     pixels: np.ndarray = cv2.imread(str(path), cv2.IMREAD_UNCHANGED).astype(int)
     return pixels

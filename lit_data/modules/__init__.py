@@ -1,6 +1,8 @@
 """LightningModules that learn from our batches; examples to use, to copy from, or to replace by your own."""
 
+from lit_data.modules.anomaly.bank import MemoryBank
 from lit_data.modules.anomaly.encoder import TextureEncoder
+from lit_data.modules.anomaly.gaussians import PlaceGaussians
 from lit_data.modules.anomaly.module import AnomalyModule
 from lit_data.modules.classification import ClassificationModule, ConvClassifier
 from lit_data.modules.detection.module import DetectionModule
@@ -43,20 +45,22 @@ __all__ = [
     "LiteClassifier",
     "LiteDetector",
     "LiteUNet",
+    "MemoryBank",
     "MonaiLoss",
     "MonaiNet",
+    "PlaceGaussians",
     "PointVoxelNet",
     "QueryCounts",
     "RayGenerator",
     "RayPatches",
     "SegmentationModule",
     "SmpNet",
+    "TextureEncoder",
     "TimmNet",
     "TorchvisionClassifier",
     "TorchvisionDetectionModule",
     "TorchvisionDetector",
     "TorchvisionSegmenter",
-    "TextureEncoder",
     "UNet",
     "VectorQuantiser",
     "VolumeSegmentationModule",

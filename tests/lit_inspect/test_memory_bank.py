@@ -9,7 +9,7 @@ import torch
 
 from lit_data.datamodules import InspectionDataModule
 from lit_data.loading import LoaderOptions
-from lit_data.modules import AnomalyModule
+from lit_data.modules import AnomalyModule, MemoryBank
 from lit_data.modules.anomaly import encoder
 from lit_data.modules.anomaly.bank import find_distances
 from lit_data.tasks import PredictOptions, find_task
@@ -37,7 +37,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _fit() -> AnomalyModule:
     """Return a module whose bank is that of one image of waves."""
-    model = AnomalyModule(bank_size=700, candidates=1024)
+    model = AnomalyModule(None, MemoryBank(700, candidates=1024, whiten=False))
     waves = torch.linspace(0, 128, 128).sin().mul(0.2).add(0.5).expand(1, 3, 128, 128)
     waves = waves + 0.02 * torch.randn(waves.shape, generator=torch.Generator().manual_seed(0))
     model.training_step({"image": waves.contiguous()}, 0)

@@ -23,7 +23,7 @@ from lit_data.datamodules import (
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.loading import LoaderOptions
-from lit_data.modules import AnomalyModule
+from lit_data.modules import AnomalyModule, MemoryBank
 from lit_data.parts import Part
 from lit_data.tasks import Predicted, PredictOptions, find_task, writer
 from lit_data.tasks import watermarks as watermark_predict
@@ -125,8 +125,9 @@ def _make_maps(folder: Path) -> Kind:
 def _make_anomalies(folder: Path) -> Kind:
     """Distances to a memory bank, whose rows are those of random features."""
     torch.manual_seed(0)
-    model = AnomalyModule(bank_size=60, candidates=400)
-    model.bank = torch.rand(60, 96)
+    normality = MemoryBank(60, candidates=400, whiten=False)
+    normality.bank = torch.rand(60, 96)
+    model = AnomalyModule(None, normality)
     model.pixel_mean, model.pixel_std = torch.full((3,), 0.5), torch.tensor(0.3)
     return _make_maps(folder)._replace(model=model)
 

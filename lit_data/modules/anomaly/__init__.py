@@ -1,1 +1,1 @@
-"""Anomaly detection from good parts alone: a frozen encoder, and a memory bank of its features."""
+"""Anomaly detection: what good images look like, and how far others are from that."""

@@ -1,9 +1,14 @@
-"""The memory bank: rows that are sampled, a coreset of them, and the distance to its nearest row."""
+"""`MemoryBank`: a coreset of features of good images, and the distance to its nearest row."""
 
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
+
+from lit_data.errors import ConfigError
+from lit_data.modules.anomaly.normality import Normality
 
 _PROJECTED = 64
 _SHRINKAGE = 0.03
@@ -13,53 +18,88 @@ _CANCELLED = 1e-6  # of the squared length of a row, whose nearest neighbour is 
 _GRAPH_ROWS = 512  # of the bank at a time, in a graph that is exported
 
 
-class Candidates:
-    """Uniform sample of bounded size of all rows that were added.
+class MemoryBank(Normality):
+    """Features of good images themselves, a place scoring as its distance to the nearest (PatchCore).
 
-    Vitter, "Random sampling with a reservoir", 1985.
-
-    Each row draws a number, and those of the largest numbers stay.
+    Roth et al., "Towards total recall in industrial anomaly detection", CVPR 2022: maps of all
+    scales are joined at the finest, and a coreset of the features of all training images is the
+    bank. It knows no places, so images may be of any size, and parts may lie anywhere.
 
     Args:
-        size: Most rows that stay.
-        seed: Of the numbers.
+        size: Most rows of the bank, of 4 bytes for each channel.
+        candidates: Most features that the bank is chosen from, a uniform sample of all.
+        whiten: True measures distances of Mahalanobis, by the covariance of the candidates, so that
+            neither a map nor what features have in common outweighs the rest; False is for
+            encoders that learned a metric of their own.
+        seed: Of the sample and of the coreset.
+
+    Raises:
+        ConfigError: An option is out of its range.
     """
 
-    def __init__(self, size: int, seed: int = 0) -> None:
+    bank: Tensor
+    whitening: Tensor
+
+    def __init__(
+        self, size: int = 4000, *, candidates: int = 40000, whiten: bool = True, seed: int = 0
+    ) -> None:
+        if not 1 <= size <= candidates:
+            raise ConfigError(f"size={size}, candidates={candidates}: need 1 <= size <= candidates")
+        super().__init__(candidates, seed)
+        self.register_buffer("bank", torch.zeros(0, 0))
+        self.register_buffer("whitening", torch.zeros(0, 0))
         self.size = size
-        self.rows = torch.zeros(0, 0)
-        self.draws = torch.zeros(0, dtype=torch.float64)
-        self._generator = torch.Generator().manual_seed(seed)
+        self.whiten = whiten
+        self.seed = seed
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    @property
+    @override
+    def is_fitted(self) -> bool:
+        return len(self.bank) > 0
 
-    def add(self, rows: Tensor) -> None:
-        """Let rows [N, D] take part, on any device; those that stay are kept on the host as float32."""
-        draws = torch.rand(len(rows), generator=self._generator, dtype=torch.float64)
-        least = self.draws.min() if len(self) >= self.size else draws.new_tensor(-1.0)
-        chosen = torch.nonzero(draws > least).flatten()
-        added = rows.detach()[chosen.to(rows.device)].float().cpu()
-        all_rows = torch.cat([self.rows, added]) if len(self) else added
-        all_draws = torch.cat([self.draws, draws[chosen]])
-        sampled = all_draws.topk(min(self.size, len(all_draws))).indices
-        self.rows = all_rows[sampled]
-        self.draws = all_draws[sampled]
+    @override
+    def add(self, maps: Sequence[Tensor]) -> None:
+        self.candidates.add(_join(maps).permute(0, 2, 3, 1).flatten(0, 2))
 
-    def clear(self) -> None:
-        """Forget the rows; the numbers go on."""
-        self.rows = self.rows[:0]
-        self.draws = self.draws[:0]
+    @override
+    def fit(self) -> None:
+        """Choose the bank from what it holds and the candidates."""
+        device = self.bank.device
+        rows = self.candidates.rows
+        if self.whiten and not self.is_fitted:
+            self.whitening = find_whitening(rows).to(device)
+        if self.whiten:
+            rows = rows @ self.whitening.cpu()
+        rows = torch.cat([self.bank.cpu(), rows]) if self.is_fitted else rows
+        chosen = choose_coreset(rows, self.size, seed=self.seed)
+        rows = rows.to(device)
+        self.bank = rows[chosen.to(device)].contiguous()
+        self.limit = find_distances(rows, self.bank).max()
+        self.candidates.clear()
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Tensors alone, so that checkpoints load with ``weights_only=True``."""
-        return {"rows": self.rows, "draws": self.draws, "generator": self._generator.get_state()}
+    @override
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        features = _join(maps)
+        count, width, rows, columns = features.shape
+        known = len(self.whitening) if self.whiten else self.bank.shape[1]
+        if width != known:
+            raise ConfigError(
+                f"the encoder gives {width} features and the memory bank has {known}: "
+                "predict with the model.net that fit had"
+            )
+        places = features.permute(0, 2, 3, 1).reshape(-1, width)
+        if self.whiten:
+            with torch.autocast(places.device.type, enabled=False):
+                places = places.float() @ self.whitening
+        return find_distances(places, self.bank).view(count, 1, rows, columns)
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on where `state_dict` was taken."""
-        self.rows = state["rows"]
-        self.draws = state["draws"]
-        self._generator.set_state(state["generator"])
+
+def _join(maps: Sequence[Tensor]) -> Tensor:
+    """[B, sum of C_i, h, w] of maps of several scales, at the finest."""
+    finest, *coarser = maps
+    size = finest.shape[2:]
+    resized = [F.interpolate(one, size, mode="bilinear") for one in coarser]
+    return torch.cat([finest, *resized], 1)
 
 
 def find_whitening(rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`AnomalyModule`: score how far the features of an image are from those of good images."""
+"""`AnomalyModule`: scores of images by how far they are from good ones, and the threshold of them."""
 
 import logging
 import math
@@ -12,13 +12,9 @@ from typing_extensions import override
 from lit_data.batch_form import count_samples
 from lit_data.checks import check_share
 from lit_data.errors import ConfigError
-from lit_data.modules.anomaly.bank import (
-    Candidates,
-    choose_coreset,
-    find_distances,
-    find_whitening,
-)
+from lit_data.modules.anomaly.bank import MemoryBank
 from lit_data.modules.anomaly.encoder import TextureEncoder, blur, pad_reflected
+from lit_data.modules.anomaly.normality import Normality, take_sizes
 from lit_data.modules.scored import ScoredModule, is_marked, refuse_true_precision
 from lit_data.modules.segmentation.anomaly_metrics import ANOMALY_METRICS, AnomalyMetrics
 from lit_data.types import Batch
@@ -32,22 +28,19 @@ _PENDING = "candidates"  # key of a checkpoint
 
 
 class AnomalyModule(ScoredModule):
-    """A memory bank of the features of good images (PatchCore).
+    """Score how far features of a frozen encoder are from those of good images.
 
-    Roth et al., "Towards total recall in industrial anomaly detection", CVPR 2022: a frozen encoder
-    gives features at a few scales, each the mean of 3 x 3 places; a coreset of those of all
-    training images is the memory bank; a pixel scores as its distance to the nearest row of the
-    bank, upsampled and lightly smoothed, and an image as its highest pixel. Training is one pass
-    and learns no weights: an optimizer of none counts the batches, as Lightning's checkpoints go by
-    its steps.
+    The encoder gives features at a few scales, each the mean of 3 x 3 places; what those of good
+    images look like is learned by a `Normality`: `PlaceGaussians` or a `MemoryBank`. A pixel scores
+    as the distance of its place, upsampled and lightly smoothed, and an image as its highest pixel.
+    Training is one pass and learns no weights: an optimizer of none counts the batches, as
+    Lightning's checkpoints go by its steps.
 
     Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and, where there are defects to be
     scored by, ``mask`` [B, 1, H, W] in {0, 1} or numbers of classes, 255 where pixels are ignored,
     and ``unmarked`` [B] bool for images that show a defect that no mask marks.
-    C = 1 is copied to three. Distances are those of Mahalanobis, by the covariance of the
-    candidates, so that neither a map nor what features have in common outweighs the rest. An
-    encoder whose attribute ``learned_metric`` is True keeps its features, and gets images of mean 0
-    of each channel and standard deviation 1, by the first training batch.
+    C = 1 is copied to three. An encoder whose attribute ``learned_metric`` is True gets images of
+    mean 0 of each channel and standard deviation 1, by the first training batch.
 
     Probabilities are ``d^4 / (d^4 + threshold^4)`` of distances d: 0.5 at the threshold, which
     validation sets to a quantile of the scores of its good images. Where at least five good and
@@ -64,26 +57,23 @@ class AnomalyModule(ScoredModule):
         net: The encoder: from [B, 3, H, W] images to a list of maps [B, C_i, H_i, W_i], the finest
             first, whose strides divide its attribute ``stride_px`` (32 where it has none);
             `TextureEncoder` by default.
-        bank_size: Most rows of the memory bank, of 4 bytes for each channel.
-        candidates: Most features that the bank is chosen from, a uniform sample of all.
+        normality: What is learned of good images; a `MemoryBank` by default, which whitens nothing
+            where the encoder has learned its metric.
         quantile: Of the scores of good validation images, the threshold; 1 is the highest of them.
         margin: That threshold is so much higher, as a fraction, since a few images do not show the
             highest score.
         balanced: False goes by the quantile alone.
         smooth_px: Standard deviation of the Gaussian blur of the scores; 0 leaves it out.
-        seed: Of the sample and of the coreset.
 
     Raises:
         ConfigError: An option is out of its range; later, that training images show defects, that
-            the encoder gives no list of maps, that several processes train, or that there is no
-            memory bank yet.
+            the encoder gives no list of maps, that several processes train, or that it was not
+            fitted yet.
     """
 
-    bank: Tensor
     threshold: Tensor
     pixel_mean: Tensor
     pixel_std: Tensor
-    whitening: Tensor
     exported_as = "maps"
     image_score_fraction = 0.0
     """An image scores as its highest pixel, in `predict` too: one threshold is that of pixels and of images."""
@@ -98,38 +88,32 @@ class AnomalyModule(ScoredModule):
     def __init__(
         self,
         net: nn.Module | None = None,
+        normality: Normality | None = None,
         *,
-        bank_size: int = 4000,
-        candidates: int = 40000,
         quantile: float = 1.0,
         margin: float = 0.05,
         balanced: bool = True,
         smooth_px: float = 2.0,
-        seed: int = 0,
     ) -> None:
         super().__init__(net or TextureEncoder(), optimizer=_count_steps, schedule="none")
-        _check_options(bank_size, candidates, quantile, margin, smooth_px)
-        self.bank_size = bank_size
+        _check_options(quantile, margin, smooth_px)
+        self.normality = normality or MemoryBank(whiten=not self._has_metric)
         self.quantile = quantile
         self.margin = margin
         self.balanced = balanced
         self.smooth_px = smooth_px
-        self.seed = seed
-        self.candidates = Candidates(candidates, seed)
+        self._has_news = False
+        self._is_last_batch = False
         self.net.requires_grad_(False)
         self.steps = nn.Parameter(torch.zeros(0))
-        self.register_buffer("bank", torch.zeros(0, 0))
         self.register_buffer("threshold", torch.tensor(1.0))
         self.register_buffer("pixel_mean", torch.zeros(1))
         self.register_buffer("pixel_std", torch.zeros(()))
-        self.register_buffer("whitening", torch.zeros(0, 0))
         self.scores = nn.ModuleDict()
         for stage in ("val", "test"):
             self.scores[f"{stage}_pixels"] = AnomalyMetrics(score_fraction=0.0)
-        self.register_load_state_dict_pre_hook(_take_sizes)  # type: ignore[no-untyped-call]
-        self.save_hyperparameters(
-            "bank_size", "candidates", "quantile", "margin", "balanced", "smooth_px", "seed"
-        )
+        self.register_load_state_dict_pre_hook(take_sizes)  # type: ignore[no-untyped-call]
+        self.save_hyperparameters("quantile", "margin", "balanced", "smooth_px")
 
     @override
     def setup(self, stage: str) -> None:
@@ -142,8 +126,8 @@ class AnomalyModule(ScoredModule):
         refuse_true_precision(self)
         if stage in ("fit", "validate") and self.trainer.world_size > 1:
             raise ConfigError(
-                f"{self.trainer.world_size} processes would each have a memory bank and a "
-                "threshold of their own: set trainer.devices=1 trainer.num_nodes=1"
+                f"{self.trainer.world_size} processes would each learn from a part of the "
+                "images and have a threshold of their own: set trainer.devices=1 trainer.num_nodes=1"
             )
         datamodule: Any = getattr(self.trainer, "datamodule", None)
         for metric in self.scores.values():
@@ -162,6 +146,12 @@ class AnomalyModule(ScoredModule):
         return _count_steps([self.steps])
 
     @override
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        if batch_idx == 0:
+            self.normality.candidates.clear()  # those of the epoch before
+        self._is_last_batch = batch_idx + 1 >= self.trainer.num_training_batches
+
+    @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if "mask" in batch and is_marked(batch["mask"]).any():
             raise ConfigError(
@@ -172,15 +162,16 @@ class AnomalyModule(ScoredModule):
         if not self.pixel_std > 0:
             self._measure_pixels(images)
         with torch.no_grad():
-            features = self.find_features(images)
-        rows = features.permute(0, 2, 3, 1).flatten(0, 2).float()
-        if not rows.isfinite().all():
+            maps = self.find_maps(images)
+        if not all(one.isfinite().all() for one in maps):
             raise ConfigError(
                 "the encoder gives values that are not finite: check its weights and "
                 "trainer.precision"
             )
-        self.candidates.add(rows)
-        self.log("train/candidates", float(len(self.candidates)), batch_size=count_samples(batch))
+        self.normality.add(maps)
+        self._has_news = True
+        sampled = float(len(self.normality.candidates))
+        self.log("train/candidates", sampled, batch_size=count_samples(batch))
         return self.steps.sum()
 
     @override
@@ -190,21 +181,22 @@ class AnomalyModule(ScoredModule):
 
     @override
     def on_validation_epoch_start(self) -> None:
-        self._fill_bank()
+        self._fit()
 
     @override
     def on_train_epoch_end(self) -> None:
-        self._fill_bank()  # where there was no validation
+        self._fit()  # where there was no validation
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if len(self.candidates):  # in the middle of an epoch
-            checkpoint[_PENDING] = self.candidates.state_dict()
+        if len(self.normality.candidates) and not self._is_last_batch:
+            checkpoint[_PENDING] = self.normality.candidates.state_dict()
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if _PENDING in checkpoint:
-            self.candidates.load_state_dict(checkpoint[_PENDING])
+            self.normality.candidates.load_state_dict(checkpoint[_PENDING])
+            self._has_news = True
 
     def _measure_pixels(self, images: Tensor) -> None:
         """Take what images are brought to mean 0 and standard deviation 1 by, where the encoder asks for it."""
@@ -227,32 +219,24 @@ class AnomalyModule(ScoredModule):
         )
         return height, width
 
-    def _fill_bank(self) -> None:
-        """Choose the bank from what it holds and the candidates, and a threshold until validation has a better one."""
-        if not len(self.candidates):
+    def _fit(self) -> None:
+        """Learn from the candidates, and a threshold until validation has a better one."""
+        if not self._has_news:
             return
-        rows = self.candidates.rows
-        if not len(self.bank) and not self._has_metric:
-            self.whitening = find_whitening(rows).to(self.device)
-        if len(self.whitening):
-            rows = rows @ self.whitening.cpu()
-        rows = torch.cat([self.bank.cpu(), rows]) if len(self.bank) else rows
-        chosen = choose_coreset(rows, self.bank_size, seed=self.seed)
-        rows = rows.to(self.device)
-        self.bank = rows[chosen.to(self.device)].contiguous()
-        highest = find_distances(rows, self.bank).max()
+        self.normality.fit()
+        self._has_news = False
+        highest = self.normality.limit.to(self.device)
         self.threshold = highest if highest > 0 else torch.ones_like(highest)
-        self.candidates.clear()
 
-    def find_features(self, images: Tensor) -> Tensor:
-        """Features of images, those of all scales behind each other at the finest.
+    def find_maps(self, images: Tensor) -> list[Tensor]:
+        """Features of images at the scales of the encoder, each the mean of 3 x 3 places.
 
         Args:
             images: [B, C, H, W] float32 in 0..1.
 
         Returns:
-            [B, D, h, w], where h and w are those of the images padded to multiples of the encoder's
-            stride, by the stride of its finest map.
+            [B, C_i, h_i, w_i] of each scale, the finest first: the sides of the images, padded to
+            multiples of the encoder's stride, by the stride of the scale.
 
         Raises:
             ConfigError: The encoder gives no list of maps.
@@ -270,10 +254,7 @@ class AnomalyModule(ScoredModule):
                 f"{type(self.net).__name__} gives {_describe(maps)}: model.net must give a list of "
                 "feature maps [B, C, H, W], the finest first"
             )
-        finest, *coarser = [F.avg_pool2d(pad_reflected(one, 1, 1, 1, 1), 3, 1) for one in maps]
-        size = finest.shape[2:]
-        resized = [F.interpolate(one, size, mode="bilinear") for one in coarser]
-        return torch.cat([finest, *resized], 1)
+        return [F.avg_pool2d(pad_reflected(one, 1, 1, 1, 1), 3, 1) for one in maps]
 
     @override
     def forward(self, images: Tensor) -> Tensor:
@@ -286,25 +267,13 @@ class AnomalyModule(ScoredModule):
             [B, 1, H, W] float32.
 
         Raises:
-            ConfigError: There is no memory bank, or it is that of another encoder.
+            ConfigError: It was not fitted yet, or on images of another size or with another encoder.
         """
-        if not len(self.bank):
+        if not self.normality.is_fitted:
             raise ConfigError(
-                "there is no memory bank yet: fit this model first, or load a checkpoint of it"
+                "this model has seen no good images yet: fit it first, or load a checkpoint of it"
             )
-        features = self.find_features(images.float())
-        count, width, rows, columns = features.shape
-        if width != self.bank.shape[1]:
-            raise ConfigError(
-                f"the encoder gives {width} features and the memory bank has {self.bank.shape[1]}: "
-                "predict with the model.net that fit had"
-            )
-        places = features.permute(0, 2, 3, 1).reshape(-1, width)
-        if len(self.whitening):
-            with torch.autocast(places.device.type, enabled=False):
-                places = places.float() @ self.whitening
-        distances = find_distances(places, self.bank)
-        maps = distances.view(count, 1, rows, columns)
+        maps = self.normality(self.find_maps(images.float()))
         maps = F.interpolate(maps, self._pad_size(images), mode="bilinear")
         return blur(maps[..., : images.shape[-2], : images.shape[-1]], self.smooth_px)
 
@@ -333,7 +302,7 @@ class AnomalyModule(ScoredModule):
 
     @override
     def score(self, batch: Batch, stage: str) -> None:
-        if self.trainer.sanity_checking and not len(self.bank):
+        if self.trainer.sanity_checking and not self.normality.is_fitted:
             return  # Lightning tries validation before training
         probability = find_probability(self(batch["image"]), self.threshold)
         masks = batch.get("mask", torch.zeros_like(probability))
@@ -437,27 +406,12 @@ def balance(good: Tensor, defective: Tensor) -> Tensor:
     return middles[(misses - false_alarms).abs().argmin()]
 
 
-def _check_options(
-    bank_size: int, candidates: int, quantile: float, margin: float, smooth_px: float
-) -> None:
-    if not 1 <= bank_size <= candidates:
-        raise ConfigError(
-            f"bank_size={bank_size}, candidates={candidates}: need 1 <= bank_size <= candidates"
-        )
+def _check_options(quantile: float, margin: float, smooth_px: float) -> None:
     check_share("quantile", quantile)
     if not (0 <= margin < math.inf and 0 <= smooth_px < math.inf):
         raise ConfigError(
             f"margin={margin}, smooth_px={smooth_px}: need finite numbers of 0 or more"
         )
-
-
-def _take_sizes(module: nn.Module, states: dict[str, Any], prefix: str, *others: object) -> None:
-    """Make the buffers as large as those of a checkpoint, which a module that was not fitted cannot know."""
-    for name, dimensions in (("bank", 2), ("pixel_mean", 1), ("whitening", 2)):
-        stored = states.get(prefix + name)
-        buffer = getattr(module, name)
-        if isinstance(stored, Tensor) and stored.ndim == dimensions:
-            setattr(module, name, buffer.new_zeros(stored.shape))
 
 
 def _count_steps(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401 - see `OptimizerFactory`

@@ -2,7 +2,7 @@
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,10 +11,12 @@ from lightning import LightningDataModule
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from lit_data.errors import ConfigError, DataError, StoreError
-from lit_data.modules import AnomalyModule, TextureEncoder
-from lit_data.modules.anomaly.bank import Candidates, choose_coreset, find_distances, find_whitening
+from lit_data.modules import AnomalyModule, MemoryBank, PlaceGaussians, TextureEncoder
+from lit_data.modules.anomaly.bank import choose_coreset, find_distances, find_whitening
+from lit_data.modules.anomaly.candidates import Candidates
 from tests.modules.runs import make_trainer
 
 
@@ -42,10 +44,17 @@ def _load(samples: Any) -> DataLoader[Any]:
 def _fit(
     tmp_path: Path, net: nn.Module | None = None, channels: int = 3, **options: Any
 ) -> AnomalyModule:
-    model = AnomalyModule(net, **{"bank_size": 60, "candidates": 400, **options})
+    bank = MemoryBank(60, candidates=400, whiten=net is not None)
+    model = AnomalyModule(net, **{"normality": bank, **options})
     train, val = _draw(8, channels=channels), _draw(4, seed=1, channels=channels)
     make_trainer(tmp_path, num_sanity_val_steps=0).fit(model, _load(train), _load(val))
     return model
+
+
+def _bank(model: AnomalyModule) -> Tensor:
+    bank = model.normality.bank
+    assert isinstance(bank, Tensor)
+    return bank
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +64,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> AnomalyModule:
 
 
 def test_what_good_images_do_not_show_is_above_one_half(model: AnomalyModule) -> None:
-    assert model.bank.shape == (60, 96)
+    assert _bank(model).shape == (60, 96)
     assert not any(weight.requires_grad for weight in model.net.parameters())
     images = torch.stack([sample["image"] for sample in _draw(4, seed=2, defects=True)])
     with torch.no_grad():
@@ -120,7 +129,7 @@ def test_a_checkpoint_holds_all_and_nothing_but_data(tmp_path: Path) -> None:
     model.trainer.save_checkpoint(path)
     found = torch.load(path, weights_only=True)
     assert "candidates" not in found
-    fresh = AnomalyModule(None, bank_size=60, candidates=400)
+    fresh = AnomalyModule(None, MemoryBank(60, candidates=400, whiten=False))
     fresh.load_state_dict(found["state_dict"])
     image = torch.rand(1, 3, 40, 56)
     with torch.no_grad():
@@ -140,15 +149,13 @@ def test_images_of_any_size_are_scored(tmp_path: Path) -> None:
 def test_defects_do_not_train(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.train_on=good"):
         AnomalyModule().training_step(_draw(2, defects=True)[1], 0)
-    with pytest.raises(ConfigError, match="no memory bank yet"):
+    with pytest.raises(ConfigError, match="has seen no good images yet"):
         make_trainer(tmp_path).test(AnomalyModule(), _load(_draw(2)), verbose=False)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bank_size": 0}, "bank_size=0"),
-        ({"bank_size": 10, "candidates": 9}, "bank_size=10, candidates=9"),
         ({"quantile": 1.5}, "quantile"),
         ({"margin": -1.0}, "margin=-1.0"),
         ({"smooth_px": float("nan")}, "smooth_px=nan"),
@@ -157,6 +164,12 @@ def test_defects_do_not_train(tmp_path: Path) -> None:
 def test_wrong_values_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         AnomalyModule(TextureEncoder(None), **options)
+
+
+@pytest.mark.parametrize(("size", "candidates"), [(0, 9), (10, 9)])
+def test_a_bank_has_as_many_rows_as_it_is_chosen_from(size: int, candidates: int) -> None:
+    with pytest.raises(ConfigError, match=f"size={size}, candidates={candidates}"):
+        MemoryBank(size, candidates=candidates)
 
 
 class _Plain(nn.Module):
@@ -175,10 +188,10 @@ class _Own(nn.Module):
 
 def test_any_net_that_gives_maps_is_an_encoder(tmp_path: Path) -> None:
     model = _fit(tmp_path, _Own())
-    assert model.bank.shape == (60, 6)
+    assert _bank(model).shape == (60, 6)
     assert model(torch.rand(1, 3, 50, 70)).shape == (1, 1, 50, 70)
     with pytest.raises(ConfigError, match=r"_Plain gives .* must give a list of feature maps"):
-        AnomalyModule(_Plain()).find_features(torch.rand(1, 3, 32, 32))
+        AnomalyModule(_Plain()).find_maps(torch.rand(1, 3, 32, 32))
     model.net = TextureEncoder(None)
     with pytest.raises(ConfigError, match="gives 96 features and the memory bank has 6"):
         model(torch.rand(1, 3, 32, 32))
@@ -194,8 +207,8 @@ class _Loud(nn.Module):
 
 
 def test_no_feature_outweighs_the_others(tmp_path: Path) -> None:
-    model = _fit(tmp_path, _Loud(), bank_size=400)
-    assert_close(torch.cov(model.bank.T), torch.eye(2), atol=0.1, rtol=0)
+    model = _fit(tmp_path, _Loud(), normality=MemoryBank(400, candidates=400))
+    assert_close(torch.cov(_bank(model).T), torch.eye(2), atol=0.1, rtol=0)
     constant = find_whitening(torch.ones(9, 3))  # nothing differs
     assert constant.isfinite().all()
 
@@ -295,6 +308,28 @@ def test_what_is_no_number_has_no_distance() -> None:
     assert found[0] == 1
     assert found[1].isnan()
     assert find_distances(rows[:0], torch.zeros(3, 2)).shape == (0,)
+
+
+class _Seen(PlaceGaussians):
+    """Remembers of how many images it was fitted."""
+
+    counts: ClassVar[list[int]] = []
+
+    @override
+    def fit(self) -> None:
+        self.counts.append(len(self.candidates))
+        super().fit()
+
+
+def test_an_epoch_that_is_validated_twice_is_learned_whole(tmp_path: Path) -> None:
+    model = AnomalyModule(_Own(), _Seen(), smooth_px=0)
+    trainer = make_trainer(
+        tmp_path, num_sanity_val_steps=0, val_check_interval=0.5, max_epochs=2, max_steps=-1
+    )
+    trainer.fit(model, _load(_draw(16)), _load(_draw(4, seed=1)))
+    assert _Seen.counts == [8, 16, 8, 16]
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    assert "candidates" not in torch.load(tmp_path / "last.ckpt", weights_only=True)
 
 
 def test_weights_of_another_dtype_are_refused(tmp_path: Path) -> None:

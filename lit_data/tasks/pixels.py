@@ -265,17 +265,16 @@ class InspectionTask(PixelTask[InspectionDataModule]):
         return encode_maps(self.datamodule, self.open_images(), request, scaling=scaling)
 
     def _fit_tile(self, options: PredictOptions) -> PredictOptions:
-        """Enlarge the default tile to the whole image for a net that was trained with whole images."""
+        """Make whole images the default tile of a net that was trained with whole images."""
         scaling = self.datamodule.source.scaling
         is_default_tile = options.tile_px == PredictOptions().tile_px
         if scaling is None or scaling.size_px is None or not is_default_tile:
             return options
         stride_px = options.multiple_px
         tile_px = []
-        for image_px, default_px in zip(scaling.size_px, options.tile_sides_px, strict=True):
+        for image_px in scaling.size_px:
             # Tiles are multiples of the stride of the net; images are padded to that.
-            padded_px = -(-image_px // stride_px) * stride_px
-            tile_px.append(max(padded_px, default_px))
+            tile_px.append(-(-image_px // stride_px) * stride_px)
         return replace(options, tile_px=tuple(tile_px))
 
 

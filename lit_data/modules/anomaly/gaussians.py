@@ -69,7 +69,7 @@ class PlaceGaussians(Normality):
         """
         if not len(self.candidates):
             self._lay_out(maps)
-        rows = [features.flatten(1) for features in self._describe(maps)]
+        rows = [features.flatten(1) for features in self.describe(maps)]
         self.candidates.add(torch.cat(rows, 1))
 
     def _lay_out(self, maps: Sequence[Tensor]) -> None:
@@ -84,8 +84,18 @@ class PlaceGaussians(Normality):
         scales.append(_Scale(whole_image, (1, 1)))
         self.scales = nn.ModuleList(scales).to(self.limit.device)
 
-    def _describe(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """Return the features [B, h, w, D] of each scale."""
+    def describe(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Features of each scale, the last of whole images.
+
+        Args:
+            maps: As for `add`.
+
+        Returns:
+            [B, h_i, w_i, D_i] of each.
+
+        Raises:
+            ConfigError: The maps are not as many, as wide or as large as before.
+        """
         if len(maps) != len(self.scales) - 1:
             raise ConfigError(
                 f"the encoder gives {len(maps)} maps, and {len(self.scales) - 1} were fitted: "
@@ -120,7 +130,7 @@ class PlaceGaussians(Normality):
     @override
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         with torch.autocast(maps[0].device.type, enabled=False):
-            features = self._describe(maps)
+            features = self.describe(maps)
             distances = []
             for scale, part in zip(self.scales, features, strict=True):
                 distances.append(scale(part))
@@ -177,7 +187,8 @@ class _Scale(nn.Module):
                 "this model takes images of one size. Set data.size_px for whole images, "
                 "predict.tile_px to data.patch_px for patches, or train with model=anomaly_texture"
             )
-        return torch.matmul(maps.permute(0, 2, 3, 1), self.projection)
+        features: Tensor = maps.permute(0, 2, 3, 1) @ self.projection
+        return features
 
     def fit(self, features: Tensor) -> Tensor:
         """Learn from features of good images on the host.
@@ -215,7 +226,8 @@ class _Scale(nn.Module):
         centred = (features - self.mean).flatten(1, 2).transpose(0, 1)
         white = torch.bmm(centred, self.whitening)
         distances = white.pow(2).sum(2).clamp(min=_LEAST_DISTANCE**2).sqrt()
-        return distances.T.reshape(features.shape[:3]) / self.usual
+        scaled: Tensor = distances.T.reshape(features.shape[:3]) / self.usual
+        return scaled
 
 
 def _leave_out(distances: Tensor, count: int) -> Tensor:

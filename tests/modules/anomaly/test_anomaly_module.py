@@ -16,7 +16,7 @@ from typing_extensions import override
 from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.modules import AnomalyModule, MemoryBank, PlaceGaussians, TextureEncoder
 from lit_data.modules.anomaly.bank import choose_coreset, find_distances, find_whitening
-from lit_data.modules.anomaly.candidates import Candidates
+from lit_data.modules.anomaly.normality import Candidates
 from tests.modules.runs import make_trainer
 
 

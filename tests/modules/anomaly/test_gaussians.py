@@ -46,7 +46,7 @@ def test_a_place_is_far_where_it_looks_as_another_place_does() -> None:
 def test_95_percent_of_good_images_are_no_farther_than_usual_at_each_scale() -> None:
     normality = _fit(_draw(400))
     new = _draw(400, seed=2)
-    for scale, features in zip(normality.scales, normality._describe(new), strict=True):
+    for scale, features in zip(normality.scales, normality.describe(new), strict=True):
         highest = scale(features).flatten(1).amax(1)
         assert 0.85 < (highest <= 1).float().mean() < 0.99
 
@@ -56,7 +56,7 @@ def test_training_images_count_as_if_the_others_alone_were_fitted() -> None:
     normality = PlaceGaussians()
     normality.add(maps)
     scale = normality.scales[1]
-    features = normality._describe(maps)[1]
+    features = normality.describe(maps)[1]
     left_out = scale.fit(features) * scale.usual
     others = torch.arange(12) != 5
     scale.fit(features[others])
@@ -76,7 +76,7 @@ def test_what_changes_an_image_all_over_is_seen() -> None:
     local = normality(maps).mean()
     assert local > before
     maps[0] = 0.5 * maps[0]  # no place is unlikely by itself
-    deviations = normality.scales[2](normality._describe(maps)[2])
+    deviations = normality.scales[2](normality.describe(maps)[2])
     assert deviations > 1
 
 

@@ -238,7 +238,9 @@ def _leave_out(distances: Tensor, count: int) -> Tensor:
     """
     ratio = count / (count - 1)
     leverage = ratio * distances.pow(2) / count
-    return distances * ratio * ((count - 1) / count / (1 - leverage).clamp(min=1e-6)).sqrt()
+    growth = (count - 1) / count / (1 - leverage).clamp(min=1e-6)
+    left_out: Tensor = distances * ratio * growth.sqrt()
+    return left_out
 
 
 def _draw_projection(channels: int, width: int, generator: torch.Generator) -> Tensor:

@@ -60,8 +60,7 @@ class AnomalyModule(ScoredModule):
         normality: What is learned of good images; a `MemoryBank` by default, which whitens nothing
             where the encoder has learned its metric.
         quantile: Of the scores of good validation images, the threshold; 1 is the highest of them.
-        margin: That threshold is so much higher, as a fraction, since a few images do not show the
-            highest score.
+        margin: That threshold is so much higher, as a fraction.
         balanced: False goes by the quantile alone.
         smooth_px: Standard deviation of the Gaussian blur of the scores; 0 leaves it out.
 
@@ -90,8 +89,8 @@ class AnomalyModule(ScoredModule):
         net: nn.Module | None = None,
         normality: Normality | None = None,
         *,
-        quantile: float = 1.0,
-        margin: float = 0.05,
+        quantile: float = 0.95,
+        margin: float = 0.0,
         balanced: bool = True,
         smooth_px: float = 2.0,
     ) -> None:

@@ -24,9 +24,9 @@ def test_kinds_that_do_not_overlap_are_parted_halfway() -> None:
 
 
 def _choose(
-    good: list[float], defective: list[float], **options: bool
+    good: list[float], defective: list[float], balanced: bool = True
 ) -> tuple[float, dict[str, Tensor]]:
-    model = AnomalyModule(margin=0.0, **options)  # type: ignore[arg-type]
+    model = AnomalyModule(quantile=1.0, balanced=balanced)
     named = model.choose_threshold(torch.tensor(good), torch.tensor(defective))
     return float(model.threshold), named
 

@@ -174,7 +174,7 @@ class AnomalyModule(ScoredModule):
         return self.steps.sum()
 
     @override
-    def on_train_epoch_start(self) -> None:
+    def on_train_start(self) -> None:
         # Lightning leaves the mode that a module was made in: batches would move the encoder's statistics.
         self.net.eval()
 

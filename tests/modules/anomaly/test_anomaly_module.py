@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from lightning import LightningDataModule
+from lightning import Callback, LightningDataModule, Trainer
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
@@ -227,6 +227,45 @@ def test_training_leaves_the_encoder_as_it_is(tmp_path: Path) -> None:
     before = copy.deepcopy(net.state_dict())
     _fit(tmp_path, net)
     assert_close(net.state_dict(), before, rtol=0, atol=0)
+
+
+class _Save(Callback):
+    """Saves a checkpoint after the second batch."""
+
+    def on_train_batch_end(self, trainer: Trainer, *rest: Any) -> None:
+        if rest[-1] == 1:
+            trainer.save_checkpoint(Path(trainer.default_root_dir, "second.ckpt"))
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch")
+def test_a_run_that_stopped_within_the_epoch_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    def make() -> AnomalyModule:
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Conv2d(3, 6, 8, 8), nn.BatchNorm2d(6))
+        return AnomalyModule(_Maps(layers), PlaceGaussians(), smooth_px=0)
+
+    samples = _draw(16)
+    unbroken, resumed = make(), make()
+    saving = make_trainer(tmp_path, num_sanity_val_steps=0, callbacks=[_Save()])
+    saving.fit(unbroken, _load(samples), _load(_draw(4, seed=1)))
+    trainer = make_trainer(tmp_path, num_sanity_val_steps=0)
+    # A plain loader begins again: what is left of the epoch is given by hand.
+    rest = _load(samples[8:] + samples[8:])
+    trainer.fit(resumed, rest, _load(_draw(4, seed=1)), ckpt_path=tmp_path / "second.ckpt")
+    assert_close(resumed.state_dict(), unbroken.state_dict())
+
+
+class _Maps(nn.Module):
+    """One map of a net."""
+
+    stride_px = 8
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        return [self.layers(images)]
 
 
 def test_a_file_of_weights_holds_all_of_them(

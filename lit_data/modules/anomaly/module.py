@@ -253,7 +253,7 @@ class AnomalyModule(ScoredModule):
                 f"{type(self.net).__name__} gives {_describe(maps)}: model.net must give a list of "
                 "feature maps [B, C, H, W], the finest first"
             )
-        return [F.avg_pool2d(pad_reflected(one, 1, 1, 1, 1), 3, 1) for one in maps]
+        return [F.avg_pool2d(pad_reflected(one.float(), 1, 1, 1, 1), 3, 1) for one in maps]
 
     @override
     def forward(self, images: Tensor) -> Tensor:

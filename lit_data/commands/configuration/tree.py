@@ -97,6 +97,10 @@ class ConfigTree:
         self._parsed: dict[str, Override] = {}
         self.base = self.read_choices([])
 
+    @property
+    def _loader(self) -> KeepingLoader:
+        return cast(KeepingLoader, self._hydra.config_loader)
+
     def parse(self, overrides: Sequence[str]) -> list[Override]:
         """Read overrides.
 
@@ -135,8 +139,7 @@ class ConfigTree:
         """Return what `compose` does for words that choose files and classes; nobody changes it."""
         if self._search_overrides:
             return self.compose(overrides)
-        loader = cast(KeepingLoader, self._hydra.config_loader)
-        return loader.read_choices(self.command, overrides, RunMode.RUN)
+        return self._loader.read_choices(self.command, overrides, RunMode.RUN)
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """Return the whole configuration with its `hydra` node; raises what Hydra raises."""
@@ -194,7 +197,7 @@ class ConfigTree:
 
     def _list_files(self, overrides: Sequence[str]) -> tuple[list[str], set[str]]:
         """Return paths of the files that overrides choose, and keys that the last file left open."""
-        loader = cast(KeepingLoader, self._hydra.config_loader)
+        loader = self._loader
         parsed, files = loader._parse_overrides_and_create_caching_repo(
             self.command, list(overrides)
         )
@@ -217,8 +220,7 @@ class ConfigTree:
 
     def _reads_folders(self) -> bool:
         """Return True if files may change while the process runs: those of a user."""
-        loader = cast(KeepingLoader, self._hydra.config_loader)
-        return bool(self._search_overrides) or loader.reads_folders()
+        return bool(self._search_overrides) or self._loader.reads_folders()
 
 
 def check_shadowing(cfg: DictConfig) -> None:

@@ -247,7 +247,7 @@ def _draw_projection(channels: int, width: int, generator: torch.Generator) -> T
     """Return [channels, width] random orthonormal columns; no more columns than channels."""
     if channels <= width:
         return torch.eye(channels)
-    directions, _ = torch.linalg.qr(torch.randn(channels, width, generator=generator))
+    directions: Tensor = torch.linalg.qr(torch.randn(channels, width, generator=generator)).Q
     return directions
 
 

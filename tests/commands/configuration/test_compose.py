@@ -20,7 +20,7 @@ from lit_data.commands.configuration.tree import open_hydra
 from lit_data.errors import ConfigError
 
 CONF = Path(commands.__file__).parents[1] / "conf"
-HYDRA_GROUPS = ("", "/hydra_logging", "/job_logging", "/launcher", "/sweeper")
+HYDRA_GROUPS = ("", "/hydra_logging", "/job_logging", "/launcher")
 OWN_GROUPS = ["debug", "hparams_search", "logger", "paths", "trainer"]
 OWN_GROUPS += [f"hydra{group}" for group in HYDRA_GROUPS]
 

@@ -314,6 +314,10 @@ def _join_run(started: Started, run: str, typed: Sequence[str]) -> OnRun:
     # What the folder says holds as a file's: it may be anybody's.
     read = started.list_read(run, typed)
     overrides = started.replace(typed, without=_OF_TRAINING)
+    # Results need not go where those of the training went.
+    overrides = tuple(
+        word for word in overrides if word not in read or _read_key(word) != "paths.runs"
+    )
     read = [override for override in read if override in overrides]
     return OnRun(overrides, read, started.config_dir)
 

@@ -284,7 +284,8 @@ def test_a_run_of_another_command_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run/.hydra").mkdir(parents=True)
-    hydra = {"overrides": {"task": ["+experiment=segmentation", "resume=latest", "seed=3"]}}
+    words = ["+experiment=segmentation", "resume=latest", "paths.runs=/mine", "seed=3"]
+    hydra: dict[str, Any] = {"overrides": {"task": words}}
     hydra |= {"runtime": {"cwd": str(tmp_path)}}
     (tmp_path / "run/.hydra/hydra.yaml").write_text(json.dumps({"hydra": hydra}))
     config = tmp_path / "run/.hydra/config.yaml"
@@ -292,7 +293,7 @@ def test_a_run_of_another_command_is_refused(
     with pytest.raises(ConfigError, match="needs the folder of a run of fit, and run is one of"):
         take_run("calibrate", "run", [])
     config.write_text("command: fit\n")
-    on_run = take_run("calibrate", "run", ["seed=4"])
+    on_run = take_run("calibrate", "run", ["seed=4"])  # its results go where others do
     place = os.path.realpath(tmp_path / "run")
     assert on_run.overrides == ("+experiment=segmentation", f"run='{place}'", "seed=4")
     assert on_run.read == ["+experiment=segmentation"]

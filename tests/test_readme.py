@@ -81,6 +81,7 @@ def test_commands_compose(line: str, tmp_path: Path) -> None:
         return
     packages = [name for flag, name in pairwise(words) if flag == "--package"]
     overrides = [word for word in words if word not in ("-m", "--package", *packages)]
+    overrides = [word for word in overrides if "interval(" not in word]  # of a search alone
     single = [re.sub(r"=(range\()?([\w.]+),[\w.,]+\)?$", r"=\2", word) for word in overrides]
     cfg = compose(command, [*single, f"paths.run={tmp_path}"], packages=packages)
     assert cfg.command == command

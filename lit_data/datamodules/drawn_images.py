@@ -1,7 +1,7 @@
 """`DrawnImages`: whole images as they are, and again with synthetic defects that give the truth."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -110,17 +110,29 @@ class DrawnImages(ImageBank):
         count = min(limit, self._half) if isinstance(limit, int) else math.ceil(limit * self._half)
         return [*range(count), *range(self._half, self._half + count)]
 
-    def batches(self, images: Iterable[int], size: int) -> Iterator[Batch]:
-        """Yield the patches of images, of one after the other and up to so many at once.
+    def batches(self, shares: Sequence[Sequence[int]], rank: int, size: int) -> Iterator[Batch]:
+        """Yield the patches of the images of a rank, of one after the other and up to so many at once.
 
         A batch has ``image`` [B, C, h, w] float32 in 0..1, ``mask`` [B, 1, h, w] float32,
         ``image_index`` [B] and ``position`` [B, 2] int64, as those of a datamodule, and ``drawn``
-        [B], which says that they are of this bank.
+        [B] bool, which is False where all ranks need a step and this one has nothing to score.
+
+        Args:
+            shares: Images of each rank.
+            rank: Whose batches are yielded.
+            size: Most patches of a batch.
         """
-        for image in images:
+        counts = []
+        for share in shares:
+            patches_of = map(self.grid.patches_of, share)
+            counts.append(sum(-(-len(patches) // size) for patches in patches_of))
+        for image in shares[rank]:
             patches = self.grid.patches_of(image)
             for start in range(0, len(patches), size):
                 yield self._cut(image, np.array(patches[start : start + size]))
+        for _ in range(counts[rank], max(counts)):
+            batch = self._cut(0, np.array(self.grid.patches_of(0)[:1]))
+            yield batch | {"drawn": torch.zeros(1, dtype=torch.bool)}
 
     def _cut(self, image: int, patches: Ints) -> Batch:
         pixels, mask = self._draw(image)

@@ -14,6 +14,7 @@ from lit_data.datamodules.drawn_images import DrawnImages
 from lit_data.io.images.writing import write_png
 from lit_data.loading import LoaderOptions
 from lit_data.modules import SegmentationModule
+from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
 from lit_data.synthesis import DefectSpec
 from tests.modules.runs import make_trainer
 from tests.reading import opened, read_all
@@ -85,7 +86,7 @@ def test_patches_put_together_are_the_image(tmp_path: Path) -> None:
     drawn = _take(_open(tmp_path))
     joined = np.zeros_like(drawn[3])
     marks = np.zeros(SIZE)
-    for batch in drawn.batches([3], 4):
+    for batch in drawn.batches([[3]], 0, 4):
         assert len(batch["image"]) <= 4
         assert set(batch["image_index"].tolist()) == {3}
         for row, (top, left) in enumerate(batch["position"].tolist()):
@@ -94,6 +95,22 @@ def test_patches_put_together_are_the_image(tmp_path: Path) -> None:
             marks[part] = batch["mask"][row, 0]
     np.testing.assert_array_equal(joined, drawn[3])
     np.testing.assert_array_equal(marks, drawn.read_mask(3))
+
+
+def test_all_ranks_take_as_many_steps(tmp_path: Path) -> None:
+    drawn = _take(_open(tmp_path))
+    shares = [[0], [3], []]
+    batches = [list(drawn.batches(shares, rank, 2)) for rank in range(3)]
+    assert len(batches[0]) == len(batches[1]) == len(batches[2]) > 0
+    assert all(batch["drawn"].all() for batch in batches[0] + batches[1])
+    metric = AnomalyMetrics(score_fraction=0.0)
+    for batch in batches[2]:
+        is_drawn = batch["drawn"]
+        assert not is_drawn.any()
+        scores = torch.rand(1, 1, 32, 32)[is_drawn]
+        places = (batch["image_index"][is_drawn], batch["position"][is_drawn])
+        metric.update(scores, batch["mask"][is_drawn], *places)
+    assert [len(part) for part in metric.images] == [0]  # which is gathered, as nothing is not
 
 
 @pytest.mark.parametrize(("limit", "numbers"), [(1.0, [0, 1, 2, 3]), (0.5, [0, 2]), (1, [0, 2])])

@@ -206,7 +206,7 @@ class AnomalyMetrics(PixelScores):
             self._count_overlap(scores, once, images)
         if images is not None:
             append_rows(self.images, images)
-            append_rows(self.areas_px, torch.full_like(images, scores[0].numel()))
+            append_rows(self.areas_px, torch.full_like(images, scores.shape[1:].numel()))
             append_rows(self.defective, defective)
             most = self._count_most()
             self._add(take_highest(scores, scored, images, positions, self.sizes_px, most))

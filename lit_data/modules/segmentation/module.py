@@ -278,7 +278,10 @@ class SegmentationModule(ScoredModule):
             masks = torch.where(masks == IGNORED, masks, masks.clamp(max=1))
         probability = logits.sigmoid()
         if "drawn" in batch:
-            self._score_images(stage, probability, masks, batch)
+            # Without any, empty states remain, which all ranks need to gather theirs.
+            drawn = batch["drawn"]
+            places = {name: batch[name][drawn] for name in ("image_index", "position")}
+            self._score_images(stage, probability[drawn], masks[drawn], places)
             return
         # Patches with defects of their own show no whole image.
         if not self._is_drawn[stage]:
@@ -360,8 +363,9 @@ class SegmentationModule(ScoredModule):
         is_validation = stage == "val"
         step = trainer.strategy.validation_step if is_validation else trainer.strategy.test_step
         limit = trainer.limit_val_batches if is_validation else trainer.limit_test_batches
-        share = drawn.choose(limit)[trainer.global_rank :: trainer.world_size]
-        for batch in drawn.batches(share, self._datamodule.batch_size):
+        images, ranks = drawn.choose(limit), trainer.world_size
+        shares = [images[rank::ranks] for rank in range(ranks)]
+        for batch in drawn.batches(shares, trainer.global_rank, self._datamodule.batch_size):
             step({name: value.to(self.device) for name, value in batch.items()}, 0)
         return True
 

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lit_data.checks import check_types
 from lit_data.commands.build import find_trained
+from lit_data.commands.configuration.names import resolve_target
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.predict import Prediction, prepare_prediction
 from lit_data.commands.remote_predictions import PredictionFolder
@@ -26,6 +27,7 @@ from lit_data.datasets.splits import group_by_name
 from lit_data.errors import ConfigError, show_path
 from lit_data.files import find_sha256, plain_cell, refuse_links, write_table
 from lit_data.risk.bounds import Limit, count_needed, find_limit, upper_rate
+from lit_data.tasks.base import find_task_of
 from lit_data.tasks.options import JOINT_OPTIONS, PredictOptions, Share
 from lit_data.tasks.verdicts import (
     DEFECT,
@@ -90,11 +92,6 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     check_writable(checkpoint)
     prediction = open_split(cfg, checkpoint, options.images)
     task = prediction.task
-    if not prediction.has_verdicts:
-        raise ConfigError(
-            f"calibrate sets thresholds of verdicts on whole images, and a "
-            f"{type(task.datamodule).__name__} has none: use +experiment=stripe, segmentation or anomaly"
-        )
     drawn = task.draw_truth("train" if options.images == "all" else options.images)
     if drawn is not None:
         prediction = prediction.choose(range(len(drawn)))
@@ -136,9 +133,15 @@ def open_split(cfg: DictConfig, checkpoint: Path, images: str) -> Prediction:
         images: A split, or ``all``.
 
     Raises:
-        ConfigError: Options of ``predict`` mean nothing here, the model is of no use, or all images
-            are those of the training.
+        ConfigError: Images of this kind have no verdicts, options of ``predict`` mean nothing here,
+            the model is of no use, or all images are those of the training.
     """
+    kind = resolve_target(cfg.data._target_, "data")
+    if "image_threshold" in find_task_of(kind).unused:
+        raise ConfigError(
+            f"{cfg.command} is for verdicts on whole images, and a {kind.__name__} has none: use "
+            "+experiment=stripe, segmentation or anomaly"
+        )
     options = read_options(PredictOptions, cfg.predict, "predict")
     options.refuse(str(cfg.command), *_UNUSED)
     # One CSV of them all is read again.

@@ -90,9 +90,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     prediction = open_split(cfg, find_trained(cfg), options.images)
     prediction = prediction.take_calibration()
     writer = prediction.task.writer(prediction.run, prediction.options)
-    if not isinstance(writer, VerdictWriter):
-        name = type(prediction.task.datamodule).__name__
-        raise ConfigError(f"pod needs maps of defects, and a {name} has none")
+    assert isinstance(writer, VerdictWriter)  # of all kinds with verdicts
     if writer.images.original_sizes is not None:
         raise ConfigError(
             "pod draws defects at the size of the files: leave data.size_px and data.scale out"

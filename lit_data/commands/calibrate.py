@@ -137,7 +137,7 @@ def open_split(cfg: DictConfig, checkpoint: Path, images: str) -> Prediction:
             the model is of no use, or all images are those of the training.
     """
     kind = resolve_target(cfg.data._target_, "data")
-    if "image_threshold" in find_task_of(kind).unused:
+    if not find_task_of(kind).has_verdicts():
         raise ConfigError(
             f"{cfg.command} is for verdicts on whole images, and a {kind.__name__} has none: use "
             "+experiment=stripe, segmentation or anomaly"

@@ -132,7 +132,7 @@ def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
     load_weights(model, checkpoint)
     task = find_task(datamodule)
     options = read_options(PredictOptions, typed["predict"], "predict")
-    has_verdicts = "image_threshold" not in task.unused
+    has_verdicts = task.has_verdicts()
     options = take_thresholds(model, options, has_verdicts=has_verdicts)
     calibration = None
     if has_verdicts and "image_threshold" not in typed["predict"]:

@@ -99,11 +99,6 @@ class Prediction:
     record: Mapping[str, Any] | None
     conditions: Mapping[str, Any]
 
-    @property
-    def has_verdicts(self) -> bool:
-        """True if images of this kind get verdicts."""
-        return "image_threshold" not in self.task.unused
-
     def start(self) -> Predicted:
         """Predict, and write the predictions."""
         return self.task.predict(self.model, self.run, self.options)
@@ -114,7 +109,7 @@ class Prediction:
 
     def take_calibration(self) -> "Prediction":
         """Return the prediction with the calibration of the checkpoint, if that holds."""
-        if not self.has_verdicts or "predict.image_threshold" in find_typed():
+        if not self.task.has_verdicts() or "predict.image_threshold" in find_typed():
             return self
         calibration = find_calibration(self.checkpoint, self.conditions)
         if calibration is None:
@@ -151,9 +146,9 @@ def prepare_prediction(
     task = find_task(datamodule)
     # Thresholds that validation chose lie among the weights.
     load_weights(model, checkpoint)
-    options = take_thresholds(model, options, has_verdicts="image_threshold" not in task.unused)
+    options = take_thresholds(model, options, has_verdicts=task.has_verdicts())
     doubt = find_doubt(record)
-    if doubt is not None and "image_threshold" in task.unused:  # verdicts would say so
+    if doubt is not None and not task.has_verdicts():  # verdicts would say so
         log.warning("%s: train longer, or choose another run", doubt)
     model_options, data_options = to_plain(cfg.model), to_plain(cfg.data)
     run = PredictRun(

@@ -94,6 +94,11 @@ class Task(Generic[Data]):
     def __init__(self, datamodule: Data) -> None:
         self.datamodule = datamodule
 
+    @classmethod
+    def has_verdicts(cls) -> bool:
+        """Return True if images of this kind get verdicts, by a threshold of their own."""
+        return "image_threshold" not in cls.unused
+
     def can_draw(self, model: LightningModule) -> bool:
         """Return True if a model has the method that `draw_predictions` calls."""
         step = getattr(model, self.method, None)

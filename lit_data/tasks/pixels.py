@@ -256,26 +256,29 @@ class InspectionTask(PixelTask[InspectionDataModule]):
     def predict(
         self, model: LightningModule, run: PredictRun, options: PredictOptions
     ) -> Predicted:
-        return super().predict(model, run, self._fit_tile(options))
+        return super().predict(model, run, self._fit_tile(options, model))
 
     @override
     def export(self, request: ExportRequest) -> bytes:
-        request = replace(request, options=self._fit_tile(request.options))
+        request = replace(request, options=self._fit_tile(request.options, request.model))
         scaling = self.datamodule.source.scaling
         return encode_maps(self.datamodule, self.open_images(), request, scaling=scaling)
 
-    def _fit_tile(self, options: PredictOptions) -> PredictOptions:
-        """Make whole images the default tile of a net that was trained with whole images."""
+    def _fit_tile(self, options: PredictOptions, model: LightningModule) -> PredictOptions:
+        """Make the size of whole images, or of patches that a model needs, the default tile."""
         scaling = self.datamodule.source.scaling
-        is_default_tile = options.tile_px == PredictOptions().tile_px
-        if scaling is None or scaling.size_px is None or not is_default_tile:
+        if scaling is not None and scaling.size_px is not None:
+            size_px = scaling.size_px
+        elif getattr(model, "needs_one_size", False):
+            size_px = self.datamodule.patch_px
+        else:
+            return options
+        if options.tile_px != PredictOptions().tile_px:
             return options
         stride_px = options.multiple_px
-        tile_px = []
-        for image_px in scaling.size_px:
-            # Tiles are multiples of the stride of the net; images are padded to that.
-            tile_px.append(-(-image_px // stride_px) * stride_px)
-        return replace(options, tile_px=tuple(tile_px))
+        # Tiles are multiples of the stride of the net; images are padded to that.
+        height_px, width_px = (-(-side_px // stride_px) * stride_px for side_px in size_px)
+        return replace(options, tile_px=(height_px, width_px))
 
 
 @register(WatermarkDataModule)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_data.datamodules import InspectionDataModule
 from lit_data.loading import LoaderOptions
-from lit_data.modules import SegmentationModule
+from lit_data.modules import AnomalyModule, PlaceGaussians, SegmentationModule
 from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
 from lit_data.testing import QUIET
 from tests.reading import opened
@@ -198,3 +198,46 @@ def test_what_is_found_in_scaled_images_lies_where_it_is_in_their_files(
         assert int(row["height_px"]) == pytest.approx(16, abs=one_px)
         assert int(row["width_px"]) == pytest.approx(32, abs=one_px)
     assert (tmp_path / "out" / "predictions.png").is_file() == (large_px > 10)
+
+
+def test_a_model_of_patches_of_one_size_gets_tiles_of_that_size(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    (tmp_path / "set" / "good").mkdir(parents=True)
+    for number in range(6):
+        image = 120 + rng.integers(0, 10, (64, 96), np.uint8)
+        cv2.imwrite(str(tmp_path / "set" / "good" / f"{number}.png"), image)
+    cache = str(tmp_path / "cache")
+    loader = LoaderOptions(batch_size=4)
+    data = InspectionDataModule(
+        tmp_path / "set", train_on="good", patch_px=32, cache_dir=cache, loader=loader
+    )
+    model = AnomalyModule(normality=PlaceGaussians())
+    Trainer(**QUIET, default_root_dir=tmp_path, max_epochs=1).fit(model, datamodule=data)
+    new = InspectionDataModule(tmp_path / "set", patch_px=32, cache_dir=cache, loader=loader)
+    predict(opened(new, "predict"), model, tmp_path / "out", multiple_px=8)
+    assert len(read_rows(tmp_path / "out" / "images.csv")) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({"size_px": 32, "fit": "stretch"}, True),
+        ({"size_px": (32, 160), "fit": "stretch"}, False),
+        ({"size_px": 32}, True),
+        ({"patch_px": 32}, False),
+    ],
+)
+def test_strips_that_become_squares_are_said(
+    options: dict[str, Any], *, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "set" / "good").mkdir(parents=True)
+    for number in range(6):
+        image = np.full((64, 300), 40 * number, np.uint8)
+        cv2.imwrite(str(tmp_path / "set" / "good" / f"{number}.png"), image)
+    data = InspectionDataModule(
+        tmp_path / "set", train_on="good", cache_dir=str(tmp_path / "cache"), **options
+    )
+    opened(data, "fit")
+    message = "images of 64 x 300 px become 32 x 32 px, so small defects may be lost"
+    assert (message in caplog.text) == warns
+    assert ("data.size_px=null data.patch_px=32" in caplog.text) == warns

@@ -27,7 +27,8 @@ from lit_data.types import IGNORED, Array, Bools, Bytes, Ints, Size
 _FORMAT = 1  # raised when the same files and options give other pixels
 
 LARGEST_FACTOR = 16
-
+_STRIP = 4.0
+"""Images that are so many times as long as the size they are brought to lose what is small."""
 
 Fit = Literal["cover", "contain", "stretch", "keep"]
 """How an image comes to a size: scaled until it covers it, or until it fits inside; each side
@@ -347,6 +348,17 @@ class OriginalSizes:
     def restore(self, number: int, values: Array) -> Array:
         """Bring values of a scaled image back to the size of its file: [C, h, w] to [C, H, W]."""
         return self.scaling.restore(values, self.of(number))
+
+    def describe_strips(self) -> str:
+        """Return how much more one side of most images shrinks than the other; empty if little."""
+        if self.scaling.size_px is None or not len(self.sizes_px):
+            return ""
+        factors = np.median(self.sizes_px, axis=0) / self.scaling.size_px
+        if factors.max() < _STRIP * factors.min():
+            return ""
+        height, width = np.median(self.sizes_px, axis=0).astype(int)
+        to_height, to_width = self.scaling.size_px
+        return f"images of {height} x {width} px become {to_height} x {to_width} px"
 
 
 def read_sizes(bank: ImageBank, decoder: Decoder, folder: Path) -> Ints:

@@ -41,6 +41,8 @@ class PlaceGaussians(Normality):
         ConfigError: An option is below 1.
     """
 
+    has_places = True
+
     def __init__(self, images: int = 1000, *, width: int = 112, seed: int = 0) -> None:
         check_counts(images=images, width=width)
         super().__init__(images, seed)

@@ -114,6 +114,11 @@ class AnomalyModule(ScoredModule):
         self.register_load_state_dict_pre_hook(take_sizes)  # type: ignore[no-untyped-call]
         self.save_hyperparameters("quantile", "margin", "balanced", "smooth_px")
 
+    @property
+    def needs_one_size(self) -> bool:
+        """True if tiles must be as large as the patches that it was trained with."""
+        return self.normality.has_places
+
     @override
     def setup(self, stage: str) -> None:
         """Take the kinds of defects of the datamodule.

@@ -1,7 +1,7 @@
 """`Normality`: a sample of the features of good images, and how far those of others are from it."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -65,9 +65,11 @@ class Normality(nn.Module):
 
     Attributes:
         limit: The largest distance of good training images, 1 before `fit`.
+        has_places: True if images or patches of one size alone can be compared.
     """
 
     limit: Tensor
+    has_places: ClassVar[bool] = False
 
     def __init__(self, candidates: int, seed: int) -> None:
         super().__init__()

@@ -371,17 +371,9 @@ class InspectionDataModule(ImageDataModule):
         if sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1:
             counts = describe_splits(self.split_images, self.image_kinds, self._is_positive)
             log.info("splits: %s", counts)
-            self._warn_of_strips()
-
-    def _warn_of_strips(self) -> None:
-        strips = "" if self.original_sizes is None else self.original_sizes.describe_strips()
-        if strips:
-            log.warning(
-                "%s, so small defects may be lost: data.size_px=null data.patch_px=%d takes patches "
-                "at full resolution, in more time",
-                strips,
-                min(self.source.scaling.size_px),
-            )
+            sizes = self.original_sizes
+            if sizes is not None and (strips := sizes.describe_strips()):
+                log.warning("%s", strips)
 
     @override
     def open_all_masks(self) -> None:

@@ -350,7 +350,7 @@ class OriginalSizes:
         return self.scaling.restore(values, self.of(number))
 
     def describe_strips(self) -> str:
-        """Return how much more one side of most images shrinks than the other; empty if little."""
+        """Return that one side of most images shrinks far more than the other, and what to do; else nothing."""
         if self.scaling.size_px is None or not len(self.sizes_px):
             return ""
         factors = np.median(self.sizes_px, axis=0) / self.scaling.size_px
@@ -358,7 +358,11 @@ class OriginalSizes:
             return ""
         height, width = np.median(self.sizes_px, axis=0).astype(int)
         to_height, to_width = self.scaling.size_px
-        return f"images of {height} x {width} px become {to_height} x {to_width} px"
+        return (
+            f"images of {height} x {width} px become {to_height} x {to_width} px, so small defects "
+            f"may be lost: data.size_px=null data.patch_px={min(to_height, to_width)} takes patches "
+            "at full resolution, in more time"
+        )
 
 
 def read_sizes(bank: ImageBank, decoder: Decoder, folder: Path) -> Ints:

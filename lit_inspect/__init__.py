@@ -7,11 +7,16 @@ verdict = inspector(pixels)
 print(verdict.verdict, verdict.score, verdict.defects)
 """
 
-from lit_inspect.boxes import Box
-from lit_inspect.errors import AnswerError, BoardError, ImageError, InspectError, UsageError
-from lit_inspect.inspector import Inspector, Verdict
-from lit_inspect.net import Limits
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from lit_inspect.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from lit_inspect.boxes import Box
+    from lit_inspect.errors import AnswerError, BoardError, ImageError, InspectError, UsageError
+    from lit_inspect.inspector import Inspector, Verdict
+    from lit_inspect.net import Limits
 
 __all__ = [
     "Inspector",
@@ -25,3 +30,13 @@ __all__ = [
     "BoardError",
     "__version__",
 ]
+
+_MODULES = {"Inspector": "inspector", "Verdict": "inspector", "Box": "boxes", "Limits": "net"}
+
+if not TYPE_CHECKING:  # else any name would pass
+
+    def __getattr__(name: str) -> Any:  # noqa: ANN401 - of any of its types
+        """Import a name where it is first used: lit_data takes single parts in all of its processes."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
@@ -124,6 +123,8 @@ def _open_array(path: Path, stream: BinaryIO, options: ReadOptions) -> Rows:
 
 def _decode(path: Path, stream: BinaryIO, start: bytes, options: ReadOptions) -> Pixels:
     """Decode a PNG, JPEG, BMP or TIFF to [C, H, W], R, G, B."""
+    import cv2
+
     size_bytes = os.fstat(stream.fileno()).st_size
     check_size(*check_file(stream, start, size_bytes), options)
     if size_bytes > _LARGE_BYTES:
@@ -216,6 +217,8 @@ class Scaling:
 
 
 def _resize(image: Pixels, size_px: tuple[int, int]) -> Pixels:
+    import cv2
+
     if image.shape[1:] == size_px:
         return image
     is_smaller = size_px[0] * size_px[1] < image.shape[1] * image.shape[2]

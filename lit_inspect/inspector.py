@@ -71,7 +71,7 @@ class Inspector:
         settings: What the file says.
 
     Raises:
-        UsageError: There is no such file.
+        UsageError: There is no such file, or onnxruntime is not installed.
         BoardError: It is damaged, of a newer format, takes too much, or this machine gives other
             answers.
     """

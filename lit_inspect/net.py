@@ -156,12 +156,17 @@ class Net:
         limits: Bounds.
 
     Raises:
+        UsageError: onnxruntime is not installed.
         BoardError: onnxruntime refuses it, or it has other ends than an exported one.
     """
 
     def __init__(self, data: bytes, threads: int | None, limits: Limits) -> None:
-        import onnxruntime
-
+        try:
+            import onnxruntime
+        except ImportError as error:  # lit_data brings it as an extra
+            raise UsageError(
+                "an .inspect file needs onnxruntime: pip install onnxruntime"
+            ) from error
         self._limits = limits
         self._ends_s = math.inf
         self._watch = _Watch(limits)

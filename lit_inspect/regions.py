@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -125,6 +124,8 @@ def _add_slab(
     classes: int,
 ) -> NDArray[np.int64]:
     """Add the regions of some rows; return that of each pixel, -1 where there is none."""
+    import cv2
+
     is_marked = (probability >= threshold).astype(np.uint8)
     if not is_marked.any():
         return np.full(is_marked[:1].shape, -1, np.int64)

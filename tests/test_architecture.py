@@ -28,13 +28,13 @@ LAYERS = {
 }  # fmt: skip
 DECODERS = {"cv2", "tifffile", "PIL", "imagecodecs", "simplejpeg", "nibabel", "pydicom", "edt"}
 OUTSIDE = [
-    {"numpy", "pydantic"},
+    {"numpy", "pydantic", "lit_inspect"},
     DECODERS | {"filelock", "psutil", "rich", "yaml", "fsspec", "aiohttp"},
     {"torch", "onnx", "onnxruntime"},
     {"kornia", "torchvision"},
     {"lightning", "packaging"},
     {"torchmetrics", "anomalib", "safetensors"},
-    {"matplotlib", "pyarrow", "lit_inspect"},
+    {"matplotlib", "pyarrow"},
     {"hydra", "omegaconf", "yaml", "jinja2", "markupsafe"},
 ]
 """What each layer may import beside the layers below it."""
@@ -53,7 +53,7 @@ ONLY_HERE = {
     "matplotlib": ["tasks", "commands", "callbacks"],  # timelines are drawn in plain scripts too
 }
 INSIDE_FUNCTIONS_ONLY = DECODERS | {"onnx", "onnxruntime", "fsspec", "aiohttp"}
-INSIDE_FUNCTIONS_ONLY |= {"anomalib", "safetensors", "lit_inspect", "torchvision"}
+INSIDE_FUNCTIONS_ONLY |= {"anomalib", "safetensors", "torchvision"}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,4 +1,4 @@
-"""The wheel holds lit_data and nothing else, with the linked folders as real files."""
+"""The wheel holds lit_data and its runtime and nothing else, with the linked folders as real files."""
 
 import os
 import re
@@ -9,6 +9,7 @@ import zipfile
 from email import message_from_bytes
 from pathlib import Path
 
+import numpy
 import pytest
 
 import lit_data
@@ -19,23 +20,27 @@ ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow  # builds a wheel
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the source distribution, and the wheel that was built of it."""
-    folder = tmp_path_factory.mktemp("wheel")
-    # A copy, because setuptools leaves `build/` and metadata beside the sources.
+def copy_sources(folder: Path) -> None:
+    """Copy what git knows, because setuptools leaves `build/` and metadata beside the sources."""
     tracked = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout.splitlines()  # fmt: skip
-    source = folder / "source"
     for name in tracked:
-        target = source / name
+        target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_symlink():
             target.symlink_to((ROOT / name).readlink())
         elif (ROOT / name).is_file():
             target.write_bytes((ROOT / name).read_bytes())
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the source distribution, and the wheel that was built of it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    copy_sources(source)
     command = [sys.executable, "-m", "build", "--no-isolation"]
     command += ["--outdir", str(folder), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
@@ -69,24 +74,53 @@ def test_the_wheel_runs_outside_the_checkout(built: Path, tmp_path: Path) -> Non
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    assert run("-c", "import lit_data; print(lit_data.__file__)").startswith(str(site))
+    for package in ("lit_data", "lit_inspect"):
+        path = run("-c", f"import {package}; print({package}.__file__)")
+        assert path.startswith(str(site))
     assert "fit" in run(str(site / "bin" / "lit-data"), "--help")
+    assert ".inspect" in run(str(site / "bin" / "lit-inspect"), "--help")
     toy = ["data.samples={count: 8, height_px: 128, width_px: 112}", "data.patch_px=32"]
     toy.append("model.net.width=4")
     run("-m", "lit_data", "fit", "+experiment=stripe", *toy, "trainer.max_epochs=1", "trainer=cpu")
     assert list((tmp_path / "runs" / "fit" / "stripe").glob("*/summary.json"))
 
 
-def test_only_lit_data_is_importable(wheel_names: list[str]) -> None:
+def test_lit_data_and_its_runtime_alone_are_importable(wheel_names: list[str]) -> None:
     tops = {name.split("/")[0] for name in wheel_names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"lit_data"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"lit_data", "lit_inspect"}
+    modules = {f"lit_inspect/{path.name}" for path in (ROOT / "lit_inspect").glob("*.py")}
+    of_runtime = {name for name in wheel_names if name.startswith("lit_inspect/")}
+    assert of_runtime == modules | {"lit_inspect/py.typed"}
 
 
-def test_the_source_distribution_holds_the_package_alone(built: Path) -> None:
+def test_an_editable_checkout_brings_the_runtime_too(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    source = tmp_path / "source"
+    copy_sources(source)
+    subprocess.run([*pip, "--target", str(site), "-e", str(source)], check=True, timeout=200)
+    code = "import site, sys; site.addsitedir(sys.argv[1]); sys.path.append(sys.argv[2]); "
+    code += "import lit_inspect.tiles as t, lit_data as d; print(t.__file__, d.__file__, sep='\\n')"
+    # Without the site of this interpreter, which may know another checkout.
+    words = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        code,
+        str(site),
+        str(Path(numpy.__file__).parents[1]),
+    ]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(line.startswith(f"{source}/") for line in done.stdout.splitlines()), done.stdout
+
+
+def test_the_source_distribution_holds_the_packages_alone(built: Path) -> None:
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = [Path(name).parts[1:] for name in archive.getnames()]
     tops = {parts[0] for parts in names if len(parts) > 1}
-    assert tops == {"lit_data", "lit_data_inspect.egg-info"}
+    assert tops == {"lit_data", "lit_inspect", "lit_data_inspect.egg-info"}
 
 
 def test_weights_come_with_the_wheel(built: Path) -> None:

@@ -69,6 +69,8 @@ _SAME_MODULE = (
     "opencv-contrib-python-headless",
 )
 _DISTRIBUTIONS = ("lit-data-inspect", "lit_data")
+_RUNTIME = "lit_inspect"
+"""Distribution of the runtime alone, a package that lit-data-inspect brings too."""
 """Names by which pip may know this package: the second is that of its first drafts."""
 
 
@@ -231,16 +233,24 @@ def _judge_weights(size: str) -> Finding:
 
 
 def list_distributions() -> list[metadata.Distribution]:
-    """List the installed distributions that bring lit_data; none for a checkout on the path alone."""
+    """List the installed distributions that bring lit_data, and that of the runtime beside them.
+
+    There are none for a checkout on the path alone.
+    """
+    distributions = _find_installed(_DISTRIBUTIONS)
+    return distributions + _find_installed((_RUNTIME,)) if distributions else []
+
+
+def _find_installed(names: Sequence[str]) -> list[metadata.Distribution]:
     distributions = []
-    for name in _DISTRIBUTIONS:
+    for name in names:
         with suppress(metadata.PackageNotFoundError):
             distributions.append(metadata.distribution(name))
     return distributions
 
 
 def judge_distributions(names: Sequence[str]) -> Finding:
-    """Judge if one distribution brings lit_data: two overwrite each other's files."""
+    """Judge if one distribution brings lit_data and lit_inspect: two overwrite each other's files."""
     remedy = "pip install -e . in lit_data's folder"
     if len(names) > 1:
         remedy = f"pip uninstall -y {' '.join(names)}; then install lit-data-inspect again"

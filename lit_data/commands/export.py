@@ -26,7 +26,6 @@ from lit_data.datamodules.source import find_cache
 from lit_data.errors import ConfigError, StoreError, first_line, show_path
 from lit_data.files import explaining, replacing_by_path
 from lit_data.tasks import find_task
-from lit_data.tasks.export import check_runtime
 from lit_data.tasks.options import ExportRequest, PredictOptions
 from lit_data.tasks.verdicts import find_calibration
 
@@ -71,7 +70,6 @@ def main(arguments: Sequence[str]) -> None:
     path = Path(paths[1]) if len(paths) > 1 else run / f"model{SUFFIX}"
     if path.suffix != SUFFIX:
         raise ConfigError(f"{path}: name a file that ends in {SUFFIX}")
-    check_runtime()
     with allow_packages(options.package):
         data = encode_run(run, _read_keys(overrides))
     _write(path, data)

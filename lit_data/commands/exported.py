@@ -11,7 +11,6 @@ from torch import Tensor
 from lit_data.errors import ConfigError, StoreError, show_path
 from lit_data.io.machine import available_memory_bytes
 from lit_data.modules.scored import ScoredModule
-from lit_data.tasks.export import check_runtime
 
 if TYPE_CHECKING:
     from lit_inspect import Inspector
@@ -34,10 +33,8 @@ def read_exported(path: Path) -> "Board":
     """Return the parts of an exported file.
 
     Raises:
-        ConfigError: The runtime is not installed.
         StoreError: It is damaged, or no such file.
     """
-    check_runtime()
     from lit_inspect import InspectError
     from lit_inspect.board import read_board
 
@@ -58,10 +55,8 @@ def open_exported(
         is_patient: True where it may take minutes, and most of the memory that is free.
 
     Raises:
-        ConfigError: The runtime is not installed.
         StoreError: It is damaged, or gives other answers on this machine.
     """
-    check_runtime()
     from lit_inspect import InspectError, Inspector, Limits
 
     limits = Limits()

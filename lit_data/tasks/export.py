@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -440,16 +439,3 @@ def _to_input(pixels: Array, values: ValueRange) -> Tensor:
     if values == ValueRange():
         return images
     return images.sub_(values.low).div_(values.scale).clamp_(0, 1)
-
-
-def check_runtime() -> None:
-    """Look for the runtime that holds the format.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
-    if find_spec("lit_inspect") is None:
-        raise ConfigError(
-            "export needs the package lit_inspect, which lies beside lit_data: pip install "
-            "./lit_inspect in a checkout"
-        )

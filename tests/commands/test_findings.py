@@ -3,6 +3,7 @@
 from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,12 @@ CASES = [
         (["lit-data-inspect", "lit_data"],),
         "warning",
         "pip uninstall -y lit-data-inspect lit_data; ",
+    ),
+    (
+        doctor.judge_distributions,
+        (["lit-data-inspect", "lit_inspect"],),
+        "warning",
+        "pip uninstall -y lit-data-inspect lit_inspect; ",
     ),
     (doctor.judge_distributions, ([],), "warning", "pip install -e ."),
     (doctor.judge_requirements, ([Requirement("numpy>=2.0")],), "ok", ""),
@@ -171,7 +178,7 @@ def test_requirements_are_those_of_the_newer_name(
     install(tmp_path, "lit-data-inspect", "no-such-new")
     monkeypatch.syspath_prepend(str(tmp_path))
     findings = {finding.what: finding for finding in doctor.check_packages()}
-    assert findings["distribution"].found == "lit-data-inspect, lit_data"
+    assert findings["distribution"].found.startswith("lit-data-inspect, lit_data")
     assert findings["requirements"].found == "no-such-new (found: None)"
     assert findings["extras"].found == "installed: lamps; not installed: none"
 
@@ -183,6 +190,25 @@ def test_a_checkout_that_is_not_installed_is_looked_at_too(
     findings = {finding.what: finding.level for finding in doctor.check_packages()}
     assert findings["distribution"] == "warning"
     assert "requirements" not in findings
+
+
+@pytest.mark.parametrize(
+    ("installed", "listed"),
+    [
+        ({"lit_inspect"}, []),  # a checkout of lit_data on the path, the runtime installed
+        ({"lit-data-inspect", "lit_inspect"}, ["lit-data-inspect", "lit_inspect"]),
+    ],
+)
+def test_the_runtime_counts_beside_lit_data_alone(
+    installed: set[str], listed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return name
+
+    monkeypatch.setattr(doctor.metadata, "distribution", find)
+    assert doctor.list_distributions() == listed
 
 
 def test_every_extra_of_the_project_is_described() -> None:

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import lit_inspect
 from lit_inspect.board import MANIFEST, encode_board, read_board
 from lit_inspect.errors import BoardError, UsageError
+from lit_inspect.inspector import Inspector
+from tests.lit_inspect.boards import write_board
 
 PARTS = {"net.onnx": b"graph" * 9, "golden/0.npy": b"pixels"}
 
@@ -86,3 +89,19 @@ def test_the_runtime_loads_neither_torch_nor_lit_data() -> None:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_a_missing_onnxruntime_is_named_with_its_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_board(tmp_path / "a.inspect")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # whose import fails now
+    with pytest.raises(UsageError, match="needs onnxruntime: pip install onnxruntime"):
+        Inspector(tmp_path / "a.inspect")
+
+
+def test_names_of_the_package_are_imported_when_they_are_used() -> None:
+    for name in lit_inspect.__all__:
+        assert getattr(lit_inspect, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'Inspectr'"):
+        getattr(lit_inspect, "Inspectr")  # noqa: B009 - a name that no checker knows

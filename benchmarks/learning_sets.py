@@ -26,6 +26,14 @@ SIX_KINDS = (*THREE_KINDS, "Fray", "Uneven")
 BOARD_CLASSES = ("open", "short", "mousebite", "spur", "copper", "pin-hole")
 BOARD_PX = 640
 CELL_CLASSES = ("RBC", "WBC", "Platelets")
+STEEL_CLASSES = (
+    "crazing",
+    "inclusion",
+    "patches",
+    "pitted_surface",
+    "rolled-in_scale",
+    "scratches",
+)
 IMAGE_ENDINGS = (".bmp", ".jpg", ".png")
 _BOARD_FRACTIONS = {"train": 0.7, "val": 0.1, "test": 0.2}
 _BOARD_LISTS = ("trainval.txt", "test.txt")
@@ -127,6 +135,14 @@ def prepare_labels(source: Path, target: Path) -> None:
     write_splits(target, "*")
 
 
+def prepare_solar_cells(source: Path, target: Path) -> None:
+    """Copy the good and defective cells of ELPV, see `list_solar_cells`, and split them."""
+    for part in list_solar_cells(source):
+        (target / part.kind).mkdir(parents=True, exist_ok=True)
+        shutil.copy(part.image, target / part.kind / part.image.name)
+    write_splits(target, "*")
+
+
 def write_splits(root: Path, pattern: str = "*.jpg") -> None:
     """Write ``splits.csv``: of each kind 70 / 15 / 15 %, in an order drawn from a fixed seed."""
     rows = []
@@ -181,7 +197,10 @@ class Part(NamedTuple):
 
 
 def prepare_good_parts(
-    source: Path, target: Path, list_parts: Callable[[Path], Iterable[Part]]
+    source: Path,
+    target: Path,
+    list_parts: Callable[[Path], Iterable[Part]],
+    train_images: int | None = None,
 ) -> None:
     """Copy images of which good ones alone train: 70 % of them, and 10 % validate.
 
@@ -192,6 +211,7 @@ def prepare_good_parts(
         source: What `list_parts` reads.
         target: The folder to make.
         list_parts: Lists the images of a copy of a repository.
+        train_images: Good images that train, at most; what is over is in no split.
     """
     names: dict[str, list[str]] = {}
     for part in list_parts(source):
@@ -203,7 +223,9 @@ def prepare_good_parts(
         if part.mask is not None:
             mask = np.asarray(cv2.imread(str(part.mask), cv2.IMREAD_GRAYSCALE))
             cv2.imwrite(str(stem.with_suffix(".png")), (mask > 0).astype(np.uint8) * 255)
-    rows = _split(names.pop(GOOD), _GOOD_FRACTIONS)
+    of_good = _split(names.pop(GOOD), _GOOD_FRACTIONS)
+    train = [row for row in of_good if row["split"] == "train"][:train_images]
+    rows = train + [row for row in of_good if row["split"] != "train"]
     for of_kind in names.values():
         rows += [{"image": name, "split": "test"} for name in of_kind]
     _write_rows(target, rows)
@@ -312,22 +334,45 @@ def prepare_cells(source: Path, target: Path) -> None:
             layout of Pascal VOC.
         target: The folder to make.
     """
-    for name in ("images", "labels"):
-        (target / name).mkdir(parents=True, exist_ok=True)
-    (target / "classes.txt").write_text("\n".join(CELL_CLASSES) + "\n")
     for split in ("train", "val", "test"):
         stems = (source / "BCCD/ImageSets/Main" / f"{split}.txt").read_text().split()
-        for stem in stems:
-            image = source / "BCCD/JPEGImages" / f"{stem}.jpg"
-            shutil.copy(image, target / "images" / image.name)
-            lines = _read_cells(source / "BCCD/Annotations" / f"{stem}.xml")
-            (target / "labels" / f"{stem}.txt").write_text("".join(lines))
-        listing = "".join(f"images/{stem}.jpg\n" for stem in stems)
-        (target / f"{split}.txt").write_text(listing)
+        images = [source / "BCCD/JPEGImages" / f"{stem}.jpg" for stem in stems]
+        _copy_boxes(images, source / "BCCD/Annotations", CELL_CLASSES, target, split)
 
 
-def _read_cells(path: Path) -> list[str]:
-    """Read the boxes of one image as lines of YOLO text."""
+def prepare_steel(source: Path, target: Path) -> None:
+    """Write images of steel as `prepare_cells` does, 70 / 10 / 20 % of each kind of defect.
+
+    Args:
+        source: A copy of NEU-DET (He et al., IEEE TIM 69, 2020) with ``IMAGES/KIND_1.jpg`` and
+            ``ANNOTATIONS/KIND_1.xml``.
+        target: The folder to make.
+    """
+    images: dict[str, list[Path]] = {split: [] for split, _ in _GOOD_FRACTIONS}
+    for kind in STEEL_CLASSES:
+        names = [path.name for path in sorted((source / "IMAGES").glob(f"{kind}_*.jpg"))]
+        for row in _split(names, _GOOD_FRACTIONS):
+            images[row["split"]].append(source / "IMAGES" / row["image"])
+    for split, of_split in images.items():
+        _copy_boxes(of_split, source / "ANNOTATIONS", STEEL_CLASSES, target, split)
+
+
+def _copy_boxes(
+    images: Sequence[Path], annotations: Path, classes: Sequence[str], target: Path, split: str
+) -> None:
+    """Copy the images of one split, and write their boxes as YOLO text and the list file."""
+    for name in ("images", "labels"):
+        (target / name).mkdir(parents=True, exist_ok=True)
+    (target / "classes.txt").write_text("\n".join(classes) + "\n")
+    for image in images:
+        shutil.copy(image, target / "images" / image.name)
+        lines = _read_boxes(annotations / f"{image.stem}.xml", classes)
+        (target / "labels" / f"{image.stem}.txt").write_text("".join(lines))
+    (target / f"{split}.txt").write_text("".join(f"images/{image.name}\n" for image in images))
+
+
+def _read_boxes(path: Path, classes: Sequence[str]) -> list[str]:
+    """Read the boxes of one image in the layout of Pascal VOC as lines of YOLO text."""
     root = ET.parse(path).getroot()
     width, height = (int(root.findtext(f"size/{side}", "0")) for side in ("width", "height"))
     lines = []
@@ -337,7 +382,7 @@ def _read_cells(path: Path) -> list[str]:
         )
         left, top, right, bottom = map(int, edges)
         if right > left and bottom > top:
-            number = CELL_CLASSES.index(element.findtext("name", ""))
+            number = classes.index(element.findtext("name", ""))
             x, y = (left + right) / 2 / width, (top + bottom) / 2 / height
             size = f"{(right - left) / width:.6f} {(bottom - top) / height:.6f}"
             lines.append(f"{number} {x:.6f} {y:.6f} {size}\n")
@@ -367,8 +412,11 @@ PREPARE: Mapping[str, Callable[[Path, Path], object]] = {
     "textures": prepare_textures,
     "boards": prepare_boards,
     "cells": prepare_cells,
+    "steel": prepare_steel,
     "labels": prepare_labels,
+    "solar_cells": prepare_solar_cells,
     "good_tiles": partial(prepare_good_parts, list_parts=list_tiles),
+    "few_good_tiles": partial(prepare_good_parts, list_parts=list_tiles, train_images=120),
     "good_fabrics": partial(prepare_good_parts, list_parts=list_fabrics),
     "good_commutators": partial(prepare_good_parts, list_parts=list_commutators),
     "good_solar_cells": partial(prepare_good_parts, list_parts=list_solar_cells),

@@ -22,8 +22,10 @@ from benchmarks.learning import (
 )
 from benchmarks.learning_detection import read_truth
 from benchmarks.learning_sets import (
+    STEEL_CLASSES,
     prepare_cells,
     prepare_labels,
+    prepare_steel,
     prepare_textures,
     prepare_tiles,
     write_splits,
@@ -89,9 +91,9 @@ def test_labels_score_by_the_classes_that_there_are(tmp_path: Path) -> None:
     assert scores == {"accuracy": pytest.approx(2 / 3), "mean_f1": pytest.approx(2 / 3)}
 
 
-CELL = """<annotation><size><width>{width}</width><height>20</height></size>
-<object><name>WBC</name><bndbox><xmin>10</xmin><ymin>5</ymin><xmax>30</xmax><ymax>15</ymax></bndbox></object>
-<object><name>RBC</name><bndbox><xmin>9</xmin><ymin>5</ymin><xmax>9</xmax><ymax>15</ymax></bndbox></object>
+BOXES = """<annotation><size><width>{width}</width><height>20</height></size>
+<object><name>{name}</name><bndbox><xmin>10</xmin><ymin>5</ymin><xmax>30</xmax><ymax>15</ymax></bndbox></object>
+<object><name>{name}</name><bndbox><xmin>9</xmin><ymin>5</ymin><xmax>9</xmax><ymax>15</ymax></bndbox></object>
 </annotation>"""
 
 
@@ -102,10 +104,29 @@ def test_cells_lose_nothing_but_boxes_without_an_area(tmp_path: Path) -> None:
     for number, split in enumerate(("train", "val", "test")):
         (source / "ImageSets/Main" / f"{split}.txt").write_text(f"{number}\n")
         cv2.imwrite(str(source / "JPEGImages" / f"{number}.jpg"), np.zeros((20, 40), np.uint8))
-        (source / "Annotations" / f"{number}.xml").write_text(CELL.format(width=40))
+        (source / "Annotations" / f"{number}.xml").write_text(BOXES.format(width=40, name="WBC"))
     prepare_cells(tmp_path / "source", tmp_path / "set")
     (box,) = read_truth(tmp_path / "set", "test")["2"]
     assert (box.class_number, box.corners) == (1, pytest.approx((10, 5, 30, 15)))
+
+
+def test_steel_is_split_by_kind(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name in ("IMAGES", "ANNOTATIONS"):
+        (source / name).mkdir(parents=True)
+    for kind in STEEL_CLASSES:
+        for number in range(10):
+            stem = f"{kind}_{number}"
+            cv2.imwrite(str(source / "IMAGES" / f"{stem}.jpg"), np.zeros((20, 40), np.uint8))
+            (source / "ANNOTATIONS" / f"{stem}.xml").write_text(BOXES.format(width=40, name=kind))
+    prepare_steel(source, tmp_path / "set")
+    for split, images in (("train", 7), ("val", 1), ("test", 2)):
+        truth = read_truth(tmp_path / "set", split)
+        assert Counter(stem.rsplit("_", 1)[0] for stem in truth) == dict.fromkeys(
+            STEEL_CLASSES, images
+        )
+        for stem, (box,) in truth.items():
+            assert stem.startswith(STEEL_CLASSES[box.class_number])
 
 
 def _write_labelled(folder: Path, images: int) -> None:

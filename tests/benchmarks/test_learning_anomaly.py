@@ -22,6 +22,7 @@ from benchmarks.learning_sets import (
     list_solar_cells,
     list_tiles,
     prepare_good_parts,
+    prepare_solar_cells,
     read_split,
 )
 from lit_data.modules.pretrained.efficientnet_lite import EfficientNetLite
@@ -66,6 +67,15 @@ def test_good_images_alone_train_and_all_defective_ones_are_tested(tmp_path: Pat
     assert (root / "Crack/Crack_0003.png").is_file()
 
 
+def test_fewer_good_images_train_and_the_same_are_tested(tmp_path: Path) -> None:
+    source = _write_tiles(tmp_path / "source")
+    prepare_good_parts(source, tmp_path / "all", list_tiles)
+    prepare_good_parts(source, tmp_path / "few", list_tiles, train_images=5)
+    assert len(read_split(tmp_path / "few", "train")) == 5
+    for split in ("val", "test"):
+        assert read_split(tmp_path / "few", split) == read_split(tmp_path / "all", split)
+
+
 def test_parts_are_good_by_folder_by_mask_or_by_probability(tmp_path: Path) -> None:
     fabrics, commutators, cells = tmp_path / "fabrics", tmp_path / "commutators", tmp_path / "cells"
     _write(fabrics / "no_defect/a/0001.png")
@@ -79,6 +89,11 @@ def test_parts_are_good_by_folder_by_mask_or_by_probability(tmp_path: Path) -> N
     assert [part.kind for part in list_fabrics(fabrics)] == ["good", "defect"]
     assert [part.kind for part in list_commutators(commutators)] == ["good", "crack"]
     assert [part.kind for part in list_solar_cells(cells)] == ["good", "defect"]
+    for name in ("1", "2"):
+        _write(cells / f"src/elpv_dataset/data/images/{name}.png")
+    prepare_solar_cells(cells, tmp_path / "labels")
+    splits = [read_split(tmp_path / "labels", split) for split in ("train", "val", "test")]
+    assert sorted(name for split in splits for name in split) == ["defect/2.png", "good/1.png"]
 
 
 def _write_answers(folder: Path, root: Path, *, is_right: bool) -> None:

@@ -106,6 +106,9 @@ pytestmark = [
     ),  # it takes a schedule's place
 ]
 
+CELL = """<annotation><size><width>64</width><height>48</height></size><object><name>{name}</name>
+<bndbox><xmin>20</xmin><ymin>14</ymin><xmax>44</xmax><ymax>34</ymax></bndbox></object></annotation>"""
+
 Run = Callable[..., dict[str, Any]]
 
 
@@ -123,16 +126,16 @@ def _real_data(experiment: str, folder: Path) -> list[str]:
                 pixels = rng.integers(0, 4096, (128, 128), dtype=np.uint16)
                 cv2.imwrite(str(folder / f"{number}_{role}.tif"), pixels)
     elif experiment == "bccd":
-        for name in ("images", "labels"):
-            (folder / name).mkdir()
-        (folder / "classes.txt").write_text("RBC\nWBC\nPlatelets\n")
+        for name in ("JPEGImages", "Annotations", "ImageSets/Main"):
+            (folder / name).mkdir(parents=True)
         for number in range(8):
             pixels = rng.integers(60, 180, (48, 64, 3), dtype=np.uint8)
-            cv2.imwrite(str(folder / "images" / f"{number}.jpg"), pixels)
-            boxes = f"{number % 3} 0.5 0.5 0.4 0.4\n2 0.5 0.5 0 0\n"
-            (folder / "labels" / f"{number}.txt").write_text(boxes)
+            cv2.imwrite(str(folder / "JPEGImages" / f"{number}.jpg"), pixels)
+            boxes = CELL.format(name=("RBC", "WBC", "Platelets")[number % 3])
+            (folder / "Annotations" / f"{number}.xml").write_text(boxes)
         for split, numbers in {"train": range(4), "val": (4, 5), "test": (6, 7)}.items():
-            (folder / f"{split}.txt").write_text("".join(f"{number}\n" for number in numbers))
+            lines = "".join(f"{number}\n" for number in numbers)
+            (folder / "ImageSets/Main" / f"{split}.txt").write_text(lines)
     else:
         return []
     return [f"data.root={folder}"]

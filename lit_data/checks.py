@@ -5,7 +5,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeGuard, TypeVar, Union, get_args, get_origin
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    TypeGuard,
+    TypeVar,
+    Union,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from lit_data.errors import ConfigError, LitDataError
 
@@ -175,17 +186,51 @@ def check_types(target: Callable[..., Any], options: Mapping[str, object], key: 
     Raises:
         ConfigError: Names the key, the value and what may be given.
     """
-    parameters = inspect.signature(target).parameters
+    arguments = read_arguments(target)
+    unknown = sorted(options.keys() - arguments.hints.keys())
     # With **kwargs any name may be right; what it means is checked by those that take it.
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    unknown = sorted(options.keys() - parameters.keys())
-    if unknown and not takes_any:
-        raise ConfigError(f"'{key}' has no '{unknown[0]}': choose from {', '.join(parameters)}")
+    if unknown and not arguments.takes_any:
+        choices = ", ".join(arguments.hints)
+        raise ConfigError(f"'{key}' has no '{unknown[0]}': choose from {choices}")
     for name, value in options.items():
-        hint = parameters[name].annotation if name in parameters else Any
+        hint = arguments.hints.get(name, Any)
         if hint is not inspect.Parameter.empty and not _fits(value, hint):
             full_key = f"{key}.{name}".lstrip(".")
             raise ConfigError(f"'{full_key}' is {value!r}: give {_describe(hint)}")
+
+
+class Arguments(NamedTuple):
+    """Arguments of a function or class that may be given by name.
+
+    Attributes:
+        hints: Their annotations, by their names.
+        takes_any: True with ``**kwargs`` that say no names.
+    """
+
+    hints: dict[str, Any]
+    takes_any: bool
+
+
+def read_arguments(target: Callable[..., Any]) -> Arguments:
+    """Read which arguments a function or class takes.
+
+    ``**options: Unpack[Keywords]`` stands for the keys of that dict.
+
+    Raises:
+        ValueError: It is written in C, and does not say.
+    """
+    hints: dict[str, Any] = {}
+    takes_any = False
+    for name, parameter in inspect.signature(target).parameters.items():
+        hint = parameter.annotation
+        if get_origin(hint) is Unpack:
+            (keywords,) = get_args(hint)
+            hints |= get_type_hints(keywords)
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            takes_any = True
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            hints[name] = hint
+    return Arguments(hints, takes_any)
 
 
 def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - any annotation

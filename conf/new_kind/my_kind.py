@@ -12,7 +12,6 @@ from typing_extensions import override
 from lit_data.datamodules import BaseDataModule, ImageFolder
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image_files import FolderKeywords
-from lit_data.datamodules.source import name_options
 from lit_data.datasets import BankDataset
 from lit_data.io.images.decoders import ImageDecoder
 from lit_data.io.images.image_source import ImageBank
@@ -97,7 +96,6 @@ class MyKindDataModule(BaseDataModule[MyKindDataset]):
     bank: ImageBank
     source: MyKindFiles
 
-    @name_options(MyKindFiles)
     def __init__(
         self,
         root: PathText,

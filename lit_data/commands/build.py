@@ -3,7 +3,6 @@
 The command that runs hands its configuration over here; behind this file there are objects only.
 """
 
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from omegaconf import DictConfig, open_dict
 
 from lit_data.callbacks.wrapping import wrap
+from lit_data.checks import read_arguments
 from lit_data.commands.checkpoints import (
     AtomicCheckpointIO,
     TrainedRecord,
@@ -225,7 +225,7 @@ def build_input_data(cfg: DictConfig, on_bad: str) -> BaseDataModule:
         DataError: Inputs are bad, and the rule is to end then.
     """
     kind = resolve_target(cfg.data._target_, "data")
-    arguments = inspect.signature(kind).parameters  # a class of the user's own may lack some
+    arguments = read_arguments(kind).hints  # a class of the user's own may lack some
     for name, value in find_task_of(kind).predict_data.items():
         if name in arguments:
             _set_option(cfg.data, name, value)

@@ -21,7 +21,7 @@ from lit_data.datamodules.ct_source import (
     read_range,
     read_sdf,
 )
-from lit_data.datamodules.source import FileKeywords, name_options
+from lit_data.datamodules.source import FileKeywords
 from lit_data.datasets.ct.dataset import CTDataset
 from lit_data.datasets.ct.dense import DenseVolumes
 from lit_data.datasets.ct.distance import PointDistances
@@ -186,7 +186,6 @@ class CTDataModule(BaseDataModule[CTDataset]):
     volumes: CTVolumes
     batch_keys: ClassVar[Sequence[str]] = (*POINT_KEYS, *WINDOW_KEYS, *COMMON_KEYS)
 
-    @name_options(CTSource)
     def __init__(
         self,
         root: PathText | None = None,

@@ -23,7 +23,6 @@ from lit_data.datamodules.detection_source import (
     keep_groups_together,
 )
 from lit_data.datamodules.image_transform import find_unit_range, to_unit
-from lit_data.datamodules.source import name_options
 from lit_data.datasets.detection.dataset import DetectionDataset
 from lit_data.datasets.detection.files import DetectionFiles
 from lit_data.datasets.detection.labels import LabelTable
@@ -131,7 +130,6 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         "epoch",
     )
 
-    @name_options(DetectionSource)
     def __init__(
         self,
         root: PathText | None = None,

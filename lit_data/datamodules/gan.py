@@ -17,7 +17,6 @@ from lit_data.datamodules.base import BaseDataModule, Visuals
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image_files import FolderKeywords, ImageFolder
 from lit_data.datamodules.image_transform import find_unit_range, to_unit
-from lit_data.datamodules.source import name_options
 from lit_data.datasets.gan import (
     LAYOUT_FILE,
     Cut,
@@ -247,7 +246,6 @@ class GANDataModule(BaseDataModule[GANDataset]):
         "epoch",
     )
 
-    @name_options(GANSource)
     def __init__(
         self,
         root: PathText | None = None,

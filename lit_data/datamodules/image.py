@@ -20,7 +20,6 @@ from lit_data.datamodules.image_transform import (
     find_margins,
     find_unit_range,
 )
-from lit_data.datamodules.source import name_options
 from lit_data.datasets.device_bank import DevicePatches
 from lit_data.datasets.patch_source import (
     GridPatches,
@@ -99,7 +98,6 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         "epoch",
     )
 
-    @name_options(MaskedImageFolder)
     def __init__(
         self,
         root: PathText | None = None,

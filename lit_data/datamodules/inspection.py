@@ -14,7 +14,6 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image import PATCH_PX, Augment, ImageDataModule, choose_grid
 from lit_data.datamodules.image_files import MaskedKeywords
 from lit_data.datamodules.inspection_source import InspectionFiles
-from lit_data.datamodules.source import name_options
 from lit_data.datasets.inspection.good_names import GOOD, describe_doubt, names_defect
 from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes, is_defect
 from lit_data.datasets.inspection.patches import Paster, SampledPatches, Sampling, SamplingOptions
@@ -114,7 +113,6 @@ class InspectionDataModule(ImageDataModule):
         "epoch",
     )
 
-    @name_options(InspectionFiles)
     def __init__(
         self,
         root: PathText | None = None,

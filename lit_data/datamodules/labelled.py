@@ -14,7 +14,6 @@ from lit_data.datamodules.image import Augment
 from lit_data.datamodules.image_files import FolderKeywords
 from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles
-from lit_data.datamodules.source import name_options
 from lit_data.datasets.inspection.good_names import find_good_names
 from lit_data.datasets.inspection.layouts import (
     InspectionSet,
@@ -118,7 +117,6 @@ class LabelledImageDataModule(InspectionDataModule):
         "epoch",
     )
 
-    @name_options(LabelledFiles)
     def __init__(
         self,
         root: PathText | None = None,

@@ -1,16 +1,14 @@
 """`FileOptions` and `Source`: where the files of a dataset lie, on a disk, on a server, or made on first use."""
 
 import hashlib
-import inspect
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
-from inspect import Parameter
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypedDict, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, Self, TypedDict, TypeVar, get_args
 
 from lit_data.checks import check_choice, check_types
 from lit_data.datasets.splits import Splits, find_named_splits, split_images
@@ -30,7 +28,6 @@ from lit_data.samples.sample_set import SampleSpec
 from lit_data.types import Ints, PathText
 
 Sharded = TypeVar("Sharded", bound=ShardedRoot)
-Init = TypeVar("Init", bound=Callable[..., None])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,34 +87,6 @@ class FileKeywords(TypedDict, total=False):
     cache_bytes: int
     samples: Mapping[str, Any] | None
     remote: RemoteOptions | None
-
-
-def name_options(source: type[FileOptions]) -> Callable[[Init], Init]:
-    """Let the signature of a constructor name the options that its ``**options`` stands for.
-
-    So the keys of a configuration are checked, suggested and completed as if the constructor
-    itself named them.
-
-    Args:
-        source: Class that takes the options, with their defaults.
-    """
-    defaults = {each.name: each.default for each in fields(source)}
-
-    def decorate(init: Init) -> Init:
-        signature = inspect.signature(init)
-        *named, open_ended = signature.parameters.values()
-        (keywords,) = get_args(open_ended.annotation)  # of Unpack[...]
-        options = []
-        for name, hint in get_type_hints(keywords).items():
-            default = None if defaults[name] is MISSING else defaults[name]
-            options.append(
-                Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
-            )
-        spelled_out = signature.replace(parameters=[*named, *options])
-        init.__signature__ = spelled_out  # type: ignore[attr-defined]  # `inspect` reads it
-        return init
-
-    return decorate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ from lit_data.datamodules.drawn_images import DrawnImages
 from lit_data.datamodules.image import Augment, ImageDataModule
 from lit_data.datamodules.image_files import LayoutKeywords, MaskedImageFolder
 from lit_data.datamodules.placement import Backend, DrawingBackend
-from lit_data.datamodules.source import name_options
 from lit_data.datasets.inspection.occupancy import is_defect
 from lit_data.datasets.patches import PatchDataset, PatchWriter
 from lit_data.datasets.reference_fit import describe_misfits, find_limits, measure_fit
@@ -81,7 +80,6 @@ class StripeDataModule(ImageDataModule):
     synthesis: DefectSpec | None
     channel_names: ClassVar[Mapping[str, int]] = {name: number for number, name in enumerate(ROLES)}
 
-    @name_options(StripeFiles)
     def __init__(
         self,
         root: PathText | None = None,

@@ -17,7 +17,6 @@ from lit_data.datamodules.image_transform import (
     to_batch,
     to_unit,
 )
-from lit_data.datamodules.source import name_options
 from lit_data.datasets.patch_source import (
     PatchSource,
     ProgressiveSize,
@@ -224,7 +223,6 @@ class WatermarkDataModule(ImageDataModule):
     synthesis: WatermarkSpec | None
     marks: GlyphBank | None
 
-    @name_options(WatermarkFiles)
     def __init__(
         self,
         root: PathText | None = None,

@@ -2,7 +2,6 @@
 
 import csv
 import importlib
-import inspect
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -16,6 +15,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from lit_data.checks import read_arguments
 from lit_data.commands import COMMANDS
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.names import resolve_target
@@ -165,7 +165,7 @@ def test_every_constructor_argument_is_there(experiment: str) -> None:
     checked = 0
     for key, node in _nodes(OmegaConf.to_container(_compose(experiment))):
         if node["_target_"].startswith("lit_data."):
-            arguments = set(inspect.signature(resolve_target(node["_target_"], key)).parameters)
+            arguments = read_arguments(resolve_target(node["_target_"], key)).hints.keys()
             assert arguments == node.keys() - {"_target_", "_partial_"}, key
             checked += 1
     assert checked >= 8

@@ -1,7 +1,6 @@
 """Groups of nets of other libraries, as far as these need not be installed; see tests/test_strangers.py."""
 
 import importlib
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from lit_data.checks import read_arguments
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.names import resolve_target
 from lit_data.commands.configuration.targets import instantiate
@@ -44,7 +44,7 @@ def test_a_group_has_every_argument_and_names_a_missing_package(
         assert cfg == compose("fit", [*words[::-1], f"paths.run={tmp_path}"])
     model = OmegaConf.to_container(cfg.model)
     for node in (model, model["net"]):
-        arguments = set(inspect.signature(resolve_target(node["_target_"], "model")).parameters)
+        arguments = read_arguments(resolve_target(node["_target_"], "model")).hints.keys()
         assert arguments == node.keys() - {"_target_"}
     if experiment == "segmentation":
         assert (model["net"]["prior"], model["anomaly_metrics"]) == (0.02, True)

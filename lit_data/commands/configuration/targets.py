@@ -1,20 +1,23 @@
-"""Objects of a configuration: names are checked and found first, and then called.
+"""Objects of a configuration: names are checked and found first, then Hydra calls what they stand for.
 
-Hydra's own ``instantiate`` refuses what is on a list of known dangers (hydra-ecosystem/hydra#3409
-shows how that is bypassed) and reads the strings of a node as interpolations once more, so objects
-are built here.
+Hydra alone would take any name that is not on its list of known dangers (hydra-ecosystem/hydra#3409
+shows how that is bypassed). It gets no names here, but objects that are allowed.
 """
 
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import hydra
+from hydra.errors import HydraException, InstantiationException
 from omegaconf import Container, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from lit_data.checks import Made, call_checked
+from lit_data.checks import Made, call_checked, read_arguments
 from lit_data.commands.configuration.hydra_node import find_typed
 from lit_data.commands.configuration.names import (
     join_key,
@@ -23,16 +26,39 @@ from lit_data.commands.configuration.names import (
     to_plain,
 )
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
-from lit_data.errors import ConfigError, LitDataError
+from lit_data.errors import ConfigError, LitDataError, first_line
 
 log = logging.getLogger(__name__)
 
-_SPECIAL_KEYS = ("_target_", "_args_", "_partial_")
+_SPECIAL_KEYS = ("_target_", "_args_", "_partial_", "_convert_", "_recursive_")
 _CHECKED = ("torch", "torchmetrics", "kornia", "lightning")
 """Packages whose constructors refuse wrong options with errors of many kinds."""
 _BROUGHT_ALONG = ("synthesis", "augment")  # groups that put themselves below `data`
 
 Node = Container | Mapping[str, Any] | Sequence[Any]
+
+
+# No dataclasses, which OmegaConf takes for nodes.
+class _Target:
+    """A class or function that may be called; what is wrong with its arguments names their node."""
+
+    def __init__(self, call: Callable[..., Any], key: str) -> None:
+        self._call = call
+        self._key = key
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:  # noqa: ANN401 - whatever it makes
+        _check_missing(self._call, args, kwargs, self._key)
+        return _call(self._call, args, kwargs, self._key)
+
+
+class _Text:
+    """A text that looks like a reference, which is not followed once more."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __call__(self) -> str:
+        return self._text
 
 
 @dataclass(frozen=True)
@@ -41,71 +67,84 @@ class Recipe:
 
     Attributes:
         plain: Dicts, lists and values.
-        key: Where they stand, for messages.
         targets: Classes and functions by the names in ``_target_``.
+        prepared: `plain` with classes and functions in the place of their names.
     """
 
     plain: Any
-    key: str
     targets: Mapping[str, Callable[..., Any]]
+    prepared: Any
 
     def build(self, *args: object, **kwargs: object) -> Any:  # noqa: ANN401 - whatever the target makes
         """Build new objects; for arguments and errors see `instantiate`."""
-        if isinstance(self.plain, dict) and "_target_" in self.plain:
-            return self._build_object(self.plain, self.key, args, kwargs)
-        return self._build(self.plain, self.key)
+        with _as_raised():
+            if not isinstance(self.prepared, dict):
+                return hydra.utils.instantiate(self.prepared, _convert_="all")
+            node = {"_convert_": "all", **self.prepared}
+            if not (args or kwargs):
+                return hydra.utils.instantiate(node)
+            # Hydra would copy the arguments.
+            call = hydra.utils.instantiate({**node, "_partial_": True})
+            if node.get("_partial_"):
+                return functools.partial(call, *args, **kwargs)
+            return call(*args, **kwargs)
 
-    def _build(self, plain: Any, key: str) -> Any:  # noqa: ANN401 - YAML data becomes objects
-        if isinstance(plain, Mapping):
-            if "_target_" in plain:
-                return self._build_object(plain, key)
-            return {name: self._build(value, join_key(key, name)) for name, value in plain.items()}
-        if isinstance(plain, Sequence) and not isinstance(plain, str | bytes):
-            return [self._build(value, f"{key}[{index}]") for index, value in enumerate(plain)]
-        return plain
 
-    def _build_object(
-        self,
-        plain: Mapping[str, Any],
-        key: str,
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever the target makes
-        target = self.targets[plain["_target_"]]
-        _check_special(plain, key)
-        positional = (*args, *self._build(plain.get("_args_", []), f"{key}._args_"))
-        named = {}
+@contextmanager
+def _as_raised() -> Iterator[None]:
+    """Raise what a constructor raised, which Hydra wraps."""
+    try:
+        yield
+    except InstantiationException as error:
+        if error.__cause__ is None:
+            raise ConfigError(first_line(error)) from error
+        raise error.__cause__ from error.__cause__.__cause__
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(first_line(error)) from error
+
+
+def _prepare(plain: Any, key: str, targets: Mapping[str, Callable[..., Any]]) -> Any:  # noqa: ANN401 - YAML data
+    """Put classes and functions in the place of their names, and check that they have the arguments."""
+    if isinstance(plain, str) and "${" in plain:
+        return {"_target_": _Text(plain)}
+    if isinstance(plain, Mapping):
+        node: dict[Any, Any] = {}
         for name, value in plain.items():
-            if name not in _SPECIAL_KEYS:
-                named[name] = self._build(value, join_key(key, name))
-        named |= kwargs or {}
-        is_partial = plain.get("_partial_", False)
-        _check_arguments(target, positional, named, key, partial=is_partial)
-        if is_partial:
-            return functools.partial(target, *positional, **named)
-        return _call(target, positional, named, key)
+            if name != "_target_":
+                node[name] = _prepare(value, join_key(key, name), targets)
+        if "_target_" in plain:
+            target = targets[plain["_target_"]]
+            _check_special(plain, key)
+            _check_names(target, plain, key)
+            # Of a partial object it is read what it calls.
+            node["_target_"] = target if plain.get("_partial_") else _Target(target, key)
+        return node
+    if isinstance(plain, Sequence) and not isinstance(plain, str | bytes):
+        return [_prepare(value, f"{key}[{index}]", targets) for index, value in enumerate(plain)]
+    return plain
 
 
 def read_recipe(node: Node) -> Recipe:
     """Resolve a node, check all names in it and import what they stand for; nothing is called.
 
     Raises:
-        ConfigError: a target is refused or not found, or an interpolation leads nowhere.
+        ConfigError: a target is refused or not found, has no such argument, or an interpolation
+            leads nowhere.
     """
     key = node._get_full_key("") if isinstance(node, Container) else ""
     plain = to_plain(node)
-    return Recipe(plain, key, resolve_targets(plain, key))
+    targets = resolve_targets(plain, key)
+    return Recipe(plain, targets, _prepare(plain, key, targets))
 
 
 def instantiate(node: Node | None, *args: object, **kwargs: object) -> Any:  # noqa: ANN401 - whatever the target makes
-    """Build the object a node describes; nested nodes become objects too.
+    """Build the object a node describes as `hydra.utils.instantiate` does, of allowed names.
 
-    Constructors receive plain dicts and lists. ``_partial_: true`` gives the callable with the
-    node's arguments bound, ``_args_`` holds positional arguments.
+    Constructors receive plain dicts and lists, unless ``_convert_`` says otherwise.
 
     Args:
         node: a node with ``_target_``, or a dict or list of such nodes, or None.
-        args: positional arguments put before those of the node.
+        args: positional arguments in place of those of the node.
         kwargs: arguments that replace or complete those of the node.
 
     Returns:
@@ -165,9 +204,9 @@ def _list_arguments(target: Callable[..., object]) -> set[str]:
     """
     names: set[str] = set()
     for function in _list_initialisers(target):
-        parameters = inspect.signature(function).parameters.values()
-        names |= {parameter.name for parameter in parameters}
-        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+        arguments = read_arguments(function)
+        names |= arguments.hints.keys()
+        if not arguments.takes_any:
             break
     return names
 
@@ -193,62 +232,44 @@ def read_options(kind: Callable[..., Made], node: Container | Mapping[str, Any],
     plain = to_plain(node)
     if not isinstance(plain, dict):
         raise ConfigError(f"'{key}' is {plain!r}: it must hold names and values")
-    _check_arguments(kind, (), plain, key, partial=True)
+    _check_names(kind, plain, key)
     return call_checked(kind, (), plain, key)
 
 
 def _check_special(plain: Mapping[str, Any], key: str) -> None:
-    """Refuse special keys that hold nothing usable, and those that Hydra alone has."""
-    args, is_partial = plain.get("_args_", []), plain.get("_partial_", False)
-    if not isinstance(args, list | tuple):
-        raise ConfigError(f"'{key}._args_' is {args!r}; it must be a list.")
-    if not isinstance(is_partial, bool):
-        raise ConfigError(f"'{key}._partial_' is {is_partial!r}; it must be true or false.")
-    for name in ("_convert_", "_recursive_"):
-        if name in plain:
+    """Refuse special keys that hold nothing usable."""
+    if not isinstance(plain.get("_args_", []), list | tuple):
+        raise ConfigError(f"'{key}._args_' is {plain['_args_']!r}; it must be a list.")
+    for name in ("_partial_", "_recursive_"):
+        if not isinstance(plain.get(name, False), bool):
+            raise ConfigError(f"'{key}.{name}' is {plain[name]!r}; it must be true or false.")
+
+
+def _check_names(target: Callable[..., Any], options: Iterable[str], key: str) -> None:
+    """Refuse an argument that a class or function does not have, with the nearest that it has."""
+    try:
+        arguments = read_arguments(target)
+    except ValueError:  # written in C; the call itself will complain
+        return
+    names = [*arguments.hints]
+    for name in options:
+        if name not in names and name not in _SPECIAL_KEYS and not arguments.takes_any:
+            near = nearest(name, names)
             raise ConfigError(
-                f"'{key}.{name}' is not known: nested nodes are built, the rest arrives as plain "
-                "data."
+                f"unknown key '{key}.{name}': {target.__qualname__} has no such argument."
+                + did_you_mean(near and f"{key}.{near}")
             )
 
 
-def _check_arguments(
-    target: Callable[..., Any],
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-    key: str,
-    *,
-    partial: bool,
+def _check_missing(
+    target: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object], key: str
 ) -> None:
     try:
-        signature = inspect.signature(target)
-    except ValueError:  # written in C without a signature; the call itself will complain
+        inspect.signature(target).bind(*args, **kwargs)
+    except ValueError:
         return
-    try:
-        bind = signature.bind_partial if partial else signature.bind
-        bind(*args, **kwargs)
     except TypeError as error:
-        unknown, names = _find_unknown(signature, kwargs)
-        if unknown is None:
-            raise ConfigError(f"'{key}': {target.__qualname__}: {error}.") from error
-        near = nearest(unknown, names)
-        raise ConfigError(
-            f"unknown key '{key}.{unknown}': {target.__qualname__} has no such argument."
-            + did_you_mean(near and f"{key}.{near}")
-        ) from error
-
-
-def _find_unknown(
-    signature: inspect.Signature, kwargs: Mapping[str, object]
-) -> tuple[str | None, list[str]]:
-    """Return the first argument that a signature does not have, and the names that it has."""
-    names = []
-    for name, parameter in signature.parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            return None, []
-        if parameter.kind is not parameter.VAR_POSITIONAL:
-            names.append(name)
-    return next((name for name in kwargs if name not in names), None), names
+        raise ConfigError(f"'{key}': {target.__qualname__}: {error}.") from error
 
 
 def _call(

@@ -3,12 +3,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from lit_data.commands.configuration import names
 from lit_data.commands.configuration.names import allow_packages, check_targets, resolve_target
 from lit_data.commands.configuration.targets import instantiate
+from lit_data.commands.configuration.words import escape_references
 from lit_data.errors import ConfigError, DataError
 from lit_data.grid import PatchGrid
 
@@ -199,10 +201,50 @@ def test_private_names_and_loaders_of_models_are_refused_before_import(target: s
         check_targets({"model": {"_target_": target}})
 
 
-def test_text_that_looks_like_an_interpolation_stays_text() -> None:
-    target, text = "lightning.pytorch.callbacks.ModelCheckpoint", "${oc.create:'{_target_: a.b}'}"
-    node = OmegaConf.create({"_target_": target, "filename": f"\\{text}"})
-    assert instantiate(node).filename == text
+REFERENCES = (
+    "${oc.create:'{_target_: a.b}'}",
+    "${oc.decode:'{_target_: os.system, _args_: [false]}'}",
+    "${.x}",
+    "\\${seed}",
+)
+
+
+@pytest.mark.usefixtures("own_package")
+@pytest.mark.parametrize("text", REFERENCES)
+def test_text_that_looks_like_an_interpolation_stays_text(text: str) -> None:
+    width = {"a": [escape_references(text)]}
+    node = {"_target_": "own_targets.Model", "width": width}
+    with allow_packages(["own_targets"]):
+        built = instantiate(OmegaConf.create({"seed": 3, "node": node}).node)
+        (other,) = instantiate(OmegaConf.create([node]))
+        assert built.width == other.width == {"a": [text]}
+        assert instantiate({"_target_": "own_targets.Model"}, text).width == text
+
+
+@pytest.mark.usefixtures("own_package")
+def test_nodes_are_handed_on_where_they_are_not_to_be_built() -> None:
+    node = {"_target_": "own_targets.Model", "width": GRID, "_recursive_": False}
+    with allow_packages(["own_targets"]):
+        assert len(hydra.utils.instantiate(instantiate(node).width)) == len(instantiate(GRID))
+        node |= {"_convert_": "none", "_recursive_": True, "width": {"a": 1}}
+        assert isinstance(instantiate(node).width, DictConfig)
+
+
+@pytest.mark.parametrize("special", [{}, {"_recursive_": False}, {"_convert_": "none"}])
+@pytest.mark.parametrize("where", ["node", "list", "dict", "args", "partial"])
+def test_a_nested_name_is_refused_however_deep_it_lies(
+    where: str, special: dict[str, object]
+) -> None:
+    evil: dict[str, object] = {"_target_": "os.system", "command": "false"} | special
+    nested = {
+        "node": {"inner": evil},
+        "list": {"inner": [[evil]]},
+        "dict": {"inner": {"a": {"b": evil}}},
+        "args": {"_args_": [evil]},
+        "partial": {"inner": evil | {"_partial_": True}},
+    }
+    with pytest.raises(ConfigError, match=r"_target_' is 'os\.system', which is not allowed"):
+        instantiate(GRID | special | nested[where])
 
 
 def test_hydra_names_are_allowed_below_hydra_alone() -> None:
@@ -263,8 +305,7 @@ def test_instantiate_takes_further_arguments_and_binds_them() -> None:
         ({"zzz": 3}, r"^unknown key 'grid\.zzz': PatchGrid has no such argument\.$"),
         ({"_args_": "xy"}, r"^'grid\._args_' is 'xy'; it must be a list\.$"),
         ({"_partial_": "yes"}, r"^'grid\._partial_' is 'yes'; it must be true or false\.$"),
-        ({"_convert_": "all"}, r"^'grid\._convert_' is not known"),
-        ({"_recursive_": False}, r"^'grid\._recursive_' is not known"),
+        ({"_recursive_": 0}, r"^'grid\._recursive_' is 0; it must be true or false\.$"),
         ({"_target_": "lit_data.grid.PatchGird"}, r"PatchGird'\. Did you mean 'PatchGrid'\?$"),
         ({"_target_": "lit_data.gird.PatchGrid"}, r"'lit_data\.gird'\. Did you mean 'grid'\?$"),
         ({"patch_px": "${nowhere}"}, "Interpolation key 'nowhere' not found"),

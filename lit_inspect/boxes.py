@@ -1,4 +1,4 @@
-"""Objects of images as `lit_data.modules.detection` finds and joins them, in NumPy alone."""
+"""Objects of images, found in windows and joined."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,11 @@ _MOST_FOUND = 100
 _MOST_COMPARED = 1000
 _BELOW = 0.999  # of the threshold: what joins windows may be a little less sure
 _SAME_IOU = 0.4
+"""Boxes of one class in two windows that overlap more are one object: of 8 px, they may lie 2 px apart."""
 _CUT_PX = 2.0
+"""Boxes that come as near to an edge inside the image may be cut there."""
 _COVERED = 0.5
+"""Fraction of the area of a cut box that a box of another window covers, which then shows the rest too."""
 _SMALLEST = 1e-9
 _GOLDEN_PLACES = 1000
 
@@ -272,12 +275,19 @@ def settle_drops(alive: Bools, edges: Ints) -> Bools:
 
 
 def join_windows(parts: Sequence[Objects], frames: Ints, size_px: tuple[int, ...]) -> Objects:
-    """Join the objects of windows, see `lit_data.modules.detection.seams.join_windows`.
+    """Join the objects of the windows of an image, each found once.
+
+    A box that touches the edge of its window, inside the image, yields to one of another window that
+    covers half of it and is not cut itself. Of boxes of one class in two windows that overlap by
+    more than 0.4, the one with the higher score stays. Boxes of one window never drop each other.
 
     Args:
         parts: Of each window, in px of the image.
         frames: [windows, 4] corners of the windows in the image.
         size_px: (height, width) of the image.
+
+    Returns:
+        Those of the image, the highest score first.
     """
     counts = np.array([len(part.scores) for part in parts])
     joined = Objects(*(np.concatenate(column) for column in zip(*parts, strict=True)))

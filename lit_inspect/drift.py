@@ -1,8 +1,16 @@
-"""Drift of inputs, and the bounds that it withdraws: `lit_data.risk.drift` in NumPy alone."""
+"""Drift of inputs: images that are unlike those of a calibration, whose bounds it withdraws.
+
+Source: the test of Kolmogorov and Smirnov for two samples, with the approximation of its p-value by
+M. A. Stephens, "Use of the Kolmogorov-Smirnov, Cramér-Von Mises and related statistics without
+extensive tables", Journal of the Royal Statistical Society B 32 (1970).
+
+It takes images for independent: those of one lot, which are alike, differ from others a little
+sooner than it says, and a guarantee by image does not hold for them anyway.
+"""
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +24,11 @@ Floats = NDArray[np.float64]
 WITHDRAWN = "withdrawn"
 FEATURES = ("grey level", "contrast", "sharpness")
 BLOCK = 200
+"""Images that are compared at a time at least: drift that begins late is not thinned by those before."""
 _TERMS = 20
-_LEVEL = 0.01
-_LOOKED_AT_PX = 1024  # side of the middle of an image by which it is described
+_LEVEL = 0.01  # probability of a false alarm over all blocks and features
+LOOKED_AT_PX = 1024
+"""Side of the middle of an image by which it is described."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,28 +49,52 @@ class Guarantee:
         Args:
             features: [m, 3] of images in their order, see `describe`.
         """
-        if not len(features):
-            return None
-        known = np.array(self.features)
-        is_odd = ~np.isfinite(features).all(0)
-        if is_odd.any():  # no image of the calibration has such a feature
-            return FEATURES[int(is_odd.argmax())]
-        blocks = np.array_split(features, max(1, len(features) // BLOCK))
-        # All tests share the level (Bonferroni), so many blocks alarm no more often than one.
-        least, name = _LEVEL / (len(blocks) * len(FEATURES)), None
-        for block in blocks:
-            for number, feature in enumerate(FEATURES):
-                p = p_value_of_same(known[:, number], block[:, number])
-                if p < least:
-                    least, name = p, feature
-        return name
+        return find_drift(np.array(self.features), features)
+
+
+def find_drift(reference: Floats, features: Floats) -> str | None:
+    """Return the feature in which images differ most from a reference; None if they are alike.
+
+    Blocks of equal length, of `BLOCK` images or somewhat more, are compared in their order. A short
+    last block would often be of one kind or lot.
+
+    Args:
+        reference: [n, F] of the calibration.
+        features: [m, F] of new images.
+    """
+    if not len(features):
+        return None
+    is_odd = ~np.isfinite(features).all(0)
+    if is_odd.any():  # no image of the calibration has such a feature
+        return FEATURES[int(is_odd.argmax())]
+    blocks = np.array_split(features, max(1, len(features) // BLOCK))
+    # All tests share the level (Bonferroni), so many blocks alarm no more often than one.
+    least, name = _LEVEL / (len(blocks) * len(FEATURES)), None
+    for block in blocks:
+        for number, feature in enumerate(FEATURES):
+            p = p_value_of_same(reference[:, number], block[:, number])
+            if p < least:
+                least, name = p, feature
+    return name
 
 
 def describe(image: Rows) -> Floats:
-    """Return the `FEATURES` of an image by its middle, [3]."""
+    """Return the `FEATURES` of an image by its middle, see `describe_pixels`."""
     height, width = image.shape[1:]
-    top, left = max(0, height - _LOOKED_AT_PX) // 2, max(0, width - _LOOKED_AT_PX) // 2
-    pixels = image.read(top, min(top + _LOOKED_AT_PX, height))[:, :, left : left + _LOOKED_AT_PX]
+    top, left = max(0, height - LOOKED_AT_PX) // 2, max(0, width - LOOKED_AT_PX) // 2
+    rows = image.read(top, min(top + LOOKED_AT_PX, height))
+    return describe_pixels(rows[:, :, left : left + LOOKED_AT_PX])
+
+
+def describe_pixels(pixels: NDArray[Any]) -> Floats:
+    """Return the `FEATURES` of an image, which a defect of a few pixels does not change.
+
+    Args:
+        pixels: [C, H, W]; whole numbers count in parts of the range of their dtype.
+
+    Returns:
+        [3] median, distance of the quartiles, and mean step from a pixel to the next one.
+    """
     values = pixels.astype(np.float32)
     if pixels.dtype.kind in "ui":
         values /= np.iinfo(pixels.dtype.name).max

@@ -17,7 +17,14 @@ from lit_inspect.images import list_images
 from lit_inspect.layouts import Group, group_files, open_files, take_arrays
 from lit_inspect.marks import measure_marked
 from lit_inspect.net import Limits, Net
-from lit_inspect.regions import Defect, find_defects, mean_highest, round_score, slabs
+from lit_inspect.regions import (
+    Defect,
+    count_top_px,
+    find_defects,
+    mean_highest,
+    round_score,
+    slabs,
+)
 from lit_inspect.rows import ArrayRows, MapFile
 from lit_inspect.settings import read_settings
 from lit_inspect.tiles import Rows, cut, stitch
@@ -214,8 +221,7 @@ class Inspector:
         parts = list(slabs(height, width))
         highest = mean_highest(
             (_to_unit(values.read(part.start, part.stop)[0]) for part in parts),
-            height * width,
-            settings.top_fraction,
+            count_top_px(height * width, settings.top_fraction),
         )
         score = round_score(highest)
         pairs = (

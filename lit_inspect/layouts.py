@@ -1,9 +1,8 @@
-"""Files of a target and its references, as `lit_data.datasets.references` groups and stacks them."""
+"""Files of a target and its references: how they are grouped and stacked."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -18,7 +17,8 @@ from lit_inspect.rows import ArrayRows
 from lit_inspect.tiles import Rows
 
 ROLES = ("target", "ref1", "ref2")
-_LETTER = re.compile(r"\[!?\]?[^\]/]*\]|.", re.DOTALL)  # of a glob, beside its star
+_LETTER = re.compile(r"\[!?\]?[^\]/]*\]|.", re.DOTALL)  # of a glob
+_LETTERS = {"*": "([^/]*)", "?": "[^/]"}
 
 Channel = Annotated[int, Field(ge=0, lt=MOST_CHANNELS)]
 Glob = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -57,6 +57,11 @@ class Layout:
             raise ValueError("channels or files must be set, and not both")
         if any(pattern.count("*") != 1 for pattern in self.files or ()):
             raise ValueError("each of files must hold one *")
+        for pattern in self.files or ():
+            try:
+                compile_star(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} cannot be understood ({error})") from error
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -73,29 +78,38 @@ def group_files(names: Sequence[str], layout: Layout | None) -> list[Group]:
     """
     if layout is None or layout.files is None:
         return [Group(name, (name,)) for name in names]
-    files_of_roles = [_find_role(pattern, names) for pattern in layout.files]
+    files_of_roles = [find_role(pattern, names) for pattern in layout.files]
     stars = sorted(set().union(*files_of_roles))
     groups = [_join_roles(layout, files_of_roles, star) for star in stars]
     return sorted(groups)
 
 
-def _find_role(pattern: str, names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the files that a glob fits, by the text that its star stands for."""
+def find_role(pattern: str, names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the files that a glob with one ``*`` fits, by the text that it stands for."""
+    fit = compile_star(pattern).fullmatch
     files: dict[str, list[str]] = {}
     for name in names:
-        star = read_star(pattern, name)
-        if star is not None:
-            files.setdefault(star, []).append(name)
+        match = fit(name)
+        if match is not None:
+            files.setdefault(match[1], []).append(name)
     return files
 
 
-def read_star(pattern: str, name: str) -> str | None:
-    """Return the text that the star of a glob stands for in a name; None where it does not fit."""
-    parts, folders = pattern.split("/"), name.split("/")
-    if len(parts) != len(folders) or not all(map(fnmatchcase, folders, parts)):
-        return None
-    before, after = (len(_LETTER.findall(text)) for text in pattern.split("*"))
-    return name[before : len(name) - after]
+def compile_star(pattern: str) -> re.Pattern[str]:
+    """Make an expression of a glob with one ``*``, whose group is the text that it stands for.
+
+    Raises:
+        re.error: A range of letters ends before it begins.
+    """
+    return re.compile("".join(map(_translate, _LETTER.findall(pattern))), re.DOTALL)
+
+
+def _translate(letter: str) -> str:
+    if len(letter) == 1:
+        return _LETTERS.get(letter) or re.escape(letter)
+    is_negated = letter[1] == "!"
+    members = re.escape(letter[1 + is_negated : -1]).replace("\\-", "-")
+    return f"[^/{members}]" if is_negated else f"[{members}]"
 
 
 def _join_roles(

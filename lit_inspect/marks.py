@@ -1,4 +1,4 @@
-"""Masks and overlays of watermarks: `lit_data.tasks.watermarks` in NumPy alone."""
+"""Masks and overlays of watermarks."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +13,16 @@ _OPACITY = 0.6  # of the tint where the model is sure
 
 
 def tint(pixels: NDArray[Any], probability: Floats, threshold: float) -> NDArray[np.uint8]:
-    """Tint the marked pixels of an image red, the surer the redder: [3, H, W] to [H, W, 3]."""
+    """Tint the marked pixels of an image red, the surer the redder.
+
+    Args:
+        pixels: [3, H, W] uint8.
+        probability: [H, W] float32 in 0..1.
+        threshold: Least probability of a marked pixel.
+
+    Returns:
+        [H, W, 3] uint8.
+    """
     tinted = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
     is_marked = probability >= threshold
     weight = (_OPACITY * probability[is_marked])[:, None]

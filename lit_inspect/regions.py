@@ -1,4 +1,4 @@
-"""Scores and defects of a map, those of `predict`; of large maps by rows."""
+"""Scores and defects of a map; of large maps by rows."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -8,13 +8,24 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
-_MOST_PX = 1024
-_SLAB_PX = 2**22
+MOST_PX = 1024
+"""Of which the mean is the score of an image."""
+SLAB_PX = 2**22
 
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """One connected region of a map, see `lit_data.inference.Defect`."""
+    """One connected region of a map.
+
+    Args:
+        y: Row of its centre of gravity, px.
+        x: Column of its centre of gravity, px.
+        height_px: Height of its bounding box.
+        width_px: Width of its bounding box.
+        area_px: Pixels.
+        score: Highest probability in it.
+        kind: Number of the class of most of its pixels; 0 where there are no classes.
+    """
 
     y: float
     x: float
@@ -27,14 +38,31 @@ class Defect:
 
 def slabs(height: int, width: int) -> Iterator[slice]:
     """Yield the rows of an image in parts that memory holds; most images are one part."""
-    step = max(1, _SLAB_PX // width)
+    step = max(1, SLAB_PX // width)
     for top in range(0, height, step):
         yield slice(top, min(top + step, height))
 
 
-def mean_highest(parts: Iterable[Floats], pixels: int, fraction: float) -> float:
-    """Return the mean of the highest fraction of pixels, from 1 to 1024 of them."""
-    count = min(max(int(fraction * pixels + 0.5), 1), _MOST_PX)
+def count_top_px(pixels: int, fraction: float) -> int:
+    """Return the number of the highest pixels whose mean is the score of an image.
+
+    Args:
+        pixels: Of the image.
+        fraction: Of them, 0..1; 0 takes the highest one.
+
+    Returns:
+        ``fraction * pixels``, rounded, from 1 to 1024.
+    """
+    return min(max(int(fraction * pixels + 0.5), 1), MOST_PX)
+
+
+def mean_highest(parts: Iterable[Floats], count: int) -> float:
+    """Return the mean of the highest values of an image, of which memory holds one part at a time.
+
+    Args:
+        parts: Of the image, of any shapes.
+        count: How many values; all of them where there are fewer.
+    """
     highest: Floats = np.zeros(0, np.float32)
     for part in parts:
         values = np.concatenate((highest, part.ravel()))
@@ -44,7 +72,11 @@ def mean_highest(parts: Iterable[Floats], pixels: int, fraction: float) -> float
 
 
 def round_score(score: float) -> float:
-    """Return the score of an image as `lit_data.tasks.verdicts.round_score` does."""
+    """Return the score of an image as tables have it, by which it gets its verdict.
+
+    It has four digits, and from 0.99 on five decimals, where scores of confident nets lie close
+    together: further ones differ between libraries that compute the same net.
+    """
     return round(score, 5) if score >= 0.99 else float(f"{score:.4g}")
 
 

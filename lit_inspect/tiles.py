@@ -1,6 +1,6 @@
-"""Tiles of large images and their weights, those of `lit_data.inference.tiling`, in NumPy alone."""
+"""Tiles of large images, and their weights at each pixel."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol
@@ -11,33 +11,62 @@ from numpy.typing import NDArray
 from lit_inspect.bounds import MOST_VIEWS, Distance, Side, Sides
 
 Floats = NDArray[np.float32]
+Weights = NDArray[np.float64]
+Blend = Literal["constant", "gaussian"]
 
-_SIGMA = 0.125  # of the Gaussian, in tiles
+_SIGMA = 0.125
+"""Standard deviation of the Gaussian in tiles; MONAI's default, after nnU-Net."""
 
 
 class Rows(Protocol):
-    """An image that is read by rows.
+    """An image that is read by rows."""
 
-    Attributes:
-        shape: [C, H, W].
-    """
-
-    shape: tuple[int, int, int]
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Return [C, H, W]."""
 
     def read(self, top: int, bottom: int) -> NDArray[Any]:
         """Return rows [C, bottom - top, W]."""
 
 
 @dataclass(frozen=True, slots=True)
+class Seams:
+    """Rule by which neighbours share the pixels that both cover.
+
+    Attributes:
+        overlap_px: Least number of these pixels.
+        margin_px: Pixels next to a seam-side border that count nothing. None: half of the pixels
+            that both cover for `constant`, a quarter for `gaussian`.
+        blend: `constant` counts all that is not in a margin alike, `gaussian` less with the
+            distance from the middle.
+        multiple_px: Tiles begin at multiples of it.
+    """
+
+    overlap_px: int
+    margin_px: int | None
+    blend: Blend
+    multiple_px: int
+
+    def margins(self, shared_px: int) -> tuple[int, int]:
+        """Return the margins of the tiles before and behind a seam that share so many pixels."""
+        if self.margin_px is not None:
+            return self.margin_px, self.margin_px
+        if self.blend == "constant":
+            return shared_px // 2, shared_px - shared_px // 2  # each pixel from one tile
+        return shared_px // 4, shared_px // 4
+
+
+@dataclass(frozen=True, slots=True)
 class TileAxis:
-    """Tiles along one axis of an image.
+    """The tiles along one axis of an image.
 
     Attributes:
         length_px: Of the image.
         tile_px: Of each tile.
-        starts: First pixel of each.
-        counted: Pixels of each that count, within the tile.
-        weights: Of the counted pixels, [n]; None where all are 1.
+        starts: First pixel of each tile.
+        counted: Pixels of each tile that count, within the tile; never behind the end of the image.
+        weights: Of the counted pixels of each tile: [n]; over all tiles a pixel's weights sum to 1.
+            None where all are 1.
     """
 
     length_px: int
@@ -49,12 +78,12 @@ class TileAxis:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Rules by which images are cut, see `lit_data.inference.tiling.Tiling`."""
+    """Rules by which a file says that images are cut, see `lit_data.inference.tiling.Tiling`."""
 
     tile_px: Sides
     overlap_px: Distance
     margin_px: Distance | None
-    blend: Literal["constant", "gaussian"]
+    blend: Blend
     multiple_px: Side
     round_px: Side
 
@@ -73,61 +102,97 @@ class Tiling:
 
     def plan(self, height_px: int, width_px: int) -> tuple[TileAxis, TileAxis]:
         """Return the tiles along the height of an image, and along its width."""
-        rows = plan_axis(self, height_px, self.tile_px[0])
-        return rows, plan_axis(self, width_px, self.tile_px[1])
+        seams = Seams(self.overlap_px, self.margin_px, self.blend, self.multiple_px)
+        rows = plan_axis(height_px, self.tile_px[0], self.round_px, seams)
+        return rows, plan_axis(width_px, self.tile_px[1], self.round_px, seams)
 
 
+# Most datasets have few sizes; an axis of a hundred tiles of 512 px takes 200 kB.
 @lru_cache(maxsize=64)
-def plan_axis(tiling: Tiling, length_px: int, tile_px: int) -> TileAxis:
-    """Return the tiles along one axis."""
-    multiple = tiling.multiple_px
-    padded = _round_up(length_px, multiple)
+def plan_axis(length_px: int, tile_px: int, round_px: int, seams: Seams) -> TileAxis:
+    """Return the tiles along one axis.
+
+    Args:
+        length_px: Of the image.
+        tile_px: Of a tile, a multiple of that of the seams.
+        round_px: A length below that of a tile is filled up to a multiple of it.
+        seams: The rule for neighbours.
+    """
+    multiple = seams.multiple_px
+    padded = round_up(length_px, multiple)
     if padded <= tile_px:
-        tile_px = min(tile_px, _round_up(length_px, tiling.round_px))
+        tile_px = min(tile_px, round_up(length_px, round_px))
         return TileAxis(length_px, tile_px, (0,), (slice(0, length_px),), (None,))
-    stride = (tile_px - tiling.overlap_px) // multiple * multiple
+    stride = (tile_px - seams.overlap_px) // multiple * multiple
     count = -(-(padded - tile_px) // stride) + 1
+    # Spread evenly, so that no two tiles share more than others for nothing.
     slack = (padded - tile_px) // multiple
     starts = tuple(tile * slack // (count - 1) * multiple for tile in range(count))
     counted: list[slice] = []
     counted_weights: list[Floats | None] = []
-    for start, weights in zip(starts, _weigh(tiling, starts, tile_px), strict=True):
-        pixels = np.flatnonzero(weights[: length_px - start])
-        part = slice(int(pixels[0]), int(pixels[-1]) + 1) if pixels.size else slice(0, 0)
+    for start, weights in zip(starts, weigh_tiles(starts, tile_px, seams), strict=True):
+        part = _find_counted(weights, length_px - start)
         part_weights = weights[part].astype(np.float32)
         counted.append(part)
+        # Without weights a tile is copied and not multiplied.
         counted_weights.append(None if (part_weights == 1).all() else part_weights)
     return TileAxis(length_px, tile_px, starts, tuple(counted), tuple(counted_weights))
 
 
-def _weigh(tiling: Tiling, starts: tuple[int, ...], tile_px: int) -> Iterator[NDArray[np.float64]]:
-    """Yield the weights of each tile, which sum to 1 at each pixel."""
-    one = np.ones(tile_px)
-    if tiling.blend == "gaussian":
-        deviations = (np.arange(tile_px) - (tile_px - 1) / 2) / (_SIGMA * tile_px)
-        one = np.exp(-0.5 * deviations**2)
-    raw_weights = [one.copy() for _ in starts]
+def _find_counted(weights: Weights, image_px: int) -> slice:
+    """Return the pixels of a tile with a weight, of those within the image."""
+    counted = np.flatnonzero(weights[:image_px])
+    return slice(int(counted[0]), int(counted[-1]) + 1) if counted.size else slice(0, 0)
+
+
+def weigh_tiles(starts: Sequence[int], tile_px: int, seams: Seams) -> list[Weights]:
+    """Return weights along one axis; a tile's weight at a pixel is the product over both axes.
+
+    Near a seam-side border a net sees zeros (or a reflection) where the image goes on, as far as it
+    reaches: half its receptive field. Such pixels count nothing as long as they lie within the
+    margin, and the neighbour covers them. Borders of the image itself have no margin, as there the
+    net sees what it would see in the whole image. So if the margin is at least the reach, every
+    pixel that counts is that of the whole image, and so is any average:
+
+    - `constant`, margins by default: where the overlap is at least the receptive field;
+    - `gaussian`: there too if ``margin_px`` is the reach, which `lit_data` measures; with margins by
+      default where it is at least twice as large;
+    - nets whose output depends on all of the tile (attention, norms that average over it): never,
+      and there `gaussian` hides the seams.
+
+    Args:
+        starts: First pixel of each tile, ascending.
+        tile_px: Length of each.
+        seams: The rule.
+
+    Returns:
+        For each tile [tile_px] weights that sum to 1 at each pixel.
+    """
+    raw_weights = [weigh_tile(tile_px, seams.blend) for _ in starts]
     for tile in range(len(starts) - 1):
         shared_px = starts[tile] + tile_px - starts[tile + 1]
-        before_px, behind_px = _choose_margins(tiling, shared_px)
+        before_px, behind_px = seams.margins(shared_px)
         raw_weights[tile][tile_px - before_px :] = 0
         raw_weights[tile + 1][:behind_px] = 0
     total = np.zeros(starts[-1] + tile_px)
     for start, weights in zip(starts, raw_weights, strict=True):
         total[start : start + tile_px] += weights
     for start, weights in zip(starts, raw_weights, strict=True):
-        yield weights / total[start : start + tile_px]
+        weights /= total[start : start + tile_px]
+    return raw_weights
 
 
-def _choose_margins(tiling: Tiling, shared_px: int) -> tuple[int, int]:
-    if tiling.margin_px is not None:
-        return tiling.margin_px, tiling.margin_px
-    if tiling.blend == "constant":
-        return shared_px // 2, shared_px - shared_px // 2
-    return shared_px // 4, shared_px // 4
+def weigh_tile(tile_px: int, blend: Blend) -> Weights:
+    """Return the weights of a tile by itself."""
+    if blend == "constant":
+        return np.ones(tile_px)
+    deviations = (np.arange(tile_px) - (tile_px - 1) / 2) / (_SIGMA * tile_px)
+    weights: Weights = np.exp(-0.5 * deviations**2)
+    return weights
 
 
-def _round_up(value: int, step: int) -> int:
+def round_up(value: int, step: int) -> int:
+    """Return the next multiple of a step, from a value on."""
     return -(-value // step) * step
 
 

@@ -16,7 +16,7 @@ from typing_extensions import override
 from lit_data.checks import check_choice
 from lit_data.datamodules.source import FileKeywords, Source
 from lit_data.datasets.label_formats import add_label_files
-from lit_data.datasets.references import ROLES, find_sources, rule_of
+from lit_data.datasets.references import find_sources, rule_of
 from lit_data.datasets.split_lists import LIST_PATHS, find_list_files
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.io.discovery import compile_exclusion, find_images, match_by_stem
@@ -35,6 +35,7 @@ from lit_data.io.shards.writer import Holding, SetWriter, ShardOptions
 from lit_data.io.store.pixels import WHOLE, StoreOptions
 from lit_data.io.store.store import DecodedStore
 from lit_data.types import Ints, PathText
+from lit_inspect.layouts import ROLES
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from lit_data.augment import Augmentation, Layers, SingleTexture
 from lit_data.datamodules.base import FamilyPreview, Visuals
 from lit_data.datasets.device_bank import DevicePatches
 from lit_data.datasets.patches import PatchDataset
-from lit_data.datasets.references import ROLES
 from lit_data.datasets.writers import DefectWriter
 from lit_data.devices import divided
 from lit_data.errors import ConfigError
@@ -22,6 +21,7 @@ from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.families.base import Family
 from lit_data.synthesis.renderer import Annotations, annotate
 from lit_data.types import Batch, PlannedBatch, Size, Stage
+from lit_inspect.layouts import ROLES
 
 PLAN_KEY = "plan"
 """Key of the `DefectPlan` of a planned batch, which moves to a device as tensors do."""

@@ -17,7 +17,6 @@ from lit_data.datamodules.placement import Backend, DrawingBackend
 from lit_data.datasets.inspection.occupancy import is_defect
 from lit_data.datasets.patches import PatchDataset, PatchWriter
 from lit_data.datasets.reference_fit import describe_misfits, find_limits, measure_fit
-from lit_data.datasets.references import ROLES
 from lit_data.grid import Edges
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.store.store import cut_middle
@@ -25,6 +24,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.samples.stripes import StripeSampleSpec
 from lit_data.synthesis import DefectSpec
 from lit_data.types import Array, PathText, Size, Stage
+from lit_inspect.layouts import ROLES
 
 _MEASURED = 50
 """Images by which the limits of references are found, at most."""

@@ -8,12 +8,12 @@ from typing import Literal, get_args
 
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
-from lit_data.io.discovery import compile_star, find_images
+from lit_data.io.discovery import find_images
 from lit_data.io.images.decoders import ImageSource
 from lit_data.io.leftovers import Leftovers
+from lit_inspect.layouts import ROLES, find_role
 
 Layout = Literal["channels", "files", "pairs", "single"]
-ROLES = ("target", "ref1", "ref2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +130,15 @@ def _match_roles(
     patterns = tuple(files[role] for role in roles)
     # One walk for all roles: folders may be large, or on a network.
     listing = find_images(root, patterns=patterns, exclude=exclude, leftovers=leftovers)
-    paths_of = {role: _find_role(root, files[role], listing.paths) for role in roles}
-    keys = sorted(set().union(*paths_of.values()))
+    paths = {Path(os.path.relpath(path, root)).as_posix(): path for path in listing.paths}
+    names_of = {role: find_role(files[role], paths) for role in roles}
+    keys = sorted(set().union(*names_of.values()))
     groups, faults, missing = [], [], []
     # Every key that any role has needs one file of each role.
     for key in keys:
         group: list[Path] = []
         for role in roles:
-            candidates = paths_of[role].get(key, ())
+            candidates = [paths[name] for name in names_of[role].get(key, ())]
             if not candidates:
                 # It is a bad image, which `on_bad` leaves out or refuses as any other.
                 name = files[role].replace("*", key)
@@ -152,19 +153,8 @@ def _match_roles(
         raise list_problems(faults).make_error(
             f"{len(faults)} files in {show_path(root)} are not the only ones of their images"
         )
-    if missing and not any(all(key in paths_of[role] for role in roles) for key in keys):
+    if missing and not any(all(key in names_of[role] for role in roles) for key in keys):
         raise list_problems(missing).make_error(
             f"{len(missing)} files are missing in {show_path(root)}, so that no image has a partner"
         )
     return groups
-
-
-def _find_role(root: Path, pattern: str, paths: Sequence[Path]) -> dict[str, list[Path]]:
-    """Find the files of one role, by the text that ``*`` stands for."""
-    fit = compile_star(pattern).fullmatch
-    paths_of: dict[str, list[Path]] = {}
-    for path in paths:  # those of the other roles too
-        match = fit(Path(os.path.relpath(path, root)).as_posix())
-        if match is not None:
-            paths_of.setdefault(match[1], []).append(path)
-    return paths_of

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from lit_data.errors import DataError
-from lit_data.inference.tiling import TileAxis, Tiling
+from lit_data.inference.tiling import Tiling
 from lit_data.io import ImageBank
 from lit_data.io.progress import ordered_map
 from lit_data.types import Array
+from lit_inspect.tiles import TileAxis, cut
 
 DTYPES = ("bool", "uint8", "uint16", "int16", "float16", "float32", "float64")
 
@@ -55,17 +56,15 @@ class OpenedImage:
         """(height, width)."""
         return self.pixels.shape[1], self.pixels.shape[2]
 
-    def cut(self, rows: TileAxis, columns: TileAxis) -> Iterator[Array]:
-        """Yield tiles row by row, [C, h, w] each; each row of tiles is read once.
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """[C, H, W]."""
+        channels, height, width = self.pixels.shape
+        return channels, height, width
 
-        Tiles that reach past the end of the image repeat its edge.
-        """
-        for top in rows.starts:
-            bottom = min(top + rows.tile_px, rows.length_px)
-            slab = np.asarray(self.pixels[:, top:bottom, :])
-            for left in columns.starts:
-                tile = slab[:, :, left : left + columns.tile_px]
-                yield _fill(tile, rows.tile_px, columns.tile_px)
+    def read(self, top: int, bottom: int) -> Array:
+        """Return rows [C, bottom - top, W]."""
+        return np.asarray(self.pixels[:, top:bottom, :])
 
 
 def open_source(number: int, image: Image) -> OpenedImage:
@@ -126,15 +125,6 @@ def _each(images: Images) -> Iterator[Image]:
         return
     for number in range(len(images)):
         yield lambda number=number: images[number]  # type: ignore[misc]
-
-
-def _fill(part: Array, height: int, width: int) -> Array:
-    # only tiles at the lower and the right edge of an image are smaller
-    missing_rows = height - part.shape[1]
-    missing_columns = width - part.shape[2]
-    if missing_rows == missing_columns == 0:
-        return part
-    return np.pad(part, ((0, 0), (0, missing_rows), (0, missing_columns)), mode="edge")
 
 
 class Target(Protocol):
@@ -215,9 +205,9 @@ class SlabStitcher:
         part = self._slab[:, down, left + across.start : left + across.stop]
         values = values[:, down, across]
         if vertical is not None:
-            values = values * vertical[:, None]
+            values = values * torch.from_numpy(vertical)[:, None]
         if horizontal is not None:
-            part.addcmul_(values, horizontal)
+            part.addcmul_(values, torch.from_numpy(horizontal))
         elif vertical is not None:
             part.add_(values)
         else:
@@ -263,7 +253,7 @@ class ImageJob:
         self.number = source.number
         self.kind = Kind((source.pixels.shape[0], rows.tile_px, columns.tile_px), source.dtype.name)
         self.stitcher = SlabStitcher(rows, columns, open_target)
-        self.tiles = source.cut(rows, columns)
+        self.tiles = cut(source, rows, columns)
 
 
 @dataclass(slots=True)

@@ -39,9 +39,10 @@ from lit_data.inference.forward import (
     Precision,
 )
 from lit_data.inference.runner import Runner, TileStream
-from lit_data.inference.tiling import Blend, Tiling
+from lit_data.inference.tiling import Tiling
 from lit_data.io.store.files import reserve, write_all
 from lit_data.types import Array, PathText, Size
+from lit_inspect.tiles import Blend
 
 FileDtype = Literal["float32", "float16", "uint8", "uint16"]
 
@@ -143,7 +144,7 @@ class TiledPredictor:
     """Cuts images into overlapping tiles, predicts them in common batches, and stitches values.
 
     Where the overlap is at least the net's receptive field, the values are those that the net gives
-    for the whole image, to the rounding of float32, see `lit_data.inference.tiling.weigh_tiles`. A
+    for the whole image, to the rounding of float32, see `lit_inspect.tiles.weigh_tiles`. A
     side shorter than a tile is filled up to a multiple of `round_px` by repeating its edge, and cut
     back.
 

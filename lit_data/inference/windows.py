@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lit_data.inference.tiling import weigh_tile
 from lit_data.types import Array, Bytes
+from lit_inspect.tiles import weigh_tile
 
 _LEAST_WEIGHT = 1e-3  # of the corners of a window: some voxels lie in no other one
 

@@ -257,12 +257,6 @@ def compile_patterns(patterns: Sequence[str], option: str = "patterns") -> re.Pa
         raise ConfigError(f"{option}={patterns!r} cannot be understood: {error}") from error
 
 
-def compile_star(pattern: str) -> re.Pattern[str]:
-    """Make an expression of a glob with one ``*``, whose group is the text that it stands for."""
-    before, after = map(_translate, pattern.split("*"))
-    return re.compile(f"{before}([^/]*){after}", re.DOTALL)
-
-
 def name_below(folder: Path, path: str | Path) -> str | None:
     """Return the path of a file relative to a folder, if it is written as one below it."""
     # A fifth of the time of `relative_to`: there may be a million.

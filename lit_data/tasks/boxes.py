@@ -18,7 +18,6 @@ from lit_data.errors import ConfigError
 from lit_data.files import write_text
 from lit_data.io.images.writing import write_image
 from lit_data.modules.detection.module import DetectionModule
-from lit_data.modules.detection.seams import join_windows
 from lit_data.tasks.answers import ask_step, check_probabilities, read_classes
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.box_errors import BoxErrors
@@ -39,6 +38,7 @@ from lit_data.tasks.journal import Entry
 from lit_data.tasks.options import ExportRequest, Predicted, PredictOptions, PredictRun
 from lit_data.tasks.writer import BankWriter, Written
 from lit_data.types import Batch, Stage
+from lit_inspect.boxes import Objects, join_windows
 
 log = logging.getLogger(__name__)
 
@@ -244,14 +244,12 @@ class BoxWriter(BankWriter):
         for sample, (boxes, classes, scores) in zip(samples, answers, strict=True):
             numbers = np.full(len(classes), sample)
             originals = self._dataset.find_originals(boxes.double().numpy(), numbers)
-            corners = torch.from_numpy(originals)
-            objects.append({"boxes": corners, "classes": classes, "scores": scores})
+            objects.append(Objects(originals, classes.numpy(), scores.numpy()))
         if self._windows is None:
-            return Boxes(corners, classes, scores)
-        frames = torch.from_numpy(self._windows.find_frames(samples))
-        height, width = self._windows.image_sizes_px[number].tolist()
-        joined = join_windows(objects, frames, (height, width))
-        return Boxes(joined["boxes"], joined["classes"], joined["scores"])
+            return Boxes(torch.from_numpy(originals), classes, scores)
+        frames = self._windows.find_frames(samples)
+        joined = join_windows(objects, frames, tuple(self._windows.image_sizes_px[number]))
+        return Boxes(*map(torch.from_numpy, joined))
 
     @override
     def write(self, number: int, answer: Boxes, seconds: float) -> Written:

@@ -1,7 +1,7 @@
 """Maps of the probability of each pixel of whole images, and how they are written."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from lit_data.io.images.readers import read_image
 from lit_data.io.images.scaling import OriginalSizes
 from lit_data.io.images.writing import write_png_parts
 from lit_data.io.store.store import StoredImages
-from lit_data.modules.segmentation.top_pixels import count_top_px, mean_highest
 from lit_data.tasks.figures import (
     CELL_INCHES,
     TRUE_COLOUR,
@@ -42,15 +41,14 @@ from lit_data.tasks.verdicts import (
     REVIEW,
     Calibration,
     KnowsTruth,
-    round_score,
     score_verdicts,
 )
 from lit_data.tasks.writer import BankWriter, Written
 from lit_data.types import Array, Bytes, Floats, Size
+from lit_inspect.regions import count_top_px, mean_highest, round_score, slabs
 
 log = logging.getLogger(__name__)
 
-SLAB_PX = 2**22
 SHOWN = 6
 _MOST_DEFECTS = 1000  # of an image in the table: more are noise, and make files of many MB
 COLUMNS = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
@@ -175,7 +173,7 @@ class ProbabilityMap:
         if self.kinds is None:
             return None
         numbers = np.empty(self.shape, np.uint8)
-        for part in slabs(self.shape):
+        for part in slabs(*self.shape):
             most_probable = 1 + self.kinds[:, part].argmax(0)
             numbers[part] = np.where(self.rows(part) >= threshold, most_probable, 0)
         return numbers
@@ -187,14 +185,6 @@ class ProbabilityMap:
         scaled = self.rows(part) * np.float32(np.iinfo(dtype).max)
         encoded: Array = np.rint(scaled).astype(dtype)
         return encoded
-
-
-def slabs(shape: Size) -> Iterator[slice]:
-    """Yield the rows of an image in parts of at most `SLAB_PX`; most images are one part."""
-    height, width = shape
-    step = max(1, SLAB_PX // width)
-    for top in range(0, height, step):
-        yield slice(top, min(top + step, height))
 
 
 class ImageWriter(BankWriter):
@@ -280,11 +270,11 @@ class VerdictWriter(ImageWriter):
         shape = answer.shape
         threshold = self.options.least_score
         paths = [self.path_of("maps", name)]
-        write_png_parts(paths[0], shape, (answer.encode(part, np.uint16) for part in slabs(shape)))
+        write_png_parts(paths[0], shape, (answer.encode(part, np.uint16) for part in slabs(*shape)))
         kinds = answer.number_kinds(threshold)
         if kinds is not None:
             paths.append(self.path_of("classes", name))
-            write_png_parts(paths[1], shape, (kinds[part] for part in slabs(shape)))
+            write_png_parts(paths[1], shape, (kinds[part] for part in slabs(*shape)))
         probability = answer.rows(slice(None))
         defects = find_defects(
             probability, threshold=threshold, min_area_px=self.options.min_area_px, kinds=kinds
@@ -297,7 +287,9 @@ class VerdictWriter(ImageWriter):
     def score(self, answer: ProbabilityMap) -> float:
         """Return the score of an image, as ``images.csv`` has it."""
         count = count_top_px(answer.values.size, self.options.top_fraction)
-        return round_score(mean_highest((answer.rows(part) for part in slabs(answer.shape)), count))
+        return round_score(
+            mean_highest((answer.rows(part) for part in slabs(*answer.shape)), count)
+        )
 
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:

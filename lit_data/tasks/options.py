@@ -11,11 +11,11 @@ from lit_data.checks import check_count, check_fraction, check_types
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
 from lit_data.inference.forward import Augment, Precision
-from lit_data.inference.tiling import Blend
 from lit_data.io.images.header_scan import OnBad
 from lit_data.modules.segmentation.top_pixels import SCORE_FRACTION
 from lit_data.parts import Part
 from lit_data.tasks.verdicts import Calibration
+from lit_inspect.tiles import Blend
 
 _HOW = (
     "folder",

@@ -18,19 +18,17 @@ from lit_data.io.images.image_source import ImageBank
 from lit_data.io.plain import check_size, parse_json, read_as
 from lit_data.io.source import read_within
 from lit_data.io.store.store import cut_middle
-from lit_data.risk.drift import FEATURES, describe_pixels, find_drift
 from lit_data.types import Array, Doubles
+from lit_inspect.drift import FEATURES, LOOKED_AT_PX, WITHDRAWN, describe_pixels, find_drift
 
 log = logging.getLogger(__name__)
 
 GOOD = "good"
 DEFECT = "defect"
 REVIEW = "review"
-WITHDRAWN = "withdrawn"
 _VERSION = 2  # of 1 the scores had six decimals
 _ENDING = ".calibration.json"
 _MOST_BYTES = 2**24
-_LOOKED_AT_PX = 1024  # side of the middle of an image by which it is described
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +44,7 @@ class Calibration:
         unit: Independent of each other: ``image`` or ``lot``.
         checkpoint_sha256: Of the weights.
         conditions: Options that scores depend on.
-        features: [n][3] of the images of the calibration, see `lit_data.risk.drift`.
+        features: [n][3] of the images of the calibration, see `lit_inspect.drift`.
         defects: Those that the bound of misses is about.
         version: Of this file.
     """
@@ -110,18 +108,9 @@ class KnowsTruth(Protocol):
         ...
 
 
-def round_score(score: float) -> float:
-    """Return the score of an image as tables have it, by which it gets its verdict.
-
-    It has four digits, and from 0.99 on five decimals, where scores of confident nets lie close
-    together: further ones differ between libraries that compute the same net.
-    """
-    return round(score, 5) if score >= 0.99 else float(f"{score:.4g}")
-
-
 def describe_images(bank: ImageBank, numbers: Sequence[int]) -> Doubles:
     """Return the features of some images by the middle of each: [n, 3]."""
-    rows = [describe_pixels(cut_middle(bank, number, _LOOKED_AT_PX)) for number in numbers]
+    rows = [describe_pixels(cut_middle(bank, number, LOOKED_AT_PX)) for number in numbers]
     return np.array(rows).reshape(-1, len(FEATURES))
 
 

@@ -12,18 +12,18 @@ from lit_data.io.images.readers import read_image
 from lit_data.io.images.writing import write_png_parts
 from lit_data.tasks.figures import new_axes, save_figure
 from lit_data.tasks.journal import Entry
-from lit_data.tasks.maps import ImageWriter, ProbabilityMap, WholeImages, slabs
+from lit_data.tasks.maps import ImageWriter, ProbabilityMap, WholeImages
 from lit_data.tasks.options import PredictOptions
 from lit_data.tasks.writer import Written
-from lit_data.types import Array, Bytes, Floats
+from lit_data.types import Array, Bytes
+from lit_inspect.marks import measure_marked, tint
+from lit_inspect.regions import slabs
 
 log = logging.getLogger(__name__)
 
 
 COLUMNS = ("image", "marked_share", "mean_score", "height_px", "width_px", "seconds")
 SHOWN = 5
-_TINT = np.array([255, 59, 48], np.float32)
-_OPACITY = 0.6  # of the tint where the model is sure
 _GROW_PX = 2  # to each side: the soft edge of a letter belongs to it
 _INPAINT_PX = 3  # radius of the pixels that a painted one is made of
 _CONTEXT_PX = 64  # rows above and below a part that its painting sees
@@ -60,7 +60,7 @@ class MarkWriter(ImageWriter):
         pixels = self.images.bank[number]
         threshold = self.options.least_score
         height, width = answer.shape
-        parts = list(slabs(answer.shape))
+        parts = list(slabs(*answer.shape))
         masks = (answer.encode(part, np.uint8) for part in parts)
         overlays = (tint(pixels[:, part], answer.rows(part), threshold) for part in parts)
         paths = [self.path_of(kind, name) for kind in self._kinds]
@@ -68,8 +68,7 @@ class MarkWriter(ImageWriter):
         write_png_parts(paths[1], answer.shape, overlays)
         if self.options.clean:
             write_png_parts(paths[2], answer.shape, paint_over(pixels, answer, threshold))
-        marked, total = _measure(answer, parts, threshold)
-        score = total / marked if marked else 0.0
+        marked, score = measure_marked((answer.rows(part) for part in parts), threshold)
         row = {
             "marked_share": round(marked / (height * width), 6),
             "mean_score": round(score, 4),
@@ -116,25 +115,6 @@ class MarkWriter(ImageWriter):
         save_figure(figure, self.folder / "predictions.png", "images with the highest scores", ())
 
 
-def tint(pixels: Array, probability: Floats, threshold: float) -> Bytes:
-    """Tint the marked pixels of an image red, the surer the redder.
-
-    Args:
-        pixels: [3, H, W] uint8.
-        probability: [H, W] float32 in 0..1.
-        threshold: Least probability of a marked pixel.
-
-    Returns:
-        [H, W, 3] uint8.
-    """
-    tinted = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
-    is_marked = probability >= threshold
-    weight = (_OPACITY * probability[is_marked])[:, None]
-    blended = tinted[is_marked] * (1 - weight) + _TINT * weight
-    tinted[is_marked] = np.rint(blended).astype(np.uint8)
-    return tinted
-
-
 def paint_over(pixels: Array, probability: ProbabilityMap, threshold: float) -> Iterator[Bytes]:
     """Paint over the marked pixels of an image, in parts that see some rows of their neighbours.
 
@@ -150,7 +130,7 @@ def paint_over(pixels: Array, probability: ProbabilityMap, threshold: float) -> 
 
     kernel = np.ones((2 * _GROW_PX + 1,) * 2, np.uint8)
     height = probability.shape[0]
-    for part in slabs(probability.shape):
+    for part in slabs(*probability.shape):
         # With the rows around it, so that a mark across a seam is painted alike in both parts.
         top = max(part.start - _CONTEXT_PX, 0)
         bottom = min(part.stop + _CONTEXT_PX, height)
@@ -160,20 +140,6 @@ def paint_over(pixels: Array, probability: ProbabilityMap, threshold: float) -> 
         if marked.any():
             painted = cv2.inpaint(painted, marked, _INPAINT_PX, cv2.INPAINT_TELEA)
         yield painted[part.start - top : part.stop - top]
-
-
-def _measure(
-    probability: ProbabilityMap, parts: Sequence[slice], threshold: float
-) -> tuple[int, float]:
-    """Return the number of marked pixels, and the sum of their probability."""
-    count = 0
-    total = 0.0
-    for part in parts:
-        rows = probability.rows(part)
-        marked = rows[rows >= threshold]
-        count += marked.size
-        total += float(marked.sum(dtype=np.float64))
-    return count, total
 
 
 def _shrink(picture: Array) -> Array:

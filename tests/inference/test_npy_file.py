@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lit_data.errors import ConfigError, StoreSpaceError
 from lit_data.inference import TiledPredictor
 from lit_data.inference.predictor import FileDtype, encode
-from lit_data.inference.tiling import Blend
+from lit_inspect.tiles import Blend
 from tests.inference.nets import make_images, make_net
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")

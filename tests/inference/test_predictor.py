@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.inference import TiledPredictor
-from lit_data.inference.tiling import Blend
+from lit_inspect.tiles import Blend
 from tests.inference.nets import (
     REACH_PX,
     Counting,

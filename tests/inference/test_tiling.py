@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from lit_data.errors import ConfigError
 from lit_data.inference import find_defects, measure_reach_px
-from lit_data.inference.tiling import Blend, TileAxis, Tiling
+from lit_data.inference.tiling import Tiling
+from lit_inspect.tiles import Blend, TileAxis
 from tests.inference.nets import REACH_PX, HalvingNet, make_net
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
@@ -23,7 +24,7 @@ def _sum_weights(axis: TileAxis) -> tuple[np.ndarray, np.ndarray]:
     tiles = zip(axis.starts, axis.counted, axis.weights, strict=True)
     for tile, (start, kept, weights) in enumerate(tiles):
         places = np.arange(kept.start, kept.stop)
-        total[start + places] += 1 if weights is None else weights.numpy()
+        total[start + places] += 1 if weights is None else weights
         left = places if tile else np.full_like(places, 1000)
         right = axis.tile_px - 1 - places if tile < last else np.full_like(places, 1000)
         distance[start + places] = np.minimum(distance[start + places], np.minimum(left, right))

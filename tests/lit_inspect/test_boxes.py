@@ -16,7 +16,7 @@ from lit_data.cli import main as commands
 from lit_data.datamodules import DetectionDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
-from lit_data.modules.detection import module, seams
+from lit_data.modules.detection import module
 from lit_data.modules.detection.net import DetectorNet, Level, Predictions, decode
 from lit_data.tasks import PredictOptions, find_task
 from lit_data.tasks.options import ExportRequest
@@ -270,27 +270,6 @@ def test_objects_of_a_sample_are_chosen_alike() -> None:
             assert np.array_equal(ours.classes, theirs["classes"].numpy())
             assert_allclose(ours.scores, theirs["scores"].numpy(), rtol=1e-6)
     assert len(boxes.find_objects(values, (128, 64), 0.02, 0.9).scores) == 100
-
-
-def test_windows_are_joined_alike() -> None:
-    rng = np.random.default_rng(1)
-    frames = np.array([(x, y, x + 60, y + 60) for y in (0, 40, 80) for x in (0, 30, 70, 100)])
-    kept = []
-    for _ in range(20):
-        parts, ours = [], []
-        for frame in frames:
-            count = int(rng.integers(0, 9))
-            corners = (np.clip(_draw(rng, count, 60) - 5, 0, 60) + np.tile(frame[:2], 2)).round()
-            classes, scores = rng.integers(0, 2, count), rng.random(count, np.float32)
-            columns = {"boxes": corners, "classes": classes, "scores": scores.round(1)}
-            parts.append({name: torch.from_numpy(column) for name, column in columns.items()})
-            ours.append(boxes.Objects(*columns.values()))
-        theirs = seams.join_windows(parts, torch.from_numpy(frames), (140, 155))
-        joined = boxes.join_windows(ours, frames, (140, 155))
-        for column, name in zip(joined, ("boxes", "classes", "scores"), strict=True):
-            assert np.array_equal(column, theirs[name].numpy())
-        kept.append(len(joined.scores) / sum(len(part.scores) for part in ours))
-    assert 0.9 < np.mean(kept) < 0.99
 
 
 def test_images_that_differ_in_type_alone_have_labels_of_their_own(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from lit_data.errors import StoreError
 from lit_data.files import plain_cell
 from lit_data.io.images.writing import write_png_parts
-from lit_data.tasks import maps
-from lit_data.tasks.maps import ProbabilityMap, slabs
+from lit_data.tasks.maps import ProbabilityMap
 from lit_data.types import Array
+from lit_inspect import regions
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ def test_a_file_that_could_not_be_finished_is_not_there(tmp_path: Path) -> None:
 
 
 def test_parts_cover_all_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maps, "SLAB_PX", 30)
-    assert [(part.start, part.stop) for part in slabs((7, 10))] == [(0, 3), (3, 6), (6, 7)]
-    assert [(part.start, part.stop) for part in slabs((2, 100))] == [(0, 1), (1, 2)]
+    monkeypatch.setattr(regions, "SLAB_PX", 30)
+    assert [(part.start, part.stop) for part in regions.slabs(7, 10)] == [(0, 3), (3, 6), (6, 7)]
+    assert [(part.start, part.stop) for part in regions.slabs(2, 100)] == [(0, 1), (1, 2)]
 
 
 def test_a_map_from_a_file_has_the_values_of_one_in_memory() -> None:

@@ -53,8 +53,8 @@ class DetectionModule(ScoredModule):
       of the last validation, which ``predict`` takes.
 
     Where samples are windows of large images, what is found in the windows of an image is joined, see
-    `join_windows`, and compared with the boxes of the image. An image of which windows are missing,
-    as with ``limit_val_batches``, counts not.
+    `lit_inspect.boxes.join_windows`, and compared with the boxes of the image. An image of which
+    windows are missing, as with ``limit_val_batches``, counts not.
 
     `load_from_checkpoint(path, net=DetectorNet(3))` restores the plain arguments; net and optimizer
     are given again.

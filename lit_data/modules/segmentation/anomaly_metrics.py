@@ -25,10 +25,8 @@ from lit_data.modules.scored import (
     where_counted,
 )
 from lit_data.modules.segmentation.top_pixels import (
-    MOST_PX,
     SCORE_FRACTION,
     TopPixels,
-    count_top_px,
     keep_highest,
     mean_by_image,
     take_highest,
@@ -40,6 +38,7 @@ from lit_data.modules.segmentation.whole_masks import (
     find_regions,
 )
 from lit_data.types import IGNORED, Array, Doubles
+from lit_inspect.regions import MOST_PX, count_top_px
 
 _EPS = 1e-9  # logits go up to 20.7
 _LIMITS = {"aupro_30": 0.3, "aupro_5": 0.05}

@@ -1,49 +1,16 @@
 """The score of an image: the mean of its highest pixels, of which patches or slabs each hold some."""
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_data.types import IGNORED, Ints
 
-MOST_PX = 1024
 SCORE_FRACTION = 0.0005
 _NOWHERE = -1
 _SIDE_PX = 2**31  # no image is wider
-
-Floats = NDArray[np.floating[Any]]
-
-
-def count_top_px(pixels: int, fraction: float) -> int:
-    """Number of the highest pixels whose mean is the score of an image.
-
-    Args:
-        pixels: Of the image.
-        fraction: Of them, 0..1; 0 takes the highest one.
-
-    Returns:
-        ``fraction * pixels``, rounded, from 1 to 1024.
-    """
-    return min(max(int(fraction * pixels + 0.5), 1), MOST_PX)
-
-
-def mean_highest(parts: Iterable[Floats], count: int) -> float:
-    """Mean of the highest values of an image, of which no more than one part is held in memory.
-
-    Args:
-        parts: Of the image, of any shapes.
-        count: How many values; all of them where there are fewer.
-    """
-    highest: Floats = np.zeros(0, np.float32)
-    for part in parts:
-        values = np.concatenate((highest, part.ravel()))
-        surplus = len(values) - count
-        highest = values if surplus <= 0 else np.partition(values, surplus)[surplus:]
-    return float(highest.mean(dtype=np.float64))
 
 
 class TopPixels(NamedTuple):

@@ -19,7 +19,6 @@ from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.errors import ConfigError, StoreCorruptError
 from lit_data.grid import cut_patch
 from lit_data.inference.batches import open_source
-from lit_data.inference.tiling import TileAxis
 from lit_data.io import DecodedStore, StoreOptions
 from lit_data.io.images.writing import write_png
 from lit_data.io.store import files, pixels
@@ -29,6 +28,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.watermarks import WatermarkSpec
 from lit_data.types import Array
+from lit_inspect.tiles import TileAxis, cut
 
 MakeStore = Callable[..., DecodedStore]
 SHAPES = ((3, 130, 1100), (3, 64, 1024), (3, 63, 2000), (3, 200, 40), (3, 257, 1024))
@@ -220,7 +220,7 @@ def test_tiles_of_a_prediction_are_those_of_the_image(make_store: MakeStore) -> 
     images = draw()
     source, whole = open_source(0, make_store(images).open_image(0)), open_source(0, images[0])
     rows, columns = (TileAxis(length, 100, (0, length - 60), (), ()) for length in (130, 1100))
-    for tile, wanted in zip(source.cut(rows, columns), whole.cut(rows, columns), strict=True):
+    for tile, wanted in zip(cut(source, rows, columns), cut(whole, rows, columns), strict=True):
         assert_array_equal(tile, wanted)
 
 

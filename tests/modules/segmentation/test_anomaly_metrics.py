@@ -18,7 +18,7 @@ from lit_data.modules.segmentation.anomaly_metrics import (
     AnomalyMetrics,
     choose_threshold,
 )
-from lit_data.modules.segmentation.top_pixels import count_top_px, mean_highest
+from lit_inspect.regions import count_top_px, mean_highest
 
 IMAGES = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
 

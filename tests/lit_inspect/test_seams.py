@@ -1,29 +1,28 @@
 """Objects that are found in several windows of an image."""
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from lit_data.modules.detection.seams import join_windows
+from lit_inspect.boxes import Objects, join_windows
 
-FRAMES = torch.tensor([[0, 0, 100, 100], [80, 0, 180, 100], [0, 80, 100, 180], [80, 80, 180, 180]])
+FRAMES = np.array([[0, 0, 100, 100], [80, 0, 180, 100], [0, 80, 100, 180], [80, 80, 180, 180]])
 SIZE = (180, 180)
 
 
-def _found(*rows: tuple[float, ...]) -> dict[str, Tensor]:
+def _found(*rows: tuple[float, ...]) -> Objects:
     """Objects as (left, top, right, bottom, class, score)."""
-    table = torch.tensor(rows).reshape(-1, 6)
-    return {"boxes": table[:, :4], "classes": table[:, 4].long(), "scores": table[:, 5]}
+    table = np.array(rows, np.float32).reshape(-1, 6)
+    return Objects(table[:, :4], table[:, 4].astype(np.int64), table[:, 5])
 
 
-def _join(*parts: dict[str, Tensor]) -> list[list[float]]:
+def _join(*parts: Objects) -> list[list[float]]:
     whole = [*parts, *[_found()] * (len(FRAMES) - len(parts))]
     joined = join_windows(whole, FRAMES, SIZE)
-    columns = (joined["boxes"], joined["classes"][:, None], joined["scores"][:, None])
-    return torch.cat(columns, 1).mul(1000).round().div(1000).tolist()
+    columns = (joined.corners, joined.classes[:, None], joined.scores[:, None])
+    return np.concatenate(columns, 1).round(3).tolist()
 
 
 def _rows(*rows: tuple[float, ...]) -> list[list[float]]:
-    return torch.tensor(rows).mul(1000).round().div(1000).tolist()
+    return np.array(rows, np.float32).astype(float).round(3).tolist()
 
 
 def test_an_object_on_a_seam_is_found_once() -> None:

@@ -1,11 +1,12 @@
-"""Abilities of devices, constants on them, and memory of the CPU that is used again."""
+"""Abilities and precision of devices, constants on them, and memory of the CPU that is reused."""
 
 import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,28 @@ def widest_float(device: "torch.device | None" = None) -> "torch.dtype":
 
     is_mps = torch.backends.mps.is_available() if device is None else device.type == "mps"
     return torch.float32 if is_mps else torch.float64
+
+
+@contextmanager
+def exact_products(device: "torch.device") -> Iterator[None]:
+    """Keep matrices of float32 on a GPU from being multiplied in TF32, as a run may allow.
+
+    TF32 has 11 bits: the product of matrices of a warp would miss by half a pixel in 1,000.
+
+    Args:
+        device: Where they are multiplied.
+    """
+    import torch
+
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def has_fast_bf16(device_type: str) -> bool:

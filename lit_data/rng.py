@@ -122,7 +122,7 @@ def random_words(
     counter[3] = ((indices >> 32) | (stream << 16))[:, None]
     random = philox_4x32(counter.reshape(4, -1), _key_of(seed))
     by_index = random.reshape(4, indices.size, blocks).transpose(1, 2, 0)
-    return by_index.reshape(indices.size, -1)[:, :words]
+    return by_index.reshape(indices.size, 4 * blocks)[:, :words]
 
 
 def uniform(seed: int, stream: int, index: ArrayLike, epoch: int, draws: int) -> Floats:

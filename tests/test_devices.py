@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_data import devices
-from lit_data.devices import divided, has_fast_bf16, read_cpu_flags, reused
+from lit_data.devices import divided, exact_products, has_fast_bf16, read_cpu_flags, reused
 
 SHAPE = (3, 512, 512)
 
@@ -100,3 +100,17 @@ def test_an_older_torch_leaves_the_flags_to_linux(
     if text is not None:
         (tmp_path / "cpuinfo").write_bytes(text.encode("latin-1"))
     assert read_cpu_flags(tmp_path / "cpuinfo") == flags
+
+
+def test_products_are_exact_on_a_gpu_whatever_the_run_allows() -> None:
+    torch.set_float32_matmul_precision("high")
+    try:
+        for name, inside in (("cuda", "ieee"), ("cpu", "tf32")):
+            with exact_products(torch.device(name)):
+                assert torch.backends.cuda.matmul.fp32_precision == inside
+            assert torch.get_float32_matmul_precision() == "high"
+        with pytest.raises(ZeroDivisionError), exact_products(torch.device("cuda")):
+            _ = 1 // 0
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_data.devices import divided, runs_on_cpu
+from lit_data.devices import divided, exact_products, runs_on_cpu
 from lit_data.errors import ConfigError
 from lit_data.types import Size
 
@@ -156,7 +156,8 @@ class Augmentation(nn.Module, ABC):
         # On a CPU bytes stay bytes as long as they can: less memory is moved.
         if not (self.takes_bytes and runs_on_cpu(layers.images)):
             layers = layers.in_floats()
-        with torch.autocast(layers.images.device.type, enabled=False):
+        device = layers.images.device
+        with torch.autocast(device.type, enabled=False), exact_products(device):
             return self.transform(layers, draws).in_floats()
 
 

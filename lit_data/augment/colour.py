@@ -5,6 +5,12 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from kornia.color import hsv_to_rgb, rgb_to_hsv
+from kornia.enhance import (
+    adjust_brightness_accumulative,
+    adjust_hue_raw,
+    adjust_saturation_raw,
+)
 from numpy.typing import ArrayLike
 from torch import Tensor
 
@@ -15,7 +21,6 @@ from lit_data.rng import Stream, uniform
 
 _KEY = "augment_colour"
 _RGB = 3
-_TINY = 1e-30
 _MOST_HSV = (math.inf, 1, 1, 0)
 """Limits of hue, saturation and value; OpenCV wants four numbers."""
 
@@ -77,7 +82,7 @@ class ColourJitter(Augmentation):
                 f"images have {layers.images.shape[1]} channels: colours need the three of RGB; set "
                 "hue, saturation and value of the augmentation to 0"
             )
-        turn, saturation, value = (2 * draws[_KEY] - 1)[..., None, None].unbind(dim=1)
+        turn, saturation, value = (2 * draws[_KEY] - 1).unbind(dim=1)
         change = change_planes if runs_on_cpu(layers.images) else change_colours
         images = change(
             layers.images,
@@ -89,38 +94,22 @@ class ColourJitter(Augmentation):
 
 
 def change_colours(images: Tensor, turn: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
-    """Turn hues and multiply saturations and values, without HSV in between.
-
-    Of the largest channel V, the difference C to the smallest, and the hue h in sixths of the
-    circle from red, -3..3, red is V - C (clip(|h|, 1, 2) - 1), and green and blue are V - C (2 -
-    clip(|h +- 1|, 1, 2)).
+    """Turn hues and multiply saturations and values, in Kornia's HSV.
 
     Args:
         images: [B, 3, H, W] float32 in 0..1; R, G, B.
-        turn: [B, 1, 1] in sixths of the circle.
-        saturation: [B, 1, 1] factor; the saturation stays at most 1.
-        value: [B, 1, 1] factor, the same.
+        turn: [B] in sixths of the circle of hues.
+        saturation: [B] factor; the saturation stays at most 1.
+        value: [B] factor, the same.
 
     Returns:
         [B, 3, H, W] float32 in 0..1.
     """
-    red, green, blue = images.unbind(dim=1)
-    most = torch.maximum(torch.maximum(red, green), blue)
-    least = torch.minimum(torch.minimum(red, green), blue)
-    span = most - least
-    # No fused multiply and add here: whether it rounds in between depends on where a pixel lies in
-    # the batch. Most steps work in place, as each of these tensors is as large as a channel.
-    hue = (red - green).sub_(blue).add_(least).div_(span.clamp(min=_TINY)).neg_().add_(1)
-    hue = torch.copysign(hue, green - blue).add_(turn)
-    hue.sub_(hue.div(6).round_().mul_(6))  # back to -3..3
-    factor = torch.minimum(most.clamp(min=_TINY).reciprocal_(), value)
-    span = torch.minimum(span.mul_(saturation), most).mul_(factor)
-    most.mul_(factor)
-    low = most - span.mul(2)
-    red = (most + span).sub_(hue.abs().clamp_(1, 2).mul_(span))
-    green = (hue + 1).abs_().clamp_(1, 2).mul_(span).add_(low)
-    blue = hue.sub_(1).abs_().clamp_(1, 2).mul_(span).add_(low)
-    return torch.stack((red, green, blue), dim=1).clamp_(0, 1)
+    turned = adjust_hue_raw(rgb_to_hsv(images), math.pi / 3 * turn)
+    hsv = adjust_saturation_raw(turned, saturation)
+    hsv[:, 2:] = adjust_brightness_accumulative(hsv[:, 2:], value)
+    changed: Tensor = hsv_to_rgb(hsv)
+    return changed.clamp_(0, 1)
 
 
 def change_planes(images: Tensor, turn: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
@@ -129,9 +118,9 @@ def change_planes(images: Tensor, turn: Tensor, saturation: Tensor, value: Tenso
 
     changed = reused(images.shape)
     sources, targets = images.numpy(), changed.numpy()
-    turns_deg = (60 * turn % 360).double().flatten().tolist()
-    saturations = saturation.double().flatten().tolist()
-    values = value.double().flatten().tolist()
+    turns_deg = (60 * turn % 360).double().tolist()
+    saturations = saturation.double().tolist()
+    values = value.double().tolist()
 
     def change(number: int) -> None:
         pixels = cv2.merge([*sources[number]])

@@ -17,11 +17,10 @@ from lit_data.augment.matrices import (
     box_corners,
     compose,
     hull_boxes,
-    invert,
     move_points,
     turn_covers,
 )
-from lit_data.augment.warping import Padding, Warp, WholeMoves
+from lit_data.augment.warping import Padding, Warp
 from lit_data.checks import check_choice, check_fraction, check_share
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
@@ -224,11 +223,14 @@ class Geometry(Augmentation):
         if self.is_still:
             cut = partial(_cut, crop=crop)
             return cut, cut
-        inverse = invert(matrix)
-        if self.moves_whole_pixels:
-            moves = WholeMoves.of(inverse, size, crop, self.padding)
-            return moves.take, moves.take
-        warp = Warp(inverse, size, crop, self.padding, tilted=self.perspective > 0)
+        warp = Warp(
+            matrix,
+            size,
+            crop,
+            self.padding,
+            copies=self.moves_whole_pixels,
+            tilted=self.perspective > 0,
+        )
         return warp.take, partial(warp.take, nearest=True)
 
     def _move_boxes(self, boxes: Tensor, matrix: Tensor, size: Size, crop: Size) -> Tensor:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from kornia.augmentation import RandomMixUpV2
 from numpy.typing import ArrayLike
 from torch import Tensor
 
@@ -54,6 +55,7 @@ class MixUp(Augmentation):
             )
         self.probability = probability
         self.alpha = float(alpha)
+        self._kornia = RandomMixUpV2()  # of which the numbers are given
 
     @property
     def draw_keys(self) -> tuple[str, ...]:
@@ -94,7 +96,8 @@ class MixUp(Augmentation):
         # The product can round up to the number of the other samples.
         step = 1 + (choice * (samples - 1)).long().clamp_(max=samples - 2)
         partner = torch.where(weight < 1, (sample + step) % samples, sample)
-        images = torch.lerp(layers.images[partner], layers.images, weight[:, None, None, None])
+        blend = {"mixup_pairs": partner, "mixup_lambdas": 1 - weight}
+        images = self._kornia.apply_transform(layers.images, blend)
         boxes = None if layers.boxes is None else _join_boxes(layers.boxes, sample, partner)
         return Layers(images, boxes=boxes)
 

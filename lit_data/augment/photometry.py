@@ -7,6 +7,12 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from kornia.enhance import (
+    adjust_brightness,
+    adjust_brightness_accumulative,
+    adjust_contrast,
+    adjust_gamma,
+)
 from kornia.filters import filter2d_separable
 from kornia.geometry.transform import warp_affine
 from numpy.typing import ArrayLike
@@ -79,6 +85,8 @@ def blur(images: Tensor, weights: Tensor) -> Tensor:
         [B, C, H, W] float32.
     """
     planes = images.reshape(-1, 1, *images.shape[-2:])
+    if not len(planes):
+        return images
     if len(planes) == 1:
         # A single plane would not be a grouped convolution, and be summed in another order.
         return blur(images.expand(2, -1, -1, -1), weights.expand(2, -1, -1))[:1]
@@ -256,40 +264,40 @@ class Photometry(Augmentation):
         return Layers(changed, layers.masks, layers.boxes)
 
     def _expose(self, images: Tensor, drawn: Tensor, weights: Tensor | None) -> Tensor:
-        numbers = drawn[..., None, None]
+        numbers = _signed(drawn)[..., None, None]
         if weights is not None:
             images = blur(images, weights)
-        images = self._scale(images, numbers)
+        # Kornia would cut values to 0..1 after each step, and not at the end alone.
+        if self.contrast:
+            means = plane_means(images)
+            contrast = 1 + self.contrast * numbers[:, :, _CONTRAST]
+            images = adjust_contrast(images - means, contrast, clip_output=False) + means
+        if self.gain:
+            factor = 1 + self.gain * numbers[:, :, _GAIN]
+            images = adjust_brightness_accumulative(images, factor, clip_output=False)
+        if self.offset:
+            added = self.offset * numbers[:, :, _OFFSET]
+            images = adjust_brightness(images, added, clip_output=False)
         if self.gamma:
-            # A negative number has no power.
-            images = images.clamp(0, 1).pow(1 + self.gamma * _signed(numbers[:, :, _GAMMA]))
+            exponent = 1 + self.gamma * numbers[:, :, _GAMMA]
+            # Its default gain would be brought to the device, which waits for it.
+            images = adjust_gamma(images.clamp(0, 1), exponent, torch.ones_like(exponent))
         if self.noise:
             windows = noise_windows(drawn[..., _WINDOW], *images.shape[2:])
-            images = images + windows.mul_(self.noise * numbers[:, :, _NOISE])
+            images = images + windows.mul_(self.noise * drawn[..., _NOISE, None, None])
         return images.clamp(0, 1)
 
-    def _scale(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """Apply contrast, gain and offset, as one factor and one number to add."""
-        if not (self.gain or self.offset or self.contrast):
-            return images
-        means = plane_means(images) if self.contrast else None
-        factor, added = self._find_line(_signed(numbers), means)
-        if not (self.offset or self.contrast):
-            return images * factor
-        # Not addcmul: whether it rounds between the two depends on where a pixel lies in the batch.
-        return (images * factor).add_(added)
-
-    def _find_line(self, numbers: Numbers, means: Numbers | None) -> tuple[Numbers, Numbers]:
-        """Return the factor of each image, and the number to add to it: [..., 1, 1].
+    def _find_line(self, numbers: Planes, means: Planes | None) -> tuple[Planes, Planes]:
+        """Return the factor of each image, and the number to add to it: [C, 1, 1].
 
         Args:
-            numbers: [..., 9, 1, 1] in [-1, 1).
-            means: [..., 1, 1] of the images; None where the contrast stays.
+            numbers: [C, 9, 1, 1] in [-1, 1).
+            means: [C, 1, 1] of the images; None where the contrast stays.
         """
-        factor = 1 + self.gain * numbers[..., _GAIN, :, :]
-        added = self.offset * numbers[..., _OFFSET, :, :]
+        factor = 1 + self.gain * numbers[:, _GAIN]
+        added = self.offset * numbers[:, _OFFSET]
         if means is not None:
-            contrast = 1 + self.contrast * numbers[..., _CONTRAST, :, :]
+            contrast = 1 + self.contrast * numbers[:, _CONTRAST]
             # (x - mean) * contrast + mean, times the factor.
             added = added + means * (1 - contrast) * factor
             factor = factor * contrast
@@ -357,7 +365,7 @@ def _clip(planes: Planes) -> Planes:
 
 
 def _by_channel(draws: Planes, channels: int) -> Planes:
-    return draws.reshape(len(draws), channels, -1)
+    return draws.reshape(len(draws), channels, draws.shape[1] // channels)
 
 
 def _signed(numbers: Numbers) -> Numbers:

@@ -1,4 +1,4 @@
-"""Planes moved by a matrix: by index where whole pixels move, else by one bilinear warp."""
+"""Planes moved by a matrix: by Kornia, and on a CPU by OpenCV and NumPy where they are faster."""
 
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -6,20 +6,97 @@ from typing import Literal, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from kornia.geometry.transform import warp_perspective
 from torch import Tensor
 
+from lit_data.augment.matrices import invert
 from lit_data.devices import change_each, reused, runs_on_cpu, widest_float
 from lit_data.types import Array, Doubles, Ints, Size
 
 Padding = Literal["reflect", "zeros", "border"]
 _OPENCV_TYPES = (torch.uint8, torch.float32)
-_SAMPLER_PADDING = {"reflect": "reflection", "zeros": "zeros", "border": "border"}
+_KORNIA_PADDING = {"reflect": "reflection", "zeros": "zeros", "border": "border"}
+
+
+@dataclass(frozen=True, eq=False)
+class Warp:
+    """Moves of the planes of each sample by a matrix.
+
+    Attributes:
+        matrix: [B, 3, 3], input to output, of pixel centres (x, y, 1).
+        size: (height, width) of the input.
+        crop: (height, width) of the output.
+        padding: Values outside the input.
+        copies: Whole pixels move alone: flips, quarter turns and whole shifts.
+        tilted: The last row of a matrix is another than (0, 0, 1).
+    """
+
+    matrix: Tensor
+    size: Size
+    crop: Size
+    padding: Padding
+    copies: bool
+    tilted: bool
+
+    def take(self, planes: Tensor, *, nearest: bool = False) -> Tensor:
+        """Move planes of any dtype: [B, C, H, W] to [B, C, h, w].
+
+        Args:
+            planes: The planes; they stay as they are.
+            nearest: Nearest neighbour, which keeps the values (int64 up to 2**53, on an Apple GPU
+                2**24), instead of bilinear. Copies always do.
+        """
+        if runs_on_cpu(planes):
+            if self.copies:
+                return self._copied.take(planes)
+            if planes.dtype in _OPENCV_TYPES and not self.tilted and opencv_is_exact():
+                return self._take_planes(planes, nearest=nearest)
+        return warp(planes, self.matrix, self.crop, self.padding, nearest=nearest or self.copies)
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        return invert(self.matrix)
+
+    @cached_property
+    def _copied(self) -> "WholeMoves":
+        return WholeMoves.of(self._inverse, self.size, self.crop, self.padding)
+
+    def _take_planes(self, planes: Tensor, *, nearest: bool) -> Tensor:
+        """Do the same on a CPU by OpenCV, plane by plane: a third of the time.
+
+        A place midway between two pixels may have the other one as its nearest.
+        """
+        pixels = _make_empty(planes, self.crop)
+        sources, targets = planes.numpy(), pixels.numpy()
+        matrices = self._inverse[:, :2].double().numpy()
+
+        def move(number: int) -> None:
+            for plane, row in zip(sources[number], targets[number], strict=True):
+                warp_plane(plane, matrices[number], row, self.padding, nearest=nearest)
+
+        change_each(move, planes)
+        return pixels
+
+
+def warp(planes: Tensor, matrix: Tensor, crop: Size, padding: Padding, *, nearest: bool) -> Tensor:
+    """Move planes on any device by Kornia; see `Warp.take`."""
+    # float32 holds whole numbers up to 2**24 only.
+    is_wide = planes.dtype in (torch.int32, torch.int64, torch.float64)
+    exact = widest_float(planes.device) if is_wide else torch.float32
+    moved: Tensor = warp_perspective(
+        planes.to(exact),
+        matrix.to(exact),
+        crop,
+        mode="nearest" if nearest else "bilinear",
+        padding_mode=_KORNIA_PADDING[padding],
+        align_corners=True,
+    )
+    return moved.to(planes.dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class WholeMoves:
-    """Input pixel of each output pixel, with flips, quarter turns and whole shifts alone.
+    """Input pixel of each output pixel on a CPU, with flips, quarter turns and whole shifts alone.
 
     A row of the output then runs along one axis of the input, so that two axes are enough.
 
@@ -30,14 +107,12 @@ class WholeMoves:
         columns: [B, w] int64, the other axis.
         inside: [B, h] and [B, w] bool, False in the padding; None where the padding has no value of
             its own.
-        width_px: Width of the input.
     """
 
     turned: Tensor
     rows: Tensor
     columns: Tensor
     inside: tuple[Tensor, Tensor] | None
-    width_px: int
 
     @classmethod
     def of(cls, inverse: Tensor, size: Size, crop: Size, padding: Padding) -> Self:
@@ -53,8 +128,7 @@ class WholeMoves:
         yx, yy, y0 = inverse[:, 1, :, None].unbind(dim=1)
         turned = xy != 0  # x of the input then changes down the output
         height, width = size
-        down = torch.arange(crop[0], device=inverse.device)
-        right = torch.arange(crop[1], device=inverse.device)
+        down, right = torch.arange(crop[0]), torch.arange(crop[1])
         # Whole moves have a matrix of 0 and +-1: each axis of the output reads one of the input.
         by_row = torch.where(turned, xy * down + x0, yy * down + y0)
         by_column = torch.where(turned, yx * right + y0, xx * right + x0)
@@ -63,36 +137,14 @@ class WholeMoves:
             by_column.long(), torch.where(turned, height, width), padding
         )
         inside = (row_inside, column_inside) if padding == "zeros" else None
-        return cls(turned[:, 0], rows, columns, inside, width)
+        return cls(turned[:, 0], rows, columns, inside)
 
     def take(self, planes: Tensor) -> Tensor:
         """Return the pixels: of [B, C, H, W] of any dtype [B, C, h, w].
 
-        Pixels of a padding with zeros become 0.
+        They are copied in views of the input, which takes a fifth of the time of an index. Pixels
+        of a padding with zeros become 0.
         """
-        on_cpu = runs_on_cpu(planes)
-        if on_cpu:
-            pixels = self._slice(planes)
-        else:
-            index = self._index.view(len(planes), 1, -1).expand(-1, planes.shape[1], -1)
-            pixels = planes.flatten(2).gather(2, index)
-            pixels = pixels.view(*planes.shape[:2], *self._index.shape[1:])
-        if self.inside is None:
-            return pixels
-        rows, columns = self.inside
-        if on_cpu and rows.all() and columns.all():  # elsewhere to ask would wait for the device
-            return pixels
-        return pixels.masked_fill_(~(rows[:, :, None] & columns[:, None])[:, None], 0)
-
-    @cached_property
-    def _index(self) -> Tensor:
-        """[B, h, w] int64 into the flat input plane."""
-        turned = self.turned[:, None]
-        by_row = self.rows * torch.where(turned, 1, self.width_px)
-        return by_row[:, :, None] + (self.columns * torch.where(turned, self.width_px, 1))[:, None]
-
-    def _slice(self, planes: Tensor) -> Tensor:
-        """Copy views of the input, which on a CPU takes a fifth of the time of an index."""
         pixels = _make_empty(planes, (self.rows.shape[1], self.columns.shape[1]))
         sources, targets = planes.numpy(), pixels.numpy()
         rows, columns = self.rows.numpy(), self.columns.numpy()
@@ -107,7 +159,11 @@ class WholeMoves:
             else:
                 # In two steps: NumPy would take two index arrays as pairs.
                 targets[number] = source[:, down][:, :, right]
-        return pixels
+        if self.inside is None or all(axis.all() for axis in self.inside):
+            return pixels
+        rows_inside, columns_inside = self.inside
+        is_inside = (rows_inside[:, :, None] & columns_inside[:, None])[:, None]
+        return pixels.masked_fill_(~is_inside, 0)
 
 
 def _make_empty(planes: Tensor, size: Size) -> Tensor:
@@ -132,78 +188,6 @@ def _as_slice(places: Ints) -> slice | Ints:
         return places
     stop = last + step
     return slice(first, None if stop < 0 else stop, step)
-
-
-def sampling_grid(inverse: Tensor, size: Size, crop: Size, *, tilted: bool) -> Tensor:
-    """Return the place in the input of each output pixel.
-
-    Args:
-        inverse: [B, 3, 3], output to input.
-        size: (height, width) of the input.
-        crop: (height, width) of the output.
-        tilted: The last row is another than (0, 0, 1).
-
-    Returns:
-        [B, h, w, 2] (x, y) float32, -1 and 1 on the centres of the outermost pixels.
-    """
-    x, y, last = inverse.unbind(dim=1)
-    x = x / (max(size[1] - 1, 1) / 2) - last
-    y = y / (max(size[0] - 1, 1) / 2) - last
-    # A place is a sum of two terms, one of its column and one of its row, up to the division.
-    rows = torch.stack((x, y, last) if tilted else (x, y), dim=1)
-    down = torch.arange(crop[0], device=inverse.device, dtype=inverse.dtype)
-    right = torch.arange(crop[1], device=inverse.device, dtype=inverse.dtype)
-    along, across = rows[..., :1] * right, rows[..., 1:2] * down + rows[..., 2:]
-    places = across[..., :, None] + along[..., None, :]
-    if tilted:
-        places = places[:, :2] / places[:, 2:]
-    return places.permute(0, 2, 3, 1)
-
-
-@dataclass(frozen=True, eq=False)
-class Warp:
-    """One look-up of each output pixel at a place between input pixels.
-
-    Attributes:
-        inverse: [B, 3, 3], output to input.
-        size: (height, width) of the input.
-        crop: (height, width) of the output.
-        padding: Values outside the input.
-        tilted: The last row of a matrix is another than (0, 0, 1).
-    """
-
-    inverse: Tensor
-    size: Size
-    crop: Size
-    padding: Padding
-    tilted: bool
-
-    def take(self, planes: Tensor, *, nearest: bool = False) -> Tensor:
-        """Return the pixels: of [B, C, H, W] those of [B, C, h, w], see `sample`."""
-        can_be_opencv = runs_on_cpu(planes) and planes.dtype in _OPENCV_TYPES and not self.tilted
-        if can_be_opencv and opencv_is_exact():
-            return self._take_planes(planes, nearest=nearest)
-        return sample(planes, self._grid, self.padding, nearest=nearest)
-
-    @cached_property
-    def _grid(self) -> Tensor:
-        return sampling_grid(self.inverse, self.size, self.crop, tilted=self.tilted)
-
-    def _take_planes(self, planes: Tensor, *, nearest: bool) -> Tensor:
-        """Do the same on a CPU, plane by plane: a third of the time.
-
-        A place midway between two pixels may have the other one as its nearest.
-        """
-        pixels = _make_empty(planes, self.crop)
-        sources, targets = planes.numpy(), pixels.numpy()
-        matrices = self.inverse[:, :2].double().numpy()
-
-        def warp(number: int) -> None:
-            for plane, row in zip(sources[number], targets[number], strict=True):
-                warp_plane(plane, matrices[number], row, self.padding, nearest=nearest)
-
-        change_each(warp, planes)
-        return pixels
 
 
 def warp_plane(
@@ -238,32 +222,6 @@ def opencv_is_exact() -> bool:
     shifted = np.empty((8, 16), np.float32)
     warp_plane(ramp, np.array([[1, 0, shift_px], [0, 1, 0]]), shifted, "border", nearest=False)
     return bool(np.abs(shifted - ramp[:, :16] - shift_px).max() < 1e-4)
-
-
-def sample(planes: Tensor, grid: Tensor, padding: Padding, *, nearest: bool = False) -> Tensor:
-    """Look up planes at places between pixels.
-
-    Args:
-        planes: [B, C, H, W]; of any dtype for nearest neighbour, which keeps the values (int64 up
-            to 2**53, on an Apple GPU 2**24).
-        grid: [B, h, w, 2] of `sampling_grid`.
-        padding: Values outside the input.
-        nearest: Nearest neighbour instead of bilinear.
-
-    Returns:
-        [B, C, h, w] of the dtype of the planes.
-    """
-    # float32 holds whole numbers up to 2**24 only.
-    is_wide = planes.dtype in (torch.int32, torch.int64, torch.float64)
-    exact = widest_float(planes.device) if is_wide else torch.float32
-    looked_up: Tensor = F.grid_sample(
-        planes.to(exact),
-        grid.to(exact),
-        mode="nearest" if nearest else "bilinear",
-        padding_mode=_SAMPLER_PADDING[padding],
-        align_corners=True,
-    )
-    return looked_up.to(planes.dtype)
 
 
 def _fold(places: Tensor, length: Tensor, padding: Padding) -> tuple[Tensor, Tensor]:

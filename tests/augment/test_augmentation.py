@@ -121,6 +121,41 @@ def test_a_run_in_low_precision_changes_nothing(make: Make) -> None:
         assert_equal(augment(layers, draws), expected)
 
 
+@pytest.fixture(params=["CPU", "device"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once with OpenCV, and once as on a device."""
+    if request.param == "device":
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("make", [*ANY_CHANNELS, ColourJitter, detection_augment])
+def test_an_empty_batch_stays_empty(make: Make) -> None:
+    augment = make()
+    size_px = augment.crop_px or (12, 10)
+    found = augment(make_layers(0, 3, 12, 10), augment.draw(0, 0, [], 3))
+    assert found.images.shape == (0, 3, *size_px)
+    assert found.masks is not None
+    assert found.masks.shape == (0, 2, *size_px)
+    assert found.boxes is not None
+    assert found.boxes.shape == (0, 6)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("make", ANY_CHANNELS + RGB)
+def test_the_order_of_pixels_in_memory_changes_nothing(make: Make) -> None:
+    augment, layers = make(), make_layers(4, 3, 16, 12)
+    assert layers.masks is not None
+    turned_over = Layers(
+        layers.images.to(memory_format=torch.channels_last),
+        layers.masks.mT.contiguous().mT,
+        layers.boxes,
+    )
+    assert not turned_over.images.is_contiguous()
+    draws = augment.draw(0, 0, np.arange(4), 3)
+    assert_equal(augment(turned_over, draws), augment(layers, draws))
+
+
 @pytest.mark.parametrize("make", ANY_CHANNELS + RGB)
 def test_draws_fit_into_a_batch_and_change_with_seed_and_epoch(make: Make) -> None:
     augment = make()
@@ -149,3 +184,22 @@ def test_cpu_and_device_agree(make: Make) -> None:
     assert device.masks is not None
     assert (device.images.cpu() - host.images).abs().max() <= 1 / 255
     assert (device.masks.cpu() != host.masks).float().mean() < 1e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", ANY_CHANNELS + RGB)
+def test_a_run_in_tf32_changes_nothing(make: Make) -> None:
+    augment, layers = make(), make_layers(4, 3, 32, 32)
+    assert layers.masks is not None
+    there = Layers(layers.images.cuda(), layers.masks.cuda())
+    draws = {key: value.cuda() for key, value in augment.draw(0, 0, np.arange(4), 3).items()}
+    expected = augment(there, draws)
+    torch.set_float32_matmul_precision("high")
+    try:
+        found = augment(there, draws)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert torch.equal(found.images, expected.images)
+    assert found.masks is not None
+    assert expected.masks is not None
+    assert torch.equal(found.masks, expected.masks)

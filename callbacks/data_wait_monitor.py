@@ -7,12 +7,13 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from lightning import LightningModule, Trainer
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from typing_extensions import override
 
+from lit_data.callbacks.amp import AMP
 from lit_data.callbacks.device_memory import MemoryGauge, open_gauge
 from lit_data.callbacks.events import Event, choose_folder, is_logging_step, log_metrics
 from lit_data.callbacks.loader_facts import count_batch
@@ -59,7 +60,8 @@ class DataWaitMonitor(CopiedCallback):
       Trainer
 
     At the end of training, also of one that fails, one sentence says what limits the run, in which
-    precision the model ran if not in float32, and whether the device has bf16 that was not used;
+    precision the model ran if not in float32, and whether the device has bf16 that was not used
+    (unless the callback AMP was told a precision);
     and ``throughput.png`` shows samples per second, batch size and the fractions of the parts.
 
     Args:
@@ -97,6 +99,7 @@ class DataWaitMonitor(CopiedCallback):
             on_cpu=device.type == "cpu",
             precision=str(trainer.precision),
             has_bf16=has_fast_bf16(device.type),
+            is_chosen=any(_chooses_precision(callback) for callback in trainer.callbacks),  # type: ignore[attr-defined]
         )
         self._clock = _make_clock(trainer, device)
         folder = choose_folder(trainer, self.path)
@@ -252,6 +255,10 @@ class DataWaitMonitor(CopiedCallback):
         if self._detach is not None:
             self._detach()
         self._detach = None
+
+
+def _chooses_precision(callback: Callback) -> bool:
+    return isinstance(callback, AMP) and callback.precision != "auto"
 
 
 def _make_clock(trainer: Trainer, device: torch.device) -> StepClock:

@@ -69,11 +69,13 @@ class Hardware(NamedTuple):
         on_cpu: It is the CPU.
         precision: Lightning's word for what the model runs in, such as ``bf16-mixed``.
         has_bf16: It is faster in bf16 than in float32.
+        is_chosen: The precision is one that was asked for, so that no other is advised.
     """
 
     on_cpu: bool = True
     precision: str = ""
     has_bf16: bool = False
+    is_chosen: bool = False
 
 
 class EndedBatch(NamedTuple):
@@ -320,7 +322,8 @@ def describe_limit(
     if fractions[worst] < _WORTH_NAMING:
         half = _name_half(hardware.precision)
         in_half = f" in {half}" if half else ""
-        halves = not half and (hardware.has_bf16 or not hardware.on_cpu)
+        is_free = not half and not hardware.is_chosen
+        halves = is_free and (hardware.has_bf16 or not hardware.on_cpu)
         advice = _advise_model(hardware.on_cpu, free_memory, gain, halves=halves)
         return f"the model{in_half} takes {fractions[_MODEL]:.0%} of the time: {advice}"
     name, cure = _LIMITS[worst]

@@ -39,5 +39,5 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     for scores in all_scores:
         metrics = join_scores(metrics, scores, stage)
     if is_first_rank() and isinstance(scoring.model, ScoredModule):
-        write_confusion(scoring.folder, scoring.model.confusion)
+        write_confusion(scoring.folder, scoring.model.confusion, scoring.model.curves)
     return metrics

@@ -48,7 +48,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     ``predictions.png`` after it, ``loader.json`` with the workers of each stage and the measurement
     that chose them, ``machine.json`` with processor, device and versions, ``splits.csv`` with the
     split of each image, which `data.splits` takes, and its class, ``confusion.json`` with the
-    images of each class by what the model says, and at its end, also where it fails,
+    images of each class by what the model says, ``curves.json`` with precision over recall and the
+    scores of images, and at its end, also where it fails,
     ``report.html``; see `lit_data.commands.report`.
 
     Returns:
@@ -192,6 +193,7 @@ def _score(training: Run, make_best: ModelMaker, metrics: dict[str, Any]) -> dic
     trainer, datamodule = training.trainer, training.datamodule
     scorers: dict[Stage, Any] = {"val": trainer.validate, "test": trainer.test}
     confusion: dict[str, Any] = {}
+    curves: dict[str, Any] = {}
     for stage, score in scorers.items():
         with warning_after("fit", f"scores of {stage}"):
             if is_overridden(_STEPS[stage], training.model) and _has_samples(datamodule, stage):
@@ -202,9 +204,10 @@ def _score(training: Run, make_best: ModelMaker, metrics: dict[str, Any]) -> dic
                     metrics = join_scores(metrics, scores, stage)
                 if isinstance(model, ScoredModule):
                     confusion |= model.confusion
+                    curves |= model.curves
     if trainer.is_global_zero:
         with warning_after("fit", "confusion.json"):
-            write_confusion(training.folder, confusion)
+            write_confusion(training.folder, confusion, curves)
     return metrics
 
 

@@ -1,21 +1,16 @@
-"""Judgement of a model by its scores: what it misses, of how many, and what may help."""
+"""Verdict on a model by its scores: what it finds, of how many, and what may help where that is little."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lit_data.commands.result import read_number
+from lit_data.commands.result import find_monitor, format_value, read_number, split_stage
 
 _BAD = 0.5  # of what there is to find or to leave alone: a model that is wrong on more is no good
 _FEW = 10  # on which a share says little
 _FEW_TO_LEARN = 30
 _FEW_EPOCHS = 10
 _STAGES = ("test", "val")
-_RECALLS = {
-    "froc_1": "of the objects are missed at one false alarm per image",
-    "defect_recall": "of the defects are missed at the rate of false alarms that recall is taken at",
-}
-"""Scores of what is found, where no images are counted, and what they leave."""
 _NEAR_CHANCE = 0.6  # AUROC of images
 _RANKS_WELL = 0.8  # from which AUROC on another threshold is right on most images
 _LEAST_SCORES = {
@@ -43,12 +38,31 @@ class Evidence(NamedTuple):
     config: Mapping[str, Any]
 
 
-def judge(evidence: Evidence) -> str:
-    """Return what a model is wrong on in most cases and what may help; empty where it is not."""
-    fault = _find_fault(evidence) or find_doubt({"scores": evidence.scores}) or ""
-    if not fault:
-        return ""
-    return f"{fault}. What may help: {'; '.join(_list_cures(evidence))}"
+class Verdict(NamedTuple):
+    """Judgement of a model.
+
+    Attributes:
+        sentence: What it finds, without a point; empty where nothing was measured.
+        cures: What may help; empty of a model that is right in most cases.
+    """
+
+    sentence: str = ""
+    cures: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """All of it in a line."""
+        if not self.cures:
+            return self.sentence
+        return f"{self.sentence}. What may help: {'; '.join(self.cures)}"
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """Return what a model finds, and what may help where it is wrong in most cases."""
+    sentence, is_bad = _find_verdict(evidence)
+    if not is_bad and (doubt := find_doubt({"scores": evidence.scores})):
+        sentence, is_bad = f"{sentence}; {doubt}" if sentence else doubt, True
+    return Verdict(sentence, tuple(_list_cures(evidence)) if is_bad else ())
 
 
 def find_doubt(record: Mapping[str, Any] | None) -> str | None:
@@ -95,18 +109,70 @@ def _bound(share: float, count: float) -> str:
     return f"1 in {count + 1:.0f}" if beyond == 0 else f"{(beyond + 1) / (count + 1):.0%}"
 
 
-def _find_fault(evidence: Evidence) -> str:
+def _find_verdict(evidence: Evidence) -> tuple[str, bool]:
+    """Return the verdict, and True for one on a model that is wrong in most cases."""
     for stage in _STAGES:
-        table = evidence.confusion.get(stage)
-        if table is not None:
-            fault = _judge_images(evidence.confusion.get("classes"), table, stage)
-            return fault + _describe_ranking(evidence.scores, stage) if fault else ""
-    for name, words in _RECALLS.items():
+        counts = _read_counts(evidence.confusion.get("classes"), evidence.confusion.get(stage))
+        if counts is not None and any(any(row) for row in counts):
+            return _judge_images(evidence, counts, stage)
+    model = _as_mapping(evidence.config.get("model"))
+    rate = model.get("false_alarms_per_patch")
+    per_patch = (
+        f"{rate} false alarms per patch" if rate else "the rate of false alarms it is taken at"
+    )
+    recalls = {
+        "froc_1": "of the objects at one false alarm per image",
+        "defect_recall": f"of the defects at {per_patch}",
+    }
+    for name, words in recalls.items():
         for stage in _STAGES:
             recall = read_number(evidence.scores, f"{stage}/{name}")
             if recall is not None:
-                return f"{1 - recall:.0%} {words} ({stage})" if 1 - recall >= _BAD else ""
+                return f"the model finds {recall:.0%} {words}, in {stage}", 1 - recall >= _BAD
+    return _name_score(evidence), False
+
+
+def _name_score(evidence: Evidence) -> str:
+    """Return the score that chose the checkpoint; empty where there is none."""
+    monitor, _ = find_monitor(_as_mapping(evidence.config.get("callbacks")))
+    metric = split_stage(monitor or "")[1]
+    for stage in _STAGES:
+        name = f"{stage}/{metric}"
+        score, baseline = (read_number(evidence.scores, key) for key in (name, f"{name}_baseline"))
+        if metric and score is not None:
+            beside = "" if baseline is None else f" (baseline {format_value(name, baseline)})"
+            return f"{metric.replace('_', ' ')} of the model is {format_value(name, score)}{beside}, in {stage}"
     return ""
+
+
+def _judge_images(
+    evidence: Evidence, counts: Sequence[Sequence[int]], stage: str
+) -> tuple[str, bool]:
+    """Judge by the images of each class (rows) and what the model takes them for (columns)."""
+    classes = evidence.confusion["classes"]
+    if "good" not in classes:
+        total = sum(map(sum, counts))
+        right = sum(row[number] for number, row in enumerate(counts))
+        text = f"the model takes {right / total:.0%} of the images for what they are"
+        return f"{text} ({right} of {total} in {stage})", 1 - right / total >= _BAD
+    good = classes.index("good")
+    good_images = sum(counts[good])
+    alarms = good_images - counts[good][good]
+    defective_images = sum(map(sum, counts)) - good_images
+    missed = sum(row[good] for row in counts) - counts[good][good]
+    shares = []
+    if defective_images:
+        hits = defective_images - missed
+        share = f"finds {hits / defective_images:.0%} of the defective images"
+        shares.append(f"{share} ({hits} of {defective_images} in {stage})")
+    if good_images:
+        share = f"calls {alarms / good_images:.0%} of the good images defective"
+        shares.append(f"{share} ({alarms} of {good_images} in {stage})")
+    sentence = f"the model {' and '.join(shares)}{_describe_ranking(evidence.scores, stage)}"
+    if 0 < defective_images < _FEW:
+        sentence += "; measured on few defective images"
+    is_bad = missed >= _BAD * max(1, defective_images) or alarms >= _BAD * max(1, good_images)
+    return sentence, is_bad
 
 
 def _describe_ranking(scores: Mapping[str, Any], stage: str) -> str:
@@ -115,37 +181,7 @@ def _describe_ranking(scores: Mapping[str, Any], stage: str) -> str:
     if auroc is None:
         return ""
     remark = ", hardly better than chance" if auroc < _NEAR_CHANCE else ""
-    return f", image AUROC {auroc:.2f}{remark}"
-
-
-def _judge_images(classes: object, table: object, stage: str) -> str:
-    """Judge by the images of each class (rows) and what the model takes them for (columns)."""
-    counts = _read_counts(classes, table)
-    if counts is None or not isinstance(classes, list):
-        return ""
-    if "good" not in classes:
-        total = sum(map(sum, counts))
-        wrong = total - sum(row[number] for number, row in enumerate(counts))
-        text = f"are taken for another class ({wrong} of {total} in {stage})"
-        return (
-            f"{wrong / total:.0%} of the images {text}" if total and wrong / total >= _BAD else ""
-        )
-    good = classes.index("good")
-    good_images = sum(counts[good])
-    alarms = good_images - counts[good][good]
-    defective_images = sum(map(sum, counts)) - good_images
-    missed = sum(row[good] for row in counts) - counts[good][good]
-    shares = []
-    if defective_images:
-        share = f"{missed / defective_images:.0%} of defective images are missed"
-        shares.append(f"{share} ({missed} of {defective_images} in {stage})")
-    if good_images:
-        share = f"{alarms / good_images:.0%} of good images are called defective"
-        shares.append(f"{share} ({alarms} of {good_images} in {stage})")
-    is_bad = missed >= _BAD * max(1, defective_images) or alarms >= _BAD * max(1, good_images)
-    if 0 < defective_images < _FEW:
-        shares.append("which is measured on few")
-    return ", ".join(shares) if is_bad else ""
+    return f"; image AUROC {auroc:.2f}{remark}"
 
 
 def _read_counts(classes: object, table: object) -> list[list[int]] | None:

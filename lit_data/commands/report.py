@@ -13,12 +13,13 @@ from omegaconf import DictConfig
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.remote_runs import RESULTS, fetching_runs, put_file
+from lit_data.commands.reports.comparison import choose_metrics, rank
 from lit_data.commands.reports.page import make_page
-from lit_data.commands.reports.results import choose_metrics, rank
+from lit_data.commands.reports.pictures import read_pictures
 from lit_data.commands.reports.runs import Run, read_run
-from lit_data.commands.reports.untrusted import as_dict, load, parse_csv, read_pictures
 from lit_data.commands.result import FAILURE, PartlyDoneError, describe_failure
 from lit_data.commands.run_folder import is_run
+from lit_data.commands.untrusted import as_dict, load, parse_csv
 from lit_data.errors import ConfigError, DataError
 from lit_data.files import natural_key, write_json, write_text
 from lit_data.io.plain import parse_json

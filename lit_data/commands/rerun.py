@@ -17,7 +17,7 @@ from lit_data.commands.configuration.model_choice import WITHOUT_WEIGHTS
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.configuration.words import read_override, write_override
 from lit_data.commands.remote_runs import RECORDS, fetching_runs
-from lit_data.commands.reports.untrusted import as_dict, find_config_dir, read_text
+from lit_data.commands.untrusted import as_dict, find_config_dir, read_text
 from lit_data.errors import ConfigError, DataError, escape, first_line, show_path
 from lit_data.files import is_there
 from lit_data.io.plain import parse_yaml

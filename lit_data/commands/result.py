@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 
-from lit_data.commands.reports.untrusted import read_text
+from lit_data.commands.untrusted import read_text
 from lit_data.errors import (
     BatchMemoryError,
     DataError,
@@ -81,7 +81,7 @@ _LOWER_IS_BETTER = re.compile(
 )
 _HIGHER_IS_BETTER = re.compile(
     r"per_s$|precision|recall|dice|success"
-    r"|(^|_)(f1|iou|map|auc|auroc|acc|accuracy|psnr|ssim|r2|score|jaccard)($|_|\d)"
+    r"|(^|_)(f1|iou|map|auc|auroc|aupro|aupimo|froc|acc|accuracy|psnr|ssim|r2|score|jaccard)($|_|\d)"
 )
 
 
@@ -138,15 +138,17 @@ def write_summary(
     return path
 
 
-def write_confusion(folder: Path, confusion: Mapping[str, Any]) -> None:
+def write_confusion(folder: Path, confusion: Mapping[str, Any], curves: Mapping[str, Any]) -> None:
     """Write `folder`/confusion.json: ``classes``, and for ``val`` and ``test`` the counts of images.
 
     Each true class is a row, what the model says a column. ``synthetic`` lists the splits whose
-    defects were drawn. Nothing is written where there is no table.
+    defects were drawn. Curves of the scores go into curves.json, by ``val`` and ``test``. Neither is
+    written where it would be empty.
 
     Args:
         folder: The run folder.
         confusion: By stage, see `lit_data.modules.scored.Confusion`.
+        curves: By stage, see `lit_data.modules.score_curves.ScoreCurves`.
 
     Raises:
         StoreError: The file cannot be written.
@@ -159,6 +161,9 @@ def write_confusion(folder: Path, confusion: Mapping[str, Any]) -> None:
         if synthetic:
             content["synthetic"] = synthetic
         write_json(folder / "confusion.json", content)
+    drawn = {stage: of.as_dict() for stage, of in curves.items() if of.precision_recall}
+    if drawn:
+        write_json(folder / "curves.json", drawn)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

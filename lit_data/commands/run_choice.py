@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from lit_data.commands.remote_runs import Written, list_checkpoints
-from lit_data.commands.reports.untrusted import as_dict, load
 from lit_data.commands.result import (
     FAILURE,
     find_direction,
@@ -16,6 +15,7 @@ from lit_data.commands.result import (
     find_summary,
     read_number,
 )
+from lit_data.commands.untrusted import as_dict, load
 from lit_data.errors import DataError, show_path
 from lit_data.io.plain import parse_json, parse_yaml
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from lit_data.commands.reports.untrusted import as_dict, read_text
+from lit_data.commands.untrusted import as_dict, read_text
 from lit_data.errors import ConfigError, DataError
 from lit_data.files import is_there
 from lit_data.io.plain import parse_yaml

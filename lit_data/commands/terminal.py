@@ -21,7 +21,7 @@ from lit_data.commands.result import is_score, print_table, split_stage
 _NOISE = ("💡 Tip", "Loading `train_dataloader` to estimate", "TPU available: False")
 _SHORT = {"average_precision": "ap", "defect_recall": "recall", "accuracy": "acc"}
 _LONGEST = 12
-_COLUMNS = ("validation", "test", "baseline")
+_COLUMNS = ("val", "test", "baseline")
 
 
 class RunBar(RichProgressBar):
@@ -157,13 +157,13 @@ def print_scores(metrics: Mapping[str, Any], title: str = "") -> None:
 
 
 def print_quality(folder: Path) -> None:
-    """Print what the model of a run is wrong on in most cases, and what may help; nothing of a good one."""
-    if quality := read_run(folder, 1, "").quality:
-        print(quality)
+    """Print what the model of a run finds, and of a bad one what may help."""
+    if verdict := read_run(folder, 1, "").verdict.text:
+        print(verdict)
 
 
 def print_end(metrics: Mapping[str, Any], folder: Path) -> None:
-    """Print what a training got wrong in most cases, its scores, its speed, and where its report is.
+    """Print what the model finds, its scores, its speed, and where its report is.
 
     Args:
         metrics: Those of summary.json.
@@ -196,7 +196,7 @@ def _arrange(metrics: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         column = "test"
         # A model that calls both alike has its plain name for the first of them.
         if stage == "val" or (not stage and f"test/{key}" in metrics):
-            column = "validation"
+            column = "val"
         if name.endswith("_baseline"):
             column = "baseline"
         row = rows.setdefault(name.removesuffix("_baseline") or key, {})

@@ -16,7 +16,16 @@ from lit_data.devices import widest_float
 from lit_data.errors import ConfigError
 from lit_data.modules.layers import DEEPEST, count_outputs, run_in_float32
 from lit_data.modules.schedule import OptimizerFactory, Schedule
-from lit_data.modules.scored import Confusion, ScoredModule, balance_classes, check_class_weights
+from lit_data.modules.score_curves import ScoreCurves, count_images
+from lit_data.modules.scored import (
+    BINS,
+    Confusion,
+    PixelScores,
+    ScoredModule,
+    balance_classes,
+    bin_edge,
+    check_class_weights,
+)
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import Batch, PathText
 
@@ -128,6 +137,8 @@ class ClassificationModule(ScoredModule):
         self.scores = nn.ModuleDict()
         for stage in ("val", "test"):
             self.scores[f"{stage}_labels"] = LabelScores(self.classes or ("",))
+            if "good" in self.classes:
+                self.scores[f"{stage}_defects"] = DefectScores()
         self.save_hyperparameters("classes", "schedule", "label_smoothing", "class_weights")
 
     @override
@@ -191,7 +202,12 @@ class ClassificationModule(ScoredModule):
     @override
     def score(self, batch: Batch, stage: str) -> None:
         scores: Any = self.scores[f"{stage}_labels"]
-        scores.update(self(batch["image"]), batch["label"])
+        logits, labels = self(batch["image"]), batch["label"]
+        scores.update(logits, labels)
+        if "good" in self.classes:
+            good = self.classes.index("good")
+            defects: Any = self.scores[f"{stage}_defects"]
+            defects.update(1 - logits.float().softmax(1)[:, good], (labels != good).float())
 
     @override
     def take_scores(self, stage: str) -> dict[str, Tensor]:
@@ -199,6 +215,34 @@ class ClassificationModule(ScoredModule):
         values: dict[str, Tensor] = scores.compute()
         self.confusion[stage] = Confusion(self.classes, scores.counts)
         scores.reset()
+        if "good" in self.classes:
+            defects: Any = self.scores[f"{stage}_defects"]
+            defects.compute()
+            self.curves[stage] = defects.curves
+            defects.reset()
+        return values
+
+
+class DefectScores(PixelScores):
+    """Curves of images, whose score is the probability that they are not good.
+
+    Attributes:
+        curves: As of the last `compute`.
+    """
+
+    curves = ScoreCurves({})
+
+    @override
+    def compute(self) -> dict[str, Tensor]:
+        values = super().compute()
+        counts = self.histogram.cpu()
+        self.curves = ScoreCurves({"images": self.curve} if self.curve else {})
+        if counts.any(1).all():
+            edges = torch.stack([bin_edge(number) for number in range(BINS)])
+            scores = torch.cat([edges.repeat_interleave(kind) for kind in counts])
+            is_defective = torch.arange(2).repeat_interleave(counts.sum(1))
+            # The likelier of two classes; of more, a defect is said below it too.
+            self.curves = self.curves._replace(image_scores=count_images(scores, is_defective, 0.5))
         return values
 
 

@@ -24,6 +24,7 @@ from lit_data.modules.schedule import (
     make_optimizer,
     schedule_optimizer,
 )
+from lit_data.modules.score_curves import Curve, ScoreCurves, trace_curve
 from lit_data.types import IGNORED, Batch
 
 BINS = 8192  # of the scores of pixels
@@ -42,6 +43,9 @@ class PixelScores(Metric):
     Args:
         threshold: Score from which a pixel counts as a defect, for Dice; none takes the best one,
             which flatters.
+
+    Attributes:
+        curve: Recall and precision, as of the last `compute`; None without defect pixels.
     """
 
     full_state_update = False
@@ -51,6 +55,7 @@ class PixelScores(Metric):
     def __init__(self, *, threshold: float | None = 0.5) -> None:
         super().__init__()
         self.threshold = threshold
+        self.curve: Curve | None = None
         self.add_state("histogram", torch.zeros(2, BINS, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, scores: Tensor, masks: Tensor) -> None:
@@ -71,12 +76,13 @@ class PixelScores(Metric):
         precision = true / (true + false).clamp(min=1)
         recall = true / true[-1].clamp(min=1)
         steps = torch.diff(recall, prepend=recall.new_zeros(1))
-        curve = self.dice_curve()
+        self.curve = trace_curve(true, false, float(true[-1])) if true[-1] else None
+        dice_curve = self.dice_curve()
         if self.threshold is None:
-            dice = curve.max()
+            dice = dice_curve.max()
         else:
             # Thresholds fall, bins rise.
-            dice = curve[BINS - 1 - int(find_bins(torch.tensor([self.threshold])))]
+            dice = dice_curve[BINS - 1 - int(find_bins(torch.tensor([self.threshold])))]
         values = {"average_precision": (steps * precision).sum().float(), "dice": dice.float()}
         return {name: where_counted(value, true[-1]) for name, value in values.items()}
 
@@ -327,6 +333,7 @@ class ScoredModule(LightningModule):
         exported_as: Task of the exported files that it can be scored by; None if by none.
         confusion: Images by true and said class in the last ``val`` and ``test``, where there are
             such.
+        curves: Precision over recall, and scores of images, of the last ``val`` and ``test``.
 
     Raises:
         ConfigError: The schedule is unknown.
@@ -342,6 +349,7 @@ class ScoredModule(LightningModule):
         self.optimizer_factory = optimizer
         self.schedule = schedule
         self.confusion: dict[str, Confusion] = {}
+        self.curves: dict[str, ScoreCurves] = {}
         parameter_count = sum(weight.numel() for weight in net.parameters())
         self.save_hyperparameters({"num_parameters": parameter_count})
 

@@ -108,7 +108,7 @@ class PixelTask(Task[Images]):
         marks = marks.cpu()
         probability = probability.float().cpu()
         masks = masks_of(chosen)
-        titles = ("image", "mask", f"found (p >= {threshold:.2g})", "model")
+        titles = ("image", "mask", f"predicted (p >= {threshold:.2g})", "model")
         figure, axes = open_figure(len(rows), titles)
         for row, cells in enumerate(axes):
             cells[0].set_ylabel(name_sample(self.datamodule, chosen, row), fontsize=8)

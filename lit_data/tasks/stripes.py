@@ -60,7 +60,12 @@ class PatchTask(Task[Data]):
             return False
         probability = probability.float().cpu()
         threshold = read_threshold(model)
-        titles = ("target", "reference 1", "|target - mean(ref)|", f"found (p >= {threshold:.2g})")
+        titles = (
+            "target",
+            "reference 1",
+            "|target - mean(ref)|",
+            f"predicted (p >= {threshold:.2g})",
+        )
         figure, axes = open_figure(len(rows), (*titles, "model"))
         for row, cells in enumerate(axes):
             cells[0].set_ylabel(name_sample(self.datamodule, chosen, row), fontsize=8)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_data.callbacks import data_wait_monitor
+from lit_data.callbacks.amp import AMP
 from lit_data.callbacks.data_wait_monitor import DataWaitMonitor
 from lit_data.callbacks.events import Event, announce
 from lit_data.callbacks.timing import step_clock
@@ -443,6 +444,8 @@ SLOW_CPU = {"on_cpu": True, "precision": "32-true", "has_bf16": True}
         # the model
         ("wait=19 forward=40 backward=41", {"on_cpu": True}, "the model takes 81% of the time: try a GPU"),
         ("forward=1", SLOW_CPU, "the model takes 100% of the time: try bf16 (the callback AMP), for which"),
+        ("forward=1", SLOW_CPU | {"is_chosen": True}, "the model takes 100% of the time: try a GPU, a sm"),
+        ("forward=1", {"is_chosen": True}, "the model takes 100% of the time: the memory is in use; try torch"),
         ("forward=1", SLOW_CPU | {"precision": "bf16-mixed"}, "the model in bf16 takes 100% of the time: try a"),
         ("forward=1", {"precision": "16-mixed", "has_bf16": True}, "the model in fp16 takes 100% of the time: the"),
         ("forward=1", {"free_memory": 0.6}, "the model takes 100% of the time: a larger batch may help, as 6"),
@@ -456,10 +459,25 @@ def test_one_sentence_names_the_limit(parts: str, options: dict[str, Any], sente
     for part in parts.split():
         name, _, value = part.partition("=")
         seconds_s[name] = float(value)  # type: ignore[index]
-    names = options.keys() & {"on_cpu", "precision", "has_bf16"}
+    names = options.keys() & {"on_cpu", "precision", "has_bf16", "is_chosen"}
     hardware = Hardware(**{"on_cpu": False} | {name: options[name] for name in names})
     rest = {name: value for name, value in options.items() if name not in names}
     assert describe_limit(seconds_s, hardware, **rest).startswith(sentence)
+
+
+@pytest.mark.parametrize(("precision", "advised"), [("auto", True), ("fp32", False)])
+def test_no_precision_is_advised_where_one_was_chosen(
+    precision: Any, advised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Hardware] = []
+    monkeypatch.setattr(
+        data_wait_monitor, "Hardware", lambda **known: made.append(Hardware(**known)) or made[-1]
+    )
+    amp, monitor = AMP(precision), DataWaitMonitor(plot=False)
+    make_trainer(tmp_path, amp, monitor, accelerator="cpu", max_steps=1).fit(
+        BoringModel(), DataLoader(RandomDataset(32, 8), 4)
+    )
+    assert made[-1].is_chosen != advised
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""What is said first of a model that is wrong in most cases, and nothing of a good one."""
+"""The verdict on a model comes first, and what may help where it is wrong in most cases."""
 
 import json
 from pathlib import Path
@@ -34,65 +34,94 @@ def of_images(
     [
         (
             of_images([30, 1], [18, 7]),
-            "72% of defective images are missed (18 of 25 in test), 3% of good images are called "
-            "defective (1 of 31 in test). What",
+            "the model finds 28% of the defective images (7 of 25 in test) and calls 3% of the good "
+            "images defective (1 of 31 in test). What",
         ),
         (
             of_images([1, 9], [0, 20], stage="val"),
-            "90% of good images are called defective (9 of 10",
+            "and calls 90% of the good images defective (9 of 10 in val)",
         ),
         (
             of_images([30, 1], [2, 1]),
-            "67% of defective images are missed (2 of 3 in test), 3% of good images are called "
-            "defective (1 of 31 in test), which is measured on few. What",
+            "finds 33% of the defective images (1 of 3 in test) and calls 3% of the good images "
+            "defective (1 of 31 in test); measured on few defective images. What",
         ),
         (
             of_images([9, 0, 0], [5, 4, 0], [8, 0, 1], classes=["good", "dent", "crack"]),
-            "72% of defective images are missed (13 of 18",
+            "the model finds 28% of the defective images (5 of 18",
         ),
         (
             of_images([2, 6], [3, 1], classes=["cat", "dog"]),
-            "75% of the images are taken for another class (9 of 12 in test)",
+            "the model takes 25% of the images for what they are (3 of 12 in test)",
         ),
     ],
 )
 def test_the_share_of_images_that_are_wrong_is_named_with_their_count(
     confusion: dict[str, Any], words: str
 ) -> None:
-    assert words in judge(evidence(confusion))
+    verdict = judge(evidence(confusion))
+    assert words in verdict.text
+    assert verdict.cures
 
 
 @pytest.mark.parametrize(
     ("scores", "words"),
     [
-        ({"test/froc_1": 0.28, "val/froc_1": 0.9}, "72% of the objects are missed at one false"),
-        ({"val/defect_recall": 0.1}, "90% of the defects are missed at the rate of false alarms"),
+        (
+            {"test/froc_1": 0.28, "val/froc_1": 0.9},
+            "the model finds 28% of the objects at one false alarm per image, in test",
+        ),
+        (
+            {"val/defect_recall": 0.1},
+            "the model finds 10% of the defects at 0.5 false alarms per patch, in val",
+        ),
         ({"val/image_auroc": 0.55}, "val/image_auroc of the model is 0.55, which is no better"),
         ({"val/map50": 0.01}, "val/map50 of the model is 0.01, which is no better than chance"),
     ],
 )
 def test_without_counted_images_scores_judge(scores: dict[str, float], words: str) -> None:
-    assert judge(evidence(scores=scores)).startswith(words)
+    verdict = judge(evidence(scores=scores, model={"false_alarms_per_patch": 0.5}))
+    assert verdict.sentence.startswith(words)
+    assert verdict.cures
 
 
 @pytest.mark.parametrize(
-    ("confusion", "scores"),
+    ("confusion", "scores", "words"),
     [
-        (of_images([30, 1], [4, 21]), {"val/image_auroc": 0.93}),
-        (of_images([30, 1], [0, 0]), {"val/f1_max": float("nan")}),  # no defect in the split
-        (of_images([0, 0], [2, 20]), {}),
-        (of_images([6, 2], [1, 3], classes=["cat", "dog"]), {}),
-        (None, {"test/froc_1": 0.8}),
-        (None, {"test/defect_recall": float("nan")}),
-        (None, {}),
-        ({"classes": KINDS, "test": [[1, "x"], [None, 0]]}, {}),  # a file of anybody's
-        ({"classes": {"a": 1}, "test": 3}, {}),
+        (of_images([30, 1], [4, 21]), {"val/image_auroc": 0.93}, "finds 84% of the defective"),
+        # No defect in the split.
+        (
+            of_images([30, 1], [0, 0]),
+            {"val/f1_max": float("nan")},
+            "the model calls 3% of the good",
+        ),
+        (
+            of_images([0, 0], [2, 20]),
+            {},
+            "the model finds 91% of the defective images (20 of 22 in",
+        ),
+        (of_images([6, 2], [1, 3], classes=["cat", "dog"]), {}, "takes 75% of the images for what"),
+        (None, {"test/froc_1": 0.8}, "the model finds 80% of the objects"),
+        (
+            None,
+            {"test/dice": 0.75, "test/dice_baseline": 0.5},
+            "dice of the model is 0.75 (baseline",
+        ),
+        (None, {"test/defect_recall": float("nan")}, ""),
+        (None, {}, ""),
+        ({"classes": KINDS, "test": [[1, "x"], [None, 0]]}, {}, ""),  # a file of anybody's
+        ({"classes": {"a": 1}, "test": 3}, {}, ""),
+        ({"classes": KINDS, "test": [[0, 0], [0, 0]]}, {}, ""),
     ],
 )
-def test_nothing_is_said_of_a_good_model_or_of_what_was_not_measured(
-    confusion: dict[str, Any] | None, scores: dict[str, float]
+def test_no_cure_is_named_for_a_good_model_or_for_what_was_not_measured(
+    confusion: dict[str, Any] | None, scores: dict[str, float], words: str
 ) -> None:
-    assert judge(evidence(confusion, scores)) == ""
+    config = {"callbacks": {"checkpoint": {"monitor": "val/dice"}}}
+    verdict = judge(evidence(confusion, scores, **config))
+    assert not verdict.cures
+    assert words in verdict.sentence
+    assert bool(words) == bool(verdict.sentence)
 
 
 @pytest.mark.parametrize(
@@ -100,16 +129,17 @@ def test_nothing_is_said_of_a_good_model_or_of_what_was_not_measured(
     [
         (
             0.43,
-            "(1 of 31 in test), image AUROC 0.43, hardly better than chance. What may help: look",
+            "(1 of 31 in test); image AUROC 0.43, hardly better than chance. What may help: look",
         ),
-        (0.7, "(1 of 31 in test), image AUROC 0.70. What may help: look"),
+        (0.7, "(1 of 31 in test); image AUROC 0.70. What may help: look"),
         (0.93, "image AUROC 0.93. What may help: another threshold, of predict.image_threshold"),
     ],
 )
 def test_the_ranking_of_images_tells_a_bad_model_from_a_bad_threshold(
     auroc: float, words: str
 ) -> None:
-    assert words in judge(evidence(of_images([30, 1], [18, 7]), {"test/image_auroc": auroc}))
+    verdict = judge(evidence(of_images([30, 1], [18, 7]), {"test/image_auroc": auroc}))
+    assert words in verdict.text
 
 
 @pytest.mark.parametrize(
@@ -173,8 +203,8 @@ def test_a_threshold_says_how_sure_it_is(scores: dict[str, float], words: str) -
 def test_the_cure_goes_by_what_the_run_was_trained_with(
     config: dict[str, Any], splits: list[tuple[str, str]], cure: str
 ) -> None:
-    told = judge(evidence(of_images([9, 0], [9, 1]), splits=splits, **config))
-    assert cure in told
+    verdict = judge(evidence(of_images([9, 0], [9, 1]), splits=splits, **config))
+    assert cure in verdict.text
 
 
 def test_terminal_and_report_say_it_before_any_word_on_speed(
@@ -186,4 +216,6 @@ def test_terminal_and_report_say_it_before_any_word_on_speed(
     print_end(metrics, tmp_path)
     page = write_report([tmp_path]).read_text()
     for text in (capsys.readouterr().out, page):
-        assert 0 < text.index("72% of defective images are missed") + 1 < text.index("takes 97%")
+        assert (
+            0 < text.index("he model finds 28% of the defective images") < text.index("takes 97%")
+        )

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from lit_data.cli import main
 from lit_data.commands.report import add_report, noting_failure, write_report
 from lit_data.commands.reports import page
-from lit_data.commands.reports.curves import Chart, ChartLine, draw_chart
+from lit_data.commands.reports.charts import Chart, ChartLine, draw_chart
 from lit_data.errors import BatchMemoryError, DataError
 from tests.browser import CHROMIUM, Browser
 from tests.commands.reports.folders import CONFIG, CSV, LOG, SUMMARY, make_run
@@ -99,12 +99,11 @@ def test_page_of_a_run_says_what_is_in_its_folder(
     for part in (
         "stripe done",
         "began 2026-01-31 12:00:00 · 46.8 s",
-        "What limits this run The model takes 89% of the time",
-        "dice 0.7 test; a simple rule: 0.3",
-        "host memory 744.3 MiB peak",
-        "val 0.75",
+        "Speed and memory The model takes 89% of the time. Details · 72 samples/s · 1.05 % waiting",
+        "Dice of the model is 0.7 (baseline 0.3), in test. Results Scores",
+        "host memory, peak 744.3 MiB",
         "WARNING batch 3: 16 samples at once ran out of memory; now 8",
-        "Scores score val test test, simple rule dice 0.8 0.7 0.3",
+        "Scores score val test test baseline dice 0.8 0.7 0.3",
         "train inline 0 - a whole epoch takes 0.03 s",
         "python -m lit_data fit +experiment=stripe",
         "root: runs/images",

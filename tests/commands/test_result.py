@@ -17,6 +17,7 @@ from lit_data.commands.result import (
     write_summary,
 )
 from lit_data.errors import DataError, StoreError
+from lit_data.modules.score_curves import Curve, ScoreCurves
 from lit_data.modules.scored import Confusion
 
 
@@ -83,12 +84,16 @@ def test_file_mode_follows_the_umask(tmp_path: Path) -> None:
 
 
 def test_confusions_of_a_run_share_their_classes(tmp_path: Path) -> None:
-    write_confusion(tmp_path, {})
-    assert not (tmp_path / "confusion.json").exists()
+    write_confusion(tmp_path, {}, {"test": ScoreCurves({})})
+    assert not list(tmp_path.glob("*.json"))
     counts = [[3, 1], [0, 2]]
-    write_confusion(tmp_path, {"test": Confusion(("good", "bad"), counts)})
+    curves = {"test": ScoreCurves({"pixels": Curve([0.5, 1.0], [1.0, 0.25])})}
+    write_confusion(tmp_path, {"test": Confusion(("good", "bad"), counts)}, curves)
     content = json.loads((tmp_path / "confusion.json").read_text(encoding="utf-8"))
     assert content == {"classes": ["good", "bad"], "test": counts}
+    content = json.loads((tmp_path / "curves.json").read_text(encoding="utf-8"))
+    pixels = {"recall": [0.5, 1.0], "precision": [1.0, 0.25]}
+    assert content == {"test": {"precision_recall": {"pixels": pixels}, "image_scores": None}}
 
 
 def test_a_summary_that_is_no_object_is_damaged(tmp_path: Path) -> None:

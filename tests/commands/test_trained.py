@@ -186,8 +186,8 @@ def test_boxes_of_a_model_of_no_use_are_told(
     limits = ["trainer.max_epochs=1"]
     limits += [f"trainer.limit_{stage}_batches=1" for stage in ("train", "val", "test")]
     assert main(["fit", *words, *limits]) == 0
-    missed = "of the objects are missed at one false alarm per image"
-    assert re.search(missed + ".*What may help: train longer", capsys.readouterr().out)
+    found = "the model finds 0% of the objects at one false alarm per image, in test"
+    assert re.search(found + ".*What may help: train longer", capsys.readouterr().out)
     assert main(["predict", *words]) == 0
     told = r"val/map50 of the model is \S+, which is no better than chance"
     assert re.search(told + ": train longer, or choose another run", capsys.readouterr().out)

@@ -13,25 +13,24 @@ import yaml
 from markupsafe import Markup
 
 import lit_data
-from lit_data.commands.reports.curves import (
+from lit_data.commands.reports.charts import (
     Chart,
     ChartLine,
     ChartOf,
-    Series,
-    cut_final_score,
     draw_chart,
     find_chart,
+    find_look,
 )
-from lit_data.commands.reports.results import (
+from lit_data.commands.reports.comparison import (
     draw_overlays,
     find_best,
     find_differences,
-    list_results,
-    list_tiles,
     shorten_keys,
 )
+from lit_data.commands.reports.log import Series, cut_final_score
+from lit_data.commands.reports.pictures import Picture
+from lit_data.commands.reports.results import draw_results, list_results
 from lit_data.commands.reports.runs import Run, describe_age
-from lit_data.commands.reports.untrusted import Picture
 from lit_data.commands.result import find_direction, format_value, read_number
 
 _MOST_CHARTS = 40
@@ -43,7 +42,13 @@ _STATES = {
     "unfinished": ("warn", "not finished"),
 }
 _STAGES = ("train", "val", "test")
-_HEADINGS = {"model": "Losses and scores", "machine": "Speed and memory"}
+_SPEED = {
+    "samples_per_s": "speed",
+    "data_wait_fraction": "waiting for data",
+    "memory/peak_allocated_bytes": "device memory, peak",
+    "peak_rss_bytes": "host memory, peak",
+    "batch/ooms": "out of memory, recovered from",
+}
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
@@ -117,71 +122,79 @@ class RunView:
 
     Args:
         run: The run.
-        look: Number of its colour in the charts of all runs.
+        number: Of its line in the charts of all runs.
         several: There are others.
     """
 
-    def __init__(self, run: Run, look: int, *, several: bool) -> None:
+    def __init__(self, run: Run, number: int, *, several: bool) -> None:
         self.run = run
         self.level = 3 if several else 2  # of its headings, below that of the run or of the page
-        self.look = look
-        self.tiles = list_tiles(run)
-        self.results = list_results(run)
+        self.look = find_look(number)
+        self.tables = list_results(run)
+        self.charts = draw_results(run)
         # A page of many runs would be too large with curves of full length.
         most_points = _POINTS_OF_MANY if several else _POINTS_ALONE
-        self.charts = draw_curves(run, most_points)
+        self.curves = {part: draw_curves(run, part, most_points) for part in ("model", "machine")}
         self.same = ", ".join(_list_idle(run))
         # loader.json may be anybody's: entries of another form are left out.
         self.loaders = {}
         for stage, entry in run.loaders.items():
             if isinstance(entry, Mapping):
                 self.loaders[stage] = entry
-        seconds = run.values.get("seconds")
         self.facts = [run.command]
         if run.journal.began:
             self.facts.append(f"began {run.journal.began}")
-        if seconds:
+        if seconds := run.values.get("seconds"):
             self.facts.append(format_value("seconds", seconds))
+
+    def find_pictures(self, part: str) -> list[Picture]:
+        """Return the pictures of a part of the page."""
+        return [picture for picture in self.run.pictures if picture.part == part]
+
+    @property
+    def speed(self) -> dict[str, str]:
+        """Figures of the machine with their units, by their titles."""
+        values = self.run.values
+        speed = {}
+        for name, title in _SPEED.items():
+            if values.get(name) is not None:
+                speed[title] = format_value(name, values[name])
+        return speed
 
     @property
     def sections(self) -> list[tuple[str, str]]:
         """Short name and title of each section that has something to show."""
         run = self.run
-        timelines = [picture.is_timeline for picture in run.pictures]
         settings = run.settings.command_line or run.settings.choices or run.settings.config
+        results = self.find_pictures("results") or self.charts or self.tables
+        machine = self.curves["machine"] or self.speed or self.loaders or run.machine
         sections = [
-            ("results", "Results", self.results),
-            ("curves", "Curves", self.charts or self.same),
-            ("pictures", "Pictures", False in timelines),
-            ("timelines", "Memory and throughput", True in timelines),
+            ("results", "Results", results),
+            ("curves", "Losses and scores", self.curves["model"]),
+            ("data", "Samples", self.find_pictures("data")),
             ("warnings", "Warnings", run.journal.warnings or run.post_mortems),
-            ("loading", "Loading", self.loaders),
+            ("machine", "Speed and memory", machine or self.find_pictures("machine") or self.same),
             ("settings", "Configuration", settings),
-            ("machine", "Machine and figures", True),
+            ("figures", "All figures", run.values),
         ]
         return [(name, title) for name, title, content in sections if content]
 
 
-def draw_curves(run: Run, most_points: int) -> list[tuple[str, list[Chart]]]:
-    """Draw what was logged during training, the model apart from the machine.
+def draw_curves(run: Run, section: str, most_points: int) -> list[Chart]:
+    """Draw what was logged during training, of the model or of the machine.
 
     Scores that were taken once are no curves, and stand in the tables.
     """
-    groups: dict[str, dict[str, list[_Curve]]] = {"model": {}, "machine": {}}
+    groups: dict[str, list[_Curve]] = {}
     for name, series in run.log.series.items():
         chart = find_chart(name)
         curve = cut_final_score(series)
         is_curve = len(set(curve.steps.tolist())) > 1
-        if is_curve and not _is_idle(name, series) and not run.repeats(name):
-            group = groups[chart.section].setdefault(chart.title, [])
-            group.append(_Curve(chart, name, curve))
-    sections = []
-    for section, heading in _HEADINGS.items():
-        titles = sorted(groups[section], key=_order)[:_MOST_CHARTS]
-        charts = [_draw_group(groups[section][title], run, most_points) for title in titles]
-        if charts:
-            sections.append((heading, charts))
-    return sections
+        is_shown = is_curve and not _is_idle(name, series) and not run.repeats(name)
+        if chart.section == section and is_shown:
+            groups.setdefault(chart.title, []).append(_Curve(chart, name, curve))
+    titles = sorted(groups, key=_order)[:_MOST_CHARTS]
+    return [_draw_group(groups[title], run, most_points) for title in titles]
 
 
 class _Curve(NamedTuple):
@@ -204,16 +217,15 @@ def _is_idle(name: str, series: Series) -> bool:
 
 
 def _order(title: str) -> tuple[int, str]:
-    """Sort losses first, then what should rise, then the rest."""
+    """Sort losses first, then what should rise, then the rest, and thresholds last."""
     if "loss" in title:
         return 0, title
-    return 2 - find_direction(title), title
+    return 3 if title.endswith("threshold") else 2 - find_direction(title), title
 
 
 def _draw_group(curves: list[_Curve], run: Run, most_points: int) -> Chart:
-    curves = sorted(curves, key=_rank)
     lines = []
-    for number, (chart, name, series) in enumerate(curves):
+    for number, (chart, name, series) in enumerate(sorted(curves, key=_rank)):
         # A stage has one colour in all charts, and so has its baseline.
         look = _STAGES.index(chart.stage) if chart.stage else number
         lines.append(ChartLine(name, chart.label, series, look, is_dashed=chart.is_baseline))

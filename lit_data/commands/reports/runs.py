@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_data.commands.quality import Evidence, describe_threshold, judge
-from lit_data.commands.reports.curves import Log, read_log
-from lit_data.commands.reports.untrusted import (
+from lit_data.commands.quality import Evidence, Verdict, describe_threshold, judge
+from lit_data.commands.reports.log import Log, read_log
+from lit_data.commands.reports.pictures import Picture
+from lit_data.commands.result import FAILURE, find_direction, find_monitor, read_number
+from lit_data.commands.untrusted import (
     Masker,
-    Picture,
     as_dict,
     find_config_dir,
     load,
@@ -21,7 +22,6 @@ from lit_data.commands.reports.untrusted import (
     parse_csv,
     read_text,
 )
-from lit_data.commands.result import FAILURE, find_direction, find_monitor
 from lit_data.files import flatten
 from lit_data.io.plain import parse_json, parse_yaml
 
@@ -39,6 +39,7 @@ _SAME_ON_A_CPU = (
 )
 """Figures of a device's memory: on a CPU they are those of the resident memory again."""
 
+_LEAST_F1 = 0.02  # of pixels
 _REFERENCE = re.compile(r"\$\{((?:hydra:)?[\w.]+)\}")
 _DEEPEST_REFERENCE = 3
 _MOST_REFERENCES = 1000
@@ -133,6 +134,7 @@ class Run:
         journal: The text log.
         splits: splits.csv: split and class (empty if unknown) of each image.
         confusion: confusion.json: classes, and for ``val`` and ``test`` a row for each true class.
+        curves: curves.json: precision over recall, and scores of images, by ``val`` and ``test``.
         detection: pod.json: sizes of defects that are found.
         loaders: loader.json: the workers of each stage and why.
         machine: machine.json: processor, device and versions.
@@ -152,6 +154,7 @@ class Run:
     journal: RunLog
     splits: tuple[tuple[str, str], ...]
     confusion: Mapping[str, Any]
+    curves: Mapping[str, Any]
     detection: Mapping[str, Any]
     loaders: Mapping[str, Any]
     machine: Mapping[str, Any]
@@ -196,8 +199,8 @@ class Run:
         return str(self.values.get("train/limited_by") or self.journal.limited_by)
 
     @property
-    def quality(self) -> str:
-        """Return a line on a model that is wrong in most cases, with what may help; else an empty one."""
+    def verdict(self) -> Verdict:
+        """Judgement of the model."""
         return judge(Evidence(self.values, self.confusion, self.splits, self.settings.config))
 
     @property
@@ -207,8 +210,13 @@ class Run:
 
     @property
     def zero_dice(self) -> list[str]:
-        """Names of the Dice scores that are 0: no pixel of a defect was found."""
-        return [name for name in ("val/dice", "test/dice") if self.values.get(name) == 0]
+        """Names of the Dice scores that are 0, but where another threshold finds pixels of defects."""
+        names = []
+        for stage in ("val", "test"):
+            f1 = read_number(self.values, f"{stage}/f1_max")
+            if self.values.get(f"{stage}/dice") == 0 and (f1 is None or f1 < _LEAST_F1):
+                names.append(f"{stage}/dice")
+        return names
 
     @property
     def monitor(self) -> tuple[str, int]:
@@ -257,6 +265,7 @@ def read_run(folder: Path, number: int, label: str) -> Run:
         journal=journal,
         splits=tuple((str(row.get("split") or ""), str(row.get("class") or "")) for row in rows),
         confusion=_read_json(folder, "confusion.json", masker, notes),
+        curves=_read_json(folder, "curves.json", masker, notes),
         detection=_read_json(folder, "pod.json", masker, notes),
         loaders=_read_json(folder, "loader.json", masker, notes),
         machine=_read_json(folder, "machine.json", masker, notes),

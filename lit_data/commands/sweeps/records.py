@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lit_data.checks import check_types
-from lit_data.commands.reports.untrusted import as_dict, read_text
 from lit_data.commands.result import Outcome, Status
+from lit_data.commands.untrusted import as_dict, read_text
 from lit_data.errors import ConfigError, DataError, WorkerDiedError
 from lit_data.files import write_json
 from lit_data.io.plain import parse_json

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from lit_data.commands.configuration.rows import read_words
 from lit_data.commands.report import add_report
-from lit_data.commands.reports.results import find_differing, shorten_keys
+from lit_data.commands.reports.comparison import find_differing, shorten_keys
 from lit_data.commands.result import KEYS, find_summary, is_score, print_table, read_number
 from lit_data.commands.sweeps.options import choose_direction, choose_metric, explain_metric
 from lit_data.commands.sweeps.records import JobRecord, read_records, settle

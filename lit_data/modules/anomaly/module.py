@@ -16,7 +16,11 @@ from lit_data.modules.anomaly.bank import MemoryBank
 from lit_data.modules.anomaly.encoder import TextureEncoder, blur, pad_reflected
 from lit_data.modules.anomaly.normality import Normality, take_sizes
 from lit_data.modules.scored import ScoredModule, is_marked, refuse_true_precision
-from lit_data.modules.segmentation.anomaly_metrics import ANOMALY_METRICS, AnomalyMetrics
+from lit_data.modules.segmentation.anomaly_metrics import (
+    ANOMALY_METRICS,
+    AnomalyMetrics,
+    join_curves,
+)
 from lit_data.types import Batch
 
 log = logging.getLogger(__name__)
@@ -334,6 +338,7 @@ class AnomalyModule(ScoredModule):
         values = metric.compute()
         if metric.confusion is not None:
             self.confusion[stage] = metric.confusion
+        self.curves[stage] = join_curves({"images": metric})
         is_alarm = highest >= metric.threshold
         # Of no image the mean is NaN.
         named["false_alarms"] = is_alarm[~defective].float().mean()

@@ -18,6 +18,7 @@ from lit_data.modules.detection.scores import SIZE_LIMITS_PX, SIZES, BoxScores
 from lit_data.modules.detection.seams import WindowObjects
 from lit_data.modules.detection.targets import Truths, detection_loss, read_truths
 from lit_data.modules.schedule import OptimizerFactory, Schedule
+from lit_data.modules.score_curves import ScoreCurves
 from lit_data.modules.scored import ScoredModule
 from lit_data.types import Batch
 
@@ -255,6 +256,8 @@ class DetectionModule(ScoredModule):
         if self._has_windows:
             self._score_rest(stage)
         values: dict[str, Tensor] = metric.compute()
+        if metric.curve is not None:
+            self.curves[stage] = ScoreCurves({"objects": metric.curve})
         metric.reset()
         chosen = values["object_f1_max_threshold"]
         if stage == "val" and chosen.isfinite():

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from lit_data.devices import constant
 from lit_data.modules.detection.boxes import Objects, box_iou, find_covered
+from lit_data.modules.score_curves import Curve, trace_curve
 from lit_data.modules.scored import find_best_f1, where_counted
 
 IOU_THRESHOLDS = tuple(0.5 + 0.05 * step for step in range(10))
@@ -62,6 +63,7 @@ class BoxScores(Metric):
 
     Attributes:
         names: Names of the classes; empty leaves their own scores out.
+        curve: Recall and precision at IoU 0.5, as of the last `compute`; None where no box is right.
     """
 
     full_state_update = False
@@ -76,6 +78,7 @@ class BoxScores(Metric):
     def __init__(self, size_limits_px: Sequence[float] = SIZE_LIMITS_PX) -> None:
         super().__init__()
         self.names: Sequence[str] = ()
+        self.curve: Curve | None = None
         self.area_limits = tuple(float(side) ** 2 for side in size_limits_px)
         for name in _STATES:
             self.add_state(name, [], dist_reduce_fx="cat")
@@ -163,6 +166,9 @@ class BoxScores(Metric):
             hits = count_hits(scores, outcomes[:, 0, 0], allowed)
             values[f"froc_{rate:g}"] = torch.tensor(float(hits)) / true_count
         values |= choose_threshold(scores, outcomes[:, 0, 0], true_count)
+        right, wrong = ((outcomes[:, 0, 0] == kind).cumsum(0) for kind in (1, 0))
+        is_any_right = len(right) > 0 and bool(right[-1])
+        self.curve = trace_curve(right, wrong, true_count) if is_any_right else None
         return {name: value.to(self.device) for name, value in values.items()}
 
     def _score_classes(

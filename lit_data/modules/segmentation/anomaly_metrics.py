@@ -1,8 +1,9 @@
 """`AnomalyMetrics`: scores by which methods of anomaly detection are compared."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,13 @@ from torchmetrics.utilities import dim_zero_cat
 from typing_extensions import override
 
 from lit_data.devices import widest_float
+from lit_data.modules.score_curves import (
+    Curve,
+    ImageScores,
+    ScoreCurves,
+    count_images,
+    rank_curve,
+)
 from lit_data.modules.scored import (
     BINS,
     Confusion,
@@ -128,6 +136,8 @@ class AnomalyMetrics(PixelScores):
             one of the good images, without `good_quantile` the one of the largest F1.
         confusion: Good and defective images (rows) by what the threshold says (columns), as of the
             last `compute`; None where all images have a defect or none has.
+        image_scores: Of the same images.
+        image_curve: Their recall and precision.
     """
 
     regions: Tensor
@@ -155,6 +165,8 @@ class AnomalyMetrics(PixelScores):
         self._merged_px = self._merged_rows = 0  # by the last merge of each state
         self.image_threshold: float | None = None
         self.confusion: Confusion | None = None
+        self.image_scores: ImageScores | None = None
+        self.image_curve: Curve | None = None
         for name in ("regions", "good_bins"):
             self.add_state(name, torch.zeros(BINS, dtype=widest_float()), dist_reduce_fx="sum")
         region_count = torch.tensor(0.0, dtype=widest_float())
@@ -339,7 +351,7 @@ class AnomalyMetrics(PixelScores):
         return thresholds
 
     def _rank_images(self, good_threshold: Tensor | None) -> dict[str, Tensor]:
-        self.confusion = None
+        self.confusion = self.image_scores = self.image_curve = None
         if not len(self.images):
             return {}
         numbers, scores, defective = self.score_images()
@@ -350,6 +362,8 @@ class AnomalyMetrics(PixelScores):
         if self.image_threshold is not None:
             least = self.image_threshold
         self.confusion = count_confusion(scores >= least, defective.bool())
+        self.image_scores = count_images(scores, defective, least)
+        self.image_curve = rank_curve(scores, defective)
         values = {
             "image_auroc": binary_auroc(scores, defective),
             "image_average_precision": binary_average_precision(scores, defective),
@@ -374,6 +388,21 @@ class AnomalyMetrics(PixelScores):
         for kind in named_kinds:
             rows[kind] = torch.tensor([one in ("", kind) for one in kinds])
         return rows
+
+
+def join_curves(metrics: Mapping[str, Any]) -> ScoreCurves:
+    """Return the curves of metrics that were computed.
+
+    Args:
+        metrics: `AnomalyMetrics` by ``images``, and `PixelScores` by ``pixels``; without these the
+            images have the curve of their pixels.
+    """
+    images = metrics.get("images")
+    curves = {"pixels": metrics.get("pixels", images).curve}
+    if images is not None:
+        curves = {"images": images.image_curve, **curves}
+    known = {name: curve for name, curve in curves.items() if curve is not None}
+    return ScoreCurves(known, None if images is None else images.image_scores)
 
 
 def count_confusion(is_alarm: Tensor, is_defective: Tensor) -> Confusion:

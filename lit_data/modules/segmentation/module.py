@@ -24,7 +24,11 @@ from lit_data.modules.scored import (
     balance_classes,
     check_class_weights,
 )
-from lit_data.modules.segmentation.anomaly_metrics import ANOMALY_METRICS, AnomalyMetrics
+from lit_data.modules.segmentation.anomaly_metrics import (
+    ANOMALY_METRICS,
+    AnomalyMetrics,
+    join_curves,
+)
 from lit_data.modules.segmentation.losses import PixelLoss, choose_loss
 from lit_data.modules.segmentation.top_pixels import SCORE_FRACTION
 from lit_data.types import IGNORED, Batch
@@ -325,6 +329,8 @@ class SegmentationModule(ScoredModule):
                 values |= self._take_images(metrics["images"], stage)
             if "pixels" in metrics:
                 values |= metrics["pixels"].compute()
+            if not suffix:
+                self.curves[stage] = join_curves(dict(metrics.items()))
             if "defects" in metrics:
                 values["defect_recall"] = metrics["defects"].compute()
             named |= {f"{name}{suffix}": value for name, value in values.items()}

@@ -1,14 +1,24 @@
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from urllib.parse import unquote
 
+import matplotlib
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from lit_data.commands.reports import curves
-from lit_data.commands.reports.curves import COLOURS, AxisRange, Chart, ChartLine, ChartOf, Series
+from lit_data.commands.reports import charts, log
+from lit_data.commands.reports.charts import (
+    COLOURS,
+    Chart,
+    ChartLine,
+    ChartOf,
+    draw_precision_recall,
+    draw_scores,
+)
+from lit_data.commands.reports.log import Series
 from lit_data.commands.result import find_direction, format_value
 from tests.commands.reports.folders import CSV, make_run
 
@@ -33,6 +43,7 @@ def read_svg(chart: Chart) -> ElementTree.Element:
 def read_paths(chart: Chart, colour: int, property_: str = "stroke") -> list[str]:
     """Paths that are drawn in the colour of a line; some are defined first and used by their name."""
     svg, wanted = read_svg(chart), f"{property_}: {COLOURS[colour]}"
+    (svg,) = [group for group in svg.iter(f"{SVG}g") if group.get("id") == "axes_1"]
     defined = {path.get("id"): path.get("d", "") for path in svg.iter(f"{SVG}path")}
     paths = [path for path in svg.iter(f"{SVG}path") if wanted in path.get("style", "")]
     uses = [use for use in svg.iter(f"{SVG}use") if wanted in use.get("style", "")]
@@ -46,7 +57,7 @@ def read_points(path: str) -> np.ndarray:
 
 def test_curve_fills_the_frame_and_breaks_at_gaps() -> None:
     (path,) = read_paths(
-        curves.draw_chart("dice", [make_line([0.0, 1.0, np.nan, 0.5, np.inf, 0.25])]), 0
+        charts.draw_chart("dice", [make_line([0.0, 1.0, np.nan, 0.5, np.inf, 0.25])]), 0
     )
     assert path.count("M") == 3
     assert path.count("L") == 1
@@ -61,30 +72,36 @@ def test_curve_fills_the_frame_and_breaks_at_gaps() -> None:
     [[np.nan, np.nan], [5.0, 5.0], [0.0], [1e308, -1e308], [1e-300, 1e-299], [1e15, 1e15 + 1]],
 )
 def test_any_numbers_give_a_chart(values: list[float]) -> None:
-    chart = curves.draw_chart("dice", [make_line(values)])
+    chart = charts.draw_chart("dice", [make_line(values)])
     paths = [path for colour in range(len(COLOURS)) for path in read_paths(chart, colour)]
     assert not re.search(r"\b(nan|inf)\b", " ".join(paths))
-    assert ("no number" in chart.lines[0].end) == (not np.isfinite(values).any())
+    texts = " ".join(text.text or "" for text in read_svg(chart).iter(f"{SVG}text"))
+    assert ("val no number" in texts) == (not np.isfinite(values).any())
 
 
 def test_a_wide_range_is_logarithmic_and_says_so() -> None:
-    chart = curves.draw_chart("loss", [make_line([1000.0, 10.0, 0.1])])
+    chart = charts.draw_chart("loss", [make_line([1000.0, 10.0, 0.1])])
     assert chart.unit == "logarithmic"
     (path,) = read_paths(chart, 0)
     y = read_points(path)[:, 1]
     assert y[1] - y[0] == pytest.approx(y[2] - y[1], abs=0.21)
 
 
-def test_what_is_not_positive_has_no_place_on_a_logarithmic_axis() -> None:
-    values = np.array([1.0, 0.0, -3.0, np.nan, np.inf])
-    logarithmic = curves.clip_line(values, AxisRange(1e-3, 1e3, is_log=True))
-    assert np.isfinite(logarithmic).tolist() == [True, False, False, False, False]
-    linear = curves.clip_line(values, AxisRange(-4, 4))
-    assert np.isfinite(linear).tolist() == [True, True, True, False, False]
+@pytest.mark.parametrize(
+    ("values", "low", "high"),
+    [([0.56, 0.587], 0.47, 0.67), ([0.99, 0.999], 0.8, 1.01), ([0.1, 0.9], 0.06, 0.94)],
+)
+def test_noise_of_a_score_does_not_fill_its_axis(
+    values: list[float], low: float, high: float
+) -> None:
+    (path,) = read_paths(charts.draw_chart("iou", [make_line(values)]), 0)
+    y = read_points(path)[:, 1]
+    frame_px = 150
+    assert np.ptp(y) / frame_px == pytest.approx(np.ptp(values) / (high - low), rel=0.2)
 
 
 def test_many_points_are_thinned_to_a_band() -> None:
-    chart = curves.draw_chart(
+    chart = charts.draw_chart(
         "loss", [make_line(np.sin(np.arange(10_000)).tolist())], most_points=100
     )
     (line,), (band,) = read_paths(chart, 0), read_paths(chart, 0, "fill")
@@ -93,8 +110,42 @@ def test_many_points_are_thinned_to_a_band() -> None:
     assert len(chart.uri) < 16_000
 
 
+def test_charts_are_the_same_twice_and_leave_pyplot_alone() -> None:
+    hostile = "<script>$x^{$ &lt;"
+    with matplotlib.rc_context({"font.size": 30, "lines.linewidth": 9}):
+        settings = dict(matplotlib.rcParams)
+        line = ChartLine("a", hostile, make_series([1.0, 2.0]))
+        uris = {charts.draw_chart(hostile, [line]).uri for _ in range(2)}
+        assert matplotlib.rcParams == settings
+    uris.add(charts.draw_chart(hostile, [line]).uri)
+    assert len(uris) == 1  # the settings of others change nothing
+    assert "<script" not in uris.copy().pop()
+    texts = [text.text for text in read_svg(charts.draw_chart("x", [line])).iter(f"{SVG}text")]
+    assert f"{hostile} 2" in texts
+    assert "matplotlib.pyplot" not in sys.modules or not plt_figures()
+
+
+def plt_figures() -> list[int]:
+    return sys.modules["matplotlib.pyplot"].get_fignums()
+
+
+def test_precision_and_scores_of_images_are_drawn_over_their_range() -> None:
+    recall, precision = np.array([0.25, 0.5, 1.0]), np.array([1.0, 0.8, 0.4])
+    chart = draw_precision_recall({"images": (recall, precision)}, "test")
+    (path,) = read_paths(chart, 0)
+    x, y = read_points(path).T
+    assert x[-1] - x[0] > 280
+    assert (np.diff(y) >= 0).all()
+    counts = {"good": np.array([3.0, 1.0, 0.0]), "defective": np.array([0.0, 0.0, 2.0])}
+    for edges in (np.array([1e-9, 1e-6, 0.5, 1.0]), np.array([0.4, 0.5, 0.6, 0.7])):
+        chart = draw_scores(edges, counts, float(edges[2]), "val")
+        texts = {text.text for text in read_svg(chart).iter(f"{SVG}text")}
+        assert {"good (4)", "defective (2)", "100%", "0.5"} <= texts
+        assert f"threshold {edges[2]:g}" in texts
+
+
 def test_chart_says_its_numbers_in_words() -> None:
-    chart = curves.draw_chart(
+    chart = charts.draw_chart(
         "memory", [make_line([2**20, np.nan, 3 * 2**20], name="memory/rss_bytes")]
     )
     assert chart.description == "memory over the steps of training. val: from 1 MiB to 3 MiB"
@@ -130,7 +181,7 @@ def test_names_tell_what_is_better(name: str, direction: int) -> None:
 
 
 def read_labels(values: list[float], name: str = "lr") -> list[str]:
-    chart = curves.draw_chart("rate", [make_line(values, name=name)])
+    chart = charts.draw_chart("rate", [make_line(values, name=name)])
     return [text.text or "" for text in read_svg(chart).iter(f"{SVG}text")]
 
 
@@ -150,12 +201,12 @@ def test_no_two_labels_of_an_axis_are_the_same(values: list[float]) -> None:
 
 def test_series_of_a_log_keep_steps_epochs_and_gaps(tmp_path: Path) -> None:
     notes = []
-    log = curves.read_log(make_run(tmp_path / "run"), notes)
-    loss = log.series["train/loss"]
+    read = log.read_log(make_run(tmp_path / "run"), notes)
+    loss = read.series["train/loss"]
     assert (loss.steps.tolist(), loss.epochs.tolist()) == ([9, 29, 39], [0, 1, 1])
     assert_array_equal(loss.values, [6.5, np.nan, 2.5])
-    assert (loss.last, log.epoch_ends, notes) == (2.5, {0: 19, 1: 39, 2: 40}, [])
-    assert log.series["batch/ooms"].is_constant
+    assert (loss.last, read.epoch_ends, notes) == (2.5, {0: 19, 1: 39, 2: 40}, [])
+    assert read.series["batch/ooms"].is_constant
     assert not loss.is_constant
 
 
@@ -168,31 +219,29 @@ def test_series_of_a_log_keep_steps_epochs_and_gaps(tmp_path: Path) -> None:
 )
 def test_cut_lines_are_left_out_and_said(tmp_path: Path, tail: str, note: str) -> None:
     notes = []
-    log = curves.read_log(make_run(tmp_path / "run", csv=CSV + tail), notes)
-    assert log.series["val/dice"].values.tolist() == [0.5, 0.75, 0.8]
+    read = log.read_log(make_run(tmp_path / "run", csv=CSV + tail), notes)
+    assert read.series["val/dice"].values.tolist() == [0.5, 0.75, 0.8]
     assert notes == [f"csv/metrics.csv: {note}"]
 
 
 def test_no_log_and_an_empty_one_have_no_series(tmp_path: Path) -> None:
     notes = []
-    assert not curves.read_log(make_run(tmp_path / "none", csv=None), notes).series
-    assert not curves.read_log(make_run(tmp_path / "empty", csv=""), notes).series
+    assert not log.read_log(make_run(tmp_path / "none", csv=None), notes).series
+    assert not log.read_log(make_run(tmp_path / "empty", csv=""), notes).series
     assert notes == ["csv/metrics.csv has no columns"]
 
 
 def test_score_after_training_is_no_part_of_the_curve(tmp_path: Path) -> None:
-    curve = curves.cut_final_score(
-        curves.read_log(make_run(tmp_path / "run"), []).series["val/dice"]
-    )
+    curve = log.cut_final_score(log.read_log(make_run(tmp_path / "run"), []).series["val/dice"])
     assert curve.values.tolist() == [0.5, 0.75]
     whole = make_series([1, 2, 3])
-    assert curves.cut_final_score(whole) is whole
+    assert log.cut_final_score(whole) is whole
 
 
 def test_thinning_keeps_mean_range_and_gaps() -> None:
-    thinned, low, high = curves.thin(make_series([1, 3, 5, np.nan, np.nan, np.inf, 2]), 4)
-    assert thinned.steps.tolist() == [0, 2, 4, 6]
-    assert_array_equal(thinned.values, [2, 5, np.nan, 2])
+    steps, means, low, high = charts.thin(make_series([1, 3, 5, np.nan, np.nan, np.inf, 2]), 4)
+    assert steps.tolist() == [0, 2, 4, 6]
+    assert_array_equal(means, [2, 5, np.nan, 2])
     assert_array_equal(low, [1, 5, np.nan, 2])
     assert_array_equal(high, [3, 5, np.nan, 2])
 
@@ -202,13 +251,13 @@ def test_thinning_keeps_mean_range_and_gaps() -> None:
     [
         ("val/dice", ChartOf("model", "dice", "val", "val")),
         ("valid_iou", ChartOf("model", "iou", "val", "val")),
-        ("val/dice_baseline", ChartOf("model", "dice", "val, baseline", "val", is_baseline=True)),
+        ("val/dice_baseline", ChartOf("model", "dice", "val baseline", "val", is_baseline=True)),
         ("lr-AdamW", ChartOf("model", "lr-AdamW", "lr-AdamW")),
         ("memory/rss_bytes", ChartOf("machine", "memory in use", "rss")),
-        ("memory/limit_bytes", ChartOf("machine", "memory there is", "limit")),
+        ("memory/limit_bytes", ChartOf("machine", "available memory", "limit")),
         ("time/forward_s", ChartOf("machine", "time of a step", "forward")),
         ("batch/size", ChartOf("machine", "batch/size", "batch/size")),
     ],
 )
 def test_stages_of_a_metric_share_a_chart(name: str, chart: ChartOf) -> None:
-    assert curves.find_chart(name) == chart
+    assert charts.find_chart(name) == chart

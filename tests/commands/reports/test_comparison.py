@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from lit_data.commands.reports import results
-from lit_data.commands.reports.results import list_tiles, tabulate_confusion, tabulate_images
+from lit_data.commands.reports import comparison, results
+from lit_data.commands.reports.page import RunView
+from lit_data.commands.reports.results import tabulate_confusion, tabulate_images
 from lit_data.commands.reports.runs import Run, describe_age, read_run
 from tests.commands.reports.folders import CONFIG, SUMMARY, make_run
 
@@ -20,30 +21,30 @@ def test_only_options_that_differ_are_columns(tmp_path: Path) -> None:
     other = {"overrides": (*both, "seed=2"), "config": CONFIG | {"seed": 2}}
     runs = read_runs(tmp_path / "seeds", other, {"overrides": both})
     # The default stands where no override does.
-    assert results.find_differences(runs) == {"seed": ["2", "1"]}
+    assert comparison.find_differences(runs) == {"seed": ["2", "1"]}
 
     deep = CONFIG | {"model": {"depth": 3, "width": 8}}
     one = {"overrides": ("trainer=cpu", "+model.depth=3"), "config": deep}
     runs = read_runs(tmp_path / "keys", one, {"overrides": ("data.loader={batch_size:16}",)})
-    assert results.find_differences(runs) == {"model.depth": ["3", "-"]}
+    assert comparison.find_differences(runs) == {"model.depth": ["3", "-"]}
 
 
 def test_without_such_options_the_configuration_is_compared(tmp_path: Path) -> None:
     runs = read_runs(tmp_path, {"config": CONFIG | {"model": {"width": [8, 16]}}}, {})
-    assert results.find_differences(runs) == {"model.width": ["[8, 16]", "-"]}
+    assert comparison.find_differences(runs) == {"model.width": ["[8, 16]", "-"]}
 
 
 def test_ranks_follow_the_monitor_and_leave_out_what_has_no_number(tmp_path: Path) -> None:
     config = CONFIG | {"callbacks": {"checkpoint": {"monitor": "val/odd", "mode": "min"}}}
     summaries = [SUMMARY | {"val/odd": value} for value in (3.0, None, 1.0)]
     runs = read_runs(tmp_path, *({"config": config, "summary": each} for each in summaries))
-    assert results.rank(runs, "val/odd") == [2, 0]
-    assert results.rank(runs, "val/unheard_of") == []
-    names = results.choose_metrics(runs, [])
+    assert comparison.rank(runs, "val/odd") == [2, 0]
+    assert comparison.rank(runs, "val/unheard_of") == []
+    names = comparison.choose_metrics(runs, [])
     assert names[:3] == ["test/dice", "samples_per_s", "data_wait_fraction"]
     assert names[3:] == ["peak_rss_bytes", "seconds"]
-    assert results.choose_metrics(runs, [], first="val/odd")[0] == "val/odd"
-    assert results.choose_metrics(runs, ["a"]) == ["a"]
+    assert comparison.choose_metrics(runs, [], first="val/odd")[0] == "val/odd"
+    assert comparison.choose_metrics(runs, ["a"]) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -62,10 +63,9 @@ def test_metrics_of_any_name_are_scores_and_a_cpu_has_no_device_memory(tmp_path:
     titles = {}
     for name in ("cpu", "NVIDIA"):
         (folder / "machine.json").write_text(json.dumps({"device": name}))
-        titles[name] = {tile.title for tile in list_tiles(read_run(folder, 0, "run"))}
+        titles[name] = set(RunView(read_run(folder, 0, "run"), 0, several=False).speed)
     assert results.find_scores(read_run(folder, 0, "run")) == ["test_iou", "test_f1"]
-    assert {"iou", "host memory"} <= titles["cpu"]
-    assert titles["NVIDIA"] - titles["cpu"] == {"device memory"}
+    assert titles["NVIDIA"] - titles["cpu"] == {"device memory, peak"}
 
 
 def test_memory_of_a_cpu_has_one_name(tmp_path: Path) -> None:
@@ -96,9 +96,8 @@ def test_scores_and_thresholds_stand_at_the_top(tmp_path: Path) -> None:
     scores = {"val/image_auroc": 0.9, "test/image_auroc": 0.8, "val/f1_max_threshold": 0.25}
     scores |= {"val/image_f1_max_threshold": 0.5, "test/image_f1_max_threshold": 0.6}
     run = read_run(make_run(tmp_path / "run", summary={**SUMMARY, **scores}), 0, "run")
-    assert [tile.title for tile in list_tiles(run)][:2] == ["dice", "image auroc"]
     table = results.tabulate_scores(run)
-    assert table.columns == ["score", "val", "test", "test, simple rule"]
+    assert table.columns == ["score", "val", "test", "test baseline"]
     assert table.rows == [["dice", "0.8", "0.7", "0.3"], ["image auroc", "0.9", "0.8", "-"]]
     assert table.note == "of the checkpoint with the best dice"
     thresholds = {row[0]: row[1] for row in results.tabulate_thresholds(run).rows}
@@ -121,12 +120,12 @@ def test_the_confusion_of_the_test_is_shown_and_a_damaged_one_left_out(tmp_path:
         return tabulate_confusion(read_run(folder, 0, "run"))
 
     table = tabulate(classes=classes, val=[[9, 9], [9, 9]], test=[[5, 1], [2, 3]])
-    assert table.title == "Confusion matrix, test"
-    assert table.columns == ["truth", "model: good", "model: bad"]
+    assert table.title == "Confusion, test"
+    assert table.columns == ["truth", "predicted good", "predicted bad"]
     assert table.rows == [["good", "5", "1"], ["bad", "2", "3"]]
     table = tabulate(classes=classes, val=[[9, 9], [9, 9]])
-    assert table.title == "Confusion matrix, val"
-    assert table.note == "numbers of images"
+    assert table.title == "Confusion, val"
+    assert table.note == "images"
     drawn = tabulate(classes=classes, val=[[9, 9], [9, 9]], synthetic=["val"])
     assert drawn.note.endswith("each as it is and with synthetic defects drawn into it")
     scored = make_run(
@@ -140,3 +139,55 @@ def test_the_confusion_of_the_test_is_shown_and_a_damaged_one_left_out(tmp_path:
     assert tabulate(classes=classes, test=[[1, 2], [3]]).rows == []
     assert tabulate(classes="good", test=3).rows == []
     assert tabulate(val=[[1]]).rows == []
+
+
+WHOLE = {
+    "precision_recall": {"images": {"recall": [0.5, 1.0], "precision": [1.0, 0.5]}},
+    "image_scores": {
+        "edges": [0.1, 0.5, 0.9], "good": [3, 0], "defective": [1, 2], "threshold": 0.5,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "titles"),
+    [
+        ({}, ["Precision and recall", "Scores of images"]),
+        ({"image_scores": None}, ["Precision and recall"]),
+        ({"precision_recall": {"<b>": {"recall": [1], "precision": [1]}}}, ["Scores of images"]),
+        ({"precision_recall": {"images": {"recall": [1], "precision": [2]}}}, ["Scores of images"]),
+        ({"precision_recall": {"images": {"recall": [], "precision": []}}}, ["Scores of images"]),
+        (
+            {"precision_recall": {"images": {"recall": ["x"], "precision": [0]}}},
+            ["Scores of images"],
+        ),
+        (
+            {"precision_recall": 3, "image_scores": {"edges": [0.5], "good": [], "defective": []}},
+            [],
+        ),
+        ({"precision_recall": [], "image_scores": WHOLE["image_scores"] | {"threshold": "x"}}, []),
+        (
+            {"precision_recall": [], "image_scores": WHOLE["image_scores"] | {"edges": [1, 1, 1]}},
+            [],
+        ),
+        (
+            {"precision_recall": [], "image_scores": WHOLE["image_scores"] | {"good": [1e999, 1]}},
+            [],
+        ),
+        (
+            {"precision_recall": [], "image_scores": WHOLE["image_scores"] | {"good": [1] * 9999}},
+            [],
+        ),
+    ],
+)
+def test_curves_of_a_damaged_file_are_left_out(
+    change: dict[str, Any], titles: list[str], tmp_path: Path
+) -> None:
+    folder = make_run(tmp_path / "run")
+    (folder / "curves.json").write_text(json.dumps({"val": 3, "test": WHOLE | change}))
+    drawn = results.draw_results(read_run(folder, 0, "run"))
+    assert [chart.title for chart in drawn] == titles
+    (folder / "curves.json").write_text(json.dumps({"val": WHOLE, "test": WHOLE | change}))
+    drawn = results.draw_results(read_run(folder, 0, "run"))
+    assert [chart.title for chart in drawn] == ["Precision and recall", "Scores of images"]
+    assert {chart.title for chart in drawn if chart.unit == "test"} == set(titles)

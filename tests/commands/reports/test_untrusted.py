@@ -10,7 +10,7 @@ import pytest
 
 from lit_data.commands.report import write_report
 from lit_data.commands.reports.runs import read_run
-from lit_data.commands.reports.untrusted import MASK, Masker, open_inside
+from lit_data.commands.untrusted import MASK, Masker, open_inside
 from tests.commands.reports.folders import make_run
 
 pytestmark = pytest.mark.timeout(60)

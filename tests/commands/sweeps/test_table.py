@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_data.commands.reports.results import shorten_keys
+from lit_data.commands.reports.comparison import shorten_keys
 from lit_data.commands.result import Outcome
 from lit_data.commands.sweeps.records import JobRecord
 from lit_data.commands.sweeps.table import ReportedJob, draw_sweep, print_jobs, report_folds

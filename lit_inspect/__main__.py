@@ -91,6 +91,11 @@ def _run(options: argparse.Namespace) -> int:
             f"the guarantee is withdrawn: the {drift} of these images is unlike that of the "
             "calibration; calibrate with images as they are now"
         )
+    if results.misfits:
+        _print_error(
+            f"{results.misfits} images have references that do not fit, as the column references of "
+            "images.csv says; their verdict is review, as what differs may be no defect"
+        )
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     print(escape(f"{len(groups)} images: {listed}; {options.out}"))
     return ImageError.exit_code if results.has_bad else 0

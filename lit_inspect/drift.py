@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from lit_inspect.bounds import Text
-from lit_inspect.tiles import Rows
+from lit_inspect.tiles import Rows, read_middle
 
 Floats = NDArray[np.float64]
 
@@ -80,10 +80,7 @@ def find_drift(reference: Floats, features: Floats) -> str | None:
 
 def describe(image: Rows) -> Floats:
     """Return the `FEATURES` of an image by its middle, see `describe_pixels`."""
-    height, width = image.shape[1:]
-    top, left = max(0, height - LOOKED_AT_PX) // 2, max(0, width - LOOKED_AT_PX) // 2
-    rows = image.read(top, min(top + LOOKED_AT_PX, height))
-    return describe_pixels(rows[:, :, left : left + LOOKED_AT_PX])
+    return describe_pixels(read_middle(image, LOOKED_AT_PX))
 
 
 def describe_pixels(pixels: NDArray[Any]) -> Floats:

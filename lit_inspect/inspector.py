@@ -17,6 +17,7 @@ from lit_inspect.images import list_images
 from lit_inspect.layouts import Group, group_files, open_files, take_arrays
 from lit_inspect.marks import measure_marked
 from lit_inspect.net import Limits, Net
+from lit_inspect.references import MEASURED_PX, describe_misfits
 from lit_inspect.regions import (
     Defect,
     count_top_px,
@@ -27,7 +28,7 @@ from lit_inspect.regions import (
 )
 from lit_inspect.rows import ArrayRows, MapFile
 from lit_inspect.settings import read_settings
-from lit_inspect.tiles import Rows, cut, stitch
+from lit_inspect.tiles import Rows, cut, read_middle, stitch
 
 Floats = NDArray[np.float32]
 
@@ -53,6 +54,8 @@ class Verdict:
             where classes are not told apart.
         boxes: Objects that a detector finds, the surest first.
         marked_share: Fraction of the pixels that a watermark covers.
+        references: Which references do not fit, and why: the image is for review then, and has no
+            defects, as what differs may be none.
     """
 
     verdict: str
@@ -62,6 +65,7 @@ class Verdict:
     kinds: NDArray[np.uint8] | None = None
     boxes: tuple[Box, ...] = ()
     marked_share: float = 0.0
+    references: str = ""
 
 
 class Inspector:
@@ -177,7 +181,15 @@ class Inspector:
         if self.settings.task == "boxes":
             return self._find_boxes(image)
         shape = (len(self.settings.classes) + 1, *image.shape[1:])
-        return self.judge(ArrayRows(self.predict(image, shape)))
+        values = ArrayRows(self.predict(image, shape))
+        return self.judge(values, self.find_misfits(image))
+
+    def find_misfits(self, image: Rows) -> str:
+        """Return which references of an image do not fit its target; empty where all do."""
+        limits, layout = self.settings.reference_limits, self.settings.layout
+        if limits is None or layout is None:
+            return ""
+        return describe_misfits(read_middle(image, MEASURED_PX), layout.roles, limits)
 
     def describe(self, image: Rows) -> NDArray[np.float64]:
         """Return the features by which drift is noticed, see `Guarantee.find_drift`: [3]."""
@@ -211,8 +223,13 @@ class Inspector:
         values = (self._ask(tile, planes, *tile.shape[1:]) for tile in tiles)
         return stitch(values, rows, columns)
 
-    def judge(self, values: ArrayRows | MapFile) -> Verdict:
-        """Return the verdict of a map; of a map in a file without the map itself."""
+    def judge(self, values: ArrayRows | MapFile, references: str = "") -> Verdict:
+        """Return the verdict of a map; of a map in a file without the map itself.
+
+        Args:
+            values: The map.
+            references: As `find_misfits` returns it.
+        """
         settings = self.settings
         if settings.shows == "marks":
             return self._judge_marks(values)
@@ -233,13 +250,13 @@ class Inspector:
             min_area_px=settings.min_area_px,
             classes=len(settings.classes),
         )
-        verdict = self._choose_verdict(score, has_defects=bool(defects))
-        if verdict == "good":  # which no table contradicts
+        verdict = self._choose_verdict(score, has_defects=bool(defects), fits=not references)
+        if verdict == "good" or references:  # which no table contradicts
             defects = []
-        if is_large:
-            return Verdict(verdict, score, tuple(defects), np.zeros((0, 0), np.float32))
-        probability, kinds = self.read_pair(values, slice(0, height))
-        return Verdict(verdict, score, tuple(defects), probability, kinds)
+        probability, kinds = np.zeros((0, 0), np.float32), None
+        if not is_large:
+            probability, kinds = self.read_pair(values, slice(0, height))
+        return Verdict(verdict, score, tuple(defects), probability, kinds, references=references)
 
     def _judge_marks(self, values: ArrayRows | MapFile) -> Verdict:
         height, width = values.shape[1:]
@@ -251,10 +268,12 @@ class Inspector:
             probability, _ = self.read_pair(values, slice(0, height))
         return Verdict(verdict, score, (), probability, marked_share=count / (height * width))
 
-    def _choose_verdict(self, score: float, *, has_defects: bool) -> str:
+    def _choose_verdict(self, score: float, *, has_defects: bool, fits: bool) -> str:
         settings = self.settings
         if settings.doubt:
             return "unsure"
+        if not fits:
+            return "review"
         if settings.review is not None:
             good_below, defect_above = settings.review
             if good_below <= score <= defect_above:

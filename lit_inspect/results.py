@@ -113,6 +113,11 @@ class Results:
         """Return True if an image has no verdict, or none that the net gave."""
         return bool(self._bad)
 
+    @property
+    def misfits(self) -> int:
+        """Return the number of images whose references do not fit."""
+        return sum(bool(row.get("references")) for row in self._rows)
+
     def note_bad(self, path: Path, reason: str) -> None:
         """Note an image that has no verdict."""
         self._bad.append({"image": str(path), "reason": reason})
@@ -137,6 +142,8 @@ class Results:
         """
         drift = None
         columns: tuple[str, ...] = _MAP_COLUMNS
+        if self._inspector.settings.reference_limits is not None:
+            columns = (*columns, "references")
         if self._guarantee is not None:
             drift = self._guarantee.find_drift(np.array(self._features).reshape(-1, len(FEATURES)))
             text = WITHDRAWN if drift else self._guarantee.promise
@@ -178,7 +185,7 @@ class Results:
             self._write_marks(name, image, values)
         else:
             self._write_map(name, values)
-        return self._inspector.judge(values)
+        return self._inspector.judge(values, self._inspector.find_misfits(image))
 
     def _write_marks(self, name: str, image: Rows, values: ArrayRows | MapFile) -> None:
         height, width = values.shape[1:]
@@ -213,9 +220,8 @@ class Results:
 
     def _note(self, name: str, verdict: Verdict) -> None:
         count = min(len(verdict.defects), _MOST_DEFECTS)
-        self._rows.append(
-            {"image": name, "score": verdict.score, "defects": count, "verdict": verdict.verdict}
-        )
+        row = {"image": name, "score": verdict.score, "defects": count}
+        self._rows.append(row | {"verdict": verdict.verdict, "references": verdict.references})
         class_names = ("", *self._inspector.settings.classes)
         for defect in verdict.defects[:_MOST_DEFECTS]:
             row = {"image": name, **_round(defect), "class": class_names[defect.kind]}

@@ -66,6 +66,8 @@ class Settings:
         boxes: How objects are found.
         versions: Releases that the file was made with.
         layout: Files of target and references; None where an image is one file.
+        reference_limits: Of references that fit, see `lit_inspect.references`; None where none are
+            known.
         shows: What a map shows.
         expand: For each channel that a module of lit_data gets the stored one.
         precision: ``int8``, or None for float32.
@@ -96,6 +98,7 @@ class Settings:
     boxes: BoxRules | None
     versions: dict[Name, Text]
     layout: Layout | None = None
+    reference_limits: tuple[Value, Value] | None = None
     shows: Literal["defects", "marks"] = "defects"
     expand: Annotated[tuple[int, ...], Field(max_length=MOST_CHANNELS)] | None = None
     precision: Literal["int8"] | None = None
@@ -116,6 +119,8 @@ class Settings:
             raise ValueError(
                 f"layout has {len(self.layout.roles)} images for {self.channels} channels"
             )
+        if self.reference_limits is not None and self.layout is None:
+            raise ValueError("reference_limits are for a layout of references, which is missing")
         if not self._fits_fill():
             raise ValueError(f"fill is no value of {self.dtype}")
         if self._count_values() > MOST_VALUES:

@@ -29,6 +29,13 @@ class Rows(Protocol):
         """Return rows [C, bottom - top, W]."""
 
 
+def read_middle(image: Rows, side_px: int) -> NDArray[Any]:
+    """Read the middle of an image, [C, h, w] of up to so many pixels a side."""
+    height, width = image.shape[1:]
+    top, left = max(0, height - side_px) // 2, max(0, width - side_px) // 2
+    return image.read(top, min(top + side_px, height))[:, :, left : left + side_px]
+
+
 @dataclass(frozen=True, slots=True)
 class Seams:
     """Rule by which neighbours share the pixels that both cover.

@@ -18,7 +18,7 @@ from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.exported import SUFFIX, open_exported
 from lit_data.commands.int8 import Int8Options, choose_precision
-from lit_data.commands.predict import list_conditions, take_thresholds
+from lit_data.commands.predict import list_conditions, read_limits, take_thresholds
 from lit_data.commands.quality import find_doubt
 from lit_data.commands.rerun import read_config, read_started
 from lit_data.commands.trained import take_trained
@@ -144,6 +144,7 @@ def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
         doubt=doubt,
         calibration=calibration,
         trained=_list_trained(record),
+        reference_limits=read_limits(model),
     )
     encoded: bytes = task.export(request)
     int8: Int8Options = typed["int8"]

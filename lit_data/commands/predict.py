@@ -160,13 +160,13 @@ def prepare_prediction(
         remote_sizes=folder.sizes,
         bring=folder.bring,
         chosen=datamodule.split_images[split].tolist() if split else None,
-        reference_limits=_read_limits(model),
+        reference_limits=read_limits(model),
     )
     conditions = list_conditions(cfg, task, options)
     return Prediction(task, model, run, options, checkpoint, record, conditions)
 
 
-def _read_limits(model: LightningModule) -> Sequence[float] | None:
+def read_limits(model: LightningModule) -> Sequence[float] | None:
     """Return the limits of references that fit, as a training found them; None without any."""
     limits = getattr(model, "reference_limits", None)
     return None if limits is None else limits.tolist()

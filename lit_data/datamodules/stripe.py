@@ -16,7 +16,6 @@ from lit_data.datamodules.image_files import LayoutKeywords, MaskedImageFolder
 from lit_data.datamodules.placement import Backend, DrawingBackend
 from lit_data.datasets.inspection.occupancy import is_defect
 from lit_data.datasets.patches import PatchDataset, PatchWriter
-from lit_data.datasets.reference_fit import describe_misfits, find_limits, measure_fit
 from lit_data.grid import Edges
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.store.store import cut_middle
@@ -25,10 +24,10 @@ from lit_data.samples.stripes import StripeSampleSpec
 from lit_data.synthesis import DefectSpec
 from lit_data.types import Array, PathText, Size, Stage
 from lit_inspect.layouts import ROLES
+from lit_inspect.references import MEASURED_PX, describe_misfits, find_limits, measure_fit
 
 _MEASURED = 50
 """Images by which the limits of references are found, at most."""
-_MEASURED_PX = 1024  # side of the middle of an image that is compared
 
 log = logging.getLogger(__name__)
 
@@ -146,21 +145,21 @@ class StripeDataModule(ImageDataModule):
     def find_reference_limits(self) -> tuple[float, float] | None:
         """Return the limits of references that fit, by some images that are taken as right.
 
-        See `lit_data.datasets.reference_fit.find_limits`; None where there are no references.
+        See `lit_inspect.references.find_limits`; None where there are no references.
         """
         # Images of shards are fetched, and those of validation are here by then.
         numbers = self.split_images["val" if self.bank.fetches else "train"]
         if self._limits is None and self.has_references and len(numbers):
             fits = []
             for number in numbers[:: -(-len(numbers) // _MEASURED)].tolist():
-                target, *references = cut_middle(self.bank, number, _MEASURED_PX)
+                target, *references = cut_middle(self.bank, number, MEASURED_PX)
                 fits += [measure_fit(target, reference) for reference in references]
             self._limits = find_limits(fits)
         return self._limits
 
     def describe_misfits(self, number: int, limits: Sequence[float]) -> str:
         """Return which references of an image do not fit, by the limits of those that do."""
-        return describe_misfits(cut_middle(self.bank, number, _MEASURED_PX), ROLES, limits)
+        return describe_misfits(cut_middle(self.bank, number, MEASURED_PX), ROLES, limits)
 
     def describe_doubt(self) -> str:
         """Return why the truth of an image is not known, and what to do."""

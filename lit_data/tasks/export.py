@@ -113,7 +113,7 @@ def encode_maps(
             **{"task": "maps", "classes": list(images.classes[:classes])},
             **_list_verdicts(request),
             "expand": list(images.channels),
-            "layout": _list_layout(data.source),
+            **_list_references(data.source, request),
             "shows": shows,
             **_list_thresholds(options),
         },
@@ -188,15 +188,17 @@ def _refuse_finish(data: ImageDataModule, images: WholeImages) -> None:
     )
 
 
-def _list_layout(files: MaskedImageFolder) -> dict[str, Any] | None:
-    """Return the files of target and references for a manifest; None where an image is one file."""
+def _list_references(files: MaskedImageFolder, request: ExportRequest) -> dict[str, Any]:
+    """Return the files of target and references for a manifest, and the limits of those that fit."""
     rule = rule_of(files.layout)
+    layout: dict[str, Any] | None = None
     if rule.roles:
         assert files.files is not None
-        return {"channels": None, "files": [files.files[role] for role in rule.roles]}
-    if rule.expand is None:
-        return None
-    return {"channels": list(files.channels), "files": None}
+        layout = {"channels": None, "files": [files.files[role] for role in rule.roles]}
+    elif rule.expand is not None:
+        layout = {"channels": list(files.channels), "files": None}
+    limits = None if layout is None else request.reference_limits
+    return {"layout": layout, "reference_limits": limits}
 
 
 def _list_verdicts(request: ExportRequest) -> dict[str, Any]:

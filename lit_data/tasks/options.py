@@ -299,6 +299,7 @@ class ExportRequest:
         doubt: Why verdicts of this model are worth nothing; None where they are.
         calibration: Thresholds of verdicts with their bounds; None where there are none.
         trained: What the checkpoint says of its training; None where it says nothing.
+        reference_limits: As those of a `PredictRun`.
     """
 
     model: LightningModule
@@ -306,6 +307,7 @@ class ExportRequest:
     doubt: str | None
     calibration: Calibration | None = None
     trained: Mapping[str, Any] | None = None
+    reference_limits: Sequence[float] | None = None
 
 
 class Predicted(NamedTuple):

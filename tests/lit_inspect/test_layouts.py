@@ -25,7 +25,7 @@ from lit_inspect.images import ReadOptions
 from lit_inspect.inspector import Inspector
 from lit_inspect.layouts import Group, Layout, find_role, group_files, open_files
 from tests.lit_inspect.boards import write_board
-from tests.tasks.running import Marker, predict, read_rows
+from tests.tasks.running import Marker, make_run, predict, read_rows
 
 ROLES = ("target", "ref1", "ref2")
 TILES = {"tile_px": 64, "multiple_px": 4, "threshold": 0.08}
@@ -138,6 +138,68 @@ def _compare(data: StripeDataModule, board: Path, folder: Path) -> None:
 
 def test_three_files_are_inspected_as_by_predict(sets: Path, board: Path, tmp_path: Path) -> None:
     _compare(_open(sets, tmp_path, "files"), board, tmp_path)
+
+
+LIMITS = (1.5, 0.0)
+MISFITS = {
+    "0.npy": "",
+    "1.npy": "ref2 does not fit",
+    "2.npy": "ref1 is shifted by 0 px down and 12 px right",
+    "3.npy": "ref1 is empty, ref2 does not fit",
+}
+
+
+def _write_misfits(folder: Path) -> Path:
+    blocks = np.random.default_rng(0).integers(0, 255, (1, 16, 12), dtype=np.uint8)
+    part = np.kron(blocks, np.ones((3, 8, 8), np.uint8))
+    images = np.stack([part] * 4)
+    images[1, 2] = images[3, 2] = part[2, ::-1, ::-1]
+    images[2, 1] = np.roll(part[1], 12, 1)
+    images[3, 1] = 7
+    folder.mkdir()
+    for name, pixels in zip(MISFITS, images, strict=True):
+        np.save(folder / name, pixels)
+    return folder
+
+
+@pytest.mark.parametrize("doubt", [None, "trained for one epoch"])
+@pytest.mark.parametrize("large_px", [10**6, 2000])
+def test_references_that_do_not_fit_are_named_as_by_predict(
+    doubt: str | None, large_px: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write_misfits(tmp_path / "channels")
+    data = _open(tmp_path, tmp_path / "cache", "channels", layout="channels", channels=[0, 1, 2])
+    options = PredictOptions(**TILES, large_px=large_px)
+    run = replace(make_run(tmp_path / "one"), reference_limits=LIMITS, doubt=doubt)
+    find_task(data).predict(Marker(scale=60), run, options)
+    request = ExportRequest(
+        model=Marker(scale=60).eval(), options=options, doubt=doubt, reference_limits=LIMITS
+    )
+    (tmp_path / "a.inspect").write_bytes(find_task(data).export(request))
+    words = [str(tmp_path / "a.inspect"), str(tmp_path / "channels"), "--out", str(tmp_path / "b")]
+    assert main(words) == 0
+    assert "3 images have references that do not fit" in capsys.readouterr().err
+    rows = read_rows(tmp_path / "b" / "images.csv")
+    assert {row["image"]: row["references"] for row in rows} == MISFITS
+    good, *others = [row["verdict"] for row in rows]
+    assert (good, set(others)) == (("unsure", {"unsure"}) if doubt else ("defect", {"review"}))
+    for table in ("images.csv", "defects.csv"):
+        assert (tmp_path / "one" / table).read_text() == (tmp_path / "b" / table).read_text()
+    inspector = Inspector(tmp_path / "a.inspect", threads=1)
+    for row in rows:
+        verdict = inspector(*np.load(tmp_path / "channels" / row["image"]))
+        assert (verdict.verdict, verdict.references) == (row["verdict"], row["references"])
+        assert len(verdict.defects) == int(row["defects"])
+
+
+def test_limits_without_references_are_refused(board: Path, tmp_path: Path) -> None:
+    for name, changes in {
+        "a": {"reference_limits": [1.5, 0.0], "layout": None},
+        "b": {"reference_limits": [1.5]},
+        "c": {"reference_limits": ["1.5", 0.0]},
+    }.items():
+        with pytest.raises(BoardError, match="reference_limits"):
+            Inspector(_change(board, tmp_path / f"{name}.inspect", **changes))
 
 
 @pytest.mark.parametrize("large_px", [10**6, 2000])

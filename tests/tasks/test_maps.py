@@ -14,13 +14,13 @@ from lightning import LightningModule
 from torch import Tensor, nn
 
 from lit_data.datamodules import StripeDataModule, WatermarkDataModule
-from lit_data.datasets.references import ROLES
 from lit_data.errors import ConfigError
 from lit_data.inference import find_defects
 from lit_data.loading import LoaderOptions
 from lit_data.tasks import Predicted, PredictOptions, find_task
 from lit_data.tasks import maps as patch_predict
 from lit_data.types import Array, Batch
+from lit_inspect.layouts import ROLES
 from tests.reading import opened
 from tests.tasks.running import Marker, make_run, predict, read_rows
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from lit_data.datasets.reference_fit import describe_misfits, find_limits, measure_fit
-from lit_data.types import Array
+from lit_inspect.references import Array, describe_misfits, find_limits, measure_fit
 
 ROLES = ("target", "ref1", "ref2")
 

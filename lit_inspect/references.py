@@ -3,12 +3,16 @@
 import math
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lit_data.types import Array, Floats
+Array = NDArray[Any]
+Floats = NDArray[np.float32]
 
+MEASURED_PX = 1024
+"""Side of the middle of an image that is compared."""
 SEARCH_PX = 2
 """Shifts of a reference that nets which align it are trained to see through."""
 _STEP_PX = 3  # between the rows that are compared: neighbours say the same

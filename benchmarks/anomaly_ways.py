@@ -11,7 +11,6 @@ image, ``OUT/maps`` and ``OUT/costs.json``.
 import csv
 import importlib
 import json
-import resource
 import shutil
 import sys
 import time
@@ -239,7 +238,7 @@ def main(name: str, root: Path, seed: int, out: Path) -> None:
     copy_images(test_images, out / "test")
     copy_images(test_images[:1], out / "first")
     way = make_way(name, root, seed, out)
-    resident_mib = _read_resident_mib()
+    resident_mib = read_memory_mib("VmRSS")
     began = time.process_time()
     way.fit()
     fit_s = time.process_time() - began
@@ -253,16 +252,21 @@ def main(name: str, root: Path, seed: int, out: Path) -> None:
     costs = {
         "fit_s": fit_s,
         "images_per_s": (len(test_images) - 1) / predict_s,
-        "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - resident_mib,
+        "memory_mib": read_memory_mib("VmHWM") - resident_mib,
     }
     (out / "costs.json").write_text(json.dumps(costs))
     for folder in ("test", "first", "warm", "good"):
         shutil.rmtree(out / folder, ignore_errors=True)
 
 
-def _read_resident_mib() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
+def read_memory_mib(name: str) -> float:
+    """Read the memory of this process: ``VmRSS``, or ``VmHWM``, the most it has had.
+
+    ``ru_maxrss`` begins with what the process that started this one had.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (kib,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
+    return int(kib) / 1024
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """`python -m benchmarks learning_anomaly`: all ways learn the same good images, and one scorer reads all."""
 
 import csv
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -222,3 +223,11 @@ def test_all_ways_are_run_and_scored(tmp_path: Path) -> None:
     for row in rows:
         assert all(0 < float(row[name]) <= 1 for name in (*IMAGE_SCORES, *PIXEL_SCORES))
         assert all(float(row[name]) > 0 for name in COSTS)
+
+
+def test_memory_of_a_way_is_not_that_of_the_process_that_started_it() -> None:
+    held = np.ones(2**27)  # 1 GiB
+    words = "from benchmarks.anomaly_ways import read_memory_mib as read; print(read('VmHWM'))"
+    command = [sys.executable, "-c", words]
+    started = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert 10 < float(started.stdout) < held.nbytes / 2**20

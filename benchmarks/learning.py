@@ -4,7 +4,7 @@ import csv
 import subprocess
 import sys
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -66,28 +66,26 @@ class LearningSuite(Suite):
     def run(self, cfg: DictConfig) -> dict[str, Any]:
         root, folder = Path(self.root), Path(cfg.paths.run)
         for way in self.ways:
-            check_choice("suite.ways", way, (*self.scripts, "ours"))
+            check_choice("suite.ways", way, tuple(self.list_ways()))
         if not (root / self.split_file).is_file():
             raise ConfigError(
                 f"suite.root={self.root} has no {self.split_file}: make it by "
                 "python -m benchmarks.learning_sets"
             )
-        copy_images(self.list_test_images(root), folder / "test")
+        self.copy_test_images(root, folder / "test")
         columns = ["way", "seconds", "runs"]
         for name in self.scores:
             columns += [name, f"{name}_spread"]
-        runs: dict[tuple[int, str], list[dict[str, float]]] = {
-            key: [] for key in product(self.seconds, self.ways)
+        runs: dict[tuple[int, str, str], list[dict[str, float]]] = {
+            key: [] for key in product(self.seconds, self.ways, self.list_variants())
         }
         lines: list[dict[str, Any]] = []
         for seed, way in product(self.seeds, self.ways):
             out = folder / f"{way}_{seed}"
-            if way == "ours":
-                self._run_ours(root, folder / "test", seed, out)
-            else:
-                self.run_script(way, root, seed, out)
-            for seconds in self.seconds:
-                runs[seconds, way].append(self.score(out / str(seconds), root))
+            self.run_way(way, root, folder / "test", seed, out)
+            for seconds, variant in product(self.seconds, self.list_variants()):
+                scores = self.score(out / str(seconds) / variant, root)
+                runs[seconds, way, variant].append(scores)
             # after each run, so that a suite that is broken off leaves a table
             lines = _make_lines(runs)
             report_lines(lines, columns, folder, f"{root.name}: after equal time of training")
@@ -95,20 +93,42 @@ class LearningSuite(Suite):
             line["way"] = f"{line['way']}_{line['seconds']}"
         return collect(lines, columns)
 
-    @abstractmethod
+    def list_ways(self) -> Sequence[str]:
+        """List the ways that there are."""
+        return [*self.scripts, "ours"]
+
+    def list_variants(self) -> Sequence[str]:
+        """List folders of test images of which each gives lines; "" is the images as they are."""
+        return [""]
+
+    def copy_test_images(self, root: Path, folder: Path) -> None:
+        """Copy what is scored, as images of a line come."""
+        copy_images(self.list_test_images(root), folder)
+
+    def run_way(self, way: str, root: Path, test_folder: Path, seed: int, out: Path) -> None:
+        """Train for each time, and write predictions of the test images to ``OUT/SECONDS``."""
+        if way == "ours":
+            words = self.list_words(root)
+            self.run_ours(
+                words, lambda folder: [words[0], f"data.root={folder}"], test_folder, seed, out
+            )
+        else:
+            self.run_script(way, root, seed, out)
+
     def list_test_images(self, root: Path) -> list[Path]:
         """List the images that are scored."""
+        raise NotImplementedError
 
-    @abstractmethod
     def run_script(self, way: str, root: Path, seed: int, out: Path) -> None:
         """Train a script for each time, and write its predictions of the test images.
 
         Those of a time go to ``OUT/SECONDS``.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def list_words(self, root: Path) -> list[str]:
-        """List the words of ``fit`` that name the experiment and its data."""
+        """List the words of ``fit`` that name the experiment and its data, the experiment first."""
+        raise NotImplementedError
 
     @abstractmethod
     def score(self, folder: Path, root: Path) -> dict[str, float]:
@@ -123,16 +143,33 @@ class LearningSuite(Suite):
         for seconds in self.seconds:
             self.call_script(module, way, root, seed, seconds, out / str(seconds))
 
-    def _run_ours(self, root: Path, test_folder: Path, seed: int, out: Path) -> None:
-        experiment, *data = self.list_words(root)
+    def run_ours(
+        self,
+        fit: Sequence[str],
+        predict: Callable[[Path], Sequence[str]],
+        test_folder: Path,
+        seed: int,
+        out: Path,
+    ) -> None:
+        """Run ``fit`` for each time, and ``predict`` with what it learned.
+
+        Args:
+            fit: Words that name the experiment, its data and its model.
+            predict: Gives those that name a folder of test images.
+            test_folder: The test images, and below it their variants.
+            seed: Of the run.
+            out: Of which ``OUT/SECONDS`` takes the predictions, and below it those of variants.
+        """
         for seconds in self.seconds:
             folder = out / str(seconds)
             length = [f"trainer.max_time={{seconds:{seconds}}}", "trainer.max_epochs=-1"]
-            fit = [experiment, *self.overrides, f"seed={seed}", *data, *length, "report=false"]
-            run_module(sys.executable, "lit_data", "fit", *fit, f"hydra.run.dir={folder / 'fit'}")
+            words = [*fit, *self.overrides, f"seed={seed}", *length, "report=false"]
+            run_module(sys.executable, "lit_data", "fit", *words, f"hydra.run.dir={folder / 'fit'}")
             checkpoint = f"ckpt={folder / 'fit' / 'checkpoints/best.ckpt'}"
-            predict = [experiment, f"data.root={test_folder}", checkpoint]
-            run_module(sys.executable, "lit_data", "predict", *predict, f"hydra.run.dir={folder}")
+            for variant in self.list_variants():
+                words = [*predict(test_folder / variant), checkpoint]
+                place = f"hydra.run.dir={folder / variant}"
+                run_module(sys.executable, "lit_data", "predict", *words, place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +306,7 @@ def score_maps(maps: Path, root: Path) -> dict[str, float]:
         truth = np.asarray(cv2.imread(str(mask_path), cv2.IMREAD_GRAYSCALE)) >= 128
         scores.append(probability.ravel())
         truths.append(truth.ravel())
-        image_scores.append(float(np.sort(probability, axis=None)[-_TOP_PX:].mean()))
+        image_scores.append(score_image(probability))
         is_defective.append(bool(truth.any()))
     precision, best_f1 = average_precision(np.concatenate(scores), np.concatenate(truths))
     return {
@@ -277,6 +314,11 @@ def score_maps(maps: Path, root: Path) -> dict[str, float]:
         "best_f1": best_f1,
         "image_auroc": auroc(np.array(image_scores), np.array(is_defective)),
     }
+
+
+def score_image(values: NDArray[np.float64]) -> float:
+    """Score an image by the mean of its 50 highest pixels."""
+    return float(np.sort(values, axis=None)[-_TOP_PX:].mean())
 
 
 def score_labels(table: Path, images: Sequence[str]) -> dict[str, float]:
@@ -330,13 +372,13 @@ def auroc(scores: NDArray[np.float64], truth: NDArray[np.bool_]) -> float:
 
 
 def _make_lines(
-    runs: Mapping[tuple[int, str], Sequence[Mapping[str, float]]],
+    runs: Mapping[tuple[int, str, str], Sequence[Mapping[str, float]]],
 ) -> list[dict[str, Any]]:
-    """Make a line for each time and way that was run."""
+    """Make a line for each time, way and variant of the test images that was run."""
     lines = []
-    for (seconds, way), scores in runs.items():
+    for (seconds, way, variant), scores in runs.items():
         if scores:
-            line = {"way": way, "seconds": seconds, "runs": len(scores)}
+            line = {"way": f"{way} {variant}".strip(), "seconds": seconds, "runs": len(scores)}
             lines.append(line | summarise(scores))
     return lines
 

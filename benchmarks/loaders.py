@@ -1,4 +1,4 @@
-"""Suite ``loaders``: the ways in which people load stripes, beside those of the command."""
+"""Suite ``loaders``: the ways in which people load samples, beside those of the command."""
 
 import multiprocessing
 from collections.abc import Iterable, Iterator
@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from torch.utils.data import DataLoader, Sampler
 from typing_extensions import override
 
+from benchmarks.seed_ways import make_plain_mosaics, make_plain_windows
 from benchmarks.stripe_ways import make_stripe_ways
 from lit_data.batch_form import count_samples
 from lit_data.commands.benchmarks.compare import run_loaders
@@ -17,7 +18,12 @@ from lit_data.commands.benchmarks.measure import Candidate
 from lit_data.commands.benchmarks.options import BenchmarkOptions, Suite
 from lit_data.commands.benchmarks.table import Row
 from lit_data.commands.configuration.targets import read_options
-from lit_data.datamodules import BaseDataModule, StripeDataModule
+from lit_data.datamodules import (
+    BaseDataModule,
+    CTDataModule,
+    DetectionDataModule,
+    StripeDataModule,
+)
 from lit_data.errors import ConfigError
 from lit_data.loading.samples import SingleSamples
 from lit_data.types import Batch
@@ -25,10 +31,12 @@ from lit_data.types import Batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadersSuite(Suite):
-    """Mode `loaders` of the command, with its options below ``benchmark`` and three rows more.
+    """Mode `loaders` of the command, with its options below ``benchmark`` and further rows.
 
-    ``original`` decodes whole files and draws on whole images, ``improved`` crops first and keeps
-    decoded images in memory, ``textbook`` joins micro-batches in the main process.
+    ``original`` of stripes decodes whole files and draws on whole images, ``improved`` crops first
+    and keeps decoded images in memory, ``textbook`` joins micro-batches in the main process.
+    ``original`` of images with boxes makes mosaics of images in memory, that of volumes looks for
+    the foreground of a whole volume for each window.
     """
 
     @override
@@ -40,7 +48,7 @@ class LoadersSuite(Suite):
 def find_others(
     datamodule: BaseDataModule, on_host: Candidate, is_finished: bool
 ) -> dict[str, Candidate]:
-    """Find the ways of others to load the training samples of stripes.
+    """Find the ways of others to load training samples.
 
     Args:
         datamodule: An opened set.
@@ -50,8 +58,14 @@ def find_others(
     Raises:
         ConfigError: There are no such ways for this kind of data.
     """
+    if isinstance(datamodule, DetectionDataModule):
+        return {"original": Candidate(dataset=make_plain_mosaics(datamodule))}
+    if isinstance(datamodule, CTDataModule):
+        return {"original": Candidate(dataset=make_plain_windows(datamodule))}
     if not isinstance(datamodule, StripeDataModule):
-        raise ConfigError("suite=loaders needs stripes: +experiment=stripe")
+        raise ConfigError(
+            "suite=loaders needs stripes, boxes or volumes: +experiment=stripe, detection or ct"
+        )
     original, improved = make_stripe_ways(datamodule, "train", finished=is_finished)
     improved.warm_up()
     return {

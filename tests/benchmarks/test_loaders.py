@@ -80,8 +80,8 @@ def test_they_are_rows_beside_ours(cfg: DictConfig, tmp_path: Path) -> None:
 
 def test_other_data_have_no_such_ways(tmp_path: Path) -> None:
     places = [f"paths.run={tmp_path}", f"paths.cache={tmp_path}/cache"]
-    words = ["+experiment=detection", "data.samples={count: 8, size_px: [64, 80]}"]
-    with pytest.raises(ConfigError, match=r"^suite=loaders needs stripes"):
+    words = ["+experiment=watermark", "data.samples={count: 8, size_px: [96, 128], seed: 0}"]
+    with pytest.raises(ConfigError, match=r"^suite=loaders needs stripes, boxes or volumes"):
         run_suite(compose_suite("loaders", *words, *places))
     words = ["+experiment=stripe", "synthesis=library", *TOY[:4]]
     with pytest.raises(ConfigError, match=r"stripes with plain spots alone"):

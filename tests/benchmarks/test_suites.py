@@ -1,6 +1,7 @@
 """Small suites of `python -m benchmarks`: each runs at toy size and writes its table."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import exported, first
+from benchmarks import exported, first, seeds
 from benchmarks.__main__ import run as measure
 from benchmarks.callbacks import StepCost
 from benchmarks.gpu import answer_part, format_table
@@ -50,6 +51,20 @@ def test_each_callback_has_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert rows[-1]["callback"] == "all"
     assert "us; on top of that:" in capsys.readouterr().out
     assert logging.getLogger("lightning.pytorch").level == logging.INFO
+
+
+def test_the_first_workloads_are_measured_by_a_plain_way_and_ours(tmp_path: Path) -> None:
+    sizes = ["images=8", "batch_size=4", "volume_side=48", "window=16", "pages=2", "repeats=1"]
+    words = [f"suite.{size}" for size in (*sizes, "seconds=1")]
+    places = [f"hydra.run.dir={tmp_path}/run", f"paths.cache={tmp_path}/cache"]
+    assert measure(["seeds", *words, "data.samples.count=40", *places]) == 0
+    rows = read_table(tmp_path / "run")
+    counts = Counter(row["workload"] for row in rows)
+    assert counts == {"stripes": 3, "mosaics": 3, "windows": 3, "pages": 2, "GAN": 1}
+    assert all(tuple(row) == seeds.COLUMNS and float(row["ours"]) > 0 for row in rows)
+    assert float(rows[-1]["ratio"]) > 1.5  # parts of a batch need less memory
+    plain, ours = float(rows[0]["plain"]), float(rows[0]["ours"])
+    assert float(rows[0]["ratio"]) == pytest.approx(ours / plain, rel=1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])

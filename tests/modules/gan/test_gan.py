@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from benchmarks.gan_steps import step_carefully, step_originally
 from lit_data.callbacks import AMP, GradientCheckpointing
 from lit_data.callbacks.wrapping import wrap
 from lit_data.errors import ConfigError
@@ -18,7 +19,6 @@ from lit_data.modules import ConvDiscriminator, ConvGenerator, GANModule, RayGen
 from lit_data.modules.schedule import learning_rate_factor
 from lit_data.testing import QUIET
 from lit_data.types import Batch
-from tests.modules.gan.steps_of_others import step_carefully, step_originally
 from tests.modules.runs import assert_plain_checkpoint, load_batches
 
 pytestmark = [

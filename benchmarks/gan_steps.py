@@ -1,4 +1,4 @@
-"""Steps of a GAN as others write them, which those of `GANModule` are compared with."""
+"""Steps of a GAN as others write them, beside those of `GANModule`."""
 
 from collections.abc import Callable
 from typing import Any

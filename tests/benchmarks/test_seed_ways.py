@@ -1,0 +1,47 @@
+"""Plain mosaics and windows: boxes lie around their objects, and windows around the foreground."""
+
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.seed_ways import PlainMosaics, PlainWindows
+
+SIZE_PX = 60, 80
+
+
+def test_boxes_of_plain_mosaics_lie_around_their_objects() -> None:
+    image = np.zeros((3, *SIZE_PX), np.uint8)
+    image[:, 20:40, 30:60] = 255
+    box = np.array([[2, 45 / 80, 0.5, 30 / 80, 20 / 60]], np.float32)
+    mosaics = PlainMosaics([image] * 5, [box] * 5, SIZE_PX)
+    assert len(mosaics) == 5
+    seen = 0
+    for number in range(5):
+        sample = mosaics[number]
+        white = sample["image"][0].numpy() > 200
+        covered = np.zeros_like(white)
+        for kind, x, y, width, height in sample["boxes"].numpy()[:4]:
+            if not width:
+                continue
+            assert kind == 2
+            ends = np.array((y - height / 2, y + height / 2, x - width / 2, x + width / 2))
+            top, bottom, left, right = ends * (60, 60, 80, 80)
+            inner = white[int(top) + 1 : int(bottom), int(left) + 1 : int(right)]
+            assert inner.size == 0 or inner.mean() > 0.9
+            covered[int(top) : int(bottom) + 2, int(left) : int(right) + 2] = True
+            seen += 1
+        # What no box covers are slivers of objects that were cut off.
+        assert (white & ~covered).sum() < 150
+    assert seen >= 5
+
+
+def test_plain_windows_show_the_foreground(tmp_path: Path) -> None:
+    volume = np.full((20, 20, 20), -1000, np.int16)
+    volume[3, 17, 9] = 700
+    np.save(tmp_path / "0.npy", volume)
+    windows = PlainWindows([tmp_path / "0.npy"], (8, 8, 8), 150, per_volume=3)
+    assert len(windows) == 3
+    sample = windows[2]
+    assert sample["image"].shape == (1, 8, 8, 8)
+    assert sample["occupied"].sum() == 1
+    assert sample["image"].max() == 700

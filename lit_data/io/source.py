@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,6 +33,8 @@ _PASSING = {
     _AGAIN,
 )
 """What does not come of the file, and what to do."""
+
+_READ_BYTES = 64
 
 Opener = Callable[[Path], BinaryIO | None]
 _openers: dict[str, Opener] = {}
@@ -120,6 +123,39 @@ def open_binary(path: PathText) -> BinaryIO:
             if stream is not None:
                 return stream
     return open_regular(path)
+
+
+class Rationed(RawIOBase):
+    """A file that gives so many bytes in all, for parsers that a loop or a bomb would keep busy.
+
+    Args:
+        stream: The file, from where it stands.
+        most_bytes: That may be read; a read of few counts for 64, since each takes time.
+    """
+
+    def __init__(self, stream: BinaryIO, most_bytes: int) -> None:
+        self._stream = stream
+        self._left_bytes = most_bytes
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """As of any file."""
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        """As of any file."""
+        return self._stream.tell()
+
+    def read(self, size: int = -1) -> bytes:
+        """As of any file.
+
+        Raises:
+            DataError: Nothing is left of the ration.
+        """
+        size = self._left_bytes if size < 0 else size
+        self._left_bytes -= max(size, _READ_BYTES)
+        if self._left_bytes < 0:
+            raise DataError("its header is endless: parts of it loop, or repeat the same bytes")
+        return self._stream.read(size)
 
 
 def read_whole(stream: BinaryIO) -> bytes:

@@ -50,7 +50,7 @@ def test_a_bad_image_is_reported_at_the_end_by_the_exit_code(
     assert main([*words, f"predict.folder={tmp_path}/out"]) == 3
     printed = capsys.readouterr()
     assert "1 inputs are bad and have no prediction, all others are predicted in" in printed.err
-    assert "b/cut.png: truncated PNG" in printed.err
+    assert "b/cut.png: truncated or damaged PNG" in printed.err
     assert (printed.out + printed.err).count("store: 4 images") == 1  # the images are opened once
     summary = _summarise(printed.out)
     assert (summary["predict/images"], summary["predict/images_bad"]) == (3, 1)

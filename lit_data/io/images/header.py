@@ -149,7 +149,7 @@ def _read_stored(stream: BinaryIO, size_bytes: int, options: ReadOptions) -> Sto
         case "png":
             return read_png_header(stream, size_bytes)
         case "jpeg":
-            return read_jpeg_header(stream, size_bytes)
+            return read_jpeg_header(stream)
         case "bmp":
             return read_bmp_header(stream, size_bytes)
         case "tiff":

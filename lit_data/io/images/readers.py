@@ -1,5 +1,6 @@
 """One reader for every image file: channels as stored, pixels as stored, errors that name the file."""
 
+import re
 import zlib
 from dataclasses import dataclass
 from io import BytesIO
@@ -11,28 +12,28 @@ import numpy as np
 from lit_data.errors import DataError
 from lit_data.io.images.header import ImageHeader, parse_header
 from lit_data.io.images.header_raster import (
-    check_jpeg_end,
     check_png,
-    read_bmp_indices,
-    read_bmp_layout,
-    read_bmp_pixels,
+    open_bmp,
+    read_bmp_palette,
+    read_packed_bmp,
+    refusing,
 )
+from lit_data.io.images.header_tiff import open_tiff
 from lit_data.io.images.npy import NPY_LOCK, find_channel_axis
 from lit_data.io.images.options import DEFAULT_READ, ReadOptions, StoredImage, invert, must_invert
 from lit_data.io.source import open_source, read_whole
 from lit_data.types import Array, Bytes, PathText
 
-_STRAY = "a JPEG with small faults that leave its pixels as they are"
-_HARMLESS = {
-    "extraneous bytes before marker": _STRAY,
-    "Invalid SOS parameters": _STRAY,
-    "Adobe color transform": _STRAY,
-    "JFIF revision": _STRAY,
-    "bad ICC marker": _STRAY,
-    "determine subsampling level": "a JPEG of rare subsampling, of which only the end marker was "
-    "checked",
-}
+_HARMLESS = re.compile(
+    "extraneous bytes before marker|Invalid SOS parameters|Adobe color transform|JFIF revision|"
+    "bad ICC marker|determine subsampling level"
+)
 """What libjpeg and TurboJPEG say of files that many programs write and that decode to the whole image."""
+_OPENCV_PACKINGS = (
+    "BGR",
+    "BGRX",
+    "BGRA",
+)  # Pillow's names of what OpenCV takes for granted in a BMP
 
 _TURNS = {
     2: (0, True),
@@ -82,23 +83,8 @@ def decode_strict(path: PathText, options: ReadOptions = DEFAULT_READ) -> Decode
         header = parse_header(stream, path.suffix, options)
         data = read_whole(stream)
         array = decode(BytesIO(data), header, options)
-        faults = _check_jpeg(data) if header.kind == "jpeg" else ()
-        notes = (*header.notes, *faults, *_check_values(array))
+        notes = (*header.notes, *_check_values(array))
     return Decoded(array, notes, zlib.crc32(data), header.narrow_bits)
-
-
-def _check_jpeg(data: bytes) -> tuple[str, ...]:
-    """A second look that, unlike OpenCV, takes a stream that ends early, or does not fit its header, for an error."""
-    import simplejpeg
-
-    try:  # an eighth of the size: the whole stream is read, few pixels are made
-        simplejpeg.decode_jpeg(data, "GRAY", min_height=1, min_width=1, min_factor=1, strict=True)
-    except ValueError as error:
-        for text, note in _HARMLESS.items():
-            if text in str(error):
-                return (note,)
-        raise DataError(f"truncated or damaged JPEG: {error}") from error
-    return ()
 
 
 def _check_values(array: Array) -> tuple[str, ...]:
@@ -124,8 +110,8 @@ def read_image(
 ) -> Array:
     """Read an image.
 
-    PNG, JPEG and BMP are decoded by OpenCV (palettes are read as stored and expanded here), TIFF by
-    tifffile, ``.npy`` by NumPy. Floats of 16 and 64 bits become float32.
+    PNG and BMP are decoded by OpenCV (palettes are read as stored and expanded here), JPEG by
+    libjpeg-turbo, TIFF by tifffile, ``.npy`` by NumPy. Floats of 16 and 64 bits become float32.
 
     Args:
         path: A PNG, JPEG, BMP, TIFF or ``.npy`` file; the content decides which, never the name. A
@@ -197,27 +183,67 @@ def _load(
     if stored.kind == "npy":
         return _load_npy(stream), None
     if stored.palette and options.alpha != "only":
-        if stored.kind == "png":
-            indices, palette = _load_png_indices(read_whole(stream))
-        else:
-            indices, palette = read_bmp_indices(stream)
+        is_png = stored.kind == "png"
+        indices, palette = _load_png_indices(stream) if is_png else _load_bmp_indices(stream)
         return indices[None], palette
     if stored.kind == "bmp":
-        layout = read_bmp_layout(stream)
-        if not layout.is_common:
-            return _to_planes(read_bmp_pixels(stream, layout), stored, options), None
-        stream.seek(0)
-    return _to_planes(_decode_with_opencv(read_whole(stream), stored), stored, options), None
+        pixels = _decode_bmp(stream, stored)
+    elif stored.kind == "jpeg":
+        pixels = _decode_jpeg(read_whole(stream), stored)
+    else:
+        data = read_whole(stream)
+        check_png(data)  # OpenCV asks for as much memory as a chunk claims to be long
+        pixels = _decode_with_opencv(data, stored)
+    return _to_planes(pixels, stored, options), None
+
+
+def _decode_jpeg(data: bytes, stored: StoredImage) -> Bytes:
+    """Decode to grey [H, W], or to [H, W, 3] B, G, R.
+
+    Raises:
+        DataError: the stream ends early, or does not fit its header: libjpeg itself, and OpenCV with
+            it, would make up the missing rows.
+    """
+    import simplejpeg
+
+    is_cmyk = stored.bits_per_pixel == 32
+    space = "CMYK" if is_cmyk else "GRAY" if stored.colors == 1 else "BGR"
+    try:
+        pixels: Bytes = simplejpeg.decode_jpeg(data, space)
+    except ValueError as error:
+        if not _HARMLESS.search(str(error)):
+            raise DataError(f"truncated or damaged JPEG: {error}") from error
+        pixels = _decode_lenient(data)
+    if is_cmyk:  # inks are stored inverted: 255 is none
+        inks = pixels[..., 2::-1].astype(np.uint16)
+        black = pixels[..., 3:].astype(np.uint16)
+        pixels = (black - ((255 - inks) * black >> 8)).astype(np.uint8)
+    return pixels[..., 0] if pixels.shape[-1] == 1 else pixels
+
+
+def _decode_lenient(data: bytes) -> Bytes:
+    """Decode to [H, W, 1, 3 or 4] grey, B, G, R or inks as stored, by a decoder that minds nothing but a cut."""
+    from PIL.JpegImagePlugin import JpegImageFile
+
+    with refusing("JPEG"), JpegImageFile(BytesIO(data)) as image:
+        pixels = np.atleast_3d(np.asarray(image))
+        return 255 - pixels if image.mode == "CMYK" else pixels[..., ::-1]
+
+
+def _decode_bmp(stream: BinaryIO, stored: StoredImage) -> Bytes:
+    image = open_bmp(stream)
+    packed = read_packed_bmp(stream, image)
+    if packed is not None:
+        return packed
+    if stored.colors == 1 or image.tile[0].args[0] in _OPENCV_PACKINGS:
+        return _decode_with_opencv(read_whole(stream), stored)
+    return np.asarray(image)[..., [2, 1, 0, 3][: len(image.mode)]]
 
 
 def _decode_with_opencv(data: bytes, stored: StoredImage) -> Array:
     """Decode to grey [H, W], or to [H, W, C] B, G, R and alpha."""
     import cv2
 
-    if stored.kind == "jpeg":
-        check_jpeg_end(data)
-    elif stored.kind == "png":
-        check_png(data)  # OpenCV asks for as much memory as a chunk claims to be long
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     except cv2.error as error:
@@ -250,11 +276,19 @@ def _to_planes(pixels: Array, stored: StoredImage, options: ReadOptions) -> Arra
     return planes
 
 
-def _load_png_indices(data: bytes) -> tuple[Bytes, Bytes]:
+def _load_bmp_indices(stream: BinaryIO) -> tuple[Bytes, Bytes]:
+    """Return the indices [H, W] and the palette [n, 3] R, G, B."""
+    image = open_bmp(stream)
+    palette = read_bmp_palette(image)  # loading the image changes it
+    return np.array(image), palette
+
+
+def _load_png_indices(stream: BinaryIO) -> tuple[Bytes, Bytes]:
     """Return the indices [H, W] and the palette [n, 3] R, G, B."""
     # OpenCV gives colours alone. Not by `Image.open`, which would try other formats than PNG.
     from PIL.PngImagePlugin import PngImageFile
 
+    data = read_whole(stream)
     check_png(data)  # Pillow looks at the pixels' checksums only when asked to
     with PngImageFile(BytesIO(data)) as image:
         if image.mode != "P":
@@ -273,9 +307,7 @@ def _check_opaque(alpha: Array | None, stored: StoredImage, options: ReadOptions
 def _load_tiff(
     stream: BinaryIO, stored: StoredImage, options: ReadOptions
 ) -> tuple[Array, Bytes | None]:
-    import tifffile
-
-    with tifffile.TiffFile(stream) as tiff:
+    with open_tiff(stream) as tiff:
         page = tiff.pages[stored.page]
         shape = (stored.colors + len(stored.alpha), stored.height_px, stored.width_px)
         # Sorted, since the samples come first or last. It is checked before memory is asked for.

@@ -163,5 +163,5 @@ def test_decoding_is_strict(tmp_path: Path) -> None:
     data[-20] ^= 1
     path.write_bytes(data)
     for decoder in (ImageDecoder(), MaskDecoder()):
-        with pytest.raises(DataError, match="the checksum of chunk"):
+        with pytest.raises(DataError, match="bad header checksum"):
             decoder(ImageSource((str(path),)))

@@ -178,7 +178,7 @@ class EfficientNetLite(nn.Module):
             [B, width, H / stride, W / stride] for each of the strides, the finest first.
         """
         normal = (images * _SCALE + _OFFSET).contiguous(memory_format=torch.channels_last)
-        features = F.relu6(self.bn0(self.conv_stem(normal)))
+        features = F.relu6(_convolve(self.conv_stem, self.bn0, normal), inplace=True)
         maps = []
         for number, block in enumerate(self.blocks):
             features = block(features)
@@ -241,7 +241,7 @@ class _Block(nn.Module):
         super().__init__()
         inner = inputs * stage.expansion
         self.is_residual = stride == 1 and inputs == stage.width
-        self.expand_conv: nn.Module | None = None
+        self.expand_conv: nn.Conv2d | None = None
         if stage.expansion > 1:
             self.expand_conv = nn.Conv2d(inputs, inner, 1, bias=False)
             self.bn0 = _normalise(inner)
@@ -256,10 +256,25 @@ class _Block(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         inner = features
         if self.expand_conv is not None:
-            inner = F.relu6(self.bn0(self.expand_conv(inner)))
-        inner = F.relu6(self.bn1(self.depthwise_conv(inner)))
-        projected: Tensor = self.bn2(self.project_conv(inner))
-        return features + projected if self.is_residual else projected
+            inner = F.relu6(_convolve(self.expand_conv, self.bn0, inner), inplace=True)
+        inner = F.relu6(_convolve(self.depthwise_conv, self.bn1, inner), inplace=True)
+        projected = _convolve(self.project_conv, self.bn2, inner)
+        return projected.add_(features) if self.is_residual else projected
+
+
+def _convolve(layer: nn.Conv2d, norm: nn.BatchNorm2d, features: Tensor) -> Tensor:
+    """Convolve and normalise; in evaluation without gradients in one pass over the maps."""
+    if norm.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        normalised: Tensor = norm(layer(features))
+        return normalised
+    mean, variance = norm.running_mean, norm.running_var
+    assert mean is not None
+    assert variance is not None
+    scale = norm.weight * torch.rsqrt(variance + norm.eps)
+    weight, bias = layer.weight * scale[:, None, None, None], norm.bias - mean * scale
+    if isinstance(layer, _SamePadded):
+        features = layer.pad(features)
+    return F.conv2d(features, weight, bias, layer.stride, layer.padding, groups=layer.groups)
 
 
 def _normalise(channels: int) -> nn.BatchNorm2d:
@@ -285,12 +300,15 @@ class _SamePadded(nn.Conv2d):
 
     @override
     def forward(self, features: Tensor) -> Tensor:
-        if self._uneven is not None:
-            features = F.pad(features, self._uneven)
+        features = self.pad(features)
         if _has_slow_gradient(self, features):
             with torch.autocast("cpu", enabled=False):
                 return super().forward(features.float()).to(features.dtype)
         return super().forward(features)
+
+    def pad(self, features: Tensor) -> Tensor:
+        """Pad what a convolution pads unevenly."""
+        return features if self._uneven is None else F.pad(features, self._uneven)
 
 
 def _has_slow_gradient(layer: nn.Conv2d, features: Tensor) -> bool:

@@ -95,10 +95,7 @@ class Run:
         started = read_started(self.folder)
         checkpoint = write_override("ckpt", self.best.absolute())
         words = started.replace([*overrides, checkpoint], without=_OF_FIT)
-        # What the folder says holds as a file's: it may be anybody's.
-        read = started.list_read(str(self.folder), [*overrides, "ckpt"])
-        read = [word for word in read if word in words]
-        return _run(command, words, self.packages, started.config_dir, read)
+        return _run(command, words, self.packages, started.config_dir)
 
 
 def fit(
@@ -140,18 +137,13 @@ def start(
 
 
 def _run(
-    command: str,
-    overrides: Sequence[str],
-    packages: Sequence[str],
-    config_dir: str | None,
-    read: Sequence[str] = (),
+    command: str, overrides: Sequence[str], packages: Sequence[str], config_dir: str | None
 ) -> Run:
-    """Run a command; `read` are those of the overrides that a run folder says."""
     from lit_data.commands.run import run
 
     try:
         with _as_command():
-            folder = run(command, overrides, packages=packages, config_dir=config_dir, read=read)
+            folder = run(command, overrides, packages=packages, config_dir=config_dir)
     except SystemExit as error:  # which leaves Hydra's job
         if isinstance(error.__cause__, LitDataError):
             raise error.__cause__ from error.__cause__.__cause__

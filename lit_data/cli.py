@@ -165,8 +165,6 @@ def _run(command: str, options: argparse.Namespace) -> None:
         on_run = take_run(command, overrides[0], overrides[1:], options.cwd)
         overrides = on_run.overrides
         flags["config_dir"] = options.config_dir or on_run.config_dir
-        if not options.cfg:
-            flags["read"] = on_run.read
     if options.cfg:
         print_config(command, overrides, part=options.cfg, resolve=options.resolve, **flags)
     else:

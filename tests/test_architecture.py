@@ -206,6 +206,26 @@ def test_the_runtime_of_exported_files_stands_alone() -> None:
         assert {name.split(".")[0] for name, _, _ in _imports(path)} <= allowed, path
 
 
+def test_no_private_name_of_hydra_optuna_or_fsspec_is_imported() -> None:
+    found = []
+    for top in ("lit_data", "callbacks", "lit_inspect", "benchmarks"):
+        for path in sorted((PACKAGE.parent / top).rglob("*.py")):
+            for node in ast.walk(_parse(path)):
+                found += [f"{path.name}: {name}" for name in _list_private(node)]
+    assert found == []
+
+
+def _list_private(node: ast.AST) -> list[str]:
+    """Dotted names with a private part that a statement imports from libraries that have such."""
+    names: list[str] = []
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+    owners = re.compile(r"(hydra|hydra_plugins|optuna|fsspec|s3fs)\..*\b_")
+    return [name for name in names if owners.match(name)]
+
+
 def test_file_systems_of_fsspec_are_asked_by_public_names() -> None:
     private = re.compile(r"_(?:fs|class)[.]_[a-z]\w*|getattr\(self[.]_fs, f?\"_\w*")
     found = []

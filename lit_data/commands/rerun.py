@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig
-from yaml import YAMLError
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import ScalarEvent, YAMLError
 
-from lit_data.commands.configuration.foreign import load_config
 from lit_data.commands.configuration.model_choice import WITHOUT_WEIGHTS
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.configuration.words import read_override, write_override
@@ -20,8 +20,9 @@ from lit_data.commands.remote_runs import RECORDS, fetching_runs
 from lit_data.commands.untrusted import as_dict, find_config_dir, read_text
 from lit_data.errors import ConfigError, DataError, escape, first_line, show_path
 from lit_data.files import is_there
-from lit_data.io.plain import parse_yaml
+from lit_data.io.plain import check_number, measure_yaml, parse_yaml
 from lit_data.io.remote.options import is_remote
+from lit_data.io.source import decode_text, read_within
 
 _HELP = """\
 usage: python -m lit_data rerun RUN [key=value ...] [--cwd FOLDER] [--package NAME] [--print]
@@ -34,6 +35,7 @@ what writes outside of paths.runs or sends results to a server. --print shows th
 
 _BUILT = ("paths", "data", "model")
 _CACHE = "LIT_DATA_CACHE"
+_MOST_BYTES = 2**20  # of a configuration
 _OF_TRAINING = ("resume", "ckpt", "report", "paths.run")
 """Keys of a run of ``fit`` that other commands on it do not take over."""
 _CACHES = ("paths.cache", "data.cache_dir")
@@ -84,34 +86,11 @@ class Started:
         remaining = [override for override in self.overrides if _read_key(override) not in keys]
         return (*remaining, *typed)
 
-    def list_read(self, run: str, typed: Sequence[str]) -> list[str]:
-        """Return the overrides that hold as a file's: those that are not typed now.
-
-        The place where the run lies is known anyway, so it holds as typed.
-
-        Args:
-            run: Folder or address of the run.
-            typed: Overrides.
-        """
-        keys = {_read_key(override) for override in typed}
-        overrides = []
-        for override in self.overrides:
-            key = _read_key(override)
-            is_place = key == "paths.runs" and self._holds(run, read_override(override))
-            if key not in keys and not is_place:
-                overrides.append(override)
-        return overrides
-
-    def _holds(self, run: str, runs: str | None) -> bool:
-        """Return True if a run lies in COMMAND/NAME/TIME of a folder."""
-        if runs is None or is_remote(run):
-            return False
-        parent = (Path(run).resolve() / "../../..").resolve()
-        return (self.folder / runs).resolve() == parent
-
 
 def read_started(run: Path) -> Started:
     """Read how a run or a sweep was started.
+
+    Where it does not lie in its `paths.runs`, that is left out.
 
     Raises:
         DataError: The folder is none, or does not say.
@@ -141,22 +120,52 @@ def read_started(run: Path) -> Started:
     flags = find_config_dir(hydra)  # --config-dir FOLDER for each; the last one counts
     config_dir = flags[-1] if flags else None
     lines = map(str, typed)
-    overrides = [line for line in lines if not _IS_OF_HYDRA(_read_key(line))]
+    overrides = []
+    for line in lines:
+        key = _read_key(line)
+        is_elsewhere = key == "paths.runs" and not _holds(folder, read_override(line), run)
+        if not _IS_OF_HYDRA(key) and not is_elsewhere:
+            overrides.append(line)
     if command != "fit" or is_sweep or model not in WITHOUT_WEIGHTS:
         model = None
     return Started(command, tuple(overrides), config_dir, folder, is_sweep, model)
+
+
+def _holds(started: Path, runs: str | None, run: Path) -> bool:
+    """Return True if a run lies in COMMAND/NAME/TIME of its folder of runs, as it was written."""
+    parent = (run.resolve() / "../../..").resolve()
+    return runs is not None and (started / runs).resolve() == parent
 
 
 def read_config(run: Path) -> DictConfig:
     """Read the configuration of a run, for what is built of it outside of a run.
 
     Raises:
+        ConfigError: The configuration cannot be read, or stands for too much.
         DataError: The folder is none, or its configuration is none of ours.
     """
     path = run / ".hydra/config.yaml"
-    cfg = load_config(path)
+    cfg = _load_config(path)
     if not all(isinstance(cfg.get(name), DictConfig) for name in _BUILT):
         raise DataError(f"{show_path(path)} is no configuration of a fit, with {', '.join(_BUILT)}")
+    return cfg
+
+
+def _load_config(path: Path) -> DictConfig:
+    """Read a configuration that may be anybody's: it is measured before OmegaConf reads it."""
+    try:
+        for event in measure_yaml(decode_text(read_within(path, _MOST_BYTES))):
+            if isinstance(event, ScalarEvent):
+                check_number(event)
+        cfg = OmegaConf.load(path)
+    except DataError as error:
+        text = str(error).removeprefix(f"{show_path(path)}: ")
+        raise ConfigError(f"{show_path(path)}: {text}") from error
+    except (YAMLError, OmegaConfBaseException) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{show_path(path)} cannot be read: {reason}") from error
+    if not isinstance(cfg, DictConfig):
+        raise ConfigError(f"{show_path(path)} holds no keys, as the configuration of a run does")
     return cfg
 
 
@@ -189,7 +198,6 @@ def main(arguments: Sequence[str]) -> None:
     with fetching_runs([run], RECORDS) as (run_folder,):
         started = read_started(run_folder)
     overrides = name_model(started, started.replace(typed), typed)
-    read = [override for override in started.list_read(run, typed) if override in overrides]
     line = _join(started, overrides, options.package)
     if options.print:
         print(line)
@@ -205,7 +213,6 @@ def main(arguments: Sequence[str]) -> None:
         config_dir=started.config_dir,
         packages=options.package,
         multirun=started.sweeps,
-        read=read,
     )
 
 
@@ -264,12 +271,10 @@ class OnRun(NamedTuple):
 
     Attributes:
         overrides: Of the run, with what is typed on top.
-        read: Those of them that the run folder says.
         config_dir: The folder of configurations that the run was started with, if any.
     """
 
     overrides: tuple[str, ...]
-    read: list[str]
     config_dir: str | None
 
 
@@ -311,15 +316,8 @@ def _join_run(started: Started, run: str, typed: Sequence[str]) -> OnRun:
     has_path = any(_find_path(override) for override in typed if override.startswith("ckpt="))
     if not has_path:  # which is given in the place of a run
         typed = [write_override("run", address), *typed]
-    # What the folder says holds as a file's: it may be anybody's.
-    read = started.list_read(run, typed)
     overrides = started.replace(typed, without=_OF_TRAINING)
-    # Results need not go where those of the training went.
-    overrides = tuple(
-        word for word in overrides if word not in read or _read_key(word) != "paths.runs"
-    )
-    read = [override for override in read if override in overrides]
-    return OnRun(overrides, read, started.config_dir)
+    return OnRun(overrides, started.config_dir)
 
 
 def _find_path(override: str) -> str | None:

@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from lit_data.commands.configuration.addresses import check_local
-from lit_data.commands.configuration.compose import check_run
+from lit_data.commands.configuration.compose import check_run, take_composed
 from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.configuration.tree import open_hydra
@@ -51,7 +51,6 @@ def run(
     config_dir: str | None = None,
     packages: Sequence[str] = (),
     multirun: bool = False,
-    read: Sequence[str] = (),
 ) -> Path:
     """Check the command line, then run the command, once or for each job of a sweep.
 
@@ -61,7 +60,6 @@ def run(
         config_dir: folder of the user's own groups and experiments.
         packages: packages whose targets are allowed too.
         multirun: run every combination of swept values.
-        read: those of the overrides that a run folder says, see `check_run`.
 
     Returns:
         The folder of the run or the sweep.
@@ -73,9 +71,7 @@ def run(
     """
     with reporting_to_sweep(), open_hydra(config_dir) as hydra:
         overrides = choose_experiment(hydra, command, overrides)
-        cfg, completed = check_run(
-            hydra, command, overrides, multirun=multirun, packages=packages, read=read
-        )
+        cfg, completed = check_run(hydra, command, overrides, multirun=multirun, packages=packages)
         is_sweep = multirun or cfg.hydra.mode is RunMode.MULTIRUN
         options = read_options(SweepOptions, cfg.get("sweep", {}), "sweep")
         check_start(cfg, sweeps=is_sweep)
@@ -92,9 +88,9 @@ def run(
         if options.resume is not None:
             raise ConfigError("sweep.resume goes on with a sweep: add -m.")
         task = functools.partial(_run_alone, flags=tuple(flags), packages=tuple(packages))
-        # Hydra composes once more, makes the run folder and sets its logs up.
-        placed = place_run(cfg, completed)
-        job = hydra.run(command, task, [*completed, *placed, "hydra.mode=RUN"])
+        take_composed(hydra, cfg, place_run(cfg, completed))
+        # Hydra makes the run folder, sets its logs up and calls its callbacks.
+        job = hydra.run(command, task, [])
         job_cfg: Any = job.hydra_cfg
         return Path(job_cfg.hydra.runtime.output_dir)
 

@@ -6,9 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from hydra._internal.hydra import Hydra
 
-from lit_data.commands.configuration.tree import ConfigTree
+from lit_data.commands.configuration.tree import ConfigTree, Engine
 from lit_data.commands.configuration.words import read_override
 from lit_data.errors import ConfigError, DataError, escape, show_path
 from lit_data.io.remote.options import is_remote
@@ -24,7 +23,7 @@ _MASKED = ("folder", "beside")
 """Layouts of inspection images with masks."""
 
 
-def choose_experiment(hydra: Hydra, command: str, overrides: Sequence[str]) -> list[str]:
+def choose_experiment(hydra: Engine, command: str, overrides: Sequence[str]) -> list[str]:
     """Return the overrides with the experiment of the checkpoint, where they choose no data.
 
     Args:

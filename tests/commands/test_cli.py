@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from PIL import Image
@@ -170,6 +171,24 @@ def test_command_runs_in_its_folder_and_prints_its_summary(
     assert values["samples_sha256"] == "ab"
     assert 0 < values["seconds"] < LIMIT_S
     assert values["peak_rss_bytes"] > 10_000_000
+
+
+def test_a_command_composes_its_configuration_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed = []
+    load = ConfigLoaderImpl.load_configuration
+
+    def count(*args: Any, **kwargs: Any) -> DictConfig:
+        composed.append(kwargs["config_name"])
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", count)
+    words = ["+experiment=stripe", *QUICK, *STRIPES, *NO_TIMELINES, "paths.cache=cache"]
+    words += ["report=false", "trainer.limit_train_batches=1"]
+    commands = ["fit", "predict", "show"]
+    for command in commands:
+        typed = words if command == "fit" else [word for word in words if "report" not in word]
+        assert main([command, *typed]) == 0
+    assert composed == commands
 
 
 def test_validate_and_test_share_a_module(install: Install) -> None:

@@ -168,8 +168,8 @@ def test_a_run_at_an_address_is_started_again(
     (other,) = (tmp_path / "there/show/stripe").iterdir()
     store.put(str(other), "/bucket/runs/other", recursive=True)
     capsys.readouterr()
-    assert main(["rerun", f"{RUNS}/other"]) == 2
-    assert "only the command line may choose where results go" in capsys.readouterr().err
+    assert main(["rerun", f"{RUNS}/other", "--print"]) == 0
+    assert "paths.runs" not in capsys.readouterr().out
 
 
 def test_an_address_is_not_taken_from_another_key(tmp_path: Path) -> None:

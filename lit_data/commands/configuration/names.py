@@ -82,6 +82,12 @@ _FUNCTIONS = frozenset(
     }
 )
 """All functions that may be named without a package of one's own: they only build something."""
+_EXTRAS = {
+    "hydra_plugins.hydra_joblib_launcher": "hydra-joblib-launcher",
+    "hydra_plugins.hydra_submitit_launcher": "hydra-submitit-launcher",
+    "hydra_plugins.hydra_optuna_sweeper": "hydra-optuna-sweeper",
+}
+"""Packages that bring what a configuration may name below ``hydra``."""
 _NAME = re.compile(r"(?!.*__)[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+")
 _PRIVATE = re.compile(r"(^|\.)_")
 _PACKAGE = re.compile(r"(?!.*__)[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
@@ -310,4 +316,7 @@ def _import(path: str, target: str, key: str, *, parent: ModuleType | None = Non
         hint = " Is it installed?"
         if parent:
             hint = did_you_mean(nearest(path.rpartition(".")[2], dir(parent)))
+        for module, package in _EXTRAS.items():
+            if f"{target}.".startswith(f"{module}."):
+                hint = f" It comes with a package: pip install {package}."
         raise ConfigError(f"'{key}' is '{target}', but there is no '{path}'.{hint}") from error

@@ -12,7 +12,7 @@ CONF = Path(__file__).parents[2] / "conf"
 _LINE = re.compile(
     r"(?P<indent> *)(?P<key>[A-Za-z_]\w*):(?: +(?P<value>[^ #].*?))?(?:  # (?P<comment>.*))?$"
 )
-_PARENT = re.compile(r"^  - (?!_self_)(\w+)$", re.MULTILINE)
+_PARENT = re.compile(r"^  - (?!_self_)(\w+)(?: +#.*)?$", re.MULTILINE)
 _CHOICE = re.compile(r"^  - (?:override /)?(\w+): (\w+)", re.MULTILINE)
 _PACKAGE = re.compile(r"# @package (\S+)")
 OF_FILES = ("defaults", "command")

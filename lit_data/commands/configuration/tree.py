@@ -1,40 +1,92 @@
-"""Hydra's engine on the packaged configuration: its groups, options and keys."""
+"""Hydra's engine on the packaged configuration: its groups, options and files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import cast
+from typing import Any, Protocol
 
-from hydra import version
-from hydra._internal.defaults_list import create_defaults_list
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
+from hydra import initialize_config_module
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
-from hydra.types import RunMode
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode, TaskFunction
 from omegaconf import Container, DictConfig, OmegaConf
+from typing_extensions import override
 
 from lit_data.commands.configuration.installed import list_conf_packages
-from lit_data.commands.configuration.loader import KeepingLoader
-from lit_data.commands.configuration.names import dot_indices, walk
+from lit_data.commands.configuration.names import dot_indices, join_key, walk
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.commands.configuration.words import parse_word, show_override
 from lit_data.errors import ConfigError
 
 _LONGEST_SHOWN = 200
 _PACKAGED_FOLDER = Path(__file__).parents[2] / "conf"
+_SEARCH_PATH = "hydra.searchpath"
 
-PACKAGED_LISTS: dict[tuple[str, ...], tuple[list[str], set[str]]] = {}
-"""Paths of files of packages with the keys that they leave open, by command and choosing words."""
+_folders: ContextVar[tuple[tuple[str, Path], ...]] = ContextVar("folders", default=())
+"""Folders of configurations beside ours, with the names of those that bring them."""
+
+
+class Engine(Protocol):
+    """The engine of `hydra.main`, as `GlobalHydra` hands it out."""
+
+    config_loader: Any
+
+    def compose_config(
+        self, config_name: str | None, overrides: list[str], run_mode: RunMode
+    ) -> DictConfig:
+        """Compose a configuration with its `hydra` node."""
+
+    def run(
+        self, config_name: str | None, task_function: TaskFunction, overrides: list[str]
+    ) -> JobReturn:
+        """Compose a configuration, make the run folder and call a function in it."""
+
+    def multirun(
+        self, config_name: str | None, task_function: TaskFunction, overrides: list[str]
+    ) -> Any:  # noqa: ANN401 - whatever a launcher makes
+        """Compose a configuration and call a function for each job of a sweep."""
+
+
+class ComposedLoader:
+    """Loader that hands a configuration to Hydra which is composed already.
+
+    Args:
+        loader: Hydra's own, for all else.
+        cfg: With its `hydra` node.
+    """
+
+    def __init__(self, loader: Any, cfg: DictConfig) -> None:  # noqa: ANN401 - Hydra's ConfigLoader
+        self._loader = loader
+        self._cfg = cfg
+
+    def load_configuration(self, *_: object, **__: object) -> DictConfig:
+        """Return the configuration, whatever is asked for."""
+        return self._cfg
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._loader, name)
+
+
+class Folders(SearchPathPlugin):
+    """Adds folders of configurations behind ours, which none of them can replace."""
+
+    @override
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for provider, folder in _folders.get():
+            search_path.append(provider, f"file://{folder}")
 
 
 @contextmanager
-def open_hydra(config_dir: str | Path | None = None) -> Iterator[Hydra]:
+def open_hydra(config_dir: str | Path | None = None) -> Iterator[Engine]:
     """Open Hydra on `pkg://lit_data.conf` and the user's folders, as `hydra.main` would.
 
     Global state is put back.
@@ -48,33 +100,27 @@ def open_hydra(config_dir: str | Path | None = None) -> Iterator[Hydra]:
     Raises:
         ConfigError: there is no such folder, or no such package of an entry point.
     """
-    version.setbase("1.3")  # Hydra warns of a base that is not set
-    search_path = create_config_search_path("pkg://lit_data.conf")
-    for installed in list_conf_packages():  # behind ours, which none of them can replace
-        _add_folder(search_path, installed.package, installed.folder)
+    folders = [(installed.package, installed.folder) for installed in list_conf_packages()]
     if config_dir is not None:
         folder = Path(config_dir).expanduser().resolve()
         if not folder.is_dir():
             raise ConfigError(f"--config-dir {config_dir}: there is no such folder.")
-        _add_folder(search_path, "command-line", folder)
+        folders.append(("command-line", folder))
+    Plugins.instance().register(Folders)
+    token = _folders.set(tuple(folders))
     engine = GlobalHydra.instance()
     job = HydraConfig.instance()
     engine_before = engine.hydra
     job_before = job.cfg
     engine.clear()
     try:
-        hydra = Hydra.create_main_hydra2(task_name="lit_data", config_search_path=search_path)
-        hydra.config_loader = KeepingLoader(search_path)
-        yield hydra
+        initialize_config_module("lit_data.conf", job_name="lit_data", version_base="1.3")
+        assert engine.hydra is not None
+        yield engine.hydra
     finally:
         engine.hydra = engine_before
         job.cfg = job_before
-
-
-def _add_folder(search_path: ConfigSearchPath, provider: str, folder: Path) -> None:
-    """Add a folder behind those that are there; Hydra's schemas stay last."""
-    before_schemas = SearchPathQuery(provider="schema")
-    search_path.prepend(provider=provider, path=f"file://{folder}", anchor=before_schemas)
+        _folders.reset(token)
 
 
 class ConfigTree:
@@ -87,19 +133,15 @@ class ConfigTree:
             looked for.
     """
 
-    def __init__(self, hydra: Hydra, command: str, overrides: Sequence[str]) -> None:
+    def __init__(self, hydra: Engine, command: str, overrides: Sequence[str]) -> None:
         self._hydra = hydra
         self.command = command
         self._search_overrides: list[str] = []
         for line in overrides:
-            if line.lstrip("+").startswith("hydra.searchpath="):
+            if line.lstrip("+").startswith(f"{_SEARCH_PATH}="):
                 self._search_overrides.append(line)
         self._parsed: dict[str, Override] = {}
-        self.base = self.read_choices([])
-
-    @property
-    def _loader(self) -> KeepingLoader:
-        return cast(KeepingLoader, self._hydra.config_loader)
+        self._options: dict[tuple[str, ObjectType], list[str]] = {}
 
     def parse(self, overrides: Sequence[str]) -> list[Override]:
         """Read overrides.
@@ -135,25 +177,28 @@ class ConfigTree:
         hint = did_you_mean(near and f"+experiment={near}")
         return f"Write key=value.{hint}"
 
-    def read_choices(self, overrides: Sequence[str]) -> DictConfig:
-        """Return what `compose` does for words that choose files and classes; nobody changes it."""
-        if self._search_overrides:
-            return self.compose(overrides)
-        return self._loader.read_choices(self.command, overrides, RunMode.RUN)
-
     def compose(self, overrides: Sequence[str]) -> DictConfig:
-        """Return the whole configuration with its `hydra` node; raises what Hydra raises."""
-        # Hydra looks for groups where the overrides in front say.
-        others = [line for line in overrides if line not in self._search_overrides]
-        overrides = [*self._search_overrides, *others]
-        return self._hydra.compose_config(self.command, overrides, RunMode.RUN, from_shell=False)
+        """Return the configuration of files, with its `hydra` node; raises what Hydra raises.
+
+        Args:
+            overrides: those that `chooses_file` tells.
+        """
+        return self._hydra.compose_config(self.command, list(overrides), RunMode.RUN)
+
+    def list_files(self, overrides: Sequence[str]) -> Any:  # noqa: ANN401 - Hydra's DefaultsList
+        """Return which files `compose` puts together, in their order; raises what Hydra raises."""
+        return self._hydra.config_loader.compute_defaults_list(
+            self.command, list(overrides), RunMode.RUN
+        )
 
     def options(self, group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
         """Return names of the files (or groups) below a group; none if there is no such group."""
-        loader = self._hydra.config_loader
-        return loader.get_group_options(
-            group, kind, config_name=self.command, overrides=list(self._search_overrides)
-        )
+        key = (group, kind)
+        if key not in self._options:
+            self._options[key] = self._hydra.config_loader.get_group_options(
+                group, kind, config_name=self.command, overrides=self._search_overrides
+            )
+        return self._options[key]
 
     def has_option(self, group: str, option: str) -> bool:
         """Return True if a group, or a folder within it, holds the file `option`."""
@@ -170,70 +215,62 @@ class ConfigTree:
         return groups
 
     def is_group(self, key: str) -> bool:
-        """Return True if an override of `key` chooses a file of a group."""
+        """Return True if a key is the name of a group."""
         parent, _, name = key.rpartition("/")
         return name in self.options(parent, ObjectType.GROUP)
 
-    def read_files(self, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return paths of all files of a configuration, and keys that the last file left open.
-
-        OmegaConf keeps an earlier file's value under a later file's `???`, so an experiment that
-        asks for `data.root` would run without it.
-        """
-        parsed = self.parse(overrides)
-        choosing = []
-        for word in parsed:
-            if "." not in word.key_or_group and self.is_group(word.key_or_group):
-                choosing.append(str(word.input_line))
-        key = (self.command, *choosing)
-        if self._reads_folders():
-            paths, left_open = self._list_files(overrides)
-        else:
-            if key not in PACKAGED_LISTS:
-                PACKAGED_LISTS[key] = self._list_files(choosing)
-            paths, left_open = PACKAGED_LISTS[key]
-        closed = ("hydra.", *(f"{word.key_or_group}." for word in parsed))
-        return paths, [key for key in sorted(left_open) if not f"{key}.".startswith(closed)]
-
-    def _list_files(self, overrides: Sequence[str]) -> tuple[list[str], set[str]]:
-        """Return paths of the files that overrides choose, and keys that the last file left open."""
-        loader = self._loader
-        parsed, files = loader._parse_overrides_and_create_caching_repo(
-            self.command, list(overrides)
-        )
-        defaults = create_defaults_list(
-            files, self.command, parsed, prepend_hydra=True, skip_missing=False
-        ).defaults
-        paths = []
-        left_open = set()
-        for default in defaults:
-            paths.append(str(default.config_path))
-            if default.config_path == "hydra/config":
-                continue  # the largest by far, and all of it stands below hydra
-            content = loader._load_single_config(default, files).config
-            for key, value in _walk(content):
-                if value == "???":
-                    left_open.add(key)
-                elif not isinstance(value, Mapping | list):
-                    left_open.discard(key)
-        return paths, left_open
-
-    def _reads_folders(self) -> bool:
-        """Return True if files may change while the process runs: those of a user."""
-        return bool(self._search_overrides) or self._loader.reads_folders()
+    def chooses_file(self, word: Override) -> bool:
+        """Return True for an override of a group, or of where groups are looked for."""
+        if word.key_or_group == _SEARCH_PATH:
+            return True
+        return self.is_group(word.key_or_group) and not isinstance(word.value(), dict)
 
 
-def check_shadowing(cfg: DictConfig) -> None:
-    """Refuse a user's file that has the name of a packaged one.
+def check_files(tree: ConfigTree, cfg: DictConfig, words: Sequence[Override]) -> None:
+    """Refuse files outside of the folders, hidden files, and keys that files ask for.
+
+    OmegaConf keeps an earlier file's value under a later file's `???`, so an experiment that asks
+    for `data.root` would run without it.
 
     Args:
-        cfg: The composed configuration with Hydra's node.
+        tree: What the configuration is composed from.
+        cfg: The configuration with Hydra's node.
+        words: Of the command line.
 
     Raises:
-        ConfigError: There is one.
+        ConfigError: Names the file or the key.
     """
     sources = cfg.hydra.runtime.config_sources
     folders = [Path(source.path) for source in sources if source.schema == "file"]
+    experiment = _PACKAGED_FOLDER / f"experiment/{cfg.hydra.runtime.choices.get('experiment')}.yaml"
+    if not folders and not (experiment.is_file() and "???" in experiment.read_text("utf-8")):
+        return
+    _check_hidden(folders)
+    choosing = [str(word.input_line) for word in words if tree.chooses_file(word)]
+    left_open = set()
+    for default in tree.list_files(choosing).defaults:
+        name = str(default.config_path)
+        if ".." in name.split("/"):
+            raise ConfigError(
+                f"the defaults list names '{name}': '..' leaves the configuration folders."
+            )
+        paths = [folder / f"{name}.yaml" for folder in (_PACKAGED_FOLDER, *folders)]
+        path = next((path for path in paths if path.is_file()), None)
+        content = OmegaConf.load(path) if path else OmegaConf.create()
+        for inner, value in _walk(content):
+            key = join_key(default.package or "", inner)
+            if value == "???":
+                left_open.add(key)
+            elif not isinstance(value, Mapping | list):
+                left_open.discard(key)
+    closed = ("hydra.", *(f"{word.key_or_group}." for word in words))
+    for key in sorted(left_open):
+        if not f"{key}.".startswith(closed):
+            raise ConfigError(missing_value(key))
+
+
+def _check_hidden(folders: Sequence[Path]) -> None:
+    """Refuse a user's file that has the name of a packaged one."""
     for folder in folders:
         for packaged in _PACKAGED_FOLDER.rglob("*.yaml"):
             path = folder / packaged.relative_to(_PACKAGED_FOLDER)
@@ -242,6 +279,11 @@ def check_shadowing(cfg: DictConfig) -> None:
                     f"{path} would never be read, for lit_data has a file of that name: rename "
                     "yours."
                 )
+
+
+def missing_value(key: str) -> str:
+    """Return the line for a key that must be given."""
+    return f"'{key}' has no value yet: write {key}=VALUE."
 
 
 def list_keys(cfg: Container) -> list[str]:

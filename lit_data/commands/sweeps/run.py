@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
+from lit_data.commands.configuration.tree import Engine
 from lit_data.commands.configuration.words import show_override, write_override
 from lit_data.commands.launcher import is_named_by_time
 from lit_data.commands.run_folder import claim_new, claim_typed
@@ -24,7 +24,7 @@ from lit_data.files import refuse_links
 
 
 def run_sweep(
-    hydra: Hydra,
+    hydra: Engine,
     cfg: DictConfig,
     overrides: Sequence[str],
     *,
@@ -87,7 +87,7 @@ def run_sweep(
     return folder
 
 
-def list_jobs(hydra: Hydra, cfg: DictConfig, overrides: Sequence[str]) -> list[list[str]] | None:
+def list_jobs(hydra: Engine, cfg: DictConfig, overrides: Sequence[str]) -> list[list[str]] | None:
     """Return the overrides of each job; None where a sweeper other than Hydra's own chooses them.
 
     Raises:

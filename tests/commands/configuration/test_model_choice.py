@@ -75,21 +75,22 @@ def test_commands_on_checkpoints_and_what_is_typed_keep_the_model(
     line: str,
     is_replaced: bool,
     model: str,
-    tree: ConfigTree,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command, *words = line.replace("MODEL", model).split()
-    cfg = tree.compose([EXPERIMENT])
-    cfg.command = command
-    chosen = [f"model={OTHER}", "data.size_px=null"]
-    assert choose_model(cfg, tree.parse(words)) == (chosen if is_replaced else [])
+    with open_hydra() as hydra:
+        tree = ConfigTree(hydra, command, [])
+        if not any("experiment" in word for word in words):
+            words.append(EXPERIMENT)
+        chosen = [f"model={OTHER}", "data.size_px=null"]
+        assert choose_model(tree, tree.parse(words)) == (chosen if is_replaced else [])
     assert bool(capsys.readouterr().err) == is_replaced
 
 
 def test_with_the_wheel_the_words_stay_as_they_are(
     model: str, tree: ConfigTree, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert choose_model(tree.compose([EXPERIMENT]), []) == []
+    assert choose_model(tree, tree.parse([EXPERIMENT])) == []
     assert not capsys.readouterr().err
 
 
@@ -136,6 +137,7 @@ def test_a_run_that_is_started_again_has_its_model(
 def test_each_experiment_has_a_model_that_needs_no_wheel(tree: ConfigTree) -> None:
     for experiment in tree.options("experiment"):
         words = [f"+experiment={experiment}"]
-        cfg = tree.compose(words)
-        cfg = tree.compose([*words, *choose_model(cfg, [])])
-        assert "imagenet" not in str(cfg.model), experiment
+        chosen = [
+            word for word in choose_model(tree, tree.parse(words)) if word.startswith("model=")
+        ]
+        assert "imagenet" not in str(tree.compose([*words, *chosen]).model), experiment

@@ -271,23 +271,6 @@ def test_nothing_is_written_through_the_links_of_a_sweep_to_go_on_with(
     assert aim.read_text() == "mine" if aim.is_file() else not list(aim.iterdir())
 
 
-def test_only_the_command_line_names_a_sweep_elsewhere_to_go_on_with(
-    install: Install, capfd: pytest.CaptureFixture[str]
-) -> None:
-    install(lambda cfg: pytest.fail("the command ran"))
-    Path("conf/experiment").mkdir(parents=True)
-    Path("conf/experiment/mine.yaml").write_text(
-        "# @package _global_\nsweep:\n  resume: /elsewhere\n"
-    )
-    words = ["show", "-m", "--config-dir", "conf", "+experiment=mine", "seed=1,2"]
-    assert main(words) == 2
-    assert (
-        "'sweep.resume' is '/elsewhere': only the command line may write outside of paths.runs"
-        in capfd.readouterr().err
-    )
-    assert main([*words, "sweep.resume=latest"]) == 3
-
-
 @pytest.mark.slow
 def test_the_latest_sweep_goes_on_from_the_last_whole_checkpoint(install: Install) -> None:
     import zipfile

@@ -13,8 +13,8 @@ from omegaconf import DictConfig
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.remote_runs import RESULTS, fetching_runs, put_file
-from lit_data.commands.reports.comparison import choose_metrics, rank
-from lit_data.commands.reports.page import make_page
+from lit_data.commands.reports.comparison import choose_metrics
+from lit_data.commands.reports.page import FILE, make_comparison, make_page
 from lit_data.commands.reports.pictures import read_pictures
 from lit_data.commands.reports.runs import Run, read_run
 from lit_data.commands.result import FAILURE, PartlyDoneError, describe_failure
@@ -33,7 +33,6 @@ _WHAT_IT_IS = (
     "it; a sweep, or runs/fit/NAME, is a folder of runs"
 )
 
-FILE = "report.html"
 _HELP = """\
 usage: python -m lit_data report RUN [RUN ...] [--output FILE] [--metrics NAME,NAME]
                                  [--picture-width PX]
@@ -46,12 +45,8 @@ its path.
   --output FILE          the page; by default report.html in the folder of the run or sweep, of
                          several RUNs in the folder that holds them all; may be an address
   --metrics NAME,NAME    figures of summary.json to compare, such as test/dice,samples_per_s
-  --picture-width PX     pictures are scaled down to this width; 0 leaves them out; by default 1200,
-                         and of more than 8 runs 640, in the sections of the best 20"""
+  --picture-width PX     pictures are scaled down to this width, by default 1200; 0 leaves them out"""
 _WIDTH_PX = 1200
-_WIDTH_OF_MANY_PX = 640
-_MANY = 8
-MOST_PICTURED = 20
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +171,7 @@ def write_report(
     *,
     output: str | Path | None = None,
     metrics: Sequence[str] = (),
-    width_px: int | None = None,
+    width_px: int = _WIDTH_PX,
 ) -> Path:
     """Write a page of runs.
 
@@ -185,8 +180,7 @@ def write_report(
         output: The file; by default `FILE` in the folder of the run or sweep, or in the folder that
             holds them all.
         metrics: Keys of summary.json to compare; by default scores and what the machine did.
-        width_px: Pictures are scaled down to this; 0 leaves them out; None depends on the number of
-            runs.
+        width_px: Pictures are scaled down to this; 0 leaves them out.
 
     Returns:
         The file.
@@ -196,25 +190,31 @@ def write_report(
         StoreError: The page cannot be written.
     """
     folders = find_runs(paths)
-    if width_px is None:
-        width_px = _WIDTH_PX if len(folders) <= _MANY else _WIDTH_OF_MANY_PX
-    labels = _name(folders)
-    runs = []
-    for number, (folder, label) in enumerate(zip(folders, labels, strict=True), 1):
-        runs.append(read_run(folder, number, label))
+    path = Path(output) if output is not None else choose_folder(paths) / FILE
+    runs = [read_run(*named) for named in zip(folders, _name(folders), strict=True)]
     notes: list[str] = []
     sweeps = {path: read_sweep(path, notes) for path in paths if path not in folders}
-    first = next(iter(sweeps.values())).metric if sweeps else ""
-    metrics = choose_metrics(runs, metrics, first=first)
-    runs = _add_pictures(runs, metrics, width_px, notes)
-    pictures = []
     lost = []
-    for path, sweep in sweeps.items():
-        pictures += read_pictures(path, notes, width_px=width_px, names=["sweep"])
-        lost += [job for job in sweep.jobs if not is_run(path / job[0])]
+    for path_of_sweep, sweep in sweeps.items():
+        lost += [job for job in sweep.jobs if not is_run(path_of_sweep / job[0])]
     title = _entitle(runs)
-    page = make_page(runs, title=title, metrics=metrics, pictures=pictures, notes=notes, lost=lost)
-    path = Path(output) if output is not None else choose_folder(paths) / FILE
+    # A sweep of which one job left a folder is a comparison too.
+    if len(runs) == 1 and not lost:
+        page = make_page(_add_pictures(runs[0], width_px), title=title)
+    else:
+        first = next(iter(sweeps.values())).metric if sweeps else ""
+        pictures = []
+        for path_of_sweep in sweeps:
+            pictures += read_pictures(path_of_sweep, notes, width_px=width_px, names=["sweep"])
+        page = make_comparison(
+            runs,
+            title=title,
+            folder=path.parent,
+            metrics=choose_metrics(runs, metrics, first=first),
+            pictures=pictures,
+            notes=notes,
+            lost=lost,
+        )
     write_text(path, page)
     return path
 
@@ -223,14 +223,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser("report", packages=False)
     parser.add_argument("--output")
     parser.add_argument("--metrics", default="")
-    parser.add_argument("--picture-width", type=int)
+    parser.add_argument("--picture-width", type=int, default=_WIDTH_PX)
     options = parser.read(arguments)
     if not options.words and not options.help:
         raise ConfigError(
             "report needs the folder of a run or a sweep, such as "
             "runs/fit/stripe/2026-01-31_12-00-00"
         )
-    if options.picture_width is not None and options.picture_width < 0:
+    if options.picture_width < 0:
         raise ConfigError(
             f"--picture-width {options.picture_width} is below 0: give pixels, or 0 for no pictures"
         )
@@ -255,25 +255,10 @@ def _entitle(runs: Sequence[Run]) -> str:
     return f"{title} and {len(names) - 3} more" if len(names) > 3 else title
 
 
-def _add_pictures(
-    runs: Sequence[Run], metrics: Sequence[str], width_px: int, notes: list[str]
-) -> list[Run]:
-    """Return the runs with their pictures; of many the best ones only, which is noted."""
-    # Runs without a number for the first metric come behind those that have one.
-    best_first = rank(runs, metrics[0]) if metrics else []
-    others = [index for index in range(len(runs)) if index not in best_first]
-    pictured = [*best_first, *others][:MOST_PICTURED]
-    completed = list(runs)
-    for index in pictured:
-        run = runs[index]
-        notes_of_run = list(run.notes)
-        pictures = read_pictures(run.folder, notes_of_run, width_px=width_px)
-        completed[index] = replace(run, pictures=tuple(pictures), notes=tuple(notes_of_run))
-    left_out = len(runs) - len(pictured)
-    if left_out and width_px:
-        reason = "which would make this page too large"
-        notes.append(f"{left_out} runs are shown without their pictures, {reason}.")
-    return completed
+def _add_pictures(run: Run, width_px: int) -> Run:
+    notes = list(run.notes)
+    pictures = read_pictures(run.folder, notes, width_px=width_px)
+    return replace(run, pictures=tuple(pictures), notes=tuple(notes))
 
 
 @contextmanager

@@ -158,7 +158,7 @@ def print_scores(metrics: Mapping[str, Any], title: str = "") -> None:
 
 def print_quality(folder: Path) -> None:
     """Print what the model of a run finds, and of a bad one what may help."""
-    if verdict := read_run(folder, 1, "").verdict.text:
+    if verdict := read_run(folder).verdict.text:
         print(verdict)
 
 

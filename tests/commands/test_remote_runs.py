@@ -139,7 +139,11 @@ def test_a_report_of_runs_at_an_address_is_put_there(
     assert main(["report", address]) == 0
     assert capsys.readouterr().out == f"{address}/report.html\n"
     page = store.cat("/bucket/runs/fit/stripe/report.html").decode()
-    assert page.count("data:image/webp") == 4  # two pictures of each run
+    assert page.count('<th scope="row">') == 2
+    assert main(["report", f"{address}/a"]) == 0
+    assert capsys.readouterr().out == f"{address}/a/report.html\n"
+    page = store.cat("/bucket/runs/fit/stripe/a/report.html").decode()
+    assert page.count("data:image/webp") == 2
     assert main(["report", f"{address}/a", "runs/stripe/b"]) == 2
     assert f"{address}/a is one of several runs: give --output FILE" in capsys.readouterr().err
     words = ["report", f"{address}/a", "runs/stripe/b", "--output", f"{RUNS}/two.html"]

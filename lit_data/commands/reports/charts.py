@@ -13,7 +13,13 @@ import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, PercentFormatter
+from matplotlib.ticker import (
+    FixedFormatter,
+    FixedLocator,
+    LogFormatter,
+    MaxNLocator,
+    PercentFormatter,
+)
 
 from lit_data.commands.reports.log import Series
 from lit_data.commands.result import (
@@ -31,7 +37,7 @@ _MACHINE_GROUPS = ("amp", "batch", "cache", "data", "memory", "time")
 
 COLOURS = ("#1f5fa8", "#d9730d", "#2a8a57", "#8250c4", "#c2255c", "#0b8a9a", "#8a6d1d", "#64748b")
 """Of lines, by their numbers."""
-_DASHES: tuple[tuple[float, ...], ...] = ((), (3.0, 2.2), (1.0, 2.5))
+_DASHES = (0, (3.0, 2.2))
 _SOFT = "#5a6576"
 _BORDER = "#c2255c"
 _STYLE = {
@@ -60,7 +66,8 @@ _STYLE = {
     "ytick.major.size": 0,
 }
 _WIDTH_PX, _HEIGHT_PX, _LEGEND_ROW_PX = 400, 214, 16
-_LEGEND_COLUMNS = 3
+_HANDLE_CHARACTERS = 5
+_LEGEND_CHARACTERS = 58  # in a row
 _PX = 1 / 72  # of the figure: a point of SVG is a pixel of ours
 _LOG_RANGE = 300.0  # largest by smallest value from which an axis is logarithmic
 _MOST = 1e60  # a loss that runs away is shown up to here: ranges of larger numbers overflow
@@ -68,8 +75,10 @@ _FROM_ZERO = ("B", "%", "s", "us", "ms", "samples/s", "/s")
 _LEAST_SPAN = 0.2  # of an axis of scores, whose noise would fill it
 _HEADROOM = 0.01
 _MOST_EPOCHS = 8
+_MOST_POINTS = 300  # of a line
 _TICK_STEPS = (1, 2, 5, 10)
 _LEAST_SCORE = 1e-9
+_NARROW = 0.2
 _NEAR = 6.0  # logits
 _NEAR_TICKS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 _FAR_TICKS = (1e-8, 1e-6, 1e-4, 0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
@@ -131,12 +140,13 @@ class ChartLine:
     is_dashed: bool = False
 
     @property
-    def end(self) -> str:
-        """Its last value, and a remark where it ends in values that are no numbers."""
+    def text(self) -> str:
+        """Its label and last value, and a remark where it ends in values that are no numbers."""
         if not len(self.series.finite):
-            return "no number"
+            return f"{self.label} no number"
         last = format_value(self.name, self.series.last)
-        return last if np.isfinite(self.series.values[-1]) else f"{last}, then not a number"
+        remark = "" if np.isfinite(self.series.values[-1]) else ", then not a number"
+        return f"{self.label} {last}{remark}"
 
 
 class Chart(NamedTuple):
@@ -157,19 +167,6 @@ class Chart(NamedTuple):
     description: str
 
 
-class Look(NamedTuple):
-    """Colour of a line, and its dashes in px; none for a whole line."""
-
-    colour: str
-    dashes: tuple[float, ...]
-
-
-def find_look(number: int, *, is_dashed: bool = False) -> Look:
-    """Return the look of a line: from as many as there are colours on, lines are dashed."""
-    rounds = min(number // len(COLOURS), len(_DASHES) - 1)
-    return Look(COLOURS[number % len(COLOURS)], _DASHES[max(rounds, int(is_dashed))])
-
-
 @dataclass
 class _Drawing:
     """A figure that is being drawn, and after that its SVG as a data URI."""
@@ -180,19 +177,26 @@ class _Drawing:
 
 
 @contextmanager
-def _drawing(legend_rows: int = 0) -> Iterator[_Drawing]:
-    """Give axes in the style of the page; a legend stands below them."""
-    height_px = _HEIGHT_PX + legend_rows * _LEGEND_ROW_PX
+def _drawing(labels: Sequence[str]) -> Iterator[_Drawing]:
+    """Give axes in the style of the page, with room for a legend of the labels below them."""
+    rows = -(-len(labels) // _count_columns(labels))
+    height_px = _HEIGHT_PX + rows * _LEGEND_ROW_PX
     # Settings of the user's own, such as a text that LaTeX writes, are none of the page's.
     with matplotlib.style.context(["default", _STYLE]):
         figure = Figure(figsize=(_WIDTH_PX * _PX, height_px * _PX))
         drawing = _Drawing(figure.subplots(), height_px)
         drawing.axes.locator_params(nbins=5)
         yield drawing
-        if legend_rows:
-            # In the order of reading, along the rows.
-            figure.legend(loc="outside lower left", ncols=_LEGEND_COLUMNS, labelcolor=_SOFT)
+        if labels:
+            columns = _count_columns(labels)
+            figure.legend(loc="outside lower left", ncols=columns, labelcolor=_SOFT, fontsize=10.5)
         drawing.uri = _write_svg(figure)
+
+
+def _count_columns(labels: Sequence[str]) -> int:
+    """Return how many columns a legend has room for, 1 to 3."""
+    longest = max(map(len, labels), default=0)
+    return min(3, max(1, _LEGEND_CHARACTERS // (longest + _HANDLE_CHARACTERS)))
 
 
 def _write_svg(figure: Figure) -> str:
@@ -212,7 +216,7 @@ def draw_chart(
     lines: Sequence[ChartLine],
     *,
     epoch_ends: Mapping[int, int] | None = None,
-    most_points: int = 240,
+    most_points: int = _MOST_POINTS,
     has_legend: bool = True,
 ) -> Chart:
     """Draw curves over the steps of a training. Values that are no numbers leave gaps.
@@ -232,8 +236,8 @@ def draw_chart(
     divisor, unit_name = choose_scale(unit, max(abs(low), abs(high)))
     # Losses and learning rates; bytes, seconds and fractions are compared by their lengths.
     is_log = not unit and low > 0 and high / low > _LOG_RANGE
-    rows = -(-len(lines) // _LEGEND_COLUMNS) if has_legend else 0
-    with _drawing(rows) as drawing:
+    labels = [line.text for line in lines] if has_legend else []
+    with _drawing(labels) as drawing:
         axes = drawing.axes
         axes.set_xlabel("step", loc="right", labelpad=1)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=_TICK_STEPS))
@@ -244,6 +248,7 @@ def draw_chart(
         _mark_epochs(axes, epoch_ends or {})
         if is_log:
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(LogFormatter(labelOnlyBase=False))
             axes.minorticks_off()
         elif unit in _FROM_ZERO and low >= 0:
             axes.set_ylim(bottom=0)
@@ -258,12 +263,12 @@ def draw_chart(
 def _draw_line(axes: Axes, line: ChartLine, divisor: float, most_points: int) -> None:
     steps, *parts = thin(line.series, most_points)
     means, low, high = (np.where(np.abs(part) < _MOST, part / divisor, np.nan) for part in parts)
-    look = find_look(line.look, is_dashed=line.is_dashed)
+    colour = COLOURS[line.look % len(COLOURS)]
     if len(means) < len(line.series.values):
-        axes.fill_between(steps, low, high, color=look.colour, alpha=0.16, linewidth=0)
+        axes.fill_between(steps, low, high, color=colour, alpha=0.16, linewidth=0)
     marker = "o" if np.isfinite(means).sum() == 1 else ""  # which makes no line
-    (curve,) = axes.plot(steps, means, marker, color=look.colour, label=f"{line.label} {line.end}")
-    curve.set(clip_on=False, linestyle=(0, look.dashes) if look.dashes else "solid")
+    (curve,) = axes.plot(steps, means, marker, color=colour, label=line.text)
+    curve.set(clip_on=False, linestyle=_DASHES if line.is_dashed else "solid")
 
 
 def _widen(axes: Axes, low: float, high: float) -> None:
@@ -336,7 +341,7 @@ def draw_precision_recall(curves: Mapping[str, tuple[Doubles, Doubles]], stage: 
         curves: Recall and precision [N] each, by what they are of: images, pixels, objects.
         stage: Of the images.
     """
-    with _drawing(legend_rows=1) as drawing:
+    with _drawing(list(curves)) as drawing:
         axes = drawing.axes
         for number, (name, (recall, precision)) in enumerate(curves.items()):
             # The area below the steps is the average precision.
@@ -363,8 +368,10 @@ def draw_scores(
     """
     places = _find_logits(edges)
     border = _find_logits(np.array([threshold]))[0]
-    ticks = _NEAR_TICKS if np.ptp(places) < _NEAR else _FAR_TICKS
-    with _drawing(legend_rows=1) as drawing:
+    ticks = np.array(_FAR_TICKS if np.ptp(places) > _NEAR else _NEAR_TICKS)
+    if np.ptp(edges) < _NARROW:
+        ticks = np.array(MaxNLocator(4).tick_values(edges[0], edges[-1]))
+    with _drawing(list(counts)) as drawing:
         axes = drawing.axes
         for number, (kind, images) in enumerate(counts.items()):
             total = images.sum()
@@ -378,12 +385,12 @@ def draw_scores(
                 label=f"{kind} ({total:.0f})",
             )
         text = f"threshold {format_value('', threshold)}"
-        axes.axvline(border, color=_BORDER, linestyle=(0, _DASHES[1]), label=text)
+        axes.axvline(border, color=_BORDER, linestyle=_DASHES, label=text)
         axes.set_xlim(places[0], places[-1])
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.set_ylabel("images of a kind")
         axes.set_xlabel("score of an image", loc="right", labelpad=1)
-        axes.xaxis.set_major_locator(FixedLocator(list(_find_logits(np.array(ticks)))))
+        axes.xaxis.set_major_locator(FixedLocator(list(_find_logits(ticks))))
         axes.xaxis.set_major_formatter(FixedFormatter([f"{tick:g}" for tick in ticks]))
     description = (
         f"scores of good and defective images in {stage}, and the threshold {threshold:.3g}"

@@ -1,11 +1,9 @@
-"""Several runs beside each other: options that differ, figures, and curves in one chart."""
+"""Several runs beside each other: options that differ, and figures."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lit_data.commands.reports.charts import Chart, ChartLine, draw_chart, find_chart
-from lit_data.commands.reports.log import cut_final_score
 from lit_data.commands.reports.results import find_scores
 from lit_data.commands.reports.runs import Run
 from lit_data.commands.result import find_direction, read_number
@@ -14,9 +12,6 @@ from lit_data.files import flatten
 _MOST_SCORES = 4
 _MOST_COLUMNS = 8
 _MACHINE = ("samples_per_s", "data_wait_fraction", "peak_rss_bytes", "batch/ooms", "seconds")
-_CURVES = ("data/samples_per_s", "data/wait_fraction", "memory/rss_bytes", "batch/size")
-_MOST_POINTS = 120
-_MOST_OVERLAYS = 9
 _NO_OPTION = ("paths.", "hydra.", "report")
 
 
@@ -164,37 +159,3 @@ def find_best(runs: Sequence[Run], metrics: Sequence[str]) -> dict[str, int]:
         if len(numbers) > 1:
             best[name] = ranking[0]
     return best
-
-
-def draw_overlays(runs: Sequence[Run], metrics: Sequence[str]) -> list[Chart]:
-    """Draw one chart for each curve that several runs have, with one line for each run."""
-    charts = []
-    for name in _choose_curves(runs, metrics)[:_MOST_OVERLAYS]:
-        lines = []
-        for index, run in enumerate(runs):
-            if name in run.log.series:
-                series = cut_final_score(run.log.series[name])
-                lines.append(ChartLine(name, run.label, series, look=index))  # as in the table
-        charts.append(draw_chart(name, lines, most_points=_MOST_POINTS, has_legend=False))
-    return charts
-
-
-def _choose_curves(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
-    """Choose losses and scores of training and validation, then what changed of the machine."""
-    runs_of: dict[str, list[Run]] = {}
-    for run in runs:
-        for name in run.log.series:
-            runs_of.setdefault(name, []).append(run)
-    model_curves, machine_curves = [], []
-    for name, having in runs_of.items():  # a curve of one run stands in its own section
-        several = [run.log.series[name] for run in having]
-        longest = max(len(series.values) for series in several)
-        if len(several) < 2 or longest < 2:
-            continue
-        chart = find_chart(name)
-        if name in _CURVES and not all(series.is_constant for series in several):
-            machine_curves.append(name)
-        elif chart.section == "model" and chart.stage != "test" and not chart.is_baseline:
-            model_curves.append(name)
-    model_curves.sort(key=lambda name: ("loss" not in name, name not in metrics))
-    return [*model_curves, *sorted(machine_curves, key=_CURVES.index)]

@@ -4,9 +4,11 @@ import base64
 import hashlib
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import jinja2
 import yaml
@@ -19,23 +21,20 @@ from lit_data.commands.reports.charts import (
     ChartOf,
     draw_chart,
     find_chart,
-    find_look,
 )
 from lit_data.commands.reports.comparison import (
-    draw_overlays,
     find_best,
     find_differences,
     shorten_keys,
 )
 from lit_data.commands.reports.log import Series, cut_final_score
 from lit_data.commands.reports.pictures import Picture
-from lit_data.commands.reports.results import draw_results, list_results
+from lit_data.commands.reports.results import draw_results, list_results, order_scores
 from lit_data.commands.reports.runs import Run, describe_age
-from lit_data.commands.result import find_direction, format_value, read_number
+from lit_data.commands.result import format_value, read_number, split_stage
 
+FILE = "report.html"
 _MOST_CHARTS = 40
-_POINTS_ALONE = 300
-_POINTS_OF_MANY = 100
 _STATES = {
     "done": ("good", "done"),
     "failed": ("bad", "failed"),
@@ -55,66 +54,75 @@ _UNPRINTABLE = re.compile(
 """Control characters, those that turn the direction of text, and halves of surrogate pairs."""
 
 
-def make_page(
+def make_page(run: Run, *, title: str) -> str:
+    """Return the page of a run."""
+    view = RunView(run)
+    facts = [*view.facts, str(run.folder)]
+    return _render(title=title, chips=[_STATES[run.status]], facts=facts, view=view)
+
+
+def make_comparison(
     runs: Sequence[Run],
     *,
     title: str,
+    folder: Path,
     metrics: Sequence[str] = (),
     pictures: Sequence[Picture] = (),
     notes: Sequence[str] = (),
     lost: Sequence[tuple[str, str, str]] = (),
 ) -> str:
-    """Return the whole page.
+    """Return the page of several runs: a table, whose rows lead to the pages of the runs.
 
     Args:
-        runs: At least one; several are compared before each has its section.
+        runs: At least one.
         title: Of the page.
+        folder: Of the page, which leads to those below it.
         metrics: Figures to compare.
         pictures: Of the sweep as a whole.
         notes: Sentences below the title.
         lost: Number, status and reason of jobs of a sweep that left no folder.
     """
-    # A sweep of which one job left a folder is a comparison too.
-    several = len(runs) > 1 or bool(lost)
-    views = [RunView(run, index, several=several) for index, run in enumerate(runs)]
+    differences = find_differences(runs)
+    counts = Counter(_STATES[run.status] for run in runs)
+    return _render(
+        title=title,
+        chips=[(kind, f"{count} {word}") for (kind, word), count in counts.items()],
+        facts=[f"{len(runs)} runs"],
+        notes=notes,
+        lost=lost,
+        pictures=pictures,
+        runs=runs,
+        links={run.label: _find_link(run, folder) for run in runs},
+        columns=["run", *shorten_keys(list(differences)).values(), "state", *metrics],
+        differences=list(differences.values()),
+        metrics=metrics,
+        best=find_best(runs, metrics),
+    )
+
+
+def _render(**content: object) -> str:
     style, script = _read("page.css"), _read("page.js")
     # Nothing but this style and this script holds, so that no text of a run can become one.
     policy = (
         f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; "
         f"script-src '{_digest(script)}'; base-uri 'none'; form-action 'none'"
     )
-    facts = [f"{len(runs)} runs"] if several else [*views[0].facts, str(views[0].run.folder)]
-    differences = find_differences(runs) if several else {}
     return _read_template().render(
-        title=title,
         policy=policy,
         style=Markup(style),
         script=Markup(script),
-        chips=_count_states(runs, several=several),
-        facts=facts,
-        notes=notes,
-        lost=lost,
-        pictures=pictures,
-        several=several,
-        views=views,
-        columns=["run", *shorten_keys(list(differences)).values(), "state", *metrics],
-        differences=list(differences.values()),
-        metrics=metrics,
-        best=find_best(runs, metrics),
-        overlays=draw_overlays(runs, metrics) if several else [],
         version=lit_data.__version__,
         now=time.strftime("%Y-%m-%d %H:%M:%S"),
+        **content,
     )
 
 
-def _count_states(runs: Sequence[Run], *, several: bool) -> list[tuple[str, str]]:
-    """Return kind and text of each chip behind the title."""
-    states = [_STATES[run.status] for run in runs]
-    chips = []
-    for kind, word in dict.fromkeys(states):
-        text = f"{states.count((kind, word))} {word}" if several else word
-        chips.append((kind, text))
-    return chips
+def _find_link(run: Run, folder: Path) -> str:
+    """Return the address of the page of a run from a folder; empty of one that lies elsewhere."""
+    page, top = run.folder.resolve() / FILE, folder.resolve()
+    if not page.is_file() or not page.is_relative_to(top):
+        return ""
+    return f"./{quote(page.relative_to(top).as_posix())}"
 
 
 class RunView:
@@ -122,19 +130,13 @@ class RunView:
 
     Args:
         run: The run.
-        number: Of its line in the charts of all runs.
-        several: There are others.
     """
 
-    def __init__(self, run: Run, number: int, *, several: bool) -> None:
+    def __init__(self, run: Run) -> None:
         self.run = run
-        self.level = 3 if several else 2  # of its headings, below that of the run or of the page
-        self.look = find_look(number)
         self.tables = list_results(run)
         self.charts = draw_results(run)
-        # A page of many runs would be too large with curves of full length.
-        most_points = _POINTS_OF_MANY if several else _POINTS_ALONE
-        self.curves = {part: draw_curves(run, part, most_points) for part in ("model", "machine")}
+        self.curves = {part: draw_curves(run, part) for part in ("model", "machine")}
         self.same = ", ".join(_list_idle(run))
         # loader.json may be anybody's: entries of another form are left out.
         self.loaders = {}
@@ -180,7 +182,7 @@ class RunView:
         return [(name, title) for name, title, content in sections if content]
 
 
-def draw_curves(run: Run, section: str, most_points: int) -> list[Chart]:
+def draw_curves(run: Run, section: str) -> list[Chart]:
     """Draw what was logged during training, of the model or of the machine.
 
     Scores that were taken once are no curves, and stand in the tables.
@@ -193,8 +195,9 @@ def draw_curves(run: Run, section: str, most_points: int) -> list[Chart]:
         is_shown = is_curve and not _is_idle(name, series) and not run.repeats(name)
         if chart.section == section and is_shown:
             groups.setdefault(chart.title, []).append(_Curve(chart, name, curve))
-    titles = sorted(groups, key=_order)[:_MOST_CHARTS]
-    return [_draw_group(groups[title], run, most_points) for title in titles]
+    monitored = split_stage(run.monitor[0])[1]
+    titles = sorted(groups, key=lambda title: _order(title, monitored))[:_MOST_CHARTS]
+    return [_draw_group(groups[title], run) for title in titles]
 
 
 class _Curve(NamedTuple):
@@ -216,14 +219,13 @@ def _is_idle(name: str, series: Series) -> bool:
     return series.is_constant and find_chart(name).section == "machine"
 
 
-def _order(title: str) -> tuple[int, str]:
-    """Sort losses first, then what should rise, then the rest, and thresholds last."""
-    if "loss" in title:
-        return 0, title
-    return 3 if title.endswith("threshold") else 2 - find_direction(title), title
+def _order(title: str, monitored: str) -> tuple[object, ...]:
+    """Sort losses first, then scores as in their table, and thresholds last."""
+    is_threshold = title.endswith("threshold")
+    return "loss" not in title, is_threshold, order_scores(title, monitored), title
 
 
-def _draw_group(curves: list[_Curve], run: Run, most_points: int) -> Chart:
+def _draw_group(curves: list[_Curve], run: Run) -> Chart:
     lines = []
     for number, (chart, name, series) in enumerate(sorted(curves, key=_rank)):
         # A stage has one colour in all charts, and so has its baseline.
@@ -234,7 +236,6 @@ def _draw_group(curves: list[_Curve], run: Run, most_points: int) -> Chart:
         chart.title.replace("_", " ") if chart.section == "model" else chart.title,
         lines,
         epoch_ends=run.log.epoch_ends,
-        most_points=most_points,
         has_legend=len(lines) > 1 or lines[0].label != chart.title,
     )
 
@@ -260,7 +261,6 @@ def _read_template() -> jinja2.Template:
         "without_hydra": _leave_out_hydra,
         "break_name": _break_name,
     }
-    # Colour and word of a state, which macros need wherever they are called.
     environment.globals["states"] = _STATES
     return environment.get_template("page.html")
 

@@ -15,7 +15,7 @@ _MOST_PICTURE_BYTES = 2**27
 _MOST_PX = 10**8
 _MOST_HEIGHT_PX = 8000
 _CAPTIONS = {
-    "predictions": "Samples, their masks, and what the best checkpoint predicts",
+    "predictions": "Samples, their truth, and what the best checkpoint predicts",
     "worst": "Defects that were missed or nearly so, and below the surest false alarms",
     "samples": "Samples as the model sees them",
     "families": "Each family of defects on its own",

@@ -79,11 +79,12 @@ def find_scores(run: Run) -> list[str]:
     monitored = split_stage(run.monitor[0])[1]
     for names in scores.values():
         if names:
-            return sorted(names, key=lambda name: _order(split_stage(name)[1], monitored))
+            return sorted(names, key=lambda name: order_scores(split_stage(name)[1], monitored))
     return []
 
 
-def _order(metric: str, monitored: str) -> tuple[bool, int]:
+def order_scores(metric: str, monitored: str) -> tuple[bool, int]:
+    """Return what scores are sorted by: the one that chose the checkpoint, then those that tell most."""
     rank = _HEADLINES.index(metric) if metric in _HEADLINES else len(_HEADLINES)
     return metric != monitored, rank
 
@@ -179,7 +180,7 @@ def tabulate_scores(run: Run) -> ResultTable:
     known = set().union(*scores.values())
     columns = [column for column in _SCORE_COLUMNS if column in known]
     monitored = split_stage(run.monitor[0])[1]
-    metrics = sorted(scores, key=lambda metric: _order(metric, monitored))
+    metrics = sorted(scores, key=lambda metric: order_scores(metric, monitored))
     rows = []
     for metric in metrics:
         cells = [scores[metric].get(column, "-") for column in columns]
@@ -208,18 +209,20 @@ def tabulate_confusion(run: Run) -> ResultTable:
         return empty
     rows = [[str(name), *map(str, row)] for name, row in zip(classes, counts, strict=True)]
     columns = ["truth", *(f"predicted {name}" for name in classes)]
-    return ResultTable(f"Confusion, {stage}", columns, rows, _describe_confusion(run, stage))
+    return ResultTable(
+        f"Confusion of images, {stage}", columns, rows, _describe_confusion(run, stage)
+    )
 
 
 def _describe_confusion(run: Run, stage: str) -> str:
     # Models of good images alone have a threshold of their own, which the table below names.
-    note = "images"
+    note = ""
     if has_drawn_defects(run, stage):
-        note += ", each as it is and with synthetic defects drawn into it"
+        note = "each as it is and with synthetic defects drawn into it; "
     threshold = run.values.get("val/image_f1_max_threshold")
     if threshold is None or run.values.get(_OF_GOOD_IMAGES) is not None:
-        return note
-    return f"{note}; those scoring {format_value('', threshold)} or more count as defective"
+        return note.removesuffix("; ")
+    return f"{note}images scoring {format_value('', threshold)} or more count as defective"
 
 
 def has_drawn_defects(run: Run, stage: str) -> bool:

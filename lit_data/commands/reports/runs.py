@@ -126,7 +126,6 @@ class Run:
 
     Attributes:
         folder: Of the run.
-        number: Its position on the page, from 1.
         label: A short name that no other run of the page has.
         settings: Configuration and command line.
         summary: summary.json; none if the run did not come to its end.
@@ -146,7 +145,6 @@ class Run:
     """
 
     folder: Path
-    number: int
     label: str
     settings: Settings
     summary: Mapping[str, Any] | None
@@ -163,11 +161,6 @@ class Run:
     failure: str
     written_s: float
     pictures: tuple[Picture, ...] = ()
-
-    @property
-    def anchor(self) -> str:
-        """Name of its section in the page."""
-        return f"run-{self.number}"
 
     @property
     def status(self) -> State:
@@ -237,7 +230,7 @@ class Run:
         return self.machine.get("device") == "cpu" or is_same
 
 
-def read_run(folder: Path, number: int, label: str) -> Run:
+def read_run(folder: Path, label: str = "") -> Run:
     """Read a run folder, without its pictures.
 
     Args:
@@ -257,7 +250,6 @@ def read_run(folder: Path, number: int, label: str) -> Run:
     rows = load(folder, "splits.csv", parse_csv, notes) or []
     return Run(
         folder=folder,
-        number=number,
         label=label,
         settings=settings,
         summary=summary or None,

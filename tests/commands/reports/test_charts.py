@@ -85,6 +85,7 @@ def test_a_wide_range_is_logarithmic_and_says_so() -> None:
     (path,) = read_paths(chart, 0)
     y = read_points(path)[:, 1]
     assert y[1] - y[0] == pytest.approx(y[2] - y[1], abs=0.21)
+    assert not [label for label in read_labels([1000.0, 10.0, 0.1]) if "$" in label]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_chart_says_its_numbers_in_words() -> None:
         "memory", [make_line([2**20, np.nan, 3 * 2**20], name="memory/rss_bytes")]
     )
     assert chart.description == "memory over the steps of training. val: from 1 MiB to 3 MiB"
-    assert make_line([3.0, 2.5, np.nan]).end == "2.5, then not a number"
+    assert make_line([3.0, 2.5, np.nan]).text == "val 2.5, then not a number"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.commands.reports.folders import CONFIG, SUMMARY, make_run
 
 def read_runs(folder: Path, *parts: dict[str, Any]) -> list[Run]:
     folders = [make_run(folder / str(number), **part) for number, part in enumerate(parts)]
-    return [read_run(path, number, path.name) for number, path in enumerate(folders, 1)]
+    return [read_run(path, path.name) for path in folders]
 
 
 def test_only_options_that_differ_are_columns(tmp_path: Path) -> None:
@@ -63,39 +63,39 @@ def test_metrics_of_any_name_are_scores_and_a_cpu_has_no_device_memory(tmp_path:
     titles = {}
     for name in ("cpu", "NVIDIA"):
         (folder / "machine.json").write_text(json.dumps({"device": name}))
-        titles[name] = set(RunView(read_run(folder, 0, "run"), 0, several=False).speed)
-    assert results.find_scores(read_run(folder, 0, "run")) == ["test_iou", "test_f1"]
+        titles[name] = set(RunView(read_run(folder)).speed)
+    assert results.find_scores(read_run(folder)) == ["test_iou", "test_f1"]
     assert titles["NVIDIA"] - titles["cpu"] == {"device memory, peak"}
 
 
 def test_memory_of_a_cpu_has_one_name(tmp_path: Path) -> None:
     names = ("memory/peak_allocated_bytes", "memory/peak_reserved_bytes", "memory/peak_rss_bytes")
     folder = make_run(tmp_path / "run", summary=SUMMARY | dict.fromkeys(names, 2**20))
-    run = read_run(folder, 0, "run")
+    run = read_run(folder)
     assert [name for name in names if name in run.values] == ["memory/peak_rss_bytes"]
     assert run.repeats("memory/allocated_bytes")
     own = {names[0]: 2**10, names[1]: 2**11, names[2]: 2**20}
     (folder / "summary.json").write_text(json.dumps({**SUMMARY, **own}))
-    assert not read_run(folder, 0, "run").repeats("memory/allocated_bytes")
+    assert not read_run(folder).repeats("memory/allocated_bytes")
 
 
 def test_images_are_counted_by_split_and_class(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
-    assert results.list_results(read_run(folder, 0, "run"))[0].title == "Scores"
+    assert results.list_results(read_run(folder))[0].title == "Scores"
     rows = "".join(f"{n}.png,{split},dent\n" for n, split in enumerate(("train", "train", "val")))
     (folder / "splits.csv").write_text(f"image,split,class\na.png,test,good\n{rows}")
-    table = tabulate_images(read_run(folder, 0, "run"))
+    table = tabulate_images(read_run(folder))
     assert table.columns == ["class", "train", "val", "test", "all"]
     rows = [" ".join(row) for row in table.rows]
     assert rows == ["good 0 0 1 1", "dent 2 1 0 3", "all 2 1 1 4"]
     (folder / "splits.csv").write_text("image,split\na.png,test\nb.png,train\n")
-    assert tabulate_images(read_run(folder, 0, "run")).rows == [["images", "1", "1", "2"]]
+    assert tabulate_images(read_run(folder)).rows == [["images", "1", "1", "2"]]
 
 
 def test_scores_and_thresholds_stand_at_the_top(tmp_path: Path) -> None:
     scores = {"val/image_auroc": 0.9, "test/image_auroc": 0.8, "val/f1_max_threshold": 0.25}
     scores |= {"val/image_f1_max_threshold": 0.5, "test/image_f1_max_threshold": 0.6}
-    run = read_run(make_run(tmp_path / "run", summary={**SUMMARY, **scores}), 0, "run")
+    run = read_run(make_run(tmp_path / "run", summary={**SUMMARY, **scores}))
     table = results.tabulate_scores(run)
     assert table.columns == ["score", "val", "test", "test baseline"]
     assert table.rows == [["dice", "0.8", "0.7", "0.3"], ["image auroc", "0.9", "0.8", "-"]]
@@ -103,12 +103,12 @@ def test_scores_and_thresholds_stand_at_the_top(tmp_path: Path) -> None:
     thresholds = {row[0]: row[1] for row in results.tabulate_thresholds(run).rows}
     assert thresholds == {"probability of a pixel": "0.25", "score of an image": "0.5"}
     of_good_images = {**SUMMARY, **scores, "val/threshold": 3.5}
-    run = read_run(make_run(tmp_path / "anomaly", summary=of_good_images), 0, "run")
+    run = read_run(make_run(tmp_path / "anomaly", summary=of_good_images))
     assert [row[:2] for row in results.tabulate_thresholds(run).rows] == [
         ["distance of a pixel", "3.5"]
     ]
     scores |= {"val/threshold": 3.5, "val/good_images": 12, "val/false_alarms": 0.0}
-    run = read_run(make_run(tmp_path / "good", summary={**SUMMARY, **scores}), 0, "run")
+    run = read_run(make_run(tmp_path / "good", summary={**SUMMARY, **scores}))
     assert "about 1 in 13 may" in results.tabulate_thresholds(run).note
 
 
@@ -117,22 +117,22 @@ def test_the_confusion_of_the_test_is_shown_and_a_damaged_one_left_out(tmp_path:
 
     def tabulate(**content: Any) -> results.ResultTable:
         (folder / "confusion.json").write_text(json.dumps(content))
-        return tabulate_confusion(read_run(folder, 0, "run"))
+        return tabulate_confusion(read_run(folder))
 
     table = tabulate(classes=classes, val=[[9, 9], [9, 9]], test=[[5, 1], [2, 3]])
-    assert table.title == "Confusion, test"
+    assert table.title == "Confusion of images, test"
     assert table.columns == ["truth", "predicted good", "predicted bad"]
     assert table.rows == [["good", "5", "1"], ["bad", "2", "3"]]
     table = tabulate(classes=classes, val=[[9, 9], [9, 9]])
-    assert table.title == "Confusion, val"
-    assert table.note == "images"
+    assert table.title == "Confusion of images, val"
+    assert table.note == ""
     drawn = tabulate(classes=classes, val=[[9, 9], [9, 9]], synthetic=["val"])
-    assert drawn.note.endswith("each as it is and with synthetic defects drawn into it")
+    assert drawn.note.startswith("each as it is and with synthetic defects drawn into it")
     scored = make_run(
         folder / "scored", summary={**SUMMARY, "val/f1_max_threshold": 0.2, "val/f1": 1}
     )
     (scored / "confusion.json").write_text('{"synthetic": ["val"]}')
-    run = read_run(scored, 0, "run")
+    run = read_run(scored)
     assert results.tabulate_thresholds(run).note.startswith("chosen on synthetic defects")
     assert "whole images of val are scored by synthetic" in results.tabulate_scores(run).note
     assert tabulate(classes=classes, test=[[1, 2]], synthetic=3).rows == []
@@ -185,9 +185,9 @@ def test_curves_of_a_damaged_file_are_left_out(
 ) -> None:
     folder = make_run(tmp_path / "run")
     (folder / "curves.json").write_text(json.dumps({"val": 3, "test": WHOLE | change}))
-    drawn = results.draw_results(read_run(folder, 0, "run"))
+    drawn = results.draw_results(read_run(folder))
     assert [chart.title for chart in drawn] == titles
     (folder / "curves.json").write_text(json.dumps({"val": WHOLE, "test": WHOLE | change}))
-    drawn = results.draw_results(read_run(folder, 0, "run"))
+    drawn = results.draw_results(read_run(folder))
     assert [chart.title for chart in drawn] == ["Precision and recall", "Scores of images"]
     assert {chart.title for chart in drawn if chart.unit == "test"} == set(titles)

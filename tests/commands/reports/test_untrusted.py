@@ -163,5 +163,5 @@ def test_secrets_in_texts_are_masked(text: str, shown: str) -> None:
 @pytest.mark.parametrize("name", ["summary.json", "machine.json", "splits.csv", "oom-1.txt"])
 def test_a_pipe_in_the_place_of_a_file_is_noted(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
-    notes = read_run(tmp_path, number=1, label="run").notes
+    notes = read_run(tmp_path).notes
     assert any(name in note and "a named pipe" in note for note in notes)

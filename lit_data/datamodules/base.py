@@ -34,9 +34,9 @@ from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.order import ChosenRows
 from lit_data.loading.trainer_view import note_unfinished
 from lit_data.synthesis import DefectPlan
-from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.renderer import Annotations
 from lit_data.types import Batch, Ints, PlannedBatch, RowWriter, Stage
+from lit_data.value_range import ValueRange
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,6 @@ from lit_data.datamodules.detection_source import (
     choose_size,
     keep_groups_together,
 )
-from lit_data.datamodules.image_transform import find_unit_range, to_unit
 from lit_data.datasets.detection.dataset import DetectionDataset
 from lit_data.datasets.detection.files import DetectionFiles
 from lit_data.datasets.detection.labels import LabelTable
@@ -37,8 +36,8 @@ from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.mosaic import FILL, MosaicSpec
 from lit_data.synthesis import DefectSpec
-from lit_data.synthesis.canvas import ValueRange
 from lit_data.types import COUNT_SUFFIX, Batch, Ints, PathText, PlannedBatch, Size, Stage
+from lit_data.value_range import ValueRange, find_unit_range, to_unit
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from lit_data.checks import check_choice
 from lit_data.datamodules.base import BaseDataModule, Visuals
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image_files import FolderKeywords, ImageFolder
-from lit_data.datamodules.image_transform import find_unit_range, to_unit
 from lit_data.datasets.gan import (
     LAYOUT_FILE,
     Cut,
@@ -42,8 +41,8 @@ from lit_data.io.images.scaling import Fit, FitPadding, FittedDecoder
 from lit_data.io.remote import Scope
 from lit_data.loading import LoaderOptions
 from lit_data.samples.gan import GANSampleSpec
-from lit_data.synthesis.canvas import ValueRange
 from lit_data.types import Batch, Ints, PathText, PlannedBatch, Size, Stage
+from lit_data.value_range import ValueRange, find_unit_range, to_unit
 
 ViewOption = Literal["auto"] | Views
 FitOption = Fit | Literal["patches"]

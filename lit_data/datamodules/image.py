@@ -18,7 +18,6 @@ from lit_data.datamodules.image_transform import (
     ImageTransform,
     SynthesisVisuals,
     find_margins,
-    find_unit_range,
 )
 from lit_data.datasets.device_bank import DevicePatches
 from lit_data.datasets.patch_source import (
@@ -37,6 +36,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.watermarks import WatermarkSpec
 from lit_data.types import Batch, Bools, Ints, PathText, PlannedBatch, Size, Stage
+from lit_data.value_range import find_unit_range
 
 PATCH_PX = 128
 
@@ -162,7 +162,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
             return make(GridPatches(self.grid))
         images, masks = self.open_split_masks(stage)
         patches = self.choose_patches(images, stage)
-        if masks is not None or self.synthesis is None:
+        if masks is not None or not self.transformation.draws(stage, has_masks=False):
             paster = self.choose_paster(patches)
             return make(
                 patches, masks=masks, labels=self.labels, unmarked=self.unmarked, paster=paster

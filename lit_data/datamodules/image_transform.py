@@ -14,13 +14,11 @@ from lit_data.datamodules.base import FamilyPreview, Visuals
 from lit_data.datasets.device_bank import DevicePatches
 from lit_data.datasets.patches import PatchDataset
 from lit_data.datasets.writers import DefectWriter
-from lit_data.devices import divided
-from lit_data.errors import ConfigError
 from lit_data.synthesis import DefectPlan, DefectSpec, render, sample_plan
-from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.families.base import Family
 from lit_data.synthesis.renderer import Annotations, annotate
 from lit_data.types import Batch, PlannedBatch, Size, Stage
+from lit_data.value_range import ValueRange, to_unit
 from lit_inspect.layouts import ROLES
 
 PLAN_KEY = "plan"
@@ -63,10 +61,8 @@ class ImageTransform:
         """
         index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
         channels = len(self.expand)
-        has_mask = "mask" in batch or "mask_index" in batch
-        # Real defects of single images train beside synthetic ones.
-        draws_beside_mask = self.is_single and stage == "train"
-        if stage != "predict" and (draws_beside_mask or not has_mask):
+        # Workers who draw give a mask too.
+        if self.draws(stage, has_masks="mask" in batch or "mask_index" in batch):
             batch = self.add_plan(batch, stage)
         # Every kind of draw has a stream of its own, so none depends on whether the others are on.
         if self.nuisance:
@@ -74,6 +70,23 @@ class ImageTransform:
         if stage in self.augment:
             batch = batch | self.augment[stage].draw(self.seed, epoch, index, channels)
         return batch
+
+    @property
+    def drawing(self) -> object | None:
+        """The spec of what is drawn into samples; None draws nothing."""
+        return self.synthesis
+
+    def draws(self, stage: Stage, *, has_masks: bool) -> bool:
+        """Return True if defects are to be drawn into the samples of a stage.
+
+        Args:
+            stage: The stage.
+            has_masks: Something says what a defect is. Real defects of single images train beside
+                synthetic ones.
+        """
+        if self.drawing is None or stage == "predict":
+            return False
+        return not has_masks or (self.is_single and stage == "train")
 
     def add_plan(self, batch: PlannedBatch, stage: Stage) -> PlannedBatch:
         """Add the synthetic defects of each sample, whether they are drawn yet or not; if any."""
@@ -218,43 +231,6 @@ def find_margins(augment: Mapping[Stage, Augmentation], patch_px: Size) -> dict[
         if step.crop_px == patch_px:  # any other crop works with the pixels of the patch
             margins[stage] = step.margin_px(patch_px)
     return margins
-
-
-def find_unit_range(
-    dtype: "np.dtype[np.generic]", value_range: Sequence[float] | None
-) -> ValueRange:
-    """Return the pixel values that become 0 and 1.
-
-    Args:
-        dtype: Dtype of the pixels.
-        value_range: (low, high), or none for the whole range of an unsigned dtype, and 0..1 for
-            float32.
-
-    Raises:
-        ConfigError: low >= high, or the dtype has no natural range.
-    """
-    if value_range is not None:
-        low, high = (float(value) for value in value_range)
-        if not low < high:
-            raise ConfigError(
-                f"value_range={list(value_range)} must be [low, high] with low < high"
-            )
-        return ValueRange(low, high, whole=dtype.kind != "f")
-    if dtype.kind == "u":
-        return ValueRange(0.0, float(np.iinfo(dtype.name).max), whole=True)
-    if dtype.kind == "f":
-        return ValueRange()
-    raise ConfigError(f"{dtype.name} pixels have no natural range: set data.value_range=[low,high]")
-
-
-def to_unit(images: Tensor, values: ValueRange) -> Tensor:
-    """[B, C, H, W] float32 in 0..1, in as few passes as the range allows: one where the dtype keeps within it."""
-    if values == ValueRange():
-        return images.to(torch.float32)
-    # Bytes lie within their range, so that no clamp is needed.
-    if images.dtype == torch.uint8 and (values.low, values.high) == (0.0, 255.0):
-        return divided(images, values.high)
-    return images.to(torch.float32).sub(values.low).div_(values.scale).clamp_(0, 1)
 
 
 def to_batch(images: Tensor, masks: Tensor | None) -> Batch:

@@ -15,7 +15,6 @@ from lit_data.datamodules.image_files import MaskedImageFolder, MaskedKeywords
 from lit_data.datamodules.image_transform import (
     ImageTransform,
     to_batch,
-    to_unit,
 )
 from lit_data.datasets.patch_source import (
     PatchSource,
@@ -30,12 +29,12 @@ from lit_data.io.images.image_source import describe_bank
 from lit_data.io.images.options import ReadOptions
 from lit_data.loading import LoaderOptions
 from lit_data.samples.watermarks import WatermarkSampleSpec
-from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
 from lit_data.synthesis.watermarks.blend import Look, blend, degrade
 from lit_data.synthesis.watermarks.cover import keep_visible
 from lit_data.synthesis.watermarks.plan import MODES, WatermarkPlan, sample_watermarks
 from lit_data.types import Batch, Ints, PathText, PlannedBatch, Size, Stage
+from lit_data.value_range import ValueRange, to_unit
 
 MARKS_KEY = "marks"
 """Key of the `WatermarkBatch` of a planned batch, which moves to a device as tensors do."""
@@ -79,6 +78,11 @@ class WatermarkTransform(ImageTransform):
     fonts: Sequence[str]
     progressive: ProgressiveSize | None
     clean: bool
+
+    @property
+    @override
+    def drawing(self) -> object | None:
+        return self.spec
 
     @override
     def plan(self, batch: PlannedBatch, stage: Stage) -> PlannedBatch:

@@ -9,12 +9,12 @@ import torch
 from lit_data.errors import DataError
 from lit_data.io.images.image_source import ImageBank
 from lit_data.synthesis import DefectSpec, sample_plan
-from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.renderer import draw, draw_spots
 from lit_data.synthesis.watermarks.cover import PROBES, draw_cover, probe_under
 from lit_data.synthesis.watermarks.glyphs import GlyphBank
 from lit_data.synthesis.watermarks.plan import sample_watermarks
 from lit_data.types import Array, FieldSpec, Ints, Size
+from lit_data.value_range import ValueRange
 
 
 @dataclass(frozen=True, slots=True)

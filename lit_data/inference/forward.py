@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
+from lit_data.value_range import find_unit_range, to_unit
 
 Augment = Literal["flips", "d4"]
 Turn = tuple[int, bool]
@@ -154,12 +155,18 @@ class Forward:
 
     def _run(self, tiles: Tensor, call: Callable[[Tensor], Tensor]) -> Tensor:
         with self._evaluation.on(), torch.inference_mode(), self._autocast():
-            images = _to_unit(tiles.to(self.device, non_blocking=True), self.options.value_range)
+            images = self._scale(tiles.to(self.device, non_blocking=True))
             images = images.contiguous(memory_format=self._format)
             predict = functools.partial(self._predict, call)
             if self.options.augment is None:
                 return predict(images)
             return average_turned(predict, images, TURNS[self.options.augment])
+
+    def _scale(self, tiles: Tensor) -> Tensor:
+        dtype = np.dtype(str(tiles.dtype).removeprefix("torch."))
+        images = to_unit(tiles, find_unit_range(dtype, self.options.value_range))
+        # Nets that work in place would change tiles that may be needed again.
+        return images.clone() if images is tiles else images
 
     def _predict(self, call: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         output = call(images)
@@ -187,21 +194,6 @@ def check_compiler(device: torch.device) -> None:
         )
     if device.type == "cuda" and find_spec("triton") is None:
         raise ConfigError("compile=true needs Triton on a GPU, and it is not installed")
-
-
-def _to_unit(tiles: Tensor, value_range: tuple[float, float] | None) -> Tensor:
-    """Return pixels as float32, whole numbers as 0..1."""
-    if value_range is None and tiles.dtype == torch.int16:
-        raise ConfigError("int16 pixels have no natural range: set value_range=[low, high]")
-    # Copied even where they are float32, as nets that work in place would change tiles that may be
-    # needed again.
-    images = tiles.to(torch.float32, copy=True)
-    if value_range is not None:
-        low, high = value_range
-        return images.sub_(low).div_(high - low).clamp_(0, 1)
-    if tiles.is_floating_point() or tiles.dtype == torch.bool:
-        return images
-    return images.div_(float(np.iinfo(str(tiles.dtype).removeprefix("torch.")).max))
 
 
 def _check_output(output: object, images: Tensor, model: nn.Module) -> None:

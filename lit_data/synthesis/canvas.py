@@ -1,42 +1,13 @@
-"""Pixels of a batch of any dtype, read and added to by their number, and their value range."""
+"""Pixels of a batch of any dtype, read and added to by their number."""
 
-import math
 import threading
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from lit_data.value_range import ValueRange, to_unit
+
 _memory = threading.local()
-
-
-@dataclass(frozen=True, slots=True)
-class ValueRange:
-    """The pixel values that mean 0 and 1, and whether there are values between whole numbers.
-
-    On whole numbers each defect adds a whole number to each pixel, as a camera would deliver it. So
-    drawn pixels do not stand out by values that no real pixel has, and sums are exact: the same to
-    the byte in any order, on any device.
-
-    Attributes:
-        low: Becomes 0.
-        high: Becomes 1.
-        whole: Pixels are integers.
-    """
-
-    low: float = 0.0
-    high: float = 1.0
-    whole: bool = False
-
-    @property
-    def scale(self) -> float:
-        """Pixel values in the range 0..1."""
-        return self.high - self.low
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """Smallest and largest value that a drawn pixel may take."""
-        return (math.ceil(self.low), math.floor(self.high)) if self.whole else (self.low, self.high)
 
 
 class Canvas:
@@ -80,7 +51,7 @@ class Canvas:
         Returns:
             float32 of the shape of y and x.
         """
-        return self._to_unit(self.read(self.find(row, y, x)))
+        return to_unit(self.read(self.find(row, y, x)), self.values)
 
     def read_channels(self, row: Tensor, y: Tensor, x: Tensor) -> Tensor:
         """Return all channels in 0..1, reflected at the edges; arguments as for `read_target`.
@@ -88,7 +59,7 @@ class Canvas:
         Returns:
             [..., C] float32.
         """
-        return self._to_unit(self.read(self.find(row, y, x)[..., None] + self.planes))
+        return to_unit(self.read(self.find(row, y, x)[..., None] + self.planes), self.values)
 
     def find(self, row: Tensor, y: Tensor, x: Tensor) -> Tensor:
         """Return the numbers of pixels of the target; arguments as for `read_target`."""
@@ -122,9 +93,6 @@ class Canvas:
         if self._unsigned16:
             after = after.to(torch.int32)  # whose lower bits then become an int16
         self._flat[index] = after.to(self._flat.dtype)
-
-    def _to_unit(self, pixels: Tensor) -> Tensor:
-        return pixels.sub_(self.values.low).div_(self.values.scale)
 
     def _accumulate(self, flat: Tensor, index: Tensor, steps: Tensor) -> None:
         if self.device.type == "cuda" and not self.values.whole:

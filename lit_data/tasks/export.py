@@ -26,7 +26,6 @@ from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.scaling import Scaling
 from lit_data.io.temp import scratch_folder
 from lit_data.modules.detection.module import DetectionModule
-from lit_data.synthesis.canvas import ValueRange
 from lit_data.tasks.maps import WholeImages
 from lit_data.tasks.nets import (
     BoxNet,
@@ -39,6 +38,7 @@ from lit_data.tasks.nets import (
 )
 from lit_data.tasks.options import JOINT_OPTIONS, ExportRequest, PredictOptions
 from lit_data.types import Array
+from lit_data.value_range import ValueRange, to_unit
 
 log = logging.getLogger(__name__)
 
@@ -437,7 +437,4 @@ def _read_spread(data: _Images, count: int) -> Iterator[Array]:
 
 def _to_input(pixels: Array, values: ValueRange) -> Tensor:
     """Return stored pixels [C, h, w] as the input of a net, [1, C, h, w] float32 in 0..1."""
-    images = torch.from_numpy(pixels.astype(np.float32))[None]
-    if values == ValueRange():
-        return images
-    return images.sub_(values.low).div_(values.scale).clamp_(0, 1)
+    return to_unit(torch.from_numpy(pixels.astype(np.float32))[None], values)

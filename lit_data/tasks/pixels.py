@@ -17,7 +17,6 @@ from lit_data.datamodules.image import ImageDataModule
 from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.watermarks import WatermarkDataModule
 from lit_data.errors import ConfigError
-from lit_data.synthesis.canvas import ValueRange
 from lit_data.tasks.answers import ask_step, read_kinds, read_probability, read_threshold
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.export import encode_maps
@@ -47,6 +46,7 @@ from lit_data.tasks.predict import predict_images
 from lit_data.tasks.verdicts import KnowsTruth
 from lit_data.tasks.watermarks import MarkWriter
 from lit_data.types import IGNORED, Batch, Stage
+from lit_data.value_range import ValueRange
 
 _UNMARKED = 2  # samples without a mark in a picture, where there are enough with one
 Images = TypeVar("Images", bound=ImageDataModule)

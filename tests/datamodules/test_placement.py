@@ -18,8 +18,8 @@ from lit_data.grid import PatchGrid
 from lit_data.io import ImageBank
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
-from lit_data.synthesis.canvas import ValueRange
 from lit_data.types import Array
+from lit_data.value_range import ValueRange
 
 
 def make_trainer(device: str = "cpu", ranks: int = 1) -> Any:

@@ -19,9 +19,9 @@ from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.staging import Layout, Staging
 from lit_data.loading.transfer import SideStream
 from lit_data.out_of_memory import is_out_of_memory
-from lit_data.synthesis.canvas import ValueRange
 from lit_data.testing import QUIET
 from lit_data.types import FieldSpec
+from lit_data.value_range import ValueRange
 from tests.simulated import cuda
 from tests.simulated.log import LOG
 

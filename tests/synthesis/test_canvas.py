@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from lit_data.synthesis.canvas import Canvas, ValueRange
+from lit_data.synthesis.canvas import Canvas
+from lit_data.value_range import ValueRange
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lit_data.synthesis import DefectPlan, DefectSpec, SpotShape, render, sample_plan
-from lit_data.synthesis.canvas import Canvas, ValueRange
+from lit_data.synthesis.canvas import Canvas
 from lit_data.synthesis.renderer import (
     annotate,
     draw,
@@ -23,6 +23,7 @@ from lit_data.synthesis.renderer import (
     split_windows,
 )
 from lit_data.synthesis.windows import Surroundings
+from lit_data.value_range import ValueRange
 from tests.synthesis.placing import (
     BATCHES,
     GREY,

@@ -11,9 +11,9 @@ from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.mosaic import MosaicPlan
 from lit_data.synthesis import DefectPlan, DefectSpec, sample_plan
-from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.renderer import draw_boxes
 from lit_data.types import Array, Bools, Floats, Ints
+from lit_data.value_range import ValueRange
 
 
 @dataclass(frozen=True, slots=True)

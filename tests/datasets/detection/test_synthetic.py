@@ -12,9 +12,9 @@ from lit_data.datasets.detection.windows import WindowDataset, cut_windows
 from lit_data.errors import ConfigError
 from lit_data.mosaic import MosaicSpec
 from lit_data.synthesis import DefectSpec
-from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.watermarks import WatermarkSpec
 from lit_data.testing import check_dataset
+from lit_data.value_range import ValueRange
 from tests.datasets.banks import MemoryBank
 
 SIZES = [(64, 64), (64, 16), (20, 64), (64, 64)]

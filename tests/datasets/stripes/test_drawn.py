@@ -5,7 +5,7 @@ from numpy.testing import assert_array_equal
 
 from lit_data.datasets.writers import DefectWriter
 from lit_data.synthesis import FAMILIES, DefectSpec, render, sample_plan
-from lit_data.synthesis.canvas import ValueRange
+from lit_data.value_range import ValueRange
 
 GREY = ValueRange(0, 255, whole=True)
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from numpy.testing import assert_array_equal
 
-from lit_data.synthesis.canvas import Canvas, ValueRange
+from lit_data.synthesis.canvas import Canvas
 from lit_data.synthesis.families.region import WOBBLE, blob, load_shapes
 from lit_data.synthesis.windows import Surroundings, Windows
+from lit_data.value_range import ValueRange
 from tests.synthesis.placing import drawn, move, only, plan_of, scene, with_values
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")

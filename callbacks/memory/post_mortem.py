@@ -238,9 +238,8 @@ def describe_failure(
     # functions, so that a part that fails leaves the others as they are
     parts: dict[str, Callable[[], str]] = {
         "error": lambda: _describe_error(error),
-        "memory": lambda: _describe_memory(device, reading),
         "last batches": lambda: "\n".join(map(str, batches)) or "none yet",
-        "tensors": lambda: _describe_tensors(trainer, device, reading),
+        "memory": lambda: _tabulate_memory(trainer, device, reading),
     }
     if device.type == "cuda":  # other allocators have no summary
         parts["allocator"] = lambda: torch.cuda.memory_summary(device)
@@ -273,48 +272,40 @@ def _describe_error(error: BaseException | None) -> str:
     return "\n".join(lines)
 
 
-def _describe_memory(device: torch.device, reading: MemoryReading) -> str:
-    allocated = format_bytes(reading.allocated_bytes)
-    reserved = format_bytes(reading.reserved_bytes)
-    peak = format_bytes(reading.peak_bytes)
-    limit = format_bytes(reading.limit_bytes)
-    rss = format_bytes(read_rss_bytes())
-    available = format_bytes(available_memory_bytes())
-    lines = [
-        f"{device}: {allocated} allocated, {reserved} reserved, peak {peak}, limit {limit}",
-        f"host: {rss} in this process, {available} available",
-    ]
+def _tabulate_memory(trainer: Trainer, device: torch.device, reading: MemoryReading) -> str:
+    """Lines of size, count and name: of device and host, of kinds of tensors, of the largest ones."""
+    tensors = find_tensors(trainer.lightning_module, trainer.optimizers)
+    totals = {
+        f"{device}  allocated": reading.allocated_bytes,
+        f"{device}  reserved": reading.reserved_bytes,
+        f"{device}  peak": reading.peak_bytes,
+        f"{device}  limit": reading.limit_bytes,
+        "host  this process": read_rss_bytes(),
+        "host  available": available_memory_bytes(),
+    }
     tree = read_tree()
     if tree is not None:
-        pss, shared = format_bytes(tree.pss_bytes), format_bytes(tree.shared_bytes)
-        lines.append(f"host: {pss} in {tree.processes} processes, {shared} of it shared memory")
-    return "\n".join(lines)
-
-
-def _describe_tensors(trainer: Trainer, device: torch.device, reading: MemoryReading) -> str:
-    """Lines of the bytes of each kind, and of the largest tensors with their owners."""
-    tensors = find_tensors(trainer.lightning_module, trainer.optimizers)
-    sizes_by_kind = defaultdict[str, list[int]](list)
-    sizes_by_owner = defaultdict[str, list[int]](list)
-    for tensor in tensors:
-        form = f"{list(tensor.shape)} {_name(tensor.dtype)} {tensor.device}"
-        sizes_by_kind[f"{tensor.device}  {tensor.kind}"].append(tensor.nbytes)
-        sizes_by_owner[f"{form:<44}  {tensor.owner}"].append(tensor.nbytes)
-    lines = _list_largest(sizes_by_kind)
+        totals[f"host  {tree.processes} processes"] = tree.pss_bytes
+        totals["host  of it shared memory"] = tree.shared_bytes
     if device.type == "cuda":  # on a CPU the resident set holds far more than tensors
         visible_bytes = sum(tensor.nbytes for tensor in tensors if tensor.device == device)
         saved_bytes = max(reading.allocated_bytes - visible_bytes, 0)
-        text = "what autograd keeps for backward, and other memory that Python does not see"
-        lines.append(f"{format_bytes(saved_bytes):>10}          {device}  {text}")
-    lines += ["", f"the largest of {len(tensors)}, alike ones together:"]
-    return "\n".join(lines + _list_largest(sizes_by_owner)[:ROWS])
+        totals[f"{device}  kept for backward by autograd alone, and other"] = saved_bytes
+    kinds, owners = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+    for tensor in tensors:
+        form = f"{list(tensor.shape)} {_name(tensor.dtype)}"
+        kinds[f"{tensor.device}  {tensor.kind}"].append(tensor.nbytes)
+        owners[f"{tensor.device}  {tensor.owner} {form}"].append(tensor.nbytes)
+    lines = ["      size  count  where, what"]
+    lines += [f"{format_bytes(value):>10}         {name}" for name, value in totals.items()]
+    return "\n".join([*lines, *_list_largest(kinds), *_list_largest(owners)[:ROWS]])
 
 
 def _list_largest(sizes: Mapping[str, Sequence[int]]) -> list[str]:
     """Return lines of total size, count and name."""
     lines = []
     for name, nbytes in sorted(sizes.items(), key=lambda item: -sum(item[1])):
-        lines.append(f"{format_bytes(sum(nbytes)):>10} {len(nbytes):>5} x  {name}")
+        lines.append(f"{format_bytes(sum(nbytes)):>10}  {len(nbytes):>5}  {name}")
     return lines
 
 

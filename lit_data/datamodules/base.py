@@ -49,6 +49,8 @@ _READ_BY: Mapping[str, tuple[Stage, ...]] = {
 }
 """Stages whose loaders each function of a Trainer asks for, that which it cannot do without first."""
 _CURE = "choose images for it with data.splits, such as 'data.splits={train: 0.7, val: 0.15, test: 0.15}'"
+Rows = TypeVar("Rows", bound=RowWriter, default=Any)
+Loaders = MicroBatchLoader | list[MicroBatchLoader]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +107,6 @@ class Visuals:
     def whole_values(self) -> tuple[str, ValueRange] | None:
         """Return dtype and value range in which finished samples are whole numbers; None where they are not."""
         return None
-
-
-Rows = TypeVar("Rows", bound=RowWriter, default=Any)
-Loaders = MicroBatchLoader | list[MicroBatchLoader]
 
 
 class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):

@@ -30,6 +30,8 @@ from lit_data.samples.ct import CTSampleSpec
 from lit_data.types import IGNORED, Ints, Stage
 
 log = logging.getLogger(__name__)
+SampleKind = Literal["points", "windows"]
+TooFew = Literal["error", "skip"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,9 +106,6 @@ class CTVolumes:
         return numbers
 
 
-SampleKind = Literal["points", "windows"]
-
-
 def read_range(
     occupied_hu: Sequence[float | None] | None, window: Window
 ) -> tuple[float, float | None]:
@@ -165,9 +164,6 @@ def read_sdf(sdf: float | str | None) -> float | None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-TooFew = Literal["error", "skip"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,13 @@ from lit_data.out_of_memory import is_out_of_memory, make_memory_error
 from lit_data.size_search import SizeSearch
 from lit_data.types import Size
 
+T = TypeVar("T")
+ADVICE = "use a smaller tile_px or model, precision=bf16, or free the device of other programs"
+GROW_AFTER = 8
+"""Full batches that must go well before a larger one is tried."""
+AHEAD = 2
+"""Batches for each of several threads: one is computed, and one or its values wait."""
+
 
 def measure_peak_bytes(call: Callable[[], object]) -> int:
     """Return the most bytes of tensors that a call holds at one time, on any device.
@@ -82,11 +89,6 @@ def _list_storages(values: Any) -> set[torch.UntypedStorage]:  # noqa: ANN401 - 
     return {leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)}
 
 
-T = TypeVar("T")
-
-ADVICE = "use a smaller tile_px or model, precision=bf16, or free the device of other programs"
-
-
 def try_twice(call: Callable[[], T], needs: str, device: torch.device) -> T:
     """Return the result of a call for which a single tile must fit.
 
@@ -131,10 +133,6 @@ def release_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-GROW_AFTER = 8
-"""Full batches that must go well before a larger one is tried."""
-
-
 @dataclass
 class BatchSize(SizeSearch):
     """The size for tiles of one kind.
@@ -161,10 +159,6 @@ class BatchSize(SizeSearch):
             return False  # not remembered: a single tile may fail as others hold the memory
         self.fail(tiles, 0)
         return True
-
-
-AHEAD = 2
-"""Batches for each of several threads: one is computed, and one or its values wait."""
 
 
 class BatchSizes:

@@ -18,6 +18,9 @@ from lit_data.inference.forward import Forward, InferenceThreads
 from lit_data.out_of_memory import is_out_of_memory, make_memory_error
 from lit_data.types import Array
 
+_WAITING_IMAGES = 2
+"""Images that may wait for one before them, in batches of single tiles for each thread."""
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
@@ -252,10 +255,6 @@ def _send_back(values: Tensor) -> Answer:
     # The stream of the values' device, which may not be the current device.
     arrived.record(torch.cuda.current_stream(values.device))
     return Answer(host, arrived)
-
-
-_WAITING_IMAGES = 2
-"""Images that may wait for one before them, in batches of single tiles for each thread."""
 
 
 class TileStream:

@@ -40,6 +40,8 @@ _LONGEST_SHAPE = 2.0  # long side by short side: longer images are cropped
 _MOST_CENTRES = 50  # defects around which a part of a strip is looked for
 _LONGEST_NAME = 24  # characters that fit over a cell
 PERCENTILES = (0.5, 99.5)  # of the grey values that become black and white
+ShowSample = Callable[[Sequence[Axes], Batch, int], None]
+"""Fills one cell for each column with a sample of a batch."""
 
 
 def open_figure(
@@ -323,10 +325,6 @@ def _leave_out_empty(figure: Figure) -> None:
     for cell in figure.axes:
         for edge in (cell.xaxis, cell.yaxis):
             edge.set_visible(bool(edge.get_label_text() or len(edge.get_majorticklocs())))
-
-
-ShowSample = Callable[[Sequence[Axes], Batch, int], None]
-"""Fills one cell for each column with a sample of a batch."""
 
 
 def draw_before_after(

@@ -40,6 +40,15 @@ log = logging.getLogger(__name__)
 
 
 _COLUMNS = 8
+SEED = 0
+OBJECTS = 4
+"""Objects that are shown from all sides."""
+_PANEL_INCHES = 5.0
+_TITLE_INCHES = 0.3
+_COUNT = 64
+_BATCH = 16
+_SHOWN = 64
+_OBJECTS = 8
 
 
 @register(GANDataModule)
@@ -136,13 +145,6 @@ def tile_views(views: Tensor) -> Tensor:
     return sheet.reshape(channels, side * height, side * width)
 
 
-SEED = 0
-OBJECTS = 4
-"""Objects that are shown from all sides."""
-_PANEL_INCHES = 5.0
-_TITLE_INCHES = 0.3
-
-
 def draw_generated(
     model: LightningModule,
     batch: Batch,
@@ -201,12 +203,6 @@ def sweep_objects(
 def _show(cell: Axes, images: Tensor, name: str, *, columns: int | None = None) -> None:
     cell.imshow(draw_grid(images, columns=columns), interpolation="nearest")
     cell.set_title(name, fontsize=10)
-
-
-_COUNT = 64
-_BATCH = 16
-_SHOWN = 64
-_OBJECTS = 8
 
 
 def generate(

@@ -58,6 +58,7 @@ JOINT_OPTIONS = ("part", "of", "finish", "many_inputs")
 
 VERDICT_OPTIONS = ("image_threshold", "image_score_fraction")
 """Options of images that get a verdict."""
+_ALL = Part(0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,9 +217,6 @@ class PredictOptions:
                 # As it is typed: Hydra writes true, not True.
                 stated = str(value).lower() if isinstance(value, bool) else value
                 raise ConfigError(f"predict.{name}={stated} means nothing for {what}: leave it out")
-
-
-_ALL = Part(0, 1)
 
 
 def _wait_for_nobody() -> None:

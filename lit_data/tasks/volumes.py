@@ -39,6 +39,9 @@ _ANGLES_DEG = (30, 120)
 
 Reconstruction = Mapping[str, Tensor]
 """Voxels of one volume: ``coords`` [n, 3] (z, y, x), ``values`` and ``scores`` [n] in 0..1."""
+_SCORES = ("iou", "f1", "value_mae", "psnr")
+COLUMNS = ("volume", "file", "occupied", "found", "both", *_SCORES)
+_PEAK_DB = 120.0  # of values without an error
 
 
 @register(CTDataModule)
@@ -265,11 +268,6 @@ def _cut_slabs(volume: Volume) -> Iterator[tuple[Array, Array, Array]]:
         # The axial slice lies in one slab; the others give no row of it.
         axial = slab[middle - begin] if begin <= middle < end else slab[0, :0]
         yield axial, slab[:, row], slab[:, :, column]
-
-
-_SCORES = ("iou", "f1", "value_mae", "psnr")
-COLUMNS = ("volume", "file", "occupied", "found", "both", *_SCORES)
-_PEAK_DB = 120.0  # of values without an error
 
 
 class VolumeWriter(InputVolumesWriter):

@@ -21,6 +21,22 @@ from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule
 from lit_data.types import Batch, Size
 
 GANLoss = Literal["non_saturating", "hinge"]
+_PLAIN = (
+    "image_px",
+    "channels",
+    "latent_size",
+    "num_labels",
+    "seed",
+    "loss",
+    "r1_weight",
+    "r1_every",
+    "micro_batch_size",
+    "r1_micro_batch_size",
+    "ema_decay",
+    "schedule",
+    "gradient_clip_norm",
+)
+"""Options that checkpoints hold: plain values only, so that they load with weights_only=True."""
 
 
 class ScoreLosses(NamedTuple):
@@ -49,23 +65,6 @@ LOSSES: dict[GANLoss, ScoreLosses] = {
         lambda score: F.relu(1 - score), lambda score: F.relu(1 + score), torch.neg
     ),
 }
-
-_PLAIN = (
-    "image_px",
-    "channels",
-    "latent_size",
-    "num_labels",
-    "seed",
-    "loss",
-    "r1_weight",
-    "r1_every",
-    "micro_batch_size",
-    "r1_micro_batch_size",
-    "ema_decay",
-    "schedule",
-    "gradient_clip_norm",
-)
-"""Options that checkpoints hold: plain values only, so that they load with weights_only=True."""
 
 
 class GANModule(GeneratorModule):

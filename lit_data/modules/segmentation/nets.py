@@ -17,6 +17,14 @@ from lit_data.modules.layers import DEEPEST, pad_sides, run_in_float32
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import PathText
 
+_POOL_PX = 4
+# Pooled pixels, so 36 px: several stripes, but local enough for a drift along the image.
+_WINDOW = 9
+_LARGEST_SHIFT_PX = 1.5
+_FLOOR = 2e-4  # keeps flat regions, which say nothing about the shift, at shift 0
+_FEATURES = 5
+_SCALE = 30.0  # brings differences of a few hundredths to the order of 1
+
 
 class Layers2d:
     """Layers of a `UNet` of images, and the format in which these lie."""
@@ -197,13 +205,6 @@ def convolve(
     return convolution, layers.norm(outputs), nn.ReLU(inplace=True)
 
 
-_POOL_PX = 4
-# Pooled pixels, so 36 px: several stripes, but local enough for a drift along the image.
-_WINDOW = 9
-_LARGEST_SHIFT_PX = 1.5
-_FLOOR = 2e-4  # keeps flat regions, which say nothing about the shift, at shift 0
-
-
 def normalise_contrast(images: Tensor) -> Tensor:
     """Take away each channel's local mean, and give references the target's local contrast."""
     images = images - smooth(images)
@@ -274,10 +275,6 @@ def _warp(images: Tensor, u: Tensor, v: Tensor) -> Tensor:
     flat = images.reshape(batch * channels, 1, height, width)
     moved = F.grid_sample(flat, places.flatten(0, 1), padding_mode="border", align_corners=False)
     return moved.view_as(images)
-
-
-_FEATURES = 5
-_SCALE = 30.0  # brings differences of a few hundredths to the order of 1
 
 
 class CompareNet(nn.Module):

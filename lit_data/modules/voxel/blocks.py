@@ -14,6 +14,8 @@ from lit_data.errors import ConfigError
 from lit_data.modules.voxel.points import Points, find_cells
 
 _GROUPS = 4
+# A prime (Knuth, "The Art of Computer Programming", 6.4): steps over M latents without repeat.
+_SPREAD = 2654435761
 
 
 class PointScatter(nn.Module):
@@ -172,10 +174,6 @@ def _find_corners(
         far = [corner >> axis & 1 for axis in range(3)]
         step = sum(side * size for side, size in zip(far, steps, strict=True))
         yield first + step, sides[0][far[0]] * sides[1][far[1]] * sides[2][far[2]]
-
-
-# A prime (Knuth, "The Art of Computer Programming", 6.4): steps over M latents without repeat.
-_SPREAD = 2654435761
 
 
 class Quantised(NamedTuple):

@@ -24,6 +24,8 @@ from lit_data.modules.voxel.points import (
 from lit_data.rng import check_seed
 from lit_data.types import Batch
 
+_EXACT = 1e-12  # of a squared error: 120 dB
+
 
 class VoxelModule(ScoredModule):
     """An autoencoder of occupied voxels, its losses, and scores of whole volumes.
@@ -228,9 +230,6 @@ def _find_occupied(points: Points, grid: int) -> Tensor:
     occupied = points.feats.new_zeros(len(points.shapes), grid, grid, grid)
     # In place of an index of shares: all write the same number, so their order does not matter.
     return occupied.index_put((points.rows, z, y, x), occupied.new_ones(()))
-
-
-_EXACT = 1e-12  # of a squared error: 120 dB
 
 
 class VoxelScores(Metric):

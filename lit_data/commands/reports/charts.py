@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,10 @@ from lit_data.commands.result import (
 )
 from lit_data.types import Doubles
 
+UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+"""Control characters, those that turn the direction of text, and halves of surrogate pairs."""
 _BASELINE = "_baseline"
 _LIMITS = ("memory/free_bytes", "memory/limit_bytes")
 _MACHINE_GROUPS = ("amp", "batch", "cache", "data", "memory", "time")
@@ -203,8 +208,12 @@ def _write_svg(figure: Figure) -> str:
     """Return the figure as a data URI, without what only makes it longer."""
     text = io.StringIO()
     no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(text, format="svg", transparent=True, metadata=no_metadata)
+    with warnings.catch_warnings():
+        # The text stays text, which the browser has letters for.
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        figure.savefig(text, format="svg", transparent=True, metadata=no_metadata)
     svg = text.getvalue()
+    svg = UNPRINTABLE.sub("\ufffd", svg)  # a control character is no XML
     svg = re.sub(r"\s+", " ", svg[svg.index("<svg") :])
     # A page may have hundreds of charts: tenths of a pixel do, but in labels, which end in <.
     svg = re.sub(r"(\d\.\d)\d{3,}(?!\d*<)", r"\1", svg)

@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 import lit_data
 from lit_data.commands.reports.charts import (
+    UNPRINTABLE,
     Chart,
     ChartLine,
     ChartOf,
@@ -48,10 +49,6 @@ _SPEED = {
     "peak_rss_bytes": "host memory, peak",
     "batch/ooms": "out of memory, recovered from",
 }
-_UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
-)
-"""Control characters, those that turn the direction of text, and halves of surrogate pairs."""
 
 
 def make_page(run: Run, *, title: str) -> str:
@@ -289,7 +286,7 @@ def _break_name(name: str) -> str:
 
 def _clean(value: Any) -> Any:  # noqa: ANN401 - whatever a template shows
     if isinstance(value, str) and not isinstance(value, Markup):
-        return _UNPRINTABLE.sub("\ufffd", value)
+        return UNPRINTABLE.sub("\ufffd", value)
     return value
 
 

@@ -126,6 +126,17 @@ def test_charts_are_the_same_twice_and_leave_pyplot_alone() -> None:
     assert "matplotlib.pyplot" not in sys.modules or not plt_figures()
 
 
+def test_a_name_of_any_letters_is_drawn_as_text(recwarn: pytest.WarningsRecorder) -> None:
+    for name in ("a\x01\u202eb", "\u4e2d\u6587", "x" * 5000, "a\nb", "_hidden"):
+        line = ChartLine(name, name, make_series([1.0, 2.0]))
+        texts = [
+            text.text or "" for text in read_svg(charts.draw_chart(name, [line])).iter(f"{SVG}text")
+        ]
+        assert {"1.00", "2.00"} <= set(texts)
+        assert not {"\x01", "\u202e"} & set("".join(texts))
+    assert [str(warning.message) for warning in recwarn if "Glyph" in str(warning.message)] == []
+
+
 def plt_figures() -> list[int]:
     return sys.modules["matplotlib.pyplot"].get_fignums()
 

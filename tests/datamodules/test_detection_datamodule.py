@@ -191,7 +191,7 @@ def test_evaluation_and_prediction_show_each_image_alone(cache: str) -> None:
         "val_images": 3,
         "test_images": 3,
         "boxes": len(labels.boxes),
-        "classes": "disc, square, triangle",
+        "classes": "scratch, stain, pit",
     }
 
 
@@ -511,7 +511,7 @@ DRAWN = DefectSpec(probability=1, count=(3, 3), true_count=(3, 3), amplitude=(0.
 
 def test_synthetic_defects_train_and_nothing_else_changes(cache: str) -> None:
     plain = _data(cache, mosaic=None)
-    options = {"mosaic": None, "synthesis": DRAWN, "synthetic_class": "square"}
+    options = {"mosaic": None, "synthesis": DRAWN, "synthetic_class": "stain"}
     data = _data(cache, **options)
     for stage in ("val", "test", "predict"):
         assert_equal(first(data, stage, 2), first(plain, stage, 2))
@@ -520,8 +520,8 @@ def test_synthetic_defects_train_and_nothing_else_changes(cache: str) -> None:
     assert (batch["boxes_count"] - real["boxes_count"]).tolist() == pytest.approx([3] * 4, abs=3)
     added = len(batch["boxes"]) - len(real["boxes"])
     assert 0 < added <= 12
-    squares = [int((found["boxes"][:, 1] == 1).sum()) for found in (batch, real)]
-    assert squares[0] - squares[1] == added
+    stains = [int((found["boxes"][:, 1] == 1).sum()) for found in (batch, real)]
+    assert stains[0] - stains[1] == added
     assert not torch.equal(first(data, epoch=1)["boxes"], batch["boxes"])
     workers = {"worker_kind": "thread", "num_workers": 2, "micro_batch_size": 1}
     assert_equal(first(_data(cache, loader=workers, **options)), batch)

@@ -14,9 +14,10 @@ from lit_data.samples import sample_set
 from lit_data.samples.ct import CTSampleSpec
 from lit_data.samples.detection import DetectionSampleSpec
 from lit_data.samples.gan import GANSampleSpec
-from lit_data.samples.inspection import InspectionSampleSpec
+from lit_data.samples.inspection import InspectionSampleSpec, draw_surface
 from lit_data.samples.sample_set import SampleSpec
 from lit_data.samples.stripes import StripeSampleSpec
+from lit_data.samples.surfaces import draw_texture
 from lit_data.samples.watermarks import WatermarkSampleSpec
 
 Make = Callable[..., Path]
@@ -145,3 +146,17 @@ def test_a_set_has_pages_and_photographs_in_each_size(tmp_path: Path) -> None:
     page = cv2.imread(str(files["page_0000.png"]), cv2.IMREAD_UNCHANGED)
     assert np.median(page) > 160, "paper"
     assert np.quantile(page, 0.02) < 120, "ink"
+
+
+def test_half_of_the_surfaces_have_defects_that_their_masks_show() -> None:
+    defective = 0
+    for number in range(60):
+        image, mask = draw_surface(0, number, (96, 128))
+        defective += mask.any()
+        rng = np.random.default_rng((0, number))
+        changed = np.abs(image.astype(int) - draw_texture(rng, (96, 128)))
+        assert (changed >= 0.08 * 255).any() == mask.any()
+        if mask.any():
+            assert np.median(changed[mask == 1]) > 0.08 * 255
+        assert changed[mask == 0].max() < 0.08 * 255 + 1
+    assert 20 < defective < 40

@@ -20,7 +20,7 @@ from lit_data.errors import ConfigError
 from lit_data.io.images.decoders import ImageDecoder, ImageSource
 from lit_data.io.images.image_source import DecodedFiles
 from lit_data.io.images.options import ReadOptions
-from lit_data.samples.watermarks import draw_texture
+from lit_data.samples.surfaces import draw_texture
 
 
 def _bank(folder: Path, images: list[np.ndarray], suffix: str = ".png") -> DecodedFiles:

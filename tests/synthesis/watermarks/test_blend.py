@@ -153,7 +153,7 @@ def test_it_does_what_a_file_does(quality: int, size_px: tuple[int, int]) -> Non
     expected = np.moveaxis(cv2.imdecode(file, cv2.IMREAD_COLOR)[..., ::-1], -1, 0).astype(np.int64)
     found = _compress(photo[None], [quality])[0]
     off, lost = np.abs(found - expected), np.abs(expected - photo).mean()
-    assert off.mean() < 0.25 * lost
+    assert off.mean() < 0.3 * lost
     assert np.median(off) <= 1
     assert np.abs(found - photo).mean() == pytest.approx(lost, rel=0.1, abs=0.1)
 

@@ -61,6 +61,7 @@ class LearningSuite(Suite):
     scores: ClassVar[tuple[str, ...]]
     scripts: ClassVar[tuple[str, ...]]
     split_file: ClassVar[str]
+    predict_words: ClassVar[tuple[str, ...]] = ()
 
     @override
     def run(self, cfg: DictConfig) -> dict[str, Any]:
@@ -231,6 +232,8 @@ class BoxLearningSuite(LearningSuite):
         "ultralytics",
     )
     split_file: ClassVar[str] = "test.txt"
+    # Average precision is over all scores, of which `predict` keeps those above the threshold.
+    predict_words: ClassVar[tuple[str, ...]] = ("predict.threshold=0.01",)
 
     @override
     def list_test_images(self, root: Path) -> list[Path]:

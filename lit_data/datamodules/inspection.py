@@ -139,6 +139,10 @@ class InspectionDataModule(ImageDataModule):
         **options: Unpack[MaskedKeywords],
     ) -> None:
         scaling = Scaling.of(size_px, scale, fit)
+        if size_px is None and fit != "contain":
+            log.info(
+                "data.fit=%s changes nothing, as it is for data.size_px, which is not set", fit
+            )
         patch_px, stride_px = choose_grid(scaling, patch_px, stride_px)
         super().__init__(
             source=InspectionFiles.of(
@@ -419,11 +423,14 @@ class InspectionDataModule(ImageDataModule):
             leftovers=self.source.leftovers,
         )
         self._unknown = splitter.find_unknown()
-        is_anomaly_set = self.source.image_set.layout == "anomaly"
-        if self.protocol == "mvtec" and not (is_anomaly_set and splitter.has_split_folders):
+        # Without masks folders still say which images are good, and images are scored by that.
+        layout = self.source.image_set.layout
+        has_layout = layout in ("anomaly", "none") and splitter.has_split_folders
+        if self.protocol == "mvtec" and not has_layout:
             raise ConfigError(
-                f"{show_path(self.source.folder)}: data.protocol=mvtec needs the layout anomaly, and "
-                f"nothing beside it (found: {self.source.image_set.layout}); see docs/anomaly.md"
+                f"{show_path(self.source.folder)}: data.protocol=mvtec needs the folders train/good "
+                "and test/KIND, with the masks in ground_truth/KIND if there are any, and nothing "
+                f"beside them (found: layout {layout}); see docs/anomaly.md"
             )
         splits = None if self.folds is None else splitter.split_folds(self.folds, self.fold)
         if self.train_on == "all":

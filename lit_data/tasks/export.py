@@ -75,6 +75,11 @@ class _Facts:
     scaling: Scaling | None
     values: ValueRange
 
+    @property
+    def has_one_size(self) -> bool:
+        """True if all images are brought to one size, so that none is smaller."""
+        return self.scaling is not None and self.scaling.size_px is not None
+
 
 def encode_maps(
     data: ImageDataModule,
@@ -352,11 +357,12 @@ def _write_graph(facts: _Facts, options: PredictOptions) -> tuple[bytes, Predict
     is_map = facts.settings["task"] == "maps"
     if is_map and not {"height", "width"} <= set(exported.free_axes):
         sides = options.tile_sides_px
-        log.warning(
-            "the net can be written for tiles of %d x %d px alone: smaller images are filled up to "
-            "that by repeating their edge",
-            *sides,
-        )
+        if not facts.has_one_size:
+            log.warning(
+                "the net can be written for tiles of %d x %d px alone: smaller images are filled up "
+                "to that by repeating their edge",
+                *sides,
+            )
         options = replace(options, round_px=max(sides))
     return graph, options
 

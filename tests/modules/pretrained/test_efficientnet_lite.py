@@ -9,7 +9,7 @@ import torch
 from lit_data.errors import ConfigError, StoreError
 from lit_data.io import wheels
 from lit_data.modules import EfficientNetLite
-from lit_data.modules.pretrained.efficientnet_lite import choose_fine_tuning
+from lit_data.modules.pretrained.efficientnet_lite import choose_fine_tuning, start_encoder
 from lit_data.modules.weights import giving_weights
 
 SIZES = sorted(wheels.WHEELS)
@@ -117,7 +117,8 @@ def test_kernels_whose_bfloat16_gradient_is_slow_run_in_float32() -> None:
 
 
 def test_light_fine_tuning_leaves_early_layers_depthwise_kernels_and_statistics() -> None:
-    net = EfficientNetLite(strides_px=[8], fine_tuning="light")
+    net = EfficientNetLite(strides_px=[8])
+    net.freeze_lightly()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     net.train()(_gradient_image())[0].square().mean().backward()
@@ -135,7 +136,8 @@ def test_light_fine_tuning_leaves_early_layers_depthwise_kernels_and_statistics(
 def test_random_weights_learn_everywhere() -> None:
     assert choose_fine_tuning("auto", None) == "full"
     assert choose_fine_tuning("auto", "imagenet") == "light"
-    random = EfficientNetLite(strides_px=[8], weights=None, fine_tuning="auto").train()
+    options = {"weights": None, "channels": 3, "fine_tuning": "auto", "encoder_rate": 1.0}
+    random = start_encoder("lite0", strides_px=[8], **options)[0].train()
     assert all(weight.requires_grad for weight in random.parameters())
     assert random.bn0.training
     with pytest.raises(ConfigError, match="fine_tuning='none' is unknown: choose one of"):

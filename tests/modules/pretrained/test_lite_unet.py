@@ -85,7 +85,7 @@ def test_torch_can_export_it() -> None:
         ({"size": "lite9"}, "size='lite9' is unknown"),
         ({"strides_px": [2, 8]}, r"strides_px=\[2, 8\]: leave none out"),
         ({"weights": "imagnet"}, "weights='imagnet' is unknown: choose imagenet, null"),
-        ({"encoder_rate": 2}, "learning_rate_factor=2 must lie between 0 and 1"),
+        ({"encoder_rate": 2}, "encoder_rate=2 must lie between 0 and 1"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

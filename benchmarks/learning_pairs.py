@@ -19,6 +19,7 @@ PAIR_SCORES = ("pixel_ap", "image_auroc", "false_alarms")
 PERTURBATIONS = ("shift", "gain", "noise", "blur")
 _FILES = ["data.layout=pairs", "data.files={target: target/*.png, ref1: ref/*.png}"]
 _STRIPE = ["+experiment=stripe", *_FILES]
+_BF16 = "callbacks.amp.precision=bf16"
 _REAL = "_real"
 _RECALL = 0.95
 
@@ -28,7 +29,7 @@ class PairLearningSuite(LearningSuite):
     """Pairs of a target and a reference after equal time of training.
 
     Ways: ``difference`` of images and ``features``, see `benchmarks.pair_ways`; ``compare``, the
-    net of ``+experiment=stripe``; ``unet_lite0``, which has target and reference
+    net of ``+experiment=stripe``; ``compare_lite0``; ``unet_lite0``, which has target and reference
     as channels; ``alone``, ``+experiment=segmentation`` of targets. Nets learn synthetic defects in
     good tiles, those with ``_real`` in their names the masks of the set. Scores: average precision
     of pixels, AUROC of tiles, and the fraction of good tiles that are called defective where 95 %
@@ -51,7 +52,8 @@ class PairLearningSuite(LearningSuite):
     scripts: ClassVar[tuple[str, ...]] = ("difference", "features")
     nets: ClassVar[Mapping[str, Sequence[str]]] = {
         "compare": _STRIPE,
-        "unet_lite0": [*_STRIPE, "model=unet_lite0"],
+        "compare_lite0": [*_STRIPE, "model=compare_lite0", "model.net.references=1", _BF16],
+        "unet_lite0": [*_STRIPE, "model=unet_lite0", _BF16],
         "alone": ["+experiment=segmentation", "data.patterns=[target/*]", "data.masks=masks"],
     }
     split_file: ClassVar[str] = SPLITS

@@ -27,7 +27,7 @@ _BOARD_SPLITS = {
     "test": ("12000", "12100", "12300", "44000", "90100"),
 }
 _BOARD_TILE_PX, _TUNNEL_TILE_PX, _WAFER_TILE_PX = 320, 256, 120
-_LEAST_PX = 20  # of a defect in a tile; less of it may be a part that is cut off
+_LEAST_PX = 100  # of a defect in a tile; less of it may be a part that is cut off
 _SPOT_PX = 8  # radius around a defect of which one pixel is known
 
 
@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 def write_tiles(pairs: Iterable[Pair], target: Path, tile_px: int) -> None:
     """Cut pairs into tiles, and write good and defective ones of each split, `COUNTS` at most.
 
-    Tiles that show less than 20 px of a defect are left out. Tiles are taken in an order drawn from
+    Tiles that show less than 100 px of a defect are left out. Tiles are taken in an order drawn from
     a fixed seed.
 
     Args:

@@ -1,8 +1,7 @@
 """From a net to values of every pixel of whole images, and the defects in them."""
 
-from lit_data.inference.defects import find_defects
 from lit_data.inference.export.onnx_file import OnnxFile, export_onnx
-from lit_data.inference.predictor import TiledPredictor
+from lit_data.inference.predictor import TiledPredictor, find_defects
 from lit_data.inference.tiling import measure_reach_px
 from lit_inspect.regions import Defect
 

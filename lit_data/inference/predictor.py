@@ -41,7 +41,9 @@ from lit_data.inference.forward import (
 from lit_data.inference.runner import Runner, TileStream
 from lit_data.inference.tiling import Tiling
 from lit_data.io.store.files import reserve, write_all
-from lit_data.types import Array, PathText, Size
+from lit_data.types import Array, Bytes, Floats, PathText, Size
+from lit_inspect import regions
+from lit_inspect.regions import Defect
 from lit_inspect.tiles import Blend
 
 FileDtype = Literal["float32", "float16", "uint8", "uint16"]
@@ -348,3 +350,29 @@ class TiledPredictor:
 def _find_device(model: nn.Module) -> torch.device:
     tensors = itertools.chain(model.parameters(), model.buffers())
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+def find_defects(
+    probability: Floats,
+    *,
+    threshold: float = 0.5,
+    min_area_px: int = 1,
+    kinds: Bytes | None = None,
+) -> list[Defect]:
+    """Find regions of pixels (8-connected) that reach a threshold.
+
+    Args:
+        probability: [H, W] float32 in 0..1.
+        threshold: Least probability of a pixel.
+        min_area_px: Smaller regions are left out.
+        kinds: [H, W] number of the class of each pixel.
+
+    Returns:
+        The regions by falling score.
+    """
+    return regions.find_defects(
+        [(probability, kinds)],
+        threshold=threshold,
+        min_area_px=min_area_px,
+        classes=0 if kinds is None else int(kinds.max()),
+    )

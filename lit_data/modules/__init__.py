@@ -14,7 +14,7 @@ from lit_data.modules.gan.rays import RayGenerator
 from lit_data.modules.pretrained.detection import TorchvisionDetectionModule, TorchvisionDetector
 from lit_data.modules.pretrained.efficientnet_lite import EfficientNetLite
 from lit_data.modules.pretrained.lite_nets import LiteClassifier, LiteDetector
-from lit_data.modules.pretrained.lite_unet import LiteUNet
+from lit_data.modules.pretrained.lite_unet import LiteCompareNet, LiteUNet
 from lit_data.modules.pretrained.nets import (
     SmpNet,
     TimmNet,
@@ -44,6 +44,7 @@ __all__ = [
     "GANModule",
     "LiteClassifier",
     "LiteDetector",
+    "LiteCompareNet",
     "LiteUNet",
     "MemoryBank",
     "MonaiLoss",

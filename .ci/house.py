@@ -20,7 +20,6 @@ MOST = {
     "files in circles": 0,
     "casts": 18,
     "longest function": 57,
-    "lone files": 1,
     "median function": 7,
     "files with private names of Lightning": 1,
     "dense expressions per 1000 code lines": 48,

@@ -139,10 +139,6 @@ class InspectionDataModule(ImageDataModule):
         **options: Unpack[MaskedKeywords],
     ) -> None:
         scaling = Scaling.of(size_px, scale, fit)
-        if size_px is None and fit != "contain":
-            log.info(
-                "data.fit=%s changes nothing, as it is for data.size_px, which is not set", fit
-            )
         patch_px, stride_px = choose_grid(scaling, patch_px, stride_px)
         super().__init__(
             source=InspectionFiles.of(

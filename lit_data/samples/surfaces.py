@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from lit_data.synthesis import DefectPlan, DefectSpec, sample_plan
-from lit_data.synthesis.canvas import ValueRange
 from lit_data.types import Bytes, Floats, Size
+from lit_data.value_range import ValueRange
 
 GREY_LEVELS = ValueRange(0, 255, whole=True)
 

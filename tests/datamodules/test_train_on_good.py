@@ -95,7 +95,7 @@ def test_a_fit_without_a_size_is_said_to_change_nothing(
         _open(tmp_path, size_px=32, fit="stretch")
         assert "changes nothing" not in caplog.text
         _open(tmp_path, fit="stretch")
-    assert "data.fit=stretch changes nothing, as it is for data.size_px" in caplog.text
+    assert "data.fit=stretch changes nothing, as data.size_px is not set" in caplog.text
 
 
 def test_without_masks_folders_say_which_images_of_test_show_a_defect(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Images and masks brought to another size on their way into a store, and results brought back."""
 
 import json
+import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self, get_args
@@ -25,6 +26,8 @@ from lit_data.io.store.store import keep_found
 from lit_data.types import IGNORED, Array, Bools, Bytes, Ints, Size
 
 _FORMAT = 1  # raised when the same files and options give other pixels
+
+log = logging.getLogger(__name__)
 
 LARGEST_FACTOR = 16
 _STRIP = 4.0
@@ -68,6 +71,8 @@ class Scaling:
             ConfigError: Both are set, or one is out of its range.
         """
         check_choice("fit", fit, ("contain", "stretch"))
+        if size_px is None and fit != "contain":
+            log.info("data.fit=%s changes nothing, as data.size_px is not set", fit)
         if size_px is None and scale is None:
             return None
         if scale is None:

@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from lit_data.datasets import DetectionDataset
-from lit_data.datasets.detection.labels import LabelTable
+from lit_data.datasets.annotations.labels import LabelTable
 from lit_data.errors import ConfigError
 from lit_data.io import ImageBank
 from lit_data.mosaic import MosaicPlan, MosaicSpec, move_boxes, sample_mosaics

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from lit_data.commands.report import write_report
-from lit_data.datasets.detection.coco import load_coco, read_coco_labels
-from lit_data.datasets.detection.labels import Frame
-from lit_data.datasets.detection.voc import read_voc_labels
-from lit_data.datasets.detection.yolo import read_class_names, read_data_yaml, read_yolo_labels
+from lit_data.datasets.annotations.coco import load_coco, read_coco_labels
+from lit_data.datasets.annotations.labels import Frame
+from lit_data.datasets.annotations.voc import read_voc_labels
+from lit_data.datasets.annotations.yolo import read_class_names, read_data_yaml, read_yolo_labels
 from lit_data.datasets.gan import LAYOUT_FILE, read_layout
 from lit_data.errors import LitDataError
 from lit_data.io import DecodedStore, ImageDecoder, ImageSource

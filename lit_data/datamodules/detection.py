@@ -22,9 +22,9 @@ from lit_data.datamodules.detection_source import (
     choose_size,
     keep_groups_together,
 )
+from lit_data.datasets.annotations.labels import LabelTable
 from lit_data.datasets.detection.dataset import DetectionDataset
 from lit_data.datasets.detection.files import DetectionFiles
-from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.detection.sampling import BoxSampling, PositiveImages
 from lit_data.datasets.detection.synthetic import SyntheticObjects, check_synthesis
 from lit_data.datasets.detection.windows import WholeImage, WindowDataset, Windows

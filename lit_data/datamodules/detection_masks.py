@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_data.datamodules.inspection_source import InspectionFiles
+from lit_data.datasets.annotations.labels import LabelTable
 from lit_data.datasets.detection.files import DetectionFiles
-from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.inspection.splitting import ImageSplitter
 from lit_data.errors import DataError, Problems
 from lit_data.io.images.decoders import ImageSource, MaskDecoder

@@ -15,14 +15,14 @@ from lit_data.checks import check_choice, check_fraction
 from lit_data.datamodules.detection_masks import find_mask_boxes
 from lit_data.datamodules.image_files import ImageFolder, ImageKeywords
 from lit_data.datamodules.inspection_source import InspectionFiles
+from lit_data.datasets.annotations.labels import LabelTable
+from lit_data.datasets.annotations.voc import Difficult
 from lit_data.datasets.detection.files import (
     DetectionFiles,
     LabelFormat,
     find_detection_files,
     list_dataset,
 )
-from lit_data.datasets.detection.labels import LabelTable
-from lit_data.datasets.detection.voc import Difficult
 from lit_data.datasets.detection.windows import Windows, choose_stride, cut_windows
 from lit_data.datasets.inspection.splitting import split_stratified
 from lit_data.errors import ConfigError, DataError, Problems, show_path

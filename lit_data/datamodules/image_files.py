@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice
 from lit_data.datamodules.source import FileKeywords, Source
-from lit_data.datasets.label_formats import add_label_files
+from lit_data.datasets.annotations.formats import add_label_files
 from lit_data.datasets.references import find_sources, rule_of
 from lit_data.datasets.split_lists import LIST_PATHS, find_list_files
 from lit_data.errors import ConfigError, DataError, list_problems, show_path

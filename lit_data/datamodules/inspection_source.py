@@ -11,12 +11,14 @@ import numpy as np
 from typing_extensions import override
 
 from lit_data.datamodules.image_files import MaskedImageFolder
-from lit_data.datasets.detection.labels import check_classes
-from lit_data.datasets.inspection.annotation_files import (
+from lit_data.datasets.annotations.formats import add_label_files
+from lit_data.datasets.annotations.labels import check_classes
+from lit_data.datasets.annotations.mark_files import (
     ANNOTATION_SUFFIXES,
     read_annotations,
 )
-from lit_data.datasets.inspection.annotations import Annotated
+from lit_data.datasets.annotations.marked import Annotated
+from lit_data.datasets.annotations.tables import ImageLabels, read_labels
 from lit_data.datasets.inspection.good_names import GOOD, name_kinds
 from lit_data.datasets.inspection.layouts import (
     InspectionSet,
@@ -27,8 +29,6 @@ from lit_data.datasets.inspection.layouts import (
 )
 from lit_data.datasets.inspection.near_duplicates import find_details, group_details
 from lit_data.datasets.inspection.occupancy import PartialMasks
-from lit_data.datasets.inspection.tables import ImageLabels, read_labels
-from lit_data.datasets.label_formats import add_label_files
 from lit_data.datasets.split_lists import LIST_PATHS
 from lit_data.errors import ConfigError, DataError, Problems, list_problems, show_path
 from lit_data.files import write_json

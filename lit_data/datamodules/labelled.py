@@ -14,6 +14,8 @@ from lit_data.datamodules.image import Augment
 from lit_data.datamodules.image_files import FolderKeywords
 from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles
+from lit_data.datasets.annotations.formats import add_label_files
+from lit_data.datasets.annotations.tables import describe_lack, read_labels
 from lit_data.datasets.inspection.good_names import find_good_names
 from lit_data.datasets.inspection.layouts import (
     InspectionSet,
@@ -21,8 +23,6 @@ from lit_data.datasets.inspection.layouts import (
     leave_out_stray,
 )
 from lit_data.datasets.inspection.occupancy import PartialMasks
-from lit_data.datasets.inspection.tables import describe_lack, read_labels
-from lit_data.datasets.label_formats import add_label_files
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
 from lit_data.io.images.decoders import ImageDecoder

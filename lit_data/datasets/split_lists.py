@@ -7,16 +7,16 @@ from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_data.datasets.detection.coco import find_coco, load_coco
-from lit_data.datasets.detection.voc import NameIndex
-from lit_data.datasets.detection.yolo import (
+from lit_data.datasets.annotations.coco import find_coco, load_coco
+from lit_data.datasets.annotations.tables import IMAGE_COLUMNS, choose_column, read_table
+from lit_data.datasets.annotations.voc import NameIndex
+from lit_data.datasets.annotations.yolo import (
     YAML_FILES,
     YAML_SUFFIXES,
     find_set_yaml,
     read_data_yaml,
     read_lines,
 )
-from lit_data.datasets.inspection.tables import IMAGE_COLUMNS, choose_column, read_table
 from lit_data.datasets.split_names import (
     SPLITS,
     find_listed_split,

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_data.datasets.detection.voc import NameIndex
-from lit_data.datasets.detection.yolo import read_lines
+from lit_data.datasets.annotations.voc import NameIndex
+from lit_data.datasets.annotations.yolo import read_lines
 from lit_data.datasets.split_lists import (
     TO_SHARE,
     SplitList,

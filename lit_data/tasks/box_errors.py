@@ -9,7 +9,7 @@ import torch
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from lit_data.datasets.detection.labels import LabelTable
+from lit_data.datasets.annotations.labels import LabelTable
 from lit_data.datasets.detection.windows import part_boxes
 from lit_data.io.images.image_source import ImageBank
 from lit_data.modules.detection.scores import match_objects

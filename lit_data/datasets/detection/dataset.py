@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from typing_extensions import override
 
+from lit_data.datasets.annotations.labels import LabelTable
 from lit_data.datasets.bank_dataset import BankDataset
-from lit_data.datasets.detection.labels import LabelTable
 from lit_data.datasets.detection.sampling import PositiveImages
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.io.images.image_source import ImageBank

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from lit_data.checks import check_choice
-from lit_data.datasets.detection.coco import (
+from lit_data.datasets.annotations.coco import (
     COCO_PLACES,
     CocoFile,
     list_coco,
@@ -18,9 +18,15 @@ from lit_data.datasets.detection.coco import (
     read_coco_labels,
     split_by_file,
 )
-from lit_data.datasets.detection.labels import Faults, Frame, LabelTable
-from lit_data.datasets.detection.voc import Difficult, NameIndex, match_label_files, read_voc_labels
-from lit_data.datasets.detection.yolo import (
+from lit_data.datasets.annotations.formats import add_label_files, add_unlabelled
+from lit_data.datasets.annotations.labels import Faults, Frame, LabelTable
+from lit_data.datasets.annotations.voc import (
+    Difficult,
+    NameIndex,
+    match_label_files,
+    read_voc_labels,
+)
+from lit_data.datasets.annotations.yolo import (
     CLASS_FILES,
     YAML_FILES,
     DataYaml,
@@ -29,7 +35,6 @@ from lit_data.datasets.detection.yolo import (
     read_data_yaml,
     read_yolo_labels,
 )
-from lit_data.datasets.label_formats import add_label_files, add_unlabelled
 from lit_data.datasets.split_lists import find_lists
 from lit_data.datasets.split_names import SPLITS, find_split
 from lit_data.datasets.splits import (

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from lit_data.checks import check_choice
-from lit_data.datasets.detection.labels import LabelTable
+from lit_data.datasets.annotations.labels import LabelTable
 from lit_data.datasets.inspection.occupancy import MaskObjects, ObjectPool
 from lit_data.datasets.inspection.patches import PositiveOptions, divide_objects
 from lit_data.errors import ConfigError

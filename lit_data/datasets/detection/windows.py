@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from typing_extensions import override
 
+from lit_data.datasets.annotations.labels import LabelTable, ignored_class
 from lit_data.datasets.detection.dataset import DetectionDataset
-from lit_data.datasets.detection.labels import LabelTable, ignored_class
 from lit_data.grid import PatchGrid
 from lit_data.io.images.image_source import ImageBank
 from lit_data.mosaic import FILL, MosaicPlan

@@ -6,7 +6,7 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
 from lit_data.datasets import DetectionDataset
-from lit_data.datasets.detection.labels import LabelTable
+from lit_data.datasets.annotations.labels import LabelTable
 from lit_data.errors import ConfigError
 from lit_data.mosaic import FILL, MosaicSpec
 from lit_data.testing import check_dataset

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lit_data.datasets.annotations.labels import LabelTable
 from lit_data.datasets.detection.files import DetectionFiles, find_detection_files
-from lit_data.datasets.detection.labels import LabelTable
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.leftovers import Leftovers

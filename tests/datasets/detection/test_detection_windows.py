@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from lit_data.datasets.detection.labels import LabelTable
+from lit_data.datasets.annotations.labels import LabelTable
 from lit_data.datasets.detection.sampling import BoxSampling, PositiveImages
 from lit_data.datasets.detection.windows import WindowBank, choose_stride, cut_windows
 from lit_data.errors import ConfigError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lit_data.datasets import DetectionDataset
-from lit_data.datasets.detection.labels import LabelTable
+from lit_data.datasets.annotations.labels import LabelTable
 from lit_data.datasets.detection.synthetic import SyntheticObjects, check_synthesis
 from lit_data.datasets.detection.windows import WindowDataset, cut_windows
 from lit_data.errors import ConfigError

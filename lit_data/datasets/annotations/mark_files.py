@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_data.datasets.detection.coco import (
+from lit_data.datasets.annotations.coco import (
     CocoFile,
     Id,
     find_coco,
@@ -24,11 +24,8 @@ from lit_data.datasets.detection.coco import (
     parse_coco,
     quote,
 )
-from lit_data.datasets.detection.voc import NameIndex, read_xml
-from lit_data.datasets.detection.yolo import find_class_file, name_numbers, read_class_names
-from lit_data.datasets.inspection.annotations import Annotated, Effect
-from lit_data.datasets.inspection.layouts import Layout
-from lit_data.datasets.inspection.marks import (
+from lit_data.datasets.annotations.marked import Annotated, Effect
+from lit_data.datasets.annotations.marks import (
     Draw,
     box_corners,
     counts,
@@ -39,13 +36,16 @@ from lit_data.datasets.inspection.marks import (
     runs,
     turn,
 )
-from lit_data.datasets.inspection.tables import (
+from lit_data.datasets.annotations.tables import (
     BOTH_COLUMNS,
     CLASS_COLUMNS,
     IMAGE_COLUMNS,
     choose_column,
     read_table,
 )
+from lit_data.datasets.annotations.voc import NameIndex, read_xml
+from lit_data.datasets.annotations.yolo import find_class_file, name_numbers, read_class_names
+from lit_data.datasets.inspection.layouts import Layout
 from lit_data.datasets.split_names import find_split, split_of, split_of_annotations
 from lit_data.errors import DataError, Problems, escape, show_path
 from lit_data.files import check_kind

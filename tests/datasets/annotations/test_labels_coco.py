@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_data.datasets.detection.coco import load_coco, read_coco_labels
-from lit_data.datasets.detection.labels import Frame, LabelTable
+from lit_data.datasets.annotations.coco import load_coco, read_coco_labels
+from lit_data.datasets.annotations.labels import Frame, LabelTable
 from lit_data.errors import DataError
 
 IMAGES = ["/set/images/0.jpg", "/set/images/1.jpg"]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_data.datasets.detection.coco import quote
+from lit_data.datasets.annotations.coco import quote
 from lit_data.errors import DataError, escape
 from lit_data.io.images.header import parse_header
 from lit_data.io.images.options import ReadOptions

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lit_data.datasets.detection.voc import NameIndex
+from lit_data.datasets.annotations.voc import NameIndex
 from lit_data.errors import DataError, Problems, show_path
 from lit_data.io.discovery import check_inside, list_shown
 from lit_data.io.source import decode_text, open_source, read_whole

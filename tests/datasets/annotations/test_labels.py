@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_data.datasets.detection.labels import (
+from lit_data.datasets.annotations.labels import (
     BoxCollector,
     BoxForm,
     Frame,

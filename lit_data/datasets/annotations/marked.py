@@ -1,6 +1,6 @@
 """Marks of images, whatever file they were read from, and their masks and boxes.
 
-`lit_data.datasets.inspection.annotation_files` reads them. What holds for marks of all formats is
+`lit_data.datasets.annotations.mark_files` reads them. What holds for marks of all formats is
 checked here, once: the frame of their image, where they lie, and what a pixel can be.
 """
 
@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from lit_data.datasets.detection.labels import UNSTATED, Frame, Stated
-from lit_data.datasets.detection.voc import NameIndex
+from lit_data.datasets.annotations.labels import UNSTATED, Frame, Stated
+from lit_data.datasets.annotations.marks import Draw, DrawnPixels, Mask, Patch
+from lit_data.datasets.annotations.voc import NameIndex
 from lit_data.datasets.inspection.layouts import Layout
-from lit_data.datasets.inspection.marks import Draw, DrawnPixels, Mask, Patch
 from lit_data.errors import DataError, Problems, show_path
 from lit_data.io.images.options import ReadOptions
 from lit_data.types import IGNORED, Bools, Ints, Size

@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_data.datasets.detection.labels import Frame, LabelTable
-from lit_data.datasets.detection.voc import NameIndex, read_voc_labels
+from lit_data.datasets.annotations.labels import Frame, LabelTable
+from lit_data.datasets.annotations.voc import NameIndex, read_voc_labels
 from lit_data.errors import DataError
 
 IMAGES = ["/set/images/0.jpg", "/set/images/1.jpg"]

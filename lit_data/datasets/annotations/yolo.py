@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_data.datasets.detection.labels import (
+from lit_data.datasets.annotations.labels import (
     BoxCollector,
     BoxForm,
     Frame,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_data.datasets.label_formats import add_label_files, find_format, sort_by_format
+from lit_data.datasets.annotations.formats import add_label_files, find_format, sort_by_format
 from lit_data.io.leftovers import Leftovers
 from tests.datasets.contents import WRITERS
 

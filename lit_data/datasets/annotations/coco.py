@@ -11,7 +11,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from lit_data.datasets.detection.labels import (
+from lit_data.datasets.annotations.formats import find_format
+from lit_data.datasets.annotations.labels import (
     BoxCollector,
     BoxForm,
     Faults,
@@ -21,8 +22,7 @@ from lit_data.datasets.detection.labels import (
     describe_turn,
     is_share_box,
 )
-from lit_data.datasets.detection.voc import NameIndex
-from lit_data.datasets.label_formats import find_format
+from lit_data.datasets.annotations.voc import NameIndex
 from lit_data.datasets.split_names import split_of_annotations
 from lit_data.errors import DataError, Problems, escape, list_some, show_path
 from lit_data.io.discovery import check_inside

@@ -14,7 +14,7 @@ from PIL import Image
 from lit_data.datamodules import InspectionDataModule
 from lit_data.datamodules.detection_masks import box_parts, find_mask_boxes, share_objects
 from lit_data.datamodules.inspection_source import InspectionFiles
-from lit_data.datasets.inspection.annotation_files import read_annotations
+from lit_data.datasets.annotations.mark_files import read_annotations
 from lit_data.errors import DataError
 from lit_data.io.images.options import ReadOptions
 

@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_data.datasets.detection.labels import Frame, LabelTable
-from lit_data.datasets.detection.yolo import (
+from lit_data.datasets.annotations.labels import Frame, LabelTable
+from lit_data.datasets.annotations.yolo import (
     read_class_names,
     read_data_yaml,
     read_lines,

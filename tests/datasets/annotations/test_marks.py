@@ -15,10 +15,10 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from lit_data.datamodules import InspectionDataModule
-from lit_data.datasets.inspection.annotation_files import read_annotations
-from lit_data.datasets.inspection.annotations import Annotated
-from lit_data.datasets.inspection.marks import DrawnPixels, counts, outline
-from lit_data.datasets.inspection.tables import read_table
+from lit_data.datasets.annotations.mark_files import read_annotations
+from lit_data.datasets.annotations.marked import Annotated
+from lit_data.datasets.annotations.marks import DrawnPixels, counts, outline
+from lit_data.datasets.annotations.tables import read_table
 from lit_data.errors import DataError
 from lit_data.io.images.options import DEFAULT_READ
 
@@ -418,7 +418,7 @@ def test_a_million_points_or_letters_take_no_long_time() -> None:
 
 def test_crossings_are_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = outline(_zigzag(900))((2000, 2000))
-    monkeypatch.setattr("lit_data.datasets.inspection.marks.CROSSINGS", 5_000)
+    monkeypatch.setattr("lit_data.datasets.annotations.marks.CROSSINGS", 5_000)
     assert_array_equal(outline(_zigzag(900))((2000, 2000)).marked, whole.marked)
 
 
@@ -450,7 +450,7 @@ def test_shapes_that_cover_an_image_again_and_again_end_in_a_line(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     side, count = 100, 10_000
-    monkeypatch.setattr("lit_data.datasets.inspection.marks.MOST_DRAWN_PX", 10**6)
+    monkeypatch.setattr("lit_data.datasets.annotations.marks.MOST_DRAWN_PX", 10**6)
     cv2.imwrite(str(tmp_path / "a.png"), np.zeros((side, side), np.uint8))
     shapes = [_whole(kind, side)] * count
     content = {"shapes": shapes}

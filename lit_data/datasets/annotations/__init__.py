@@ -1,0 +1,1 @@
+"""Annotations of images in the formats that people have: boxes, outlines, runs and tables."""

@@ -400,6 +400,16 @@ class InspectionDataModule(ImageDataModule):
         sampling = replace(self.sampling, image_kinds=self.image_kinds)
         return sampling.look(masks, self.grid, self.bank, least, self.source.kept_folder)
 
+    def _check_protocol(self, splitter: ImageSplitter) -> None:
+        # Without masks folders still say which images are good, and images are scored by that.
+        layout = self.source.image_set.layout
+        if layout not in ("anomaly", "none") or not splitter.has_split_folders:
+            raise ConfigError(
+                f"{show_path(self.source.folder)}: data.protocol=mvtec needs the folders train/good "
+                "and test/KIND, with the masks in ground_truth/KIND if there are any, and nothing "
+                f"beside them (found: layout {layout}); see docs/anomaly.md"
+            )
+
     def _split_all_images(self) -> dict[str, Ints]:
         self._kinds = self.image_kinds
         self._doubt = self.describe_doubt()
@@ -419,15 +429,8 @@ class InspectionDataModule(ImageDataModule):
             leftovers=self.source.leftovers,
         )
         self._unknown = splitter.find_unknown()
-        # Without masks folders still say which images are good, and images are scored by that.
-        layout = self.source.image_set.layout
-        has_layout = layout in ("anomaly", "none") and splitter.has_split_folders
-        if self.protocol == "mvtec" and not has_layout:
-            raise ConfigError(
-                f"{show_path(self.source.folder)}: data.protocol=mvtec needs the folders train/good "
-                "and test/KIND, with the masks in ground_truth/KIND if there are any, and nothing "
-                f"beside them (found: layout {layout}); see docs/anomaly.md"
-            )
+        if self.protocol == "mvtec":
+            self._check_protocol(splitter)
         splits = None if self.folds is None else splitter.split_folds(self.folds, self.fold)
         if self.train_on == "all":
             splits = splits or splitter.split(self.source.splits)

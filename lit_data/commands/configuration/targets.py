@@ -47,6 +47,7 @@ class _Target:
         self._key = key
 
     def __call__(self, *args: object, **kwargs: object) -> Any:  # noqa: ANN401 - whatever it makes
+        _check_names(self._call, kwargs, self._key)  # also of arguments that replace the node's
         _check_missing(self._call, args, kwargs, self._key)
         return _call(self._call, args, kwargs, self._key)
 

@@ -28,8 +28,8 @@ def _write_pairs(folder: Path, count: int = 8) -> Path:
         target, mask = _make_part(number), np.zeros((SIDE_PX, SIDE_PX), np.uint8)
         reference = target.copy()
         if number % 2:
-            target[60:68, 40:48] = 255
-            mask[60:68, 40:48] = 255
+            target[60:72, 40:52] = 255
+            mask[60:72, 40:52] = 255
         split = ("train", "val", "test")[number % 3]
         pairs.append(Pair(f"{number:02}", split, target, reference, mask))
     write_tiles(pairs, folder, SIDE_PX)

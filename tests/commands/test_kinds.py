@@ -12,7 +12,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs/commands.md").read_text(enco
 QUICK = (*outputs.QUICK, *outputs.NO_TIMELINES)
 TOYS = {
     **{name: outputs.EXPERIMENTS[name] for name in ("stripe", "segmentation", "classification")},
-    "anomaly": ("data.samples={count: 24, size_px: [96, 96]}", "data.size_px=64"),
+    "anomaly": ("data.samples={count: 40, size_px: [128, 128]}", "data.size_px=128"),
     **{name: outputs.EXPERIMENTS[name] for name in ("detection", "ct", "ct_segmentation")},
     **{name: outputs.EXPERIMENTS[name] for name in ("watermark", "gan")},
 }

@@ -1,5 +1,6 @@
 """Hydra's engine on the packaged configuration: its groups, options and files."""
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -69,8 +70,8 @@ class ComposedLoader:
         self._cfg = cfg
 
     def load_configuration(self, *_: object, **__: object) -> DictConfig:
-        """Return the configuration, whatever is asked for."""
-        return self._cfg
+        """Return the configuration, whatever is asked for; anew, as Hydra changes what it prints."""
+        return copy.deepcopy(self._cfg)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(self._loader, name)

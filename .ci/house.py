@@ -37,8 +37,19 @@ DENSE = (
     ast.NamedExpr,
 )
 VAGUE = {
-    *("found", "place", "wanted", "own", "hand", "told", "said"),
-    *("kept", "whole", "made", "given", "about", "shown"),
+    "found",
+    "place",
+    "wanted",
+    "own",
+    "hand",
+    "told",
+    "said",
+    "kept",
+    "whole",
+    "made",
+    "given",
+    "about",
+    "shown",
 }
 QUESTIONS = ("What ", "Who ", "Whether ", "How ", "Where ", "Which ")
 PRIVATE = re.compile(
@@ -46,8 +57,12 @@ PRIVATE = re.compile(
     re.MULTILINE,
 )
 SILENT = (
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
-    *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
 )
 
 

@@ -19,20 +19,17 @@ CHROMIUM = (
 )
 
 _FLAGS = (
-    *(
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--no-first-run",
-        "--disable-background-networking",
-    ),
-    *(
-        "--disable-component-update",
-        "--disable-sync",
-        "--disable-extensions",
-        "--remote-debugging-pipe",
-    ),
-    *("--disable-dev-shm-usage", "--host-resolver-rules=MAP * ~NOTFOUND"),
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+    "--remote-debugging-pipe",
+    "--disable-dev-shm-usage",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
 )
 _LAUNCHER = """
 import os, sys

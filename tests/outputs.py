@@ -22,8 +22,11 @@ from lit_data.cli import main
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
 QUICK = (
-    *("trainer.max_epochs=1", "trainer.log_every_n_steps=1", "trainer.enable_progress_bar=false"),
-    *("+trainer.enable_model_summary=false", "data.loader.batch_size=4"),
+    "trainer.max_epochs=1",
+    "trainer.log_every_n_steps=1",
+    "trainer.enable_progress_bar=false",
+    "+trainer.enable_model_summary=false",
+    "data.loader.batch_size=4",
     "data.loader.num_workers=0",
 )
 NO_TIMELINES = ("callbacks.memory.plot=false", "callbacks.data_wait.plot=false")

@@ -15,8 +15,12 @@ from tests.families import ROOT
 from tests.fork_server import SCRIPTS_TOO
 
 QUICK = (
-    *("debug=fast", "data.samples.count=4", "data.loader.num_workers=0", "model.net.width=4"),
-    *("trainer.enable_progress_bar=false", "callbacks.checkpoint.monitor=null"),
+    "debug=fast",
+    "data.samples.count=4",
+    "data.loader.num_workers=0",
+    "model.net.width=4",
+    "trainer.enable_progress_bar=false",
+    "callbacks.checkpoint.monitor=null",
 )
 
 

@@ -112,10 +112,21 @@ def _run(code: str) -> str:
 def test_importing_loads_no_heavy_library() -> None:
     steps = {
         "lit_data.datasets.patches, lit_data.datasets.detection.dataset, lit_data.loading": {
-            *("lightning", "kornia", "hydra", "matplotlib", "cv2"),
+            "lightning",
+            "kornia",
+            "hydra",
+            "matplotlib",
+            "cv2",
         },
         "lit_data.callbacks": {
-            *("hydra", "omegaconf", "tensorboard", "kornia", "wandb", "mlflow", "cv2", "tifffile"),
+            "hydra",
+            "omegaconf",
+            "tensorboard",
+            "kornia",
+            "wandb",
+            "mlflow",
+            "cv2",
+            "tifffile",
         },
     }
     code = "import sys\n"

@@ -30,10 +30,32 @@ MUTANTS = 250
 LONGEST_S = 5.0
 """Of the processor for one file: far more than any takes, far less than a hang."""
 HOSTILE = [
-    *(b"", b"-1", b"0", b"nan", b"inf", b"1e999", b"9" * 400, b"null", b"true", b'"x"'),
-    *(b"[]", b"{}", b"[" * 3000, b"\x00", b"\xff\xfe", b"\xed\xa0\x80", b"\n", b"../" * 9),
-    *(b"&a [*a, *a]", b"${b}", b"!!python/object:os.system", b"<!DOCTYPE a [<!ENTITY b 'c'>]>"),
-    *(b"auth" * 5000, b"1" * 20_000, b" " * 20_000, b"\r\n" * 500),
+    b"",
+    b"-1",
+    b"0",
+    b"nan",
+    b"inf",
+    b"1e999",
+    b"9" * 400,
+    b"null",
+    b"true",
+    b'"x"',
+    b"[]",
+    b"{}",
+    b"[" * 3000,
+    b"\x00",
+    b"\xff\xfe",
+    b"\xed\xa0\x80",
+    b"\n",
+    b"../" * 9,
+    b"&a [*a, *a]",
+    b"${b}",
+    b"!!python/object:os.system",
+    b"<!DOCTYPE a [<!ENTITY b 'c'>]>",
+    b"auth" * 5000,
+    b"1" * 20_000,
+    b" " * 20_000,
+    b"\r\n" * 500,
 ]
 IMAGES = ["/root/images/a.png", "/root/images/b.png"]
 FRAMES = [Frame((20, 30)), Frame((40, 50))]

@@ -49,8 +49,13 @@ _GOLDEN_PX = 160  # longest side, so that the runtime starts quickly
 _PROBES = 4  # tiles that the ONNX file is compared with torch on
 _CPU = torch.device("cpu")
 _READ = (
-    *("alpha", "cv2_order", "gray_to_rgb", "equal_channels"),
-    *("nan_fill", "as_float", "max_pixels"),
+    "alpha",
+    "cv2_order",
+    "gray_to_rgb",
+    "equal_channels",
+    "nan_fill",
+    "as_float",
+    "max_pixels",
 )
 """Options of reading that the runtime knows."""
 
@@ -59,9 +64,22 @@ _NO_MAP: dict[str, Any] = {
     **{"min_area_px": 0, "large_px": 0},
 }
 _UNUSED = (
-    *("folder", "resume", "on_bad", "count", "clean", "precision", "compile", "augment"),
-    *("memory_limit_bytes", "channels_last", "threads", "readers"),
-    *("batch_size", "max_batch_size", "min_batch_size", *JOINT_OPTIONS),
+    "folder",
+    "resume",
+    "on_bad",
+    "count",
+    "clean",
+    "precision",
+    "compile",
+    "augment",
+    "memory_limit_bytes",
+    "channels_last",
+    "threads",
+    "readers",
+    "batch_size",
+    "max_batch_size",
+    "min_batch_size",
+    *JOINT_OPTIONS,
 )
 
 

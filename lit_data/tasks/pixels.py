@@ -242,8 +242,14 @@ class InspectionTask(PixelTask[InspectionDataModule]):
         "protocol": "auto",
     }
     trained_data = (
-        *("classes", "fit", "mask_read", "patch_px", "read"),
-        *("scale", "size_px", "value_range"),
+        "classes",
+        "fit",
+        "mask_read",
+        "patch_px",
+        "read",
+        "scale",
+        "size_px",
+        "value_range",
     )
     unused = ("clean", "count")
 

@@ -18,12 +18,19 @@ from lit_data.types import Batch
 from tests.benchmarks.suites import compose_suite, read_epoch, read_table, run_suite
 
 TOY = [
-    *("data.samples={count: 6, height_px: 128, width_px: 128}", "data.patch_px=64"),
-    *("data.stride_px=64", "data.loader.batch_size=4", "data.synthesis.probability=1.0"),
+    "data.samples={count: 6, height_px: 128, width_px: 128}",
+    "data.patch_px=64",
+    "data.stride_px=64",
+    "data.loader.batch_size=4",
+    "data.synthesis.probability=1.0",
 ]
 SHORT = [
-    *("benchmark.repeats=1", "benchmark.seconds_per_row=60", "benchmark.samples_per_row=8"),
-    *("benchmark.warmup_batches=1", "benchmark.workers=[1]", "benchmark.micro_batch_sizes=[2]"),
+    "benchmark.repeats=1",
+    "benchmark.seconds_per_row=60",
+    "benchmark.samples_per_row=8",
+    "benchmark.warmup_batches=1",
+    "benchmark.workers=[1]",
+    "benchmark.micro_batch_sizes=[2]",
 ]
 OTHERS = ["original", "improved", "textbook"]
 

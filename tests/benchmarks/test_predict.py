@@ -17,10 +17,20 @@ from lit_data.io.images.readers import read_image
 from tests.benchmarks.suites import build_suite, compose_suite, read_summary, read_table
 
 TOY = [
-    *("trainer=cpu", "data.samples={count: 6, size_px: [96, 96]}", "data.patch_px=48"),
-    *("data.progressive=[[0,32]]", "data.loader.batch_size=2", "data.loader.num_workers=0"),
-    *("model.net.width=2", "model.net.depth=1", "suite.images=5", "suite.tile_px=48"),
-    *("suite.batch_sizes=[2,3]", "suite.repeats=1", "suite.steps=2", "suite.device=cpu"),
+    "trainer=cpu",
+    "data.samples={count: 6, size_px: [96, 96]}",
+    "data.patch_px=48",
+    "data.progressive=[[0,32]]",
+    "data.loader.batch_size=2",
+    "data.loader.num_workers=0",
+    "model.net.width=2",
+    "model.net.depth=1",
+    "suite.images=5",
+    "suite.tile_px=48",
+    "suite.batch_sizes=[2,3]",
+    "suite.repeats=1",
+    "suite.steps=2",
+    "suite.device=cpu",
 ]
 ORIGINAL = ("original", "original_bf16")
 EAGER = ("batched", "threads", "bf16")

@@ -14,13 +14,19 @@ import torch
 from lit_data.cli import main
 
 QUICK = (
-    *("trainer=cpu", "trainer.enable_progress_bar=false", "+trainer.enable_model_summary=false"),
-    *("data.loader.batch_size=4", "data.loader.num_workers=0"),
+    "trainer=cpu",
+    "trainer.enable_progress_bar=false",
+    "+trainer.enable_model_summary=false",
+    "data.loader.batch_size=4",
+    "data.loader.num_workers=0",
 )
 GAUSSIANS = ("+experiment=anomaly", "data.size_px=128")
 TEXTURES = (
-    *("+experiment=anomaly", "model=anomaly_texture", "data.size_px=null"),
-    *("model.normality.size=200", "model.normality.candidates=2000"),
+    "+experiment=anomaly",
+    "model=anomaly_texture",
+    "data.size_px=null",
+    "model.normality.size=200",
+    "model.normality.candidates=2000",
 )
 MEANS = "normality.scales.0.mean"
 

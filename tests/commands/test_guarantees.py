@@ -35,9 +35,15 @@ from tests.outputs import NO_TIMELINES
 from tests.tasks.running import Marker, make_run, read_rows
 
 _QUICK = (
-    *("trainer=cpu", "trainer.enable_progress_bar=false", "+trainer.enable_model_summary=false"),
-    *("data.patch_px=32", "data.loader.batch_size=16", "data.loader.num_workers=0"),
-    *("model=unet", "model.net.width=4", "trainer.max_epochs=4"),
+    "trainer=cpu",
+    "trainer.enable_progress_bar=false",
+    "+trainer.enable_model_summary=false",
+    "data.patch_px=32",
+    "data.loader.batch_size=16",
+    "data.loader.num_workers=0",
+    "model=unet",
+    "model.net.width=4",
+    "trainer.max_epochs=4",
     "data.samples={count: 120, size_px: [64, 64]}",
     *NO_TIMELINES,
 )

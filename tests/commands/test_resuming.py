@@ -207,9 +207,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 TOY = (
-    *("debug=fast", "data.samples.count=4", "model.net.width=4", "callbacks=fast", "logger=none"),
-    *("trainer.enable_progress_bar=false", "trainer.limit_train_batches=1"),
-    *("trainer.limit_val_batches=0", "callbacks.checkpoint.monitor=null"),
+    "debug=fast",
+    "data.samples.count=4",
+    "model.net.width=4",
+    "callbacks=fast",
+    "logger=none",
+    "trainer.enable_progress_bar=false",
+    "trainer.limit_train_batches=1",
+    "trainer.limit_val_batches=0",
+    "callbacks.checkpoint.monitor=null",
 )
 
 

@@ -26,11 +26,25 @@ class Stopper(L.Callback):
 
 
 WORDS = [
-    *(sys.executable, "-m", "lit_data", "fit", "+experiment=stripe", "--package=stopper"),
-    *("trainer=cpu", "callbacks=safe", "+callbacks.stopper._target_=stopper.Stopper"),
-    *("trainer.enable_progress_bar=false", "model.net.width=4", *STRIPES, *NO_TIMELINES),
-    *("trainer.max_epochs=3", "trainer.check_val_every_n_epoch=3", "resume=auto"),
-    *("hydra.run.dir=night", "paths.cache=cache", "logger=none"),
+    sys.executable,
+    "-m",
+    "lit_data",
+    "fit",
+    "+experiment=stripe",
+    "--package=stopper",
+    "trainer=cpu",
+    "callbacks=safe",
+    "+callbacks.stopper._target_=stopper.Stopper",
+    "trainer.enable_progress_bar=false",
+    "model.net.width=4",
+    *STRIPES,
+    *NO_TIMELINES,
+    "trainer.max_epochs=3",
+    "trainer.check_val_every_n_epoch=3",
+    "resume=auto",
+    "hydra.run.dir=night",
+    "paths.cache=cache",
+    "logger=none",
 ]
 
 

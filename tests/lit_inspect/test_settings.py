@@ -103,7 +103,10 @@ def test_windows_that_leave_gaps_are_refused(change: dict[str, Any], tmp_path: P
         *({"nan_fill": value} for value in (NAN, 1e39, "0")),
         *({"max_pixels": value} for value in (0, -1, 10**12, "9", None)),
         *({"alpha": value} for value in ("only", None)),
-        *({"equal_channels": "x"}, {"cv2_order": 1}, {"as_float": "no"}, {"page": 1}),
+        {"equal_channels": "x"},
+        {"cv2_order": 1},
+        {"as_float": "no"},
+        {"page": 1},
     ],
 )
 def test_options_of_reading_that_are_none_are_refused(
@@ -121,9 +124,14 @@ def test_an_option_of_reading_that_is_missing_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "change",
     [
-        *({"tiling": None}, {"boxes": BOXES["boxes"]}, {**LABELS, "scaling": None}),
-        *({**LABELS, "classes": []}, {**LABELS, "tiling": TILING}, {**LABELS, "review": [0, 1]}),
-        *({**BOXES, "classes": []}, {**BOXES, "boxes": None}),
+        {"tiling": None},
+        {"boxes": BOXES["boxes"]},
+        {**LABELS, "scaling": None},
+        {**LABELS, "classes": []},
+        {**LABELS, "tiling": TILING},
+        {**LABELS, "review": [0, 1]},
+        {**BOXES, "classes": []},
+        {**BOXES, "boxes": None},
         {**BOXES, "scaling": LABELS["scaling"]},
         {"classes": [f"{number}" for number in range(256)]},
         {"channels": 16, "tiling": {**TILING, "tile_px": [4096, 4096]}},

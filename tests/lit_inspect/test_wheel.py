@@ -16,8 +16,14 @@ import lit_inspect
 from tests.lit_inspect.boards import write_board
 
 NEEDED = (
-    *("numpy", "onnxruntime", "cv2", "pydantic", "pydantic_core", "annotated_types"),
-    *("typing_inspection", "typing_extensions"),
+    "numpy",
+    "onnxruntime",
+    "cv2",
+    "pydantic",
+    "pydantic_core",
+    "annotated_types",
+    "typing_inspection",
+    "typing_extensions",
 )
 RUN = """
 import importlib.util, runpy, sys

@@ -35,13 +35,12 @@ aten = torch.ops.aten
 _TYPES = ("cuda", "mps")
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _INDEX = {
-    *(
-        aten.index.Tensor,
-        aten._unsafe_index.Tensor,
-        aten._index_put_impl_.default,
-        aten._unsafe_index_put.default,
-    ),
-    *(aten.index_put.default, aten.index_put_.default),
+    aten.index.Tensor,
+    aten._unsafe_index.Tensor,
+    aten._index_put_impl_.default,
+    aten._unsafe_index_put.default,
+    aten.index_put.default,
+    aten.index_put_.default,
 }
 _WAITS = {
     aten._local_scalar_dense.default: "item",
@@ -84,22 +83,20 @@ _ALLOCATES = {
 }
 _CUMSUM = {aten.cumsum.default, aten.cumsum_.default}
 _NEEDS_ITS_DEVICE = {
-    *(
-        aten.cat.default,
-        aten.stack.default,
-        aten.mm.default,
-        aten.addmm.default,
-        aten.bmm.default,
-        aten.gather.default,
-    ),
-    *(
-        aten.scatter.src,
-        aten.scatter.value,
-        aten.index_add.default,
-        aten.index_add_.default,
-        aten.embedding.default,
-    ),
-    *(aten.index_select.default, aten.searchsorted.Tensor, aten.searchsorted.Scalar),
+    aten.cat.default,
+    aten.stack.default,
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.gather.default,
+    aten.scatter.src,
+    aten.scatter.value,
+    aten.index_add.default,
+    aten.index_add_.default,
+    aten.embedding.default,
+    aten.index_select.default,
+    aten.searchsorted.Tensor,
+    aten.searchsorted.Scalar,
 }
 """For which even a host tensor without axes is one too many."""
 _RANDOM = (

@@ -41,7 +41,9 @@ TOYS = {
     DRAWN: [*SURFACES, "data.sampling.paste=0.5"],
     "segmentation model=unet data.classes=[defect] model.class_weights=balanced": SURFACES,
     "classification": [
-        *("model=classifier", "data.samples={count: 24, size_px: [96, 96]}", "data.size_px=32"),
+        "model=classifier",
+        "data.samples={count: 24, size_px: [96, 96]}",
+        "data.size_px=32",
         *NARROW,
     ],
     "ct": [*QUICK, *VOLUMES, "data.loader.batch_size=2"],

@@ -117,8 +117,10 @@ def test_labels_are_joined_from_windows_and_written_on_the_grid_of_the_input(
     assert_array_equal(np.load(out / "labels" / "b.npy"), labels)
     rows = read_rows(out / "volumes.csv")
     assert [(row["volume"], row["class"]) for row in rows] == [
-        *(("a", "bone"), ("a", "soft")),
-        *(("b", "bone"), ("b", "soft")),
+        ("a", "bone"),
+        ("a", "soft"),
+        ("b", "bone"),
+        ("b", "soft"),
     ]
     for row, label in zip(rows[:2], (1, 2), strict=True):
         mine, true = int((labels == label).sum()), int((wrong == label).sum())

@@ -51,14 +51,18 @@ from lit_inspect.regions import MOST_PX, count_top_px
 _EPS = 1e-9  # logits go up to 20.7
 _LIMITS = {"aupro_30": 0.3, "aupro_5": 0.05}
 _OF_IMAGES = (
-    *("image_auroc", "image_average_precision"),
-    *("image_f1_max", "image_f1_max_threshold"),
+    "image_auroc",
+    "image_average_precision",
+    "image_f1_max",
+    "image_f1_max_threshold",
 )
 ANOMALY_METRICS = (
     *_OF_IMAGES,
     "pixel_auroc",
     *_LIMITS,
-    *("aupimo", "f1_max", "f1_max_threshold"),
+    "aupimo",
+    "f1_max",
+    "f1_max_threshold",
 )
 _SMOOTH = 50  # bins to each side, of 42 / 8192 logits
 _TOP_PIXELS = ("top_images", "top_pixels", "top_scores")

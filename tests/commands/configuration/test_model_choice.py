@@ -65,10 +65,17 @@ def test_another_model_takes_its_place_as_if_it_were_typed(
 @pytest.mark.parametrize(
     ("line", "is_replaced"),
     [
-        *(("fit seed=3", True), ("fit resume=auto ckpt=null", True), ("benchmark", True)),
-        *(("predict", False), ("test", False), ("calibrate", False)),
-        *(("fit resume=latest", False), ("fit ckpt=a.ckpt", False), ("fit model=MODEL", False)),
-        *(("fit model.net.weights=null", False), ("fit +experiment=segmentation,stripe", False)),
+        ("fit seed=3", True),
+        ("fit resume=auto ckpt=null", True),
+        ("benchmark", True),
+        ("predict", False),
+        ("test", False),
+        ("calibrate", False),
+        ("fit resume=latest", False),
+        ("fit ckpt=a.ckpt", False),
+        ("fit model=MODEL", False),
+        ("fit model.net.weights=null", False),
+        ("fit +experiment=segmentation,stripe", False),
     ],
 )
 def test_commands_on_checkpoints_and_what_is_typed_keep_the_model(

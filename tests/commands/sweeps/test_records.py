@@ -48,9 +48,17 @@ def test_a_job_that_seems_to_run_behind_its_sweep_was_lost() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        *({"number": "3"}, {"overrides": [1]}, {"overrides": 5}, {"command": None}),
-        *({"status": "\x1b[2J"}, {"reason": 5}, {"seconds": "1"}, {"exit_code": [1]}),
-        *({"ckpt": 5}, {"future": 1}, {"number": True}),
+        {"number": "3"},
+        {"overrides": [1]},
+        {"overrides": 5},
+        {"command": None},
+        {"status": "\x1b[2J"},
+        {"reason": 5},
+        {"seconds": "1"},
+        {"exit_code": [1]},
+        {"ckpt": 5},
+        {"future": 1},
+        {"number": True},
     ],
 )
 def test_a_record_of_other_types_is_none(fields: dict[str, Any], tmp_path: Path) -> None:

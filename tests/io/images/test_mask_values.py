@@ -158,8 +158,11 @@ def test_folders_of_masks_are_known_by_their_names(tmp_path: Path, name: str) ->
 def test_folders_of_voc_are_known_and_those_that_say_it_again_are_left_out(tmp_path: Path) -> None:
     _write(tmp_path / "JPEGImages", ".jpg", *PICTURES[:3])
     names = (
-        *("SegmentationClass", "SegmentationObject", "SegmentationClassVisualization"),
-        *("SegmentationClassNpy", "Visualization"),
+        "SegmentationClass",
+        "SegmentationObject",
+        "SegmentationClassVisualization",
+        "SegmentationClassNpy",
+        "Visualization",
     )
     for name in names:
         _write(tmp_path / name, ".png", *[_disc()] * 3)

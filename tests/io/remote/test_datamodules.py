@@ -201,9 +201,16 @@ def test_commands_read_s3_and_write_no_credential(
     s3: SimpleNamespace, run: Callable[..., Any]
 ) -> None:
     words = [
-        *("+experiment=stripe", "trainer=cpu", "trainer.max_epochs=1", "data.patch_px=32"),
-        *("data.loader.batch_size=2", "data.loader.num_workers=0", "data.stride_px=32"),
-        *("data.root=s3://stripes/line 1", "data.masks=marks", "data.on_bad=error"),
+        "+experiment=stripe",
+        "trainer=cpu",
+        "trainer.max_epochs=1",
+        "data.patch_px=32",
+        "data.loader.batch_size=2",
+        "data.loader.num_workers=0",
+        "data.stride_px=32",
+        "data.root=s3://stripes/line 1",
+        "data.masks=marks",
+        "data.on_bad=error",
         f"data.remote.endpoint_url={s3.url}",
     ]
     prepared = run("prepare", *words)

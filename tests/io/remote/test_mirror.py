@@ -418,8 +418,12 @@ def test_a_server_that_sends_more_than_it_states_is_cut_off(
 
 
 RECORDS = [
-    *(b"", b"[]", b"\xff\xfe", b"[" * 100_000),
-    *(b'{"format": 1, "url": 3}', b'{"format": 1, "complete": [1]}'),
+    b"",
+    b"[]",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b'{"format": 1, "url": 3}',
+    b'{"format": 1, "complete": [1]}',
 ]
 
 

@@ -101,10 +101,24 @@ def test_bad_lists(content: bytes, match: str) -> None:
 
 def test_index_pages() -> None:
     links = [
-        *("a.png", "b%20c.png", "/data/set/d.png", "http://host/data/set/e.png", "sub/"),
-        *("%E9.png", "..%2Fx.png", "../", "/", "/data/", "?C=N;O=D", "f.png?download=1"),
-        *("http://other/data/set/g.png", "https://host/data/set/h"),
-        *("", "#top", "mailto:me@host", "http://[bad/"),
+        "a.png",
+        "b%20c.png",
+        "/data/set/d.png",
+        "http://host/data/set/e.png",
+        "sub/",
+        "%E9.png",
+        "..%2Fx.png",
+        "../",
+        "/",
+        "/data/",
+        "?C=N;O=D",
+        "f.png?download=1",
+        "http://other/data/set/g.png",
+        "https://host/data/set/h",
+        "",
+        "#top",
+        "mailto:me@host",
+        "http://[bad/",
     ]
     shown = "".join(f"<A class=x HREF='{link}'>{link}</A>" for link in links)
     page = f"<html>{shown}<img src='no.png'>"

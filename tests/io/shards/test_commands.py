@@ -28,8 +28,12 @@ QUICK = (
     "data.loader.num_workers=0",
 )
 MEASURED = (
-    *("benchmark.repeats=1", "benchmark.seconds_per_row=0.01", "benchmark.samples_per_row=4"),
-    *("benchmark.workers=[1]", "benchmark.batch_sizes=[2]", "benchmark.micro_batch_sizes=[2]"),
+    "benchmark.repeats=1",
+    "benchmark.seconds_per_row=0.01",
+    "benchmark.samples_per_row=4",
+    "benchmark.workers=[1]",
+    "benchmark.batch_sizes=[2]",
+    "benchmark.micro_batch_sizes=[2]",
 )
 
 

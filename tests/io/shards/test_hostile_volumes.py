@@ -140,9 +140,17 @@ def test_facts_that_no_volume_has_are_refused(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("depth", 0), ("depth", 2**62), ("height", 2**40), ("width", 2**64 - 1)),
-        *(("points", 121), ("points", 2**63), ("nbytes", 0), ("nbytes", 2**62)),
-        *(("itemsize", 0), ("itemsize", 2**62), ("has_labels", 2)),
+        ("depth", 0),
+        ("depth", 2**62),
+        ("height", 2**40),
+        ("width", 2**64 - 1),
+        ("points", 121),
+        ("points", 2**63),
+        ("nbytes", 0),
+        ("nbytes", 2**62),
+        ("itemsize", 0),
+        ("itemsize", 2**62),
+        ("has_labels", 2),
     ],
 )
 def test_an_index_of_volumes_that_cannot_be_is_refused(
@@ -180,8 +188,11 @@ def _make_tar(kind: str) -> bytes:
 @pytest.mark.parametrize(
     "kind",
     [
-        *("a header of a terabyte", "a file of exabytes"),
-        *("names of names", "headers of headers", "many files"),
+        "a header of a terabyte",
+        "a file of exabytes",
+        "names of names",
+        "headers of headers",
+        "many files",
     ],
 )
 def test_a_hostile_tar_ends_in_a_line(kind: str, tmp_path: Path) -> None:

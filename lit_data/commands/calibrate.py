@@ -26,7 +26,7 @@ from lit_data.datamodules.drawn_images import DrawnImages
 from lit_data.datasets.splits import group_by_name
 from lit_data.errors import ConfigError, show_path
 from lit_data.files import find_sha256, plain_cell, refuse_links, write_table
-from lit_data.risk.bounds import Limit, count_needed, find_limit, upper_rate
+from lit_data.risk.bounds import Limit, count_needed, find_limit, import_special, upper_rate
 from lit_data.tasks.base import find_task_of
 from lit_data.tasks.options import JOINT_OPTIONS, PredictOptions, Share
 from lit_data.tasks.verdicts import (
@@ -133,8 +133,8 @@ def open_split(cfg: DictConfig, checkpoint: Path, images: str) -> Prediction:
         images: A split, or ``all``.
 
     Raises:
-        ConfigError: Images of this kind have no verdicts, options of ``predict`` mean nothing here,
-            the model is of no use, or all images are those of the training.
+        ConfigError: Images of this kind have no verdicts, SciPy is missing, options of ``predict``
+            mean nothing here, the model is of no use, or all images are those of the training.
     """
     kind = resolve_target(cfg.data._target_, "data")
     if not find_task_of(kind).has_verdicts():
@@ -143,6 +143,7 @@ def open_split(cfg: DictConfig, checkpoint: Path, images: str) -> Prediction:
             "+experiment=stripe, segmentation or anomaly"
         )
     options = read_options(PredictOptions, cfg.predict, "predict")
+    import_special()  # where it is missing, nothing is scored first
     options.refuse(str(cfg.command), *_UNUSED)
     # One CSV of them all is read again.
     options = replace(options, many_inputs=sys.maxsize)

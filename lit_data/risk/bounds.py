@@ -16,9 +16,13 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lit_data.errors import ConfigError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -27,20 +31,18 @@ _HALVINGS = 50
 _ROUNDING = 1e-9
 
 
-def find_tails(trials: int, rate: float) -> Floats:
-    """Return the probability of at most k errors for k = 0 .. trials, [trials + 1].
+def find_tail(errors: int, trials: int, rate: float) -> float:
+    """Return the probability of at most so many errors.
 
     Args:
+        errors: Of the trials.
         trials: Independent ones.
         rate: Probability of an error, above 0 and below 1.
+
+    Raises:
+        ConfigError: SciPy is not installed.
     """
-    errors = np.arange(trials + 1)
-    ratios = (trials - errors[1:] + 1) / errors[1:]
-    log_choices = np.concatenate(([0.0], np.cumsum(np.log(ratios))))
-    # By logarithms, as the number of choices leaves the range of floats.
-    log_mass = log_choices + errors * math.log(rate) + (trials - errors) * math.log1p(-rate)
-    tails: Floats = np.minimum(np.cumsum(np.exp(log_mass)), 1.0)
-    return tails
+    return float(import_special().bdtr(errors, trials, rate))
 
 
 def upper_rate(errors: int, trials: int, confidence: float) -> float:
@@ -50,10 +52,13 @@ def upper_rate(errors: int, trials: int, confidence: float) -> float:
         errors: Of the trials.
         trials: Independent ones.
         confidence: Probability that the bound holds, such as 0.95.
+
+    Raises:
+        ConfigError: SciPy is not installed.
     """
     if errors >= trials:
         return 1.0
-    return _find_rate(lambda rate: float(find_tails(trials, rate)[errors]), 1 - confidence)
+    return float(import_special().betaincinv(errors + 1, trials - errors, confidence))
 
 
 def lower_rate(hits: int, trials: int, confidence: float) -> float:
@@ -86,8 +91,20 @@ def p_value_of_mean(losses: Floats, rate: float) -> float:
     if mean > 0:
         divergence += mean * math.log(mean / rate)
     errors = math.ceil(float(losses.sum()) - _ROUNDING)
-    bentkus = math.e * float(find_tails(units, rate)[errors])
+    bentkus = math.e * find_tail(errors, units, rate)
     return min(math.exp(-units * divergence), bentkus, 1.0)
+
+
+def import_special() -> Any:  # noqa: ANN401 - a module without types
+    """Import SciPy's functions, which an extra brings.
+
+    Raises:
+        ConfigError: SciPy is not installed.
+    """
+    try:
+        return import_module("scipy.special")
+    except ImportError as error:
+        raise ConfigError("bounds of error rates need SciPy: pip install scipy") from error
 
 
 def _find_rate(find_p: Callable[[float], float], level: float) -> float:
@@ -164,7 +181,7 @@ class _Losses:
     def find_p(self, threshold: float, rate: float) -> float:
         is_below = self._scores < threshold
         if self._lots is None:
-            return float(find_tails(len(is_below), rate)[int(is_below.sum())])
+            return find_tail(int(is_below.sum()), len(is_below), rate)
         return p_value_of_mean(self._average(is_below), rate)
 
     def bound(self, threshold: float, confidence: float) -> float:

@@ -1,17 +1,19 @@
 """Bounds against tables, and over thousands of calibrations whose truth is known."""
 
 import math
+import sys
 from statistics import NormalDist
 
 import numpy as np
 import pytest
 
+from lit_data.errors import ConfigError
 from lit_data.risk.bounds import (
     Floats,
     Ints,
     count_needed,
     find_limit,
-    find_tails,
+    find_tail,
     lower_rate,
     p_value_of_mean,
     upper_mean,
@@ -24,10 +26,17 @@ _LOTS, _OF_LOT = 300, 30
 _ICC = 0.3
 
 
-def test_tails_are_those_of_the_binomial_distribution() -> None:
+def test_a_tail_is_that_of_the_binomial_distribution() -> None:
     masses = [math.comb(20, k) * 0.1**k * 0.9 ** (20 - k) for k in range(21)]
-    assert find_tails(20, 0.1) == pytest.approx(np.cumsum(masses), rel=1e-12)
-    assert find_tails(5000, 0.02)[-1] == pytest.approx(1)
+    tails = [find_tail(errors, 20, 0.1) for errors in range(21)]
+    assert tails == pytest.approx(np.cumsum(masses), rel=1e-12)
+    assert find_tail(5000, 5000, 0.02) == 1
+
+
+def test_bounds_without_scipy_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    with pytest.raises(ConfigError, match="need SciPy: pip install scipy"):
+        upper_rate(0, 149, 0.95)
 
 
 def test_bounds_are_those_of_tables() -> None:
@@ -59,7 +68,7 @@ def test_149_images_are_needed() -> None:
 
 def test_the_bound_of_means_is_valid_and_no_sharper_than_the_exact_one() -> None:
     losses = np.array([1.0] * 3 + [0.0] * 197)
-    assert p_value_of_mean(losses, 0.05) >= find_tails(200, 0.05)[3]
+    assert p_value_of_mean(losses, 0.05) >= find_tail(3, 200, 0.05)
     assert upper_rate(3, 200, 0.95) < upper_mean(losses, 0.95) < 0.06
     assert p_value_of_mean(np.ones(10), 0.5) == 1
 

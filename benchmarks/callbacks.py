@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_data.commands.benchmarks.options import Suite
+from benchmarks.suite import Suite
 from lit_data.commands.benchmarks.table import collect, report_lines
 from lit_data.commands.benchmarks.training import ReplayLoader
 from lit_data.commands.build import build_callbacks

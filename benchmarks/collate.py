@@ -11,9 +11,10 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from benchmarks.loaders import make_textbook_loader
+from benchmarks.suite import Suite
 from lit_data.commands.benchmarks.compare import measure_lines, report
 from lit_data.commands.benchmarks.measure import Candidate
-from lit_data.commands.benchmarks.options import BenchmarkOptions, Suite
+from lit_data.commands.benchmarks.options import BenchmarkOptions
 from lit_data.commands.benchmarks.table import collect_metrics
 from lit_data.commands.configuration.targets import read_options
 from lit_data.types import Batch

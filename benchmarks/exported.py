@@ -12,7 +12,7 @@ import numpy as np
 from omegaconf import DictConfig
 from typing_extensions import override
 
-from lit_data.commands.benchmarks.options import Suite
+from benchmarks.suite import Suite
 from lit_data.commands.benchmarks.table import report_lines
 from lit_data.commands.exported import open_exported
 from lit_data.errors import DataError, StoreError

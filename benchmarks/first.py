@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from lit_data.commands.benchmarks.options import Suite
+from benchmarks.suite import Suite
 from lit_data.commands.benchmarks.table import collect, report_lines
 from lit_data.io.progress import track
 from lit_data.loading import LoaderOptions, MicroBatchLoader

@@ -1,4 +1,4 @@
-"""Steps of a GAN as others write them, beside those of `GANModule`."""
+"""A step of a GAN as others write it, beside that of `GANModule`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,36 +25,13 @@ def step_originally(module: GANModule, batch: Batch) -> None:
     real_scores = module.discriminator(real, part.conditions)
     real_loss = _MeanLoss(module.losses.real)(real_scores)
     fake_loss = _MeanLoss(module.losses.fake)(fake_scores)
-    penalty = _find_penalty(module, real, real_scores)
+    penalty = find_penalty(module, real, real_scores)
     module.manual_backward(real_loss + fake_loss + penalty)
     discriminator_optimizer.step()
     generator_optimizer.zero_grad(set_to_none=False)
     (part,) = module.draws.cut(batch, None, epoch=module.current_epoch, use=Use.GENERATOR)
     fakes = module.generator(part.latents, part.conditions)
     loss = _MeanLoss(module.losses.generator)(module.discriminator(fakes, part.conditions))
-    module.manual_backward(loss)
-    generator_optimizer.step()
-    module.follow_generator(module.batches_done)
-
-
-def step_carefully(module: GANModule, batch: Batch) -> None:
-    """Make a step as tutorials of today have it."""
-    optimizers: Any = module.optimizers()
-    generator_optimizer, discriminator_optimizer = optimizers
-    (part,) = module.draws.cut(batch, None, epoch=module.current_epoch, use=Use.DISCRIMINATOR)
-    with torch.no_grad():
-        fakes = module.generator(part.latents, part.conditions)
-    real = part.read_real().requires_grad_()
-    real_scores = module.discriminator(real, part.conditions)
-    loss = module.losses.real(real_scores).mean()
-    loss = loss + module.losses.fake(module.discriminator(fakes, part.conditions)).mean()
-    discriminator_optimizer.zero_grad()
-    module.manual_backward(loss + _find_penalty(module, real, real_scores))
-    discriminator_optimizer.step()
-    (part,) = module.draws.cut(batch, None, epoch=module.current_epoch, use=Use.GENERATOR)
-    fakes = module.generator(part.latents, part.conditions)
-    loss = module.losses.generator(module.discriminator(fakes, part.conditions)).mean()
-    generator_optimizer.zero_grad()
     module.manual_backward(loss)
     generator_optimizer.step()
     module.follow_generator(module.batches_done)
@@ -72,7 +49,8 @@ class _MeanLoss(nn.Module):
         return self.find_loss(scores).mean()
 
 
-def _find_penalty(module: GANModule, real: Tensor, scores: Tensor) -> Tensor:
+def find_penalty(module: GANModule, real: Tensor, scores: Tensor) -> Tensor:
+    """Return the penalty of the gradient by real images, scaled for the steps that have none."""
     if module.batches_done % module.r1_every:
         return torch.zeros(())
     (gradients,) = torch.autograd.grad(scores.sum(), real, create_graph=True)

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from benchmarks.suite import Suite
 from lit_data.callbacks import AdaptiveBatchSize, DataWaitMonitor
-from lit_data.commands.benchmarks.options import Suite, choose_device
+from lit_data.commands.benchmarks.options import choose_device
 from lit_data.commands.benchmarks.table import write_lines
 from lit_data.commands.benchmarks.training import time_training
 from lit_data.commands.build import build_datamodule

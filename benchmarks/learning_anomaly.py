@@ -17,8 +17,8 @@ from typing_extensions import override
 
 from benchmarks.learning import auroc, average_precision, run_module, summarise
 from benchmarks.learning_sets import GOOD, read_split
+from benchmarks.suite import Suite
 from lit_data.checks import check_choice
-from lit_data.commands.benchmarks.options import Suite
 from lit_data.commands.benchmarks.table import collect, report_lines
 from lit_data.errors import ConfigError
 

@@ -12,10 +12,11 @@ from typing_extensions import override
 
 from benchmarks.seed_ways import make_plain_mosaics, make_plain_windows
 from benchmarks.stripe_ways import make_stripe_ways
+from benchmarks.suite import Suite
 from lit_data.batch_form import count_samples
 from lit_data.commands.benchmarks.compare import run_loaders
 from lit_data.commands.benchmarks.measure import Candidate
-from lit_data.commands.benchmarks.options import BenchmarkOptions, Suite
+from lit_data.commands.benchmarks.options import BenchmarkOptions
 from lit_data.commands.benchmarks.table import Row
 from lit_data.commands.configuration.targets import read_options
 from lit_data.datamodules import (

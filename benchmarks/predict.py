@@ -22,7 +22,8 @@ from benchmarks.predict_variants import (
     list_ways,
     write_images,
 )
-from lit_data.commands.benchmarks.options import Suite, choose_device
+from benchmarks.suite import Suite
+from lit_data.commands.benchmarks.options import choose_device
 from lit_data.commands.benchmarks.table import collect, report_lines
 from lit_data.commands.build import build_datamodule
 from lit_data.io.progress import track

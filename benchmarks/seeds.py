@@ -17,8 +17,8 @@ from typing_extensions import override
 
 from benchmarks.gan_steps import step_originally
 from benchmarks.learning import run_module
+from benchmarks.suite import Suite
 from lit_data.callbacks.wrapping import wrap
-from lit_data.commands.benchmarks.options import Suite
 from lit_data.commands.benchmarks.table import collect, report_lines
 from lit_data.commands.benchmarks.training import train_steps
 from lit_data.commands.build import build_datamodule

@@ -41,8 +41,9 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     - ``pss_mib``: memory of the main process and its workers, shared pages counted once
     - ``samples``, ``repeats``, ``note``: what was measured, or why it was not
 
-    With `suite`, a `Suite` of a package that ``--package`` names is run in place of a mode, as
-    those are that lie beside this package in the repository, under ``benchmarks``.
+    With `suite`, an object of a package that ``--package`` names measures in place of a mode: by
+    its `run`, from the configuration to keys of summary.json, on its `device`. Those under
+    ``benchmarks``, beside this package in the repository, are such.
 
     Returns:
         Keys ``benchmark/NAME``:

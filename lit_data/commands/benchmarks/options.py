@@ -1,12 +1,9 @@
-"""Options of a measurement: `conf/benchmark.yaml`, and suites of somebody's own."""
+"""Options of a measurement: `conf/benchmark.yaml`."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from omegaconf import DictConfig
 
 from lit_data.checks import check_choice, check_count
 from lit_data.commands.benchmarks.table import METHODS
@@ -24,38 +21,6 @@ _LEAST: Mapping[str, int] = {
     "samples_per_row": 1,
 }
 """Least value of each option that holds whole numbers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suite(ABC):
-    """A measurement that `suite` names in a configuration; its fields are the keys below that node.
-
-    Fields that hold a whole number are at least 1.
-
-    Args:
-        repeats: How often each case is measured, in turn with the others.
-        device: Where batches go: `auto`, or a device of torch.
-
-    Raises:
-        ConfigError: A value is out of its range.
-    """
-
-    repeats: int = 3
-    device: str = "auto"
-
-    def __post_init__(self) -> None:
-        """Check every count."""
-        for field in fields(self):
-            if field.type is int or field.type == "int":
-                check_count(f"suite.{field.name}", getattr(self, field.name), 1)
-
-    @abstractmethod
-    def run(self, cfg: DictConfig) -> dict[str, Any]:
-        """Measure, write ``benchmark.csv`` into `cfg.paths.run`, and print it.
-
-        Returns:
-            Keys of summary.json.
-        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

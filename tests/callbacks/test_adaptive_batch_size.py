@@ -1,4 +1,3 @@
-import gc
 import json
 import logging
 import weakref
@@ -168,26 +167,6 @@ def test_memory_of_a_failed_attempt_is_free_when_the_next_begins(point: Point) -
     assert len(alive) == 6
 
 
-def test_batches_are_freed_without_the_garbage_collector() -> None:
-    def run(*callbacks: Callback) -> int:
-        batches = []
-
-        class Note(Callback):
-            def on_train_batch_start(
-                self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any
-            ) -> None:
-                batches.append(weakref.ref(batch))
-
-        gc.disable()
-        try:
-            fit(Regression(), DataLoader(data(40), 4), Note(), *callbacks)
-            return sum(batch() is not None for batch in batches)
-        finally:
-            gc.enable()
-
-    assert run(adaptive()) == run(adaptive(2)) == run() == 0
-
-
 # --- gradients
 
 
@@ -300,46 +279,6 @@ def test_a_step_that_fetches_its_batches_is_left_alone() -> None:
     assert "batch/size" not in trainer.callback_metrics
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_module(backend: str) -> None:
-    refused = []
-
-    class Augmented(Regression):  # Lightning 2.6.6 cannot log from a step that torch 2.13 compiled
-        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-            return self.layer(batch).square().mean()
-
-        def on_after_batch_transfer(self, batch: Tensor, dataloader_idx: int) -> Tensor:
-            if len(batch) > 2:
-                refused.append(len(batch))
-                raise out_of_memory()
-            return batch
-
-    plain, _ = fit(Augmented(), DataLoader(data(8), 2), accumulate_grad_batches=2)
-    module = Augmented()
-    fit(torch.compile(module, backend=backend), DataLoader(data(8), 4), adaptive())
-    assert refused == [4]
-    for one, other in zip(plain.parameters(), module.parameters(), strict=True):
-        assert_close(one, other, rtol=1e-12, atol=0)
-
-
-def test_an_optimizer_that_asks_several_times() -> None:
-    class Wide(Regression):
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.LBFGS(self.parameters(), 0.1, max_iter=4)
-
-    failing = Wide()
-    faults = install(
-        failing, FaultPlan("backward", lambda n, step, micro: n > 2 and len(faults.entered) > 2)
-    )
-    first, trainer = fit(failing, DataLoader(data(8), 4), adaptive())
-    assert (faults.refused, trainer.global_step) == ([4], 2)
-    steps = sum(faults.entered)
-    assert steps > 2 * 8  # several closures for each step
-    second, _ = fit(Wide(), DataLoader(data(8), 4))
-    for one, other in zip(first.parameters(), second.parameters(), strict=True):
-        assert_close(one, other, rtol=1e-6, atol=1e-9)
-
-
 # --- the Trainer's ways
 
 
@@ -390,20 +329,6 @@ def test_the_state_is_plain_and_goes_on(tmp_path: Path) -> None:
     assert faults.entered == [2] * 8
     assert again.state_dict()["ooms"] == 2
     assert again.summary() == {"batch/ooms": 2, "batch/size": 2}
-
-
-def test_two_runs_with_one_callback() -> None:
-    callback, module = adaptive(), Regression()
-    stages = ("train", "predict")
-    plan = FaultPlan("forward_start", lambda n, step, micro: n > 2, stages=stages)
-    faults = install(module, plan)
-    fit(module, DataLoader(data(8), 8), callback)
-    Trainer(**FAST, callbacks=[callback]).predict(module, DataLoader(data(8), 8))
-    fit(module, DataLoader(data(8), 8), callback)
-    assert faults.refused == [8, 4, 8, 4]
-    assert callback.state_dict()["ooms"] == 4
-    searches = callback.state_dict()["searches"]
-    assert set(searches) == {f"{stage}: tensor 3 float64" for stage in ("train", "predict")}
 
 
 # --- what is told
@@ -474,14 +399,3 @@ def test_batch_norm_on_a_single_sample_ends_with_a_remedy(
 def test_wrong_options(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         AdaptiveBatchSize(**options)
-
-
-def test_sizes_stay_within_their_bounds() -> None:
-    for options, sizes in [
-        ({"max_size": 3}, [3, 3, 2]),
-        ({"initial_size": 2, "min_size": 4}, [4, 4]),
-    ]:
-        module = Regression()
-        faults = install(module, FaultPlan("forward_start", lambda n, step, micro: False))
-        fit(module, DataLoader(data(8), 8), AdaptiveBatchSize(**options))
-        assert faults.entered == sizes

@@ -18,11 +18,10 @@ from torchmetrics.classification import (
 )
 
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
-from lit_data.callbacks.events import Event
 from lit_data.errors import BatchMemoryError
 from lit_data.testing import QUIET
 from tests.callbacks.test_adaptive_twins import assert_same
-from tests.limited_memory import FaultPlan, Faults, Point, SimulatedDevice, install
+from tests.limited_memory import FaultPlan, Faults, Point, install
 from tests.stock_modules import STOCK
 
 pytestmark = [
@@ -158,16 +157,6 @@ def test_what_is_measured_is_what_the_whole_batch_would_show(
         assert_close(one["mean"], other["mean"], rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize(("stage", "point"), [("validate", "transfer"), ("test", "forward_middle")])
-def test_an_evaluation_that_failed_is_that_which_never_did(stage: str, point: Point) -> None:
-    module, twin = Judge(), Judge()
-    failed, _, faults = run(stage, module, adaptive(), plan=limit(2, stage, point))
-    whole, _, _ = run(stage, twin, adaptive(2))
-    assert faults.refused == [8, 4]
-    assert failed == whole
-    assert module.calls == twin.calls == 4 + 4 + 2
-
-
 def _as_tensor(batch: dict[str, Tensor], logits: Tensor) -> Tensor:
     return logits
 
@@ -229,26 +218,6 @@ def test_a_writer_gets_the_right_indices(tmp_path: Path) -> None:
         assert torch.equal(torch.load(tmp_path / f"{index}.pt"), row)
 
 
-def test_several_loaders() -> None:
-    class Twice(Judge):
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
-            logits = self(batch["image"])
-            wrong = (logits.argmax(1) != batch["label"]).double()
-            self.log("error", wrong.mean(), batch_size=len(logits))
-
-        on_validation_epoch_end = LightningModule.on_validation_epoch_end
-
-    def measure(module: LightningModule, *callbacks: Callback) -> Any:
-        trainer = Trainer(**QUIET, callbacks=list(callbacks))
-        return trainer.validate(module, [make_loader(), make_loader(5)])
-
-    failing = Twice()
-    install(failing, limit(3, "validate"))
-    for one, other in zip(measure(failing, adaptive()), measure(Twice()), strict=True):
-        assert one == pytest.approx(other, rel=1e-12)
-        assert len(one) == 1
-
-
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_one_sample_that_does_not_fit(stage: str) -> None:
     text = r"batch 0: one sample of image 4 float32, label 1 int64 does not fit into memory"
@@ -290,18 +259,3 @@ def test_validation_within_training_changes_nothing_in_it() -> None:
     for key in ("val/loss", "val/accuracy"):
         assert_close(shown[key], expected[key], rtol=1e-6, atol=0)
     assert torch.equal(shown["train/loss_epoch"], expected["train/loss_epoch"])
-
-
-def test_sizes_grow_in_evaluation_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, module, heard = SimulatedDevice(100, 20, 10), Judge(), []
-    monkeypatch.setattr("lit_data.callbacks.adaptive_batch_size.open_gauge", lambda found: device)
-    install(module, device.plan())
-
-    class Listener(Callback):
-        def on_event(self, trainer: Trainer, event: Event, error: BaseException | None) -> None:
-            heard.append((event.name, event.values["size"]))
-
-    callback = AdaptiveBatchSize(initial_size=2, grow_after=1)
-    Trainer(**QUIET, callbacks=[callback, Listener()]).validate(module, make_loader())
-    assert device.pieces == [2, 2, 2, 2, 4, 4, 3]
-    assert heard == [("batch_size", 4), ("batch_size", 8)]

@@ -145,14 +145,6 @@ def test_hooks_get_what_they_would_without(kind: type[Plain], stage: str, point:
         assert torch.equal(last, _list_parts(whole.ends[-1])[0])
 
 
-def test_a_batch_that_is_transferred_in_pieces_is_joined_for_hooks() -> None:
-    whole, cut = Watch(), Watch()
-    run(Plain(), "train", whole)
-    run(Plain(), "train", cut, AdaptiveBatchSize(grow_after=None), point="transfer")
-    assert_same_batches(cut.starts, whole.starts)
-    assert_same_batches(cut.ends, whole.ends)
-
-
 class Mix(Callback):
     """Changes each batch in place."""
 
@@ -189,24 +181,6 @@ def test_a_batch_that_a_failed_step_changed_is_never_trained_twice() -> None:
     run(module, "test", AdaptiveBatchSize(grow_after=None), point="forward_middle")
     run(other, "test", AdaptiveBatchSize(initial_size=2, grow_after=None))
     assert torch.equal(torch.cat(module.seen[-4:]), torch.cat(other.seen[-4:]))
-
-
-class Packed(Formatted):
-    """Its transfer lays the samples along the second dimension, as recurrent nets want them."""
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> dict[str, Tensor]:
-        values, numbers = batch
-        return {"x": values.T.repeat(2, 1), "number": numbers}  # [8, samples]
-
-    def _loss(self, batch: Any) -> Tensor:
-        return Plain._loss(self, (batch["x"][:4].T, batch["number"]))
-
-
-def test_a_form_that_cannot_be_cut_is_transferred_anew() -> None:
-    module = Packed()
-    run(module, "train", AdaptiveBatchSize(grow_after=None), point="forward_start")
-    expected = torch.cat([values for values, _ in make_loader()])
-    assert torch.equal(torch.cat(module.seen), expected)
 
 
 def test_the_digest_is_that_of_whole_batches() -> None:
@@ -310,19 +284,6 @@ def test_a_repeated_step_counts_once(point: Point) -> None:
         assert value == expected[name], name
 
 
-def test_what_cannot_be_undone_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    module = Counting()
-    module.scores = dict.fromkeys(range(5000), 0)
-    module.numbers = iter(range(9))
-    with caplog.at_level(logging.WARNING):
-        run(module, "train", AdaptiveBatchSize(grow_after=None), point="forward_middle", most=2)
-    told = [text for text in caplog.messages if "cannot be undone" in text]
-    assert sorted(told) == [
-        "AdaptiveBatchSize: what the failed step did to Counting.numbers, a range_iterator, cannot be undone",
-        "AdaptiveBatchSize: what the failed step did to Counting.scores, a dict of 5000 entries, cannot be undone",
-    ]
-
-
 # --- predictions
 
 
@@ -355,17 +316,6 @@ def _predict(make: Any, most: int = 3) -> Any:
 def test_predictions_that_cannot_be_joined_are_refused(make: Any) -> None:
     with pytest.raises(ConfigError, match="cannot be joined to that of the whole batch: return"):
         _predict(make, most=2)
-
-
-def test_predictions_of_all_forms_are_whole() -> None:
-    (first, *_) = _predict(
-        lambda y, i: {"o": [y, (i, y)], "space": SimpleNamespace(y=y, name="net"), "n": None}
-    )
-    assert first["o"][0].shape == (8, 2)
-    assert first["o"][1][0].tolist() == list(range(8))
-    assert first["space"].y.shape == (8, 2)
-    assert first["space"].name == "net"
-    assert first["n"] is None
 
 
 def test_a_mean_of_predictions_is_said(caplog: pytest.LogCaptureFixture) -> None:

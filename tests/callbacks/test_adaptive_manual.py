@@ -1,7 +1,6 @@
 """Manual optimisation under AdaptiveBatchSize: modules that cut their batches get smaller micro-batches, others an error."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -252,25 +251,6 @@ def test_the_error_of_any_other_module_passes_with_a_line() -> None:
     ]
     assert module.sizes() == [8, 8], "whole batches, and no step is begun again"
     assert adaptive.summary() == {"batch/ooms": 0, "batch/size": 8}
-
-
-def test_its_validation_is_split_all_the_same() -> None:
-    module, loader = Uncut(), DataLoader(torch.rand(8, 6), 8)
-    trainer = Trainer(
-        **QUIET, max_epochs=1, callbacks=[AdaptiveBatchSize()], num_sanity_val_steps=0
-    )
-    trainer.fit(module, loader, loader)
-    assert module.sizes() == [8, -8, -4, -4]
-
-
-@pytest.mark.parametrize("error", [False, True])
-def test_modules_and_loops_are_left_as_they_were(error: bool) -> None:
-    module = Pair("first", fitting=0 if error else 4)
-    with pytest.raises(BatchMemoryError) if error else nullcontext():
-        _fit(module, AdaptiveBatchSize(grow_after=None))
-    assert "add_gradients" not in vars(module)
-    wrapped = {"batch_to_device", "validation_step", "test_step", "predict_step"}
-    assert not wrapped & vars(module.trainer.strategy).keys()
 
 
 def test_without_an_error_the_run_is_that_without_the_callback() -> None:

@@ -219,20 +219,6 @@ def test_an_error_of_the_module_passes_through_and_nothing_is_left(tmp_path: Pat
     _assert_nothing_left(Ran(module, trainer, []), before)
 
 
-def test_each_tells_what_it_did(tmp_path: Path) -> None:
-    module, loader = _build("classifier")
-    install(module, FaultPlan("backward", lambda n, step, micro: n > FITS))
-    callbacks = _make_callbacks(tmp_path, "fp16")
-    _run(module, loader, tmp_path, *callbacks)
-    logged = next(tmp_path.rglob("metrics.csv")).read_text().splitlines()[0].split(",")
-    for prefix in ("batch/size", "amp/scale", "memory/", "cache/", "data/", "time/"):
-        assert [key for key in logged if key.startswith(prefix)], (prefix, logged)
-    summaries = [callback.summary() for callback in callbacks]  # type: ignore[attr-defined]
-    assert all(summaries)
-    keys = [key for summary in summaries for key in summary]
-    assert len(keys) == len(set(keys))
-
-
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
 def test_a_run_goes_on_from_a_checkpoint_with_all_of_them(tmp_path: Path) -> None:
     def fit(epochs: int, name: str, path: Path | None = None) -> dict[str, Any]:
@@ -248,17 +234,3 @@ def test_a_run_goes_on_from_a_checkpoint_with_all_of_them(tmp_path: Path) -> Non
 
     first = fit(1, "one")
     assert first == fit(2, "two", tmp_path / "one.ckpt") == {"batch/ooms": 1, "batch/size": FITS}
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_plain_trainer_leaves_no_pictures_in_the_working_folder(
-    asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path if asked else None
-    callbacks = [MemoryMonitor(path=path, every_n_steps=1), DataWaitMonitor(path=path)]
-    limits = {"max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 1}
-    trainer = Trainer(**(QUIET | limits), callbacks=callbacks)
-    trainer.fit(BoringModel(), DataLoader(RandomDataset(32, 16), 4))
-    pictures = {"memory.png", "throughput.png"} if asked else set()
-    assert {file.name for file in tmp_path.iterdir()} == pictures

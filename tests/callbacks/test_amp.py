@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 from lit_data.callbacks import precision as plugin
 from lit_data.callbacks.amp import AMP
 from lit_data.callbacks.events import Event
-from lit_data.callbacks.precision import StepHistory, WatchedScaler
 from lit_data.errors import ConfigError, LitDataError
 from lit_data.testing import QUIET
 from tests.notes import Notes
@@ -162,24 +161,6 @@ def test_the_scale_grows_after_the_interval() -> None:
     assert scales == [factor * SCALE for factor in (1, 1, 2, 2, 2, 4, 4, 4)]
 
 
-def test_results_are_read_when_the_trainer_logs_and_at_the_end_of_the_epoch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, listener = Model(range(0, 8, 2)), Listener()
-    reads = []
-    read = StepHistory.read
-
-    def note(history: StepHistory) -> None:
-        reads.append(len(model.weights))
-        read(history)
-
-    monkeypatch.setattr(StepHistory, "read", note)
-    train(model, AMP("fp16", init_scale=SCALE), listener, log_every_n_steps=3)
-    assert reads == [3, 6, 8]
-    places = [event.text.split("batch ")[1].split(" of")[0] for event in listener.events]
-    assert places == ["0, 2", "4", "6"]
-
-
 @pytest.mark.parametrize(("fall_back_to", "every"), [("auto", 1), ("fp32", 1), ("auto", 4)])
 def test_many_skips_in_a_row_fall_back(
     fast_bf16: bool, fall_back_to: Any, every: int, caplog: pytest.LogCaptureFixture
@@ -196,23 +177,6 @@ def test_many_skips_in_a_row_fall_back(
     assert listener.events[-1].text == text
     assert f"{text}. To avoid it, lower" in caplog.text
     assert all(torch.isfinite(weight).all() for weight in model.weights)
-
-
-def test_without_a_logger_no_norm_is_measured_and_it_falls_back_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delattr(plugin.MixedPrecision, "measure_norm")
-    model = Model(range(1, 4))
-    amp = AMP("fp16", init_scale=SCALE, fall_back_after=3, fall_back_to="bf16")
-    train(model, amp, logger=False)
-    assert model.dtypes == [torch.float16] * 4 + [torch.bfloat16] * 4
-    assert amp.summary() == {"amp/precision": "bf16", "amp/skipped_steps": 3}
-
-
-def test_skips_that_are_over_when_they_are_read_are_forgiven() -> None:
-    amp = AMP("fp16", init_scale=SCALE, fall_back_after=3)
-    train(Model(range(3)), amp, log_every_n_steps=4)
-    assert amp.summary() == {"amp/precision": "fp16", "amp/skipped_steps": 3}
 
 
 def test_a_rank_falls_back_when_another_must(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,43 +211,6 @@ def test_losses_that_are_not_finite_end_bf16(
     assert "the loss is not finite in batch 2, 3 of epoch 0" in caplog.text
     assert "had no finite loss in bf16 and the weights are not finite: go on from" in caplog.text
     assert amp.summary() == {"amp/precision": "fp32", "amp/skipped_steps": 0}
-
-
-@pytest.mark.parametrize(
-    ("losses", "bad"),
-    [
-        ([1.0], ""),
-        ([math.inf], "7"),
-        ([[1.0]], ""),
-        ([[1.0, math.nan]], "7"),
-        # several in a batch count as one; finite ones may have no finite sum
-        ([3e38, 3e38], ""),
-        ([1.0, -math.inf], "7"),
-        ([math.inf, [math.nan]], "7"),
-    ],
-)
-def test_a_batch_is_bad_unless_all_its_losses_are_finite(losses: list[Any], bad: str) -> None:
-    history = StepHistory()
-    for values in losses:
-        loss = torch.tensor(values)
-        history.add_loss(loss)
-        loss.mul_(math.inf)  # what becomes of it later does not count
-    history.add_losses(7)
-    history.read()
-    assert history.describe_bad() == bad
-    assert history.rows[-1] == len(bad)
-
-
-def test_fp32_has_no_autocast_where_the_caller_has_one() -> None:
-    model = Model()
-    with torch.autocast("cpu", torch.bfloat16):
-        train(model, AMP("fp32"))
-    assert model.dtypes == [torch.float32] * BATCHES
-
-
-def test_nothing_is_left_after_fp32(caplog: pytest.LogCaptureFixture) -> None:
-    train(Model(range(1, 8)), AMP("fp32", fall_back_after=3))
-    assert caplog.text.count("nothing is left to fall back to: lower the") == 2
 
 
 def test_what_was_chosen_is_said_once(caplog: pytest.LogCaptureFixture, fast_bf16: bool) -> None:
@@ -328,24 +255,3 @@ def test_optimizers_share_a_scale_and_step_apart(worse: int) -> None:
     assert set(last) == {"amp/scale", "amp/skipped_steps", "amp/grad_norm"}
     for net, weight in zip(model.nets, before, strict=True):
         assert not torch.equal(net.weight, weight)
-
-
-def test_a_row_is_counted_for_each_optimizer() -> None:
-    model = Pair(range(1, 6))
-    amp = AMP("fp16", init_scale=SCALE, fall_back_after=3, fall_back_to="fp32")
-    train(model, amp, limit_train_batches=6)
-    scales = [values["amp/scale"] for values in model.notes.rows]
-    assert scales == [SCALE, SCALE / 4, SCALE / 16, 1, 1, 1]
-    assert amp.summary() == {"amp/precision": "fp32", "amp/skipped_steps": 6}
-
-
-def test_the_scaler_is_where_other_callbacks_look() -> None:
-    class Look(Callback):
-        def on_before_optimizer_step(self, trainer: Trainer, *_: Any) -> None:
-            plugin = trainer.strategy.precision_plugin
-            self.scalers = plugin.scaler, trainer.scaler
-
-    look = Look()
-    train(Model(), AMP("fp16"), look)
-    assert type(look.scalers[0]) is WatchedScaler
-    assert look.scalers[0] is look.scalers[1]

@@ -139,34 +139,6 @@ def test_a_run_that_fell_back_goes_on_so_unless_it_asks_for_more(
     assert second.summary() == {"amp/precision": goes_on_in, "amp/skipped_steps": 3}
 
 
-@pytest.mark.parametrize("asked", ["bf16", "fp32"])
-def test_a_precision_that_is_asked_for_anew_takes_effect(
-    asked: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = AMP("fp16", init_scale=SCALE, fall_back_after=3, fall_back_to="fp32")
-    train(Model(1, 2, 3), first).save_checkpoint(tmp_path / "x.ckpt")
-    caplog.set_level("INFO", "lit_data")
-    second = AMP(asked)
-    train(Model(), second, ckpt=tmp_path / "x.ckpt", max_epochs=2)
-    assert second.summary()["amp/precision"] == asked
-    assert (
-        f"precision={asked} as configured now; the run fell back to fp32 with fp16" in caplog.text
-    )
-
-
-def test_a_second_fit_goes_on_with_the_scale_even_after_an_error() -> None:
-    class Failing(Model):
-        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-            if self.trainer.global_step == 3:
-                raise RuntimeError("out of luck")
-
-    model, amp = Model(), AMP("fp16", init_scale=SCALE)
-    with pytest.raises(RuntimeError, match="out of luck"):
-        train(Failing(0), amp)
-    train(model, amp)
-    assert [values["amp/scale"] for values in model.notes.rows] == [SCALE / 2] * BATCHES
-
-
 @pytest.mark.parametrize("options", [{"fused": True}, {"sparse": True}])
 def test_the_norm_is_that_of_unscaled_gradients_and_skips_are_counted(
     options: dict[str, bool],

@@ -7,8 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import cv2
-import numpy as np
 import pytest
 import torch
 from lightning import Callback, Trainer
@@ -16,17 +14,13 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, StepLR
 from torch.utils.data import DataLoader
 
-from lit_data.augment import StripeAugment
 from lit_data.callbacks.adaptive.replay import Replay
 from lit_data.callbacks.adaptive.resize import ResizeRules, Resizing
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
-from lit_data.callbacks.device_memory import MemoryReading
-from lit_data.datamodules import StripeDataModule
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.size_search import SizeLimits
-from lit_data.synthesis import DefectSpec
 from lit_data.testing import QUIET
 from lit_data.types import Batch, Stage
 from tests.limited_memory import SimulatedDevice, install
@@ -176,19 +170,6 @@ def test_from_256_it_settles_within_15_steps_at_nine_tenths_of_what_fits(
     assert rows.pieces()[14:] == [1] * 6
 
 
-def test_without_a_measured_peak_it_settles_as_well(on_device: OnDevice) -> None:
-    """On a CPU the peak is that of the process, and tells nothing about a size."""
-
-    class Blind(SimulatedDevice):
-        def read(self) -> MemoryReading:
-            return MemoryReading(0, 0, 0, self.limit_bytes)
-
-    adaptive, loader = AdaptiveBatchSize(**EAGER), _loader(256 * 20, 256)
-    _, seen, rows = _run(on_device(Blind(7700, 0, 100)), adaptive, loader, limit_train_batches=20)
-    assert 0.9 * 77 <= rows.sizes()[14] <= 77
-    assert set(_sizes(seen)[14:]) == {rows.sizes()[14]}
-
-
 def test_it_follows_when_memory_goes_and_comes(on_device: OnDevice) -> None:
     device, adaptive = on_device(_device(100)), AdaptiveBatchSize(**EAGER)
     events = {}
@@ -215,32 +196,6 @@ def test_by_default_memory_decides_between_its_two_shares(on_device: OnDevice) -
     assert settle(70) == 56  # 64 is 0.914 of it, 48 is 0.686, and half way is 56, 0.8
 
 
-def test_a_failure_is_no_sign_of_scarce_memory_for_the_size_that_fits(on_device: OnDevice) -> None:
-    adaptive = AdaptiveBatchSize("resize", grow_after=1, min_success=0.3)
-    device, loader = on_device(_device(100)), _loader(256 * 6, 256)
-    _, seen, rows = _run(device, adaptive, loader, limit_train_batches=6)
-    # One failed of two: no growth after the first. 96 fits, but is more than 0.9 of the memory.
-    assert rows.sizes() == [64, 64, 96, 48, 72, 72]
-    assert _sizes(seen) == [256, *rows.sizes()[1:]]
-
-
-def test_it_grows_only_while_batches_go_through_at_once(on_device: OnDevice) -> None:
-    def run(min_success: float) -> list[int]:
-        device = on_device(_device(300))
-        events = {
-            3: lambda: setattr(device, "limit_bytes", 6000),
-            4: lambda: setattr(device, "limit_bytes", 10**6),
-        }
-        adaptive = AdaptiveBatchSize("resize", grow_after=5, min_success=min_success, max_size=64)
-        loader, seen = _loader(3000, 64), Meanwhile(events)
-        return _sizes(_run(device, adaptive, loader, seen, limit_train_batches=40)[1])
-
-    # The step that failed went through in halves, and counts.
-    assert run(0.7) == [64] * 4 + [32] * 4 + [64] * 32
-    # Every fifth step decides, and the failure is one of the last 20 until step 23.
-    assert run(0.95) == [64] * 4 + [32] * 24 + [64] * 12
-
-
 @pytest.mark.parametrize(
     ("first", "limits", "expected"),
     [
@@ -257,17 +212,6 @@ def test_the_size_stays_between_its_limits(
     adaptive = AdaptiveBatchSize(**EAGER | limits)
     seen = _run(on_device(_device(1000)), adaptive, _loader(3000, first), limit_train_batches=6)[1]
     assert _sizes(seen) == expected
-
-
-def test_scarce_memory_never_leads_below_the_smallest_size(on_device: OnDevice) -> None:
-    device = on_device(SimulatedDevice(1000, fixed_bytes=930, sample_bytes=5))
-    seen = Meanwhile({8: lambda: setattr(device, "limit_bytes", 2000)})
-    adaptive = AdaptiveBatchSize("resize", grow_after=1, min_size=3, max_size=100)
-    module, seen, rows = _run(device, adaptive, _loader(1000, 12), seen)
-    assert _sizes(seen)[:10] == [12, 12, 6, 3, 3, 3, 3, 3, 3, 3]
-    assert max(_sizes(seen)) == 96  # and it goes on growing when there is memory again
-    assert {row["batch/ooms"] for row in rows.rows} == {0}
-    _check_learned_once(module, seen.batches)
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -336,57 +280,6 @@ def test_the_rate_follows_the_batch_and_no_schedule_sees_it(
     _check_rates(module.learned, seen.batches, used)
 
 
-def test_the_rate_is_restored_when_a_run_breaks_off_in_its_optimizer_step(
-    on_device: OnDevice,
-) -> None:
-    device, module, used = on_device(_device(100)), Tally(1000), []
-
-    def break_off() -> None:
-        def training_step(*_: Any) -> None:
-            used.append(module.optimizers().param_groups[0]["lr"])
-            raise ValueError("broken")
-
-        module.training_step = training_step
-
-    seen = Meanwhile({4: break_off})
-    trainer = _trainer(AdaptiveBatchSize(**EAGER, learning_rate="linear"), seen)
-    with pytest.raises(ValueError, match="broken"):
-        trainer.fit(module, _loader(1000, 8))
-    assert device is not None
-    assert used == [2.0]  # the closure runs inside of the step
-    assert trainer.optimizers[0].param_groups[0]["lr"] == 1.0
-    assert not trainer.optimizers[0]._optimizer_step_pre_hooks
-    assert not trainer.optimizers[0]._optimizer_step_post_hooks
-
-
-def test_several_optimizers_are_scaled_alike(on_device: OnDevice) -> None:
-    class Two(Tally):
-        def __init__(self) -> None:
-            super().__init__(500)
-            self.automatic_optimization = False
-            self.other = torch.nn.Parameter(torch.zeros(500, dtype=torch.float64))
-
-        def training_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-            for optimizer, counts in zip(
-                self.optimizers(), (self.learned, self.other), strict=True
-            ):
-                optimizer.zero_grad()
-                self.manual_backward(-counts[batch["index"]].mean())
-                optimizer.step()
-
-        def configure_optimizers(self) -> list[SGD]:
-            return [SGD([self.learned], lr=1.0), SGD([self.other], lr=3.0)]
-
-    module, seen = Two(), Meanwhile()
-    on_device(_device(100))
-    adaptive = AdaptiveBatchSize(**EAGER, max_size=32, learning_rate="linear")
-    _trainer(adaptive, seen).fit(module, _loader(500, 8))
-    assert _sizes(seen)[:6] == [8, 8, 8, 16, 16, 32]
-    for rate, counts in ((1.0, module.learned), (3.0, module.other)):
-        rates = [rate * len(batch) / 8 for batch in seen.batches[:-1]]
-        _check_rates(counts, seen.batches[:-1], rates)
-
-
 class Stop(Exception):
     """The power goes off."""
 
@@ -446,56 +339,6 @@ def test_another_batch_size_of_the_loader_takes_effect(
     assert "batch size 5 as configured now" in caplog.text
 
 
-class Painted(Tally):
-    """Notes what each sample looks like."""
-
-    def __init__(self, samples: int) -> None:
-        super().__init__(samples)
-        self.looks = {}
-
-    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-        for row, index in enumerate(batch["index"].tolist()):
-            parts = batch["image"][row], batch["mask"][row]
-            self.looks[index] = b"".join(part.numpy().tobytes() for part in parts)
-        return super().training_step(batch, batch_idx)
-
-
-@pytest.mark.parametrize("mode", ["split", "resize"])
-def test_no_size_changes_what_samples_of_stripes_look_like(
-    mode: Any, on_device: OnDevice, tmp_path: Path
-) -> None:
-    (tmp_path / "images").mkdir()
-    pixels = np.random.default_rng(0).integers(60, 180, (8, 96, 96, 3), np.uint8)
-    for number, image in enumerate(pixels):
-        cv2.imwrite(str(tmp_path / "images" / f"{number}.png"), image)
-
-    def train(*callbacks: Callback, fits: int = 1000) -> dict[int, bytes]:
-        data = StripeDataModule(
-            str(tmp_path / "images"),
-            cache_dir=str(tmp_path / "cache"),
-            patch_px=32,
-            stride_px=16,
-            synthesis=DefectSpec(probability=1.0),
-            augment=StripeAugment(),
-            loader=_options(16),
-        )
-        data.prepare_data()
-        data.setup("fit")
-        module, seen = Painted(1000), Meanwhile()  # samples are numbered over all splits
-        install(module, on_device(_device(fits)).plan())
-        _trainer(seen, *callbacks, limit_val_batches=0).fit(module, datamodule=data)
-        order = [index for batch in seen.batches for index in batch]
-        assert len(order) == len(set(order)) == len(data.dataset("train"))
-        assert module.learned.count_nonzero() == len(order)
-        _check_rates(module.learned, seen.batches, [1.0] * len(seen.batches))
-        return module.looks
-
-    options = EAGER | {"mode": mode}
-    looks = train(AdaptiveBatchSize(**options), fits=11)
-    assert len(looks) > 100
-    assert looks == train()
-
-
 def test_all_callbacks_are_told_of_a_new_size(on_device: OnDevice) -> None:
     adaptive = AdaptiveBatchSize(**EAGER, max_size=40)
     seen = _run(on_device(_device(40)), adaptive, _loader(500, 16))[1]
@@ -504,13 +347,6 @@ def test_all_callbacks_are_told_of_a_new_size(on_device: OnDevice) -> None:
         ("the loader's batches have 32 samples instead of 16", {"size": 32, "pieces": 1}),
         ("the loader's batches have 40 samples instead of 32", {"size": 40, "pieces": 1}),
     ]
-
-
-def test_rate_and_success_are_logged(on_device: OnDevice) -> None:
-    adaptive = AdaptiveBatchSize(**EAGER | {"grow_after": 50}, learning_rate="linear")
-    rows = _run(on_device(_device(40)), adaptive, _loader(500, 64), limit_train_batches=10)[2].rows
-    assert [rows[step]["batch/success_rate"] for step in (0, 1, 3)] == [0, 1 / 2, 3 / 4]
-    assert (rows[-1]["batch/size"], rows[-1]["batch/lr_factor"]) == (32, 32 / 64)
 
 
 @pytest.mark.parametrize(

@@ -111,63 +111,6 @@ def test_a_module_is_copied_within_a_run_without_what_follows_it(name: str, tmp_
     assert torch.equal(net(inputs), module.net(inputs))
 
 
-class Keyworded(Net):
-    """Its parts are called by keyword, by names that wrappers might use for themselves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = Part()
-        self.drawn = 0
-
-    def draw(self, *, call: int, part: int, name: str, owner: str) -> str:
-        self.drawn += call + part
-        return name + owner
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        assert self.draw(call=1, part=2, name="a", owner="b") == "ab"
-        moved = self.transfer_batch_to_device(batch=batch, dataloader_idx=0, device=self.device)
-        return super().training_step([self.part(call=moved[0], part=1.0)], batch_idx=batch_idx)
-
-    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        if batch_idx == 0:
-            super().training_step(batch=batch, batch_idx=0)
-            self.validation_step(batch=batch, batch_idx=1)
-
-
-class Part(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, *, call: Tensor, part: float) -> Tensor:
-        moved: Tensor = self.layer(call) * part
-        return moved
-
-
-def test_methods_under_wrappers_are_called_by_any_keyword(tmp_path: Path) -> None:
-    loader = DataLoader(TensorDataset(torch.randn(24, 4), torch.zeros(24)), 8)
-    weights = []
-    for callbacks in (
-        [],
-        [
-            public.EmptyCache(after=["draw", "checkpoint"]),
-            public.GradientCheckpointing(["part"]),
-            *(make(name, tmp_path) for name in ("EMA", "DataWaitMonitor", "AdaptiveBatchSize")),
-        ],
-    ):
-        torch.manual_seed(0)
-        module = Keyworded()
-        trainer = Trainer(**QUIET, max_epochs=1, callbacks=callbacks)
-        trainer.fit(module, loader, loader)
-        assert module.drawn == 9
-        trainer.save_checkpoint(filepath=tmp_path / "a.ckpt", weights_only=False)
-        saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
-        kept = saved.get("weights_of_last_step", {})
-        weights.append({**saved["state_dict"], **kept})
-    for name, tensor in weights[0].items():
-        assert torch.equal(weights[1][name], tensor)
-
-
 @pytest.mark.slow
 def test_ranks_are_spawned_with_all(tmp_path: Path) -> None:
     loader = DataLoader(TensorDataset(torch.randn(24, 4), torch.zeros(24)), 8)

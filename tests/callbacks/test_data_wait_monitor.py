@@ -1,30 +1,23 @@
-import copy
-import os
 import re
-import subprocess
-import sys
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning import Callback, LightningDataModule, Trainer
+from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_data.callbacks import data_wait_monitor
-from lit_data.callbacks.amp import AMP
 from lit_data.callbacks.data_wait_monitor import DataWaitMonitor
 from lit_data.callbacks.events import Event, announce
 from lit_data.callbacks.timing import step_clock
 from lit_data.callbacks.timing.step_clock import PARTS
 from lit_data.callbacks.timing.totals import Hardware, describe_limit
-from lit_data.io.machine import count_disk_bytes
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.testing import QUIET
 from tests.callbacks.clock import Clock
@@ -96,25 +89,6 @@ class Model(BoringModel):
         self.clock.now_s += 1000
 
 
-class TwoOptimizers(Model):
-    """Both have a forward of 8 s, a backward of 16 s and a step of 32 s."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(clock)
-        self.automatic_optimization = False
-        self.second = torch.nn.Linear(32, 2)
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        for optimizer, layer in zip(self.optimizers(), (self.layer, self.second), strict=True):
-            self.clock.now_s += 8
-            self.manual_backward(layer(batch).sum())
-            optimizer.step()
-            optimizer.zero_grad()
-
-    def configure_optimizers(self) -> Any:
-        return [SlowSGD(layer.parameters(), self.clock) for layer in (self.layer, self.second)]
-
-
 class Busy(Callback):
     """Takes 64 s after each batch."""
 
@@ -179,46 +153,6 @@ def test_every_second_belongs_to_one_part(clock: Clock, tmp_path: Path) -> None:
     }
 
 
-def test_two_optimizers_of_a_manual_optimisation(clock: Clock, tmp_path: Path) -> None:
-    last = fit(tmp_path, TwoOptimizers(clock), DataWaitMonitor(plot=False))[-1]
-    doubled = {"time/forward_s": 16.0, "time/backward_s": 32.0, "time/optimizer_s": 64.0}
-    assert {name: last[name] for name in PARTS_S} == PARTS_S | doubled | {"time/other_s": 0.0}
-
-
-def test_accumulation_has_steps_without_an_optimizer(clock: Clock, tmp_path: Path) -> None:
-    options = {"accumulate_grad_batches": 2, "log_every_n_steps": 2}
-    rows = fit(tmp_path, Model(clock), DataWaitMonitor(plot=False), **options)
-    assert len(rows) == 2  # after 4 and after 8 batches
-    rates = {"data/wait_fraction": 3 / 48, "data/samples_per_s": 4 / 48, "data/success_rate": 1.0}
-    assert rows[1] == rates | PARTS_S | {"time/optimizer_s": 16.0, "time/other_s": 0.0}
-
-
-def test_hooks_of_a_datamodule_are_those_that_are_measured(clock: Clock, tmp_path: Path) -> None:
-    class Data(LightningDataModule):
-        def train_dataloader(self) -> Slow:
-            return Slow(clock)
-
-        def val_dataloader(self) -> list[Any]:
-            return []
-
-        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            clock.now_s += 128
-            return batch
-
-        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            clock.now_s += 256
-            return batch
-
-    model, data = Model(clock), Data()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "You have overridden")  # said once in a process
-        make_trainer(tmp_path, DataWaitMonitor(plot=False), logger=model.notes).fit(model, data)
-    parts = {name: model.notes.rows[-1][name] for name in PARTS_S}
-    changed = {"time/assemble_s": 129.0, "time/augment_s": 256.0, "time/other_s": 0.0}
-    assert parts == PARTS_S | changed
-    assert vars(data).keys().isdisjoint({"on_after_batch_transfer", "on_before_batch_transfer"})
-
-
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_validation_checkpoints_and_first_steps_are_left_out(
     weights_only: bool, clock: Clock, tmp_path: Path
@@ -240,22 +174,6 @@ def test_validation_checkpoints_and_first_steps_are_left_out(
     assert (tally["steps"], tally["batches"]) == (BATCHES - 3, BATCHES)
 
 
-@pytest.mark.filterwarnings("ignore:The number of training batches")
-@pytest.mark.parametrize(
-    ("options", "rows"),
-    [
-        ({"max_epochs": 3, "limit_train_batches": 3}, 2),
-        ({"max_epochs": 20, "log_every_n_steps": 0}, 0),
-    ],
-)
-def test_rows_come_in_the_trainers_rhythm(
-    options: dict[str, int], rows: int, clock: Clock, tmp_path: Path
-) -> None:
-    monitor = DataWaitMonitor(plot=False)
-    assert len(fit(tmp_path, Model(clock), monitor, **options)) == rows
-    assert monitor.summary()["train/mean_step_s"] == 64.0
-
-
 def test_events_of_other_callbacks_count(clock: Clock, tmp_path: Path) -> None:
     class Splits(Callback):
         def on_train_batch_start(self, trainer: Trainer, module: Any, batch: Any, i: int) -> None:
@@ -271,28 +189,6 @@ def test_events_of_other_callbacks_count(clock: Clock, tmp_path: Path) -> None:
     assert summary["train/best_batch_size"] == 2
 
 
-def test_the_fastest_batch_size_is_the_best(clock: Clock, tmp_path: Path) -> None:
-    class Data(Slow):
-        def __iter__(self) -> Iterator[Tensor]:
-            for batch in range(16):
-                clock.now_s += 1
-                yield torch.ones(8 if batch < 8 else 16, 32)
-
-        def __len__(self) -> int:
-            return 16
-
-    class Even(BoringModel):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            clock.now_s += 7
-            return self.layer(batch).sum()
-
-    monitor = DataWaitMonitor(plot=False)
-    make_trainer(tmp_path, monitor).fit(Even(), Data(clock))
-    summary = monitor.summary()
-    assert summary["train/best_batch_size"] == 16
-    assert str(summary["train/limited_by"]).endswith("so far was 100% faster than the one before")
-
-
 def test_a_checkpoint_keeps_the_sums(clock: Clock, tmp_path: Path) -> None:
     first, second = DataWaitMonitor(plot=False), DataWaitMonitor(plot=False)
     trainer = make_trainer(tmp_path, first, max_epochs=1)
@@ -304,39 +200,6 @@ def test_a_checkpoint_keeps_the_sums(clock: Clock, tmp_path: Path) -> None:
     tally = second.state_dict()["tally"]
     assert (tally["steps"], tally["batches"]) == (2 * (BATCHES - 1), 2 * BATCHES)
     assert second.summary()["train/mean_step_s"] == 64.0
-
-
-def test_everything_is_as_before_after_a_fit_and_after_an_error(
-    clock: Clock, tmp_path: Path
-) -> None:
-    class Fails(Model):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            if batch_idx == 5:
-                raise ValueError("stop")
-            return super().training_step(batch, batch_idx)
-
-    for model in (Model(clock), Fails(clock)):
-        trainer = make_trainer(tmp_path, DataWaitMonitor())
-        owners = (model, trainer.strategy, trainer.fit_loop.epoch_loop)
-        before = [set(vars(owner)) for owner in owners]
-        try:
-            trainer.fit(model, Slow(clock))
-        except ValueError:
-            assert isinstance(model, Fails)
-        after = [set(vars(owner)) for owner in owners]
-        assert not {"training_step", "optimizer_step", "backward"} & (after[1] - before[1])
-        assert not {"on_after_batch_transfer", "transfer_batch_to_device"} & after[0]
-        assert not {"_on_before_fetch", "_on_after_fetch"} & after[2]
-        assert (tmp_path / "throughput.png").is_file()
-        (tmp_path / "throughput.png").unlink()
-
-
-def test_a_module_can_be_copied_while_it_is_watched(clock: Clock, tmp_path: Path) -> None:
-    class Copies(Callback):
-        def on_train_batch_start(self, trainer: Trainer, module: Any, *args: Any) -> None:
-            assert copy.deepcopy(module).on_after_batch_transfer(torch.ones(1), 0) == 1
-
-    make_trainer(tmp_path, DataWaitMonitor(plot=False), Copies()).fit(Model(clock), Slow(clock))
 
 
 def test_our_loader_tells_its_own_work(tmp_path: Path) -> None:
@@ -366,24 +229,6 @@ def test_a_plain_script_is_told_what_limits_it(
     trainer.validate(BoringModel(), DataLoader(RandomDataset(32, 4)), verbose=False)
 
 
-@pytest.mark.parametrize(("plot", "options"), [(False, {}), (True, {"fast_dev_run": 3})])
-def test_no_plot_where_none_is_wanted(plot: bool, options: dict[str, Any], tmp_path: Path) -> None:
-    monitor = DataWaitMonitor(path=tmp_path / "plots", plot=plot)
-    trainer = make_trainer(tmp_path, monitor, **options)
-    trainer.fit(BoringModel(), DataLoader(RandomDataset(32, 16), 4))
-    assert monitor.summary()["samples_per_s"]
-    assert not (tmp_path / "plots").exists()
-
-
-def test_a_plot_that_cannot_be_written_fails_no_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("")
-    monitor = DataWaitMonitor(path=tmp_path / "file")
-    make_trainer(tmp_path, monitor).fit(BoringModel(), DataLoader(RandomDataset(32, 16), 4))
-    assert "no throughput.png could be written" in caplog.text
-
-
 def test_what_was_read_from_disks_is_held_against_the_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,24 +249,6 @@ def test_what_was_read_from_disks_is_held_against_the_samples(
     assert summary["train/disk_read_bytes"] == 4 * 16 * 32 * 4
     text = r"waiting for data .* the disk was read for [34]\.\d times the bytes of the samples: try mem"
     assert re.match(text, str(summary["train/limited_by"]))
-
-
-def _drop_from_cache(path: Path) -> None:
-    """Have the kernel forget the pages of a file that nobody maps."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def test_reads_of_processes_that_were_started_count(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(os.urandom(2**22))
-    _drop_from_cache(path)
-    before = count_disk_bytes()
-    subprocess.run([sys.executable, "-c", f"open({str(path)!r}, 'rb').read()"], check=True)
-    if count_disk_bytes() == before:
-        pytest.skip("this file system does not say what is read from its disk")
-    assert count_disk_bytes() - before >= 2**22
 
 
 SLOW_CPU = {"on_cpu": True, "precision": "32-true", "has_bf16": True}
@@ -463,21 +290,6 @@ def test_one_sentence_names_the_limit(parts: str, options: dict[str, Any], sente
     hardware = Hardware(**{"on_cpu": False} | {name: options[name] for name in names})
     rest = {name: value for name, value in options.items() if name not in names}
     assert describe_limit(seconds_s, hardware, **rest).startswith(sentence)
-
-
-@pytest.mark.parametrize(("precision", "advised"), [("auto", True), ("fp32", False)])
-def test_no_precision_is_advised_where_one_was_chosen(
-    precision: Any, advised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Hardware] = []
-    monkeypatch.setattr(
-        data_wait_monitor, "Hardware", lambda **known: made.append(Hardware(**known)) or made[-1]
-    )
-    amp, monitor = AMP(precision), DataWaitMonitor(plot=False)
-    make_trainer(tmp_path, amp, monitor, accelerator="cpu", max_steps=1).fit(
-        BoringModel(), DataLoader(RandomDataset(32, 8), 4)
-    )
-    assert made[-1].is_chosen != advised
 
 
 @pytest.mark.gpu

@@ -49,12 +49,6 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return FakeCuda(monkeypatch)
 
 
-def test_each_device_has_its_gauge() -> None:
-    assert isinstance(open_gauge(torch.device("cuda", 1)), CudaGauge)
-    assert isinstance(open_gauge(torch.device("cpu")), HostGauge)
-    assert isinstance(open_gauge(torch.device("mps")), HostGauge)
-
-
 def test_a_reading_of_cuda(cuda: FakeCuda) -> None:
     gauge = CudaGauge(torch.device("cuda", 0))
     cuda.hold(600)

@@ -9,7 +9,6 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     EMAWeightAveraging,
-    LearningRateFinder,
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
@@ -253,92 +252,6 @@ def test_a_training_that_an_error_ends_leaves_the_average_and_nothing_else(
     assert KEY not in later
 
 
-class _BreaksItsDevice(_FailsInThirdStep):
-    is_broken = False
-
-    def training_step(self, *args: Any) -> Any:
-        try:
-            return super().training_step(*args)
-        except ZeroDivisionError:
-            self.is_broken = True
-            raise
-
-    def named_parameters(self, *args: Any, **options: Any) -> Any:
-        if self.is_broken:
-            raise RuntimeError("the device does not answer")
-        return super().named_parameters(*args, **options)
-
-
-def test_an_average_that_cannot_be_read_hides_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    module, ema = _BreaksItsDevice(), EMA(decay=0.4)
-    data = DataLoader(TensorDataset(torch.arange(8.0).view(-1, 1)), batch_size=2)
-    trainer = Trainer(**QUIET, max_epochs=1, callbacks=[ema])
-    with pytest.raises(ZeroDivisionError):
-        trainer.fit(module, data)
-    assert "the module keeps the weights of its last step" in caplog.text
-    assert module.layer.weight.item() == -2.0
-    assert "save_checkpoint" not in vars(trainer)
-
-
-class _SearchesLater(LearningRateFinder):
-    def on_fit_start(self, *args: Any) -> None:
-        pass
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
-        if trainer.current_epoch == 1:
-            self.lr_find(trainer, pl_module)
-
-
-def test_a_search_within_training_goes_back_to_the_weights_and_the_average(tmp_path: Path) -> None:
-    search = _SearchesLater(num_training_steps=3, update_attr=False)
-    options = {"limit_val_batches": 1, "default_root_dir": tmp_path}
-    searched = _fit(tmp_path / "a", 3, None, search, **options)
-    plain = _fit(tmp_path / "b", 3, None, **options)
-    assert searched.validated[-2:] == plain.validated[-2:]
-    assert torch.equal(searched.layer.weight, plain.layer.weight)
-
-
-class _Teacher(_Module):
-    """Leaves a frozen part out of its checkpoints, and names the others anew."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.teacher = nn.Linear(1, 1).requires_grad_(False)
-        nn.init.ones_(self.teacher.weight)
-        nn.init.zeros_(self.teacher.bias)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        state = super().state_dict(*args, **kwargs)
-        return {f"x.{name}": part for name, part in state.items() if "teacher" not in name}
-
-    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        plain = {name.removeprefix("x."): part for name, part in state_dict.items()}
-        return super().load_state_dict(plain, strict=False)
-
-
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
-@pytest.mark.parametrize(
-    ("kind", "options"), [(_Teacher, {}), (_Tied, {}), (_Module, {"precision": "bf16-true"})]
-)
-def test_any_module_goes_on_exactly(tmp_path: Path, kind: Any, options: dict[str, Any]) -> None:
-    whole = _fit(tmp_path / "whole", kind=kind, **options)
-    _fit(tmp_path / "part", 1, kind=kind, **options)
-    start = str(tmp_path / "part" / "epoch=0.ckpt")
-    resumed = _fit(tmp_path / "part", 3, start, kind=kind, **options)
-    assert resumed.validated == whole.validated[1:]
-    for name, tensor in whole.state_dict().items():
-        assert torch.equal(resumed.state_dict()[name], tensor)
-    kept = torch.load(start, weights_only=True)
-    assert not any("teacher" in name for part in ("state_dict", KEY) for name in kept[part])
-
-
-class _Compiled(_Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer.compile(backend="eager")
-        self.norm = torch.compile(self.norm, backend="eager")
-
-
 @pytest.mark.parametrize("place", ["before", "behind"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_the_average_is_that_of_the_weights_in_mixed_precision(
@@ -354,42 +267,6 @@ def test_the_average_is_that_of_the_weights_in_mixed_precision(
     assert module.layer.weight.item() == pytest.approx(_average(12, 0.4)[11])
 
 
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
-@pytest.mark.parametrize(
-    ("kind", "options"), [(_Module, {"precision": "64-true"}), (_Compiled, {})]
-)
-def test_the_average_is_that_of_the_weights_in_float64_and_compiled(
-    tmp_path: Path, kind: type[_Module], options: dict[str, Any]
-) -> None:
-    whole = _fit(tmp_path, 3, kind=kind, **options)
-    assert whole.layer.weight.item() == pytest.approx(_average(12, 0.4)[11])
-    start = str(tmp_path / "epoch=0.ckpt")
-    resumed = _fit(tmp_path, 3, start, kind=kind, **options)
-    for name, tensor in whole.state_dict().items():
-        # Lightning loads float64 into modules of float32.
-        torch.testing.assert_close(resumed.state_dict()[name], tensor, rtol=1e-6, atol=1e-6)
-
-
-def test_a_checkpoint_that_is_saved_after_training_goes_on_from_the_weights(tmp_path: Path) -> None:
-    data = DataLoader(TensorDataset(torch.arange(8.0).view(-1, 1)), batch_size=2)
-    options = QUIET | {"num_sanity_val_steps": 0}
-    module, whole = _Module(), _Module()
-    trainer = Trainer(**options, max_epochs=1, callbacks=[EMA(decay=0.4)])
-    trainer.fit(module, data)
-    trainer.save_checkpoint(tmp_path / "after.ckpt")
-    Trainer(**options, max_epochs=2, callbacks=[EMA(decay=0.4)]).fit(whole, data)
-    resumed = _Module()
-    Trainer(**options, max_epochs=2, callbacks=[EMA(decay=0.4)]).fit(
-        resumed, data, ckpt_path=tmp_path / "after.ckpt", weights_only=True
-    )
-    assert resumed.layer.weight.item() == whole.layer.weight.item()
-    nn.init.zeros_(module.layer.weight)
-    trainer.save_checkpoint(tmp_path / "changed.ckpt")
-    changed = torch.load(tmp_path / "changed.ckpt", weights_only=True)
-    assert changed["state_dict"]["layer.weight"].item() == 0.0
-    assert KEY not in changed
-
-
 def test_small_steps_move_the_average_of_bfloat16() -> None:
     module, data = nn.Linear(1, 1, bias=False).bfloat16(), EMA(decay=0.999)
     nn.init.zeros_(module.weight)
@@ -402,26 +279,6 @@ def test_small_steps_move_the_average_of_bfloat16() -> None:
         data.on_train_batch_end(trainer, module, None, None, 0)  # type: ignore[arg-type]
     data.on_train_end(trainer, module)  # type: ignore[arg-type]
     assert module.weight.item() == pytest.approx(1 - 0.999**3000, abs=0.004)
-
-
-class _Grows(_Module):
-    """Has a layer whose size the first batch decides, and one more from the second epoch on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lazy = nn.LazyLinear(1)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) + 0 * self.lazy(batch[0]).sum()
-
-    def on_train_epoch_start(self) -> None:
-        if self.current_epoch == 1:
-            self.head = nn.Linear(1, 1)
-
-
-def test_layers_may_be_made_while_training_runs(tmp_path: Path) -> None:
-    module = _fit(tmp_path, 2, kind=_Grows)
-    assert module.layer.weight.item() == pytest.approx(_average(8, 0.4)[7])
 
 
 @pytest.mark.parametrize("other", [EMAWeightAveraging(), StochasticWeightAveraging(swa_lrs=0.1)])

@@ -12,7 +12,7 @@ from lightning import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from torch.utils.data import DataLoader
 
-from lit_data.callbacks import device_memory, empty_cache
+from lit_data.callbacks import empty_cache
 from lit_data.callbacks.device_memory import open_cache
 from lit_data.callbacks.empty_cache import EmptyCache
 from lit_data.callbacks.events import Event
@@ -156,18 +156,6 @@ def test_after_checkpoints_and_methods(run: Run) -> None:
     assert "sample_images" not in vars(run.model)
 
 
-def test_methods_are_free_again_after_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Model) -> None:
-        raise ValueError("stop")
-
-    monkeypatch.setattr(Model, "on_train_epoch_end", fail)
-    trainer = run.trainer(EmptyCache(after=["sample_images", "checkpoint"]))
-    with pytest.raises(ValueError, match="stop"):
-        trainer.fit(run.model)
-    assert "sample_images" not in vars(run.model)
-    assert "save_checkpoint" not in vars(trainer)
-
-
 def test_when_much_is_unused_before_a_backward(run: Run) -> None:
     run.cache.unused = 0.5
     run.fit(EmptyCache(unused_fraction=0.4, max_cost_fraction=0.9), limit_train_batches=21)
@@ -176,25 +164,6 @@ def test_when_much_is_unused_before_a_backward(run: Run) -> None:
     run.listener.events.clear()
     run.fit(EmptyCache(unused_fraction=0.6))
     assert run.listener.events == []
-
-
-def test_without_garbage_collection(run: Run) -> None:
-    callback = EmptyCache(every_n_steps=12, collect_garbage=False)
-    run.fit(callback)
-    assert callback.summary()["cache/seconds"] == 3.0
-
-
-def test_what_costs_too_much_is_left_out_and_said_once(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    callback = EmptyCache(every_n_steps=1)
-    run.fit(callback)
-    messages = [text for text in caplog.messages if text.startswith("EmptyCache leaves out")]
-    # 4 s after each step of 10 s: 8 s in 24 s with the second
-    text = "than max_cost_fraction=0.02 of the training time (now 33.3 %): release less often, or"
-    assert [text in message for message in messages] == [True]
-    assert callback.summary()["cache/releases"] == 1
 
 
 @pytest.mark.parametrize("share", [0.02, 0.2])
@@ -259,13 +228,6 @@ def test_free_heap_goes_back_to_the_system() -> None:
     assert len(kept) == 100_000
     assert full - process.memory_info().rss > 40 * MIB
     assert cache.measure_unused() == 0
-
-
-def test_another_c_library_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_memory.ctypes, "CDLL", lambda name: object())
-    cache = open_cache(torch.device("cpu"))
-    cache.empty()
-    assert cache.held_bytes() > 0
 
 
 @pytest.mark.parametrize(

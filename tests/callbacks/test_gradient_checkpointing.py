@@ -110,22 +110,6 @@ def test_any_buffer_is_updated_once_and_seen_as_it_was() -> None:
     assert runs[1][0]["mixer.norm.num_batches_tracked"] == 8  # two passes in each of four batches
 
 
-def test_a_second_backward_pass_sees_the_same_buffers() -> None:
-    gradients = []
-    for callback in (None, GradientCheckpointing(["mixer"])):
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            module = Foreign()
-            with _attached(callback, module):
-                loss = module.training_step([torch.randn(4, 1, 8, 8)], 0)
-                first = torch.autograd.grad(loss, module.last.weight, retain_graph=True)[0]
-                loss.backward(retain_graph=True)
-                loss.backward()
-        summed = [p.grad for p in module.parameters() if p.grad is not None]
-        gradients.append([first, *summed, *module.buffers()])
-    assert all(map(torch.equal, *gradients))
-
-
 @pytest.fixture
 def process_group() -> Iterator[None]:
     """Lightning leaves its process group, its address and a number of threads behind."""
@@ -146,17 +130,6 @@ def test_training_under_ddp_is_the_same_to_the_bit() -> None:
     _assert_same(*runs)
 
 
-def test_a_compiled_module_updates_its_buffers_once() -> None:
-    runs = []
-    for callback in (None, GradientCheckpointing(["features"])):
-        module = STOCK["classifier"].build()
-        with _attached(callback, module):
-            compiled = torch.compile(module.features, backend="aot_eager", fullgraph=True)
-            compiled(torch.ones(2, 3, 16, 16) + torch.arange(16)).square().sum().backward()
-        runs.append([*(p.grad for p in module.features.parameters()), *module.features.buffers()])
-    assert all(map(torch.equal, *runs))
-
-
 @contextmanager
 def _attached(callback: GradientCheckpointing | None, module: LightningModule) -> Iterator[None]:
     trainer = None
@@ -165,19 +138,6 @@ def _attached(callback: GradientCheckpointing | None, module: LightningModule) -
     yield
     if callback:
         callback.teardown(trainer, module, "fit")
-
-
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
-)  # the compiler
-def test_a_module_that_holds_a_compiled_one_can_be_named() -> None:
-    module = STOCK["classifier"].build()
-    loader = STOCK["classifier"].loader()
-    expected = _train(module, loader, [], max_steps=1)
-    module = STOCK["classifier"].build()
-    module.head = torch.compile(module.head, backend="eager")
-    found = _train(module, loader, [GradientCheckpointing(["head"])], max_steps=1)
-    assert all(map(torch.equal, expected[1][0], found[1][0]))
 
 
 @pytest.mark.gpu
@@ -252,14 +212,6 @@ def test_it_is_undone_after_a_fit_and_after_an_error() -> None:
     assert "forward" not in vars(module.features)
 
 
-def test_modules_made_in_configure_model_are_found() -> None:
-    class Late(Foreign):
-        def configure_model(self) -> None:
-            self.last = nn.Conv2d(4, 1, 1)
-
-    _train(Late(), STOCK["gan"].loader(), [GradientCheckpointing(["last"])])
-
-
 def test_a_module_that_took_no_part_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     module = STOCK["classifier"].build()
     module.unused = nn.Linear(1, 1)
@@ -298,16 +250,6 @@ def test_what_cannot_be_wrapped_is_refused(modules: list[str], message: str) -> 
     with pytest.raises(ConfigError, match=message):
         GradientCheckpointing(modules).on_fit_start(None, module)  # type: ignore[arg-type]
     assert not any("forward" in vars(part) for part in module.modules())
-
-
-def test_a_module_with_two_names_is_wrapped_once() -> None:
-    module = STOCK["classifier"].build()
-    module.again = module.head
-    with _attached(GradientCheckpointing(["again", "head", "hea?"]), module):
-        runs = []
-        module.head[1].register_forward_hook(lambda *_: runs.append(1))
-        module(torch.ones(2, 3, 16, 16)).sum().backward()
-    assert len(runs) == 2
 
 
 @pytest.mark.parametrize("first", [nn.ReLU(inplace=True), nn.Dropout(0.5, inplace=True)], ids=str)

@@ -110,16 +110,6 @@ def test_growth_is_the_median_slope_after_the_first_epoch() -> None:
     assert growth.describe() == "1000 B after epoch 1, 1.0 KiB after epoch 4"
 
 
-def test_epochs_without_a_measurement_count_and_old_ones_are_forgotten() -> None:
-    growth = Growth()
-    for epoch in (0, 5, 6, 8, 12):
-        growth.add(epoch, 7.0 * epoch)
-    assert growth.bytes_per_epoch == 7
-    for epoch in range(13, 40):
-        growth.add(epoch, 84.0)
-    assert growth.bytes_per_epoch == 0
-
-
 ALARMS = [
     # steady growth
     ([10, 20, 80, 140, 200], True),
@@ -148,10 +138,3 @@ def test_the_alarm_is_for_steady_growth_alone(ends_mib: list[int], alarm: bool) 
     for epoch, mib in enumerate(ends_mib):
         growth.add(epoch, mib * MIB)
     assert growth.exceeds(50 * MIB) is alarm
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(1023, "1023 B"), (1536, "1.5 KiB"), (2**31, "2.0 GiB"), (-MIB, "-1.0 MiB")]
-)
-def test_sizes_are_readable(value: float, text: str) -> None:
-    assert record.format_bytes(value) == text

@@ -1,6 +1,5 @@
 import logging
 import math
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from PIL import Image
@@ -120,14 +118,6 @@ def test_all_metrics_come_every_n_steps(machine: Any, tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.png")) == []
 
 
-def test_what_the_system_does_not_tell_is_left_out(machine: Any, tmp_path: Path) -> None:
-    machine.tree, logger = None, Rows(tmp_path)
-    _trainer(tmp_path, MemoryMonitor(every_n_steps=4), logger=logger).fit(Model())
-    unknown = {"memory/pss_bytes", "memory/shared_bytes", "memory/pinned_bytes"}
-    assert not unknown & logger.rows[0].keys()
-    assert (tmp_path / "n" / "v" / "memory.png").is_file()
-
-
 def test_evaluation_is_measured_at_its_start_and_its_end(machine: Any, tmp_path: Path) -> None:
     monitor, logger, model = MemoryMonitor(plot=False), Rows(tmp_path), Model()
     trainer = _trainer(tmp_path, monitor, logger=logger, limit_val_batches=2, limit_test_batches=2)
@@ -156,26 +146,6 @@ def test_real_runs_of_every_kind_work_without_a_logger(tmp_path: Path) -> None:
     assert summary["memory/ooms"] == 0
     with Image.open(tmp_path / "memory.png") as picture:
         assert picture.size == (1210, 484)
-
-
-@pytest.mark.parametrize(
-    ("options", "draws"),
-    [
-        ({"fast_dev_run": True}, False),
-        ({"barebones": True}, True),
-        ({"accumulate_grad_batches": 2}, True),
-    ],
-)
-@pytest.mark.filterwarnings(
-    "ignore:You are trying to `self.log", "ignore:The number of training batches"
-)
-def test_special_trainers_work(options: dict[str, Any], draws: bool, tmp_path: Path) -> None:
-    monitor = MemoryMonitor(every_n_steps=1)
-    limits = {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 1}
-    settings = limits | {"accelerator": "cpu", "default_root_dir": tmp_path}
-    Trainer(**(settings | options), callbacks=[monitor]).fit(BoringModel())
-    assert len(list(tmp_path.rglob("memory.png"))) == draws
-    assert monitor.summary()["memory/ooms"] == 0
 
 
 def test_files_go_where_they_should(machine: Any, tmp_path: Path) -> None:
@@ -232,39 +202,6 @@ def test_growth_is_logged_and_warned_of_once(
             "host memory grows by 40.0 MiB per epoch, of which the main process 40.0 MiB (80.0 MiB "
             "after epoch 1, 200.0 MiB after epoch 4): it will run out; keep x.detach()"
         )
-
-
-def test_a_device_of_its_own_has_its_alarm() -> None:
-    record = memory_record.MemoryRecord(torch.device("cpu"))
-    record.device = torch.device("cuda", 0)
-    host = {"rss_bytes": 1.0, "pss_bytes": 1.0}
-    for epoch in range(6):
-        record.end_epoch(epoch, host | {"allocated_bytes": epoch * 60.0 * MIB})
-    (alarm,) = record.find_alarms(50 * MIB)
-    assert alarm.startswith(
-        "cuda:0 memory grows by 60.0 MiB per epoch (60.0 MiB after epoch 1, 300"
-    )
-    assert record.find_alarms(50 * MIB) == []
-
-
-def test_epochs_at_which_the_workers_were_not_read_do_not_count(machine: Any) -> None:
-    record = memory_record.MemoryRecord(torch.device("cpu"))
-    record.end_epoch(0, record.sample(1, "epoch"))
-    for epoch in range(1, 10):
-        machine.tree = TreeMemory(700 + 5 * epoch, 50, 3) if epoch % 2 else None
-        record.end_epoch(epoch, record.sample(1, "epoch"))
-    assert record.read_growth()["growth_bytes_per_epoch"] == 5
-
-
-def test_in_short_epochs_the_main_process_speaks_for_the_host(machine: Any) -> None:
-    record = memory_record.MemoryRecord(torch.device("cpu"))
-    record.sample(1, "epoch")  # all processes were read, and are not due again
-    record.end_epoch(0, {"rss_bytes": 0.0, "pss_bytes": 0.0, "allocated_bytes": 0.0})
-    for epoch in range(1, 6):
-        record.end_epoch(epoch, {"rss_bytes": epoch * 60.0 * MIB, "allocated_bytes": 0.0})
-    assert record.read_growth()["growth_bytes_per_epoch"] == 60 * MIB
-    (alarm,) = record.find_alarms(50 * MIB)
-    assert alarm.startswith("host memory grows by 60.0 MiB per epoch (60.0 MiB after epoch 1, 300")
 
 
 def test_running_out_of_memory_leaves_a_post_mortem_and_a_picture(
@@ -324,38 +261,6 @@ def test_a_recovered_error_is_told_once_even_if_it_ends_the_run_later(
     sizes = rows[:, 1, SERIES.index("batch_size")].tolist()
     assert math.isnan(sizes[0])
     assert sizes[1:] == [1, 4, 4, 4, 4]  # samples of the batch until another callback tells a size
-
-
-@pytest.mark.parametrize("weights_only", [False, True])
-def test_events_are_marked(weights_only: bool, machine: Any, tmp_path: Path) -> None:
-    def tell(model: LightningModule, step: int) -> None:
-        announce(model.trainer, Event("release", "released", {"freed_bytes": 5.0}))
-        announce(model.trainer, Event("precision", "scaled", {"scale": 2.0}))
-        announce(model.trainer, Event("oom", "no error is known"))
-
-    monitor = MemoryMonitor()
-    checkpoint = ModelCheckpoint(tmp_path, save_weights_only=weights_only)
-    options = {"limit_train_batches": 7, "enable_checkpointing": True}
-    _trainer(tmp_path, monitor, checkpoint, **options).fit(Model(tell))
-    counts = {kind: marks.count for kind, marks in monitor.measured.timeline.marks.items()}
-    assert counts == {"oom": 7, "release": 7, "precision": 7, "checkpoint": 1, "validation": 0}
-    assert len(list(tmp_path.glob("oom-*.txt"))) == 5
-
-
-def test_it_can_be_sent_to_the_processes_of_a_spawning_strategy() -> None:
-    monitor = pickle.loads(pickle.dumps(MemoryMonitor(every_n_steps=7)))
-    assert monitor.every_n_steps == 7
-
-
-def test_an_event_before_the_run_is_no_error(machine: Any, tmp_path: Path) -> None:
-    trainer = SimpleNamespace(callbacks=[monitor := MemoryMonitor()])
-    announce(trainer, Event("batch_size", "as saved", {"size": 16.0}))
-    announce(trainer, Event("release", "released"))
-    monitor.on_exception(trainer, BoringModel(), RuntimeError("out of memory"))
-    assert monitor.summary() == {}
-    _trainer(tmp_path, monitor).fit(Model())
-    _, rows = monitor.measured.timeline.read()
-    assert set(rows[:, 1, SERIES.index("batch_size")].tolist()) == {16.0}
 
 
 @pytest.mark.parametrize(
@@ -441,17 +346,6 @@ def test_a_snapshot_of_cuda_is_recorded_and_written_beside_the_report(
     monitor.teardown(trainer, BoringModel(), "fit")
     assert calls == [{"max_entries": 100_000}, {"enabled": None}]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["oom-1.pickle", "oom-1.txt"]
-
-
-def test_a_snapshot_that_cannot_be_written_leaves_the_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", _fail)
-    trainer, reading = _trainer(tmp_path), MemoryReading(1, 1, 1, 1)
-    files = post_mortem.PostMortems()
-    path = files.write(tmp_path, trainer, None, reading, [], with_snapshot=True)
-    assert path == tmp_path / "oom-1.txt"
-    assert caplog.messages[-1] == "no snapshot could be written: OSError: disk full"
 
 
 def test_peaks_and_counts_go_on_after_a_resume(machine: Any, tmp_path: Path) -> None:

@@ -88,16 +88,6 @@ def test_what_autograd_alone_keeps_is_a_sum_and_has_no_names(
     assert text.endswith("## allocator\n| summary of cuda:0 |\n")
 
 
-def test_views_count_once_with_the_shape_of_the_whole() -> None:
-    whole = torch.zeros(613, 7)
-    views = [whole[:3], whole.flatten()[5:]]
-    tensors = find_tensors(nn.Linear(1, 1), [])
-    (tensor,) = (tensor for tensor in tensors if tensor.nbytes == 613 * 7 * 4)
-    assert (tensor.shape, tensor.dtype) == ((613, 7), torch.float32)
-    assert tensor.owner == "activation or other"
-    assert len(views) == 2
-
-
 def test_no_tensor_is_kept_alive() -> None:
     net, images = Net(), torch.ones(3, 101)
     out = net(images)
@@ -112,18 +102,6 @@ def test_no_tensor_is_kept_alive() -> None:
         gc.enable()
     assert found
     assert text
-
-
-def test_odd_tensors_do_not_stop_it() -> None:
-    class Proxy:
-        @property
-        def __class__(self) -> Any:  # type: ignore[override]
-            raise RuntimeError("who asks?")
-
-    odd = [torch.ones(3, 3).to_sparse(), torch.empty(9, 9, device="meta"), torch.empty(0), Proxy()]
-    optimizers = [SimpleNamespace(), SimpleNamespace(state={torch.ones(2): {"step": 3}})]
-    assert find_tensors(nn.Linear(1, 1), optimizers)
-    assert len(odd) == 4
 
 
 def test_the_text_says_what_failed_where_and_who_held_what(
@@ -153,17 +131,6 @@ def test_the_text_says_what_failed_where_and_who_held_what(
     assert len(kept) == 3
 
 
-def test_a_part_that_fails_says_so_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any) -> Any:
-        raise RuntimeError("no")
-
-    monkeypatch.setattr(post_mortem, "find_tensors", fail)
-    text = describe_failure(_trainer(), None, READING, [])
-    assert "## memory\ncould not be read: RuntimeError: no\n" in text
-    assert "## error\nnot known\n" in text
-    assert "## last batches\nnone yet\n" in text
-
-
 def test_five_are_written_and_none_is_overwritten_and_the_log_says_where(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -177,24 +144,6 @@ def test_five_are_written_and_none_is_overwritten_and_the_log_says_where(
     assert caplog.messages[0].startswith(text)
     assert PostMortems().write(tmp_path / "oom-1.txt", _trainer(), None, READING, []) is None
     assert caplog.messages[-1].startswith("no post-mortem could be written: FileExistsError: ")
-
-
-def test_an_error_is_known_again_and_so_is_what_it_caused() -> None:
-    first, other = RuntimeError("out of memory"), ValueError("other")
-    assert not post_mortem.is_noted(first)
-    post_mortem.note_error(first, "number 1")
-    assert first.__notes__ == ["MemoryMonitor: out of memory number 1"]
-    later = RuntimeError("later")
-    later.__cause__ = first
-    other.__cause__ = later
-    other.__notes__ = ["something else"]
-    first.__cause__ = other  # a circle
-    assert post_mortem.is_noted(first)
-    assert post_mortem.is_noted(other)
-    assert not post_mortem.is_noted(None)
-    after = RuntimeError("out of memory again")
-    after.__context__ = first
-    assert not post_mortem.is_noted(after)
 
 
 @pytest.mark.parametrize(

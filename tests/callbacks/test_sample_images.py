@@ -70,17 +70,6 @@ def test_objects_are_shown_from_the_sides_of_the_data(tmp_path: Path) -> None:
     assert [int(picture[30, 66 * view + 30, 0]) for view in range(3)] == [64, 128, 191]
 
 
-@pytest.mark.parametrize(
-    ("model", "views", "poses"),
-    [(Sculptor, "none", POSES), (Sculptor, "auto", None), (Painter, "auto", POSES)],
-)
-def test_there_are_no_views_without_poses_or_a_module_for_them(
-    model: type[Painter], views: Any, poses: Tensor | None, tmp_path: Path
-) -> None:
-    _fit(tmp_path, model(), SampleImages(every_n_steps=6, views=views), data=Album(poses))
-    assert _names(tmp_path) == ["step-000006.png"]
-
-
 def test_loggers_that_take_pictures_get_them(tmp_path: Path) -> None:
     gallery, board = Gallery(), TensorBoardLogger(tmp_path, name="", version="")
     callback = SampleImages(every_n_steps=6, path=tmp_path / "own")

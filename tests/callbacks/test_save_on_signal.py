@@ -1,6 +1,5 @@
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -183,16 +182,6 @@ def test_an_ignored_signal_stays_ignored(path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_thread_trains_without_handlers(path: Path) -> None:
-    before = signal.getsignal(signal.SIGINT)
-    seen = []
-    model = Model(("train", 2), lambda: seen.append(signal.getsignal(signal.SIGINT)))
-    thread = threading.Thread(target=fit, args=(model, path))
-    thread.start()
-    thread.join(60)
-    assert seen == [before]
-
-
 @pytest.mark.parametrize("fault", ["says nothing", "raises"])
 def test_a_checkpoint_that_is_not_there_is_told(
     path: Path, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -210,17 +199,6 @@ def test_a_checkpoint_that_is_not_there_is_told(
     assert stopped.value.code == 130
     assert f"SIGINT: stopped after step 3; {path} could not be written: {reason}" in caplog.text
     assert path.read_text() == "of an earlier run"
-
-
-def test_a_loader_that_dies_of_the_same_signal(path: Path) -> None:
-    class Killed(Callback):
-        def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-            if trainer.global_step == 2:
-                raise RuntimeError("DataLoader worker exited unexpectedly")
-
-    with pytest.raises(RuntimeError, match="exited unexpectedly"):
-        fit(Model(("train", 1), send(signal.SIGTERM)), path, more=[Killed()])
-    assert torch.load(path, weights_only=True)["global_step"] == 2
 
 
 def test_an_error_saves_nothing(path: Path) -> None:

@@ -24,17 +24,6 @@ def _run_batch(search: SizeSearch, batch: int, capacity: int) -> int:
     raise AssertionError
 
 
-def _settle(search: SizeSearch, batch: int, capacity: int, steps: int = 40) -> int:
-    """Batches with a growth after each; steps until the size stayed."""
-    last = 0
-    for step in range(steps):
-        size = search.size
-        _run_batch(search, batch, capacity)
-        search.grow()
-        last = step if search.size != size else last
-    return last
-
-
 @pytest.mark.parametrize(
     ("size", "fits", "failed", "expected"),
     [
@@ -55,13 +44,6 @@ def test_after_a_failure(size: int, fits: int, failed: int, expected: int) -> No
     search.fail(failed, LIMIT_BYTES)
     assert (search.size, search.clean) == (expected, 0)
     assert (search.fails, search.fails_limit_bytes) == (failed, LIMIT_BYTES)
-
-
-def test_at_most_one_retry_more_than_halvings_whatever_fitted_before() -> None:
-    for batch in range(1, 301):
-        for fits in {0, 1, batch // 3, batch // 2, batch - 2, batch - 1} & set(range(batch)):
-            search = SizeSearch(batch, fits=fits)
-            assert _run_batch(search, batch, 1) <= math.ceil(math.log2(batch)) + 1, (batch, fits)
 
 
 def test_at_most_as_many_retries_as_halvings_for_every_capacity() -> None:
@@ -99,17 +81,6 @@ def test_a_tenth_of_what_fits_is_left_unused_at_most(first: int) -> None:
             _run_batch(search, search.size, capacity)
             search.grow()
         assert 0.9 * capacity <= search.size <= capacity
-
-
-def test_a_failed_size_is_never_tried_again() -> None:
-    for batch, capacity in itertools.product((17, 65, 100, 255), (1, 3, 10, 40, 64)):
-        search = SizeSearch(batch)
-        if capacity >= batch:
-            continue
-        _settle(search, batch, capacity, 30)  # which checks it
-        size = search.size
-        assert _settle(search, batch, capacity, 10) == 0
-        assert search.size == size < search.fails
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Whole runs on a device with little memory: no error ends them, no sample is lost, and the size finds its place."""
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -85,26 +84,6 @@ def test_it_follows_when_memory_goes_and_comes(fit: Fit) -> None:
     assert pieces[44:50] == [26] * 6
     assert pieces[64:70] == [2] * 6
     assert pieces[84:] == [1] * 6
-
-
-def test_a_short_batch_at_each_look_does_not_keep_it_small(fit: Fit) -> None:
-    """Pieces of 50 and 90 are as many for 100 samples, and the fifth batch of each epoch is of 100."""
-    adaptive = AdaptiveBatchSize(initial_size=50, grow_after=5)
-    _, rows, _ = fit(_device(90), adaptive, 20, epoch=5, last=100)
-    assert rows.pieces()[:6] == [6, 6, 6, 6, 2, 3]
-    assert rows.pieces()[-2:] == [3, 2]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_a_thousand_steps_under_random_pressure(
-    seed: int, fit: Fit, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.ERROR)
-    device = _device(100, pressure_bytes=9000, seed=seed)
-    _, rows, _ = fit(device, AdaptiveBatchSize(grow_after=3), 1000, batch=64, epoch=30)
-    assert rows.rows[-1]["batch/ooms"] > 50
-    assert len(set(rows.sizes())) > 5
 
 
 def test_memory_that_is_too_little_for_one_sample_ends_the_run(fit: Fit) -> None:

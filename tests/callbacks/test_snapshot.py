@@ -11,7 +11,6 @@ from torchmetrics import Metric
 from lit_data.callbacks.adaptive.snapshot import (
     BufferCopy,
     MetricCopy,
-    NumpyRandom,
     save_random_state,
 )
 
@@ -21,27 +20,6 @@ CPU = torch.device("cpu")
 def draw() -> list[float]:
     numbers = np.random.randn(), np.random.rand()  # noqa: NPY002
     return [torch.rand(()).item(), random.random(), random.gauss(), *numbers]
-
-
-def test_numpy_is_read_only_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, calls = np.random.get_state, []
-    monkeypatch.setattr(
-        np.random, "get_state", lambda **options: calls.append(1) or read(**options)
-    )
-    np.random.seed(1)  # noqa: NPY002
-    keeper = NumpyRandom()
-    first = keeper.save()
-    assert keeper.save() is first
-    assert len(calls) == 1
-    np.random.randn()  # noqa: NPY002 - the second of the pair is at hand now
-    second = keeper.save()
-    np.random.randn()  # noqa: NPY002 - and taken, which changes no bits
-    third = keeper.save()
-    assert (second["has_gauss"], third["has_gauss"]) == (1, 0)
-    assert np.array_equal(second["state"]["key"], third["state"]["key"])
-    assert len(calls) == 3
-    keeper.restore(second)
-    assert keeper.save()["has_gauss"] == 1
 
 
 def test_tensors_of_all_kinds_go_back() -> None:
@@ -76,31 +54,6 @@ class Seen(Metric):
 
     def compute(self) -> Tensor:
         return self.total
-
-
-def test_states_of_a_metric_are_copied_only_if_they_changed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    metric, copies = Seen(), []
-    detach = Tensor.detach
-    monkeypatch.setattr(
-        Tensor, "detach", lambda tensor: copies.append(tensor is metric.total) or detach(tensor)
-    )
-    copy = MetricCopy(metric)
-    copy.take()
-    copy.take()
-    assert copies.count(True) == 1
-    changes = [
-        lambda: metric.update(torch.ones(())),
-        lambda: metric.total.add_(1),
-        lambda: setattr(metric, "total", torch.zeros(())),
-        lambda: metric.values.__setitem__(0, torch.zeros(())),
-        metric.reset,
-    ]
-    for count, change in enumerate(changes, start=2):
-        change()
-        copy.take()
-        assert copies.count(True) == count
 
 
 @pytest.mark.parametrize("inference", [False, True])

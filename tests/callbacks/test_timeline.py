@@ -1,10 +1,8 @@
 import math
-import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 
 from lit_data.callbacks.timeline import (
@@ -54,21 +52,6 @@ def test_thinning_keeps_the_extremes_and_the_order(samples: int) -> None:
     assert np.nanmax(rows[:, 1, 1]) == values[::7].max()
 
 
-def test_marks_are_thinned_evenly_and_all_counted() -> None:
-    marks = Timeline(add_rows, most_marks=4).marks["release"]
-    for step in range(17):
-        marks.add(float(step))
-    marks.add(17.0, 19.0)
-    assert marks.count == 18
-    assert marks.spans == [(0.0, 0.0), (8.0, 8.0), (16.0, 16.0)]
-
-
-def test_it_can_be_sent_to_other_processes() -> None:
-    timeline = Timeline(add_rows)
-    timeline.marks["oom"].add(1.0, 2.0)
-    assert pickle.loads(pickle.dumps(timeline)).marks["oom"].spans == [(1.0, 2.0)]
-
-
 GIB = 2.0**30
 
 
@@ -95,16 +78,6 @@ def test_the_picture_is_a_png_of_the_stated_size(
     assert _find_colours(tmp_path / "memory.png") == {"oom", "release", "validation", "rss", "pss"}
 
 
-def test_a_picture_of_a_quiet_run_has_no_marks_and_no_lines_of_what_is_not_known(
-    tmp_path: Path,
-) -> None:
-    timeline = Timeline(widen_rows)
-    for step in range(2):
-        timeline.add(float(step), _row(1.0, rss_bytes=5e6))
-    draw_memory(timeline, tmp_path / "memory.png", device="cpu", limit_bytes=0)
-    assert _find_colours(tmp_path / "memory.png") == {"rss"}
-
-
 COLOURS = {"oom": "d62728", "release": "2ca02c", "validation": "dfe3ea"}
 COLOURS |= {"rss": "f2a65a", "pss": "b5460f"}
 
@@ -123,29 +96,6 @@ def make_history(steps: int, measured: int) -> Throughput:
         [(step, (0.1,) * len(PARTS)) for step in range(1, measured + 1)],
     )
     return history
-
-
-def test_steps_that_were_not_timed_are_not_drawn() -> None:
-    steps, rows = make_history(3, 2).speed.read()
-    assert steps.tolist() == [1, 2]
-    assert rows.tolist() == [[1, 16, 0.1, 8]] * 2
-
-
-def test_out_of_memory_is_marked_once_a_step() -> None:
-    history = Throughput()
-    for step in (1, 1, 2, 5, 5, 9):
-        history.mark_oom(step)
-    assert history.speed.marks["oom"].spans == [(1, 1), (2, 2), (5, 5), (9, 9)]
-
-
-def test_batches_have_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    history = make_history(3, 2)
-    draw_throughput(history.speed, history.parts, tmp_path / "throughput.png", "the model")
-    ticks = drawn[0].axes[1].xaxis.get_majorticklocs()
-    assert len(ticks) > 1
-    assert all(float(tick).is_integer() for tick in ticks)
 
 
 @pytest.mark.parametrize(

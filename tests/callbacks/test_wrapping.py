@@ -3,8 +3,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 from lit_data.callbacks.wrapping import wrap
 
@@ -70,20 +68,3 @@ def test_what_was_put_on_top_later_is_left_alone() -> None:
     assert counter.add(1) == "top(a(1))"
     unwrap()
     assert counter.add(1) == "top(2)"
-
-
-def test_an_optimizer_keeps_what_its_schedule_put_there() -> None:
-    parameter = nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    calls = []
-    unwrap = wrap(
-        optimizer, "step", lambda call, *args, **kwargs: (calls.append(1), call(*args, **kwargs))
-    )
-    for _ in range(2):
-        parameter.grad = torch.ones(1)
-        optimizer.step()
-        schedule.step()
-        unwrap()
-    assert calls == [1]
-    assert schedule.get_last_lr() == [pytest.approx(0.001)]

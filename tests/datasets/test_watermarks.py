@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.testing import assert_array_equal
 
 from lit_data.datasets import PatchDataset
@@ -101,21 +100,6 @@ def test_training_patches_are_new_in_each_epoch_and_the_grid_covers_all() -> Non
     assert seen.all()
 
 
-def test_a_split_keeps_the_numbers_of_all_images() -> None:
-    for options in ({"samples_per_image": 5}, {}):
-        whole, part = _dataset(**options), _dataset(images=[0, 2], **options)
-        numbers = {int(sample["index"]): sample for sample in (whole[i] for i in range(len(whole)))}
-        assert len(numbers) == len(whole)
-        for index in range(len(part)):
-            sample = part[index]
-            assert sample["image_index"] in (0, 2)
-            for name, value in numbers[int(sample["index"])].items():
-                assert torch.equal(value, sample[name])
-    assert part.describe_sample(len(part) - 1) == "folder/2.png, patch at (y 0, x 68) px"
-    with pytest.raises(IndexError, match="of"):
-        part[len(part)]
-
-
 def test_masks_are_cut_with_their_images() -> None:
     masks = _bank(1, [1, 2])
     dataset = _train(masks=masks, images=[1, 2])
@@ -181,20 +165,3 @@ def test_workers_write_samples_at_the_size_of_each_epoch(options: dict[str, Any]
     for one, other in zip(expected, found, strict=True):
         for name, value in one.items():
             assert_array_equal(value, other[name])
-
-
-def test_a_resumed_loader_goes_on_with_the_same_samples() -> None:
-    options = LoaderOptions(batch_size=3, seed=3, worker_kind="inline")
-    first, second = (
-        MicroBatchLoader(_train(progressive=GROWING), options, shuffle=True) for _ in range(2)
-    )
-    first.set_epoch(1)
-    read = iter(first)
-    for _ in range(3):
-        next(read)
-    second.load_state_dict(first.state_dict())
-    second.set_epoch(1)
-    for one, other in zip(read, second, strict=True):
-        assert one["epoch"].tolist() == [1] * len(one["epoch"])
-        for name in ("index", "position", "under", "image"):
-            assert torch.equal(one[name], other[name])

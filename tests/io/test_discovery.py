@@ -14,7 +14,6 @@ from lit_data.io.discovery import (
     find_images,
     list_shown,
     match_by_stem,
-    name_below,
 )
 
 
@@ -220,14 +219,6 @@ def test_bad_links_are_named(tmp_path: Path, name: str, target: str, message: st
         find_images(tmp_path / "data")
 
 
-def test_two_folders_that_link_to_each_other_end(tmp_path: Path) -> None:
-    _touch(tmp_path, "a/1.png", "b/2.png")
-    (tmp_path / "a" / "to_b").symlink_to("../b")
-    (tmp_path / "b" / "to_a").symlink_to("../a")
-    with pytest.raises(DataError, match="a link that leads in a circle"):
-        find_images(tmp_path)
-
-
 def test_good_links_are_followed(tmp_path: Path) -> None:
     _touch(tmp_path, "data/a.png", "out.png", "outside/b.png", "data/x/d.png")
     (tmp_path / "data" / "c.png").symlink_to("a.png")
@@ -281,12 +272,3 @@ def test_what_has_no_partner_is_listed_on_both_sides() -> None:
 def test_two_masks_of_one_name_clash() -> None:
     with pytest.raises(DataError, match=r"m/2/a.png: the same name as m/1/a.png(.|\n)*1 names"):
         match_by_stem(["i/a.png"], ["m/1/a.png", "m/2/a.png"])
-
-
-def test_a_name_below_a_folder_is_that_of_pathlib() -> None:
-    below = {(".", "a/b"): "a/b", ("/", "/a/b"): "a/b", ("a", "a/b/c"): "b/c", ("..", "../a"): "a"}
-    for (folder, path), name in below.items():
-        assert name_below(Path(folder), Path(path)) == name_below(Path(folder), path) == name
-        assert Path(path).relative_to(folder).as_posix() == name
-    for folder, path in ((".", "/a/b"), ("a", "ab/c"), ("/a", "a/b"), ("a", "a")):
-        assert name_below(Path(folder), Path(path)) is name_below(Path(folder), path) is None

@@ -4,7 +4,6 @@ import errno
 import fcntl
 import os
 import socket
-import stat
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from lit_data.errors import StoreBusyError
 from lit_data.io import temp
 from lit_data.io import temp as lock
-from lit_data.io.temp import LOCK_NAME, build_lock, find_builder, remove_folder, sweep, temp_folder
+from lit_data.io.temp import LOCK_NAME, build_lock, sweep, temp_folder
 
 ME = f"process {os.getpid()} on host {socket.gethostname()}"
 
@@ -143,32 +142,6 @@ def test_lock_is_not_emptied_nor_followed(tmp_path: Path, caplog: pytest.LogCapt
     assert not (tmp_path / "victim").exists()
 
 
-def test_temp_folder_is_private_and_goes_unless_it_was_renamed(tmp_path: Path) -> None:
-    umask = os.umask(0o027)
-    try:
-        with temp_folder(tmp_path) as first, temp_folder(tmp_path) as second:
-            (first / "file").touch()
-            assert first != second
-            assert stat.S_IMODE(first.stat().st_mode) == 0o750
-            assert str(find_builder(tmp_path)) == ME
-    finally:
-        os.umask(umask)
-    assert list(tmp_path.iterdir()) == []
-    with temp_folder(tmp_path) as path:
-        path.rename(tmp_path / "store")
-    assert [path.name for path in tmp_path.iterdir()] == ["store"]
-
-
-def test_removed_folder_goes_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "file").touch()
-    monkeypatch.setattr(temp.shutil, "rmtree", lambda *_, **__: None)
-    remove_folder(tmp_path / "store")
-    (left,) = tmp_path.iterdir()
-    assert find_builder(tmp_path) is not None
-    assert (left / "file").exists()
-
-
 def test_sweep_takes_the_dead_and_leaves_the_living(tmp_path: Path) -> None:
     dead = [name_of(os.getpid(), "1"), name_of(999_999_999, "5")]
     alive = [
@@ -182,28 +155,6 @@ def test_sweep_takes_the_dead_and_leaves_the_living(tmp_path: Path) -> None:
         (tmp_path / name / "pixels.bin").touch()
     assert sweep(tmp_path) == 2
     assert {path.name for path in tmp_path.iterdir()} == set(alive)
-
-
-def test_dead_but_unburied_process_is_dead(tmp_path: Path) -> None:
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    try:
-        (tmp_path / name_of(pid, "5")).mkdir()
-        assert find_builder(tmp_path) is None
-    finally:
-        os.waitpid(pid, 0)
-
-
-def test_process_of_another_user_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(pid: int, signal: int) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "kill", refuse)
-    monkeypatch.setattr(temp, "read_start", lambda _: "")
-    (tmp_path / name_of(2, "5")).mkdir()
-    assert find_builder(tmp_path) is not None
 
 
 @pytest.mark.parametrize(

@@ -79,25 +79,6 @@ def test_error_of_a_call_is_raised_in_its_place() -> None:
         next(results)
 
 
-def test_dropping_it_waits_for_no_thread() -> None:
-    """The garbage collector may drop it while the lock is held that a thread needs to end: waiting would never end."""
-    started, go_on, ended = threading.Event(), threading.Event(), threading.Event()
-
-    def work(number: int) -> None:
-        if number > 0:
-            started.set()
-            go_on.wait(30)
-            ended.set()
-
-    results = ordered_map(work, [0, 1, 2], 1)
-    next(results)
-    assert started.wait(30)
-    results.close()
-    assert not ended.is_set()
-    go_on.set()
-    assert ended.wait(30)
-
-
 @pytest.mark.parametrize(
     ("item_bytes", "expected"), [(0, 16), (10**6, 16), (10**9, 4), (10**12, 1)]
 )

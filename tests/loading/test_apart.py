@@ -2,14 +2,12 @@
 
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import tempfile
 import time
 from collections import namedtuple
 from collections.abc import Callable
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -191,14 +189,6 @@ def test_a_small_set_that_keeps_files_open_is_not_read_where_others_are_forked(l
     assert plain.choice.kind == "inline"
 
 
-@pytest.mark.parametrize("kind", [{"worker_kind": "inline"}, {"num_workers": 0},
-                                  {"worker_kind": "thread", "num_workers": 1}], ids=str)  # fmt: skip
-def test_the_main_thread_and_threads_read_here(kind: dict[str, Any]) -> None:
-    dataset = Lazy()
-    assert _are_own(_open(dataset, **kind))
-    assert dataset.opener == os.getpid()
-
-
 @pytest.mark.parametrize(("act", "error", "text"), [
     (_raise, KeyError, "no such image"),
     (_refuse, DataError, "images/7.png is cut short\n  while loading the first samples, in a proc"),
@@ -220,13 +210,6 @@ def test_a_first_sample_that_hangs_ends_with_a_message(no_orphans: None) -> None
         list(_open(Alone(_hang), timeout_s=0.5, **FORK))
     assert time.monotonic() - started_s < 20
     assert multiprocessing.active_children() == []
-
-
-def test_what_cannot_be_read_in_a_process_is_read_here_if_workers_may_be_chosen() -> None:
-    loader = _open(Alone(_raise), start_method="fork")
-    assert torch.cat(list(loader)).tolist() == list(range(64))
-    text = "it cannot be read in a process of its own (KeyError: 'no such image')"
-    assert (loader.choice.kind, loader.choice.reason) == ("inline", text)
 
 
 def test_a_structure_that_cannot_be_sent_is_refused_with_its_class() -> None:
@@ -251,12 +234,6 @@ def test_the_reader_is_set_up_as_a_worker_and_leaves_generators_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert rows.facts.draws
     assert len(rows.fields) == 3
-
-
-def test_loaders_in_other_threads_read_apart_too() -> None:
-    with ThreadPool(2) as pool:
-        loaders = [_open(Lazy(), **FORK) for _ in range(2)]
-        assert pool.map(_are_own, loaders) == [True, True]
 
 
 def _load_in_daemon(pipe: Any, options: dict[str, Any]) -> None:
@@ -324,11 +301,6 @@ def test_what_cannot_be_pickled_is_refused_with_a_cure_or_read_here() -> None:
         loader = _open(dataset, start_method="spawn")
         assert sum(len(batch["index"]) for batch in loader) == 64
         assert "cannot be read in a process of its own (ConfigError: Lazy" in loader.choice.reason
-
-
-def test_rows_that_were_read_here_can_still_be_sent() -> None:
-    rows = as_rows(Lazy(), LoaderOptions(**SPAWN))
-    assert pickle.loads(pickle.dumps(rows)).fields == rows.fields
 
 
 def test_records_of_one_file_are_right_with_many_workers(tmp_path: Path) -> None:

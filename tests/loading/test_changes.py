@@ -1,7 +1,5 @@
 """Datasets that somebody changes between passes."""
 
-import copy
-import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -123,15 +121,3 @@ def test_objects_that_hold_themselves_or_much_are_looked_at_in_a_bounded_time() 
     before = look_at(dataset)
     dataset.level = 5
     assert look_at(dataset) != before
-
-
-def test_a_loader_that_was_read_can_be_copied_and_pickled() -> None:
-    options = LoaderOptions(batch_size=32, worker_kind="process", num_workers=2)
-    loader = MicroBatchLoader(Pids(), options, shuffle=True)
-    batches = iter(loader)
-    next(batches)
-    for twin in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
-        assert len(list(twin)) == 2
-        twin.close()
-    assert len(list(batches)) == 1
-    loader.close()

@@ -1,12 +1,9 @@
 import logging
 import os
-import threading
-import time
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from lit_data.io import machine
 from lit_data.loading import LoaderOptions, MicroBatchLoader, choice, survey
@@ -71,35 +68,6 @@ def test_no_processes_where_the_system_has_no_memory_without_a_name(
     assert (_choose(10_000).kind, _choose(10_000).workers) == ("inline", 0)
 
 
-class Threaded(Indices):
-    """A dataset that notes who writes, and with how many threads of torch."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.seen = set()
-
-    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
-        is_main = threading.current_thread() is threading.main_thread()
-        self.seen.add((is_main, torch.get_num_threads()))
-        time.sleep(1e-3)
-        super().write_into(rows, indices, epoch)
-
-
-def test_threads_are_measured_as_they_work_each_on_a_core_of_torch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(choice, "maps_files", bool)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        dataset = Threaded(10_000)
-        _choose(10_000, dataset=dataset)
-        assert dataset.seen == {(True, 2), (False, 1)}
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(threads)
-
-
 def test_a_small_set_gets_no_workers_and_a_larger_one_no_more_than_it_can_feed(fake: Any) -> None:
     fake(0.01, gain=2)
     assert (_choose(20).kind, _choose(20).reason) == ("inline", "20 samples are fewer than 32")
@@ -155,19 +123,6 @@ def test_each_stage_names_its_loader_and_says_so_once(caplog: pytest.LogCaptureF
     assert caplog.messages == [
         f"{stage} loader: inline, 0 workers: 20 samples are fewer than 32" for stage in stages
     ]
-
-
-def test_slow_samples_are_read_twice_and_not_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset, times = Asked(1000), iter([0.0, 5.0])
-
-    def time_batches(rows: Any, parts: Any) -> float:
-        rows.write_into(parts[0], np.zeros(1), 0)
-        return next(times)
-
-    monkeypatch.setattr(survey, "time_batches", time_batches)
-    monkeypatch.setattr(choice, "maps_files", bool)
-    found = _choose(0, dataset=dataset)
-    assert (found.kind, found.thread_gain, dataset.asked) == ("thread", 2.0, 2)
 
 
 def test_single_samples_are_never_given_to_threads(fake: Any) -> None:

@@ -105,18 +105,6 @@ def test_a_batch_that_is_kept_is_never_written_again(kind: dict[str, Any]) -> No
         assert torch.equal(batch["image"][:, 1, 2].long(), batch["index"])
 
 
-def test_memory_is_used_again_once_a_batch_is_gone() -> None:
-    loader = MicroBatchLoader(Numbers(400), LoaderOptions(batch_size=4, worker_kind="inline"))
-    places = set()
-    for batch in loader:
-        assert batch["image"].is_contiguous()
-        places.add(batch["image"].data_ptr())
-        view = batch["image"][1:]  # keeps the memory as the batch itself does
-        del batch
-    assert view.shape == (3, 2, 3)
-    assert len(places) <= 3
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_ragged_fields_travel_flat_with_their_rows(kind: dict[str, Any]) -> None:
     loader = MicroBatchLoader(Boxes(), LoaderOptions(batch_size=8, micro_batch_size=3, **kind))
@@ -144,13 +132,6 @@ def test_each_epoch_has_its_own_order_and_evaluation_has_one() -> None:
     assert isinstance(evaluation.sampler, SequentialSampler)
 
 
-def test_drop_last_leaves_out_the_short_batch() -> None:
-    options = LoaderOptions(batch_size=10, num_workers=0, drop_last=True)
-    loader = MicroBatchLoader(Numbers(57), options)
-    assert len(loader) == 5
-    assert [len(batch["index"]) for batch in loader] == [10] * 5
-
-
 def test_threads_do_the_work_and_are_gone_afterwards() -> None:
     dataset = Numbers(100)
     options = LoaderOptions(worker_kind="thread", num_workers=2, batch_size=2)
@@ -166,15 +147,6 @@ def test_threads_do_the_work_and_are_gone_afterwards() -> None:
     for thread in workers:
         thread.join(5)
         assert not thread.is_alive()
-
-
-@pytest.mark.parametrize(
-    "options", [{"worker_kind": "inline", "num_workers": 2}, {"num_workers": 0}], ids=str
-)
-def test_no_workers_means_the_main_thread(options: dict[str, Any]) -> None:
-    dataset = Numbers(20)
-    _stream(MicroBatchLoader(dataset, LoaderOptions(**options)))
-    assert dataset.threads == {"MainThread"}
 
 
 def test_a_stuck_thread_is_reported() -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import multiprocessing
-import os
 from typing import Any
 
 import pytest
@@ -93,9 +92,3 @@ def test_processes_of_a_launcher_that_have_no_group_are_warned(
     with caplog.at_level(logging.WARNING):
         assert len(_read(_make())) == len(_read(_make())) == 5
     assert caplog.text.count("WORLD_SIZE=2") == 1
-
-
-def test_a_lone_process_is_not_warned(caplog: pytest.LogCaptureFixture) -> None:
-    assert "WORLD_SIZE" not in os.environ
-    _read(_make())
-    assert not caplog.text

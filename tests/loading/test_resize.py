@@ -49,19 +49,6 @@ def test_a_new_size_holds_from_the_next_batch_and_nothing_is_lost(kind: dict[str
     assert len(pids) <= int(kind.get("num_workers", 1))  # the same workers all the time
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_a_change_among_the_last_batches(kind: dict[str, Any]) -> None:
-    for last in (1, 7, 19):
-        loader = _loader(100, **kind)
-        seen = []
-        for batch in loader:
-            seen += batch["index"].tolist()
-            if len(seen) >= 900:
-                loader.batch_size = last
-        loader.close()
-        assert seen == _fixed_order()
-
-
 def test_without_resizable_the_next_epoch_has_the_new_size() -> None:
     loader = _loader(worker_kind="inline", resizable=False)
     stream = iter(loader)

@@ -143,20 +143,6 @@ def test_continuing_reads_nothing_that_was_trained_before() -> None:
     assert len(read) == BATCH
 
 
-def test_what_somebody_counts_as_trained_is_what_counts() -> None:
-    loader = _loader()
-    loader.count_trained = lambda: (0, 4)
-    stream = iter(loader)
-    done = _samples(islice(stream, 5))
-    assert loader.state_dict()["position"] == 4 * BATCH
-    again = _loader()
-    again.load_state_dict(loader.state_dict())
-    assert _samples(islice(iter(again), 1)) == done[4 * BATCH :]
-    loader.count_trained = lambda: (1, 40)  # the epoch is over, the next one has not begun
-    state = loader.state_dict()
-    assert (state["epoch"], state["position"], state["batches"]) == (1, 0, 0)
-
-
 def test_a_loader_that_goes_on_with_other_sizes_has_no_length() -> None:
     _, state = _interrupt(5)
     loader = _loader(batch_size=7)
@@ -285,18 +271,6 @@ def test_a_batch_that_was_taken_before_the_checkpoint_was_read_is_refused(tmp_pa
     _fit(AsksForLength(2, path), _direct(resizable=True), max_steps=12)
     with pytest.raises(ConfigError, match="took a batch before it read the checkpoint"):
         _fit(AsksForLength(), _direct(resizable=True), path, max_steps=12)
-
-
-@pytest.mark.parametrize("resizable", [False, True])
-def test_a_loader_that_was_resumed_begins_anew_in_the_next_run(
-    resizable: bool, tmp_path: Path
-) -> None:
-    _fit(Tally(2, tmp_path / "stopped.ckpt"), _direct(resizable=resizable))
-    loader = _direct(resizable=resizable)
-    for options in ({}, {"max_steps": 2}):
-        _fit(Tally(), loader, tmp_path / "stopped.ckpt", **options)
-        loader.set_epoch(0)
-        assert _fit(Tally(), loader).seen == _fit(Tally(), _direct()).seen
 
 
 def test_other_sizes_go_on_only_where_no_length_was_told(tmp_path: Path) -> None:

@@ -177,12 +177,6 @@ def test_samples_of_another_size_are_refused_and_never_rewrapped(
         list(loader)
 
 
-def test_a_sample_of_one_number_in_a_list_is_none_of_a_number() -> None:
-    dataset = Made(lambda index: {"value": 3.0 if index == 0 else np.ones(1)}, 2)
-    with pytest.raises(DataError, match=r"value has shape \[1\] and that of sample 0 has \[\]"):
-        list(MicroBatchLoader(dataset, LoaderOptions(batch_size=1, worker_kind="inline")))
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_collate_function_makes_batches_of_whole_samples(kind: dict[str, Any]) -> None:
     def together(samples: list[Any]) -> tuple[Any, ...]:
@@ -199,18 +193,6 @@ def test_a_collate_function_makes_batches_of_whole_samples(kind: dict[str, Any])
     for images, indices in batches:
         for image, index in zip(images, indices, strict=True):
             assert torch.equal(image, _sized(index)[0])
-    loader.close()
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_the_batch_size_of_collated_batches_can_change(kind: dict[str, Any]) -> None:
-    options = LoaderOptions(batch_size=5, resizable=True, **kind)
-    loader = MicroBatchLoader(Made(_sized), options, collate_fn=list)
-    sizes = []
-    for batch in loader:
-        sizes.append(len(batch))
-        loader.batch_size = 2
-    assert sizes == [5, *[2] * 9]
     loader.close()
 
 

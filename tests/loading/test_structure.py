@@ -142,11 +142,6 @@ def test_each_value_has_rows_of_its_own(sample: Any) -> None:
     assert _as_lists(_load(samples)) == _as_lists(default_collate(samples))
 
 
-def test_each_value_of_processes_has_rows_of_its_own() -> None:
-    samples = [CLASHES] * 3
-    assert _as_lists(_load(samples, **KINDS[2])) == _as_lists(default_collate(samples))
-
-
 def _as_lists(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _as_lists(part) for key, part in value.items()}

@@ -1,5 +1,4 @@
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,12 +95,6 @@ def test_each_batch_is_copied_before_the_one_ahead_of_it_is_used() -> None:
     assert events == ["copy 0", "copy 1", "use 0", "copy 2", "use 1", "use 2"]
 
 
-def test_a_batch_that_is_no_dict_of_tensors_is_left_alone() -> None:
-    stream = SimpleNamespace(start=None)
-    batches = [(torch.zeros(1), "text"), (torch.ones(1), "more")]
-    assert list(SideStream.ahead(stream, iter(batches))) == batches  # type: ignore[arg-type]
-
-
 _BUSY = (64, 64) if LOG.installed else (4096, 4096)
 
 
@@ -142,18 +135,3 @@ def test_copies_on_the_side_stream_hold_what_the_host_held(kind: str) -> None:
     for most, least, index in seen:
         assert torch.equal(most, index % 251)
         assert torch.equal(least, index % 251)
-
-
-@pytest.mark.gpu
-def test_a_plain_copy_without_blocking_is_safe_too() -> None:
-    options = LoaderOptions(
-        batch_size=16, micro_batch_size=4, worker_kind="thread", num_workers=2, pin_memory=True
-    )
-    loader = MicroBatchLoader(_Images(), options, shuffle=True)
-    busy = torch.randn(*_BUSY, device="cuda")
-    for batch in loader:
-        busy = (busy @ busy).clamp(-1, 1)
-        moved = {name: tensor.to("cuda", non_blocking=True) for name, tensor in batch.items()}
-        del batch
-        assert torch.equal(moved["image"][:, 0, 0, 0].long(), moved["index"] % 251)
-    loader.close()

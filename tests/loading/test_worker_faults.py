@@ -168,26 +168,6 @@ def test_a_dead_worker_is_named_with_its_samples(
     _expect_death(loader, rf"^worker \d+ {how} while it had {_name_samples(at)}")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    ("method", "death"),
-    [
-        ("spawn", DEATHS[0]),
-        ("spawn", DEATHS[2]),
-        ("forkserver", DEATHS[1]),
-        ("forkserver", DEATHS[3]),
-    ],
-)
-def test_a_dead_worker_is_named_however_it_was_started(
-    method: str, death: tuple[Callable[[], None], str, str, int], open_loader: Open
-) -> None:
-    fault, how, hint, at = death
-    loader = open_loader(Faulty(fault, at), start_method=method)
-    message = rf"^worker \d+ {how} while it had {_name_samples(at)}. {hint}"
-    _expect_death(loader, message, within_s=30)
-
-
 @pytest.mark.parametrize(("fault", "at"), [(_sleep, 0), (_stop, 31), (_sleep, 63)])
 def test_a_hanging_worker_is_named_and_killed_after_the_timeout(
     fault: Callable[[], None], at: int, open_loader: Open
@@ -197,14 +177,6 @@ def test_a_hanging_worker_is_named_and_killed_after_the_timeout(
         rf"^worker \d+ was not ready with {_name_samples(at)} after timeout_s=0.4 s: is the disk"
     )
     _expect_death(loader, message, within_s=4)  # torch alone looks every 5 s
-
-
-def test_a_worker_that_hangs_in_a_broken_off_epoch_does_not_hold_up_the_next_for_ever(
-    open_loader: Open,
-) -> None:
-    loader = open_loader(Faulty(_sleep), timeout_s=0.4, shuffle=True)
-    next(iter(loader))
-    _expect_death(loader, r"was not ready with .* after timeout_s=0.4 s", within_s=4)
 
 
 def test_a_worker_that_dies_during_a_training_step_is_reported_at_the_next_batch(
@@ -232,24 +204,6 @@ def test_a_dataset_learns_which_worker_it_is_in(open_loader: Open) -> None:
     assert torch.utils.data.get_worker_info() is None
 
 
-@pytest.mark.slow
-def test_a_dead_worker_is_reported_to_a_thread_that_is_not_the_main_one(open_loader: Open) -> None:
-    loader = open_loader(Faulty(_kill))
-    found = []
-
-    def read() -> None:
-        try:
-            list(loader)
-        except WorkerDiedError as error:
-            found.append(error)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    thread.join(7)
-    assert not thread.is_alive()
-    assert [type(error) for error in found] == [WorkerDiedError]
-
-
 def test_after_a_bus_error_the_dataset_says_what_became_of_its_files(
     tmp_path: Path, open_loader: Open
 ) -> None:
@@ -272,17 +226,6 @@ def test_a_loader_that_is_dropped_takes_its_workers_along(kind: str, open_loader
     for worker in workers:
         worker.join(5)
         assert not worker.is_alive()
-
-
-def test_an_old_iteration_that_is_dropped_late_leaves_the_new_one_whole(open_loader: Open) -> None:
-    loader = open_loader(Faulty(), shuffle=True)
-    old = iter(loader)
-    next(old)
-    new = iter(loader)
-    seen = next(new)["index"].tolist()
-    del old
-    seen += [index for batch in new for index in batch["index"].tolist()]
-    assert sorted(seen) == list(range(64))
 
 
 class ManyParts(Exception):
@@ -386,21 +329,3 @@ def test_a_ring_that_does_not_fit_is_refused_before_it_is_written(
     message = "staging 4 batches of 16 samples needs 4 MiB and 1 MiB of memory are available: lower"
     with pytest.raises(ConfigError, match=message):
         list(open_loader(Indices(image=FieldSpec((2**16,), "uint8"))))
-
-
-class Quits(Exception.__base__):  # type: ignore[name-defined, misc]
-    """Neither an Exception nor an exit."""
-
-
-class QuittingThread(Indices):
-    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
-        raise Quits("stop here")
-
-
-def test_a_thread_that_quits_is_told_at_once() -> None:
-    options = LoaderOptions(worker_kind="thread", num_workers=2, timeout_s=60)
-    loader = MicroBatchLoader(QuittingThread(), options)
-    began_s = time.monotonic()
-    with pytest.raises(DataError, match=r"(?s)loading sample .*failed.*Quits: stop here"):
-        list(loader)
-    assert time.monotonic() - began_s < 30

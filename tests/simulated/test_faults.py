@@ -1,6 +1,5 @@
 """What only a device shows: streams, page-locking, memory that runs out beside the step, a broken context."""
 
-import gc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +15,9 @@ from lit_data.callbacks.device_memory import CudaGauge
 from lit_data.datamodules.image_transform import ImageTransform
 from lit_data.inference import TiledPredictor
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.loading.staging import Layout, Staging
 from lit_data.loading.transfer import SideStream
 from lit_data.out_of_memory import is_out_of_memory
 from lit_data.testing import QUIET
-from lit_data.types import FieldSpec
 from lit_data.value_range import ValueRange
 from tests.simulated import cuda
 from tests.simulated.log import LOG
@@ -82,15 +79,6 @@ def test_predictions_are_those_of_the_host_whichever_device_is_current(device: s
     assert not [place for place in blocking if "tiles" in place]
 
 
-def test_small_slots_have_pages_of_their_own() -> None:
-    layout = Layout({"x": FieldSpec((2,), np.dtype(np.float32))})
-    staging = Staging(layout, shared=False, pinned=CUDA)
-    slots = [staging.take(3) for _ in range(8)]
-    registered = [what for what, _ in LOG.notes if what.startswith("cudaHostRegister")]
-    assert registered == ["cudaHostRegister 0"] * 8
-    assert all(torch.from_numpy(slot.arrays["x"]).is_pinned() for slot in slots)
-
-
 def test_a_slot_that_cannot_be_locked_leaves_no_error_behind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -117,36 +105,6 @@ def test_no_room_to_copy_ahead_is_no_error(monkeypatch: pytest.MonkeyPatch) -> N
     seen = [index for batch in loader for index in batch["index"].tolist()]
     assert seen == list(range(64))
     assert len(calls) == 8
-
-
-def test_one_side_stream_serves_all_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    monkeypatch.setattr(SideStream, "__init__", _noting(SideStream.__init__, made))
-    loader = _loader()
-    loader.device = CUDA
-    for _ in range(3):
-        assert len(list(loader)) == 8
-    assert made == [CUDA]
-
-
-def _noting(method: Any, made: list[torch.device]) -> Any:
-    def around(self: SideStream, device: torch.device) -> None:
-        made.append(device)
-        method(self, device)
-
-    return around
-
-
-def test_memory_is_given_back_behind_the_stream_of_its_own_device() -> None:
-    gc.collect()  # loaders of other tests end
-    LOG.clear()
-    loader = _loader()
-    loader.pin_device = torch.device("cuda", 1)
-    del loader.__dict__["device"]
-    loader.device = None
-    for batch in loader:
-        del batch
-    assert {what for what, _ in LOG.notes if what.startswith("event on")} == {"event on cuda:1"}
 
 
 def test_a_broken_context_hides_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 from numpy.testing import assert_array_equal
 from PIL import Image
 
-from lit_data.datamodules import InspectionDataModule
-from lit_data.datamodules.detection_masks import box_parts, find_mask_boxes, share_objects
+from lit_data.datamodules.detection_masks import find_mask_boxes
 from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datasets.annotations.mark_files import read_annotations
 from lit_data.errors import DataError
@@ -140,13 +139,6 @@ def test_unknown_attributes_of_cvat_are_refused(attribute: str, tmp_path: Path) 
         draw(tmp_path)
 
 
-def test_polygons_of_cvat_are_not_turned(tmp_path: Path) -> None:
-    save(tmp_path)
-    cvat(tmp_path, shape='<polygon label="x" points="1,1;9,1;9,9" rotation="5"/>')
-    with pytest.raises(DataError, match="a polygon with a rotation; boxes and ellipses"):
-        draw(tmp_path)
-
-
 def test_masks_and_ellipses_of_cvat_are_drawn(tmp_path: Path) -> None:
     save(tmp_path)
     cvat(
@@ -254,64 +246,6 @@ def test_polygons_of_yolo_count_from_one_as_boxes_do(tmp_path: Path) -> None:
         draw(tmp_path)
 
 
-def test_images_of_one_stem_are_told_apart_by_type(tmp_path: Path) -> None:
-    save(tmp_path)
-    cv2.imwrite(str(tmp_path / "0.png"), np.zeros((96, 96), np.uint8))
-    images = [tmp_path / "0.jpg", tmp_path / "0.png"]
-    labelme(tmp_path)
-    annotated = read_annotations(tmp_path, images)
-    assert annotated is not None
-    assert set(annotated.marks) == {0}
-    (tmp_path / "0.json").unlink()
-    yolo(tmp_path)
-    annotated = read_annotations(tmp_path, images)
-    assert annotated is not None
-    with pytest.raises(DataError, match="2 images are named"):
-        annotated.problems.raise_if_any("bad")
-
-
-def test_instances_are_read_where_captions_lie_beside_them(tmp_path: Path) -> None:
-    save(tmp_path)
-    coco(tmp_path)
-    (tmp_path / "annotations").mkdir()
-    (tmp_path / "annotations.json").rename(tmp_path / "annotations/instances_val.json")
-    captions = {"images": [{"id": 0, "file_name": "0.jpg"}], "annotations": [{"caption": "a"}]}
-    (tmp_path / "annotations/captions_val.json").write_text(json.dumps(captions))
-    assert draw(tmp_path)[0].sum() == 1600
-
-
-def test_masks_are_drawn_anew_where_the_names_of_classes_change(tmp_path: Path) -> None:
-    folder = tmp_path / "set"
-    folder.mkdir()
-    for number in range(2):
-        save(folder, name=f"{number}.jpg")
-    yolo(folder)
-
-    def find_class() -> int:
-        data = InspectionDataModule(
-            str(folder),
-            cache_dir=str(tmp_path / "cache"),
-            classes=["crack", "pit"],
-            patch_px=8,
-            splits={"train": 1.0},
-        )
-        data.setup("fit")
-        mask = data.read_mask(0)
-        assert mask is not None
-        return int(mask[40, 40])
-
-    with (folder / "0.txt").open("a") as stream:
-        stream.write("\n1 0 0 .02 0 .02 .02")
-    (folder / "classes.txt").write_text("crack\npit")
-    assert find_class() == 1
-    (folder / "classes.txt").write_text("pit\ncrack")
-    assert find_class() == 2
-    (folder / "data.yaml").write_text("names: [crack, pit]")
-    assert find_class() == 1
-    (folder / "data.yaml").write_text("names: [pit, crack]")
-    assert find_class() == 2
-
-
 INPUTS = {
     coco: ("annotations.json",),
     labelme: ("0.json",),
@@ -365,15 +299,3 @@ def test_objects_that_touch_have_a_box_each(tmp_path: Path) -> None:
     boxes = find_mask_boxes(files).labels.boxes
     assert boxes[:, 0].tolist() == [0, 1, -1, -2]
     assert boxes[:2, 1:] * 96 == pytest.approx(np.array([[40, 40, 40, 40], [40, 40, 20, 20]]))
-
-
-def test_boxes_of_shapes_apart_are_those_of_their_masks(tmp_path: Path) -> None:
-    save(tmp_path)
-    apart = [[x + 33 * column for x in SQUARE[:2]] for column in range(2)]
-    triangles = [[x, y, x + 13.7, y + 2.2, x + 4.1, y + 17.9] for x, y in apart]
-    labelme(tmp_path, shapes=[("a", triangle) for triangle in triangles])
-    annotated = read_annotations(tmp_path, [tmp_path / "0.jpg"])
-    assert annotated is not None
-    (image,) = annotated.draw([tmp_path / "0.jpg"], ReadOptions())
-    expected = box_parts(image.mask, 1, None)
-    assert_array_equal(share_objects(image.boxes_px, 1, image.mask.shape), expected)

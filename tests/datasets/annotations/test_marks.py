@@ -17,8 +17,7 @@ from numpy.testing import assert_array_equal
 from lit_data.datamodules import InspectionDataModule
 from lit_data.datasets.annotations.mark_files import read_annotations
 from lit_data.datasets.annotations.marked import Annotated
-from lit_data.datasets.annotations.marks import DrawnPixels, counts, outline
-from lit_data.datasets.annotations.tables import read_table
+from lit_data.datasets.annotations.marks import counts, outline
 from lit_data.errors import DataError
 from lit_data.io.images.options import DEFAULT_READ
 
@@ -198,11 +197,6 @@ def test_a_mask_of_labelme_that_leaves_its_box_is_refused(
         _draw(folder)
 
 
-def test_two_points_of_a_speck_mark_the_line_between_them(folder: Path) -> None:
-    _coco(folder, [[24, 7, 27, 10]])
-    assert np.argwhere(_draw(folder)[1][0]).tolist() == [[7, 24], [8, 25], [9, 26], [10, 27]]
-
-
 LINESTRIP = partial(_labelme, kind="linestrip")
 BOX_ALONE = partial(_coco, bbox=[1, 1, 9, 9])
 POLYLINE = partial(_cvat, shape='<polyline label="x" points="1,1;9,9"/>')
@@ -243,12 +237,6 @@ def test_what_does_not_fit_is_listed(
         _draw(folder)
 
 
-def test_several_faults_are_listed_together(folder: Path) -> None:
-    _csv(folder, "a.png,1,595 10", "b.png,1,7", "d.png,1,1 1")
-    with pytest.raises(DataError, match=r"(.*\n){3}3 annotations are bad"):
-        _draw(folder)
-
-
 @pytest.mark.parametrize("name", ["notes.json", "table.csv", "classes.txt", "settings.xml"])
 def test_other_files_are_left_alone(name: str, folder: Path) -> None:
     texts = {
@@ -264,15 +252,6 @@ def test_other_files_are_left_alone(name: str, folder: Path) -> None:
 def test_an_outline_thinner_than_a_pixel_still_marks_some(folder: Path) -> None:
     _coco(folder, [[3.1, 3.1, 3.2, 3.1, 3.2, 3.2]])
     assert np.argwhere(_draw(folder)[1][0]).tolist() == [[3, 3]]
-
-
-def test_an_outline_with_a_notch_is_filled_by_its_middles(folder: Path) -> None:
-    corners = [2, 2, 12, 2, 12, 12, 7, 6, 2, 12]
-    _coco(folder, [corners])
-    mask = _draw(folder)[1][0] > 0
-    assert mask[3, 2:12].all()
-    assert not mask[11, 5:9].any()
-    assert mask.sum() == pytest.approx(100 - 30, abs=4)  # the square without the notch
 
 
 def _read(folder: Path) -> Any:
@@ -306,59 +285,6 @@ def test_names_of_yolo_classes_come_from_the_file_beside_them(folder: Path) -> N
     KINDS["YOLO"][1](folder)
     (folder / "data.yaml").write_text("names: [crack, pit]\n")
     assert _read(folder).count_categories() == {"crack": 1}
-
-
-@pytest.mark.parametrize("images", ["images/{}/1.png", "{}/1.png"])
-def test_label_files_find_the_image_of_their_folder(images: str, tmp_path: Path) -> None:
-    paths = [tmp_path / images.format(split) for split in ("train", "val")]
-    for path, x in zip(paths, (0.1, 0.5), strict=True):
-        name = path.relative_to(tmp_path).as_posix().replace("images/", "labels/")
-        label = (tmp_path / name).with_suffix(".txt")
-        for parent in (path.parent, label.parent):
-            parent.mkdir(parents=True, exist_ok=True)
-        cv2.imwrite(str(path), np.full(SIZE, 9, np.uint8))
-        label.write_text(f"0 {x} 0.1 {x + 0.2} 0.1 {x + 0.2} 0.5 {x} 0.5")
-    annotated = read_annotations(tmp_path, paths)
-    assert annotated is not None
-    masks = dict(draw_masks(annotated, paths))
-    assert [int(np.argwhere(masks[number])[0, 1]) for number in (0, 1)] == [3, 15]
-
-
-def test_values_of_another_kind_are_a_fault_and_no_crash(folder: Path) -> None:
-    _labelme(folder)
-    (folder / "b.json").write_text(json.dumps({"shapes": [1, 2]}))
-    message = r"b\.json, shapes\[0\]: 1 is no shape(.|\n)*2 annotations are bad"
-    with pytest.raises(DataError, match=message):
-        _draw(folder)
-
-
-def test_runs_may_be_longer_than_python_takes_for_a_field(tmp_path: Path) -> None:
-    every_second = " ".join(f"{start} 1" for start in range(1, 200_000, 2))
-    assert len(every_second) > 2**17
-    _csv(tmp_path, f'a.png,1,"{every_second}"')
-    columns, rows = read_table(tmp_path / "train.csv")
-    assert list(columns) == ["ImageId", "ClassId", "EncodedPixels"]
-    assert rows[0]["EncodedPixels"] == every_second
-
-
-def test_an_image_of_cvat_inside_another_is_left_out(folder: Path) -> None:
-    _cvat(folder, POINTS)
-    path, count = folder / "annotations.xml", 20_000
-    polygon = '<image name="b.png"><polygon label="x" points="1,1;9,1;9,9"/>'
-    inner = polygon * count + "</image>" * count
-    path.write_text(path.read_text().replace("</image>", f"{inner}</image>"))
-    begin = time.perf_counter()
-    _, masks = _draw(folder)
-    assert time.perf_counter() - begin < 20  # minutes where each is looked for in each
-    assert_array_equal(masks[0], _expected())
-    assert set(masks) == {0}
-
-
-def test_a_cvat_file_of_many_images_may_be_large(folder: Path) -> None:
-    _cvat(folder, POINTS)
-    with (folder / "annotations.xml").open("a") as stream:
-        stream.write(f"<!--{'x' * 10_000_000}-->")
-    assert_array_equal(_draw(folder)[1][0], _expected())
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, f'{{"shapes": {"9" * 5_000}}}'], ids=range(2))
@@ -416,26 +342,6 @@ def test_a_million_points_or_letters_take_no_long_time() -> None:
     assert time.perf_counter() - begin < 15
 
 
-def test_crossings_are_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = outline(_zigzag(900))((2000, 2000))
-    monkeypatch.setattr("lit_data.datasets.annotations.marks.CROSSINGS", 5_000)
-    assert_array_equal(outline(_zigzag(900))((2000, 2000)).marked, whole.marked)
-
-
-def test_many_small_shapes_of_a_large_image_take_no_long_time(tmp_path: Path) -> None:
-    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((2000, 2000), np.uint8))
-    starts = [(x, y) for y in range(0, 400, 4) for x in range(0, 400, 4)]
-    corners = [[[x, y], [x + 2, y], [x + 2, y + 2], [x, y + 2]] for x, y in starts]
-    shapes = [{"label": str(place % 2), "points": points} for place, points in enumerate(corners)]
-    (tmp_path / "a.json").write_text(json.dumps({"shapes": shapes}))
-    annotated = read_annotations(tmp_path, [tmp_path / "a.png"])
-    assert annotated is not None
-    begin = time.perf_counter()
-    [(_, mask)] = draw_masks(annotated, [tmp_path / "a.png"], ["0", "1"])
-    assert time.perf_counter() - begin < 20  # 10,000 masks of 4 MB each take minutes
-    assert np.bincount(mask[:400, :400].reshape(-1)).tolist() == [160_000 - 40_000, 20_000, 20_000]
-
-
 def _whole(kind: str, side: int) -> dict[str, Any]:
     corners = [[0, 0], [side, 0], [side, side], [0, side]]
     if kind == "labelme":
@@ -472,13 +378,6 @@ def test_shapes_that_cover_an_image_again_and_again_end_in_a_line(
     )
 
 
-def test_crossings_count_like_pixels() -> None:
-    patch = outline(_zigzag(900))((2000, 2000))
-    drawn = DrawnPixels((2000, 2000))
-    drawn.add(patch)
-    assert drawn.drawn_px == max(patch.marked.size, 899 * 1880 + 20)
-
-
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
@@ -504,20 +403,6 @@ def test_a_shape_of_labelme_that_is_none_is_named(
         _draw(folder)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"image_id": [1]}, r"an image \[1\] that images does not hold"),
-        ({"image_id": True}, "an image True that images does not hold"),
-        ({"category_id": {}}, r"a category \{\} that categories does not hold"),
-    ],
-)
-def test_ids_of_another_kind_are_named(change: dict[str, Any], message: str, folder: Path) -> None:
-    _coco(folder, [[1, 1, 9, 1, 9, 9]], **change)
-    with pytest.raises(DataError, match=rf"annotations\[0\]: {message}"):
-        _draw(folder)
-
-
 @pytest.mark.parametrize("name", ["a.json", "runs.csv", "shapes.xml", "a.txt"])
 def test_a_pipe_or_a_broken_link_is_named(name: str, folder: Path) -> None:
     os.mkfifo(folder / name)
@@ -527,23 +412,6 @@ def test_a_pipe_or_a_broken_link_is_named(name: str, folder: Path) -> None:
     (folder / name).symlink_to("gone")
     with pytest.raises(DataError, match=rf"{name}: a broken link to gone"):
         _read(folder)
-
-
-@pytest.mark.parametrize("kind", ["COCO polygons", "LabelMe", "CVAT"])
-def test_annotations_for_an_image_of_another_size_are_refused(kind: str, folder: Path) -> None:
-    KINDS[kind][1](folder)
-    (path,) = (path for path in folder.iterdir() if path.suffix in (".json", ".xml"))
-    text = path.read_text().replace('height="20"', 'height="999999999999"')
-    text = text.replace('"height": 20', '"height": 1e300')
-    text = text.replace('"imagePath"', '"imageHeight": 40, "imageWidth": 60, "imagePath"')
-    path.write_text(text)
-    annotated = _read(folder)
-    masks = dict(draw_masks(annotated, [folder / "a.png", folder / "b.png"]))
-    assert not any(mask.any() for mask in masks.values())
-    with pytest.raises(
-        DataError, match=r"a\.png: its annotations are for .* the image has 20 x 30"
-    ):
-        annotated.problems.raise_if_any("bad")
 
 
 @pytest.mark.parametrize("label", [[1], {"x": 1}, None, 5])

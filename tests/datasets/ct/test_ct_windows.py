@@ -119,11 +119,6 @@ def test_what_is_not_allowed_is_refused(options: Any, match: str) -> None:
         WindowSpec(**options)
 
 
-def test_the_stride_is_the_size_by_default() -> None:
-    assert WindowSpec(size=[8, 16, 32]).steps == (8, 16, 32)
-    assert WindowSpec(size=8, stride=[1, 2, 3]).steps == (1, 2, 3)
-
-
 def _choose(count: int, most: int, index: int = 0, epoch: int = 0) -> Ints:
     found = choose_points(count, most, seed=5, epoch=epoch, index=index)
     assert found is not None
@@ -145,17 +140,6 @@ def test_points_are_different_ascending_and_as_many_as_asked(count: int, most: i
 def test_all_voxels_are_taken_where_there_are_few() -> None:
     assert choose_points(10, 10, seed=0, epoch=0, index=0) is None
     assert choose_points(0, 10, seed=0, epoch=0, index=0) is None
-
-
-@pytest.mark.parametrize("most", [3, 7, 12])
-def test_every_voxel_is_equally_likely(most: int) -> None:
-    draws = 1500
-    counts = sum(
-        np.bincount(_choose(13, most, epoch=epoch), minlength=13) for epoch in range(draws)
-    )
-    expected = draws * most / 13
-    deviation = (draws * most / 13 * (1 - most / 13)) ** 0.5
-    assert abs(counts - expected).max() < 4.5 * deviation
 
 
 def test_a_subset_is_a_function_of_sample_and_epoch_and_spreads_over_the_volume() -> None:

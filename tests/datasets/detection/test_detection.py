@@ -92,13 +92,6 @@ def test_a_split_has_its_own_images_and_partners_and_keeps_the_numbers_of_all() 
         dataset[2]
 
 
-def test_there_is_room_for_the_boxes_of_all_tiles() -> None:
-    assert _dataset().fields["boxes"].max_items == 3
-    assert _dataset(mosaic=MosaicSpec(tiles=9)).fields["boxes"].max_items == 27
-    assert _dataset(images=[2, 3]).fields["boxes"].max_items == 1
-    assert _dataset(mosaic=MosaicSpec(), draws_mosaics=False).fields["boxes"].max_items == 3
-
-
 @pytest.mark.parametrize("tiles", [4, 9])
 def test_a_whole_set_as_one_batch_has_the_mosaics_that_would_be_written(tiles: Any) -> None:
     spec, images = MosaicSpec(tiles=tiles, probability=0.8), np.arange(len(SIZES))

@@ -1,6 +1,5 @@
 import json
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_data.datasets.annotations.labels import LabelTable
 from lit_data.datasets.detection.files import DetectionFiles, find_detection_files
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.leftovers import Leftovers
-from lit_data.types import Floats, Ints
+from lit_data.types import Ints
 
 Corners = list[Ints]
 LINE = "0 .5 .5 .2 .2\n"
@@ -67,71 +65,6 @@ def test_labels_beside_images(flat: Path) -> None:
     assert by_name(find_detection_files(flat, splits={"train": 1.0}))["train"] == list("abcd")
 
 
-def test_folders_give_the_splits(tmp_path: Path) -> None:
-    put(tmp_path, "images/train/a.png", "images/val/a.png", "images/val/b.png")
-    write(tmp_path, classes="cat", labels__train__a=LINE, labels__val__a=LINE * 2)
-    found = find_detection_files(tmp_path)
-    assert found.splits == {"train": [0], "val": [1, 2], "test": []}
-    assert [len(found.labels.of(image)) for image in range(3)] == [1, 2, 0]
-
-
-def test_xml_lies_beside_folders_of_kinds_in_each_split(tmp_path: Path) -> None:
-    box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
-    for split, kind, stem, kinds in (
-        ("train", "dent", "1", ["dent"]),
-        ("train", "hole", "2", []),
-        ("validation", "dent", "1", ["dent", "hole"]),
-    ):
-        put(tmp_path, f"{split}/images/{kind}/{stem}.png")
-        (tmp_path / split / "annotations").mkdir(exist_ok=True)
-        boxes = "".join(f"<object><name>{name}</name>{box}</object>" for name in kinds)
-        path = tmp_path / split / "annotations" / f"{stem}.xml"
-        path.write_text(f"<annotation>{boxes}</annotation>")
-    found = find_detection_files(tmp_path)
-    assert found.splits == {"train": [0, 1], "val": [2], "test": []}
-    assert [len(found.labels.of(image)) for image in range(3)] == [1, 0, 2]
-    assert found.labels.classes == ("dent", "hole")
-
-
-VOC_BOX = """<annotation><object><name>cat</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax>
-<ymax>9</ymax></bndbox></object></annotation>"""
-
-
-@pytest.mark.parametrize("folders", [(".", "."), ("images", "images"), ("train", "valid")])
-def test_xml_beside_its_image(tmp_path: Path, folders: tuple[str, str]) -> None:
-    """As LabelImg leaves it, and as Roboflow exports VOC."""
-    for folder, stem in zip(folders, "ab", strict=True):
-        put(tmp_path, f"{folder}/{stem} 1.png")
-        (tmp_path / folder / f"{stem} 1.xml").write_text(VOC_BOX)
-    found = find_detection_files(tmp_path, splits={"train": 1.0})
-    assert (found.labels.classes, found.labels.ends.tolist()) == (("cat",), [1, 2])
-    (tmp_path / folders[0] / "lost.xml").write_text(VOC_BOX)
-    with pytest.raises(DataError, match="1 label files fit none of 2 images"):
-        find_detection_files(tmp_path, splits={"train": 1.0})
-
-
-def test_text_beside_its_image_as_cvat_exports_it(tmp_path: Path) -> None:
-    put(tmp_path, "obj_train_data/a.png", "obj_train_data/b.png")
-    write(tmp_path, obj_train_data__a=LINE, train="data/obj_train_data/a.png", README="Of a line")
-    (tmp_path / "obj.names").write_text("cat\ndog\n")
-    found = find_detection_files(tmp_path)
-    assert (found.labels.classes, found.labels.ends.tolist()) == (("cat", "dog"), [1])
-    assert by_name(found) == {"train": ["a"], "val": [], "test": []}
-
-
-def test_a_folder_of_labels_counts_before_text_beside_images(tmp_path: Path) -> None:
-    put(tmp_path, "images/train/a.png")
-    write(tmp_path, images__train__a="A caption", classes="cat", labels__train__a=LINE * 2)
-    assert find_detection_files(tmp_path).labels.ends.tolist() == [2]
-
-
-def test_coco_files_in_a_folder_with_xml_are_coco(tmp_path: Path) -> None:
-    put(tmp_path, "images/a.png")
-    write(tmp_path, annotations__instances_train=coco(["a.png"]))
-    (tmp_path / "annotations" / "a.xml").write_text("<annotation/>")
-    assert find_detection_files(tmp_path).labels.classes == ("cat",)
-
-
 @pytest.mark.parametrize("exclude", ["images/b.png", "**/b.*"])
 def test_excluded_images_may_still_be_named(flat: Path, exclude: str) -> None:
     write(flat, train="a.png\nb.png\n", val="c.png\nd.png")
@@ -142,22 +75,6 @@ def test_excluded_images_may_still_be_named(flat: Path, exclude: str) -> None:
     of_coco = find_detection_files(flat, label_format="coco", exclude=[exclude])
     assert [Path(path).stem for path in of_coco.images] == ["a", "c", "d"]
     assert len(of_coco.labels.boxes) == 1
-
-
-def test_an_excluded_image_gives_its_label_to_no_other(tmp_path: Path) -> None:
-    put(tmp_path, "train/images/k/a.png", "val/images/k/a.png")
-    write(tmp_path, classes="cat", train__labels__a=LINE, val__labels__a=LINE * 2)
-    found = find_detection_files(tmp_path, exclude=["train/images/k/a.png"])
-    assert [len(found.labels.of(image)) for image in range(len(found.images))] == [2]
-
-
-def test_a_set_as_roboflow_writes_it(tmp_path: Path) -> None:
-    put(tmp_path, "train/images/a.png", "valid/images/b.png")
-    text = "train: ../train/images\nval: ../valid/images\nnc: 1\nnames: ['cat']\n"
-    write(tmp_path, data=text, train__labels__a=LINE, valid__labels__b=LINE)
-    found = find_detection_files(tmp_path)
-    assert by_name(found) == {"train": ["a"], "val": ["b"], "test": []}
-    assert found.labels.ends.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -193,60 +110,6 @@ def test_data_yaml_with_lists_and_folders(tmp_path: Path, path: str) -> None:
     found = find_detection_files(tmp_path)
     assert by_name(found) == {"train": ["a", "b"], "val": ["c"], "test": []}
     assert found.labels.classes == ("cat",)
-
-
-def test_data_yaml_of_a_set_that_was_moved(tmp_path: Path) -> None:
-    put(tmp_path, "old/images/one/a.png", "new/images/one/a.png")
-    write(
-        tmp_path / "new",
-        data=f"path: {tmp_path / 'old'}\ntrain: images/one\nnames: [cat]",
-        labels__one__a=LINE,
-    )
-    assert find_detection_files(tmp_path / "new").images == (
-        str(tmp_path / "new" / "images" / "one" / "a.png"),
-    )
-
-
-def test_coco_files_give_images_and_splits(tmp_path: Path) -> None:
-    images = ["train2017/a.png", "val2017/a.png", "val2017/b.png"]
-    put(tmp_path, *images, "unlabeled2017/z.png")
-    write(
-        tmp_path,
-        annotations__instances_train2017=coco(["a.png"]),
-        annotations__instances_val2017=coco(["b.png", "a.png"]),
-    )
-    found = find_detection_files(tmp_path)
-    assert found.images == tuple(str(tmp_path / name) for name in images)
-    assert found.splits == {"train": [0], "val": [1, 2], "test": []}
-    assert found.labels.ends.tolist() == [1, 1, 2]
-    assert found.labels.of(0)[0].tolist() == [0, 0.25, 0.25, 0.5, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("folder", "file", "copies"),
-    [
-        ("{}", "{}/_annotations.coco", []),  # of Roboflow
-        ("{}/images", "{}/_annotations.coco", []),
-        ("{}", "{}/_annotations.coco", ["val/images/b.png"]),
-        ("{}", "annotations/{}", []),
-    ],
-)
-def test_coco_files_of_splits(tmp_path: Path, folder: str, file: str, copies: list[str]) -> None:
-    for split, name in (("train", "a"), ("val", "b"), ("test", "c")):
-        put(tmp_path, f"{folder.format(split)}/{name}.png", *copies)
-        path = tmp_path / f"{file.format(split)}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(coco([f"{name}.png"]))
-    found = find_detection_files(tmp_path)
-    assert by_name(found) == {"train": ["a"], "val": ["b"], "test": ["c"]}
-    assert len(found.labels.boxes) == 3
-
-
-def test_one_coco_file_beside_its_images_is_split_by_fractions(tmp_path: Path) -> None:
-    put(tmp_path, *(f"{name}.png" for name in "abcd"))
-    (tmp_path / "_annotations.coco.json").write_text(coco([f"{name}.png" for name in "abcd"]))
-    found = find_detection_files(tmp_path)
-    assert sorted(map(len, found.splits.values())) == [1, 1, 2]
 
 
 def test_one_given_coco_file(tmp_path: Path) -> None:
@@ -356,16 +219,6 @@ def test_yolo_classes_without_names_are_called_by_their_numbers(
     assert find_detection_files(flat, classes=["dog"]).labels.classes == ("dog",)
 
 
-def test_what_does_not_fit_together_is_refused() -> None:
-    table = LabelTable(("a",), np.zeros((0, 5), np.float32), np.zeros(1, np.int64))
-    nothing = {"train": [], "val": [], "test": []}
-    with pytest.raises(ConfigError, match="2 images, labels of 1"):
-        DetectionFiles(("a", "b"), table, nothing, np.ones((2, 2), np.int64))
-    twice = {"train": [0], "val": [0], "test": []}
-    with pytest.raises(ConfigError, match="no more than once"):
-        DetectionFiles(("a",), table, twice, np.ones((1, 2), np.int64))
-
-
 def draw_set(seed: int) -> tuple[list[tuple[int, int]], Corners]:
     """Random image sizes (height, width), and boxes (class, x1, y1, x2, y2) in whole px of each."""
     random = np.random.default_rng(seed)
@@ -440,39 +293,6 @@ def test_the_same_boxes_in_three_formats_give_equal_tables(seed: int, tmp_path: 
         assert np.abs(found.labels.boxes - yolo.labels.boxes).max() < 1e-6
 
 
-@pytest.mark.data
-def test_blood_cells_of_text_and_xml(shared_data: Path, caplog: pytest.LogCaptureFixture) -> None:
-    root = shared_data / "detection" / "bccd"
-    with pytest.raises(
-        DataError, match=r"BloodImage_00338.txt: line 13: box .* has no area(.|\n)*1 problems"
-    ):
-        find_detection_files(root)
-    yolo = find_detection_files(root, on_bad="skip")
-    assert "BloodImage_00338.txt: line 13" in caplog.text
-    voc = find_detection_files(root, label_format="voc")
-    counts = {split: len(numbers) for split, numbers in yolo.splits.items()}
-    assert counts == {"train": 40, "val": 10, "test": 10}
-    assert yolo.labels.classes == voc.labels.classes == ("RBC", "WBC", "Platelets")
-    assert (yolo.images, yolo.splits) == (voc.images, voc.splits)
-    # The box from 504 to 504 px is one pixel wide in VOC, whose last pixel belongs to the box, and
-    # empty in the text.
-    assert (len(yolo.labels.boxes), len(voc.labels.boxes)) == (850, 851)
-    image = next(number for number, path in enumerate(voc.images) if "00338" in path)
-    one = int(voc.labels.ends[image - 1]) + 12
-    assert voc.labels.boxes[one, 3:] * (640, 480) == pytest.approx(np.ones(2))
-    rest = np.delete(voc.labels.boxes, one, axis=0)
-    assert np.array_equal(rest[:, 0], yolo.labels.boxes[:, 0])
-    assert (np.abs(corners_px(rest) - corners_px(yolo.labels.boxes)) <= 1 + 1e-3).all()
-
-
-def corners_px(boxes: Floats) -> Floats:
-    """(x1, y1, x2, y2) of boxes of images of 640 x 480 pixels."""
-    sides = boxes[:, 3:] / 2
-    return np.hstack([boxes[:, 1:3] - sides, boxes[:, 1:3] + sides]) * np.float32(
-        [640, 480, 640, 480]
-    )
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -499,17 +319,6 @@ def test_links_out_of_a_set(
     with pytest.raises(DataError, match=r"leads out of the data folder, to .*/secret") as caught:
         find_detection_files(flat, **options)
     assert "token" not in str(caught.value)
-
-
-def test_images_without_labels_are_taken_where_classes_are_named(tmp_path: Path) -> None:
-    put(tmp_path, "a.png", "b.png")
-    with pytest.raises(DataError, match=r"no labels \(data.label_format=auto\)"):
-        find_detection_files(tmp_path)
-    for form in ("auto", "none"):
-        options = {"classes": ["dot"], "splits": {"train": 1.0}}
-        found = find_detection_files(tmp_path, label_format=form, **options)
-        assert by_name(found)["train"] == ["a", "b"]
-        assert (found.labels.classes, found.labels.ends.tolist()) == (("dot",), [0, 0])
 
 
 def test_faults_of_every_kind_are_in_one_error(flat: Path) -> None:
@@ -550,44 +359,6 @@ def test_faults_of_every_kind_are_in_one_error(flat: Path) -> None:
     assert caught.value.headline.removesuffix(":") == headline
 
 
-def test_faults_of_several_coco_files_are_in_one_error(tmp_path: Path) -> None:
-    put(tmp_path, "images/a.png", "images/b.png")
-    train = json.loads(coco(["a.png", "gone.png"]))
-    boxes = [
-        {"image_id": 1, "category_id": 9, "bbox": [0, 0, 9, 9]},
-        {"image_id": 1, "category_id": 7, "bbox": [25, 0, 9, 9]},
-        {"image_id": 1, "category_id": 7, "bbox": [0, 0, float("nan"), 9]},
-        {"image_id": 1, "category_id": 7, "bbox": [5, 5, -3, 9]},
-        {"image_id": 44, "category_id": 7, "bbox": [0, 0, 9, 9]},
-    ]
-    train["images"] += [{"id": 1, "file_name": "b.png"}, {"file_name": "c.png"}]
-    train["annotations"] += boxes
-    val = json.loads(coco(["b.png"])) | {"categories": [{"id": 7, "name": "dog"}]}
-    write(
-        tmp_path,
-        annotations__instances_train=json.dumps(train),
-        annotations__instances_val=json.dumps(val),
-        annotations__instances_test="{",
-    )
-    with pytest.raises(DataError) as caught:
-        find_detection_files(tmp_path)
-    text = "\n".join(f"{Path(path).name} {message}" for path, message in caught.value.problems)
-    for fault in (
-        r"instances_test.json: damaged JSON",
-        r"instances_train.json images\[2\] repeats the id 1",
-        r"instances_train.json images\[3\] must have an 'id'",
-        r"instances_train.json images\[1\]: no image is named 'gone.png'",
-        r"instances_train.json annotations\[1\]: category_id 9 is not allowed",
-        r"instances_train.json annotations\[2\]: box .* lies by 44.4 % outside",
-        r"instances_train.json annotations\[3\]: box .* holds what is no number",
-        r"instances_train.json annotations\[4\]: box .* has no area",
-        r"instances_train.json annotations\[5\]: image_id 44 is none of the 2 images",
-    ):
-        assert re.search(fault, text), fault
-    assert len(caught.value.problems) == 9
-    assert caught.value.headline == "8 problems with labels; 1 other faults:"
-
-
 @pytest.mark.parametrize("name", ["data.yaml", "classes.txt"])
 @pytest.mark.parametrize("kind", ["a named pipe", "a folder", "a broken link"])
 def test_what_stands_in_the_place_of_a_file_is_named(name: str, kind: str, flat: Path) -> None:
@@ -619,10 +390,3 @@ def test_other_text_among_labels_is_no_label(flat: Path) -> None:
     (flat / "labels/gone.txt").write_text(LINE)
     with pytest.raises(DataError, match=r"gone\.txt: label file .* no image is named"):
         find_detection_files(flat)
-
-
-def test_files_in_the_place_of_coco_are_named_by_their_format(tmp_path: Path) -> None:
-    put(tmp_path, "a.png")
-    write(tmp_path, annotations__train='{"info": {}, "categories": {}, "items": []}')
-    with pytest.raises(DataError, match=r"train\.json: a file of Datumaro, not of COCO; convert"):
-        find_detection_files(tmp_path)

@@ -8,7 +8,6 @@ import pytest
 from lit_data.datasets import DetectionDataset
 from lit_data.datasets.annotations.labels import LabelTable
 from lit_data.datasets.detection.synthetic import SyntheticObjects, check_synthesis
-from lit_data.datasets.detection.windows import WindowDataset, cut_windows
 from lit_data.errors import ConfigError
 from lit_data.mosaic import MosaicSpec
 from lit_data.synthesis import DefectSpec
@@ -126,20 +125,3 @@ def test_what_draws_nothing_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             check_synthesis(spec, name, mosaics_on_device=on_device)
-
-
-def test_no_centre_lies_on_the_grey_of_a_window_beyond_its_image() -> None:
-    bank = MemoryBank([np.full((3, 40, 16), 128, np.uint8)])
-    labels = LabelTable(CLASSES, np.zeros((0, 5), np.float32), np.array([0]))
-    windows = cut_windows(labels, bank, patch_px=(32, 32), stride_px=(8, 32), least_visible=0.25)
-    sizes_px = np.full((len(windows.bank), 2), 32)
-    dataset = WindowDataset(*windows, sizes_px, size_px=(32, 32), synthetic=_objects(), fill=128)
-    counts = [0, 0]
-    for epoch in range(40):
-        dataset.set_epoch(epoch)
-        for number in (0, 1):
-            boxes = dataset[number]["boxes"]
-            counts[number] += len(boxes)
-            assert (boxes[:, 2] < 18.5 / 32).all()
-    assert len(dataset) == 2
-    assert all(10 <= count <= 30 for count in counts)

@@ -77,25 +77,6 @@ def test_pixels_lie_within_half_a_pixel_of_their_place(
         assert np.abs(shifts).max() <= 0.5 + 0.16 * scale + 0.01  # OpenCV's greys are right to 0.8
 
 
-@pytest.mark.parametrize("scale", [0.61, 0.77, 1.23, 1.5])
-def test_the_middle_of_a_tile_lies_where_it_belongs(scale: float) -> None:
-    plan = _plan(
-        scale=np.array([scale]), origin=np.array([[-8.3, -6.8]]), window=np.array([[3, 2, 30, 25]])
-    )
-    for shifts in _find_shifts(plan, _ramps(62, 62, 4), 4):
-        assert np.abs(shifts).max() < 0.2 + 0.2 * scale
-
-
-@pytest.mark.parametrize("scale", [1.3, 3.0])
-def test_pixels_are_interpolated_between_those_around_them(scale: float) -> None:
-    plan = _plan(
-        scale=np.array([scale]), origin=np.array([[-3.3, -2.0]]), window=np.array([[0, 0, 20, 20]])
-    )
-    drawn = _draw(plan, [_ramps(40, 50, 5)], (1, 3, 20, 20)).astype(int)
-    assert np.diff(drawn[0, 0], axis=0).max() <= 5 / scale + 1
-    assert np.diff(drawn[0, 1], axis=1).max() <= 5 / scale + 1
-
-
 def test_every_row_gets_its_own_tiles_and_none_is_left_over() -> None:
     images = [np.full((3, 20 + n, 50 - n), n, np.uint8) for n in range(30)]
     sizes = np.array([image.shape[1:] for image in images])

@@ -11,7 +11,6 @@ from lit_data.datasets.gan import (
     Labels,
     SampleTable,
     ViewLayout,
-    lie_in_splits,
     read_layout,
     tabulate,
 )
@@ -147,15 +146,6 @@ def test_poses_are_a_grid_of_azimuths_and_elevations() -> None:
     assert_allclose(np.degrees(ViewLayout().poses(1)), [[0, 0]])
 
 
-def test_a_sheet_is_an_object_with_a_sample_for_each_tile() -> None:
-    table = tabulate(["x.png", "y.png"], SHEET, "views")
-    assert (table.tiles, table.num_labels) == (2, 4)
-    assert table.images.tolist() == table.object.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert table.label.tolist() == table.view.tolist() == [0, 1, 2, 3] * 2
-    assert table.poses is not None
-    assert table.poses.shape == (4, 2)
-
-
 @pytest.mark.parametrize(
     ("labels", "expected", "count", "classes"),
     [
@@ -216,13 +206,6 @@ def test_an_object_that_lacks_a_bad_view_is_left_out() -> None:
     assert table.label.tolist() == table.object.tolist() == [0] * 4 + [1] * 4
     assert table.num_labels == 2
     assert len(tabulate(["x.png"], SHEET, "none", skipped=["y.png"]).label) == 4
-
-
-def test_the_first_folder_is_a_split_where_all_are() -> None:
-    assert lie_in_splits(["train/a.png", "val/b.png"], "auto")
-    assert not lie_in_splits(["train/a.png", "box/b.png"], "auto")
-    assert not lie_in_splits(["train/a.png", "b.png"], "auto")
-    assert not lie_in_splits(["train/a.png"], {"train": 1.0})
 
 
 def test_a_file_in_the_root_says_how_views_lie(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Images and masks are found in the layouts that people have, and what does not fit is listed."""
 
-from collections import Counter
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -140,43 +139,11 @@ def test_each_kind_is_in_each_split_and_groups_stay_together() -> None:
     assert not np.array_equal(splits["train"], others["train"])
 
 
-@pytest.mark.parametrize(
-    "name", ["masks/{0}.png", "images/{0}_mask.png", "ground_truth/bad/{0}.png"]
-)
-def test_work_grows_linearly(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed, own_hash = Counter[str](), PurePath.__hash__
-
-    def count(path: PurePath) -> int:
-        hashed[size] += 1
-        return own_hash(path)
-
-    image = "test/bad/{0}.png" if "bad" in name else "images/{0}.png"
-    for size, files in (("small", 50), ("large", 200)):
-        numbers = [f"{number:03}" for number in range(files)]
-        _touch(tmp_path / size, *map(image.format, numbers), *map(name.format, numbers))
-        with monkeypatch.context() as patch:
-            patch.setattr(PurePath, "__hash__", count)
-            masks = find_inspection_set(tmp_path / size).masks
-        assert sum(mask is not None for mask in masks) == files
-    assert 0 < hashed["large"] < 5 * hashed["small"]
-
-
 def test_the_root_may_be_the_working_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _touch(tmp_path, "dent/a.jpg", "dent/b.jpg", "masks/dent/a.png")
     monkeypatch.chdir(tmp_path)
     wanted = ("folder", {"dent/a.jpg": "masks/dent/a.png", "dent/b.jpg": None}, ("dent", "dent"))
     assert _pairs(Path()) == _pairs(tmp_path) == wanted
-
-
-def test_masks_of_matlab_are_named_with_a_cure(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    _touch(tmp_path, "image/1.jpg", "image/2.jpg", "groundTruth/1.mat", "groundTruth/2.mat")
-    assert _pairs(tmp_path)[0] == "none"
-    assert caplog.messages == [
-        f"{tmp_path}: 2 files of MATLAB; they are not read: save each mask as PNG, for which "
-        "docs/inspection.md has the lines"
-    ]
 
 
 def test_arrays_beside_the_masks_of_an_older_export_of_labelme_are_no_masks(tmp_path: Path) -> None:

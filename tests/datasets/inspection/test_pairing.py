@@ -71,17 +71,6 @@ def test_folders_of_masks_may_name_their_split(image: str, mask: str, tmp_path: 
     assert _pairs(tmp_path, find_inspection_set(tmp_path)) == pairs
 
 
-def test_numbers_begin_anew_in_each_part_of_a_set(tmp_path: Path) -> None:
-    pairs = {}
-    for part in ("Train/Rural", "Train/Urban", "Val/Rural"):
-        for number in (1, 2):
-            pairs[f"{part}/images_png/{number}.png"] = f"{part}/masks_png/{number}.png"
-    _touch(tmp_path, *pairs, *pairs.values())
-    image_set = find_inspection_set(tmp_path)
-    assert _pairs(tmp_path, image_set) == pairs
-    assert set(image_set.kinds) == {"Rural", "Urban"}
-
-
 def test_a_folder_of_masks_may_lie_in_each_split(tmp_path: Path) -> None:
     pairs: dict[str, str | None] = {}
     for split in ("train", "val"):
@@ -124,11 +113,6 @@ def test_what_shows_masks_in_another_way_is_no_good_image(name: str, tmp_path: P
     (line,) = leftovers.describe()
     assert f"{len(left_out)} images show masks or other images in another way" in line
     assert min(left_out) in line
-
-
-def test_panoptic_pictures_do_not_hide_annotations(tmp_path: Path) -> None:
-    _touch(tmp_path, "images/1.jpg", "annotations/panoptic_val/1.png")
-    assert find_inspection_set(tmp_path).layout == "none"
 
 
 def test_photos_with_such_endings_are_images_where_there_are_no_masks(tmp_path: Path) -> None:

@@ -61,25 +61,6 @@ def test_one_fixture_and_one_lamp_do_not_make_images_similar(tmp_path: Path) -> 
     assert len(np.unique(group_similar(_bank(tmp_path, images), None))) == 12
 
 
-def test_places_of_two_fabrics_are_apart_and_those_saved_anew_are_found(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    images = []
-    for _ in range(2):
-        bands = 18 * cv2.GaussianBlur(rng.normal(0, 3.3, (96, 1)), (1, 5), 1.5)
-        for _ in range(20):
-            own = 6 * rng.normal(0, 1, (96, 384)) + 48 * cv2.GaussianBlur(
-                rng.normal(0, 1, (96, 384)), (0, 0), 4
-            )
-            images.append((128 + bands + own).clip(0, 255).astype(np.uint8))
-    again = [
-        np.clip(images[number].astype(np.float32) * 0.9 + 5, 0, 255).astype(np.uint8)
-        for number in (0, 7, 31)
-    ]
-    groups = group_similar(_bank(tmp_path, [*images, *again]), None)
-    assert groups[40:].tolist() == groups[[0, 7, 31]].tolist()
-    assert len(np.unique(groups)) == 40
-
-
 def test_frames_of_one_part_that_does_not_move_stay_together(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     noise = rng.normal(0, 3, (12, 120, 160))
@@ -89,15 +70,6 @@ def test_frames_of_one_part_that_does_not_move_stay_together(tmp_path: Path) -> 
     assert len(np.unique(groups)) == 10
     flat = [np.full((40, 40), 7, np.uint8)] * 3  # are no group
     assert len(np.unique(group_similar(_bank(tmp_path, flat), None))) == 3
-
-
-def test_many_images_compare_in_buckets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("lit_data.datasets.inspection.near_duplicates.BUCKET", 8)
-    plain = [_texture(seed) for seed in range(24)]
-    again = [np.clip(image.astype(np.float32) * 0.9, 0, 255).astype(np.uint8) for image in plain]
-    groups = group_similar(_bank(tmp_path, [*plain, *again]), None)
-    assert np.mean(groups[:24] == groups[24:]) > 0.9
-    assert len(np.unique(groups)) >= 24
 
 
 def test_names_give_groups() -> None:

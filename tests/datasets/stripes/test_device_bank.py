@@ -1,17 +1,15 @@
 """Patches cut on the device are those that the dataset cuts itself."""
 
-import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
 from lit_data.datasets import PatchDataset, device_bank
-from lit_data.datasets.device_bank import DeviceBank, DevicePatches, find_free_bytes, upload
+from lit_data.datasets.device_bank import DeviceBank, DevicePatches
 from lit_data.datasets.patch_source import GridPatches
 from lit_data.errors import ConfigError
 from lit_data.grid import Edges, PatchGrid
@@ -102,15 +100,6 @@ def test_a_sample_without_pixels_is_a_few_numbers(make_store: MakeStore) -> None
     assert dataset[0].keys() == dataset.fields.keys()
 
 
-def test_an_upload_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_bank, "CHUNK_BYTES", 64)
-    for length in (1, 32, 33, 100):
-        pixels = torch.arange(length, dtype=torch.int16)
-        copy = upload(pixels, CPU)
-        assert torch.equal(copy, pixels)
-        assert copy.data_ptr() != pixels.data_ptr()
-
-
 def test_too_many_pixels_are_refused(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,14 +120,6 @@ def test_too_many_pixels_are_refused(
     assert asked == ["meta", "meta"]
 
 
-def test_where_free_memory_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (device.index, 80))
-    assert find_free_bytes(torch.device("cuda", 3)) == 3
-    memory = psutil.virtual_memory()
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    assert find_free_bytes(torch.device("mps")) == memory.available
-
-
 def test_the_host_maps_the_store_and_asks_for_no_room(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,27 +127,6 @@ def test_the_host_maps_the_store_and_asks_for_no_room(
     store = make_store(_images(1, SIZES))
     patch = DeviceBank(store, CPU).cut(torch.tensor([2]), torch.tensor([[5, 0]]), (8, 9))
     assert np.array_equal(patch[0].numpy(), store[2][:, 5:13, :9])
-
-
-def test_a_store_is_uploaded_once(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-
-    def record(store: DecodedStore, device: torch.device) -> DeviceBank:
-        made.append((store.path, device))
-        return DeviceBank(store, device)
-
-    monkeypatch.setattr(device_bank, "DeviceBank", record)
-    store, masks = make_store(_images(3, SIZES)), make_store(_images(1, SIZES))
-    grid = PatchGrid(store.heights_px, store.widths_px, 16, 16)
-    patches = DevicePatches()
-    train, test = (
-        PatchDataset(store, GridPatches(grid), masks=bank, pixels=False) for bank in (None, masks)
-    )
-    for dataset in (train, test, train, test):
-        patches.fill(_read(dataset), dataset)
-    assert made == [(store.path, CPU), (masks.path, CPU)]
-    pickle.loads(pickle.dumps(patches)).fill(_read(train), train)
-    assert made[2:] == [(store.path, CPU)]
 
 
 def test_what_a_validation_put_there_serves_training(make_store: MakeStore) -> None:

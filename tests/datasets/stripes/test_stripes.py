@@ -1,8 +1,5 @@
-import hashlib
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +10,13 @@ import pytest
 from lit_data.datasets import PatchDataset
 from lit_data.datasets.patch_source import GridPatches
 from lit_data.errors import DataError, StoreCorruptError
-from lit_data.grid import Edges, PatchGrid, cut_patch
+from lit_data.grid import Edges, PatchGrid
 from lit_data.io import DecodedFiles, DecodedStore, ImageDecoder, ImageSource
 from lit_data.io.images import image_source as files_module
 from lit_data.io.images.header_scan import Survey
-from lit_data.io.store import shared_arrays
 from lit_data.io.store.sources import SourceTable, join_paths
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.testing import check_dataset
-from lit_data.types import read_rows
 from tests.datasets.banks import MemoryBank
 
 SIZES = [(20, 30), (16, 16), (33, 17), (25, 40)]
@@ -60,16 +55,6 @@ def test_each_sample_is_its_patch_with_its_mask(edges: Edges) -> None:
             dataset[len(dataset)]
 
 
-def test_rows_are_written_in_place_for_any_order() -> None:
-    dataset, indices = _dataset(), np.array([5, 0, 9, 5])
-    fields = dataset.fields.items()
-    rows = {name: np.zeros((6, *field.shape), field.dtype) for name, field in fields}
-    dataset.write_into({name: array[1:5] for name, array in rows.items()}, indices, epoch=3)
-    assert rows["index"].tolist() == [0, *indices.tolist(), 0]
-    assert rows["epoch"].tolist() == [0, 3, 3, 3, 3, 0]
-    assert not rows["image"][[0, 5]].any()
-
-
 def test_masks_must_fit_their_images() -> None:
     wrong = MemoryBank([np.zeros((1, 16, 16), np.uint8), np.zeros((1, 17, 33), np.uint8)])
     message = r"1.png: 17 x 33, folder/2.png: 33 x 17 \(turned by 90 degrees\?\)"
@@ -77,15 +62,6 @@ def test_masks_must_fit_their_images() -> None:
         _dataset(images=[1, 2], masks=wrong)
     with pytest.raises(DataError, match="2 masks for 1 images"):
         _dataset(images=[1], masks=wrong)
-
-
-def test_the_store_stays_as_it_is() -> None:
-    image = np.zeros((1, 4, 4), np.uint8)
-    image.flags.writeable = False
-    patch = cut_patch(image, 1, 1, (2, 2))
-    with pytest.raises(ValueError, match="read-only"):
-        patch += 5
-    assert not image.any()
 
 
 def test_a_sample_is_named_by_file_and_place() -> None:
@@ -136,43 +112,6 @@ def test_a_store_that_was_cut_short_is_found(tmp_path: Path) -> None:
     _dataset().check_sources()
 
 
-READ_IN_A_CHILD = """
-import hashlib, pickle, sys
-import numpy as np
-for _ in range(2):
-    dataset = pickle.load(sys.stdin.buffer)
-    rows = {name: np.zeros((len(dataset), *field.shape), field.dtype) for name, field in dataset.fields.items()}
-    dataset.write_into(rows, np.arange(len(dataset)), dataset.epoch)
-    print(hashlib.sha256(b"".join(rows[name].tobytes() for name in sorted(rows))).hexdigest())
-"""
-
-
-def test_a_child_reads_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets, pickled, expected = [], b"", []
-    for kind, inline_bytes in (("store", 2**14), ("lru", 0)):
-        monkeypatch.setattr(shared_arrays, "INLINE_BYTES", inline_bytes)
-        folder = tmp_path / kind
-        images, masks = (
-            _open(_write_images(folder / str(n), n, 4), folder / "cache", kind) for n in (3, 1)
-        )
-        grid = PatchGrid(images.heights_px, images.widths_px, 16, 3)
-        dataset = PatchDataset(images, GridPatches(grid), masks=masks)
-        dataset.set_epoch(5)
-        rows = read_rows(dataset, np.arange(len(dataset)), 5)
-        content = b"".join(rows[name].tobytes() for name in sorted(rows))
-        expected.append(hashlib.sha256(content).hexdigest())
-        pickled += pickle.dumps(dataset)
-        datasets.append(dataset)  # whose shared memory the child opens
-    done = subprocess.run(
-        [sys.executable, "-c", READ_IN_A_CHILD],
-        input=pickled,
-        capture_output=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.decode().split() == expected
-
-
 COUNT = 500_000
 WriteFakeStore = Callable[[Path, SourceTable, int], None]
 
@@ -209,16 +148,3 @@ def test_half_a_million_images_have_a_small_pickle(
             if isinstance(value, np.ndarray):
                 assert not value.flags.owndata, name
                 assert not value.flags.writeable, name
-
-
-def test_a_pickle_is_small_and_does_not_grow_with_patches() -> None:
-    for count in (10, 200, 900, 2_000):
-        bank = _bank(sizes=[(16, 16)] * count)
-        grid = PatchGrid(bank.heights_px, bank.widths_px, 16, 1)
-        assert len(pickle.dumps(PatchDataset(bank, GridPatches(grid)))) < 2**16
-    bank = _bank(sizes=[(40, 40)])
-    small, large = (
-        PatchDataset(bank, GridPatches(PatchGrid([40], [40], 16, stride))) for stride in (16, 1)
-    )
-    assert len(large) > 50 * len(small)
-    assert abs(len(pickle.dumps(large)) - len(pickle.dumps(small))) < 64

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tifffile
 from numpy.testing import assert_array_equal
 from PIL import Image
 
@@ -119,15 +118,6 @@ def test_wide_integers_need_a_cast(tmp_path: Path, dtype: str) -> None:
         with pytest.raises(DataError, match=f"no room for {dtype}; set data.read.as_float=true"):
             call(ImageSource((path,)))
     assert _decode(ImageDecoder(ReadOptions(as_float=True)), path).dtype == np.float32
-
-
-def test_notes_of_all_files_are_listed_once(tmp_path: Path) -> None:
-    paths = tuple(str(tmp_path / name) for name in ("1.tif", "2.tif"))
-    for path in paths:
-        tifffile.imwrite(path, np.zeros((6, 8)), photometric="miniswhite")
-    notes = ImageDecoder()(ImageSource(paths)).notes
-    kept = "white is stored as 0; values are kept as stored (invert=False)"
-    assert notes == (kept, "float64 cast to float32")
 
 
 def test_fingerprints_differ_exactly_when_pixels_may() -> None:

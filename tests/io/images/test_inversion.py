@@ -11,9 +11,8 @@ from numpy.testing import assert_array_equal
 from PIL import Image
 
 from lit_data.errors import DataError
-from lit_data.io.images.decoders import ImageDecoder, ImageSource
 from lit_data.io.images.header import read_header
-from lit_data.io.images.options import ReadOptions, invert
+from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
 
 GRAY = np.arange(48, dtype=np.uint8).reshape(6, 8) * 5
@@ -63,26 +62,6 @@ def test_whole_numbers_are_inverted(tmp_path: Path, pixels: np.ndarray, white: i
     assert_array_equal(as_float, inverted.astype(np.float32))
 
 
-def test_bilevel_pages_change_black_and_white(tmp_path: Path) -> None:
-    path = _write(tmp_path / "a.tif", GRAY > 100)
-    assert _read(path, invert="photometric").dtype == np.bool_
-    assert_array_equal(_read(path, invert="photometric"), GRAY[None] <= 100)
-    source = ImageSource((str(path),))
-    stored = ImageDecoder(ReadOptions(invert="photometric", gray_to_rgb=True))(source)
-    assert_array_equal(stored.array, np.stack([np.where(GRAY > 100, 0, 255)] * 3))
-    assert stored.notes == ("white is stored as 0; inverted", "bool cast to uint8")
-
-
-def test_fewer_bits_than_the_dtype_holds_have_their_own_white(tmp_path: Path) -> None:
-    pixels = np.array([[0, 1, 4094, 4095]], np.uint16)
-    assert_array_equal(invert(pixels, 12), [[4095, 4094, 1, 0]])
-    assert invert(pixels, 12).dtype == np.uint16
-    path = tmp_path / "a.tif"  # 4 bits: the pixels 0, 15, 3, 12
-    path.write_bytes(_tiny_tiff(4, 4, (262, 3, 0), b"\x0f\x3c"))
-    assert_array_equal(_read(path), [[[0, 15, 3, 12]]])
-    assert_array_equal(_read(path, invert="photometric"), [[[15, 0, 12, 3]]])
-
-
 @pytest.mark.parametrize("name", ["a.png", "a.bmp", "a.tif", "a.npy"])
 def test_photometric_leaves_alone_what_does_not_say_so(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
@@ -124,12 +103,6 @@ def test_what_has_no_white_is_refused(tmp_path: Path, dtype: str) -> None:
     white_is_zero = _write(tmp_path / "b.tif", (GRAY // 2).astype(dtype))
     with pytest.raises(DataError, match=f"b.tif: invert='photometric', {message}"):
         read_image(white_is_zero, ReadOptions(invert="photometric"))
-
-
-def test_alpha_is_left_out_first(tmp_path: Path) -> None:
-    Image.fromarray(GRAY).convert("LA").save(tmp_path / "a.png")
-    inverted = _read(tmp_path / "a.png", invert=True, alpha="drop")
-    assert_array_equal(inverted, 255 - GRAY[None])
 
 
 def test_fax_pages_come_out_black_on_white(shared_data: Path) -> None:

@@ -55,16 +55,6 @@ def test_masks_of_any_depth_are_numbers(tmp_path: Path, name: str) -> None:
     assert_array_equal(read_mask(path, _choose(path))[0], SHOWN)
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
-def test_numbers_of_classes_of_any_depth(tmp_path: Path, dtype: type) -> None:
-    numbers = (SHOWN * 2).astype(dtype)
-    numbers[0, 0] = 1
-    path = _write(tmp_path / "a.tif", numbers)
-    assert_array_equal(read_mask(path, _choose(path, classes=3))[0], numbers)
-    with pytest.raises(DataError, match="allowed are 0 to 3"):
-        read_mask(_write(tmp_path / "b.tif", (numbers * 7).astype(dtype)), MaskOptions(classes=4))
-
-
 def test_numbers_of_instances_are_refused_with_a_cure_that_can_be_typed(tmp_path: Path) -> None:
     kitti = SHOWN * np.uint16(6913)
     kitti[0, :3] = 768
@@ -72,14 +62,6 @@ def test_numbers_of_instances_are_refused_with_a_cure_that_can_be_typed(tmp_path
     with pytest.raises(DataError, match=r"768, 6913; .* data\.mask_read.threshold=1 if all but 0"):
         read_mask(path, _choose(path))
     assert_array_equal(read_mask(path, _choose(path, threshold=1))[0], kitti > 0)
-
-
-def test_grey_edges_of_16_bits_name_their_own_middle(tmp_path: Path) -> None:
-    edges = np.linspace(0, 65535, 192).astype(np.uint16).reshape(12, 16)
-    path = _write(tmp_path / "a.png", edges)
-    with pytest.raises(DataError, match="threshold=32768"):
-        read_mask(path, _choose(path))
-    assert_array_equal(read_mask(path, MaskOptions(threshold=32768))[0], edges >= 32768)
 
 
 @pytest.mark.parametrize("value", [0.5, np.nan, 1e30])
@@ -120,11 +102,6 @@ def test_numbers_beside_a_tag_that_says_white_is_0_stay(
             assert_array_equal(read_mask(path, _choose(path))[0], mask > 0)
         assert "data.mask_read.invert=false" in caplog.text
         caplog.clear()
-
-
-def test_numbers_of_classes_stay_where_white_is_stored_as_0(tmp_path: Path) -> None:
-    path = _write(tmp_path / "a.tif", SHOWN * np.uint8(2), white_is_zero=True)
-    assert_array_equal(read_mask(path, MaskOptions(classes=3))[0], SHOWN * 2)
 
 
 COLOURS = np.array([[255, 255, 255], [200, 0, 0], [0, 200, 0], [0, 0, 200]], np.uint8)

@@ -1,8 +1,6 @@
 """Masks that are black and white but for their edges, and folders that hold such."""
 
-import logging
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import tifffile
 from numpy.testing import assert_array_equal
 from PIL import Image
 
-from lit_data.datasets.inspection.layouts import find_inspection_set, leave_out_stray
+from lit_data.datasets.inspection.layouts import find_inspection_set
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.decoders import ImageSource, MaskDecoder
 from lit_data.io.images.mask_choice import choose_mask_options, has_grey_edges
@@ -48,15 +46,6 @@ def test_smooth_edges_get_a_threshold(tmp_path: Path, caplog: pytest.LogCaptureF
     assert choose_mask_options(jpegs, MaskOptions()).threshold == 128
 
 
-def test_masks_of_voc_ignore_255(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    disc = _disc(15)
-    disc[:5] = 255
-    masks = _write(tmp_path / "SegmentationClass", ".png", disc, _disc(2), _disc(6))
-    assert choose_mask_options(masks, MaskOptions()) == MaskOptions(threshold=1, ignore=255)
-    assert "masks as of VOC, where 255 is neither (data.mask_read.ignore=255)" in caplog.text
-
-
 def _colour(*colour: int) -> np.ndarray:
     """A disc of a colour, as OpenCV writes it."""
     return np.where(_disc()[..., None] > 0, np.array(colour[::-1], np.uint8), np.uint8(0))
@@ -84,16 +73,6 @@ def test_few_colours_are_those_of_classes(tmp_path: Path, caplog: pytest.LogCapt
     (unnamed,) = _write(tmp_path, ".png", _colour(7, 8, 9))
     with pytest.raises(DataError, match=re.escape("[7, 8, 9]; add them to data.mask_read.colours")):
         read_mask(unnamed, MaskOptions(colours=COLOURS))
-
-
-def test_label_maps_of_cvat_name_colours(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    text = "# label:color_rgb:parts:actions\nbackground:0,0,0::\nscratch:128,0,0::\n"
-    (tmp_path / "labelmap.txt").write_text(text + "dent:0,128,0::\nx:1,2::")
-    masks = _write(tmp_path / "SegmentationClass", ".png", _colour(128, 0, 0), _colour(0, 128, 0))
-    found = choose_mask_options(masks, MaskOptions())
-    assert found.colours == ((0, 0, 0), (128, 0, 0), (0, 128, 0))
-    assert "data.classes=[scratch,dent] tells them apart" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -146,64 +125,12 @@ def test_a_mask_that_cannot_be_read_is_left_to_those_who_read_all(tmp_path: Path
     assert not has_grey_edges(np.zeros(256, np.int64))
 
 
-@pytest.mark.parametrize("name", ["mask-images", "training_masks", "defect_masks", "annot"])
-def test_folders_of_masks_are_known_by_their_names(tmp_path: Path, name: str) -> None:
-    _write(tmp_path / "training-images", ".png", *PICTURES[:3])
-    _write(tmp_path / name, ".png", *[_disc()] * 3)
-    found = find_inspection_set(tmp_path)
-    assert (found.layout, len(found.images)) == ("folder", 3)
-    assert None not in found.masks
-
-
-def test_folders_of_voc_are_known_and_those_that_say_it_again_are_left_out(tmp_path: Path) -> None:
-    _write(tmp_path / "JPEGImages", ".jpg", *PICTURES[:3])
-    names = (
-        "SegmentationClass",
-        "SegmentationObject",
-        "SegmentationClassVisualization",
-        "SegmentationClassNpy",
-        "Visualization",
-    )
-    for name in names:
-        _write(tmp_path / name, ".png", *[_disc()] * 3)
-    found = find_inspection_set(tmp_path)
-    assert (len(found.images), found.where) == (3, "in SegmentationClass")
-    assert None not in found.masks
-    assert set(found.kinds) == {""}
-
-
 def test_a_folder_of_black_and_white_twins_holds_masks_whatever_its_name(tmp_path: Path) -> None:
     _write(tmp_path / "a", ".png", *PICTURES)
     _write(tmp_path / "b", ".png", *[_disc()] * 4)
     found = find_inspection_set(tmp_path)
     assert [path.parent.name for path in found.images] == ["a"] * 4
     assert all(mask is not None and mask.parent.name == "b" for mask in found.masks)
-
-
-def test_kinds_of_images_with_the_same_names_stay_images(tmp_path: Path) -> None:
-    for kind in ("dent", "good"):
-        _write(tmp_path / kind, ".png", *PICTURES[::-1])
-        _write(tmp_path / "flat" / kind, ".png", *[_disc()] * 4)  # black and white in both
-    assert find_inspection_set(tmp_path / "flat").layout == "none"
-    shutil.rmtree(tmp_path / "flat")
-    assert find_inspection_set(tmp_path).layout == "none"
-
-
-def test_a_picture_above_folders_is_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for kind in ("dent", "good"):
-        _write(tmp_path / kind, ".png", *PICTURES[:3])
-    whole = find_inspection_set(tmp_path)
-    assert leave_out_stray(tmp_path, whole) == whole
-    (preview,) = _write(tmp_path, ".png", PICTURES[0])
-    assert leave_out_stray(tmp_path, find_inspection_set(tmp_path)).images == whole.images
-    assert f"{preview} is left out" in caplog.text
-    _write(tmp_path, ".png", *PICTURES[:2])  # two are no stray
-    assert len(leave_out_stray(tmp_path, find_inspection_set(tmp_path)).images) == 8
-    shutil.rmtree(tmp_path / "good")
-    (tmp_path / "1.png").unlink()  # one beside one folder is none either
-    assert len(leave_out_stray(tmp_path, find_inspection_set(tmp_path)).images) == 4
 
 
 def _paint(*, opacity: np.ndarray) -> np.ndarray:

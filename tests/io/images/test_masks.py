@@ -1,13 +1,10 @@
 """Masks hold class numbers: anything else is shown with its values and a hint that fits."""
 
-import os
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
-import tifffile
 from numpy.testing import assert_array_equal
 from PIL import Image
 
@@ -53,27 +50,6 @@ def test_two_classes_in_both_scales(tmp_path: Path, scale: Any, factor: int) -> 
         message = f"values 0, {factor}; allowed are 0 and {256 - factor}; .*scale=0_{factor}"
         with pytest.raises(DataError, match=message):
             read_mask(path, options)
-
-
-# row 17
-def test_a_one_bit_png_reads_as_0_and_255(tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    Image.fromarray(BINARY > 0).save(path, bits=1)
-    assert_array_equal(read_mask(path), BINARY[None])
-    with pytest.raises(DataError, match=r"allowed are 0 and 1; set data.mask_read.scale=0_255"):
-        read_mask(path, MaskOptions(scale="0_1"))
-
-
-@pytest.mark.parametrize("scale", ["auto", "0_1", "0_255"])
-def test_booleans_and_blank_masks_have_one_meaning(tmp_path: Path, scale: Any) -> None:
-    np.save(tmp_path / "a.npy", BINARY > 0)
-    tifffile.imwrite(tmp_path / "a.tif", BINARY > 0)
-    for name in ("a.npy", "a.tif"):
-        mask = read_mask(tmp_path / name, MaskOptions(scale=scale))
-        assert_array_equal(mask, BINARY[None])
-    path = _png(tmp_path / "a.png", np.zeros((3, 4), np.uint8))
-    blank = read_mask(path, MaskOptions(scale=scale))
-    assert (blank.shape, blank.any()) == ((1, 3, 4), False)
 
 
 # row 18
@@ -136,27 +112,6 @@ def test_wrong_values_are_shown(
         read_mask(tmp_path / "a.npy", MaskOptions(classes=classes))
 
 
-@pytest.mark.parametrize("values", [[0, 38, 63], [0, 38, 75], [0, 100, 246], [0, 38, 50, 255]])
-@pytest.mark.parametrize("classes", [2, 4])
-def test_scattered_values_are_no_classes(tmp_path: Path, values: list[int], classes: int) -> None:
-    path = _png(tmp_path / "a.png", np.array([values] * 20, np.uint8))
-    hint = "without gaps" if classes > 2 else "mask_read.threshold="
-    with pytest.raises(DataError, match=hint) as caught:
-        read_mask(path, MaskOptions(classes=classes))
-    assert "mask_read.classes=" not in str(caught.value)
-
-
-# row 47
-@pytest.mark.parametrize(
-    ("value", "shown"), [(0.5, "0.0, 0.5"), (1.5, "0.0, 1.5"), (np.nan, "0.0, nan")]
-)
-def test_a_float_mask_is_refused(tmp_path: Path, value: float, shown: str) -> None:
-    tifffile.imwrite(tmp_path / "a.tif", np.where(BINARY, value, 0).astype(np.float32))
-    message = f"a.tif: mask of float32 with the values {shown}; masks are whole numbers, save them as 8-bit PNG"
-    with pytest.raises(DataError, match=message):
-        read_mask(tmp_path / "a.tif")
-
-
 # row 48
 def test_a_jpeg_mask_with_values_in_between_is_refused(tmp_path: Path) -> None:
     mask, path = np.zeros((32, 32), np.uint8), tmp_path / "a.jpg"
@@ -167,13 +122,6 @@ def test_a_jpeg_mask_with_values_in_between_is_refused(tmp_path: Path) -> None:
     mask[:] = 0
     mask[8:16, 8:24] = 255  # whole blocks survive
     assert_array_equal(read_mask(_png(path, mask)), mask[None] // 255)
-
-
-def test_sixteen_bit_classes_become_bytes(tmp_path: Path) -> None:
-    cv2.imwrite(os.fspath(tmp_path / "a.png"), CLASSES.astype(np.uint16))
-    mask = read_mask(tmp_path / "a.png", MaskOptions(classes=4))
-    assert_array_equal(mask, CLASSES[None])
-    assert mask.dtype == np.uint8
 
 
 # row 20: one rule for image and mask

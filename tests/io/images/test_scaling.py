@@ -1,6 +1,5 @@
 """Images and masks scaled together: pixels, classes that survive, positions, and the way back."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from lit_data.io.images.scaling import (
     scale_classes,
     scale_size,
 )
-from lit_data.io.store.store import DecodedStore
 from lit_data.types import Array
 
 SIZES = [(1, 7), (7, 1), (1, 40_000), (3, 5), (64, 48), (131, 65)]
@@ -93,24 +91,6 @@ def test_a_scaled_mask_shows_a_defect_exactly_where_its_file_does(size: tuple[in
         assert marked.any()
 
 
-@pytest.mark.parametrize("size", [(300, 200), (37, 211), (1, 500)])
-@pytest.mark.parametrize(
-    "scaling", [Scaling(size_px=(100, 120)), Scaling(factor=0.5), Scaling(factor=1.5)]
-)
-def test_positions_come_back_to_the_pixel(scaling: Scaling, size: tuple[int, int]) -> None:
-    mask = np.zeros((1, *size), np.uint8)
-    top, left = size[0] // 3, size[1] // 2
-    mask[0, top : top + 12, left : left + 20] = 1
-    there_and_back = scaling.restore(scaling.scale_mask(mask).astype(np.float32), size)[0]
-    found, expected = (np.argwhere(each >= 0.5) for each in (there_and_back, mask[0]))
-    one_px = np.divide(size, scaling.scaled_px(size)).max()
-    assert np.abs(found.mean(0) - expected.mean(0)).max() <= one_px / 2
-    assert np.abs(found.min(0) - expected.min(0)).max() <= one_px
-    restored = scaling.restore_mask(scaling.scale_mask(mask), size)
-    assert restored.shape == mask.shape
-    assert (restored >= mask).all()
-
-
 def test_padding_mirrors_the_mask_as_the_image() -> None:
     scaling, image = Scaling(size_px=(8, 8)), np.arange(32, dtype=np.uint8).reshape(1, 4, 8)
     padded, mask = scaling.scale_image(image), scaling.scale_mask((image > 20).astype(np.uint8))
@@ -174,18 +154,6 @@ def test_an_image_is_scaled_as_its_fit_says(
     assert scale_size(size, fit_px, fit) == expected
 
 
-@pytest.mark.parametrize("fit", ["cover", "contain", "stretch", "keep"])
-def test_header_and_pixels_agree_whatever_the_fit(tmp_path: Path, fit: Fit) -> None:
-    for size in [(40, 24), (1, 7), (64, 64), (131, 65)]:
-        source, pixels = _write(tmp_path / "a.png", *size)
-        decoder = FittedDecoder((64, 48), fit)
-        header, decoded = decoder.header(source), decoder(source)
-        assert (header.channels, header.height_px, header.width_px) == (1, 64, 48)
-        assert (decoded.array.shape, decoded.array.dtype) == ((1, 64, 48), np.uint8)
-        assert decoded.source_crc32 == ImageDecoder()(source).source_crc32
-        assert_array_equal(FittedDecoder(size, fit)(source).array, pixels)
-
-
 def test_what_stands_over_is_cut_and_what_is_missing_is_padded_evenly() -> None:
     image = np.arange(1, 31, dtype=np.uint8).reshape(1, 5, 6)
     assert_array_equal(place_centred(image, (2, 3), "zeros"), image[:, 1:3, 1:4])
@@ -197,26 +165,6 @@ def test_what_stands_over_is_cut_and_what_is_missing_is_padded_evenly() -> None:
         assert_array_equal(wider[..., [0, 7]], image[..., columns])
     repeated = place_centred(image[:, :, :2], (5, 6), "reflect")[0, 0]
     assert_array_equal(repeated, [1, 2, 1, 2, 1, 2])
-
-
-def test_shrinking_takes_means_and_enlarging_keeps_the_range(tmp_path: Path) -> None:
-    source, pixels = _write(tmp_path / "a.png", 40, 60)
-    means = pixels.reshape(1, 20, 2, 30, 2).mean((2, 4))
-    assert np.abs(FittedDecoder((20, 30))(source).array - means).max() <= 0.5
-    source, pixels = _write(tmp_path / "b.png", 4, 6)
-    enlarged = FittedDecoder((40, 60))(source).array
-    assert pixels.min() <= enlarged.min() <= enlarged.max() <= pixels.max()
-    assert np.abs(enlarged.mean() - pixels.mean()) < 12
-
-
-def test_a_store_holds_small_images_without_padding_where_none_is_asked_for(tmp_path: Path) -> None:
-    sources = [_write(tmp_path / f"{n}.png", 40 + n, 60)[0] for n in range(3)]
-    stores = []
-    for size_px in ((20, 20), (30, 30)):
-        decoder = ScaledDecoder(Scaling(size_px=size_px, is_padded=False), ImageDecoder())
-        stores.append(DecodedStore.build(sources, tmp_path / "stores", decoder=decoder))
-    assert stores[0].path != stores[1].path
-    assert [store[1].shape for store in stores] == [(1, 14, 20), (1, 20, 30)]
 
 
 def test_each_tile_of_a_sheet_is_fitted_by_itself(tmp_path: Path) -> None:
@@ -235,13 +183,6 @@ def test_each_tile_of_a_sheet_is_fitted_by_itself(tmp_path: Path) -> None:
     for call in (FittedDecoder((8, 8), tiles=4), FittedDecoder((8, 8), tiles=4).header):
         with pytest.raises(DataError, match=r"a\.png: a sheet of 4 x 4 views cannot be 40 x 30 px"):
             call(undivided)
-
-
-def test_the_fingerprint_tells_all_options_apart() -> None:
-    options = [{}, {"fit": "keep"}, {"padding": "zeros"}, {"tiles": 2}]
-    decoders = [FittedDecoder((20, 30), **each) for each in options] + [FittedDecoder((30, 20))]
-    assert len({decoder.fingerprint for decoder in decoders}) == 5
-    assert json.loads(decoders[0].fingerprint)["of"] == json.loads(ImageDecoder().fingerprint)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Strict reading finds what a decoder lets pass."""
 
 import io
-import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -52,25 +51,6 @@ def test_a_jpeg_cut_anywhere_is_an_error(tmp_path: Path, options: dict[str, Any]
                 read_image(path, strict=strict)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"progressive": True}, {"restart_marker_blocks": 3}, {"mode": "CMYK"}]
-)
-def test_a_jpeg_cut_in_its_scan_is_found(tmp_path: Path, options: dict[str, Any]) -> None:
-    stream, mode = io.BytesIO(), options.pop("mode", "RGB")
-    Image.fromarray(SMOOTH).convert(mode).save(stream, "JPEG", **options)
-    data, path = stream.getvalue(), tmp_path / "a.jpg"
-    path.write_bytes(data)
-    assert decode_strict(path).array.shape[1:] == SMOOTH.shape[:2]
-    scan, end = data.index(b"\xff\xda") + 16, data.rindex(b"\xff\xd9")
-    for size in np.linspace(scan, end - 20, 10).astype(int):
-        path.write_bytes(data[:size].rstrip(b"\xff") + data[end:])
-        with pytest.raises(
-            DataError,
-            match=r"a\.jpg: truncated or damaged JPEG: ",
-        ):
-            decode_strict(path)
-
-
 def test_a_jpeg_whose_header_claims_four_times_the_height_is_refused(tmp_path: Path) -> None:
     data = bytearray(_saved("JPEG"))
     frame = data.index(b"\xff\xc0") + 5
@@ -79,18 +59,6 @@ def test_a_jpeg_whose_header_claims_four_times_the_height_is_refused(tmp_path: P
     )
     (tmp_path / "a.jpg").write_bytes(data)
     with pytest.raises(DataError, match="premature end of data segment"):
-        decode_strict(tmp_path / "a.jpg")
-
-
-def test_stray_bytes_in_a_jpeg_do_no_harm(tmp_path: Path) -> None:
-    data = _saved("JPEG")
-    end = data.rindex(b"\xff\xd9")
-    (tmp_path / "a.jpg").write_bytes(data[:end] + bytes(9) + data[end:])
-    (tmp_path / "b.jpg").write_bytes(data)
-    stray = decode_strict(tmp_path / "a.jpg")
-    assert_array_equal(stray.array, decode_strict(tmp_path / "b.jpg").array)
-    (tmp_path / "a.jpg").write_bytes(data[: end - 40] + bytes(9))
-    with pytest.raises(DataError, match="truncated or damaged JPEG"):
         decode_strict(tmp_path / "a.jpg")
 
 
@@ -150,12 +118,6 @@ def test_bad_floats_are_counted_and_located(tmp_path: Path, name: str, value: fl
     assert_array_equal(read_image(path), pixels[None])  # without checks, as stored
 
 
-def test_a_double_beyond_float32_is_found(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.array([[1e300, 0.0]]))
-    with pytest.raises(DataError, match="1 NaN or infinite pixels"):
-        decode_strict(tmp_path / "a.npy")
-
-
 # row 31
 @pytest.mark.parametrize(
     ("low", "high", "noted"),
@@ -165,29 +127,3 @@ def test_floats_beyond_one_are_noted(tmp_path: Path, low: float, high: float, no
     np.save(tmp_path / "a.npy", np.array([[low, high]], np.float32))
     notes = " ".join(decode_strict(tmp_path / "a.npy").notes)
     assert ("say so with data.read.value_range=[0,255]" in notes) is bool(notes) is noted
-
-
-def test_notes_of_the_header_are_handed_on(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[274] = 3
-    (tmp_path / "a.png").write_bytes(_saved("JPEG", exif=exif))
-    notes = (
-        "the content is jpeg, the name ends in '.png'",
-        'orientation 3 not applied (exif="ignore")',
-    )
-    assert decode_strict(tmp_path / "a.png").notes == notes
-
-
-def test_a_file_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.jpg").write_bytes(_saved("JPEG"))
-    opened = []
-    real_open = os.open
-
-    def count(path: Any, *args: Any, **options: Any) -> int:
-        opened.append(os.fspath(path))
-        return real_open(path, *args, **options)
-
-    monkeypatch.setattr(os, "open", count)
-    decode_strict(tmp_path / "a.jpg")
-    read_image(tmp_path / "a.jpg")
-    assert opened == [str(tmp_path / "a.jpg")] * 2

@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tifffile
-from PIL import Image
 
 from lit_data.errors import DataError
 from lit_data.io.images.header import read_header
-from lit_data.io.images.masks import read_mask
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
 
@@ -65,44 +63,6 @@ def test_both_planar_layouts(
     _check(tmp_path / "a.tif", pixels)
 
 
-@pytest.mark.parametrize("compression", ["lzw", "deflate", "packbits", "zstd", "adobe_deflate"])
-def test_lossless_compressions(tmp_path: Path, compression: str) -> None:
-    layouts = [
-        {"predictor": 2},
-        {"rowsperstrip": 5},
-        {"tile": (16, 16), "predictor": 2},
-        {"bigtiff": True, "tile": (64, 64)},
-    ]
-    for layout in layouts:
-        path = tmp_path / "a.tif"
-        tifffile.imwrite(path, RGB, photometric="rgb", compression=compression, **layout)
-        _check(path, RGB.transpose(2, 0, 1))
-
-
-def test_a_float_predictor(tmp_path: Path) -> None:
-    tifffile.imwrite(tmp_path / "a.tif", GRAY.astype("f4"), compression="deflate", predictor=3)
-    _check(tmp_path / "a.tif", GRAY.astype("f4")[None])
-
-
-@pytest.mark.parametrize("layout", [{}, {"tile": (16, 16)}, {"rowsperstrip": 8}])
-def test_jpeg_inside_is_what_tifffile_decodes(tmp_path: Path, layout: dict[str, Any]) -> None:
-    tifffile.imwrite(tmp_path / "a.tif", RGB, photometric="rgb", compression="jpeg", **layout)
-    _check(tmp_path / "a.tif", tifffile.imread(tmp_path / "a.tif").transpose(2, 0, 1))
-
-
-@pytest.mark.parametrize("compression", ["group3", "group4"])
-def test_fax_pages(tmp_path: Path, compression: str) -> None:
-    Image.fromarray(GRAY > 50).save(tmp_path / "a.tif", compression=compression)
-    _check(tmp_path / "a.tif", tifffile.imread(tmp_path / "a.tif")[None])
-
-
-@pytest.mark.parametrize("bits", [4, 12])
-def test_packed_bits(tmp_path: Path, bits: int) -> None:
-    pixels = (GRAY % 16).astype("u1" if bits == 4 else "u2")
-    tifffile.imwrite(tmp_path / "a.tif", pixels, bitspersample=bits)
-    _check(tmp_path / "a.tif", pixels[None])
-
-
 # row 27
 def test_a_page_is_read_on_its_own(tmp_path: Path) -> None:
     with tifffile.TiffWriter(tmp_path / "a.tif") as writer:
@@ -114,25 +74,6 @@ def test_a_page_is_read_on_its_own(tmp_path: Path) -> None:
         DataError, match=r"a.tif: 2 pages; choose one with data.read.page=0 to data.read.page=1"
     ):
         read_image(tmp_path / "a.tif")
-
-
-@pytest.mark.parametrize("planar", ["contig", "separate"])
-def test_alpha_is_looked_at_in_the_page_that_is_read(planar: str, tmp_path: Path) -> None:
-    opaque, clear = (np.dstack([RGB, np.full(RGB.shape[:2], 255 - hole, "u1")]) for hole in (0, 9))
-    with tifffile.TiffWriter(tmp_path / "a.tif") as writer:
-        for pixels in (opaque, clear, opaque):
-            stored = pixels if planar == "contig" else pixels.transpose(2, 0, 1)
-            writer.write(
-                stored, photometric="rgb", planarconfig=planar, extrasamples=["unassalpha"]
-            )
-    for page in (0, 2):
-        _check(tmp_path / "a.tif", RGB.transpose(2, 0, 1), page=page)
-    with pytest.raises(DataError, match=r"alpha, not opaque everywhere; set data.read.alpha=drop"):
-        read_image(tmp_path / "a.tif", ReadOptions(page=1))
-    with pytest.raises(
-        DataError, match=r"3 pages; choose one with data.mask_read.page=0 to data.mask_read.page=2"
-    ):
-        read_mask(tmp_path / "a.tif")
 
 
 @pytest.mark.parametrize("scale", [1, 257])
@@ -186,13 +127,3 @@ def test_tiles_that_are_not_stored_are_noted(tmp_path: Path) -> None:
         tags["TileByteCounts"].overwrite([0, *tags["TileByteCounts"].value[1:]])
     _check(tmp_path / "a.tif", pixels[None])
     assert read_header(tmp_path / "a.tif").notes == ("strips or tiles without data, read as empty",)
-
-
-def test_subsampled_pixels_without_jpeg_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.tif"
-    options = {"compression": "jpeg", "subsampling": (2, 2)}
-    tifffile.imwrite(path, RGB[:36, :40], photometric="ycbcr", **options)
-    jpeg, deflate = struct.pack("<HHIHH", 259, 3, 1, 7, 0), struct.pack("<HHIHH", 259, 3, 1, 8, 0)
-    path.write_bytes(path.read_bytes().replace(jpeg, deflate))
-    with pytest.raises(DataError, match=r"YCbCr without JPEG .* magick IN\.tif -colorspace sRGB"):
-        read_image(path)

@@ -28,7 +28,7 @@ from lit_data.errors import ConfigError
 from lit_data.io.remote import RemoteOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
-from tests.io.remote.servers import WebServer, s3_server
+from tests.io.remote.servers import s3_server
 
 SECRETS = {
     "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
@@ -216,27 +216,6 @@ def test_commands_read_s3_and_write_no_credential(
     prepared = run("prepare", *words)
     assert (prepared["prepare/images"], prepared["prepare/skipped"]) == (6, 0)
     assert run("fit", *words)["samples_sha256"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("experiment", "files"), [("detection", BOXES), ("watermark", IMAGES)])
-def test_other_sets_are_read_from_a_web_server(
-    experiment: str,
-    files: dict[str, bytes],
-    run: Callable[..., Any],
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    netrc = tmp_path_factory.mktemp("home") / "netrc"  # not among what is searched for credentials
-    netrc.write_text("machine 127.0.0.1 login me password hunter2WEB\n")
-    monkeypatch.setenv("NETRC", str(netrc))
-    with WebServer().running() as web:
-        web.files |= {f"set/{name}": content for name, content in files.items()}
-        web.faults["set/"] = [503]
-        words = [f"+experiment={experiment}", f"data.root={web.url}/set"]
-        words += ["data.loader.num_workers=0", "data.remote.backoff_s=0.01"]
-        assert run("prepare", *words)["prepare/images"] == 6
-    assert web.last_authorization
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -11,8 +10,6 @@ from botocore import exceptions as boto
 from s3fs.errors import translate_boto_error
 
 from lit_data.errors import DataError
-from lit_data.io import progress as bar
-from lit_data.io.progress import ProgressBar
 from lit_data.io.remote import RemoteOptions, faults
 from lit_data.io.remote.connection import call_each
 from lit_data.io.remote.faults import UnreachableError, describe_fault, insist
@@ -89,22 +86,6 @@ def waits_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def test_an_error_that_is_hidden_says_nothing_of_the_fault() -> None:
-    error = TimeoutError()
-    error.__context__ = ssl.SSLError("of another try")
-    assert not describe_fault(error).passes
-    error.__suppress_context__ = True  # as by `from None`
-    assert describe_fault(error).passes
-
-
-def test_waits_grow_up_to_a_limit_and_differ(waits_s: list[float]) -> None:
-    options = RemoteOptions(retries=9, backoff_s=1)
-    assert asyncio.run(insist(_failing([TimeoutError()] * 9), "x", options)) == "done"
-    longest_s = [1, 2, 4, 8, 16, 30, 30, 30, 30]
-    assert all(most / 2 <= wait <= most for wait, most in zip(waits_s, longest_s, strict=True))
-    assert len({wait / most for wait, most in zip(waits_s, longest_s, strict=True)}) > 5
-
-
 def test_tries_are_counted(waits_s: list[float]) -> None:
     with pytest.raises(
         UnreachableError, match=r"^x: no answer in time, 3 times; try again later"
@@ -140,20 +121,3 @@ def test_calls_are_bounded_and_end_with_the_first_that_fails() -> None:
     with pytest.raises(ValueError, match="three"):
         asyncio.run(call_each(call, [2, 3, 4], 2))
     assert (busy, ended) == ([0, 2], [2])
-
-
-@pytest.mark.parametrize(("seconds_each", "shown"), [(1.1, True), (0.9, False)])
-def test_the_bar_appears_after_two_seconds(
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    seconds_each: float,
-    shown: bool,
-) -> None:
-    now_s = iter([0.0, seconds_each, 2 * seconds_each])
-    monkeypatch.setattr(bar, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
-    with ProgressBar("reading", 4000, in_bytes=True) as progress:
-        progress.advance(1000)
-        progress.advance(2000)
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert ("reading" in err and "3.0/4.0 kB" in err) is shown

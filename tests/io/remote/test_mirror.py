@@ -162,13 +162,6 @@ def test_changes_in_the_mirror_are_mended(fetch: Open, tmp_path: Path) -> None:
     assert _files(outside) == {"keep.png": b"mine"}
 
 
-def test_a_running_loop_is_not_in_the_way(fetch: Open) -> None:
-    async def notebook() -> Path:
-        return fetch()
-
-    assert len(_files(asyncio.run(notebook()))) == 3
-
-
 def test_only_what_the_server_removed_goes(remote: MemoryFileSystem, fetch: Open) -> None:
     images = Scope.of_images(("a/*",))
     (fetch(scope=images) / "mine.txt").write_bytes(b"not of the server")
@@ -204,20 +197,6 @@ def test_links_are_refused_and_nothing_behind_them_is_touched(
     with pytest.raises(StoreError, match=r"is a link, and a mirror lies in folders of its own"):
         fetch()
     assert _files(outside) == before
-
-
-@pytest.mark.parametrize("name", ["../evil.png", "a/../../evil.png", "A/1.png"])
-def test_names_are_not_trusted(fetch: Open, monkeypatch: Any, tmp_path: Path, name: str) -> None:
-    info = {"name": f"/set/{name}", "size": 3, "type": "file"}
-    original = MemoryFileSystem.find
-
-    def find(self: MemoryFileSystem, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return {**original(self, *args, **kwargs), f"/set/{name}": info}
-
-    monkeypatch.setattr(MemoryFileSystem, "find", find)
-    with pytest.raises(DataError, match=r"1 bad names in memory://set"):
-        fetch()
-    assert not list(tmp_path.rglob("*.png"))
 
 
 def test_too_much_is_refused_before_anything_is_read(
@@ -269,18 +248,6 @@ def test_a_killed_read_goes_on_where_it_stopped(
     assert done
 
 
-def test_a_cut_record_costs_its_last_file(reads: list[str], fetch: Open) -> None:
-    path = fetch().parent / NAME
-    path.write_bytes(path.read_bytes()[:-5])
-    reads.clear()
-    fetch()
-    assert len(reads) == 1
-    path.write_bytes(b'{"format": 1, "url": "memory://other"}\n')
-    reads.clear()
-    fetch()
-    assert len(reads) == 3
-
-
 @pytest.mark.parametrize("offline", ["warn", "error"])
 def test_out_of_reach(fetch: Open, monkeypatch: Any, caplog: Any, offline: str) -> None:
     _break(monkeypatch, "find", ConnectionResetError("gone"), after=1)
@@ -293,14 +260,6 @@ def test_out_of_reach(fetch: Open, monkeypatch: Any, caplog: Any, offline: str) 
     message = r"memory://set: no connection \(gone\), 3 times; try again later"
     with pytest.raises(DataError, match=message):
         fetch(offline=offline)
-
-
-def test_a_server_that_goes_away_ends_the_reading(
-    fetch: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _break(monkeypatch, "get_file", ConnectionResetError("gone"), after=1)
-    with pytest.raises(DataError, match=r"memory://set/\S+: no connection \(gone\), 3 times"):
-        fetch(connections=1)
 
 
 def test_all_files_that_cannot_be_read_are_listed(

@@ -105,16 +105,6 @@ def test_the_tag_of_an_object_is_its_sum(
     assert fetch() == FILES | {"large.png": b"x" * 10}
 
 
-def test_the_tag_of_an_encrypted_object_is_none(
-    server: SimpleNamespace, bucket: str, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for key, content in FILES.items():
-        place = {"Bucket": bucket, "Key": f"my set/{key}"}
-        server.client.put_object(**place, Body=content, ServerSideEncryption="aws:kms")
-    monkeypatch.setattr(S3Connection, "find_md5", lambda self, _: "0" * 32)
-    assert fetch() == FILES
-
-
 def test_bad_keys_are_refused(
     server: SimpleNamespace, bucket: str, fetch: Fetch, tmp_path: Path
 ) -> None:

@@ -2,9 +2,6 @@
 
 import hashlib
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,12 +16,6 @@ from tests.io.remote.servers import WebServer
 
 FILES = {f"set/{number % 3}/{number}.png": os.urandom(2000 + number) for number in range(9)}
 Fetch = Callable[..., dict[str, bytes]]
-READER = """
-import sys
-from pathlib import Path
-from lit_data.io.remote import RemoteOptions, Root
-Root(sys.argv[1], Path(sys.argv[2]), RemoteOptions()).refresh()
-"""
 
 
 @pytest.fixture
@@ -61,28 +52,6 @@ def test_index_pages_are_followed(web: WebServer, fetch: Fetch) -> None:
     assert web.most_busy <= 16
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith(("lit_data", "asyncio"))]
-
-
-def test_connections_are_bounded(web: WebServer, fetch: Fetch) -> None:
-    fetch(connections=2)
-    assert web.most_busy <= 2
-
-
-@pytest.mark.parametrize("tags", [True, False])
-def test_only_changes_are_reread(web: WebServer, fetch: Fetch, tags: bool) -> None:
-    web.tags, web.headers = tags, {} if tags else {"Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}
-    fetch()
-    web.asked.clear()
-    web.files["set/0/0.png"] += b"+" if tags else b"another size"
-    assert fetch() == _below("set", web.files)
-    read = [path for method, path in web.asked if method == "GET" and path.endswith(".png")]
-    assert read == ["set/0/0.png"]
-
-
-def test_only_files_of_the_patterns_are_asked_for(web: WebServer, fetch: Fetch) -> None:
-    assert set(fetch(scope=Scope.of_images(("0/*.png",)))) == {"0/0.png", "0/3.png", "0/6.png"}
-    asked = [path for _, path in web.asked if path.startswith("set/1/")]
-    assert not [path for path in asked if path.endswith(".png")]
 
 
 @pytest.mark.parametrize(
@@ -139,15 +108,6 @@ def test_a_list_of_sums_stands_for_index_pages(web: WebServer, fetch: Fetch) -> 
     web.faults["set/0/0.png"] = ["wrong"]
     assert fetch() == _below("set", FILES)
     assert web.asked["GET", "set/0/0.png"] == 2
-
-
-def test_a_sum_that_stays_wrong_ends_it(web: WebServer, fetch: Fetch) -> None:
-    web.files["set/SHA256SUMS"] = _sums(FILES | {"set/0/0.png": b"as it was"})
-    match = r"0/0\.png: its SHA256 sum is \w+, the server states \w+: the file there is damaged(.|\n)*checksums=false"
-    with pytest.raises(DataError, match=match):
-        fetch()
-    assert web.asked["GET", "set/0/0.png"] == 2
-    assert fetch(checksums=False) == _below("set", FILES)
 
 
 def test_a_list_of_names_can_be_named(web: WebServer, fetch: Fetch) -> None:
@@ -216,24 +176,3 @@ def test_credentials_come_from_the_users_configuration_or_netrc(
     monkeypatch.setitem(conf, "https", {"client_kwargs": {"headers": headers}})
     assert fetch() == _below("set", FILES)
     assert web.last_authorization == "Bearer hunter2"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
-def test_a_reader_that_is_ended_leaves_what_the_next_one_needs(
-    web: WebServer, fetch: Fetch, tmp_path: Path, number: signal.Signals
-) -> None:
-    web.faults["set/2/8.png"] = ["hang"]
-    words = [sys.executable, "-c", READER, f"{web.url}/set", str(tmp_path / "remote")]
-    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as reader:
-        while len(list(tmp_path.glob("remote/*/set/*/*.png"))) < 8 and reader.poll() is None:
-            threading.Event().wait(0.02)
-        reader.send_signal(number)
-        assert reader.wait(20) != 0
-    assert len(list(tmp_path.glob("remote/*/.build-*"))) == (number == signal.SIGKILL)
-    web.asked.clear()
-    assert fetch() == _below("set", FILES)
-    read = [path for method, path in web.asked if method == "GET" and path.endswith(".png")]
-    assert read == ["set/2/8.png"]
-    assert not list(tmp_path.glob("remote/*/.build-*"))

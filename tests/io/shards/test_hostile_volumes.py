@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
 
 from lit_data.datasets.ct.distance import empty_box
 from lit_data.datasets.ct.points import WindowRows
@@ -80,12 +79,6 @@ def put(array: Array, place: int, value: int) -> Array:
     changed = array.copy()
     changed[place] = value
     return changed
-
-
-def test_what_is_right_is_opened(volume: SparseVolume, tmp_path: Path) -> None:
-    opened = open_shard(write_shard(tmp_path / "shard", volume, {}))
-    assert_array_equal(opened.positions, volume.positions)
-    assert_array_equal(opened.window_labels((0, 0, 0), (4, 5, 6)).max(), 2)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Shards with the files of images: decoded here to the bytes of decoded shards, within their bound, or refused."""
 
 import pickle
-import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from numpy.testing import assert_array_equal
 
 from lit_data.datamodules.ct import CTDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles
-from lit_data.errors import ConfigError, DataError, StoreCorruptError, StoreError
+from lit_data.errors import ConfigError, DataError, StoreCorruptError
 from lit_data.files import find_sha256
 from lit_data.io.images.decoders import ImageDecoder
 from lit_data.io.images.options import ReadOptions
@@ -22,9 +21,7 @@ from lit_data.io.shards.packed import unpack
 from lit_data.io.shards.store import ShardedStore
 from lit_data.io.store.arrays import ArrayFolder
 from lit_data.io.store.sources import join_paths
-from lit_data.parts import Part
 from tests.io.shards.test_shards import open_files, open_store, write_changed
-from tests.reading import read_folder
 
 IMAGES = 12
 SHARD_BYTES = 3 * 3 * 96 * 128  # three images
@@ -87,19 +84,6 @@ def test_they_are_decoded_to_the_bytes_of_decoded_shards(sets: Path, tmp_path: P
     assert list((packed.cache.folder / "decoding").iterdir()) == []
     copy = pickle.loads(pickle.dumps(packed))
     assert_array_equal(copy[5], local[5])
-
-
-def test_parts_and_ended_runs_give_the_same(sets: Path, tmp_path: Path) -> None:
-    address = tmp_path / "set.shards"
-    for number in (1, 0):
-        publish(sets, address, f"cache-{number}", part=Part(number, 2))
-    shutil.rmtree(address / "notes")  # as if it was killed before: shards are fetched again
-    publish(sets, address, part=Part(0, 2))
-    assert publish(sets, address, part=Part(1, 2))["shards_kept"] == 4
-    publish(sets, address, finish=True)
-    assert read_folder(address) == read_folder(sets / "source.shards")
-    # Shards of the other encoding are others.
-    assert publish(sets, address, encoding="decoded")["shards_kept"] == 0
 
 
 def test_copies_stay_in_their_bound(sets: Path, tmp_path: Path) -> None:
@@ -192,23 +176,6 @@ def test_hostile_shards_are_refused(sets: Path, tmp_path: Path) -> None:
             unpack(changed, changed.parent / "temp", most, decoder=DECODER)
         assert "\n" not in str(caught.value)
     assert not list(tmp_path.rglob("../*.jpg"))
-
-
-def test_mutated_shards_are_read_or_refused(sets: Path, tmp_path: Path) -> None:
-    rng, tar = random.Random(0), max((sets / "source.shards/shards").iterdir())
-    refused = 0
-    for number in range(60):
-        content = bytearray(tar.read_bytes())
-        for _ in range(rng.randrange(1, 5)):
-            content[rng.randrange(len(content))] = rng.randrange(256)
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / "shard.tar").write_bytes(content)
-        try:
-            unpack(folder / "shard.tar", folder, SHARD_BYTES * 2, decoder=DECODER)
-        except (StoreError, DataError):
-            refused += 1
-    assert refused > 20
 
 
 def test_a_file_that_changes_while_it_is_packed(sets: Path, tmp_path: Path) -> None:

@@ -1,25 +1,25 @@
 """Shards in parts: each part alone, in any order and from any machine, gives what one process gives."""
 
 import errno
-import random
 import shutil
-from contextlib import suppress
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lit_data.datamodules.ct import CTDataModule
-from lit_data.datamodules.detection import DetectionDataModule
+from lit_data.datamodules import CTDataModule, DetectionDataModule, InspectionDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles
-from lit_data.errors import ConfigError, DataError, StoreError, StoreSpaceError
+from lit_data.errors import ConfigError, DataError, StoreSpaceError
 from lit_data.io.images.decoders import ImageDecoder
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.writing import write_png
 from lit_data.io.remote import RemoteOptions, Root
 from lit_data.io.remote.transport import FolderTransport
-from lit_data.io.shards.groups import WrittenGroup, count_group_images, cut_groups
+from lit_data.io.shards.groups import count_group_images, cut_groups
 from lit_data.parts import Part
 from tests.io.remote.servers import WebServer
 from tests.io.shards.test_shards import open_files, open_store, write_photos
@@ -120,31 +120,6 @@ class _Unused:
         raise AssertionError("nothing is to be decoded")
 
 
-def test_ended_parts_go_on(sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    address, rng = tmp_path / "set.shards", random.Random(0)
-    put, left = FolderTransport.put, iter([True])
-    ended = 0
-
-    def stop(self: FolderTransport, path: Path, name: str) -> None:
-        if not next(left, False):
-            raise KeyboardInterrupt
-        put(self, path, name)
-
-    monkeypatch.setattr(FolderTransport, "put", stop)
-    done = set()
-    while len(done) < PARTS:
-        number, left = rng.randrange(PARTS), iter([True] * rng.randrange(1, 9))
-        try:
-            write_part(sets / "photos", tmp_path / f"cache-{number}", address, number)
-            done.add(number)
-        except KeyboardInterrupt:
-            ended += 1
-    assert ended > 2
-    monkeypatch.setattr(FolderTransport, "put", put)
-    finish(sets / "photos", tmp_path / "cache", address)
-    assert read_folder(address) == read_folder(sets / "one.shards")
-
-
 def test_parts_of_little_may_be_empty(sets: Path, tmp_path: Path) -> None:
     address = tmp_path / "set.shards"
     files = make(sets / "photos", tmp_path / "cache")
@@ -191,14 +166,6 @@ def test_damaged_notes_and_lost_shards_are_written_again(
     assert read_folder(address) == read_folder(sets / "one.shards")
 
 
-def test_all_bad_images_of_a_part_are_listed(sets: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"(?s)04\.png.*05\.png.*2 of 8 images are bad"):
-        write_part(sets / "photos", tmp_path, tmp_path / "set.shards", 0, on_bad="error")
-    write_part(sets / "photos", tmp_path, tmp_path / "set.shards", 1, on_bad="error")
-    with pytest.raises(DataError, match=r"1 of 3 groups of images are not written"):
-        finish(sets / "photos", tmp_path, tmp_path / "set.shards", on_bad="error")
-
-
 def test_parts_unlike_the_first_images_are_refused(sets: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(sets / "photos", tmp_path / "photos"))
     write_png(root / "images/20.png", np.zeros((60, 100), np.uint16))
@@ -227,46 +194,6 @@ def test_groups() -> None:
     assert cut_groups(np.array([7]), 4) == [range(0, 1)]
 
 
-def test_a_mutated_note_is_read_or_refused(sets: Path, tmp_path: Path) -> None:
-    rng = random.Random(0)
-    content = sorted((sets / "one.shards/notes").iterdir())[0].read_bytes()
-    assert len(WrittenGroup.unpack(content, tmp_path).shards) > 5
-    for _ in range(200):
-        changed = bytearray(content)
-        for _ in range(rng.randrange(1, 4)):
-            changed[rng.randrange(len(changed))] = rng.randrange(256)
-        cut = bytes(changed[: rng.choice([len(changed), rng.randrange(len(changed))])])
-        _read_or_refuse(cut, tmp_path)
-
-
-def _read_or_refuse(content: bytes, scratch: Path) -> None:
-    with suppress(StoreError):
-        assert WrittenGroup.unpack(content, scratch).counts
-
-
-def test_files_of_a_server_are_read_one_by_one(
-    sets: Path, tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lit_data.io.shards.publish.FIRST_IMAGES", 1)
-    for path in (sets / "photos").rglob("*.png"):
-        web.files[f"photos/{path.relative_to(sets / 'photos').as_posix()}"] = path.read_bytes()
-    root, remote = f"{web.url}/photos", RemoteOptions(backoff_s=0.01, retries=2)
-    mirror = Root(root, tmp_path / "mirrors", remote)
-    mirror.refresh()
-    make(mirror.folder, tmp_path / "local").publish(str(tmp_path / "one.shards"), SHARD_BYTES)
-    address = tmp_path / "set.shards"
-    for number in range(PARTS):
-        web.asked.clear()
-        web.faults |= {"photos/images/12.png": ["cut", 503]}
-        write_part(root, tmp_path / f"cache-{number}", address, number, remote=remote)
-        # Sizes are asked of all files, content only of its own images, and of the first.
-        images = {path for method, path in web.asked if method == "GET" and ".png" in path}
-        assert len(images) == (8, 17)[number]
-    finish(root, tmp_path / "cache", address, remote=remote)
-    assert read_folder(address) == read_folder(tmp_path / "one.shards")
-    assert list(tmp_path.glob("cache*/**/*.png")) == []
-
-
 def test_volumes_in_parts(tmp_path: Path) -> None:
     root = tmp_path / "set"
     root.mkdir()
@@ -293,110 +220,92 @@ def test_volumes_in_parts(tmp_path: Path) -> None:
     assert read_folder(tmp_path / "set.shards") == read_folder(tmp_path / "one.shards")
 
 
-def test_images_with_boxes_of_a_server_are_read_one_by_one(tmp_path: Path, web: WebServer) -> None:
+@dataclass(frozen=True)
+class Kind:
+    """A kind of data on a server.
+
+    Attributes:
+        write: Makes its files below a folder.
+        open: Makes its datamodule.
+        suffix: Of the files whose content is asked for one by one.
+        asked: How many of them part 1 of 2 asks for.
+    """
+
+    write: Callable[[Path], None]
+    open: Callable[..., Any]
+    suffix: str
+    asked: int
+
+
+def write_boxes(root: Path) -> None:
+    """Write 20 images with boxes; one is no image, and one has a good header alone."""
     rng = np.random.default_rng(0)
-    local = tmp_path / "local/set"
+    (root / "labels").mkdir(parents=True)
     for number in range(20):
         pixels = rng.integers(0, 256, (60, 80, 3), dtype=np.uint8)
-        write_png(local / f"images/{number:02}.png", pixels)
-        label = local / f"labels/{number:02}.txt"
-        label.parent.mkdir(exist_ok=True)
+        write_png(root / f"images/{number:02}.png", pixels)
+        label = root / f"labels/{number:02}.txt"
         label.write_text("0 .5 .5 .2 .2\n" * (number % 3))
-    (local / "classes.txt").write_text("cat\n")
-    (local / "images/07.png").write_bytes(b"no image")
-    content = (local / "images/11.png").read_bytes()
-    (local / "images/11.png").write_bytes(content[:-500])  # its header is good
-    root, remote = _serve(web, local)
-
-    def publish(root: Path | str, name: str, **options: Any) -> dict[str, int]:
-        data = DetectionDataModule(
-            str(root),
-            size_px=(30, 40),
-            on_bad="skip",
-            cache_dir=str(tmp_path / "cache"),
-            remote=remote,
-        )
-        return data.source.publish(str(tmp_path / name), SHARD_BYTES, **options)
-
-    report = publish(_mirror(root, tmp_path, remote), "one.shards")
-    assert (report["images"], report["skipped"]) == (18, 2)
-    web.asked.clear()
-    publish(root, "set.shards", part=Part(1, 2))
-    asked = {path for method, path in web.asked if method == "GET" and path.endswith(".png")}
-    # Those of its group, and the first ones, which say how large a group is.
-    assert asked == {f"set/images/{number:02}.png" for number in (*range(15), *range(16, 20))}
-    publish(root, "set.shards", part=Part(0, 2))
-    publish(root, "set.shards", finish=True)
-    assert read_folder(tmp_path / "set.shards") == read_folder(tmp_path / "one.shards")
-    assert not list((tmp_path / "cache").rglob("*.png"))
+    (root / "classes.txt").write_text("cat\n")
+    (root / "images/07.png").write_bytes(b"no image")
+    cut_short = root / "images/11.png"
+    cut_short.write_bytes(cut_short.read_bytes()[:-500])
 
 
-def _serve(web: WebServer, folder: Path) -> tuple[str, RemoteOptions]:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            web.files[f"set/{path.relative_to(folder).as_posix()}"] = path.read_bytes()
-    return f"{web.url}/set", RemoteOptions(backoff_s=0.01, retries=2)
+def write_volumes(root: Path) -> None:
+    root.mkdir(parents=True)
+    for number in range(4):
+        np.save(root / f"{number}.npy", np.full((4, 5, 6 + number), 300 + number, np.int16))
 
 
-def _mirror(root: str, folder: Path, remote: RemoteOptions) -> Path:
-    mirror = Root(root, folder / "mirrors", remote)
-    mirror.refresh()
-    return mirror.folder
-
-
-def test_series_of_a_server_are_read_one_by_one(tmp_path: Path, web: WebServer) -> None:
+def write_series(root: Path) -> None:
+    """Write three series of two slices, two of them in one folder."""
     pydicom = pytest.importorskip("pydicom")
     dataset = pydicom.dcmread(pydicom.data.get_testdata_file("CT_small.dcm"))
     for series in range(3):
         dataset.SeriesInstanceUID = f"1.2.{series}"
         for height in range(2):
             dataset.ImagePositionPatient = [0, 0, 10 * height]
-            suffix = ".dcm" if series else ""
-            path = tmp_path / f"local/set/{'ab'[series > 1]}/{series}_{height}{suffix}"
+            path = root / f"{'ab'[series > 1]}/{series}_{height}.dcm"
             path.parent.mkdir(parents=True, exist_ok=True)
             dataset.save_as(path)
-    root, remote = _serve(web, tmp_path / "local/set")
-
-    def publish(root: Path | str, name: str, **options: Any) -> dict[str, int]:
-        data = CTDataModule(
-            str(root), cache_dir=str(tmp_path / "cache"), processes=1, remote=remote
-        )
-        assert data.source is not None
-        return data.source.publish(str(tmp_path / name), **options)
-
-    assert publish(_mirror(root, tmp_path, remote), "one.shards")["volumes"] == 3
-    sizes = []
-    for number in range(2):
-        publish(root, "set.shards", part=Part(number, 2))
-        sizes.append(len(list((tmp_path / "set.shards/shards").iterdir())))
-    publish(root, "set.shards", finish=True)
-    assert sizes == [1, 3]
-    assert read_folder(tmp_path / "set.shards") == read_folder(tmp_path / "one.shards")
-    assert not list((tmp_path / "cache").rglob("*.dcm"))
 
 
-def test_volumes_of_a_server_are_read_one_by_one(tmp_path: Path, web: WebServer) -> None:
-    local = tmp_path / "local/set"
-    local.mkdir(parents=True)
-    for number in range(4):
-        np.save(local / f"{number}.npy", np.full((4, 5, 6 + number), 300 + number, np.int16))
-    for path in local.iterdir():
-        web.files[f"set/{path.name}"] = path.read_bytes()
-    root, remote = f"{web.url}/set", RemoteOptions(backoff_s=0.01, retries=2)
-    mirror = Root(root, tmp_path / "mirrors", remote)
+KINDS = {
+    "photographs": Kind(write_photos, InspectionDataModule, ".png", 13),
+    "boxes": Kind(write_boxes, partial(DetectionDataModule, size_px=(30, 40)), ".png", 5),
+    "volumes": Kind(write_volumes, partial(CTDataModule, processes=1), ".npy", 2),
+    "series": Kind(write_series, partial(CTDataModule, processes=1), ".dcm", 6),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_files_of_a_server_are_read_one_by_one(
+    name: str, tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lit_data.io.shards.publish.FIRST_IMAGES", 1)
+    kind, local = KINDS[name], tmp_path / "local/set"
+    kind.write(local)
+    for path in local.rglob("*.*"):
+        web.files[f"set/{path.relative_to(local).as_posix()}"] = path.read_bytes()
+    remote = RemoteOptions(backoff_s=0.01, retries=2)
+    mirror = Root(f"{web.url}/set", tmp_path / "mirrors", remote)
     mirror.refresh()
+
+    def publish(root: Path | str, address: str, **options: Any) -> None:
+        cache = str(tmp_path / "cache")
+        data = kind.open(str(root), cache_dir=cache, on_bad="skip", remote=remote)
+        data.source.publish(str(tmp_path / address), SHARD_BYTES, **options)
+
+    publish(mirror.folder, "one.shards")
     web.asked.clear()
-
-    def publish(root: str, name: str, **options: Any) -> dict[str, int]:
-        data = CTDataModule(root, cache_dir=str(tmp_path / "cache"), processes=1, remote=remote)
-        assert data.source is not None
-        return data.source.publish(str(tmp_path / name), **options)
-
-    publish(str(mirror.folder), "one.shards")
-    publish(root, "set.shards", part=Part(1, 2))
-    asked = {path for method, path in web.asked if method == "GET" and path.endswith(".npy")}
-    assert asked == {"set/2.npy", "set/3.npy"}
-    publish(root, "set.shards", part=Part(0, 2))
-    publish(root, "set.shards", finish=True)
+    for path in web.files:
+        web.faults[path] = ["cut", 503]
+    publish(f"{web.url}/set", "set.shards", part=Part(1, 2))
+    # Content is asked for of its own files, and of the first, which says how large a group is.
+    asked = {path for method, path in web.asked if method == "GET" and path.endswith(kind.suffix)}
+    assert len(asked) == kind.asked
+    publish(f"{web.url}/set", "set.shards", part=Part(0, 2))
+    publish(f"{web.url}/set", "set.shards", finish=True)
     assert read_folder(tmp_path / "set.shards") == read_folder(tmp_path / "one.shards")
-    assert not list((tmp_path / "cache").rglob("*.npy"))
+    assert not list((tmp_path / "cache").rglob(f"*{kind.suffix}"))

@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,21 +14,16 @@ from torch.testing import assert_close
 from lit_data.datamodules import (
     BaseDataModule,
     DetectionDataModule,
-    GANDataModule,
     InspectionDataModule,
-    LabelledImageDataModule,
-    WatermarkDataModule,
 )
 from lit_data.datamodules.detection import MosaicPlace
 from lit_data.datasets.inspection.patches import SamplingOptions
 from lit_data.errors import ConfigError
 from lit_data.io.images.writing import write_png
-from lit_data.io.remote import RemoteOptions
 from lit_data.io.remote.transport import FolderTransport
 from lit_data.io.shards.store import ShardedStore
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.mosaic import MosaicSpec
-from lit_data.synthesis.watermarks import WatermarkSpec
 
 IMAGES = 30
 SMALL = 300_000  # of ten shards of 72 kB
@@ -147,62 +141,6 @@ def test_what_would_fetch_a_shard_for_each_sample_is_refused(open_data: Open) ->
             data.make_loader("train")
 
 
-def test_whole_images_with_labels(tmp_path: Path) -> None:
-    for number in range(8):
-        image = np.random.default_rng(number).integers(0, 200, (64, 96), np.uint8)
-        write_png(tmp_path / "set" / ("good", "defect")[number % 2] / f"{number}.png", image)
-    options = {"classes": ["good", "defect"], "size_px": 48}
-    here = open_module(LabelledImageDataModule, tmp_path / "set", tmp_path, **options)
-    here.source.publish(str(tmp_path / "set.shards"), 20_000)
-    there = open_module(LabelledImageDataModule, tmp_path / "set.shards", tmp_path, **options)
-    for batch, wanted in zip(there.train_dataloader(), here.train_dataloader(), strict=True):
-        assert_close(batch, wanted, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("fit", "cache_bytes"), [("cover", 2**30), ("cover", SMALL // 3), ("patches", SMALL // 3)]
-)
-def test_images_for_generative_models(tmp_path: Path, fit: str, cache_bytes: int) -> None:
-    for number in range(40):
-        image = np.random.default_rng(number).integers(0, 200, (40, 48, 3), np.uint8)
-        write_png(tmp_path / "set" / "ab"[number % 2] / f"{number}.png", image)
-    options = {"fit": fit, "image_px": 32, "labels": "folders"}
-    options |= {"samples_per_image": 3, "cache_bytes": cache_bytes}
-    here = open_module(GANDataModule, tmp_path / "set", tmp_path, **options)
-    assert here.source.publish(str(tmp_path / "set.shards"), 2 * 3 * 40 * 48)["shards"] > 8
-    there = open_module(GANDataModule, tmp_path / "set.shards", tmp_path, **options)
-    _compare(there, here, fits=cache_bytes == 2**30)
-
-
-@pytest.mark.parametrize("tiles", [None, 2])
-def test_sheets_of_views(tmp_path: Path, tiles: int | None) -> None:
-    for number in range(6):
-        image = np.random.default_rng(number).integers(0, 200, (32, 32, 3), np.uint8)
-        write_png(tmp_path / "set" / f"{number}.png", image)
-    views = {"views": "sheet", "tiles": tiles, "elevation_deg": (10, 20)}
-    here = open_module(GANDataModule, tmp_path / "set", tmp_path, image_px=16, **views)
-    here.source.publish(str(tmp_path / "set.shards"), 2**20)
-    there = open_module(GANDataModule, tmp_path / "set.shards", tmp_path, image_px=16)
-    assert there.poses is not None
-    assert_close(there.poses, here.poses)
-    _compare(there, here, fits=True)
-
-
-@pytest.mark.parametrize(("masks", "cache_bytes"), [(None, SMALL), ("masks", 2**30)])
-def test_images_under_watermarks(tmp_path: Path, masks: str | None, cache_bytes: int) -> None:
-    for number in range(IMAGES):
-        pixels = np.random.default_rng(number).integers(0, 200, (64, 64, 4), np.uint8)
-        write_png(tmp_path / "set/pages" / f"{number}.png", pixels[..., :3])
-        write_png(tmp_path / "set/masks" / f"{number}.png", (pixels[..., 3] > 100).astype(np.uint8))
-    options = {"masks": masks, "patterns": ("pages/*",), "patch_px": 32}
-    options |= {"samples_per_image": 4, "synthesis": None if masks else WatermarkSpec()}
-    options["cache_bytes"] = cache_bytes
-    here = open_module(WatermarkDataModule, tmp_path / "set", tmp_path, **options)
-    here.source.publish(str(tmp_path / "set.shards"), 3 * 3 * 64 * 64)
-    there = open_module(WatermarkDataModule, tmp_path / "set.shards", tmp_path, **options)
-    _compare(there, here, fits=cache_bytes == 2**30)
-
-
 @pytest.mark.parametrize(
     ("mosaic_on", "cache_bytes"),
     [("worker", 2**30), ("device", 2**30), ("device", 200_000), (None, 200_000)],
@@ -225,24 +163,6 @@ def test_images_with_boxes(tmp_path: Path, mosaic_on: MosaicPlace | None, cache_
     options["splits"] = {"train": 0.8, "val": 0.1, "test": 0}
     with pytest.raises(ConfigError, match=r"read with other options: splits.train 0.9 -> 0.8"):
         open_module(DetectionDataModule, tmp_path / "set.shards", tmp_path, **options)
-
-
-def test_a_bad_image_of_a_relative_root_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for number in range(6):
-        write_png(tmp_path / "set/images" / f"{number}.png", np.full((20, 30, 3), number, np.uint8))
-    (tmp_path / "set/classes.txt").write_text("scratch")
-    (tmp_path / "set/labels").mkdir()
-    (tmp_path / "set/labels/0.txt").write_text("0 .5 .5 .2 .2")
-    cut_short = tmp_path / "set/images/3.png"
-    cut_short.write_bytes(cut_short.read_bytes()[:-20])
-    here = DetectionDataModule("set", cache_dir=str(tmp_path), on_bad="skip")
-    report = here.source.publish("set.shards")
-    assert (report["images"], report["skipped"]) == (5, 1)
-    there = open_module(DetectionDataModule, tmp_path / "set.shards", tmp_path, on_bad="skip")
-    assert there.describe()["images"] == 5
 
 
 def test_mosaics_of_any_images_need_all_of_them(tmp_path: Path) -> None:
@@ -284,26 +204,3 @@ def _split(batch: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
 
     rows = range(len(batch["index"]))
     return [{key: take(key, value, row) for key, value in batch.items()} for row in rows]
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.slow
-def test_a_bucket(
-    sets: Path, tmp_path: Path, server: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2SECRET/abc")
-    server.client.create_bucket(Bucket="line")
-    address = "s3://line/some/photos.shards"
-    remote = RemoteOptions(endpoint_url=server.url, region="us-east-1")
-    here = InspectionDataModule(str(sets / "photos"), cache_dir=str(tmp_path), remote=remote)
-    assert here.source.publish(address, 3 * 3 * 64 * 96)["shards_kept"] == 0
-    assert here.source.publish(address, 3 * 3 * 64 * 96)["shards_kept"] == 10
-    loader = LoaderOptions(batch_size=4, num_workers=2, worker_kind="process", start_method="spawn")
-    options = {"patch_px": 32, "splits": ALL, "loader": loader}
-    there = open_module(
-        InspectionDataModule, address, tmp_path, cache_bytes=SMALL, remote=remote, **options
-    )
-    local = open_module(InspectionDataModule, sets / "photos", tmp_path, **options)
-    found, wanted = (Counter(read_indices(data.make_loader("train"))) for data in (there, local))
-    assert found == wanted

@@ -1,6 +1,5 @@
 """CT volumes in shards: the samples of the set, each shard fetched once in an epoch, within the allowed bytes."""
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -147,20 +146,6 @@ def test_an_epoch_fetches_each_shard_once(
         assert_close(dict(sorted(found.items())), dict(sorted(wanted.items())), **EXACT)
 
 
-def test_a_run_goes_on_exactly(open_data: Open) -> None:
-    def make_loader() -> Any:
-        return open_data(cache_bytes=SMALL, **WINDOWS).make_loader("train")
-
-    whole = [batch["index"].tolist() for batch in make_loader()]
-    first, resumed = make_loader(), make_loader()
-    batches = iter(first)
-    taken = [next(batches)["index"].tolist() for _ in range(3)]
-    state = json.loads(json.dumps(first.state_dict()))
-    batches.close()
-    resumed.load_state_dict(state)
-    assert taken + [batch["index"].tolist() for batch in resumed] == whole
-
-
 def test_an_ended_run_goes_on_and_names_bad_volumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,12 +202,3 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, open_data: Open) -> None
     path.write_bytes(bank.cache.fetch(4).read_bytes())
     with pytest.raises(StoreCorruptError, match="it does not hold what the index of the set says"):
         bank[3]
-
-
-def test_one_file_may_be_the_root(sets: Path, tmp_path: Path) -> None:
-    file = sets / "set/scans/02.npy"
-    make(file, tmp_path).source.publish(str(tmp_path / "set.shards"), 1)
-    there = make(tmp_path / "set.shards", tmp_path, splits=ALL)
-    there.setup("fit")
-    assert Path(open_bank(there).name(0)).name == "02.npy"
-    assert len(open_bank(there)[0]) == open_bank(there).counts[0] > 0

@@ -1,11 +1,8 @@
 """Large images in bands: they read as the same images whole, whatever part is asked for."""
 
-import ctypes
 import gc
-import mmap
 import pickle
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +13,15 @@ from numpy.testing import assert_array_equal
 
 from lit_data.datamodules import InspectionDataModule, StripeDataModule, WatermarkDataModule
 from lit_data.datasets.inspection.occupancy import PartialMasks
-from lit_data.errors import ConfigError, StoreCorruptError
+from lit_data.errors import ConfigError
 from lit_data.grid import cut_patch
-from lit_data.inference.batches import open_source
 from lit_data.io import DecodedStore, StoreOptions
 from lit_data.io.images.writing import write_png
-from lit_data.io.store import files, pixels
-from lit_data.io.store.arrays import META_NAME, encode_meta, read_meta
 from lit_data.io.store.pixels import BandedImage
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.watermarks import WatermarkSpec
 from lit_data.types import Array
-from lit_inspect.tiles import TileAxis, cut
 
 MakeStore = Callable[..., DecodedStore]
 SHAPES = ((3, 130, 1100), (3, 64, 1024), (3, 63, 2000), (3, 200, 40), (3, 257, 1024))
@@ -78,65 +71,6 @@ def test_patches_of_bands_are_those_of_the_image(
         places = zip(numbers.tolist(), tops.tolist(), lefts.tolist(), strict=True)
         patches = [cut_patch(images[number], top, left, size_px) for number, top, left in places]
         assert_array_equal(rows, np.stack(patches))
-
-
-def test_patches_that_hold_whole_bands_are_copied_straight_into_their_rows(
-    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    images = draw()
-    store = make_store(images)
-    rng = np.random.default_rng(2)
-    numbers = rng.choice([0, 2], 100)
-    tops = rng.integers(0, 40, 100)
-    lefts = 64 * rng.integers(0, 14, 100)
-    lefts[::10] += 1  # few enough to be cut one by one
-    monkeypatch.delattr(pixels.BandedPixels, "_take_scratch")
-    rows = np.zeros((100, 3, 20, 128), np.uint8)
-    store.cut_into(numbers, tops, lefts, rows)
-    places = zip(numbers.tolist(), tops.tolist(), lefts.tolist(), strict=True)
-    patches = [images[number][:, top : top + 20, left : left + 128] for number, top, left in places]
-    assert_array_equal(rows, np.stack(patches))
-
-
-def test_ranges_are_read_ahead_at_once_or_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    begins, lengths = np.arange(1500) * 8192, np.arange(1500) + 1
-    ranges = list(zip(begins.tolist(), lengths.tolist(), strict=True))
-    advised = []
-
-    class Map:
-        def madvise(self, advice: int, begin: int, length: int) -> None:
-            assert advice == mmap.MADV_WILLNEED
-            advised.append((begin, length))
-
-    def take_at_once(process: int, address: int, count: int, advice: int, flags: int) -> int:
-        assert (advice, flags) == (mmap.MADV_WILLNEED, 0)
-        numbers = (ctypes.c_size_t * (2 * count)).from_address(address)
-        begins = (begin - 4096 for begin in numbers[::2])
-        advised.extend(zip(begins, numbers[1::2], strict=True))
-        return count
-
-    data = Map()
-    for call in (take_at_once, lambda *_: -1, None):
-        advised.clear()
-        monkeypatch.setattr(files, "advise_ranges", call)
-        files.read_ahead(data, 4096, begins, lengths)
-        assert advised == ranges
-
-
-def test_threads_read_many_images(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pixels, "MOST_OPENED", 1)
-    images, numbers = draw(), np.array([0, 1, 2, 4] * 20)
-    store, places = make_store(images), np.zeros(80, np.int64)
-
-    def cut(_: int) -> Array:
-        rows = np.zeros((80, 3, 20, 20), np.uint8)
-        store.cut_into(numbers, places, places, rows)
-        return rows
-
-    wanted = np.stack([images[number][:, :20, :20] for number in numbers.tolist()])
-    with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(cut, range(8)):
-            assert_array_equal(found, wanted)
 
 
 def test_the_file_is_let_go_with_the_store(make_store: MakeStore) -> None:
@@ -192,36 +126,6 @@ def test_another_side_makes_another_store_unless_all_images_are_narrow(
 def test_sides_that_are_none(band_px: int) -> None:
     with pytest.raises(ConfigError, match=r"must be one of 32, 64, 128, 256, or null"):
         StoreOptions(band_px=band_px)
-
-
-def test_bands_that_no_version_writes(make_store: MakeStore) -> None:
-    store = make_store(draw())
-    meta = store.path / META_NAME
-    fields = read_meta(meta)
-    wrong = [48, [64], -64, 64.0, True, "64"]
-    for band_px in wrong:
-        fields["facts"]["band_px"] = band_px
-        meta.write_bytes(encode_meta(fields))
-        with pytest.raises(StoreCorruptError):
-            DecodedStore.open(store.path)
-
-
-def test_damage_in_a_band_is_found(make_store: MakeStore) -> None:
-    store = make_store(draw())
-    path = store.path / "pixels.npy"
-    data = bytearray(path.read_bytes())
-    data[128] ^= 1
-    path.write_bytes(data)
-    (problem,) = DecodedStore.open(store.path).verify()
-    assert "0.npy: the stored pixels have CRC-32" in problem
-
-
-def test_tiles_of_a_prediction_are_those_of_the_image(make_store: MakeStore) -> None:
-    images = draw()
-    source, whole = open_source(0, make_store(images).open_image(0)), open_source(0, images[0])
-    rows, columns = (TileAxis(length, 100, (0, length - 60), (), ()) for length in (130, 1100))
-    for tile, wanted in zip(cut(source, rows, columns), cut(whole, rows, columns), strict=True):
-        assert_array_equal(tile, wanted)
 
 
 @pytest.mark.parametrize(

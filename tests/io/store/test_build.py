@@ -28,7 +28,6 @@ from lit_data.io.images.decoders import DecodedSource, ImageSource
 from lit_data.io.images.npy import NPY_LOCK
 from lit_data.io.progress import limit_threads
 from lit_data.io.store.arrays import META_NAME
-from lit_data.io.store.index import VERSION
 from lit_data.io.store.store import DecodedStore
 
 FINGERPRINT = '{"format": 1, "read": {"alpha": "error", "page": null}}'
@@ -184,18 +183,6 @@ def test_bad_images_are_all_listed_and_nothing_is_left(images: Path) -> None:
     assert not (images.parent / "cache").exists()
 
 
-def test_file_that_goes_missing_between_header_and_decoding(images: Path) -> None:
-    class Remover(NpyDecoder):
-        def header(self, source: ImageSource) -> tuple[int, int, int, str]:
-            header = super().header(source)
-            if source.paths[0].endswith("2.npy"):
-                Path(source.paths[0]).unlink()
-            return header
-
-    with pytest.raises(DataError, match=r"2.npy(.|\n)*1 of 6 images are bad"):
-        build(images, decoder=Remover())
-
-
 def test_skip_lists_bad_images(images: Path, caplog: pytest.LogCaptureFixture) -> None:
     (images / "1.npy").write_text("no image")
     save(images / "4.npy", 66)
@@ -267,15 +254,6 @@ def test_wrong_options(images: Path, options: dict[str, object], message: str) -
         build(images, **options)
 
 
-def test_big_endian_pixels_are_stored_little_endian(images: Path) -> None:
-    for path in images.iterdir():
-        np.save(path, np.arange(6, dtype=">u2").reshape(1, 2, 3))
-    store = build(images)
-    np.testing.assert_array_equal(store[5], np.arange(6).reshape(1, 2, 3))
-    pixels = np.tile(np.arange(6, dtype="<u2"), 6)
-    assert (store.path / "pixels.npy").read_bytes()[128:] == pixels.tobytes()
-
-
 def test_several_files_for_one_image(images: Path) -> None:
     paths, cache = sorted(map(str, images.iterdir())), images.parent / "cache"
     sources = [ImageSource(tuple(part)) for part in (paths[:1], paths[1:4], paths[4:])]
@@ -343,14 +321,6 @@ def test_a_change_rebuilds_and_says_why(
     assert values(old) == list(range(6))
 
 
-def test_other_order_of_the_same_files(images: Path, caplog: pytest.LogCaptureFixture) -> None:
-    build(images)
-    sources = sources_of(images)[::-1]
-    store = DecodedStore.build(sources, images.parent / "cache", decoder=NpyDecoder())
-    assert values(store) == [5, 4, 3, 2, 1, 0]
-    assert caplog.messages[0].endswith("anew: the order or grouping of the files")
-
-
 def test_skipped_image_that_was_repaired(images: Path, caplog: pytest.LogCaptureFixture) -> None:
     (images / "1.npy").write_text("no image")
     build(images, on_bad="skip")
@@ -376,13 +346,6 @@ def test_damaged_store_is_reported_and_not_rebuilt(images: Path) -> None:
     os.truncate(path / "pixels.npy", 7)
     with pytest.raises(StoreCorruptError, match=f"found 7; delete the folder {path} and run"):
         build(images)
-
-
-def test_another_version_is_another_store(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = build(images)
-    for module in ("build", "index"):
-        monkeypatch.setattr(f"lit_data.io.store.{module}.VERSION", VERSION + 1)
-    assert build(images).key != old.key
 
 
 # --- old stores
@@ -418,15 +381,6 @@ def test_stores_of_other_images_and_other_folders_stay(images: Path) -> None:
     save(others / "a.npy", 1)
     stores = list(build_variants(others, 3))
     assert list_cache(images) == {"notes", "0123", *(store.key for store in (*halves, *stores[1:]))}
-
-
-def test_old_store_that_cannot_be_removed(
-    images: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    list(build_variants(images, 2))
-    monkeypatch.setattr("lit_data.io.store.build.remove_folder", refuse_with(errno.EPERM))
-    assert values(build(images)) == list(range(6))
-    assert "an old store cannot be removed (Operation not permitted)" in caplog.text
 
 
 # --- disk space and temporary files
@@ -466,42 +420,6 @@ def test_no_reservation_and_small_writes(images: Path, monkeypatch: pytest.Monke
     assert (values(store), store.verify()) == (list(range(6)), [])
     monkeypatch.delattr(os, "posix_fallocate")
     assert values(build(images, decoder=NpyDecoder("other"))) == list(range(6))
-
-
-def test_files_are_created_with_safe_flags(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = os.open
-    created = []
-
-    def note(path: str, flags: int, *more: int, **named: int) -> int:
-        if flags & os.O_CREAT and "/.build-" in str(path):
-            created.append((str(path), flags))
-        return opened(path, flags, *more, **named)
-
-    monkeypatch.setattr(os, "open", note)
-    umask = os.umask(0o027)
-    try:
-        stores = list(build_variants(images, 2))
-    finally:
-        os.umask(umask)
-    assert len(created) == 10
-    for _, flags in created:
-        assert flags & os.O_EXCL
-        assert flags & os.O_NOFOLLOW
-        assert not flags & os.O_TRUNC
-    assert len({re.search(r"-([0-9a-f]{16})/", path)[1] for path, _ in created}) == 2
-    for path in stores[0].path.iterdir():
-        assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert stat.S_IMODE(stores[0].path.stat().st_mode) == 0o750
-
-
-def test_interrupted_build_leaves_nothing(images: Path) -> None:
-    class Interrupted(NpyDecoder):
-        def __call__(self, source: ImageSource) -> DecodedSource:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build(images, decoder=Interrupted())
-    assert list_cache(images) == set()
 
 
 def test_store_that_another_process_publishes_first_is_used(

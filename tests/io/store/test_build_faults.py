@@ -6,7 +6,6 @@ import gc
 import io
 import os
 import pickle
-import resource
 import select
 import signal
 import subprocess
@@ -20,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_data.errors import StoreSpaceError
 from lit_data.io import temp as lock
 from lit_data.io.images.decoders import DecodedSource, ImageSource
 from lit_data.io.images.npy import NPY_LOCK
@@ -189,11 +187,6 @@ def test_kill_at_any_call_leaves_the_old_store_or_the_new(place: Place, run: Run
     check_after_kill(place, old)
 
 
-def test_build_makes_no_further_calls(place: Place, run: Run) -> None:
-    place.build(NpyDecoder(place.log, "old"))
-    assert run(lambda: (Killer(66), place.build())).wait() == 0
-
-
 @pytest.mark.parametrize("nth", range(66, 73))
 def test_kill_while_an_old_store_is_removed(place: Place, run: Run, nth: int) -> None:
     for variant in range(2):
@@ -245,14 +238,6 @@ def stuck(place: Place, run: Run) -> Iterator[Child]:
     os.close(write_end)
 
 
-def test_holder_that_was_killed_is_taken_over(place: Place, stuck: Child) -> None:
-    stuck.kill()
-    stuck.wait()
-    store = place.build(wait_s=10)
-    check_whole(store)
-    assert place.names() == {store.key}
-
-
 def test_holder_that_is_killed_while_another_waits(place: Place, run: Run, stuck: Child) -> None:
     read_end, write_end = os.pipe()
 
@@ -294,37 +279,6 @@ def test_holder_that_leaves_the_lock_to_a_child_of_its_own(
         os.close(write_end)
 
 
-def test_lock_that_does_nothing_lets_both_publish(place: Place, run: Run) -> None:
-    barrier = [os.pipe(), os.pipe()]
-
-    class MeetingDecoder(NpyDecoder):
-        """Waits at the last image for the other process to be there too, so that both hold whole stores."""
-
-        def __init__(self, log: Path, me: int) -> None:
-            super().__init__(log)
-            self.me = me
-
-        def __call__(self, source: ImageSource) -> DecodedSource:
-            if source == place.sources[-1]:
-                os.write(barrier[self.me][1], b"!")
-                os.read(barrier[1 - self.me][0], 1)
-            return super().__call__(source)
-
-    def build_without_lock(me: int) -> None:
-        fcntl.flock = lambda *_: None
-        check_whole(place.build(MeetingDecoder(place.log, me)))
-
-    children = [run(lambda me=me: build_without_lock(me)) for me in range(2)]
-    assert [child.wait() for child in children] == [0, 0]
-    assert place.decodings() == sorted([*range(IMAGES), *range(IMAGES)])
-    store = place.build()
-    check_whole(store)
-    assert place.names() == {store.key}
-    for pair in barrier:
-        os.close(pair[0])
-        os.close(pair[1])
-
-
 def test_reader_keeps_its_map_while_others_rebuild(place: Place, run: Run) -> None:
     old = place.build()
 
@@ -336,20 +290,6 @@ def test_reader_keeps_its_map_while_others_rebuild(place: Place, run: Run) -> No
     assert not old.path.exists()
     old.check_size()
     check_whole(old)
-
-
-def test_file_size_limit(place: Place, run: Run) -> None:
-    def build_with_limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        with pytest.raises(
-            StoreSpaceError,
-            match=r"no room for the decoded store \(File too large\): it needs 1\.\d MB",
-        ):
-            place.build()
-        assert place.names() == set()
-
-    assert run(build_with_limit).wait() == 0
 
 
 def test_store_opens_in_a_process_that_started_afresh(place: Place) -> None:

@@ -1,6 +1,5 @@
 """Shared memory, and pickles that point into it."""
 
-import copy
 import gc
 import os
 import pickle
@@ -13,7 +12,6 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from lit_data.errors import ConfigError, WorkerDiedError
-from lit_data.io.store import shared_arrays
 from lit_data.io.store.shared_arrays import INLINE_BYTES, SharedMemory, attach, share_state
 
 BIG = INLINE_BYTES + 1
@@ -27,12 +25,6 @@ class Holder:
 
     def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return share_state(self, self._fixed)
-
-
-def _same(holder: Holder) -> Holder:
-    found = pickle.loads(pickle.dumps(holder))
-    assert isinstance(found, Holder)
-    return found
 
 
 def test_what_is_written_later_is_seen_by_who_attached() -> None:
@@ -116,45 +108,6 @@ def test_without_shared_memory_all_travels_inside(monkeypatch: pytest.MonkeyPatc
     pickled = pickle.dumps(Holder(many=ARRAYS["many"]))
     assert len(pickled) > ARRAYS["many"].nbytes
     assert_array_equal(pickle.loads(pickled).many, ARRAYS["many"])
-
-
-def test_what_is_large_beside_arrays_is_shared_too() -> None:
-    lines = tuple(f"line {number}" for number in range(BIG))
-    holder = Holder(lines=lines)
-    pickled = pickle.dumps(holder)
-    assert len(pickled) < 512
-    assert pickle.loads(pickled).lines == lines
-
-
-def test_memory_is_filled_once_and_the_rest_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    monkeypatch.setattr(
-        shared_arrays, "SharedMemory", lambda n: made.append(SharedMemory(n)) or made[-1]
-    )
-    holder = Holder(many=ARRAYS["many"])
-    assert _same(holder).epoch == 0
-    holder.epoch = 3
-    assert _same(holder).epoch == 3
-    assert len(made) == 1
-
-
-def test_a_copy_of_a_copy_needs_no_original() -> None:
-    holder = Holder(many=ARRAYS["many"])
-    second = _same(holder)
-    del holder
-    gc.collect()
-    assert_array_equal(_same(second).many, ARRAYS["many"])
-
-
-@pytest.mark.parametrize("length", [3, BIG])
-def test_copies_in_memory(length: int) -> None:
-    holder = Holder(array=np.arange(length))
-    holder.epoch = 2
-    for found in (copy.copy(holder), copy.deepcopy(holder)):
-        assert_array_equal(found.array, holder.array)
-        assert found.epoch == 2
-        assert_array_equal(_same(found).array, holder.array)
-    assert copy.copy(holder).array is holder.array
 
 
 def test_a_pickle_without_its_maker_is_refused() -> None:

@@ -193,28 +193,6 @@ def test_dicom_files_are_known_by_their_preamble(tmp_path: Path, names: str) -> 
         assert volume.spacing_mm[0] == 2.5
 
 
-def test_series_of_uid_names_keep_whole_names(tmp_path: Path) -> None:
-    for series in (1, 2):
-        for number in range(3):
-            path = tmp_path / f"1.2.{series}.{number}"
-            _write(path, np.zeros((4, 6), np.uint16), 2.5 * number, series=f"1.2.{series}")
-    assert [source.name for source in find_volumes(tmp_path)] == ["1.2.1.0", "1.2.2.0"]
-    assert find_volumes(tmp_path / "1.2.1.0")[0].name == "1.2.1.0"
-
-
-def test_numbers_of_colours_are_no_hounsfield_units(tmp_path: Path) -> None:
-    _write(tmp_path / "a.dcm", np.zeros((4, 6)), 0.0, PhotometricInterpretation="PALETTE COLOR")
-    with pytest.raises(DataError, match="several frames or colours"):
-        open_volume(tmp_path / "a.dcm")
-
-
-def test_messages_say_what_is_wrong_with_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.dcm"
-    path.write_bytes(b"no dicom" * 100)
-    with pytest.raises(DataError, match=r"a\.dcm: no DICOM file, though its name says so: export"):
-        find_volumes(tmp_path)
-
-
 def _write_segmentation(path: Path, frames: list[tuple[int, float, Array]], **tags: Any) -> None:
     """Segment, height in mm and mask of each frame."""
     meta = pydicom.dataset.FileMetaDataset()

@@ -14,8 +14,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.io.volumes import find_volumes, open_volume, wrap_array
-from lit_data.io.volumes import volume as volume_module
+from lit_data.io.volumes import find_volumes, open_volume
 from lit_data.io.volumes.sources import open_labels
 from lit_data.types import Array
 
@@ -197,14 +196,6 @@ def test_a_missing_library_says_what_to_install(
     monkeypatch.setitem(sys.modules, "nibabel", None)
     with pytest.raises(ConfigError, match="nibabel is not installed: pip install nibabel"):
         open_volume(path)
-
-
-def test_slabs_share_out_the_slices(volume: Array, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = wrap_array(volume)
-    monkeypatch.setattr(volume_module, "SLAB_BYTES", 2 * opened.slice_bytes)
-    assert list(opened.slabs()) == [(0, 2), (2, 4), (4, 5)]
-    monkeypatch.setattr(volume_module, "SLAB_BYTES", 1)
-    assert list(opened.slabs()) == [(z, z + 1) for z in range(5)]
 
 
 @pytest.mark.parametrize(("flip", "warned"), [(1, 0), (-1, 1)])

@@ -96,13 +96,6 @@ def test_shape_and_spacing_and_affine_follow_each_other() -> None:
     assert_allclose(padded.affine @ [0, 0, 0, 1], affine @ [0, 2, -1, 1])
 
 
-def test_padding_adds_air_and_cropping_takes_the_middle() -> None:
-    volume = _ramp(np.int16)
-    padded = Resolution((14, 4, 12), fit="pad_crop").apply(wrap_array(volume), fill=-1024)
-    expected = np.pad(volume[:, 2:6], ((2, 2), (0, 0), (0, 0)), constant_values=-1024)
-    assert_array_equal(_read(padded, 3), expected)
-
-
 def test_labels_are_never_blended_and_keep_to_their_voxels(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = np.zeros(SHAPE, np.uint8)
     labels[:, :, 6:] = 9
@@ -115,12 +108,6 @@ def test_labels_are_never_blended_and_keep_to_their_voxels(monkeypatch: pytest.M
     assert sparse.label_index is not None
     assert sparse.label_index.classes.tolist() == [9]
     assert set(sparse.labels.tolist() if sparse.labels is not None else []) == {9}
-
-
-def test_added_voxels_are_not_occupied_whatever_the_range() -> None:
-    volume = np.full(SHAPE, -1500, np.int16)
-    sparse = index_volume(wrap_array(volume), -2000, resolution=Resolution(20, fit="pad_crop"))
-    assert len(sparse) == volume.size
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from lit_data.io.volumes import IndexOptions, Resolution, SparseStore, find_volumes, open_volume
+from lit_data.io.volumes import find_volumes, open_volume
 
 pytestmark = pytest.mark.data
 pytest.importorskip("nibabel")
@@ -45,26 +45,3 @@ def test_nifti_agrees_with_nibabel_voxel_by_voxel(shared_data: Path) -> None:
         slabs = [volume.read(begin, end) for begin, end in volume.slabs()]
         assert_array_equal(np.concatenate(slabs).T, np.asarray(image.dataobj))
         assert_allclose(volume.affine, image.affine)
-
-
-def test_a_store_of_them_holds_their_bones(shared_data: Path, tmp_path: Path) -> None:
-    sources = [source for source in find_volumes(shared_data / "ct") if source.kind != "npy"]
-    store = SparseStore.build(sources, tmp_path, options=IndexOptions(low_hu=300))
-    assert len(store) == 6
-    for number, source in enumerate(sources):
-        with open_volume(source) as volume:
-            dense = volume.read(0, volume.shape[0])
-        assert_array_equal(store[number].coords(), np.argwhere(dense > 300))
-    body = store[0]
-    assert body.label_index is not None
-    assert len(body.label_index.classes) > 5
-
-
-def test_resampling_keeps_the_share_of_bone(shared_data: Path, tmp_path: Path) -> None:
-    (source,) = find_volumes(shared_data / "ct" / "chest_1p5mm_122x102x112.nii.gz")
-    shares = []
-    for resolution in (Resolution(), Resolution(spacing_mm=2.0)):
-        options = IndexOptions(low_hu=100, resolution=resolution)
-        store = SparseStore.build([source], tmp_path, options=options)
-        shares.append(len(store[0]) / np.prod(store[0].shape))
-    assert shares[1] == pytest.approx(shares[0], rel=0.1)

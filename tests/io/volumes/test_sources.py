@@ -176,11 +176,6 @@ def test_labels_lie_where_the_field_puts_them(name: str, count: int, tmp_path: P
     }
 
 
-def test_volumes_of_test_may_have_no_labels(tmp_path: Path) -> None:
-    _touch(tmp_path, "imagesTr/1.npy", "labelsTr/1.npy", "imagesTs/2.npy")
-    assert [source.labels is None for source in find_volumes(tmp_path)] == [False, True]
-
-
 @pytest.mark.parametrize(
     ("names", "message"),
     [

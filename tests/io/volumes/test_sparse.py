@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.io.volumes import IndexOptions, SparseVolume, index_volume, wrap_array
+from lit_data.io.volumes import IndexOptions, index_volume, wrap_array
 from lit_data.io.volumes import volume as volume_module
 from lit_data.types import Array
 
@@ -115,16 +115,3 @@ def test_labels_that_do_not_fit_are_refused() -> None:
 def test_options_that_are_not_allowed(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         IndexOptions(**options)
-
-
-def test_arrays_that_do_not_fit_together_are_refused() -> None:
-    good = index_volume(wrap_array(_draw()), 0)
-    for changed in (
-        {"values": good.values[1:]},
-        {"slices": good.slices[:-1]},
-        {"positions": good.positions.astype("i8")},
-    ):
-        arrays = {name: getattr(good, name) for name in ("positions", "values", "slices")}
-        arrays |= changed
-        with pytest.raises(DataError, match=r"positions|slices"):
-            SparseVolume(shape=SHAPE, spacing_mm=(1.0, 1.0, 1.0), **arrays)

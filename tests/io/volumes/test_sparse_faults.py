@@ -167,12 +167,6 @@ def test_a_dead_worker_is_reported_with_its_volume(
         build_store(tmp_path, processes=2)
 
 
-def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    write_scans(tmp_path, 1)
-    (tmp_path / "cache").write_bytes(b"a file")
-    assert "StoreError: " in _run_in_child(lambda: build_store(tmp_path))
-
-
 BIG = 512
 MEASURE = """
 import resource, sys

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from lit_data.io.volumes import (
     sparse_store,
     wrap_array,
 )
-from lit_data.io.volumes.sparse_file import MAX_OPEN
 from tests.io.volumes.scans import OPTIONS, SHAPE, build_store, check_store, write_scans
 
 pytestmark = [pytest.mark.timeout(120)]
@@ -97,13 +95,6 @@ def test_bad_volumes_are_listed_or_left_out(tmp_path: Path) -> None:
     assert str(store).endswith("; 2 refused")
 
 
-def test_bad_volumes_alone_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "ct").mkdir()
-    (tmp_path / "ct" / "z.npy").write_bytes(b"no array")
-    with pytest.raises(DataError, match="1 of 1 volumes are bad"):
-        build_store(tmp_path, on_bad="skip")
-
-
 def test_labels_of_another_shape_are_refused(tmp_path: Path) -> None:
     write_scans(tmp_path, 1, labels=False)
     np.save(tmp_path / "ct" / "v00_seg.npy", np.zeros((6, 30, 20), np.uint8))
@@ -123,18 +114,6 @@ def test_damaged_files_are_refused(
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(StoreCorruptError, match="delete the folder"):
         build_store(tmp_path)
-
-
-def test_many_volumes_need_few_descriptors(tmp_path: Path) -> None:
-    write_scans(tmp_path, 1, labels=False)
-    first = build_store(tmp_path).paths[0]
-    paths = [first.with_name(f"{number}{first.suffix}") for number in range(2 * MAX_OPEN)]
-    for path in paths:
-        shutil.copytree(first, path, copy_function=os.link)
-    store = SparseStore(paths)
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    assert sum(len(volume) for volume in store) == 2 * MAX_OPEN * len(store[0])
-    assert len(list(Path("/proc/self/fd").iterdir())) - before <= 3 * MAX_OPEN
 
 
 def test_every_byte_is_verified_and_a_file_cut_while_it_is_mapped_is_found(tmp_path: Path) -> None:

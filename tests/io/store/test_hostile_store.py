@@ -1,4 +1,4 @@
-"""A store under attack: seeded mutants give a ``StoreError`` or the very same pixels."""
+"""A store under attack: what no version wrote is refused, and the error says what is wrong."""
 
 import os
 import random
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_data.errors import StoreCorruptError, StoreError
+from lit_data.errors import StoreCorruptError
 from lit_data.io.store.arrays import (
     MAX_META_BYTES,
     META_NAME,
@@ -20,12 +20,10 @@ from lit_data.io.store.arrays import (
     read_meta,
 )
 from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
-from lit_data.io.store.sources import SOURCE_RECORD, join_paths
+from lit_data.io.store.sources import join_paths
 from lit_data.io.store.store import DecodedStore
 from lit_data.types import Array
 
-NUMBERS = (0, -1, 1, 2, 5, 255, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 10**30, 1.5)
-NASTY = (*NUMBERS, True, None, "", "x", [], {}, [[]])
 SHAPES = ((2, 3, 4), (2, 1, 6), (2, 5, 2))
 FACTS = StoreFacts("uint8", 2, "fake", "skip", {"remark": 1}, (("e.png", "bad"),))
 
@@ -69,86 +67,6 @@ def change_array(folder: Path, name: str, change: Callable[[Array], object]) -> 
     write(path, bytes(content))
     crc32 = zlib.crc32(content[len(about.header) :])
     change_meta(folder, lambda fields: fields["arrays"][name].update(crc32=crc32))
-
-
-def flip_bytes(rng: random.Random, content: bytes) -> bytes:
-    """Change, cut out, repeat or append some bytes."""
-    begin = rng.randrange(len(content))
-    end = min(len(content), begin + rng.choice((1, 1, 2, 8, 64)))
-    piece = content[begin:end]
-    other = rng.choice(
-        (rng.randbytes(len(piece)), b"", piece * 2, bytes(len(piece)), b"\xff" * len(piece))
-    )
-    return content[:begin] + other + content[end:]
-
-
-def spoil_fields(rng: random.Random, fields: dict[str, Any]) -> None:
-    """Change some of the values, at any depth."""
-    for _ in range(rng.choice((1, 1, 2))):
-        node = fields
-        while isinstance(inner := node[rng.choice([*node])], dict) and inner and rng.random() < 0.8:
-            node = inner
-        name = rng.choice([*node, "extra"])
-        node[name] = rng.choice((*NASTY, node.get(name), rng.randrange(200)))
-        if rng.random() < 0.05:
-            del node[name]
-
-
-def spoil_records(rng: random.Random, records: Array) -> None:
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        column = records[rng.choice(records.dtype.names)] if records.dtype.names else records
-        info = np.iinfo(column.dtype)
-        value = rng.choice(
-            (0, 1, 2, 6, 12, 24, info.max, info.max // 2, info.min, rng.randrange(100))
-        )
-        column[rng.randrange(len(column))] = value
-
-
-def mutate(rng: random.Random, folder: Path) -> None:
-    kind = rng.randrange(5)
-    rest = [path.name for path in folder.iterdir() if path.name not in (META_NAME, "images.npy")]
-    if kind < 3:
-        path = folder / ((META_NAME, "images.npy", rng.choice(sorted(rest)))[kind])
-        if path.name != "pixels.npy":
-            write(path, flip_bytes(rng, path.read_bytes()))
-        else:  # pixels are believed until `verify` reads them, their header is not
-            content = path.read_bytes()
-            write(path, flip_bytes(rng, content[:120]) + content[120:])
-    elif kind == 3:
-        change_meta(folder, lambda fields: spoil_fields(rng, fields))
-    else:
-        name = rng.choice(("images", "files"))
-        change_array(folder, name, lambda records: spoil_records(rng, records))
-
-
-def read_all(folder: Path) -> bytes:
-    """All pixels, by every way a store gives facts about an image."""
-    store = DecodedStore.open(folder)
-    for number in range(len(store)):
-        size = store.heights_px[number], store.widths_px[number]
-        assert store[number].shape == (store.channels, *size)
-        store.name(number)
-    store.verify(progress=False)
-    return b"".join(store[number].tobytes() for number in range(len(store)))
-
-
-@pytest.mark.slow
-def test_mutants_give_an_error_or_the_same_pixels(folder: Path) -> None:
-    rng = random.Random(0)
-    originals = {path: path.read_bytes() for path in folder.iterdir()}
-    pixels = read_all(folder)
-    refused = 0
-    for _ in range(4_000):
-        mutate(rng, folder)
-        try:
-            assert read_all(folder) == pixels
-        except StoreError:
-            refused += 1
-        for path, content in originals.items():
-            if path.stat().st_size != len(content) or path.read_bytes() != content:
-                write(path, content)
-    # Some are harmless, such as another size or remark behind a right checksum.
-    assert 2_000 < refused < 4_000
 
 
 SHARED = "the images do not share out the source files"
@@ -281,8 +199,3 @@ def test_meta_in_another_form_and_with_odd_texts(folder: Path, tmp_path: Path) -
     facts = StoreFacts("uint8", 1, "d", "skip", {"\n\udcff": 1}, (("\udcff", "\0"),))
     (tmp_path / META_NAME).write_bytes(encode_meta(facts.as_meta()))
     assert StoreFacts(**read_meta(tmp_path / META_NAME)) == facts
-
-
-def test_arrays_are_plain_npy_files(folder: Path) -> None:
-    assert np.load(folder / "files.npy").dtype == SOURCE_RECORD
-    assert np.load(folder / "pixels.npy").sum() == sum(read_all(folder))

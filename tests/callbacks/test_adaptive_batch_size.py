@@ -17,9 +17,8 @@ from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.callbacks.events import Event
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.testing import QUIET
-from tests.limited_memory import FaultPlan, Point, SimulatedDevice, install, out_of_memory
+from tests.limited_memory import FaultPlan, Point, install, out_of_memory
 from tests.notes import Notes
-from tests.stock_modules import STOCK
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
@@ -280,29 +279,6 @@ def test_a_step_that_fetches_its_batches_is_left_alone() -> None:
 
 
 # --- the Trainer's ways
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"fast_dev_run": 3},
-        {"limit_train_batches": 0.5, "num_sanity_val_steps": 2, "val_check_interval": 1},
-        {"overfit_batches": 1},
-        {"barebones": True},
-        {"log_every_n_steps": 0},
-    ],
-)
-@pytest.mark.filterwarnings("ignore:You are trying to `self.log\\(\\)` but")
-def test_options_of_the_trainer(options: dict[str, Any]) -> None:
-    stock = STOCK["classifier"]
-    module, device = stock.build(), SimulatedDevice(100, 20, 20)
-    install(module, device.plan())
-    kept = {"accelerator", "devices"} if options.keys() & {"barebones"} else QUIET.keys()
-    quiet = {key: value for key, value in QUIET.items() if key in kept}
-    Trainer(
-        **quiet, **{"max_epochs": 1, **options}, callbacks=[AdaptiveBatchSize(grow_after=1)]
-    ).fit(module, stock.loader(), stock.loader(8))
-    assert set(device.pieces) == {4}
 
 
 # --- state

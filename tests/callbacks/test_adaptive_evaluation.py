@@ -72,7 +72,6 @@ class Judge(LightningModule):
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> Any:
         self.calls += 1
-        assert self.predict is not None
         return self.predict(batch, self(batch["image"]))
 
     def on_validation_epoch_end(self) -> None:
@@ -195,7 +194,7 @@ class Writer(BasePredictionWriter):
         self.folder = folder
         self.all = None
 
-    def write_on_batch_end(  # type: ignore[override]
+    def write_on_batch_end(
         self, trainer: Any, pl_module: Any, prediction: Any, batch_indices: Any, batch: Any, *_: Any
     ) -> None:
         assert len(prediction) == len(batch_indices) == len(batch["image"])

@@ -81,8 +81,8 @@ class Watch(Callback):
     ) -> None:
         self.ends.append(_copy(batch))
 
-    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start  # type: ignore[assignment]
-    on_validation_batch_end = on_test_batch_end = on_predict_batch_end = on_train_batch_end  # type: ignore[assignment]
+    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
+    on_validation_batch_end = on_test_batch_end = on_predict_batch_end = on_train_batch_end
 
 
 def _copy(batch: Any) -> Any:

@@ -143,7 +143,6 @@ class Sizes(Callback):
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         self.found.append(self.adaptive._size_of_last_batch)
         if len(self.found) < len(self.wanted):
-            assert self.adaptive._replay is not None
             for search in self.adaptive._replay.searches.values():
                 search.change(self.wanted[len(self.found)])
 
@@ -283,31 +282,6 @@ def test_twins(point: Point, precision: str, accumulate: int, clip: float | None
     options = {"precision": precision, "accumulate": accumulate, "clip": clip}
     options["draws_in_transfer"] = point not in IN_TRANSFER
     check_twins([fail_at(point, *THREE_PLACES)], [[16, 8, 4]], [16, 4, 4, 2, 2], **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("precision", "accumulate", "clip"), [("fp32", 1, None), ("bf16", 3, 0.5), ("fp16", 1, None)]
-)
-@pytest.mark.parametrize("point", PIECEWISE)
-def test_twins_at_every_place(
-    point: Point, precision: str, accumulate: int, clip: float | None
-) -> None:
-    # First and last batch of a step of three, and the first of the next: another one for each
-    # precision at a point.
-    batch = (0, 2, 3)[(PIECEWISE.index(point) + accumulate + (precision == "fp16")) % 3]
-    for halvings in (0, 1, 2):
-        whole_batches = [(16 >> number, batch, 0) for number in range(halvings)]
-        for last in sorted({0, 2**halvings - 1}):
-            check_twins(
-                [fail_at(point, *whole_batches, (16 >> halvings, batch, last))],
-                [[16 >> number for number in range(halvings + 1)]],
-                [16] * batch + [8 >> halvings] * (5 - batch),
-                precision=precision,
-                accumulate=accumulate,
-                clip=clip,
-                draws_in_transfer=point not in IN_TRANSFER,
-            )
 
 
 def test_twins_over_epochs_and_at_all_points_in_one_run() -> None:

@@ -173,7 +173,7 @@ def test_memory_runs_out_everywhere_and_the_run_is_that_of_smaller_pieces(
     _assert_same(ran.module.state_dict(), twin.module.state_dict())
     _assert_same(ran.predictions, twin.predictions, 1e-6)
     assert ran.trainer.global_step == twin.trainer.global_step
-    assert callbacks[0].summary()["batch/ooms"] == len(faults.refused)  # type: ignore[attr-defined]
+    assert callbacks[0].summary()["batch/ooms"] == len(faults.refused)
     _assert_nothing_left(ran, before)
 
 
@@ -230,7 +230,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_all_of_them(tmp_path: Path) -> Non
         trainer = Trainer(**settings, max_epochs=epochs, callbacks=[*callbacks, saved])
         torch.manual_seed(epochs)
         trainer.fit(module, loader, ckpt_path=path, weights_only=True)
-        return callbacks[0].summary()  # type: ignore[attr-defined]
+        return callbacks[0].summary()
 
     first = fit(1, "one")
     assert first == fit(2, "two", tmp_path / "one.ckpt") == {"batch/ooms": 1, "batch/size": FITS}

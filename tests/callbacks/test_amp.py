@@ -63,7 +63,7 @@ class Listener(Callback):
 
 def loader() -> DataLoader[Tensor]:
     data = torch.rand(BATCHES, 2, 4, generator=torch.Generator().manual_seed(0))
-    return DataLoader(data, batch_size=None)  # type: ignore[arg-type]
+    return DataLoader(data, batch_size=None)
 
 
 def train(model: Any, *callbacks: Callback, **options: Any) -> Trainer:
@@ -154,13 +154,6 @@ def test_one_bad_batch_skips_its_window_once(caplog: pytest.LogCaptureFixture) -
     assert event.text in caplog.messages
 
 
-def test_the_scale_grows_after_the_interval() -> None:
-    model = Model()
-    train(model, AMP("fp16", init_scale=SCALE, growth_interval=3))
-    scales = [values["amp/scale"] for values in model.notes.rows]
-    assert scales == [factor * SCALE for factor in (1, 1, 2, 2, 2, 4, 4, 4)]
-
-
 @pytest.mark.parametrize(("fall_back_to", "every"), [("auto", 1), ("fp32", 1), ("auto", 4)])
 def test_many_skips_in_a_row_fall_back(
     fast_bf16: bool, fall_back_to: Any, every: int, caplog: pytest.LogCaptureFixture
@@ -211,15 +204,6 @@ def test_losses_that_are_not_finite_end_bf16(
     assert "the loss is not finite in batch 2, 3 of epoch 0" in caplog.text
     assert "had no finite loss in bf16 and the weights are not finite: go on from" in caplog.text
     assert amp.summary() == {"amp/precision": "fp32", "amp/skipped_steps": 0}
-
-
-def test_what_was_chosen_is_said_once(caplog: pytest.LogCaptureFixture, fast_bf16: bool) -> None:
-    caplog.set_level("INFO")
-    trainer = make_trainer(AMP("auto"))
-    for stage in (trainer.fit, trainer.validate, trainer.test):
-        stage(Model(), loader())  # type: ignore[operator]
-    said = [record.message for record in caplog.records if record.message.startswith("AMP: ")]
-    assert said == [f"AMP: {'bf16' if fast_bf16 else 'fp32'} on cpu, chosen for it"]
 
 
 class Pair(LightningModule):

@@ -46,7 +46,7 @@ class Model(LightningModule):
 
 def train(amp: AMP, model: Model) -> None:
     trainer = Trainer(**QUIET, callbacks=[amp], max_epochs=1, log_every_n_steps=1)
-    trainer.fit(model, DataLoader(DATA.clone(), batch_size=None))  # type: ignore[arg-type]
+    trainer.fit(model, DataLoader(DATA.clone(), batch_size=None))
 
 
 def run(net: Net, keep: Any) -> tuple[list[torch.dtype], Tensor]:

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 
 from lit_data.callbacks import data_wait_monitor
 from lit_data.callbacks.data_wait_monitor import DataWaitMonitor
-from lit_data.callbacks.events import Event, announce
 from lit_data.callbacks.timing import step_clock
 from lit_data.callbacks.timing.step_clock import PARTS
 from lit_data.callbacks.timing.totals import Hardware, describe_limit
@@ -174,21 +173,6 @@ def test_validation_checkpoints_and_first_steps_are_left_out(
     assert (tally["steps"], tally["batches"]) == (BATCHES - 3, BATCHES)
 
 
-def test_events_of_other_callbacks_count(clock: Clock, tmp_path: Path) -> None:
-    class Splits(Callback):
-        def on_train_batch_start(self, trainer: Trainer, module: Any, batch: Any, i: int) -> None:
-            if i == 1:
-                for size in (4.0, 3.0):
-                    announce(trainer, Event("oom", "", {"size": size, "index": i}), MemoryError())
-                announce(trainer, Event("batch_size", "", {"size": 2.0, "pieces": 2.0}))
-
-    monitor = DataWaitMonitor(plot=False)
-    make_trainer(tmp_path, Splits(), monitor).fit(Model(clock), Slow(clock))
-    summary = monitor.summary()
-    assert summary["train/batch_success_rate"] == 7 / 8
-    assert summary["train/best_batch_size"] == 2
-
-
 def test_a_checkpoint_keeps_the_sums(clock: Clock, tmp_path: Path) -> None:
     first, second = DataWaitMonitor(plot=False), DataWaitMonitor(plot=False)
     trainer = make_trainer(tmp_path, first, max_epochs=1)
@@ -200,16 +184,6 @@ def test_a_checkpoint_keeps_the_sums(clock: Clock, tmp_path: Path) -> None:
     tally = second.state_dict()["tally"]
     assert (tally["steps"], tally["batches"]) == (2 * (BATCHES - 1), 2 * BATCHES)
     assert second.summary()["train/mean_step_s"] == 64.0
-
-
-def test_our_loader_tells_its_own_work(tmp_path: Path) -> None:
-    loader = MicroBatchLoader(RandomDataset(32, 16), LoaderOptions(batch_size=4, num_workers=0))
-    monitor = DataWaitMonitor(plot=False)
-    make_trainer(tmp_path, monitor).fit(BoringModel(), loader)
-    summary = monitor.summary()
-    # The first of four batches is not counted.
-    assert 0 < 3 * float(summary["train/mean_assemble_s"]) < loader.assemble_s
-    assert float(summary["train/mean_wait_s"]) > 0
 
 
 def test_a_plain_script_is_told_what_limits_it(
@@ -285,7 +259,7 @@ def test_one_sentence_names_the_limit(parts: str, options: dict[str, Any], sente
     seconds_s = dict.fromkeys(PARTS, 0.0)
     for part in parts.split():
         name, _, value = part.partition("=")
-        seconds_s[name] = float(value)  # type: ignore[index]
+        seconds_s[name] = float(value)
     names = options.keys() & {"on_cpu", "precision", "has_bf16", "is_chosen"}
     hardware = Hardware(**{"on_cpu": False} | {name: options[name] for name in names})
     rest = {name: value for name, value in options.items() if name not in names}

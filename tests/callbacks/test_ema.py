@@ -153,60 +153,6 @@ def test_all_names_of_a_weight_are_averaged_in_every_kind_of_checkpoint(
     assert (KEY in checkpoint) != save_weights_only
 
 
-class _Hooks(_Module):
-    """Notes its weight in every hook."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[str, float] = {}
-
-
-class _Notes(Callback):
-    def __init__(self, place: str) -> None:
-        self.place = place
-
-
-TRAINING = ("on_train_epoch_start", "on_train_batch_start", "on_train_batch_end")
-EVALUATION = (
-    "on_validation_start",
-    "on_validation_epoch_start",
-    "on_validation_batch_start",
-    "on_validation_batch_end",
-    "on_validation_epoch_end",
-    "on_validation_end",
-)
-
-
-def _noting(hook: str) -> tuple[Any, Any]:
-    def of_callback(self: _Notes, trainer: Trainer, pl_module: _Hooks, *args: Any) -> None:
-        pl_module.seen[f"{self.place} {hook}"] = pl_module.layer.weight.item()
-
-    def of_module(self: _Hooks, *args: Any) -> None:
-        self.seen[f"module {hook}"] = self.layer.weight.item()
-
-    return of_callback, of_module
-
-
-for _hook in (*TRAINING, *EVALUATION):
-    _of_callback, _of_module = _noting(_hook)
-    setattr(_Notes, _hook, _of_callback)
-    setattr(_Hooks, _hook, _of_module)
-
-
-def test_every_hook_of_validation_sees_the_average_and_of_training_the_weights() -> None:
-    module = _Hooks()
-    data = DataLoader(TensorDataset(torch.arange(8.0).view(-1, 1)), batch_size=2)
-    callbacks = [_Notes("before"), EMA(decay=0.4), _Notes("behind")]
-    options = QUIET | {"max_epochs": 2, "num_sanity_val_steps": 0}
-    Trainer(**options, callbacks=callbacks).fit(module, data, data)
-    average = pytest.approx(_average(8, 0.4)[7])
-    for place in ("before", "module", "behind"):
-        for hook in EVALUATION:
-            assert module.seen[f"{place} {hook}"] == average
-        found = [module.seen[f"{place} {hook}"] for hook in TRAINING]
-        assert found == [-4.0, -7.0, -8.0]
-
-
 class _Fails(_Module):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         raise ZeroDivisionError
@@ -272,12 +218,12 @@ def test_small_steps_move_the_average_of_bfloat16() -> None:
     nn.init.zeros_(module.weight)
     trainer = SimpleNamespace(global_step=0)
     data.load_state_dict({"step_count": 10**6})  # warmed up
-    data.on_train_start(trainer, module)  # type: ignore[arg-type]
+    data.on_train_start(trainer, module)
     nn.init.ones_(module.weight)
     for step in range(1, 3001):
         trainer.global_step = step
-        data.on_train_batch_end(trainer, module, None, None, 0)  # type: ignore[arg-type]
-    data.on_train_end(trainer, module)  # type: ignore[arg-type]
+        data.on_train_batch_end(trainer, module, None, None, 0)
+    data.on_train_end(trainer, module)
     assert module.weight.item() == pytest.approx(1 - 0.999**3000, abs=0.004)
 
 

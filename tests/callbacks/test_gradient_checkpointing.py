@@ -248,7 +248,7 @@ def test_what_cannot_be_wrapped_is_refused(modules: list[str], message: str) -> 
     module = STOCK["classifier"].build()
     module.blocks = nn.ModuleList([module.features[0]])
     with pytest.raises(ConfigError, match=message):
-        GradientCheckpointing(modules).on_fit_start(None, module)  # type: ignore[arg-type]
+        GradientCheckpointing(modules).on_fit_start(None, module)
     assert not any("forward" in vars(part) for part in module.modules())
 
 

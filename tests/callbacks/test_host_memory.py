@@ -10,8 +10,7 @@ import torch
 
 from lit_data.callbacks.device_memory import read_rss_bytes
 from lit_data.callbacks.memory import record
-from lit_data.callbacks.memory.record import Growth, TreeMemory, TreeReader
-from tests.callbacks.clock import Clock
+from lit_data.callbacks.memory.record import Growth, TreeMemory
 
 MIB = 2**20
 ROLLUP = "55c6-7fff ---p 00000000 00:00 0 [rollup]\nRss: 900 kB\nPss: {pss} kB\nPss_Shmem: {shared} kB\nLocked: 0 kB\n"
@@ -61,7 +60,6 @@ def test_shared_memory_counts_once_and_growth_is_seen() -> None:
     shared = torch.zeros(32 * MIB, dtype=torch.uint8).share_memory_()
     shared.fill_(1)
     after = record.read_tree()
-    assert after is not None
     assert after.shared_bytes - before.shared_bytes == 32 * MIB
     children = psutil.Process(os.getpid()).children(recursive=True)
     rss_bytes = sum(child.memory_info().rss for child in children) + read_rss_bytes()
@@ -77,26 +75,6 @@ def test_pinned_bytes_are_those_of_the_allocator(monkeypatch: pytest.MonkeyPatch
     assert record.read_pinned_bytes() == 4096
     monkeypatch.setattr(torch.cuda, "host_memory_stats", dict)  # CUDA was not used yet
     assert record.read_pinned_bytes() == 0
-
-
-@pytest.mark.parametrize(("cost_s", "pause_s"), [(0.01, 4.0), (0.05, 20.0)])
-def test_reading_takes_a_quarter_of_a_percent_of_the_time(
-    cost_s: float, pause_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, memory = Clock(100.0), TreeMemory(5, 1, 3)
-
-    def read() -> TreeMemory:
-        clock.now_s += cost_s
-        return memory
-
-    monkeypatch.setattr(record, "time", clock)
-    monkeypatch.setattr(record, "read_tree", read)
-    reader, began_s = TreeReader(), clock.now_s
-    assert reader.read() == memory
-    clock.now_s = began_s + pause_s - 0.001
-    assert reader.read() is None
-    clock.now_s = began_s + pause_s + 0.001
-    assert reader.read() == memory
 
 
 def test_growth_is_the_median_slope_after_the_first_epoch() -> None:

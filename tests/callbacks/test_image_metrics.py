@@ -60,19 +60,6 @@ def test_it_measures_every_n_steps_in_validation_and_at_the_end(tmp_path: Path) 
     assert model.calls == [(8, 0, 4)] * 3
 
 
-def test_real_images_are_looked_at_once_and_no_more_than_asked_for(tmp_path: Path) -> None:
-    net, model = Counting(), Painter()
-    _fit(tmp_path, model, ImageMetrics(every_n_steps=None, count=6, extractor=net))
-    # Two batches of the first validation; then generated ones, three times.
-    assert net.seen == [4, 4, 6, 6, 6]
-    net.seen.clear()
-    metrics = ImageMetrics(every_n_steps=2, count=40, extractor=net)
-    _fit(tmp_path, model, metrics, max_epochs=2, limit_val_batches=0)
-    assert net.seen.count(4) == 6  # one epoch has but 24 images
-    assert net.seen.count(40) == 6
-    assert set(metrics.summary()) == {"train/fid_counting", "train/kid_counting"}
-
-
 @pytest.mark.filterwarnings(
     "ignore:Using ModelCheckpoint with manual optimization and every_n_train:UserWarning"
 )

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
-from lit_data.callbacks.loader_facts import count_batch, read_loader
+from lit_data.callbacks.loader_facts import read_loader
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 
 NUMBERS = list(range(10))
@@ -49,28 +49,3 @@ def _trainer(loader: Any, stage: RunningStage = RunningStage.TRAINING, **more: A
 def test_what_a_loader_tells(loader: Any, sizes: set[int], stacked: bool) -> None:
     facts = read_loader(_trainer(loader))
     assert (set(facts.sizes), facts.stacked) == (sizes, stacked)
-
-
-@pytest.mark.parametrize(
-    ("stage", "index", "size"),
-    [
-        (RunningStage.VALIDATING, 0, 4),
-        (RunningStage.TESTING, 1, 5),
-        (RunningStage.PREDICTING, 0, 4),
-    ],
-)
-def test_of_several_loaders_that_of_the_batch_is_asked(
-    stage: RunningStage, index: int, size: int
-) -> None:
-    loaders = [DataLoader(NUMBERS, 4), DataLoader(NUMBERS, 5)]
-    for both in (loaders, dict(zip("ab", loaders, strict=True))):
-        assert size in read_loader(_trainer(both, stage), index).sizes
-    assert read_loader(_trainer(loaders, stage), 2).sizes == ()
-
-
-def test_a_list_that_a_datamodule_made_of_stacked_samples_is_counted_by_its_entries() -> None:
-    images = [torch.zeros(3, 8, 8)] * 4
-    stacking = MicroBatchLoader(NUMBERS, LoaderOptions(batch_size=4))
-    made = _trainer(stacking, datamodule=SimpleNamespace(stacks_samples=False))
-    assert count_batch(made, images) == 4
-    assert count_batch(_trainer(stacking), [torch.zeros(4, 3), torch.zeros(4, 3)]) == 4

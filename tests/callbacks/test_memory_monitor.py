@@ -148,16 +148,6 @@ def test_real_runs_of_every_kind_work_without_a_logger(tmp_path: Path) -> None:
         assert picture.size == (1210, 484)
 
 
-def test_files_go_where_they_should(machine: Any, tmp_path: Path) -> None:
-    below = tmp_path / "there" / "below"
-    for path in (None, below):
-        _trainer(tmp_path, MemoryMonitor(path=path)).fit(Model())
-    assert set(tmp_path.rglob("*.png")) == {tmp_path / "memory.png", below / "memory.png"}
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"path='.*file' is a file: name a folder"):
-        _trainer(tmp_path, MemoryMonitor(path=tmp_path / "file")).fit(BoringModel())
-
-
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [

@@ -1,6 +1,5 @@
 import itertools
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,26 +8,12 @@ import torch
 from torch import Tensor
 
 from lit_data.batch_form import cut_evenly
-from lit_data.callbacks.adaptive.active_batch import describe_shapes
 from lit_data.callbacks.adaptive.merge import Merger
 
 
 class Pair(NamedTuple):
     images: Any
     labels: Any
-
-
-@dataclass(frozen=True)
-class Sample:
-    images: Tensor
-    names: list[str]
-    scale: float = 1.0
-    seen: int = field(default=7, init=False)
-
-
-def _counting(samples: int, *shape: int) -> Tensor:
-    """Sample i is filled with i."""
-    return torch.arange(samples).reshape(samples, *[1] * len(shape)).expand(samples, *shape).clone()
 
 
 def test_pieces_of_every_number_and_size() -> None:
@@ -120,24 +105,3 @@ def test_a_square_of_equal_pieces_has_its_samples_in_the_first_dimension_which_i
     uneven = Merger([2, 3])  # classes x samples
     assert uneven.merge([torch.zeros(2, 2), torch.zeros(2, 3)]).shape == (2, 5)
     assert not uneven.ambiguous
-
-
-@pytest.mark.parametrize(
-    ("batch", "expected"),
-    [
-        (
-            {"image": torch.zeros(4, 3, 8, 8), "n": torch.zeros(4, dtype=torch.int64)},
-            "image 3x8x8 float32, n 1 int64",
-        ),
-        ([torch.zeros(4, 2), torch.zeros(4, dtype=torch.uint8)], "[0] 2 float32, [1] 1 uint8"),
-        (torch.zeros(4, 2), "tensor 2 float32"),
-        ({"views": [torch.zeros(4, 2)]}, "views[0] 2 float32"),
-        (Sample(torch.zeros(4, 2), []), "images 2 float32"),
-        # what differs from batch to batch is no part of it
-        ({"boxes": torch.zeros(9, 4), "image": torch.zeros(4, 1)}, "image 1 float32"),
-        ({"boxes": torch.zeros(4, 4), "boxes_count": torch.ones(4)}, "boxes_count 1 float32"),
-        ({"scale": torch.tensor(1.0), "path": ["a"] * 4}, ""),
-    ],
-)
-def test_shapes_in_words(batch: Any, expected: str) -> None:
-    assert describe_shapes(batch, 4) == expected

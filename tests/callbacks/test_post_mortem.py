@@ -73,21 +73,6 @@ def test_parameters_gradients_state_and_buffers_have_names(
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_what_autograd_alone_keeps_is_a_sum_and_has_no_names(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "memory_summary", lambda device: f"| summary of {device} |")
-    images = torch.ones(77, 101)
-    out = Net()(images).exp()
-    owners = _owners(find_tensors(nn.Linear(1, 1), []), 77, 211)
-    assert set(owners) == {"activation or other"}
-    del out
-    reading = MemoryReading(2**30, 2**30, 2**30, 2**31)
-    text = describe_failure(_trainer(device=torch.device("cuda", 0)), None, reading, [])
-    assert "1.0 GiB         cuda:0  kept for backward by autograd alone, and other\n" in text
-    assert text.endswith("## allocator\n| summary of cuda:0 |\n")
-
-
 def test_no_tensor_is_kept_alive() -> None:
     net, images = Net(), torch.ones(3, 101)
     out = net(images)
@@ -144,20 +129,3 @@ def test_five_are_written_and_none_is_overwritten_and_the_log_says_where(
     assert caplog.messages[0].startswith(text)
     assert PostMortems().write(tmp_path / "oom-1.txt", _trainer(), None, READING, []) is None
     assert caplog.messages[-1].startswith("no post-mortem could be written: FileExistsError: ")
-
-
-@pytest.mark.parametrize(
-    ("batch", "text"),
-    [
-        (torch.ones(4, 2), "4 samples: [4, 2] float32"),
-        ([torch.ones(3, dtype=torch.uint8), ("a", torch.tensor(1))], "3 samples: [3] uint8"),
-        (
-            {"b": torch.ones(2, 1), "a": torch.ones(5, dtype=torch.bool), 1: None},
-            "unknown samples: [5] bool, [2, 1] float32",
-        ),
-        ("text", "unknown samples: no tensors"),
-        ([torch.ones(1)] * 1000, "1000 samples: " + ", ".join(["[1] float32"] * 8)),
-    ],
-)
-def test_of_a_batch_only_the_shapes_are_kept(batch: Any, text: str) -> None:
-    assert str(post_mortem.see_batch(_trainer(), batch, 0)) == f"train batch 0: {text}"

@@ -2,7 +2,6 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import numpy as np
 import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -11,7 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from lit_data.callbacks import ImageMetrics, SampleImages
-from lit_data.callbacks.pictures import draw_grid, read_images
+from lit_data.callbacks.pictures import read_images
 from lit_data.errors import ConfigError
 from lit_data.testing import QUIET
 from tests.callbacks.painter import Album, Painter, Sculptor
@@ -137,21 +136,6 @@ def test_nothing_is_drawn_into_the_working_folder(
     assert list(tmp_path.iterdir()) == []
     assert model.calls == []
     assert "SampleImages draws nothing without a logger: give it path=FOLDER" in caplog.messages
-
-
-def test_a_grid_holds_each_image_in_its_place() -> None:
-    images = torch.linspace(0, 1, 6).view(6, 1, 1, 1).expand(6, 1, 64, 80)
-    grid = draw_grid(images)
-    assert grid.shape == (2 * 66 + 2, 3 * 82 + 2, 3)
-    assert [int(grid[2 + 66 * row, 2 + 82 * column, 0]) for row in range(2) for column in range(3)] == [
-        0, 51, 102, 153, 204, 255,
-    ]  # fmt: skip
-    assert (grid[:2] == 255).all()
-    colour = torch.tensor([1.0, 0.5, 0.0]).view(1, 3, 1, 1).expand(1, 3, 70, 70)
-    cell = draw_grid(colour, columns=1)[2:-2, 2:-2]
-    assert np.unique(cell.reshape(-1, 3), axis=0).tolist() == [[255, 128, 0]]
-    # Of other channels the first three.
-    assert draw_grid(torch.zeros(3, 4, 64, 64), columns=3).shape == (68, 200, 3)
 
 
 def test_images_are_found_in_any_batch() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lit_data.batch_form import cut_evenly
-from lit_data.size_search import SizeLimits, SizeSearch
+from lit_data.size_search import SizeSearch
 
 LIMIT_BYTES = 1000
 
@@ -73,16 +73,6 @@ def test_growth(search: SizeSearch, sizes: list[int]) -> None:
         assert (search.size, search.clean) == (size, 0)
 
 
-@pytest.mark.parametrize("first", [1, 32, 300])
-def test_a_tenth_of_what_fits_is_left_unused_at_most(first: int) -> None:
-    for capacity in range(1, 1000):
-        search = SizeSearch(first)
-        for _ in range(60):
-            _run_batch(search, search.size, capacity)
-            search.grow()
-        assert 0.9 * capacity <= search.size <= capacity
-
-
 @pytest.mark.parametrize(
     ("limit_bytes", "is_forgotten"), [(1000, False), (1050, False), (1051, True), (500, False)]
 )
@@ -90,29 +80,6 @@ def test_more_memory_makes_failures_forgotten(limit_bytes: int, is_forgotten: bo
     search = SizeSearch(32, fails=64, fails_limit_bytes=1000)
     search.forget_failure(limit_bytes)
     assert search.fails == (None if is_forgotten else 64)
-
-
-def test_clean_steps_are_counted_from_the_last_change() -> None:
-    search = SizeSearch(256)
-    for _ in range(3):
-        search.succeed(256, 256)
-    assert search.clean == 3
-    search.fail(256, LIMIT_BYTES)
-    assert search.clean == 0
-    search.succeed(128, 256)
-    assert search.clean == 1
-    search.succeed(20, 20)  # the short last batch of an epoch tells nothing
-    assert (search.clean, search.fits) == (1, 128)
-    search.change(200)
-    assert (search.size, search.clean) == (200, 0)
-
-
-def test_a_limit_holds_for_later_growth() -> None:
-    search = SizeSearch(64)
-    search.limit(24)
-    assert search.size == 24
-    search.grow()
-    assert search.size == 24
 
 
 def test_a_search_survives_as_plain_values() -> None:
@@ -128,21 +95,3 @@ def test_a_search_survives_as_plain_values() -> None:
 def test_values_of_something_else_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="of batch sizes"):
         SizeSearch.from_plain(SizeSearch(8).to_plain() | change)
-
-
-@pytest.mark.parametrize(
-    ("limits", "size"),
-    [
-        (SizeLimits(), 8),
-        (SizeLimits(largest=4), 4),
-        (SizeLimits(smallest=12), 12),
-        (SizeLimits(largest=64), 8),
-    ],
-)
-def test_a_search_that_goes_on_keeps_to_the_limits_of_its_run(
-    limits: SizeLimits, size: int
-) -> None:
-    search = limits.go_on(SizeSearch(8, 1, 16, fits=8, fails=16))
-    assert (search.size, search.min_size) == (size, limits.smallest)
-    assert search.max_size == limits.largest
-    assert (search.fits, search.fails) == (8, 16)

@@ -9,30 +9,14 @@ from lit_data.callbacks.timeline import (
     MARK_STYLES,
     SERIES,
     Timeline,
-    add_rows,
     draw_memory,
-    draw_throughput,
     widen_rows,
 )
-from lit_data.callbacks.timing.step_clock import PARTS
-from lit_data.callbacks.timing.totals import EndedBatch, Throughput
 from lit_data.types import Doubles
 
 
 def _range(value: float, other: float = math.nan) -> Doubles:
     return np.array([[value, other]] * 2)
-
-
-@pytest.mark.parametrize(("count", "most_rows"), [(3, 4), (4, 4), (5, 4), (19, 5), (59, 5)])
-def test_a_long_timeline_is_added_up_and_loses_nothing(most_rows: int, count: int) -> None:
-    timeline = Timeline(add_rows, most_rows=most_rows)
-    for step in range(count):
-        timeline.add(step, (1, step))
-        assert len(timeline) <= most_rows
-    steps, rows = timeline.read()
-    assert rows.sum(axis=0).tolist() == [count, sum(range(count))]
-    assert len(set(rows[:-1, 0])) <= 1  # all but the last are of equally many steps
-    assert steps.tolist() == [0, *np.cumsum(rows[:-1, 0])]
 
 
 @pytest.mark.parametrize("samples", [5, 8, 9, 4321])
@@ -87,30 +71,3 @@ def _find_colours(path: Path) -> set[str]:
         pixels = np.asarray(picture.convert("RGB"))
     found = {tuple(pixel) for pixel in np.unique(pixels.reshape(-1, 3), axis=0).tolist()}
     return {name for name, colour in COLOURS.items() if tuple(bytes.fromhex(colour)) in found}
-
-
-def make_history(steps: int, measured: int) -> Throughput:
-    history = Throughput()
-    history.add(
-        [EndedBatch(step, 16, 0.1 if step else None, 8, False, False) for step in range(steps)],
-        [(step, (0.1,) * len(PARTS)) for step in range(1, measured + 1)],
-    )
-    return history
-
-
-@pytest.mark.parametrize(
-    ("steps", "measured"),
-    [
-        (2, 1),  # one point
-        (300, 299),  # all steps measured
-        (5000, 40),  # a device: few of many
-    ],
-)
-def test_the_plot_is_a_picture_of_a_fixed_size(tmp_path: Path, steps: int, measured: int) -> None:
-    history = make_history(steps, measured)
-    history.mark_oom(1)
-    path, sentence = tmp_path / "throughput.png", "augmentation takes 61%: " + "try this, " * 20
-    draw_throughput(history.speed, history.parts, path, sentence)
-    with Image.open(path) as picture:
-        assert picture.size == (1210, 770)
-        assert len(picture.convert("RGB").getcolors(1 << 20) or ()) > len(PARTS)

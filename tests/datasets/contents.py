@@ -91,7 +91,7 @@ def _coco(names: Sequence[str]) -> Mapping[str, object]:
 
 def _boxes(names: Sequence[str]) -> Mapping[str, object]:
     content = dict(_coco(names))
-    marks: list[dict[str, object]] = content["annotations"]  # type: ignore[assignment]
+    marks: list[dict[str, object]] = content["annotations"]
     content["annotations"] = [mark | {"segmentation": []} for mark in marks]
     return content
 

@@ -1,4 +1,3 @@
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,10 +15,8 @@ from lit_data.datasets.patch_source import (
 from lit_data.datasets.writers import WatermarkWriter, check_colours
 from lit_data.errors import ConfigError, DataError
 from lit_data.grid import cut_patch
-from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
 from lit_data.testing import check_dataset
-from lit_data.types import Array
 from tests.datasets.banks import MemoryBank
 
 SIZES = [(60, 90), (64, 64), (20, 100), (7, 1)]
@@ -124,44 +121,3 @@ def test_what_does_not_fit_is_refused() -> None:
             _dataset(**options)
     with pytest.raises(DataError, match=r"need three of uint8; set data\.read\.gray_to_rgb=true"):
         check_colours(_bank(1))
-
-
-def _read(loader: MicroBatchLoader, epochs: int) -> list[dict[str, Array]]:
-    found = []
-    for epoch in range(epochs):
-        loader.set_epoch(epoch)
-        size = loader.dataset.patches.size_at(epoch)[0]  # type: ignore[union-attr]
-        for batch in loader:
-            parts = {name: batch[name][..., :size, :size] for name in ("image", "cover")}
-            rows = {name: value.numpy().copy() for name, value in (batch | parts).items()}
-            found += [
-                {name: value[row] for name, value in rows.items()}
-                for row in range(len(rows["index"]))
-            ]
-    return found
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"worker_kind": "thread", "num_workers": 2, "batch_size": 7},
-        {"worker_kind": "process", "num_workers": 2, "batch_size": 4, "micro_batch_size": 3},
-    ],
-)
-def test_workers_write_samples_at_the_size_of_each_epoch(options: dict[str, Any]) -> None:
-    dataset = _train(progressive=GROWING)
-    inline = MicroBatchLoader(
-        dataset, LoaderOptions(batch_size=20, seed=3, worker_kind="inline"), shuffle=True
-    )
-    expected = _read(inline, 3)
-    assert [sample["image"].shape[-1] for sample in expected[::20]] == [16, 32, 24]
-    loader = MicroBatchLoader(
-        pickle.loads(pickle.dumps(dataset)), LoaderOptions(seed=3, **options), shuffle=True
-    )
-    found = _read(loader, 3)
-    loader.close()
-    assert len(found) == len(expected) == 60
-    for one, other in zip(expected, found, strict=True):
-        for name, value in one.items():
-            assert_array_equal(value, other[name])

@@ -136,8 +136,7 @@ def draw_tree(tree: Tree, folder: Path) -> None:
 def describe_tree(tree: Tree, root: Path, cache: Path) -> str:
     """Return what is understood of a folder, in one line, by the code that `prepare.check=true` calls."""
     kind, defaults = _KINDS[tree.experiment]
-    datamodule = kind(root, cache_dir=cache, **(defaults | dict(tree.options)))  # type: ignore[call-arg]
-    assert datamodule.source is not None
+    datamodule = kind(root, cache_dir=cache, **(defaults | dict(tree.options)))
     if isinstance(datamodule.source, ImageFolder):
         datamodule = datamodule.renew(datamodule.source.unstored())
     else:

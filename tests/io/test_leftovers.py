@@ -19,7 +19,7 @@ def _touch(folder: Path, *names: str) -> Path:
 
 def _walk(folder: Path, **options: list[str]) -> Leftovers:
     leftovers = Leftovers()
-    find_images(folder, leftovers=leftovers, **options)  # type: ignore[arg-type]
+    find_images(folder, leftovers=leftovers, **options)
     return leftovers
 
 

@@ -14,14 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, get_worker_info
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from lit_data.errors import ConfigError, DataError, WorkerDiedError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.loading.samples import SampleWriter
-from lit_data.loading.survey import as_rows
-from lit_data.types import FieldSpec, Ints
-from tests.loading.rows import FORK, Indices, Rows
+from tests.loading.rows import FORK
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -129,54 +126,6 @@ def test_datasets_within_datasets_are_not_read_here_either(make: Callable[[], An
     loader.close()
 
 
-def test_samples_that_are_looked_at_are_not_read_here() -> None:
-    dataset = Lazy()
-    loader = _open(dataset, shuffle=True, **FORK)
-    assert loader.sample_bytes
-    seen = loader.read(np.arange(5), 0)
-    assert seen["index"].tolist() == loader.order.at(np.arange(5), 0).tolist()
-    assert dataset.file is None
-    assert _are_own(loader)
-    loader.close()
-
-
-def test_a_function_for_batches_needs_no_sample_before_the_workers_read() -> None:
-    dataset = Lazy()
-    options = LoaderOptions(batch_size=16, **FORK)
-    loader = MicroBatchLoader(dataset, options, collate_fn=list)
-    assert all(sample["is_own"] for batch in loader for sample in batch)
-    tensors = MicroBatchLoader(dataset, options, collate_fn=lambda parts: torch.ones(len(parts)))
-    assert tensors.read(np.arange(3), 0).tolist() == [1, 1, 1]
-    assert dataset.file is None
-
-
-class LazyRows(Indices):
-    """Writes rows from a file that it opens when the first are asked for."""
-
-    file: Any = None
-
-    def __init__(self) -> None:
-        super().__init__(4000, is_own=FieldSpec((), "bool"))
-        self.opener = 0
-
-    def write_into(self, rows: Rows, indices: Ints, epoch: int) -> None:
-        super().write_into(rows, indices, epoch)
-        if self.file is None:
-            self.file, self.opener = Path(__file__).open("rb"), os.getpid()  # noqa: SIM115
-        rows["is_own"][:] = self.opener == os.getpid()
-        sum(range(20_000))  # worth a worker
-
-
-def test_a_dataset_that_writes_rows_is_measured_and_looked_at_apart_too() -> None:
-    dataset = LazyRows()
-    loader = _open(dataset, num_workers=2, start_method="fork")
-    assert loader.choice.kind == "process"
-    assert loader.read(np.arange(3), 0)["is_own"].all()
-    assert dataset.file is None
-    assert _are_own(loader)
-    loader.close()
-
-
 @pytest.mark.parametrize("length", [8, 64])
 def test_a_small_set_that_keeps_files_open_is_not_read_where_others_are_forked(length: int) -> None:
     dataset = Lazy()
@@ -222,20 +171,6 @@ def test_a_structure_that_cannot_be_sent_is_refused_with_its_class() -> None:
     assert type(first) is local
 
 
-def test_the_reader_is_set_up_as_a_worker_and_leaves_generators_alone() -> None:
-    def look() -> Any:
-        info = get_worker_info()
-        assert info is not None
-        return float(torch.rand(())), torch.get_num_threads(), info.id
-
-    state = torch.get_rng_state()
-    rows = as_rows(Alone(look), LoaderOptions(**FORK))
-    assert isinstance(rows, SampleWriter)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert rows.facts.draws
-    assert len(rows.fields) == 3
-
-
 def _load_in_daemon(pipe: Any, options: dict[str, Any]) -> None:
     try:
         loader = _open(Lazy(), **options)
@@ -273,14 +208,6 @@ class Shared(Lazy):
             return super().__getitem__(index) | {"epoch": self.epoch.value}
 
 
-@pytest.mark.parametrize("make", [Lazy, lambda: Shared("spawn")])
-def test_a_copy_is_read_where_workers_get_copies(make: Callable[[], Any]) -> None:
-    dataset = make()
-    rows = as_rows(dataset, LoaderOptions(**SPAWN))
-    assert len(rows.fields) in (2, 3)
-    assert (dataset.reads, dataset.file) == (0, None)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("make", [lambda method: Lazy(), Shared])
@@ -295,7 +222,7 @@ def test_a_lazily_opened_file_works_with_every_start_method(make: Any, method: s
 def test_what_cannot_be_pickled_is_refused_with_a_cure_or_read_here() -> None:
     with tempfile.TemporaryFile() as file:
         dataset = Lazy()
-        dataset.handle = file  # type: ignore[attr-defined]
+        dataset.handle = file
         with pytest.raises(ConfigError, match=r"Lazy cannot be pickled, and with start_method=spawn .*: open files at the first sample"):  # fmt: skip
             list(_open(dataset, **SPAWN))
         loader = _open(dataset, start_method="spawn")

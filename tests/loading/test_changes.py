@@ -53,7 +53,7 @@ class Curriculum:
 
 
 def _replace_images(dataset: Curriculum) -> None:
-    dataset.images = None  # type: ignore[assignment]
+    dataset.images = None
     dataset.images = np.ones((100, 100))
 
 

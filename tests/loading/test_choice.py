@@ -1,5 +1,4 @@
 import logging
-import os
 from typing import Any
 
 import numpy as np
@@ -56,16 +55,6 @@ def test_threads_where_they_gain_and_processes_where_they_do_not(fake: Any) -> N
     text = "1000 us per sample in the main thread, two threads are 1.2 times as fast"
     assert found.reason == text
     assert found.inline_us_per_sample == pytest.approx(1000)
-
-
-def test_no_processes_where_the_system_has_no_memory_without_a_name(
-    fake: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(os, "memfd_create")
-    fake(1e-3, gain=1.8)
-    assert (_choose(10_000).kind, _choose(10_000).workers) == ("thread", 8)
-    fake(1e-3, gain=1.2)
-    assert (_choose(10_000).kind, _choose(10_000).workers) == ("inline", 0)
 
 
 def test_a_small_set_gets_no_workers_and_a_larger_one_no_more_than_it_can_feed(fake: Any) -> None:
@@ -130,29 +119,6 @@ def test_single_samples_are_never_given_to_threads(fake: Any) -> None:
     found = _choose(0, dataset=[np.float32(number) for number in range(1000)])
     assert (found.kind, found.thread_gain) == ("process", None)
     assert "single samples are not made by threads" in found.reason
-
-
-@pytest.mark.parametrize(
-    ("workers", "us", "batch_size", "expected"),
-    [
-        (0, 10.0, 384, 384),  # the main thread writes whole batches
-        (2, 10.0, 384, 192),  # a share for each worker
-        (8, 10.0, 384, 100),  # no less than a millisecond of work
-        (8, 5000.0, 384, 48),
-        (8, 5000.0, 4, 1),
-        (8, None, 384, 48),  # not measured
-        (8, None, 32, 16),
-        (8, None, 8, 8),
-    ],
-)
-def test_micro_batches_are_a_share_of_the_batch(
-    workers: int, us: float | None, batch_size: int, expected: int
-) -> None:
-    found = Choice(kind="process", workers=workers, reason="", inline_us_per_sample=us)
-    assert found.count_rows(batch_size) == expected
-    for rows, limited in ((5, 5), (50, 32)):
-        found = Choice(kind="process", workers=workers, reason="", micro_batch_size=rows)
-        assert found.count_rows(32) == limited
 
 
 def test_a_container_s_limits_hold(monkeypatch: pytest.MonkeyPatch) -> None:

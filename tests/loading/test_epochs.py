@@ -130,16 +130,3 @@ def test_each_cycle_and_each_epoch_of_a_combined_loader_differ() -> None:
     assert len({number for each in passes for _, number in each}) == 48
     assert [index for index, _ in passes[0]] == _epoch(0, shuffle=True)[0]
     assert [index for index, _ in passes[2]] == _epoch(1, shuffle=True)[0]
-
-
-def test_a_plain_loop_goes_on_from_a_state_with_the_epochs_that_follow() -> None:
-    loader = MicroBatchLoader(Noisy(), OPTIONS, shuffle=True)
-    _walk(loader)
-    batches = iter(loader)
-    begin = next(batches)
-    state = loader.state_dict()
-    resumed = MicroBatchLoader(Noisy(), OPTIONS, shuffle=True)
-    resumed.load_state_dict(state)
-    order, _ = _walk(resumed)
-    assert begin[0].tolist() + order == _epoch(1, shuffle=True)[0]
-    assert _walk(resumed) == _epoch(2, shuffle=True)

@@ -178,24 +178,6 @@ def test_a_worker_has_one_thread_and_the_main_process_keeps_its_own(kind: dict[s
     assert set(seen[:, 1].tolist()) == {1}
 
 
-@pytest.mark.parametrize("kind", WORKERS[:2], ids=str)
-def test_a_number_of_opencv_threads_that_the_user_set_is_kept_and_logged(
-    kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    count = cv2.getNumThreads()
-    monkeypatch.setenv("OPENCV_FOR_THREADS_NUM", "2")
-    loader = _open(Threads(), kind)
-    try:
-        cv2.setNumThreads(2)
-        with caplog.at_level("INFO"):
-            seen = torch.cat([batch["threads"] for batch in loader])
-    finally:
-        cv2.setNumThreads(count)
-    loader.close()
-    assert set(seen[:, 0].tolist()) == {2}
-    assert "workers keep OPENCV_FOR_THREADS_NUM=2" in caplog.messages
-
-
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")
 @pytest.mark.parametrize("kind", KINDS[:3], ids=str)
 def test_a_transform_that_writes_into_the_batch_leaves_the_store_alone(

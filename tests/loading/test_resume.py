@@ -185,7 +185,7 @@ def test_a_state_that_is_none_is_refused(change: dict[str, Any]) -> None:
         _loader().load_state_dict(state | change)
     for other in ({}, 3, [], None):
         with pytest.raises(StoreError, match="not one that lit_data wrote"):
-            _loader().load_state_dict(other)  # type: ignore[arg-type]
+            _loader().load_state_dict(other)
 
 
 class Tally(LightningModule):

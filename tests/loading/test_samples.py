@@ -80,7 +80,7 @@ def _assert_same(one: Any, other: Any) -> None:
 def test_batches_are_those_of_torch(kind: dict[str, Any], form: str) -> None:
     dataset = Made(FORMS[form])
     loader = MicroBatchLoader(dataset, LoaderOptions(batch_size=5, micro_batch_size=2, **kind))
-    expected = list(DataLoader(dataset, batch_size=5))  # type: ignore[arg-type]
+    expected = list(DataLoader(dataset, batch_size=5))
     for ours, theirs in zip(loader, expected, strict=True):
         _assert_same(ours, theirs)
     loader.close()
@@ -96,7 +96,7 @@ def test_a_dataset_that_reads_many_at_once_is_asked_so() -> None:
 
     dataset = Many(FORMS["tuple"], 10)
     options = LoaderOptions(batch_size=6, micro_batch_size=4, worker_kind="inline")
-    expected = DataLoader(Made(FORMS["tuple"], 10), batch_size=6)  # type: ignore[arg-type]
+    expected = DataLoader(Made(FORMS["tuple"], 10), batch_size=6)
     for ours, theirs in zip(MicroBatchLoader(dataset, options), expected, strict=True):
         _assert_same(ours, theirs)
     assert dataset.asked == [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9]]
@@ -185,7 +185,7 @@ def test_a_collate_function_makes_batches_of_whole_samples(kind: dict[str, Any])
     options = LoaderOptions(batch_size=5, **kind)
     loader = MicroBatchLoader(Made(_sized), options, shuffle=True, collate_fn=together)
     assert loader.choice.kind == kind["worker_kind"]
-    plain = MicroBatchLoader(range(23), LoaderOptions(batch_size=5), shuffle=True)  # type: ignore[arg-type]
+    plain = MicroBatchLoader(range(23), LoaderOptions(batch_size=5), shuffle=True)
     expected = torch.cat(list(plain)).tolist()
     batches = list(loader)
     assert [len(images) for images, _ in batches] == [5, 5, 5, 5, 3]

@@ -103,7 +103,7 @@ def test_what_is_given_twice_or_has_no_counterpart_is_refused(
 
 def test_a_name_that_nobody_has_is_no_argument() -> None:
     with pytest.raises(TypeError, match="'batchsize'"):
-        MicroBatchLoader(SAMPLES, batchsize=8)  # type: ignore[call-arg]
+        MicroBatchLoader(SAMPLES, batchsize=8)
 
 
 def test_an_empty_dataset_is_called_so() -> None:

@@ -32,28 +32,7 @@ class _Plan:
         return _Plan(self.values.to(device), device, non_blocking)
 
 
-class _Patient(_Plan):
-    def to(self, device: torch.device) -> "_Plan":
-        return _Plan(self.values.to(device), device)
-
-
-class _InPlace(_Plan):
-    def to(self, *args: Any, **options: Any) -> None:
-        self.asked = (*args, options["non_blocking"])
-
-
 META = torch.device("meta")
-
-
-@pytest.mark.parametrize(
-    ("kind", "asked"),
-    [(_Plan, (META, True)), (_Patient, (META,)), (_InPlace, (META, True))],
-    ids=lambda value: str(value),
-)
-def test_what_has_a_method_to_is_moved_without_a_wait_where_that_can_be_said(
-    kind: type, asked: tuple[Any]
-) -> None:
-    assert finish_transfer(StagedBatch({"plan": kind(torch.zeros(2))}), META)["plan"].asked == asked
 
 
 def test_what_hooks_add_is_moved_inside_containers_too() -> None:
@@ -65,14 +44,6 @@ def test_what_hooks_add_is_moved_inside_containers_too() -> None:
     assert tensor.device == inside["plan"].values.device == moved["packed"].data.device == META
     assert (inside["name"], moved["none"]) == ("a", None)
     assert added["all"][0].device.type == "cpu"
-
-
-def test_a_batch_that_was_rebuilt_by_precision_conversion_is_moved_as_it_is() -> None:
-    image = torch.zeros(2)
-    rebuilt = type(StagedBatch({"image": image}, {"image": Copy(image, image.clone())}))(
-        {"image": image.half()}
-    )
-    assert finish_transfer(rebuilt, torch.device("cpu"))["image"].dtype == torch.float16
 
 
 def test_each_batch_is_copied_before_the_one_ahead_of_it_is_used() -> None:
@@ -113,7 +84,7 @@ def test_copies_on_the_side_stream_hold_what_the_host_held(kind: str) -> None:
     workers = 0 if kind == "inline" else 2
     options = LoaderOptions(
         batch_size=16, micro_batch_size=4, worker_kind=kind, num_workers=workers, pin_memory=True
-    )  # type: ignore[arg-type]
+    )
     loader = MicroBatchLoader(_Images(), options, shuffle=True)
     device = torch.device("cuda", torch.cuda.current_device())
     busy = torch.randn(*_BUSY, device=device)

@@ -49,14 +49,6 @@ def test_samples_of_a_run_stay_within_a_window() -> None:
     assert (np.diff(mixed) != 0).sum() > 2 * len(COUNTS)  # not run after run
 
 
-def test_epochs_and_seeds_differ() -> None:
-    found = [_order().indices(0, TOTAL, epoch).tolist() for epoch in range(4)]
-    other = EpochOrder(TOTAL, True, 4, windows=Windows(RUNS, 200))
-    found.append(other.indices(0, TOTAL, 0).tolist())
-    assert len({tuple(order) for order in found}) == 5
-    assert len({int(_run_of(np.array(order[:1]))[0]) for order in found}) > 1
-
-
 def test_ranks_and_positions_share_one_order() -> None:
     whole = _order().indices(0, TOTAL, 1)
     assert np.array_equal(_order().indices(31, 40, 1), whole[31:71])

@@ -216,7 +216,7 @@ def test_after_a_bus_error_the_dataset_says_what_became_of_its_files(
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_a_loader_that_is_dropped_takes_its_workers_along(kind: str, open_loader: Open) -> None:
     before = set(threading.enumerate())
-    options = LoaderOptions(batch_size=16, worker_kind=kind, num_workers=2, start_method="fork")  # type: ignore[arg-type]
+    options = LoaderOptions(batch_size=16, worker_kind=kind, num_workers=2, start_method="fork")
     loader = MicroBatchLoader(Faulty(), options, shuffle=True)
     next(iter(loader))
     workers = (set(threading.enumerate()) - before) | set(multiprocessing.active_children())
@@ -318,7 +318,7 @@ def test_an_error_of_the_consumer_is_left_alone(shuffle: bool, open_loader: Open
     batches = iter(loader)
     next(batches)
     with pytest.raises(RuntimeError, match=r"^the training step$"):
-        batches.throw(RuntimeError("the training step"))  # type: ignore[attr-defined]
+        batches.throw(RuntimeError("the training step"))
     assert torch.cat([batch["index"] for batch in loader]).sort().values.tolist() == list(range(64))
 
 

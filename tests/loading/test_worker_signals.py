@@ -128,7 +128,7 @@ class Waiting(Indices):
 
 @pytest.fixture
 def loader(request: pytest.FixtureRequest) -> Iterator[MicroBatchLoader]:
-    options = LoaderOptions(batch_size=16, micro_batch_size=4, **FORK)  # type: ignore[arg-type]
+    options = LoaderOptions(batch_size=16, micro_batch_size=4, **FORK)
     loader = MicroBatchLoader(Waiting(request.param), options)
     yield loader
     loader.close()

@@ -120,7 +120,7 @@ class SimulatedTensor(Tensor):
     @staticmethod
     def __new__(cls: Any, inner: Tensor, device: torch.device) -> "SimulatedTensor":
         strided = inner.layout is torch.strided
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made = Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
             strides=inner.stride() if strided else None,
@@ -131,7 +131,7 @@ class SimulatedTensor(Tensor):
         made.inner = inner
         if device.type == "cuda" and inner.device.type != "meta" and strided:
             cuda.MEMORY.add(inner, device.index)
-        return made  # type: ignore[no-any-return]
+        return made
 
     @classmethod
     def __torch_dispatch__(
@@ -143,7 +143,7 @@ class SimulatedTensor(Tensor):
     ) -> Any:
         return run(func, args, kwargs or {})
 
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+    def __repr__(self, **_: Any) -> str:
         return f"{self.inner!r} on {self.device}"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -225,7 +225,6 @@ def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return _pin(args[0])
     if not mine and (target is None or target.type not in _TYPES):
         return func(*args, **kwargs)
-    assert target is not None
     if torch.is_inference_mode_enabled() and _is_composite(func):
         with _Mode():
             found = func.decompose(*args, **kwargs)

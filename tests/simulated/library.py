@@ -27,8 +27,6 @@ def load() -> ctypes.CDLL:
             g++.
     """
     spec, found = find_spec("torch"), version("torch")
-    assert spec is not None
-    assert spec.origin is not None
     if not found.startswith(f"{TORCH}."):
         raise UnavailableError(
             f"the simulated device is written for torch {TORCH}, this is {found}"

@@ -184,7 +184,7 @@ def test_ranks_agree_one_step_later_without_a_wait(
     others = iter([0, 15, 15])
 
     def all_reduce(mine: Tensor, operation: object) -> None:
-        mine.fill_(max(int(mine.inner), next(others)))  # type: ignore[attr-defined]
+        mine.fill_(max(int(mine.inner), next(others)))
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     callback, strategy = SaveOnSignal(tmp_path / "a.ckpt"), SimpleNamespace(root_device=CUDA)

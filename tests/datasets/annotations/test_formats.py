@@ -83,5 +83,5 @@ def test_the_cure_is_that_of_the_reader(purpose: str, cure: str, tmp_path: Path)
         WRITERS["coco"](tmp_path / name, "", ["a.jpg"])
     leftovers = Leftovers()
     leftovers.take(tmp_path, {".json": ["a.json", "b.json"]}, ())
-    add_label_files(leftovers, tmp_path, purpose, [tmp_path / "a.json"])  # type: ignore[arg-type]
+    add_label_files(leftovers, tmp_path, purpose, [tmp_path / "a.json"])
     assert leftovers.describe() == [f"1 label files (COCO) are not used: b.json; {cure}"]

@@ -11,12 +11,8 @@ from lit_data.datasets.annotations.labels import (
     LabelTable,
     is_share_box,
 )
-from lit_data.errors import ConfigError, DataError
-from lit_data.types import Ints
+from lit_data.errors import DataError
 
-BOXES = np.array(
-    [[0, 0.5, 0.5, 0.2, 0.2], [1, 0.3, 0.3, 0.1, 0.1], [0, 0.6, 0.6, 0.4, 0.4]], np.float32
-)
 FRAMES = [Frame((100, 200)), Frame((50, 50))]
 FORM = BoxForm(
     "a test",
@@ -27,10 +23,6 @@ FORM = BoxForm(
 )
 
 
-def ends(*values: int) -> Ints:
-    return np.array(values, np.int64)
-
-
 def collect(*boxes: tuple[float, ...], on_bad: Any = "error") -> LabelTable:
     """A table of boxes (x1, y1, x2, y2) in px of the first image, 100 high and 200 wide."""
     collector = BoxCollector(FORM, FRAMES, on_bad=on_bad)
@@ -38,44 +30,6 @@ def collect(*boxes: tuple[float, ...], on_bad: Any = "error") -> LabelTable:
     for place, box in enumerate(boxes, 1):
         collector.add(0, place, 0, box)
     return collector.finish(["cat"])
-
-
-def test_each_image_has_a_view_of_its_boxes() -> None:
-    table = LabelTable(("a", "b"), BOXES, ends(0, 2, 2, 3))
-    assert len(table) == 4
-    assert [len(table.of(image)) for image in range(4)] == [0, 2, 0, 1]
-    assert np.array_equal(table.of(1), BOXES[:2])
-    assert np.shares_memory(table.of(3), BOXES)
-    assert table.of(0)[:, 1:].shape == (0, 4)
-    for image in (-1, 4):
-        with pytest.raises(IndexError, match=f"image {image} of 4"):
-            table.of(image)
-
-
-AB = ("a", "b")
-
-
-@pytest.mark.parametrize(
-    ("classes", "boxes", "counts", "message"),
-    [
-        ((), BOXES, ends(3), r"classes=\(\) must be one or more names"),
-        (("a", "a"), BOXES, ends(3), "each only once"),
-        (AB, BOXES.astype(np.float64), ends(3), r"boxes must be float32 \[N, 5\], found float64"),
-        (AB, BOXES[:, 1:], ends(3), r"found float32 \(3, 4\)"),
-        (AB, BOXES, ends(3).astype(np.int32), r"ends must be int64 \[I\], found int32"),
-        (AB, BOXES, ends(2), "ascend from 0 to the 3 boxes, found 2 at the end"),
-        (AB, BOXES, ends(2, 1, 3), "ends must ascend"),
-        (("a",), BOXES, ends(3), "a class that is no whole number from 0 to 0"),
-        (AB, BOXES + np.float32(0.5), ends(3), "a class that is no whole number"),
-        (AB, BOXES * np.float32([1, 2, 1, 1, 1]), ends(3), "must be shares from 0 to 1"),
-        (AB, BOXES * np.float32([1, 1, 1, 0, 1]), ends(3), "a width and a height above 0"),
-    ],
-)
-def test_contradicting_tables_are_refused(
-    classes: Any, boxes: Any, counts: Any, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        LabelTable(classes, boxes, counts)
 
 
 def test_a_box_a_little_outside_is_cut_off_and_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -175,22 +175,6 @@ def test_classes_must_be_names() -> None:
         read_yolo_labels([], [], [], classes="abc")
 
 
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize(
-    "line",
-    [
-        "0 " + "1" * 100_000,
-        "0 0.5 0.5 0.5 " + "9" * 100_000 + "x",
-        "0 " + "0." * 50_000,
-        "1e" * 50_000,
-    ],
-)
-def test_long_lines_take_no_long_time(line: str, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text(line)
-    with pytest.raises(DataError):
-        read_yolo_labels(["a.png"], [Frame((10, 10))], [tmp_path / "a.txt"], classes=["x"])
-
-
 @pytest.mark.parametrize("name", ["data.yaml", "dataset.yaml", "cells.yaml", "data.yml"])
 def test_the_yaml_of_a_set_may_have_other_names(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("names: [bright, dark]\ntrain: images\n")
@@ -214,18 +198,3 @@ def test_numbers_that_no_file_names_are_names(
     assert table.classes == ("2", "4")
     assert table.boxes[:, 0].tolist() == [1, 0]
     assert "classes are called by their numbers, 2, 4" in caplog.text
-
-
-def test_boxes_of_pictures_that_exif_turns_need_the_key(tmp_path: Path) -> None:
-    (tmp_path / "0.txt").write_text("0 .5 .5 .2 .2")
-    for exif, orientation, is_good in (
-        ("ignore", 6, False),
-        ("apply", 6, True),
-        ("ignore", 1, True),
-    ):
-        frame = Frame((20, 30), orientation, exif)
-        if is_good:
-            assert len(read_yolo_labels(["0.jpg"], [frame], [tmp_path / "0.txt"]).boxes) == 1
-            continue
-        with pytest.raises(DataError, match=r"set data\.read\.exif=apply"):
-            read_yolo_labels(["0.jpg"], [frame], [tmp_path / "0.txt"])

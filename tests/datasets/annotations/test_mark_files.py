@@ -71,7 +71,6 @@ def draw(
 ) -> list[np.ndarray]:
     paths = sorted(folder.rglob(images))
     annotated = read_annotations(folder, paths)
-    assert annotated is not None
     masks = [image.mask for image in annotated.draw(paths, ReadOptions(exif=exif), classes)]
     annotated.problems.raise_if_any("annotations are bad")
     return masks
@@ -191,7 +190,6 @@ def test_crowds_are_ignored_pixels_behind_objects(tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     assert (draw(tmp_path)[0] == 255).sum() == 400
     annotated = read_annotations(tmp_path, [tmp_path / "0.jpg"])
-    assert annotated is not None
     with pytest.raises(DataError, match="this mark and all others are ignored"):
         annotated.count_ignored()
 
@@ -239,7 +237,6 @@ def test_polygons_of_yolo_count_from_one_as_boxes_do(tmp_path: Path) -> None:
     (tmp_path / "0.txt").write_text(f"1{text[1:]}\n2{text[1:]}")
     (tmp_path / "dataset.yaml").write_text("names: [crack, pit]\n")
     annotated = read_annotations(tmp_path, [tmp_path / "0.jpg"])
-    assert annotated is not None
     assert annotated.count_categories() == {"crack": 1, "pit": 1}
     (tmp_path / "0.txt").write_text(f"0{text[1:]}\n7{text[1:]}")
     with pytest.raises(DataError, match="line 2: class 7 has no name: there are 2"):
@@ -267,7 +264,6 @@ def test_every_input_of_drawn_masks_is_in_their_key(
     def count_keys(**options: Any) -> int:
         files = InspectionFiles(root=str(folder), cache_dir=str(tmp_path / "cache"), **options)
         (mask,) = files.image_set.masks
-        assert mask is not None
         keys.add(mask.parent)
         return len(keys)
 

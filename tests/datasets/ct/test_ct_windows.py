@@ -120,9 +120,7 @@ def test_what_is_not_allowed_is_refused(options: Any, match: str) -> None:
 
 
 def _choose(count: int, most: int, index: int = 0, epoch: int = 0) -> Ints:
-    found = choose_points(count, most, seed=5, epoch=epoch, index=index)
-    assert found is not None
-    return found
+    return choose_points(count, most, seed=5, epoch=epoch, index=index)
 
 
 @pytest.mark.parametrize(

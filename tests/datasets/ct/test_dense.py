@@ -78,7 +78,6 @@ def test_dense_windows_are_those_of_the_sparse_volume(
 def test_each_class_is_in_the_middle_of_as_many_windows(tmp_path: Path) -> None:
     store = _store(tmp_path, "int16", -500)
     index = store[0].label_index
-    assert index is not None
     spec = WindowSpec(size=1, label_bias=1.0, balanced=True)
     labels = []
     words = draw_words(1, np.arange(400), epoch=0)

@@ -179,14 +179,6 @@ def test_the_size_is_that_of_the_image_as_it_is_read(tmp_path: Path) -> None:
     assert found.labels.boxes[0, 3:] == pytest.approx(np.array([15 / 20, 10 / 30]))
 
 
-def test_linked_labels_are_refused(flat: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    other = tmp_path_factory.mktemp("elsewhere")
-    (flat / "labels").rename(other / "labels")
-    (flat / "labels").symlink_to(other / "labels")
-    with pytest.raises(DataError, match="leads out of the data folder"):
-        find_detection_files(flat)
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -357,31 +349,6 @@ def test_faults_of_every_kind_are_in_one_error(flat: Path) -> None:
         "1 of 4 images are bad; 6 problems with labels"
     )
     assert caught.value.headline.removesuffix(":") == headline
-
-
-@pytest.mark.parametrize("name", ["data.yaml", "classes.txt"])
-@pytest.mark.parametrize("kind", ["a named pipe", "a folder", "a broken link"])
-def test_what_stands_in_the_place_of_a_file_is_named(name: str, kind: str, flat: Path) -> None:
-    (flat / name).unlink(missing_ok=True)
-    if kind == "a named pipe":
-        os.mkfifo(flat / name)
-    elif kind == "a folder":
-        (flat / name).mkdir()
-    else:
-        (flat / name).symlink_to("gone")
-    with pytest.raises(DataError, match=kind):
-        find_detection_files(flat)
-
-
-def test_coco_beside_the_folders_is_found_and_several_are_refused(tmp_path: Path) -> None:
-    put(tmp_path, "images/a.png")
-    (tmp_path / "annotations.json").write_text(coco(["a.png"]))
-    (tmp_path / "settings.json").write_text('{"images": 1}')
-    assert len(find_detection_files(tmp_path, splits={"train": 1.0}).labels.boxes) == 1
-    (tmp_path / "labels.json").write_text(coco(["a.png"]))
-    message = r"several COCO files: annotations.json, labels.json; choose one, data.annotations="
-    with pytest.raises(DataError, match=message):
-        find_detection_files(tmp_path)
 
 
 def test_other_text_among_labels_is_no_label(flat: Path) -> None:

@@ -145,6 +145,6 @@ def test_fractions_have_the_words_of_masks() -> None:
     assert BoxSampling(positives=None).find_shares(has_windows=True) == {}
     assert BoxSampling(positives={"a": 0.2}).find_shares(has_windows=False) == {"a": 0.2}
     with pytest.raises(ConfigError, match="positives='some' must be auto, null, a fraction"):
-        BoxSampling(positives="some")  # type: ignore[arg-type]
+        BoxSampling(positives="some")
     with pytest.raises(ConfigError, match="must add up to at most 1"):
         BoxSampling(positives={"a": 0.7, "b": 0.7})

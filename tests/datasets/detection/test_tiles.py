@@ -30,7 +30,7 @@ def _image(height: int = 4, width: int = 6) -> Array:
 
 def _draw(plan: MosaicPlan, images: list[Array], shape: tuple[int, ...]) -> Array:
     rows = np.full(shape, 7, np.uint8)
-    draw_tiles(rows, plan, images)  # type: ignore[arg-type]  # all that is asked of a bank is an image by number
+    draw_tiles(rows, plan, images)  # all that is asked of a bank is an image by number
     return rows
 
 

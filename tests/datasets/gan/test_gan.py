@@ -57,29 +57,6 @@ def test_a_view_is_its_tile_of_the_sheet_with_pose_object_and_label() -> None:
     assert rows["image"].dtype == np.uint16
 
 
-def test_one_sample_is_a_row_and_all_views_come_in_order() -> None:
-    dataset = _sheets()
-    check_dataset(dataset)
-    dataset.set_epoch(2)
-    sample, row = dataset[6], _rows(dataset, [6], epoch=2)
-    assert sample.keys() == dataset.fields.keys()
-    for name, value in sample.items():
-        assert_array_equal(value.numpy(), row[name][0])
-    assert_array_equal(dataset.views_of(1)[2], sample["image"].numpy())
-    assert dataset.describe_sample(6) == "folder/1.png, view 2"
-    with pytest.raises(IndexError, match="sample 12 of 12"):
-        dataset[12]
-
-
-def test_images_without_views_have_no_pose() -> None:
-    dataset = GANDataset(_bank([(4, 6)] * 3), _table(3), samples=np.array([0, 2]), image_px=(4, 6))
-    assert set(dataset.fields) == {"image", "label", "index", "image_index", "epoch"}
-    rows = _rows(dataset, [1])
-    assert_array_equal(rows["image"][0], dataset.bank[2])
-    assert (rows["index"].tolist(), rows["label"].tolist()) == ([2], [0])
-    assert dataset.describe_sample(1) == "folder/2.png"
-
-
 def test_patches_are_cut_at_random_or_from_a_grid_and_small_images_are_mirrored() -> None:
     bank, table = _bank([(20, 30), (9, 40), (5, 5)]), _table(3)
     given = {"samples": np.array([0, 2]), "image_px": 8}

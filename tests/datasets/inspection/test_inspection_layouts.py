@@ -137,21 +137,3 @@ def test_each_kind_is_in_each_split_and_groups_stay_together() -> None:
         assert len({20, 21, 22} & set(numbers.tolist())) in (0, 3)
     others = split_stratified(kinds, groups, SHARES, seed=4)
     assert not np.array_equal(splits["train"], others["train"])
-
-
-def test_the_root_may_be_the_working_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _touch(tmp_path, "dent/a.jpg", "dent/b.jpg", "masks/dent/a.png")
-    monkeypatch.chdir(tmp_path)
-    wanted = ("folder", {"dent/a.jpg": "masks/dent/a.png", "dent/b.jpg": None}, ("dent", "dent"))
-    assert _pairs(Path()) == _pairs(tmp_path) == wanted
-
-
-def test_arrays_beside_the_masks_of_an_older_export_of_labelme_are_no_masks(tmp_path: Path) -> None:
-    _touch(tmp_path, "JPEGImages/1.jpg", "SegmentationClass/1.npy", "SegmentationClassPNG/1.png")
-    assert _pairs(tmp_path)[:2] == (
-        "folder",
-        {"JPEGImages/1.jpg": "SegmentationClassPNG/1.png"},
-    )
-    (tmp_path / "SegmentationClassPNG/1.png").unlink()
-    (tmp_path / "SegmentationClassPNG").rmdir()
-    assert _pairs(tmp_path)[1] == {"JPEGImages/1.jpg": "SegmentationClass/1.npy"}

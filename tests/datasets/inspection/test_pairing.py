@@ -56,21 +56,6 @@ def test_names_of_the_field_are_paired(name: str, count: int, tmp_path: Path) ->
     assert _pairs(tmp_path, find_inspection_set(tmp_path)) == pairs
 
 
-@pytest.mark.parametrize(
-    ("image", "mask"),
-    [
-        ("{}/{}.png", "{}_labels/{}_L.png"),
-        ("{}_images/{}.png", "{}_masks/{}.png"),
-        ("images/{}/{}.png", "{}_gt/{}.png"),
-    ],
-)
-def test_folders_of_masks_may_name_their_split(image: str, mask: str, tmp_path: Path) -> None:
-    places = [(split, number) for split in ("train", "val") for number in (1, 2)]
-    pairs = {image.format(*place): mask.format(*place) for place in places}
-    _touch(tmp_path, *pairs, *pairs.values())
-    assert _pairs(tmp_path, find_inspection_set(tmp_path)) == pairs
-
-
 def test_a_folder_of_masks_may_lie_in_each_split(tmp_path: Path) -> None:
     pairs: dict[str, str | None] = {}
     for split in ("train", "val"):

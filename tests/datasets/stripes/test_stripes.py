@@ -1,6 +1,4 @@
 import os
-import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,6 @@ from lit_data.datasets.patch_source import GridPatches
 from lit_data.errors import DataError, StoreCorruptError
 from lit_data.grid import Edges, PatchGrid
 from lit_data.io import DecodedFiles, DecodedStore, ImageDecoder, ImageSource
-from lit_data.io.images import image_source as files_module
-from lit_data.io.images.header_scan import Survey
-from lit_data.io.store.sources import SourceTable, join_paths
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.testing import check_dataset
 from tests.datasets.banks import MemoryBank
@@ -94,7 +89,7 @@ def test_a_store_that_was_cut_short_is_found(tmp_path: Path) -> None:
     dataset = PatchDataset(images, GridPatches(grid), masks=masks)
     dataset.check_sources()
     loaders = [
-        MicroBatchLoader(dataset, LoaderOptions(batch_size=2, worker_kind=kind))  # type: ignore[arg-type]
+        MicroBatchLoader(dataset, LoaderOptions(batch_size=2, worker_kind=kind))
         for kind in ("inline", "thread")
     ]
     for loader in loaders:
@@ -110,41 +105,3 @@ def test_a_store_that_was_cut_short_is_found(tmp_path: Path) -> None:
     for loader in loaders:
         loader.close()
     _dataset().check_sources()
-
-
-COUNT = 500_000
-WriteFakeStore = Callable[[Path, SourceTable, int], None]
-
-
-def _fake_files(monkeypatch: pytest.MonkeyPatch, table: SourceTable) -> DecodedFiles:
-    ones = np.ones(COUNT, np.int64)
-    survey = Survey(
-        np.arange(COUNT), ones, ones.copy(), 1, "uint8", (("bad.png", "is bad"),) * 50_000
-    )
-    monkeypatch.setattr(files_module, "survey_sources", lambda *_, **__: survey)
-    monkeypatch.setattr(files_module, "join_paths", lambda _: table)
-    return DecodedFiles([ImageSource(("x.png",))] * COUNT, ImageDecoder(), cache_bytes=0)
-
-
-@pytest.mark.parametrize("kind", ["store", "files"])
-def test_half_a_million_images_have_a_small_pickle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_fake_store: WriteFakeStore, kind: str
-) -> None:
-    table = join_paths((f"folder/{number:06}.png",) for number in range(COUNT))
-    if kind == "store":
-        write_fake_store(tmp_path, table, COUNT)
-    bank = DecodedStore.open(tmp_path) if kind == "store" else _fake_files(monkeypatch, table)
-    grid = PatchGrid(bank.heights_px, bank.widths_px, 1, 1)
-    dataset = PatchDataset(bank, GridPatches(grid), masks=bank)  # keeps the shared memory
-    pickled = pickle.dumps(dataset)
-    assert len(pickled) < 4096
-    found = pickle.loads(pickled)
-    assert found.describe_sample(COUNT - 1) == "folder/499999.png, patch at (y 0, x 0) px"
-    owners = [found, found.patches, found.patches.grid]
-    if kind == "files":
-        owners.append(found.bank)
-    for owner in owners:
-        for name, value in vars(owner).items():
-            if isinstance(value, np.ndarray):
-                assert not value.flags.owndata, name
-                assert not value.flags.writeable, name

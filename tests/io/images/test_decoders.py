@@ -44,7 +44,7 @@ def _decode(decoder: Decoder, *paths: str) -> np.ndarray:
 def test_a_source_has_paths_and_channels_are_numbers() -> None:
     for paths in ((), "a.png"):
         with pytest.raises(ConfigError, match="must be a tuple of at least one path"):
-            ImageSource(paths)  # type: ignore[arg-type]
+            ImageSource(paths)
     for channels in ((), (0, -1)):
         with pytest.raises(ConfigError, match="must be numbers of channels from 0, or None"):
             ImageDecoder(channels=channels)

@@ -79,19 +79,6 @@ def test_numbers_of_a_few_bits_are_scaled_to_their_dtype(tmp_path: Path, bits: i
         runtime.open_image(path, runtime.ReadOptions())
 
 
-def test_depths_that_fill_their_dtype_and_palettes_stay_as_they_are(tmp_path: Path) -> None:
-    for bits in (8, 16):
-        path = _write_tiff(tmp_path / f"{bits}.tif", _ramp(bits), bits, pixels=_ramp(bits))
-        decoded = ImageDecoder()(ImageSource((str(path),)))
-        assert_array_equal(decoded.array[0], _ramp(bits))
-        assert decoded.notes == ()
-    palette = np.arange(48, dtype=np.uint16).reshape(3, 16) * 257
-    _write_tiff(tmp_path / "p.tif", _ramp(4), 4, 3, palette=palette.astype("<u2"))
-    assert read_header(tmp_path / "p.tif").narrow_bits is None
-    assert_array_equal(_decode(tmp_path / "p.tif", palette="index")[0], _ramp(4))
-    assert_array_equal(_decode(tmp_path / "p.tif"), (palette // 257)[:, _ramp(4)])
-
-
 MODELS = {
     4: "a transparency mask",
     6: "YCbCr without JPEG",

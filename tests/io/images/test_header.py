@@ -251,7 +251,7 @@ def test_limits_can_be_moved(tmp_path: Path) -> None:
         ({"max_image_bytes": 144, "as_float": True}, "576 bytes decoded, more than data.read.max"),
     ):
         with pytest.raises(DataError, match=message):
-            read_header(path, ReadOptions(**options))  # type: ignore[arg-type]
+            read_header(path, ReadOptions(**options))
 
 
 # .npy header, section 3

@@ -31,7 +31,7 @@ def _write(path: Path, pixels: np.ndarray, *, white_is_zero: bool = False) -> Pa
 
 
 def _choose(*paths: Path, **options: object) -> MaskOptions:
-    return choose_mask_options(paths, MaskOptions(**options))  # type: ignore[arg-type]
+    return choose_mask_options(paths, MaskOptions(**options))
 
 
 DEPTHS = {

@@ -216,7 +216,7 @@ def test_integers_become_floats_on_request(tmp_path: Path) -> None:
 def test_arrays_are_read_in_any_order(
     tmp_path: Path, shape: tuple[int, ...], expected: tuple[int, ...], dtype: str, order: str
 ) -> None:
-    array = np.asarray(np.arange(np.prod(shape)).reshape(shape) % 100, dtype, order=order)  # type: ignore[call-overload]
+    array = np.asarray(np.arange(np.prod(shape)).reshape(shape) % 100, dtype, order=order)
     np.save(tmp_path / "a.npy", array)
     image = _read(tmp_path / "a.npy")
     is_last = array.ndim == 3 and array.shape != expected

@@ -51,17 +51,6 @@ def test_every_tiff_is_what_tifffile_gives(shared_data: Path) -> None:
     assert pages == 52 + 34 + 4 + 1 + 2 + 1 + 1 + 4 + 24
 
 
-def test_other_images_are_what_opencv_gives(shared_data: Path) -> None:
-    paths = find_images(shared_data, patterns=("**/*.png", "**/*.jpg")).paths
-    assert len(paths) > 1500
-    for path in paths:
-        expected = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_UNCHANGED)
-        planes = expected[None] if expected.ndim == 2 else expected[..., 2::-1].transpose(2, 0, 1)
-        header, image = read_header(path), read_image(path)
-        assert_array_equal(image, planes, err_msg=str(path))
-        assert (header.shape, header.dtype) == (image.shape, image.dtype)
-
-
 def test_real_masks_are_binary(shared_data: Path) -> None:
     paths = find_images(shared_data / "inspection" / "meiwei-masks").paths
     assert len(paths) == 100

@@ -10,8 +10,7 @@ import tifffile
 from numpy.testing import assert_allclose, assert_array_equal
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.io.images.decoders import ImageDecoder, ImageSource, MaskDecoder
-from lit_data.io.images.masks import MaskOptions
+from lit_data.io.images.decoders import ImageDecoder, ImageSource
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.scaling import (
     Fit,
@@ -100,18 +99,6 @@ def test_padding_mirrors_the_mask_as_the_image() -> None:
     assert_array_equal(scaling.restore(padded, (4, 8)), image)
 
 
-def test_fingerprints_tell_scalings_apart_and_masks_keep_what_is_ignored(tmp_path: Path) -> None:
-    masks = MaskDecoder(MaskOptions(ignore=200))
-    decoders = [ScaledDecoder(scaling, masks) for scaling in SCALINGS]
-    assert len({decoder.fingerprint for decoder in decoders}) == len(SCALINGS)
-    pixels = np.zeros((40, 30), np.uint8)
-    pixels[:20], pixels[30, 20] = 200, 255
-    tifffile.imwrite(tmp_path / "m.tif", pixels)
-    source = ImageSource((str(tmp_path / "m.tif"),))
-    mask = ScaledDecoder(Scaling(factor=0.1), masks)(source).array
-    assert_array_equal(mask, [[[255] * 3, [255] * 3, [0] * 3, [0, 0, 1]]])
-
-
 def test_an_image_that_becomes_too_large_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
     source, _ = _write(tmp_path / "a.tif", 30, 40)
     decoder = ScaledDecoder(Scaling(factor=16), ImageDecoder(ReadOptions(max_pixels=10_000)))
@@ -161,7 +148,7 @@ def test_what_stands_over_is_cut_and_what_is_missing_is_padded_evenly() -> None:
     assert_array_equal(padded[:, :5, 2:8], image)
     assert padded.sum() == image.sum()
     for padding, columns in (("reflect", [1, 4]), ("border", [0, 5])):
-        wider = place_centred(image, (5, 8), padding)  # type: ignore[arg-type]
+        wider = place_centred(image, (5, 8), padding)
         assert_array_equal(wider[..., [0, 7]], image[..., columns])
     repeated = place_centred(image[:, :, :2], (5, 6), "reflect")[0, 0]
     assert_array_equal(repeated, [1, 2, 1, 2, 1, 2])

@@ -27,7 +27,7 @@ class FaultyProxy:
         self.delay_s = 0.0
         self._draws, self._lock = random.Random(0), threading.Lock()
         self._server = _ProxyServer(("127.0.0.1", 0), _ProxyHandler)
-        self._server.proxy = self  # type: ignore[attr-defined]
+        self._server.proxy = self
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     @contextmanager
@@ -58,7 +58,7 @@ class _ProxyHandler(http.server.BaseHTTPRequestHandler):
 
     def hand_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        proxy = self.server.proxy  # type: ignore[attr-defined]
+        proxy = self.server.proxy
         fault = proxy.draw()
         time.sleep(proxy.delay_s)
         if fault == "cut":

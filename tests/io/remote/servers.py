@@ -183,7 +183,7 @@ def s3_server(folder: Path, longest_s: int = LONGEST_S) -> Iterator[SimpleNamesp
 
 def _copy(source: object, target: object) -> None:
     try:
-        for line in source:  # type: ignore[attr-defined]
-            target.write(line)  # type: ignore[attr-defined]
+        for line in source:
+            target.write(line)
     except ValueError:
         pass  # closed at the end

@@ -1,13 +1,9 @@
-import logging
-from contextlib import ExitStack
-
 import pytest
 
 from lit_data.errors import ConfigError
-from lit_data.io.remote import RemoteOptions, check_plain, check_root, check_words, transport
+from lit_data.io.remote import RemoteOptions, check_plain, check_root, check_words
 from lit_data.io.remote.options import is_remote, parse_address
 from lit_data.io.remote.secrets import redact
-from lit_data.io.remote.transport import quiet_clients
 
 SECRET = "hunter2SECRET"
 WITH_SECRETS = [
@@ -126,26 +122,4 @@ def test_words_are_named_by_their_keys() -> None:
 )
 def test_options_are_checked(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=rf"remote\.{next(iter(wrong))}="):
-        RemoteOptions(**wrong)  # type: ignore[arg-type]
-
-
-def test_clients_log_no_requests_until_the_last_connection_is_closed(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Connections of other tests may be open still.
-    monkeypatch.setattr(transport, "keepers", set())
-    for name in transport.TALKATIVE:
-        monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
-    client = logging.getLogger("botocore.auth")
-    client.manager._clear_cache()
-    caplog.set_level(logging.DEBUG)
-    first, second = ExitStack(), ExitStack()
-    first.enter_context(quiet_clients())
-    second.enter_context(quiet_clients())
-    client.debug("x-amz-security-token: %s", SECRET)
-    client.warning("clock skew")
-    first.close()
-    client.debug("x-amz-security-token: %s", SECRET)
-    second.close()
-    client.debug("as before")
-    assert caplog.messages == ["clock skew", "as before"]
+        RemoteOptions(**wrong)

@@ -1,18 +1,12 @@
-import asyncio
 import socket
 import ssl
-from collections.abc import Callable
-from typing import Any
 
 import aiohttp
 import pytest
 from botocore import exceptions as boto
 from s3fs.errors import translate_boto_error
 
-from lit_data.errors import DataError
-from lit_data.io.remote import RemoteOptions, faults
-from lit_data.io.remote.connection import call_each
-from lit_data.io.remote.faults import UnreachableError, describe_fault, insist
+from lit_data.io.remote.faults import describe_fault
 
 
 def _s3(code: str, status: int) -> BaseException:
@@ -22,7 +16,7 @@ def _s3(code: str, status: int) -> BaseException:
 
 
 def _web(status: int) -> BaseException:
-    info = aiohttp.RequestInfo("u", "GET", {}, "https://host/x?sig=hunter2SECRET")  # type: ignore[arg-type]
+    info = aiohttp.RequestInfo("u", "GET", {}, "https://host/x?sig=hunter2SECRET")
     return aiohttp.ClientResponseError(info, (), status=status, message="m")
 
 
@@ -64,60 +58,3 @@ def test_which_faults_pass(error: BaseException, passes: bool, text: str) -> Non
     fault = describe_fault(error)
     assert (fault.passes, fault.text[: len(text)]) == (passes, text)
     assert "hunter2SECRET" not in fault.text
-
-
-def _failing(errors: list[Exception]) -> Callable[[], Any]:
-    async def call() -> str:
-        if errors:
-            raise errors.pop(0)
-        return "done"
-
-    return call
-
-
-@pytest.fixture
-def waits_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    found = []
-
-    async def sleep(seconds: float) -> None:
-        found.append(seconds)
-
-    monkeypatch.setattr(faults.asyncio, "sleep", sleep)
-    return found
-
-
-def test_tries_are_counted(waits_s: list[float]) -> None:
-    with pytest.raises(
-        UnreachableError, match=r"^x: no answer in time, 3 times; try again later"
-    ) as caught:
-        asyncio.run(insist(_failing([TimeoutError()] * 3), "x", RemoteOptions(retries=2)))
-    assert caught.value.__context__ is None
-    assert len(waits_s) == 2
-    with pytest.raises(DataError, match=r"^x: access denied"):
-        asyncio.run(insist(_failing([PermissionError()] * 2), "x", RemoteOptions(retries=2)))
-    assert len(waits_s) == 2
-
-
-def test_calls_are_bounded_and_end_with_the_first_that_fails() -> None:
-    busy, ended = [0, 0], []
-
-    async def call(number: int) -> int:
-        busy[0] += 1
-        busy[1] = max(busy)
-        try:
-            await asyncio.sleep(0)
-            if number == 3:
-                raise ValueError("three")
-            await asyncio.sleep(3600 if number == 2 else 0)
-        except asyncio.CancelledError:
-            ended.append(number)
-            raise
-        finally:
-            busy[0] -= 1
-        return -number
-
-    assert asyncio.run(call_each(call, [0, 1, 4, 5], 2)) == [0, -1, -4, -5]
-    assert asyncio.run(call_each(call, [], 2)) == []
-    with pytest.raises(ValueError, match="three"):
-        asyncio.run(call_each(call, [2, 3, 4], 2))
-    assert (busy, ended) == ([0, 2], [2])

@@ -50,7 +50,6 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> Path:
 
 def write_shard(folder: Path, volume: SparseVolume, changed: dict[str, Any], **facts: Any) -> Path:
     index = volume.label_index
-    assert index is not None
     arrays = {
         "positions": volume.positions,
         "values": volume.values,
@@ -68,7 +67,6 @@ def write_shard(folder: Path, volume: SparseVolume, changed: dict[str, Any], **f
     def write(temp: Path) -> None:
         writer = ArrayWriter(temp)
         for name, array in (arrays | changed).items():
-            assert array is not None
             writer.add(name, array)
         writer.finish(KIND, VERSION, "0" * 64, dataclasses.asdict(known) | facts)
 
@@ -105,7 +103,6 @@ def test_voxels_that_no_volume_has_are_refused(
     volume: SparseVolume,
     tmp_path: Path,
 ) -> None:
-    assert volume.label_index is not None
     source = volume.label_index if name.startswith("class") else volume
     array = getattr(source, {"class_positions": "positions"}.get(name, name))
     shard = write_shard(tmp_path / "shard", volume, {name: change(array)})

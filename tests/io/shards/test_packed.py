@@ -202,6 +202,5 @@ def test_what_cannot_be_packed(sets: Path, tmp_path: Path) -> None:
     (tmp_path / "volumes").mkdir()
     np.save(tmp_path / "volumes/0.npy", np.full((4, 5, 6), 300, np.int16))
     data = CTDataModule(str(tmp_path / "volumes"), cache_dir=str(tmp_path))
-    assert data.source is not None
     with pytest.raises(ConfigError, match=r"prepare.encoding=source is for images"):
         data.source.publish(str(tmp_path / "set.shards"), encoding="source")

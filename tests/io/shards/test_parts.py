@@ -19,7 +19,6 @@ from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.writing import write_png
 from lit_data.io.remote import RemoteOptions, Root
 from lit_data.io.remote.transport import FolderTransport
-from lit_data.io.shards.groups import count_group_images, cut_groups
 from lit_data.parts import Part
 from tests.io.remote.servers import WebServer
 from tests.io.shards.test_shards import open_files, open_store, write_photos
@@ -82,7 +81,6 @@ def test_parts_give_what_one_process_gives(sets: Path, tmp_path: Path) -> None:
     store = open_store(files)
     names = [files.name(path) for path, _ in store.skipped]
     assert names == ["images/04.png", "images/05.png"]
-    assert store.similar is not None
     assert store.similar[20] == store.similar[21]
 
 
@@ -183,17 +181,6 @@ def test_a_part_is_no_finish(sets: Path, tmp_path: Path) -> None:
         )
 
 
-def test_groups() -> None:
-    rows = np.array([[3, 100, 200, 0], [3, 100, 200, 0], [3, 10**4, 10**4, 0]])
-    assert count_group_images(rows, 2**20) == 128  # 140 of the median's 60,000 bytes
-    assert count_group_images(rows, 1) == 1
-    sizes = np.array([1, 1, -1, 1, 1, 2**30, 1, 2**29, 2**29, 5])
-    assert cut_groups(sizes, 4) == [
-        range(0, 4), range(4, 6), range(6, 8), range(8, 10)
-    ]  # fmt: skip
-    assert cut_groups(np.array([7]), 4) == [range(0, 1)]
-
-
 def test_volumes_in_parts(tmp_path: Path) -> None:
     root = tmp_path / "set"
     root.mkdir()
@@ -205,7 +192,6 @@ def test_volumes_in_parts(tmp_path: Path) -> None:
         data = CTDataModule(
             str(root), cache_dir=str(tmp_path / "cache"), processes=1, on_bad="skip"
         )
-        assert data.source is not None
         return data.source.publish(str(tmp_path / name), **options)
 
     publish("one.shards")

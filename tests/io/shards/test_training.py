@@ -122,7 +122,7 @@ def test_a_run_goes_on_exactly_and_ranks_share_an_epoch(open_data: Open) -> None
     batches = iter(first)
     taken = torch.cat([next(batches)["index"] for _ in range(5)]).tolist()
     state = json.loads(json.dumps(first.state_dict()))
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     resumed = make()
     resumed.load_state_dict(state)
     assert taken + read_indices(resumed, 1) == whole

@@ -21,7 +21,7 @@ def make_store(tmp_path: Path) -> Callable[..., DecodedStore]:
             if not path.exists():
                 np.save(path, image)
             sources.append(ImageSource((str(path),)))
-        store = StoreOptions(**options)  # type: ignore[arg-type]
+        store = StoreOptions(**options)
         return DecodedStore.build(sources, tmp_path / "cache", decoder=ImageDecoder(), store=store)
 
     return make

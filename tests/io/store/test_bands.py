@@ -12,7 +12,6 @@ import torch
 from numpy.testing import assert_array_equal
 
 from lit_data.datamodules import InspectionDataModule, StripeDataModule, WatermarkDataModule
-from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.errors import ConfigError
 from lit_data.grid import cut_patch
 from lit_data.io import DecodedStore, StoreOptions
@@ -95,17 +94,6 @@ def test_an_image_is_read_by_slices(make_store: MakeStore) -> None:
     for part in (np.s_[:, 3:70, :], np.s_[:1, :, 900:], np.s_[:, -5:, 64:128], np.s_[1:, 10:10, :]):
         assert_array_equal(opened[part], images[0][part])
     assert (opened.shape, opened.dtype) == (images[0].shape, np.uint8)
-
-
-def test_partial_masks_cut_their_patches_only(make_store: MakeStore) -> None:
-    rng = np.random.default_rng(0)
-    masks = make_store([rng.integers(0, 2, (1, 130, 1100), np.uint8) for _ in range(2)])
-    images = make_store([np.zeros((1, 130, 1100), np.uint8)] * 2, band_px=None)
-    partial = PartialMasks(images, np.arange(2), masks, np.array([-1, 1]), np.array([4, 7]))
-    rows = np.full((3, 1, 40, 40), 9, np.uint8)
-    partial.cut_into(np.array([0, 1, 0]), np.array([5, 6, 7]), np.array([1000, 500, 3]), rows)
-    assert not rows[[0, 2]].any()
-    assert_array_equal(rows[1], 7 * masks[1][:, 6:46, 500:540])
 
 
 def test_another_side_makes_another_store_unless_all_images_are_narrow(

@@ -199,16 +199,6 @@ def test_skip_lists_bad_images(images: Path, caplog: pytest.LogCaptureFixture) -
     assert "2 of 6 images are bad and left out" in caplog.text
 
 
-@pytest.mark.parametrize(("first", "second"), [("error", "skip"), ("skip", "error")])
-def test_a_store_of_good_images_serves_both_rules(images: Path, first: str, second: str) -> None:
-    key = build(images, on_bad=first).key
-    assert build(images, on_bad=second, rebuild=False).key == key
-    (images / "1.npy").write_text("no image")
-    build(images, on_bad="skip")
-    with pytest.raises(DataError, match=r"1.npy(.|\n)*1 of 6 images are bad"):
-        build(images, on_bad="error")
-
-
 def test_skip_with_nothing_left_is_an_error(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in images.iterdir():
         path.write_text("no image")

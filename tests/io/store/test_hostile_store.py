@@ -97,7 +97,7 @@ def test_rules_of_the_index(
 
 def test_lengths_that_wrap_around_at_64_bits(folder: Path) -> None:
     for field in ("height_px", "width_px"):
-        change_array(folder, "images", lambda records, field=field: records[field].fill(2**31))  # type: ignore[misc]
+        change_array(folder, "images", lambda records, field=field: records[field].fill(2**31))
     with pytest.raises(StoreCorruptError, match=r"expected images of \d{20} values"):
         DecodedStore.open(folder)
 

@@ -95,12 +95,6 @@ def test_another_process_reads_it() -> None:
     assert [int(text) for text in done.stdout.split()] == [ARRAYS["many"].sum(), 45]
 
 
-def test_small_arrays_travel_inside() -> None:
-    found = pickle.loads(pickle.dumps(Holder(few=np.arange(10))))
-    assert_array_equal(found.few, np.arange(10))
-    found.few[0] = 1
-
-
 def test_without_shared_memory_all_travels_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(ConfigError, match="set worker_kind=thread"):

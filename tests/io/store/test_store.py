@@ -1,5 +1,6 @@
 """Reading a decoded store: what went in comes out, nothing can be changed, and damage is found."""
 
+import gc
 import os
 import pickle
 import random
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from lit_data.errors import StoreCorruptError, StoreError
 from lit_data.grid import cut_patch
 from lit_data.io.store.arrays import META_NAME
+from lit_data.io.store.sources import SourceTable, join_paths
 from lit_data.io.store.store import DecodedStore
 
 EQUAL = ((3, 5, 7),) * 4
@@ -190,3 +192,17 @@ def test_verify_names_images_and_sources(make_store: MakeStore) -> None:
     assert lines[0].startswith(f"{store.name(0)}: the stored pixels have CRC-32 ")
     assert lines[1].startswith(f"{store.name(1)}: ")
     assert lines[2].startswith(f"{changed}: the source has CRC-32 ")
+
+
+def test_many_images_are_flat_arrays(
+    tmp_path: Path, write_fake_store: Callable[[Path, SourceTable, int], None]
+) -> None:
+    count = 200_000
+    table = join_paths((f"folder/{number:06}.png",) for number in range(count))
+    write_fake_store(tmp_path, table, count)
+    objects = len(gc.get_objects())
+    store = DecodedStore.open(tmp_path)
+    assert len(gc.get_objects()) - objects < 150
+    assert store.name(count - 1) == "folder/199999.png"
+    assert (len(store), store[count - 1].shape) == (count, (1, 1, 1))
+    assert len(pickle.dumps(store)) < 1024

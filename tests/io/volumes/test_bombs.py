@@ -70,7 +70,7 @@ def test_voxels_cannot_begin_in_the_header_or_far_behind_it(tmp_path: Path) -> N
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_archives_that_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
     path = tmp_path / "v.npz"
-    np.savez_compressed(path, volume=np.asarray(np.zeros((64, 64, 64), np.int16), order=order))  # type: ignore[call-overload]
+    np.savez_compressed(path, volume=np.asarray(np.zeros((64, 64, 64), np.int16), order=order))
     assert _read_all(path).shape == (64, 64, 64)
     monkeypatch.setattr(volume_module, "FREE_BYTES", 2**18)
     with pytest.raises(DataError, match=r"above 262144 bytes, more than 200 times as many"):

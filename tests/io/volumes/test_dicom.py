@@ -63,7 +63,6 @@ def test_slices_are_sorted_along_their_normal_and_given_in_hounsfield_units(tmp_
         assert_array_equal(volume.read(0, 2), expected[:2])
         assert_array_equal(volume.read(1, 4), expected[1:])
         # DICOM counts to the left and to the back, NIfTI to the right and to the front.
-        assert volume.affine is not None
         place = [10 - 2 * 0.5, 20 - 0.8, -2.5 + 3 * 2.5, 1]
         assert_allclose(volume.affine @ [2, 1, 3, 1], place)
     turned = _write_series(
@@ -144,7 +143,6 @@ def test_slices_of_a_tilted_gantry_lie_where_they_were_taken(
         _write(tmp_path / "tilt" / f"{number}.dcm", stored[number], 0.0, **place)
     with caplog.at_level("WARNING"), open_volume(tmp_path / "tilt") as volume:
         affine = volume.affine
-        assert affine is not None
         assert_allclose(affine[:3, 2], [0, 0, 2], atol=1e-9)
         assert_allclose(affine @ [0, 0, 3, 1], [10, 20, 6, 1], atol=1e-9)
         # A voxel is as large as the slices are apart.
@@ -156,7 +154,6 @@ def test_slices_of_a_tilted_gantry_lie_where_they_were_taken(
     with open_volume(tmp_path / "a.nii.gz") as written:
         assert_allclose(written.spacing_mm, volume.spacing_mm, rtol=1e-5)
     finer = Resolution(spacing_mm=(1.0, 0.5, 0.5)).apply(volume, fill=0)
-    assert finer.affine is not None
     # Both grids begin at the edge of the first voxel.
     assert_allclose(finer.affine @ [-0.5, -0.5, -0.5, 1], affine @ [-0.5, -0.5, -0.5, 1])
     assert_allclose(finer.affine[:3, 2], np.array([0, 0, 2]) / (2 * np.cos(angle)), atol=1e-9)
@@ -233,7 +230,6 @@ def test_a_segmentation_labels_the_slices_that_its_frames_name(tmp_path: Path) -
     assert source.name == "p"
     with open_volume(source) as volume:
         labels = open_labels(source, volume, aligned=True)
-        assert labels is not None
         expected = np.stack([first, np.zeros(side, bool), np.where(second, 2, first)])
         assert_array_equal(labels.read(0, 3), expected)
         for faults, message in (

@@ -80,7 +80,6 @@ def test_every_kind_gives_the_same_slices_in_any_order(
 def test_spacing_and_affine_come_from_the_header(tmp_path: Path, volume: Array) -> None:
     with open_volume(_write_nifti(tmp_path, volume)) as opened:
         assert opened.spacing_mm == pytest.approx((2.0, 0.6, 0.5))
-        assert opened.affine is not None
         assert_allclose(opened.affine, np.diag([0.5, 0.6, 2.0, 1.0]), rtol=1e-6)
     np.savez(tmp_path / "s.npz", ct=volume, spacing_mm=np.array([3.0, 1.0, 1.5]))
     with open_volume(tmp_path / "s.npz") as opened:
@@ -209,7 +208,6 @@ def test_labels_that_lie_elsewhere_are_told(
     (source,) = find_volumes(tmp_path)
     with open_volume(source) as opened:
         opened_labels = open_labels(source, opened)
-        assert opened_labels is not None
         opened_labels.close()
     assert caplog.text.count("are its axes turned?") == warned
 

@@ -87,12 +87,10 @@ def test_shape_and_spacing_and_affine_follow_each_other() -> None:
     dense = wrap_array(_ramp(), spacing_mm=(2.0, 0.6, 0.5), affine=affine)
     half = Resolution((5, 4, 6)).apply(dense, fill=0)
     assert (half.shape, half.spacing_mm) == ((5, 4, 6), (4.0, 1.2, 1.0))
-    assert half.affine is not None
     # The centre of the first new voxel lies between the first two old ones along each axis.
     assert_allclose(half.affine @ [0, 0, 0, 1], affine @ [0.5, 0.5, 0.5, 1])
     assert_allclose(half.affine @ [5, 3, 4, 1], affine @ [10.5, 6.5, 8.5, 1])
     padded = Resolution((12, 4, 12), fit="pad_crop").apply(dense, fill=0)
-    assert padded.affine is not None
     assert_allclose(padded.affine @ [0, 0, 0, 1], affine @ [0, 2, -1, 1])
 
 
@@ -105,7 +103,6 @@ def test_labels_are_never_blended_and_keep_to_their_voxels(monkeypatch: pytest.M
         wrap_array(volume), 0, resolution=Resolution((5, 16, 24)), labels=wrap_array(labels)
     )
     assert sparse.shape == (5, 16, 24)
-    assert sparse.label_index is not None
     assert sparse.label_index.classes.tolist() == [9]
     assert set(sparse.labels.tolist() if sparse.labels is not None else []) == {9}
 

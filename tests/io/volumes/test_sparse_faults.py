@@ -83,7 +83,7 @@ def test_a_build_that_is_killed_anywhere_is_resumed_and_never_half_read(tmp_path
     draws = random.Random(0)
     killed = 0
     for call in (*range(1, 8), *draws.sample(range(8, 250), 20)):
-        killed += _run_in_child(lambda n=call: _kill_at(n, lambda: build_store(tmp_path))) == ""  # type: ignore[misc]
+        killed += _run_in_child(lambda n=call: _kill_at(n, lambda: build_store(tmp_path))) == ""
         for path in (tmp_path / "cache").rglob("*.voxels"):
             volume = volumes[int(Path(SparseStore([path]).name(0)).stem[1:])]
             np.testing.assert_array_equal(StoredVolume(path).map().values, volume[volume > 500])

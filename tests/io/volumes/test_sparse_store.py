@@ -48,7 +48,6 @@ def test_a_store_holds_what_the_volumes_hold(
             found, wanted = getattr(sparse, name), getattr(expected, name)
             assert found.dtype == wanted.dtype
             assert_array_equal(found, wanted)
-        assert sparse.label_index is not None
         assert_array_equal(sparse.label_index.of(3), np.flatnonzero(volume > 0))
     check_store(pickle.loads(pickle.dumps(store)), volumes)
     # A whole store is opened without reading a dense volume.

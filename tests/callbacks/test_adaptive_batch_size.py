@@ -356,22 +356,3 @@ def test_batch_norm_on_a_single_sample_ends_with_a_remedy(
     text = rf"^batch 0: {samples} samples go through in micro-batches of {pieces}.* and batch norm"
     with pytest.raises(BatchMemoryError, match=text):
         fit(module, DataLoader(data(samples), samples), adaptive())
-
-
-# --- options
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"mode": "cut"}, "mode='cut' is unknown: choose one of split, resize"),
-        ({"initial_size": 0}, "initial_size=0 is not usable: choose a whole number of at least 1"),
-        ({"min_size": 0}, "min_size=0 is not usable"),
-        ({"max_size": 1.5}, "max_size=1.5 is not usable"),
-        ({"grow_after": 0}, "grow_after=0 is not usable"),
-        ({"min_size": 4, "max_size": 3}, "max_size=3 is below min_size=4"),
-    ],
-)
-def test_wrong_options(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        AdaptiveBatchSize(**options)

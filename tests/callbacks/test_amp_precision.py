@@ -52,24 +52,6 @@ def train(model: Model, *callbacks: Callback, ckpt: Path | None = None, **option
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("precision", "16-mixed"),
-        ("keep_fp32", "critic"),
-        ("init_scale", 0.0),
-        ("init_scale", float("inf")),
-        ("growth_interval", 0),
-        ("fall_back_after", 0),
-        ("fall_back_to", "fp16"),
-    ],
-)
-def test_wrong_options_are_refused(option: str, value: Any) -> None:
-    text = f"AMP: {option} is .*{value}.* - allowed: .* - change {option}"
-    with pytest.raises(ConfigError, match=text):
-        AMP(**{option: value})
-
-
-@pytest.mark.parametrize(
     ("wanted", "device", "fast", "chosen"),
     [
         ("auto", "cuda", True, "bf16"),

@@ -374,20 +374,3 @@ def test_several_ranks_are_refused() -> None:
     text = r"works on one device and this run has 2 ranks.*use mode='split'"
     with pytest.raises(ConfigError, match=text):
         Resizing(_loader(64, 8), ResizeRules(), replay)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"learning_rate": "cube"}, "learning_rate='cube' is unknown: choose one of none, linear"),
-        ({"grow_below": 0}, "grow_below=0 is a share: give a number above 0 and up to 1"),
-        ({"shrink_above": 1.1}, "shrink_above=1.1 is a share"),
-        ({"min_success": -1}, "min_success=-1 is a share"),
-        ({"grow_below": 0.9}, "grow_below=0.9 must be below shrink_above=0.9, or sizes swing"),
-        ({"grow_after": None}, "grow_after=None with mode='resize': memory is looked at every"),
-    ],
-    ids=str,
-)
-def test_rules_are_checked_at_birth(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        AdaptiveBatchSize("resize", **options)

@@ -184,21 +184,6 @@ def test_a_checkpoint_keeps_the_sums(run: Run) -> None:
     assert EmptyCache().summary() == {}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"every_n_steps": 0}, "every_n_steps=0 is not usable: choose a whole number of at least"),
-        ({"after": "checkpoint"}, "after='checkpoint': give a list of names, 'checkpoint' or"),
-        ({"after": [3]}, r"after=\[3\]: give a list of names"),
-        ({"unused_fraction": 1.0}, "unused_fraction=1.0: give a fraction between 0 and 1"),
-        ({"max_cost_fraction": 0.0}, "max_cost_fraction=0.0: give a fraction between 0 and 1"),
-    ],
-)
-def test_wrong_values_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        EmptyCache(**options)
-
-
 def test_a_method_that_is_not_there_is_refused_with_those_that_are(run: Run) -> None:
     text = r"after='draw': Model has no such method; give one of 'checkpoint', .*'sam"
     with pytest.raises(ConfigError, match=text):

@@ -221,13 +221,6 @@ def test_a_module_that_took_no_part_is_named_once(caplog: pytest.LogCaptureFixtu
     assert "'unused' took no part in training, so nothing was saved there; name mod" in message
 
 
-@pytest.mark.parametrize("modules", ["features", [], [""], [3]])
-def test_what_is_no_list_of_names_is_refused(modules: Any) -> None:
-    text = r"modules=.* - name at least one, or leave GradientCheckpointing out"
-    with pytest.raises(ConfigError, match=text):
-        GradientCheckpointing(modules)
-
-
 @pytest.mark.parametrize(
     ("modules", "message"),
     [

@@ -114,21 +114,6 @@ def test_images_that_are_not_finite_are_told_and_end_nothing(
     assert "generated images are not finite, or there are too few real ones" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"every_n_steps": 0}, "every_n_steps=0 is not usable: choose a whole number of at least"),
-        ({"count": 1}, "count=1 is not usable: choose a whole number of at least 2"),
-        ({"batch_size": 0}, "batch_size=0 is not usable"),
-        ({"extractor": "vgg"}, "extractor='vgg' is unknown"),
-        ({"seed": -1}, "seed=-1 is not usable"),
-    ],
-)
-def test_wrong_arguments_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ImageMetrics(**options)
-
-
 def test_modules_and_batches_without_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ImageMetrics: BoringModel has no method sample_images"):
         _fit(tmp_path, BoringModel(), ImageMetrics())

@@ -96,22 +96,6 @@ def test_it_goes_on_after_a_resume(tmp_path: Path) -> None:
     assert _names(tmp_path) == [f"step-{step:06d}.png" for step in (4, 6, 8, 12)]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"every_n_steps": 0}, "every_n_steps=0 is not usable: choose a whole number of at least"),
-        ({"count": 0}, "count=0 is not usable"),
-        ({"batch_size": 0}, "batch_size=0 is not usable"),
-        ({"objects": 0}, "objects=0 is not usable"),
-        ({"views": "all"}, "views='all' is unknown: choose one of auto, none"),
-        ({"seed": -1}, "seed=-1 is not usable"),
-    ],
-)
-def test_wrong_arguments_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SampleImages(**options)
-
-
 def test_what_cannot_be_drawn_or_written_is_refused(tmp_path: Path) -> None:
     class Careless(Painter):
         def sample_images(self, count: int, *, seed: int, batch_size: int) -> Tensor:

@@ -11,6 +11,7 @@ from lit_data.errors import ConfigError, WorkerDiedError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.samples import SingleSamples
 from lit_data.types import FieldSpec, Ints
+from tests.helpers.options import assert_refused
 from tests.loading.rows import KINDS as FEW_KINDS
 from tests.loading.rows import Indices, Rows
 
@@ -199,25 +200,25 @@ def test_a_dataset_that_cannot_be_read_by_index_is_refused(dataset: Any, text: s
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"batch_size": 0}, "batch_size=0 is not usable: choose a whole number of at least 1"),
-        ({"batch_size": True}, "batch_size=True is not usable"),
-        ({"micro_batch_size": 0}, "micro_batch_size=0 is not usable"),
-        ({"num_workers": "many"}, "num_workers='many' is not usable"),
-        ({"prefetch_batches": 0}, "prefetch_batches=0 is not usable"),
-        ({"worker_kind": "fiber"}, "'worker_kind' is 'fiber': give one of auto, inline"),
-        ({"start_method": "clone"}, "'start_method' is 'clone': give one of auto, fork"),
-        ({"resizable": "yes"}, "'resizable' is 'yes': give true or false"),
-        ({"pin_memory": "yes"}, "'pin_memory' is 'yes': give true or false or one of auto"),
-        ({"timeout_s": 0}, "timeout_s=0 must be greater than 0"),
-        ({"seed": -1}, "seed=-1 is not usable"),
-        ({"seed": 2**64}, "seed=18446744073709551616 is not usable"),
+        {"batch_size": 0},
+        {"batch_size": True},
+        {"micro_batch_size": 0},
+        {"num_workers": "many"},
+        {"prefetch_batches": 0},
+        {"worker_kind": "fiber"},
+        {"start_method": "clone"},
+        {"resizable": "yes"},
+        {"pin_memory": "yes"},
+        {"timeout_s": 0},
+        {"seed": -1},
+        {"seed": 2**64},
     ],
+    ids=str,
 )
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        LoaderOptions(**options)
+def test_an_option_out_of_range_is_refused(options: dict[str, Any]) -> None:
+    assert_refused(LoaderOptions, options)
 
 
 def test_a_few_samples_can_be_read_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_array_equal
 from PIL import Image
 
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import DataError
 from lit_data.io.images.masks import MaskOptions, read_mask
 
 BINARY = (np.arange(48).reshape(6, 8) % 3 == 0).astype(np.uint8)
@@ -18,24 +18,6 @@ CLASSES = np.arange(48, dtype=np.uint8).reshape(6, 8) % 4
 def _png(path: Path, pixels: np.ndarray, **options: Any) -> Path:
     Image.fromarray(pixels).save(path, **options)
     return path
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"classes": 1}, "classes=1 is not usable: choose a whole number from 2 to 256"),
-        ({"classes": 257}, "classes=257 is not usable"),
-        ({"classes": "2"}, "classes='2' is not usable"),
-        ({"scale": "0-255"}, "scale='0-255' is unknown: choose one of auto, 0_1, 0_255"),
-        ({"classes": 3, "scale": "0_255"}, "scale='0_255' is for 2 classes; leave it at \"auto\""),
-        ({"page": -1}, "page=-1 is not usable: choose a whole number of at least 0"),
-        ({"palette": "error"}, "palette='error' is unknown: choose one of index, expand"),
-        ({"alpha": "keep"}, "alpha='keep' is unknown: choose one of"),
-    ],
-)
-def test_a_wrong_option_is_named(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        MaskOptions(**wrong)
 
 
 @pytest.mark.parametrize("scale", ["auto", "0_1", "0_255"])

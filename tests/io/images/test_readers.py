@@ -13,7 +13,7 @@ import tifffile
 from numpy.testing import assert_array_equal
 from PIL import Image, ImageOps
 
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import DataError
 from lit_data.io.images.header import read_header
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
@@ -242,27 +242,3 @@ def test_errors_of_libraries_name_the_file(tmp_path: Path, monkeypatch: pytest.M
     np.save(tmp_path / "a.npy", PLANES)
     with pytest.raises(DataError, match=r"a.npy: cannot be read \(error: out of\\nmemory\)"):
         read_image(tmp_path / "a.npy")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"alpha": "keep"}, "alpha='keep' is unknown: choose one of opaque, drop, error"),
-        ({"exif": True}, "exif=True is unknown: choose one of ignore, apply"),
-        ({"palette": "rgb"}, "palette='rgb' is unknown: choose one of error, expand, index"),
-        ({"equal_channels": ""}, "'' is unknown: choose one of keep, collapse, brightest"),
-        ({"gray_to_rgb": "false"}, "gray_to_rgb='false' is unknown: choose one of false, true"),
-        ({"cv2_order": 1}, "cv2_order=1 is unknown: choose one of false, true"),
-        ({"invert": 1}, "invert=1 is unknown: choose one of false, true, photometric"),
-        ({"invert": "yes"}, "invert='yes' is unknown: choose one of false, true, photometric"),
-        ({"max_pixels": 0}, "max_pixels=0 is not usable: choose a whole number of at least 1"),
-        ({"max_image_bytes": 1e9}, "max_image_bytes=1000000000.0 is not usable:"),
-        ({"page": -1}, "page=-1 is not usable: choose a whole number of at least 0"),
-        ({"page": True}, "page=True is not usable: choose a whole number"),
-        ({"nan_fill": float("nan")}, "nan_fill=nan must be a finite number"),
-        ({"gray_to_rgb": True, "equal_channels": "collapse"}, "undo each other; choose one"),
-    ],
-)
-def test_a_wrong_option_is_named(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ReadOptions(**wrong)

@@ -1,7 +1,6 @@
 """Images and masks scaled together: pixels, classes that survive, positions, and the way back."""
 
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
@@ -170,17 +169,3 @@ def test_each_tile_of_a_sheet_is_fitted_by_itself(tmp_path: Path) -> None:
     for call in (FittedDecoder((8, 8), tiles=4), FittedDecoder((8, 8), tiles=4).header):
         with pytest.raises(DataError, match=r"a\.png: a sheet of 4 x 4 views cannot be 40 x 30 px"):
             call(undivided)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"size_px": (0, 5)}, "must be at least 1"),
-        ({"tiles": 0}, "tiles=0 must be at least 1"),
-        ({"fit": "crop"}, "fit='crop' is unknown: choose one of cover, contain, stretch, keep"),
-        ({"padding": "mirror"}, "padding='mirror' is unknown: choose one of reflect, border, zero"),
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        FittedDecoder(**({"size_px": (8, 8)} | options))

@@ -102,24 +102,3 @@ def test_words_are_named_by_their_keys() -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         check_plain({"data": {"remote": node}})
     assert SECRET not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"connections": 0},
-        {"connections": 257},
-        {"connections": True},
-        {"retries": -1},
-        {"backoff_s": 0},
-        {"timeout_s": float("inf")},
-        {"max_bytes": 0},
-        {"checksums": "yes"},
-        {"anon": 1},
-        {"offline": "maybe"},
-        {"endpoint_url": "host:9000"},
-    ],
-)
-def test_options_are_checked(wrong: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=rf"remote\.{next(iter(wrong))}="):
-        RemoteOptions(**wrong)

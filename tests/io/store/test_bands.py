@@ -12,7 +12,6 @@ import torch
 from numpy.testing import assert_array_equal
 
 from lit_data.datamodules import InspectionDataModule, StripeDataModule, WatermarkDataModule
-from lit_data.errors import ConfigError
 from lit_data.grid import cut_patch
 from lit_data.io import DecodedStore, StoreOptions
 from lit_data.io.images.writing import write_png
@@ -108,12 +107,6 @@ def test_another_side_makes_another_store_unless_all_images_are_narrow(
     assert whole.key != banded.key
     assert "building the decoded store anew: store.band_px None -> 64" in caplog.text
     assert make_store(images, band_px=None).path == whole.path
-
-
-@pytest.mark.parametrize("band_px", [0, 48, 63, 512, True])
-def test_sides_that_are_none(band_px: int) -> None:
-    with pytest.raises(ConfigError, match=r"must be one of 32, 64, 128, 256, or null"):
-        StoreOptions(band_px=band_px)
 
 
 @pytest.mark.parametrize(

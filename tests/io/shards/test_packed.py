@@ -21,7 +21,9 @@ from lit_data.io.shards.packed import unpack
 from lit_data.io.shards.store import ShardedStore
 from lit_data.io.store.arrays import ArrayFolder
 from lit_data.io.store.sources import join_paths
+from lit_data.parts import Part
 from tests.io.shards.test_shards import open_files, open_store, write_changed
+from tests.reading import read_folder
 
 IMAGES = 12
 SHARD_BYTES = 3 * 3 * 96 * 128  # three images
@@ -84,6 +86,19 @@ def test_they_are_decoded_to_the_bytes_of_decoded_shards(sets: Path, tmp_path: P
     assert list((packed.cache.folder / "decoding").iterdir()) == []
     copy = pickle.loads(pickle.dumps(packed))
     assert_array_equal(copy[5], local[5])
+
+
+def test_parts_and_ended_runs_give_the_same(sets: Path, tmp_path: Path) -> None:
+    address = tmp_path / "set.shards"
+    for number in (1, 0):
+        publish(sets, address, f"cache-{number}", part=Part(number, 2))
+    shutil.rmtree(address / "notes")  # as if it was killed before: shards are fetched again
+    publish(sets, address, part=Part(0, 2))
+    assert publish(sets, address, part=Part(1, 2))["shards_kept"] == 4
+    publish(sets, address, finish=True)
+    assert read_folder(address) == read_folder(sets / "source.shards")
+    # Shards of the other encoding are others.
+    assert publish(sets, address, encoding="decoded")["shards_kept"] == 0
 
 
 def test_copies_stay_in_their_bound(sets: Path, tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ def test_images_masks_and_names_come_back(make: Make, root: Path, address: Path)
         assert_array_equal(store[number], local[number])
         assert_array_equal(masks[number], wanted[number])
     assert there.names(store) == here.names(local)
+    assert len(there.list_images()) == IMAGES
     assert there.image_set.kinds == here.image_set.kinds
     assert store.source_states.tolist() == local.source_states.tolist()
     assert store.verify(progress=False) == []

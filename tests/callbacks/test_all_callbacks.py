@@ -206,6 +206,29 @@ def test_they_work_in_mixed_precision(
     _assert_nothing_left(ran, before)
 
 
+@pytest.mark.filterwarnings("ignore:You are trying to `self.log\\(\\)` but:UserWarning")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fast_dev_run": 3},
+        {"barebones": True},
+        {"overfit_batches": 1},
+        {"accumulate_grad_batches": 2},
+        {"limit_train_batches": 0.5, "val_check_interval": 1},
+    ],
+    ids=str,
+)
+def test_they_work_whatever_the_trainer_is_told(options: dict[str, Any], tmp_path: Path) -> None:
+    module, loader = _build("classifier")
+    install(module, FaultPlan("backward", lambda n, step, micro: n > FITS))
+    callbacks = _make_callbacks(tmp_path, "fp32")
+    place = {"accelerator": "cpu", "devices": 1, "default_root_dir": tmp_path}
+    trainer = Trainer(**place, max_epochs=1, **options, callbacks=callbacks)
+    trainer.fit(module, loader, loader)
+    assert trainer.global_step > 0
+    assert callbacks[0].summary() == {"batch/ooms": 1, "batch/size": FITS}
+
+
 def test_an_error_of_the_module_passes_through_and_nothing_is_left(tmp_path: Path) -> None:
     module, loader = _build("classifier")
     error = ValueError("my own")

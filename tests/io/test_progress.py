@@ -69,16 +69,6 @@ def test_pool_runs_a_bounded_way_ahead() -> None:
     assert len(taken) == AHEAD * 3 + 1
 
 
-def test_error_of_a_call_is_raised_in_its_place() -> None:
-    def divide(number: int) -> float:
-        return 6 / number
-
-    results = ordered_map(divide, [1, 2, 0, 3], 2)
-    assert [next(results), next(results)] == [6, 3]
-    with pytest.raises(ZeroDivisionError):
-        next(results)
-
-
 @pytest.mark.parametrize(
     ("item_bytes", "expected"), [(0, 16), (10**6, 16), (10**9, 4), (10**12, 1)]
 )

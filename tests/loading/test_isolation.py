@@ -4,6 +4,9 @@ import gc
 import os
 import pickle
 import random
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -219,3 +222,46 @@ def test_what_goes_to_a_spawned_worker_is_small_beside_the_dataset() -> None:
     dataset = Drawing()
     reader = RowReader(dataset, Layout(dataset.fields), Board(8))
     assert len(pickle.dumps(reader)) < 4096
+
+
+_MANY_FILES = """
+    import resource, sys
+    import numpy as np
+    from lit_data.errors import WorkerDiedError
+    from lit_data.loading import LoaderOptions, MicroBatchLoader
+    from lit_data.types import FieldSpec
+
+    class Numbers:
+        fields = {"index": FieldSpec((), "int64")}
+        def __len__(self):
+            return 4000
+        def write_into(self, rows, indices, epoch):
+            rows["index"][:] = indices
+
+    limit = int(sys.argv[1])
+    options = LoaderOptions(
+        batch_size=8, worker_kind="process", num_workers=2, start_method="fork", prefetch_batches=4
+    )
+    loader = MicroBatchLoader(Numbers(), options, shuffle=True)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    try:
+        kept = list(loader)
+        print(len(kept), sorted(int(i) for b in kept for i in b["index"]) == list(range(4000)))
+    except WorkerDiedError as error:
+        print(error)
+    loader.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [(64, "500 True\n"), (14, "2 workers cannot run: this process may have 14 files open (ulim")],
+)
+def test_few_file_descriptors_are_enough_or_the_message_names_limit_and_need(
+    limit: int, expected: str
+) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(_MANY_FILES), str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith(expected)
+    assert done.stderr == ""

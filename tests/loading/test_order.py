@@ -37,13 +37,6 @@ def test_training_ranks_step_equally_often_and_no_sample_is_missing(
     assert EpochOrder(length, True, 7, 0, world).steps(0, batch_size) == len(ranks[0])
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_sizes_that_change_at_every_step_lose_nothing(world: int) -> None:
-    ranks = _walk(101, world, itertools.cycle([2, 7, 3, 5, 4]))
-    assert len({len(steps) for steps in ranks}) == 1
-    assert sorted(itertools.chain(*itertools.chain(*ranks))) == list(range(101))
-
-
 def test_single_samples_leave_out_fewer_than_there_are_ranks_and_others_in_each_epoch() -> None:
     assert EpochOrder(21, True, 7, 0, 4).steps(0, 1) == 5
     missing = set()

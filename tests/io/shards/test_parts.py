@@ -181,31 +181,6 @@ def test_a_part_is_no_finish(sets: Path, tmp_path: Path) -> None:
         )
 
 
-def test_volumes_in_parts(tmp_path: Path) -> None:
-    root = tmp_path / "set"
-    root.mkdir()
-    for number in range(5):
-        np.save(root / f"{number}.npy", np.full((4, 5, 6 + number), 300 + number, np.int16))
-    (root / "3.npy").write_bytes(b"nothing")
-
-    def publish(name: str, **options: Any) -> dict[str, int]:
-        data = CTDataModule(
-            str(root), cache_dir=str(tmp_path / "cache"), processes=1, on_bad="skip"
-        )
-        return data.source.publish(str(tmp_path / name), **options)
-
-    publish("one.shards")
-    assert publish("set.shards", part=Part(1, 2))["volumes"] == 2
-    with pytest.raises(
-        DataError, match=r"2 of 5 volumes are not written as these options have it, such as 0.npy"
-    ):
-        publish("set.shards", finish=True)
-    assert publish("set.shards", part=Part(0, 2))["volumes"] == 2
-    report = publish("set.shards", finish=True)
-    assert (report["volumes"], report["skipped"], report["shards_kept"]) == (4, 1, 4)
-    assert read_folder(tmp_path / "set.shards") == read_folder(tmp_path / "one.shards")
-
-
 @dataclass(frozen=True)
 class Kind:
     """A kind of data on a server.

@@ -444,3 +444,13 @@ def test_a_store_is_as_private_as_its_sources(images: Path, mode: int, expected:
     finally:
         os.umask(before)
     assert stat.S_IMODE(store.path.stat().st_mode) == expected
+
+
+@pytest.mark.parametrize(("first", "second"), [("error", "skip"), ("skip", "error")])
+def test_a_store_of_good_images_serves_both_rules(images: Path, first: str, second: str) -> None:
+    key = build(images, on_bad=first).key
+    assert build(images, on_bad=second, rebuild=False).key == key
+    (images / "1.npy").write_text("no image")
+    build(images, on_bad="skip")
+    with pytest.raises(DataError, match=r"1.npy(.|\n)*1 of 6 images are bad"):
+        build(images, on_bad="error")

@@ -36,17 +36,6 @@ def test_what_is_written_later_is_seen_by_who_attached() -> None:
         reader[0] = 1
 
 
-def test_memory_outlives_its_maker_for_who_attached() -> None:
-    memory = SharedMemory(100)
-    memory.map[:3] = b"abc"
-    reader, handle = attach(memory.handle, writable=False), memory.handle
-    del memory
-    gc.collect()
-    assert reader[:3] == b"abc"
-    with pytest.raises(WorkerDiedError, match=r"shared memory of process \d+ cannot be opened"):
-        attach(handle, writable=False)
-
-
 def test_a_number_that_now_belongs_to_other_memory_is_refused() -> None:
     memory = SharedMemory(100)
     handle = memory.handle

@@ -7,9 +7,11 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
@@ -119,15 +121,6 @@ def test_wrong_length_is_refused(make_store: MakeStore, name: str, change_bytes:
         DecodedStore.open(path.parent)
 
 
-def test_check_size_finds_a_file_cut_while_it_is_open(make_store: MakeStore) -> None:
-    store = make_store(make_images(EQUAL))
-    store.check_size()
-    os.truncate(store.path / "pixels.npy", 100)
-    for check in (store.check_size, store.verify):
-        with pytest.raises(StoreCorruptError, match=r"pixels.npy: expected 548 bytes, found 100"):
-            check()
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_missing_and_irregular_files_are_refused(make_store: MakeStore, name: str) -> None:
     path = make_store(make_images(EQUAL)).path
@@ -206,3 +199,24 @@ def test_many_images_are_flat_arrays(
     assert store.name(count - 1) == "folder/199999.png"
     assert (len(store), store[count - 1].shape) == (count, (1, 1, 1))
     assert len(pickle.dumps(store)) < 1024
+
+
+def test_patches_are_cut_in_one_thread_and_leave_the_number_of_torch_alone(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    select = torch.index_select
+
+    def note(*args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return select(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "index_select", note)
+    store, zeros = make_store(make_images(EQUAL)), np.zeros(2, np.int64)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        store.cut_into(zeros, zeros, zeros, np.zeros((2, 3, 2, 2), np.uint8))
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)

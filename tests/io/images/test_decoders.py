@@ -14,6 +14,7 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.scaling import FittedDecoder, ScaledDecoder, Scaling
 
 RGB = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
 PLANES = RGB.transpose(2, 0, 1)
@@ -129,6 +130,15 @@ def test_fingerprints_differ_exactly_when_pixels_may() -> None:
         MaskDecoder(),
         MaskDecoder(MaskOptions(classes=3)),
         MaskDecoder(MaskOptions(scale="0_1")),
+        ScaledDecoder(Scaling(size_px=(64, 48)), MaskDecoder()),
+        ScaledDecoder(Scaling(size_px=(64, 48), fit="stretch"), MaskDecoder()),
+        ScaledDecoder(Scaling(factor=0.5), MaskDecoder()),
+        ScaledDecoder(Scaling(factor=0.5), ImageDecoder()),
+        FittedDecoder((20, 30)),
+        FittedDecoder((30, 20)),
+        FittedDecoder((20, 30), fit="keep"),
+        FittedDecoder((20, 30), padding="zeros"),
+        FittedDecoder((20, 30), tiles=2),
     ]
     prints = [decoder.fingerprint for decoder in decoders]
     assert len(set(prints)) == len(prints)

@@ -81,6 +81,7 @@ def test_equal_channels_count_as_one_and_alpha_is_no_class(tmp_path: Path) -> No
         ([0, 4, 7], 4, r"values 0, 4, 7; allowed are 0 to 3 \(classes=4\); .*mask_read.classes=8"),
         ([0, 255], 4, "values 0, 255; allowed are 0 to 3 .*; set data.mask_read.classes=2"),
         (list(range(12)), 2, "values 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ... 2 more up to 11;"),
+        ([0, 100, 246], 4, "values 0, 100, 246; allowed are 0 to 3 .*without gaps"),
         ([0, 300], 256, "values 0, 300; allowed are 0 to 255"),
         ([-1, 1], 5, "values -1, 1; allowed are 0 to 4"),
         ([0, -1], 2, "values -1, 0; allowed are 0 and 1"),

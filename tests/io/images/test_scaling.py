@@ -96,6 +96,7 @@ def test_padding_mirrors_the_mask_as_the_image() -> None:
     assert_array_equal(padded[0, 0], image[0, 2])
     assert_array_equal(mask, padded > 20)
     assert_array_equal(scaling.restore(padded, (4, 8)), image)
+    assert_array_equal(scaling.restore_mask(mask, (4, 8)), image > 20)
 
 
 def test_an_image_that_becomes_too_large_is_refused_before_it_is_decoded(tmp_path: Path) -> None:

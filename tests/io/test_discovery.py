@@ -15,12 +15,7 @@ from lit_data.io.discovery import (
     list_shown,
     match_by_stem,
 )
-
-
-def _touch(root: Path, *names: str) -> None:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(b"x")
+from tests.helpers.files import touch
 
 
 def _found(root: Path, *patterns: str) -> list[str]:
@@ -30,7 +25,7 @@ def _found(root: Path, *patterns: str) -> list[str]:
 
 def test_images_are_listed_once_in_the_order_of_their_names(tmp_path: Path) -> None:
     names = ["a/10.JPG", "a/9.tif", "a/b/x.jpeg", "b/2.png", "c.npy", "y.tiff", "z.bmp"]
-    _touch(tmp_path, *names[::-1])
+    touch(tmp_path, *names[::-1])
     assert _found(tmp_path) == names
     assert _found(tmp_path, "**/*.JPG", "b/*", "b/2.*") == ["a/10.JPG", "b/2.png"]
 
@@ -53,7 +48,7 @@ def test_images_are_listed_once_in_the_order_of_their_names(tmp_path: Path) -> N
     ],
 )
 def test_patterns_choose_files(tmp_path: Path, pattern: str, expected: list[str]) -> None:
-    _touch(tmp_path, "1.png", "a/2.png", "a/b/3.png", "a/b/4.jpg")
+    touch(tmp_path, "1.png", "a/2.png", "a/b/3.png", "a/b/4.jpg")
     assert _found(tmp_path, pattern) == expected
 
 
@@ -85,7 +80,7 @@ def test_excluded_files_and_folders_are_left_out_and_counted(
 ) -> None:
     caplog.set_level("INFO")
     names = {"1.png", "a/2.png", "b/a/3.png", "a/c/4.png"}
-    _touch(tmp_path, *names, "a/notes.txt")
+    touch(tmp_path, *names, "a/notes.txt")
     listing = find_images(tmp_path, exclude=exclude)
     assert [path.relative_to(tmp_path).as_posix() for path in listing.paths] == left
     assert {path.relative_to(tmp_path).as_posix() for path in listing.excluded} == names - set(left)
@@ -94,7 +89,7 @@ def test_excluded_files_and_folders_are_left_out_and_counted(
 
 
 def test_exclusions_of_nothing_and_of_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    _touch(tmp_path, "a.png", "a.jpg")  # the names do not clash
+    touch(tmp_path, "a.png", "a.jpg")  # the names do not clash
     assert len(find_images(tmp_path, exclude=["*.jpg", "b\n*"]).paths) == 1
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [f"data.exclude: 'b\\n*' fits no image below {tmp_path}"]
@@ -108,7 +103,7 @@ def test_exclusions_of_nothing_and_of_all(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_an_excluded_link_may_lead_anywhere(tmp_path: Path) -> None:
-    _touch(tmp_path, "set/a.png", "outside/b.png")
+    touch(tmp_path, "set/a.png", "outside/b.png")
     (tmp_path / "set/old").symlink_to(tmp_path / "outside")
     (tmp_path / "set/gone.png").symlink_to(tmp_path / "nothing.png")
     with pytest.raises(DataError, match="2 bad names"):
@@ -134,8 +129,8 @@ def test_a_wrong_pattern_is_named(tmp_path: Path, patterns: tuple[str, ...], mes
 
 # row 41
 def test_junk_is_ignored_and_counted(tmp_path: Path) -> None:
-    _touch(tmp_path, "a.png", "b.jpg", ".DS_Store", "._a.png", "Thumbs.db", "sub/thumbs.db")
-    _touch(tmp_path, ".git/b.png", "notes.txt", "__MACOSX/c.png", "sub/__MACOSX/d.png")
+    touch(tmp_path, "a.png", "b.jpg", ".DS_Store", "._a.png", "Thumbs.db", "sub/thumbs.db")
+    touch(tmp_path, ".git/b.png", "notes.txt", "__MACOSX/c.png", "sub/__MACOSX/d.png")
     listing = find_images(tmp_path, patterns=("*.png",))
     assert [path.name for path in listing.paths] == ["a.png"]
     counts = {"hidden": 5, "system files": 2, "of another type": 1, "outside the patterns": 1}
@@ -143,7 +138,7 @@ def test_junk_is_ignored_and_counted(tmp_path: Path) -> None:
 
 
 def test_nothing_hidden_is_shown(tmp_path: Path) -> None:
-    _touch(tmp_path, "b.csv", "a/c.csv", "__MACOSX/d.csv", "a/.git/e.csv", "._b.csv", "a/f.txt")
+    touch(tmp_path, "b.csv", "a/c.csv", "__MACOSX/d.csv", "a/.git/e.csv", "._b.csv", "a/f.txt")
     assert list_shown(tmp_path, "*.csv") == [tmp_path / "a/c.csv", tmp_path / "b.csv"]
 
 
@@ -153,7 +148,7 @@ def test_empty_and_misspelt_folders_are_errors(tmp_path: Path) -> None:
         find_images(tmp_path)
     with pytest.raises(DataError, match=f"trian/images: no such folder; {tmp_path} exists"):
         find_images(tmp_path / "trian" / "images")
-    _touch(tmp_path, "a.jpg", "b.txt")
+    touch(tmp_path, "a.jpg", "b.txt")
     with pytest.raises(DataError, match=r"a.jpg: not a folder"):
         find_images(tmp_path / "a.jpg")
     message = r"no image matches '\*.png', 'x/\*'; found 1 (outside the patterns|of another type)"
@@ -163,7 +158,7 @@ def test_empty_and_misspelt_folders_are_errors(tmp_path: Path) -> None:
 
 # rows 37 and 39
 def test_two_files_of_one_name_are_an_error(tmp_path: Path) -> None:
-    _touch(tmp_path, "a.png", "a.jpg", "b.png", "B.PNG", "c/a.png")
+    touch(tmp_path, "a.png", "a.jpg", "b.png", "B.PNG", "c/a.png")
     with pytest.raises(DataError) as caught:
         find_images(tmp_path)
     assert str(caught.value).splitlines() == [
@@ -171,7 +166,7 @@ def test_two_files_of_one_name_are_an_error(tmp_path: Path) -> None:
         f"  {tmp_path}/b.png: the same name as {tmp_path}/B.PNG",
         f"2 bad names under {tmp_path}",
     ]
-    _touch(tmp_path / "accents", "caf\u00e9.png", "cafe\u0301.jpg")  # composed and decomposed
+    touch(tmp_path / "accents", "caf\u00e9.png", "cafe\u0301.jpg")  # composed and decomposed
     with pytest.raises(DataError, match="the same name as"):
         find_images(tmp_path / "accents")
 
@@ -179,7 +174,7 @@ def test_two_files_of_one_name_are_an_error(tmp_path: Path) -> None:
 def test_any_name_works(tmp_path: Path) -> None:
     long, odd = "n" * 251 + ".png", os.fsdecode(b"\xe9.png")
     names = sorted(["ünï 日本.png", "with space.png", "line\nbreak.png", long, odd])
-    _touch(tmp_path, *names)
+    touch(tmp_path, *names)
     assert _found(tmp_path) == names
 
 
@@ -213,14 +208,14 @@ def test_what_is_no_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_bad_links_are_named(tmp_path: Path, name: str, target: str, message: str) -> None:
-    _touch(tmp_path, "data/a.png", "out.png", "outside/b.png")
+    touch(tmp_path, "data/a.png", "out.png", "outside/b.png")
     (tmp_path / "data" / name).symlink_to(target)
     with pytest.raises(DataError, match=f"data/{name}: {message}"):
         find_images(tmp_path / "data")
 
 
 def test_good_links_are_followed(tmp_path: Path) -> None:
-    _touch(tmp_path, "data/a.png", "out.png", "outside/b.png", "data/x/d.png")
+    touch(tmp_path, "data/a.png", "out.png", "outside/b.png", "data/x/d.png")
     (tmp_path / "data" / "c.png").symlink_to("a.png")
     (tmp_path / "data" / "y").symlink_to("x")
     (tmp_path / "data" / "notes.txt").symlink_to("gone.txt")  # nobody's image
@@ -232,7 +227,7 @@ def test_good_links_are_followed(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _touch(tmp_path, "a.png", "kept/b.png")
+    touch(tmp_path, "a.png", "kept/b.png")
     (tmp_path / "locked").symlink_to("kept")
     scandir = os.scandir
 

@@ -8,13 +8,7 @@ import pytest
 from lit_data.errors import DataError
 from lit_data.io.discovery import find_images
 from lit_data.io.leftovers import Leftovers
-
-
-def _touch(folder: Path, *names: str) -> Path:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-    return folder
+from tests.helpers.files import touch
 
 
 def _walk(folder: Path, **options: list[str]) -> Leftovers:
@@ -24,8 +18,8 @@ def _walk(folder: Path, **options: list[str]) -> Leftovers:
 
 
 def test_files_of_other_types_are_counted_by_cause(tmp_path: Path) -> None:
-    _touch(tmp_path, "a.png", *(f"x/{n}.JP2" for n in range(5)), "b.zip", "v.nii.gz", "w.nrrd")
-    _touch(tmp_path, "notes.md", "train.py", ".hidden.zip", "__MACOSX/c.zip")
+    touch(tmp_path, "a.png", *(f"x/{n}.JP2" for n in range(5)), "b.zip", "v.nii.gz", "w.nrrd")
+    touch(tmp_path, "notes.md", "train.py", ".hidden.zip", "__MACOSX/c.zip")
     assert _walk(tmp_path).describe() == [
         "5 images are of a type that is not read: x/0.JP2, x/1.JP2, x/2.JP2 and 2 more; "
         "save them as PNG or TIFF",
@@ -36,7 +30,7 @@ def test_files_of_other_types_are_counted_by_cause(tmp_path: Path) -> None:
 
 
 def test_what_is_excluded_is_not_counted(tmp_path: Path) -> None:
-    _touch(tmp_path, "a.png", "old/b.zip", "c.zip")
+    touch(tmp_path, "a.png", "old/b.zip", "c.zip")
     assert _walk(tmp_path, exclude=["old"]).describe() == [
         "1 archives are not read: c.zip; unpack them into files"
     ]
@@ -46,7 +40,7 @@ def test_a_line_is_logged_once_and_not_after_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    leftovers = _walk(_touch(tmp_path, "a.png", "b.zip"))
+    leftovers = _walk(touch(tmp_path, "a.png", "b.zip"))
     for _ in range(2):
         leftovers.log()
     assert caplog.text.count("b.zip") == 1
@@ -65,7 +59,7 @@ def test_of_many_causes_those_of_most_files_are_logged() -> None:
 
 
 def test_a_folder_without_images_says_what_is_there_and_what_is_read(tmp_path: Path) -> None:
-    _touch(tmp_path, "train.tfrecord", "a.zip", "notes.md")
+    touch(tmp_path, "train.tfrecord", "a.zip", "notes.md")
     with pytest.raises(DataError) as refusal:
         find_images(tmp_path)
     message = str(refusal.value)
@@ -74,4 +68,4 @@ def test_a_folder_without_images_says_what_is_there_and_what_is_read(tmp_path: P
 
 
 def test_control_characters_of_names_are_escaped(tmp_path: Path) -> None:
-    assert "\\x1b" in _walk(_touch(tmp_path, "a.png", "b\x1b[31m.zip")).describe()[0]
+    assert "\\x1b" in _walk(touch(tmp_path, "a.png", "b\x1b[31m.zip")).describe()[0]

@@ -9,15 +9,9 @@ from lit_data.datasets.inspection.layouts import find_inspection_set
 from lit_data.datasets.inspection.splitting import split_stratified
 from lit_data.errors import DataError
 from lit_data.io.names import plain_stem
+from tests.helpers.files import touch
 
 SHARES = {"train": 0.7, "val": 0.15, "test": 0.15}
-
-
-def _touch(folder: Path, *names: str) -> Path:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-    return folder
 
 
 def _pairs(
@@ -77,16 +71,16 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_each_layout_is_found_by_itself(name: str, tmp_path: Path) -> None:
     layout, pairs, kinds = LAYOUTS[name]
-    _touch(tmp_path, *pairs, *filter(None, pairs.values()))
+    touch(tmp_path, *pairs, *filter(None, pairs.values()))
     if "a folder of masks" in name:
-        _touch(tmp_path, "ground_truth/lost/001/001.png")
+        touch(tmp_path, "ground_truth/lost/001/001.png")
     assert _pairs(tmp_path) == (layout, pairs, tuple(kinds.split(",")))
 
 
 def test_a_folder_of_masks_may_be_named_and_lie_anywhere(tmp_path: Path) -> None:
-    folder = _touch(tmp_path / "set", "x/a.png", "x/b.png")
-    _touch(tmp_path / "elsewhere", "a.png")
-    layout, found, _ = _pairs(_touch(folder, "marks/b.png"), "marks")
+    folder = touch(tmp_path / "set", "x/a.png", "x/b.png")
+    touch(tmp_path / "elsewhere", "a.png")
+    layout, found, _ = _pairs(touch(folder, "marks/b.png"), "marks")
     assert (layout, found) == ("folder", {"x/a.png": None, "x/b.png": "marks/b.png"})
     masks = find_inspection_set(folder, str(tmp_path / "elsewhere"), ["x/*"]).masks
     assert masks == (tmp_path / "elsewhere" / "a.png", None)
@@ -105,19 +99,19 @@ def test_a_folder_of_masks_may_be_named_and_lie_anywhere(tmp_path: Path) -> None
 )
 def test_what_does_not_fit_is_listed(files: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
-        find_inspection_set(_touch(tmp_path, *files.split()))
+        find_inspection_set(touch(tmp_path, *files.split()))
 
 
 def test_a_folder_of_masks_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"marks: no such folder of masks; check data\.masks"):
-        find_inspection_set(_touch(tmp_path, "a.png"), "marks")
+        find_inspection_set(touch(tmp_path, "a.png"), "marks")
 
 
 def test_a_line_says_what_was_found(tmp_path: Path) -> None:
-    found = find_inspection_set(_touch(tmp_path, "a/1.png", "a/1_mask.png", "b/2.png"))
+    found = find_inspection_set(touch(tmp_path, "a/1.png", "a/1_mask.png", "b/2.png"))
     line = "2 images, masks beside them (_mask), 1 images have none, which counts as no defect"
     assert found.describe() == f"{line} (a 1, b 1)"
-    found = find_inspection_set(_touch(tmp_path / "on_top", "a/1.png", "2.png"))
+    found = find_inspection_set(touch(tmp_path / "on_top", "a/1.png", "2.png"))
     assert found.describe() == "2 images without masks (no folder 1, a 1)"
 
 

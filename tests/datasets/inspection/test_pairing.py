@@ -8,13 +8,7 @@ import pytest
 from lit_data.datasets.inspection.layouts import InspectionSet, find_inspection_set
 from lit_data.errors import DataError
 from lit_data.io.leftovers import Leftovers
-
-
-def _touch(folder: Path, *names: str) -> Path:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-    return folder
+from tests.helpers.files import touch
 
 
 def _pairs(folder: Path, image_set: InspectionSet) -> dict[str, str | None]:
@@ -52,7 +46,7 @@ def test_names_of_the_field_are_paired(name: str, count: int, tmp_path: Path) ->
     if count == 1 and name in ("a start of all", "no separator", "channels of nnU-Net"):
         pytest.skip("one image does not tell what all have in common")
     pairs = {image.format(n=n): mask.format(n=n) for n in range(1, count + 1)}
-    _touch(tmp_path, *pairs, *pairs.values())
+    touch(tmp_path, *pairs, *pairs.values())
     assert _pairs(tmp_path, find_inspection_set(tmp_path)) == pairs
 
 
@@ -61,9 +55,9 @@ def test_a_folder_of_masks_may_lie_in_each_split(tmp_path: Path) -> None:
     for split in ("train", "val"):
         for number in (1, 2):
             pairs[f"{split}/photos_a/{number}.jpg"] = f"{split}/inst/{number}.png"
-    _touch(tmp_path, *pairs, *filter(None, pairs.values()))
+    touch(tmp_path, *pairs, *filter(None, pairs.values()))
     assert _pairs(tmp_path, find_inspection_set(tmp_path, "inst")) == pairs
-    one_split = _touch(tmp_path / "other", *pairs, "train/instances/1.png")
+    one_split = touch(tmp_path / "other", *pairs, "train/instances/1.png")
     image_set = find_inspection_set(one_split, "train/instances", exclude=["**/inst"])
     assert _pairs(one_split, image_set)["train/photos_a/1.jpg"] == "train/instances/1.png"
     with pytest.raises(DataError, match=r"marks: no such folder of masks; check data\.masks"):
@@ -92,7 +86,7 @@ def test_what_shows_masks_in_another_way_is_no_good_image(name: str, tmp_path: P
     image, mask, others = REPEATING[name]
     pairs = {image.format(n=n): mask.format(n=n) for n in (1, 2)}
     left_out = [other.format(n=n) for other in others for n in (1, 2)]
-    _touch(tmp_path, *pairs, *pairs.values(), *left_out)
+    touch(tmp_path, *pairs, *pairs.values(), *left_out)
     leftovers = Leftovers()
     assert _pairs(tmp_path, find_inspection_set(tmp_path, leftovers=leftovers)) == pairs
     (line,) = leftovers.describe()
@@ -101,13 +95,13 @@ def test_what_shows_masks_in_another_way_is_no_good_image(name: str, tmp_path: P
 
 
 def test_photos_with_such_endings_are_images_where_there_are_no_masks(tmp_path: Path) -> None:
-    _touch(tmp_path, "1.png", "1_color.png", "2.png", "2_depth.png")
+    touch(tmp_path, "1.png", "1_color.png", "2.png", "2_depth.png")
     assert len(find_inspection_set(tmp_path).images) == 4
 
 
 def test_exact_stems_go_first(tmp_path: Path) -> None:
     pairs = {"images/001.png": "masks/001.png", "images/1.png": "masks/1_mask.png"}
-    _touch(tmp_path, *pairs, *pairs.values())
+    touch(tmp_path, *pairs, *pairs.values())
     assert _pairs(tmp_path, find_inspection_set(tmp_path)) == pairs
 
 
@@ -115,8 +109,8 @@ def test_exact_stems_go_first(tmp_path: Path) -> None:
 def test_accents_are_composed_in_any_way(image_form: str, mask_form: str, tmp_path: Path) -> None:
     for name in ("Gehäuse_ü1", "é2"):
         image, mask = (unicodedata.normalize(form, name) for form in (image_form, mask_form))
-        _touch(tmp_path / "folders", f"images/{image}.png", f"masks/{mask}_mask.png")
-        _touch(tmp_path / "beside", f"{image}.png", f"{mask}_mask.png")
+        touch(tmp_path / "folders", f"images/{image}.png", f"masks/{mask}_mask.png")
+        touch(tmp_path / "beside", f"{image}.png", f"{mask}_mask.png")
     for layout in ("folders", "beside"):
         assert None not in find_inspection_set(tmp_path / layout).masks
 
@@ -133,4 +127,4 @@ def test_accents_are_composed_in_any_way(image_form: str, mask_form: str, tmp_pa
 )  # fmt: skip
 def test_what_fits_none_or_several_is_named(files: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
-        find_inspection_set(_touch(tmp_path, *files.split()))
+        find_inspection_set(touch(tmp_path, *files.split()))

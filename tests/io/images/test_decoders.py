@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
-from PIL import Image
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.scaling import FittedDecoder, ScaledDecoder, Scaling
+from tests.helpers.files import save_picture
 
 RGB = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
 PLANES = RGB.transpose(2, 0, 1)
@@ -22,8 +22,7 @@ GRAY = RGB[..., 0]
 
 
 def _png(path: Path, pixels: np.ndarray) -> str:
-    Image.fromarray(pixels).save(path)
-    return str(path)
+    return str(save_picture(path, pixels))
 
 
 def _npy(path: Path, pixels: np.ndarray) -> str:

@@ -10,20 +10,19 @@ from PIL import Image
 
 from lit_data.errors import DataError
 from lit_data.io.images.masks import MaskOptions, read_mask
+from tests.helpers.files import save_picture
 
 BINARY = (np.arange(48).reshape(6, 8) % 3 == 0).astype(np.uint8)
 CLASSES = np.arange(48, dtype=np.uint8).reshape(6, 8) % 4
 
 
-def _png(path: Path, pixels: np.ndarray, **options: Any) -> Path:
-    Image.fromarray(pixels).save(path, **options)
-    return path
-
-
 @pytest.mark.parametrize("scale", ["auto", "0_1", "0_255"])
 @pytest.mark.parametrize("factor", [1, 255])
 def test_two_classes_in_both_scales(tmp_path: Path, scale: Any, factor: int) -> None:
-    path, options = _png(tmp_path / "a.png", BINARY * np.uint8(factor)), MaskOptions(scale=scale)
+    path, options = (
+        save_picture(tmp_path / "a.png", BINARY * np.uint8(factor)),
+        MaskOptions(scale=scale),
+    )
     if scale in ("auto", f"0_{factor}"):
         mask = read_mask(path, options)
         assert_array_equal(mask, BINARY[None])
@@ -61,11 +60,11 @@ def test_black_and_white_in_a_palette_are_read_by_color_on_request(tmp_path: Pat
 # row 44
 def test_equal_channels_count_as_one_and_alpha_is_no_class(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
-    assert_array_equal(read_mask(_png(path, np.stack([BINARY] * 3, -1))), BINARY[None])
+    assert_array_equal(read_mask(save_picture(path, np.stack([BINARY] * 3, -1))), BINARY[None])
     colors = np.stack([BINARY, BINARY, 1 - BINARY], -1)
     with pytest.raises(DataError, match=r"a.png: 3 channels that differ, first at row 0, column 0"):
-        read_mask(_png(path, colors))
-    _png(path, np.stack([BINARY] * 4, -1))
+        read_mask(save_picture(path, colors))
+    save_picture(path, np.stack([BINARY] * 4, -1))
     message = "not opaque everywhere; set data.mask_read.alpha=drop to read it without, or =only"
     with pytest.raises(DataError, match=message):
         read_mask(path)
@@ -101,17 +100,17 @@ def test_a_jpeg_mask_with_values_in_between_is_refused(tmp_path: Path) -> None:
     mask[5:20, 7:23] = 255
     message = "mask with the values 0, 1, 2, .* more up to 255; .*data.mask_read.threshold=128"
     with pytest.raises(DataError, match=f"a.jpg: {message}"):
-        read_mask(_png(path, mask))
+        read_mask(save_picture(path, mask))
     mask[:] = 0
     mask[8:16, 8:24] = 255  # whole blocks survive
-    assert_array_equal(read_mask(_png(path, mask)), mask[None] // 255)
+    assert_array_equal(read_mask(save_picture(path, mask)), mask[None] // 255)
 
 
 # row 20: one rule for image and mask
 def test_a_mask_is_turned_as_its_image(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[274] = 6
-    path = _png(tmp_path / "a.png", BINARY, exif=exif)
+    path = save_picture(tmp_path / "a.png", BINARY, exif=exif)
     assert_array_equal(read_mask(path), BINARY[None])
     turned = read_mask(path, MaskOptions(exif="apply"))
     assert_array_equal(turned, np.rot90(BINARY, -1)[None])

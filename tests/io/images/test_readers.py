@@ -17,6 +17,7 @@ from lit_data.errors import DataError
 from lit_data.io.images.header import read_header
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
+from tests.helpers.files import save_picture
 
 GRAY = np.arange(48, dtype=np.uint8).reshape(6, 8) * 5
 RGB = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
@@ -36,21 +37,16 @@ def _read(path: Path, **options: Any) -> np.ndarray:
     return image
 
 
-def _save(path: Path, pixels: np.ndarray, **options: Any) -> Path:
-    Image.fromarray(pixels).save(path, **options)
-    return path
-
-
 @pytest.mark.parametrize("name", ["a.png", "a.bmp", "a.tif"])
 def test_channels_come_as_stored(tmp_path: Path, name: str) -> None:
-    assert_array_equal(_read(_save(tmp_path / name, RGB)), PLANES)
-    assert_array_equal(_read(_save(tmp_path / name, GRAY)), GRAY[None])
+    assert_array_equal(_read(save_picture(tmp_path / name, RGB)), PLANES)
+    assert_array_equal(_read(save_picture(tmp_path / name, GRAY)), GRAY[None])
 
 
 # the documented switch, DESIGN 4
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.bmp", "a.tif"])
 def test_cv2_order_gives_what_imread_gives(tmp_path: Path, name: str) -> None:
-    path = _save(tmp_path / name, RGB)
+    path = save_picture(tmp_path / name, RGB)
     expected = cv2.imread(os.fspath(path), cv2.IMREAD_UNCHANGED).transpose(2, 0, 1)
     assert_array_equal(_read(path, cv2_order=True), expected)
     assert_array_equal(_read(path), expected[::-1])
@@ -58,9 +54,9 @@ def test_cv2_order_gives_what_imread_gives(tmp_path: Path, name: str) -> None:
 
 # row 13
 def test_gray_can_become_three_channels(tmp_path: Path) -> None:
-    path = _save(tmp_path / "a.png", GRAY)
+    path = save_picture(tmp_path / "a.png", GRAY)
     assert_array_equal(_read(path, gray_to_rgb=True), np.stack([GRAY] * 3))
-    assert_array_equal(_read(_save(tmp_path / "b.png", RGB), gray_to_rgb=True), PLANES)
+    assert_array_equal(_read(save_picture(tmp_path / "b.png", RGB), gray_to_rgb=True), PLANES)
 
 
 # rows 14 and 15, and a transparent colour
@@ -170,12 +166,12 @@ def test_an_orientation_is_applied_only_on_request(tmp_path: Path, name: str) ->
         exif = Image.Exif()
         exif[274] = orientation
         pixels = np.repeat(np.repeat(GRAY, 8, 0), 8, 1)  # whole JPEG blocks
-        path = _save(tmp_path / name, pixels, exif=exif)
+        path = save_picture(tmp_path / name, pixels, exif=exif)
         if name == "a.tif":
             tifffile.imwrite(path, pixels, extratags=[(274, 3, 1, orientation, True)])
         stored = _read(path)
         assert stored.shape == (1, 48, 64)
-        with Image.open(_save(tmp_path / "b.png", stored[0], exif=exif)) as image:
+        with Image.open(save_picture(tmp_path / "b.png", stored[0], exif=exif)) as image:
             expected = np.asarray(ImageOps.exif_transpose(image))
         assert_array_equal(_read(path, exif="apply"), expected[None])
 
@@ -183,10 +179,10 @@ def test_an_orientation_is_applied_only_on_request(tmp_path: Path, name: str) ->
 # rows 44 and DESIGN 4
 def test_equal_channels_collapse_and_different_ones_are_shown(tmp_path: Path) -> None:
     pixels = np.stack([GRAY] * 3, -1)
-    path = _save(tmp_path / "a.png", pixels)
+    path = save_picture(tmp_path / "a.png", pixels)
     assert_array_equal(_read(path, equal_channels="collapse"), GRAY[None])
     pixels[4, 3, 1] = 7
-    _save(path, pixels)
+    save_picture(path, pixels)
     with pytest.raises(DataError, match=r"that differ, first at row 4, column 3 \(175, 7, 175\)"):
         read_image(path, ReadOptions(equal_channels="collapse"))
     assert_array_equal(_read(path), pixels.transpose(2, 0, 1))
@@ -229,7 +225,7 @@ def test_errors_of_libraries_name_the_file(tmp_path: Path, monkeypatch: pytest.M
     def fail(*_: object, **__: object) -> None:
         raise cv2.error("out of\nmemory")
 
-    path = _save(tmp_path / "a.png", RGB)
+    path = save_picture(tmp_path / "a.png", RGB)
     for decode, message in (
         (fail, r"a.png: OpenCV refuses it"),
         (lambda *_: None, r"a.png: damaged png: OpenCV cannot decode it"),

@@ -16,16 +16,11 @@ from lit_data.io.volumes import (
     read_window,
 )
 from lit_data.io.volumes.hounsfield import StoredScale
-
-
-def _touch(folder: Path, *names: str) -> None:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(b"x")
+from tests.helpers.files import touch
 
 
 def test_volumes_are_sorted_by_name_and_know_their_labels(tmp_path: Path) -> None:
-    _touch(
+    touch(
         tmp_path,
         "b/two.nii.gz",
         "a.npy",
@@ -47,7 +42,7 @@ def test_volumes_are_sorted_by_name_and_know_their_labels(tmp_path: Path) -> Non
 
 
 def test_a_file_is_a_volume_of_its_own(tmp_path: Path) -> None:
-    _touch(tmp_path, "a.nii.gz", "b.npy")
+    touch(tmp_path, "a.nii.gz", "b.npy")
     assert find_volumes(tmp_path / "a.nii.gz") == [
         VolumeSource("a", str(tmp_path / "a.nii.gz"), "nifti", (str(tmp_path / "a.nii.gz"),))
     ]
@@ -63,7 +58,7 @@ def test_a_file_is_a_volume_of_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_contradicting_names_are_listed(tmp_path: Path, names: list[str], message: str) -> None:
-    _touch(tmp_path, *names)
+    touch(tmp_path, *names)
     with pytest.raises(DataError, match=message):
         find_volumes(tmp_path)
 
@@ -77,7 +72,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_links_that_lead_outside_are_refused(tmp_path: Path) -> None:
-    _touch(tmp_path, "other/a.npy", "root/b.npy")
+    touch(tmp_path, "other/a.npy", "root/b.npy")
     (tmp_path / "root" / "link").symlink_to(tmp_path / "other")
     with pytest.raises(DataError, match="leads out of the data folder"):
         find_volumes(tmp_path / "root")
@@ -169,7 +164,7 @@ LABELLED = {
 def test_labels_lie_where_the_field_puts_them(name: str, count: int, tmp_path: Path) -> None:
     volume, labels = LABELLED[name]
     pairs = {volume.format(n=n): labels.format(n=n) for n in range(1, count + 1)}
-    _touch(tmp_path, *pairs, *pairs.values(), "._1.nii.gz", "dataset.json")
+    touch(tmp_path, *pairs, *pairs.values(), "._1.nii.gz", "dataset.json")
     sources = find_volumes(tmp_path)
     assert {source.path: source.labels for source in sources} == {
         str(tmp_path / image): str(tmp_path / mask) for image, mask in pairs.items()
@@ -189,6 +184,6 @@ def test_labels_lie_where_the_field_puts_them(name: str, count: int, tmp_path: P
     ],
 )
 def test_labels_that_do_not_fit_are_listed(names: str, message: str, tmp_path: Path) -> None:
-    _touch(tmp_path, *names.split())
+    touch(tmp_path, *names.split())
     with pytest.raises(DataError, match=message):
         find_volumes(tmp_path)

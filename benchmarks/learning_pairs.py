@@ -28,12 +28,13 @@ _RECALL = 0.95
 class PairLearningSuite(LearningSuite):
     """Pairs of a target and a reference after equal time of training.
 
-    Ways: ``difference`` of images and ``features``, see `benchmarks.pair_ways`; ``compare``, the
-    net of ``+experiment=stripe``; ``compare_lite0``; ``unet_lite0``, which has target and reference
-    as channels; ``alone``, ``+experiment=segmentation`` of targets. Nets learn synthetic defects in
-    good tiles, those with ``_real`` in their names the masks of the set. Scores: average precision
-    of pixels, AUROC of tiles, and the fraction of good tiles that are called defective where 95 %
-    of the defective ones are found.
+    Ways: ``difference`` of images, see `benchmarks.pair_ways`; ``compare``, the net of
+    ``+experiment=stripe``; ``compare_features``, which learns nothing; ``compare_lite0``;
+    ``unet_lite0``, which has target and reference as channels; ``alone``,
+    ``+experiment=segmentation`` of targets. Nets learn synthetic defects in good tiles, those with
+    ``_real`` in their names the masks of the set. Scores: average precision of pixels, AUROC of
+    tiles, and the fraction of good tiles that are called defective where 95 % of the defective ones
+    are found.
 
     Args:
         root: A folder made by ``python -m benchmarks.pair_sets``.
@@ -44,14 +45,15 @@ class PairLearningSuite(LearningSuite):
     """
 
     seconds: Sequence[int] = (60,)
-    ways: Sequence[str] = ("difference", "features", "compare", "compare_real")
+    ways: Sequence[str] = ("difference", "compare_features", "compare", "compare_real")
     synthesis: str = "library"
     perturbations: Sequence[str] = ()
 
     scores: ClassVar[tuple[str, ...]] = PAIR_SCORES
-    scripts: ClassVar[tuple[str, ...]] = ("difference", "features")
+    scripts: ClassVar[tuple[str, ...]] = ("difference",)
     nets: ClassVar[Mapping[str, Sequence[str]]] = {
         "compare": _STRIPE,
+        "compare_features": [*_STRIPE, "model=compare_features", "model.net.references=1"],
         "compare_lite0": [*_STRIPE, "model=compare_lite0", "model.net.references=1", _BF16],
         "unet_lite0": [*_STRIPE, "model=unet_lite0", _BF16],
         "alone": ["+experiment=segmentation", "data.patterns=[target/*]", "data.masks=masks"],
@@ -81,7 +83,7 @@ class PairLearningSuite(LearningSuite):
         if way in self.scripts:
             for variant in self.list_variants():
                 places = root, test_folder / variant, out / str(self.seconds[0]) / variant
-                self.call_script("pair_ways", way, *places)
+                self.call_script("pair_ways", *places)
             return
         words = self.nets[way.removesuffix(_REAL)]
         data = [f"data.root={root}", f"data.splits={root / GOOD_SPLITS}"]
@@ -90,6 +92,10 @@ class PairLearningSuite(LearningSuite):
             data += ["synthesis=none"]
         else:
             data += [f"synthesis={self.synthesis}"]
+            if words[0] != _STRIPE[0]:
+                data += [
+                    "data.sampling.positives=null"
+                ]  # no patch shows a defect before it is drawn
         if words[0] == _STRIPE[0]:
             splits = "[train,val,test]" if way.endswith(_REAL) else "[test]"
             data += ["data.masks=masks", f"data.mask_splits={splits}"]

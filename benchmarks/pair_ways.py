@@ -1,10 +1,9 @@
 """Comparison with a reference without a net that learns.
 
-``python -m benchmarks.pair_ways WAY ROOT TEST OUT``
+``python -m benchmarks.pair_ways ROOT TEST OUT``
 
-ROOT is a set of `benchmarks.pair_sets`, TEST has the folders ``target`` and ``ref``, and maps go to
-``OUT/maps``. WAY is `difference`, that of images by OpenCV, or `features`, that of what
-EfficientNet-Lite0 sees of both.
+ROOT is a set of `benchmarks.pair_sets`, TEST has the folders ``target`` and ``ref``, and maps of the
+difference of images by OpenCV go to ``OUT/maps``.
 """
 
 import sys
@@ -15,22 +14,17 @@ from typing import Any
 
 import cv2
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
 
 from benchmarks.learning import average_precision
 from benchmarks.learning_sets import read_split
 from benchmarks.pair_sets import read_grey
-from lit_data.modules import EfficientNetLite
 
 Floats = NDArray[np.floating[Any]]
 Compare = Callable[[Floats, Floats], Floats]
 _BLURS_PX = (0.0, 1.0, 2.0, 4.0)
 _TOLERANCES_PX = (0, 1, 2, 3)
 _MOST_SHIFT_PX = 8.0
-_STRIDES_PX = (4, 8, 16)
 
 
 def find_difference(target: Floats, reference: Floats, blur_px: float, tolerance_px: int) -> Floats:
@@ -80,46 +74,15 @@ def choose_difference(root: Path) -> Compare:
     return lambda target, reference: find_difference(target, reference, blur_px, tolerance_px)
 
 
-def compare_features(root: Path) -> Compare:
-    """Return the mean over strides of distances of features, each as a multiple of that of good tiles."""
-    encoder = EfficientNetLite(strides_px=_STRIDES_PX, channels=1).eval()
-
-    @torch.no_grad()
-    def find_distances(target: Floats, reference: Floats) -> list[Tensor]:
-        images = torch.from_numpy(np.stack((target, reference)))[:, None]
-        distances = []
-        for features in encoder(images):
-            one, other = F.normalize(features, dim=1)
-            distances.append((one - other).norm(dim=0))
-        return distances
-
-    good = [name for name in read_split(root, "train") if not _shows_defect(root, name)][:40]
-    seen = [find_distances(*read_pair(root, Path(name).name)) for name in good]
-    usual = [float(torch.stack(maps).mean()) for maps in zip(*seen, strict=True)]
-
-    def compare(target: Floats, reference: Floats) -> Floats:
-        total = np.zeros_like(target)
-        size = target.shape[1], target.shape[0]
-        for distance, typical in zip(find_distances(target, reference), usual, strict=True):
-            total += cv2.resize(distance.numpy() / max(typical, 1e-6), size)
-        return (total / len(usual)).astype(np.float32)
-
-    return compare
-
-
-def _shows_defect(root: Path, name: str) -> bool:
-    return bool(read_grey(root / "masks" / Path(name).name).any())
-
-
 def read_pair(folder: Path, name: str) -> tuple[Floats, Floats]:
     """Read a target and its reference, [H, W] in 0..1 each."""
     target, reference = (read_grey(folder / role / name) for role in ("target", "ref"))
     return target.astype(np.float32) / 255, reference.astype(np.float32) / 255
 
 
-def main(way: str, root: Path, test: Path, out: Path) -> None:
+def main(root: Path, test: Path, out: Path) -> None:
     """Write a map of each target (16 bit)."""
-    compare = {"difference": choose_difference, "features": compare_features}[way](root)
+    compare = choose_difference(root)
     (out / "maps").mkdir(parents=True, exist_ok=True)
     for path in sorted((test / "target").iterdir()):
         values = compare(*read_pair(test, path.name))
@@ -128,6 +91,4 @@ def main(way: str, root: Path, test: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    way, *folders = sys.argv[1:]
-    root, test, out = map(Path, folders)
-    main(way, root, test, out)
+    main(*map(Path, sys.argv[1:]))

@@ -248,7 +248,8 @@ class KnownImages:
 
 def predict_scores(prediction: Prediction) -> list[dict[str, Any]]:
     """Predict all images of a prediction; return the rows of ``images.csv``."""
-    prediction.start()
+    # Defects are those of verdicts, which come after the scores.
+    replace(prediction, run=replace(prediction.run, lists_defects=False)).start()
     path = prediction.run.folder / _TABLE
     with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
         return list(csv.DictReader(file))
@@ -260,16 +261,12 @@ def _write_verdicts(
     images: KnownImages,
     calibration: Calibration,
 ) -> None:
-    """Write ``images.csv`` again, with the verdicts of a calibration.
-
-    Defects were listed by the verdicts before it, so there are none in this folder.
-    """
+    """Write ``images.csv`` again, with the verdicts of a calibration."""
     for row, is_defective in zip(rows, images.is_defective, strict=True):
         row["verdict"] = calibration.judge(float(row["score"]))
         row["truth"] = DEFECT if is_defective else GOOD
     columns = ("image", "score", "verdict", "truth")
     write_table(folder / _TABLE, columns, rows)
-    (folder / "defects.csv").unlink(missing_ok=True)
 
 
 def calibrate(

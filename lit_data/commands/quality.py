@@ -10,6 +10,10 @@ _BAD = 0.5  # of what there is to find or to leave alone: a model that is wrong 
 _FEW = 10  # on which a share says little
 _FEW_TO_LEARN = 30
 _FEW_EPOCHS = 10
+_ONE_PASS = (
+    "AnomalyModule",
+    "FeatureDifferenceModule",
+)  # learn no weights, and from good images alone
 _STAGES = ("test", "val")
 _NEAR_CHANCE = 0.6  # AUROC of images
 _RANKS_WELL = 0.8  # from which AUROC on another threshold is right on most images
@@ -203,7 +207,7 @@ def _list_cures(evidence: Evidence) -> Iterator[str]:
         yield "another threshold, of predict.image_threshold or calibrate, as images are ranked well"
     model = _as_mapping(evidence.config.get("model"))
     data = _as_mapping(evidence.config.get("data"))
-    trains_by_steps = not str(model.get("_target_")).endswith("AnomalyModule")
+    trains_by_steps = not str(model.get("_target_")).endswith(_ONE_PASS)
     epochs = _as_mapping(evidence.config.get("trainer")).get("max_epochs")
     if trains_by_steps and isinstance(epochs, int) and 0 < epochs < _FEW_EPOCHS:
         yield f"train longer than {epochs} epochs, such as trainer.max_epochs={5 * epochs}"

@@ -13,8 +13,9 @@ from lit_data.modules.gan.nets import ConvDiscriminator, ConvGenerator
 from lit_data.modules.gan.rays import RayGenerator
 from lit_data.modules.pretrained.detection import TorchvisionDetectionModule, TorchvisionDetector
 from lit_data.modules.pretrained.efficientnet_lite import EfficientNetLite
+from lit_data.modules.pretrained.lite_compare import LiteCompareNet, LiteDifference
 from lit_data.modules.pretrained.lite_nets import LiteClassifier, LiteDetector
-from lit_data.modules.pretrained.lite_unet import LiteCompareNet, LiteUNet
+from lit_data.modules.pretrained.lite_unet import LiteUNet
 from lit_data.modules.pretrained.nets import (
     SmpNet,
     TimmNet,
@@ -22,6 +23,7 @@ from lit_data.modules.pretrained.nets import (
     TorchvisionSegmenter,
 )
 from lit_data.modules.pretrained.volumes import MonaiLoss, MonaiNet
+from lit_data.modules.segmentation.features import FeatureDifferenceModule
 from lit_data.modules.segmentation.module import SegmentationModule
 from lit_data.modules.segmentation.nets import CompareNet, UNet, VolumeUNet
 from lit_data.modules.segmentation.volumes import VolumeSegmentationModule
@@ -41,10 +43,12 @@ __all__ = [
     "DetectionModule",
     "DetectorNet",
     "EfficientNetLite",
+    "FeatureDifferenceModule",
     "GANModule",
     "LiteClassifier",
-    "LiteDetector",
     "LiteCompareNet",
+    "LiteDetector",
+    "LiteDifference",
     "LiteUNet",
     "MemoryBank",
     "MonaiLoss",

@@ -243,6 +243,7 @@ class VerdictWriter(ImageWriter):
         find_misfits: Returns which references of an image do not fit its target, empty where all
             do: such an image is for ``review`` and has no defects, and a column ``references``
             says why. None: there are no references to check.
+        lists_defects: Write ``defects.csv``.
     """
 
     def __init__(
@@ -255,9 +256,11 @@ class VerdictWriter(ImageWriter):
         doubt: str | None,
         calibration: Calibration | None = None,
         find_misfits: Callable[[int], str] | None = None,
+        lists_defects: bool = True,
     ) -> None:
         super().__init__(images, folder, options)
         self._find_misfits = find_misfits
+        self._lists_defects = lists_defects
         self._truth = truth
         self._doubt = doubt
         self._calibration = calibration
@@ -308,7 +311,8 @@ class VerdictWriter(ImageWriter):
         path = self.write_rows(self.folder / "images", columns, table)
         log.info("verdicts: %s", path)
         self._warn_of_verdicts(rows)
-        self._write_defects(entries)
+        if self._lists_defects:
+            self._write_defects(entries)
         self._draw_surest(entries)
         marked = sum(bool(entry.rows) for entry in entries)
         judged_bad = sum(row["verdict"] == DEFECT for row in rows)

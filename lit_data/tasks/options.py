@@ -269,6 +269,7 @@ class PredictRun:
         doubt: Why verdicts of this model are worth nothing; None where they are.
         calibration: Thresholds of verdicts with their bounds; None where there are none.
         chosen: Numbers of the images that are predicted; None: all.
+        lists_defects: Write a table of the defects of images.
         reference_limits: Of references that fit, see `describe_misfits`; None where none are known.
         remote_sizes: Bytes of files that lie at the address of the folder, by their names below it.
         bring: Returns a path of the folder, after the file came from that address if it is not
@@ -282,6 +283,7 @@ class PredictRun:
     doubt: str | None = None
     calibration: Calibration | None = None
     chosen: Sequence[int] | None = None
+    lists_defects: bool = True
     reference_limits: Sequence[float] | None = None
     remote_sizes: Mapping[str, int] = field(default_factory=dict)
     bring: Callable[[Path], Path] = _is_here

@@ -210,6 +210,7 @@ class PixelTask(Task[Images]):
             doubt=run.doubt,
             calibration=run.calibration,
             find_misfits=find_misfits,
+            lists_defects=run.lists_defects,
         )
 
     @override

@@ -264,6 +264,10 @@ def test_a_run_is_calibrated_and_its_smallest_defect_measured(
     )
     rates = ["miss=0.2", "false_alarms=0.2", "confidence=0.9", "images=all"]
     calibrated = _call("calibrate", run, *rates)
+    printed = capsys.readouterr()
+    assert "images.csv" in printed.out + printed.err
+    assert "defects.csv" not in printed.out + printed.err  # no verdict was there to list them by
+    assert not (tmp_path / "calibrate/defects.csv").exists()
     assert calibrated["calibrate/miss_bound"] <= 0.2
     assert calibrated["calibrate/false_alarm_bound"] <= 0.2
     assert (tmp_path / "fit/checkpoints/best.ckpt.calibration.json").is_file()

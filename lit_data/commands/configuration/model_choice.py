@@ -13,6 +13,7 @@ from lit_data.io.wheels import DEFAULT_SIZE, WHEELS, find_wheel_weights
 WITHOUT_WEIGHTS = {
     "anomaly": ("model=anomaly_texture", "data.size_px=null"),
     "classifier_lite0": ("model=classifier",),
+    "compare_features": ("model=compare",),
     "compare_lite0": ("model=compare",),
     "detector_lite0": ("model=detector",),
     "unet_lite0": ("model=unet",),

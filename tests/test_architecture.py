@@ -16,7 +16,7 @@ FILES = sorted({*PACKAGE.rglob("*.py"), *(PACKAGE / "callbacks").rglob("*.py")})
 
 LAYERS = {
     "__init__": 1, "errors": 0, "checks": 0, "files": 0, "child_process": 0, "import_path": 0,
-    "types": 0, "rng": 0, "grid": 0, "mosaic": 0, "out_of_memory": 0, "parts": 0, "size_search": 0, "batch_form": 0, "value_range": 0, "devices": 0,
+    "types": 0, "rng": 0, "grid": 0, "mosaic": 0, "out_of_memory": 0, "parts": 0, "size_search": 0, "batch_form": 0, "value_range": 0, "devices": 0, "heap": 0,
     "io": 1,
     "risk": 1,
     "synthesis": 2,

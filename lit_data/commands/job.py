@@ -34,6 +34,7 @@ from lit_data.errors import (
     show_path,
 )
 from lit_data.files import write_text
+from lit_data.heap import keep_freed_memory
 
 _OBSERVER = "child-process-observer"
 _POLL_S = 0.2
@@ -254,6 +255,8 @@ def _run_command(
             _command_line_for_ranks(cfg.command, flags),
             _leaving_no_ranks(),
         ):
+            if _computes_on_cpu(cfg):
+                keep_freed_memory()
             metrics = module.run(cfg)
     except PartlyDoneError as error:
         metrics = error.metrics
@@ -267,6 +270,13 @@ def _run_command(
         _end_run(cfg, folder, measured)
     if failure:
         raise failure
+
+
+def _computes_on_cpu(cfg: DictConfig) -> bool:
+    import torch  # not at the top: it takes a second, and the command has imported it by now
+
+    is_told = OmegaConf.select(cfg, "trainer.accelerator") == "cpu"
+    return is_told or not torch.accelerator.is_available()
 
 
 def _end_run(cfg: DictConfig, folder: Path, metrics: Mapping[str, Any]) -> None:

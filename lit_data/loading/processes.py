@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from lit_data.errors import WorkerDiedError
+from lit_data.heap import return_freed_memory
 from lit_data.io.machine import count_files
 from lit_data.io.store.shared_arrays import Handle, SharedMemory, attach
 from lit_data.loading.apart import describe_end, set_up_worker, start_context
@@ -137,6 +138,7 @@ def serve(reader: RowReader, worker: int, workers: int, pipe: Connection) -> Non
 
 def _set_up(reader: RowReader, worker: int, workers: int) -> None:
     """Say who this worker is, and end at SIGTERM only if the main process closes the workers."""
+    return_freed_memory()
     lines = reader.board.lines
     lines[worker + 1] = os.getpid(), -1, 0, 0
 

@@ -178,7 +178,7 @@ def _give_back_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is None:
         return
-    from lit_data.callbacks.device_memory import trim_heap
+    from lit_data.heap import trim_heap
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lit_data.checks import check_share
+from lit_data.devices import exact_products
 from lit_data.errors import ConfigError
 from lit_data.modules.anomaly.bank import MemoryBank
 from lit_data.modules.anomaly.encoder import TextureEncoder, blur, pad_reflected
@@ -225,8 +226,20 @@ class AnomalyModule(OnePassModule):
                 "this model has seen no good images yet: fit it first, or load a checkpoint of it"
             )
         maps = self.normality(self.find_maps(images.float()))
-        maps = F.interpolate(maps, self._pad_size(images), mode="bilinear")
-        return blur(maps[..., : images.shape[-2], : images.shape[-1]], self.smooth_px)
+        return self._enlarge(maps, images)
+
+    def _enlarge(self, maps: Tensor, images: Tensor) -> Tensor:
+        """Resize maps [B, 1, h, w] to images [B, C, H, W], and blur them."""
+        height, width = images.shape[-2:]
+        padded = self._pad_size(images)
+        if torch.compiler.is_exporting():
+            maps = F.interpolate(maps, padded, mode="bilinear")
+            return blur(maps[..., :height, :width], self.smooth_px)
+        # Both are linear and go side by side: two products of small matrices do them at once.
+        down = _make_enlargement(maps.shape[2], padded[0], height, self.smooth_px).to(maps)
+        across = _make_enlargement(maps.shape[3], padded[1], width, self.smooth_px).to(maps)
+        with exact_products(maps.device):
+            return down @ maps @ across.T
 
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
@@ -359,6 +372,13 @@ def _check_options(quantile: float, margin: float, smooth_px: float) -> None:
         raise ConfigError(
             f"margin={margin}, smooth_px={smooth_px}: need finite numbers of 0 or more"
         )
+
+
+def _make_enlargement(places: int, padded_px: int, side_px: int, sigma: float) -> Tensor:
+    """[side, places]: weights with which places stand for the pixels of a side, padded and blurred."""
+    each_place = torch.eye(places)[None, :, :, None]
+    pixels = F.interpolate(each_place, (padded_px, 1), mode="bilinear")[:, :, :side_px]
+    return blur(pixels, sigma)[0, :, :, 0].T
 
 
 def _describe(output: object) -> str:

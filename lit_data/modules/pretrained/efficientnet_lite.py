@@ -24,6 +24,8 @@ STRIDES_PX = (2, 4, 8, 16, 32)
 _STEM_WIDTH = 32
 _FROZEN_PX = 4  # stride up to which layers stay as they are in light fine-tuning
 _SLOW_KERNEL_PX = 5
+_BYTES_PER_PX = 96  # of an image, in its largest map: 96 channels at a stride of 2
+_QUICK_BYTES = 2**25  # larger blocks of memory are mapped anew each time, see `lit_data.heap`
 FineTuning = Literal["auto", "full", "light"]
 """Which layers of an encoder learn; see `choose_fine_tuning`."""
 # The weights were trained on bytes from which 127 was taken and the rest divided by 128.
@@ -175,14 +177,36 @@ class EfficientNetLite(nn.Module):
         Returns:
             [B, width, H / stride, W / stride] for each of the strides, the finest first.
         """
-        normal = (images * _SCALE + _OFFSET).contiguous(memory_format=torch.channels_last)
-        features = F.relu6(_convolve(self.conv_stem, self.bn0, normal), inplace=True)
+        if not self._only_infers():
+            return self._find_maps(images, mirrors=False)
+        together = len(images)
+        if images.device.type == "cpu":
+            together = max(1, _QUICK_BYTES // (_BYTES_PER_PX * images.shape[2] * images.shape[3]))
+        parts = []
+        for part in torch.split(images, together):
+            parts.append(self._find_maps(part, mirrors=True))
+        if len(parts) == 1:
+            return parts[0]
+        return [torch.cat(maps) for maps in zip(*parts, strict=True)]
+
+    def _find_maps(self, images: Tensor, *, mirrors: bool) -> list[Tensor]:
+        normal = images * _SCALE + _OFFSET
+        if mirrors:
+            normal = normal.flip(2, 3)
+        normal = normal.contiguous(memory_format=torch.channels_last)
+        features = F.relu6(_convolve(self.conv_stem, self.bn0, normal, mirrors), inplace=True)
         maps = []
         for number, block in enumerate(self.blocks):
-            features = block(features)
+            features = block(features, mirrors)
             if number in self._map_blocks:
-                maps.append(features)
+                maps.append(features.flip(2, 3) if mirrors else features)
         return maps
+
+    def _only_infers(self) -> bool:
+        """Return True where nothing learns, so that layers may be folded; see `_convolve`."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return False
+        return not any(module.training for module in self.modules())
 
 
 def choose_fine_tuning(fine_tuning: FineTuning, weights: PathText | None) -> FineTuning:
@@ -250,28 +274,32 @@ class _Block(nn.Module):
         self.bn2 = _normalise(stage.width)
 
     @override
-    def forward(self, features: Tensor) -> Tensor:
+    def forward(self, features: Tensor, mirrors: bool) -> Tensor:
         inner = features
         if self.expand_conv is not None:
-            inner = F.relu6(_convolve(self.expand_conv, self.bn0, inner), inplace=True)
-        inner = F.relu6(_convolve(self.depthwise_conv, self.bn1, inner), inplace=True)
-        projected = _convolve(self.project_conv, self.bn2, inner)
+            inner = F.relu6(_convolve(self.expand_conv, self.bn0, inner, mirrors), inplace=True)
+        inner = F.relu6(_convolve(self.depthwise_conv, self.bn1, inner, mirrors), inplace=True)
+        projected = _convolve(self.project_conv, self.bn2, inner, mirrors)
         return projected.add_(features) if self.is_residual else projected
 
 
-def _convolve(layer: nn.Conv2d, norm: nn.BatchNorm2d, features: Tensor) -> Tensor:
-    """Convolve and normalise; in evaluation without gradients in one pass over the maps."""
-    if norm.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+def _convolve(layer: nn.Conv2d, norm: nn.BatchNorm2d, features: Tensor, mirrors: bool) -> Tensor:
+    """Convolve and normalise; mirrored maps, which nothing learns from, in one pass.
+
+    Uneven padding, which takes a copy of the maps, is even where maps and kernels are mirrored: a
+    stride of 2 then drops the last zeros on the other side.
+    """
+    if not mirrors:
         normalised: Tensor = norm(layer(features))
         return normalised
     mean, variance = norm.running_mean, norm.running_var
     assert mean is not None
     assert variance is not None
     scale = norm.weight * torch.rsqrt(variance + norm.eps)
-    weight, bias = layer.weight * scale[:, None, None, None], norm.bias - mean * scale
-    if isinstance(layer, _SamePadded):
-        features = layer.pad(features)
-    return F.conv2d(features, weight, bias, layer.stride, layer.padding, groups=layer.groups)
+    weight = layer.weight.flip(2, 3) * scale[:, None, None, None]
+    bias = norm.bias - mean * scale
+    padding = layer.kernel_size[0] // 2
+    return F.conv2d(features, weight, bias, layer.stride, padding, groups=layer.groups)
 
 
 def _normalise(channels: int) -> nn.BatchNorm2d:
@@ -297,15 +325,12 @@ class _SamePadded(nn.Conv2d):
 
     @override
     def forward(self, features: Tensor) -> Tensor:
-        features = self.pad(features)
+        if self._uneven is not None:
+            features = F.pad(features, self._uneven)
         if _has_slow_gradient(self, features):
             with torch.autocast("cpu", enabled=False):
                 return super().forward(features.float()).to(features.dtype)
         return super().forward(features)
-
-    def pad(self, features: Tensor) -> Tensor:
-        """Pad what a convolution pads unevenly."""
-        return features if self._uneven is None else F.pad(features, self._uneven)
 
 
 def _has_slow_gradient(layer: nn.Conv2d, features: Tensor) -> bool:

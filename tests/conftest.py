@@ -20,7 +20,7 @@ import pytest
 from lit_data.io.store.arrays import ArrayWriter
 from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
 from lit_data.io.store.sources import SourceTable
-from tests.fork_server import PICTURES, WITHOUT_PICTURES, install, make_starter
+from tests.helpers.fork_server import PICTURES, WITHOUT_PICTURES, install, make_starter
 
 LONGEST = (
     "test_all_configs",

@@ -11,8 +11,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lit_data import api
 from lit_data.errors import ConfigError, DataError
 from lit_data.modules import SegmentationModule
-from tests.families import ROOT
-from tests.fork_server import SCRIPTS_TOO
+from tests.helpers.families import ROOT
+from tests.helpers.fork_server import SCRIPTS_TOO
 
 QUICK = (
     "debug=fast",

@@ -25,8 +25,8 @@ from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.testing import QUIET
-from tests.families import run_family
-from tests.fork_server import SCRIPTS_TOO
+from tests.helpers.families import run_family
+from tests.helpers.fork_server import SCRIPTS_TOO
 from tests.outputs import NO_TIMELINES
 
 ROOT = Path(__file__).resolve().parents[1]

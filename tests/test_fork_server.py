@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.families import ROOT, list_children
-from tests.fork_server import FRESH, NAME, read_command
+from tests.helpers.families import ROOT, list_children
+from tests.helpers.fork_server import FRESH, NAME, read_command
 
 LIMIT_S = 100
 

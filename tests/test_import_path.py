@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.families import ROOT
-from tests.fork_server import FRESH
+from tests.helpers.families import ROOT
+from tests.helpers.fork_server import FRESH
 
 SHADOWED = ("torch", "yaml", "faulthandler", "argparse", "multiprocessing", "hydra", "psutil")
 GROUPS = ("lit_data.conf", "torch.backends", "lightning.pytorch.callbacks_factory", "fsspec.specs")

@@ -38,7 +38,7 @@ from lit_data.lightning_internals import (
     save_progress,
 )
 from lit_data.testing import QUIET
-from tests.stock_modules import STOCK
+from tests.helpers.stock_modules import STOCK
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"

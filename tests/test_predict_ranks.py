@@ -21,7 +21,7 @@ import torch
 
 from lit_data.commands.build import build_model
 from lit_data.commands.configuration.compose import compose
-from tests.families import ROOT, list_children, run_family
+from tests.helpers.families import ROOT, list_children, run_family
 
 IMAGES = 40
 LIMIT_S = 240  # of runs that take 10 to 20 s where nothing else does

@@ -33,7 +33,7 @@ from lit_data.modules.segmentation.whole_masks import WholeMasks
 from lit_data.rng import uniform
 from lit_data.testing import QUIET
 from lit_data.types import Array, Batch, FieldSpec, Ints, Stage
-from tests.families import run_family
+from tests.helpers.families import run_family
 from tests.outputs import NO_TIMELINES
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.fork_server import SCRIPTS_TOO
+from tests.helpers.fork_server import SCRIPTS_TOO
 from tests.outputs import NO_TIMELINES
 from tests.simulated.log import LOG
 
@@ -124,7 +124,7 @@ def test_two_agents_of_torchrun_train_as_one_process(
 def test_fsdp_trains_as_one_process_and_its_checkpoints_serve_any_run(
     alone: Fitted, tmp_path: Path
 ) -> None:
-    cut = ["trainer.strategy._target_=tests.fsdp_on_cpu.ShardsOnCPU", "--package", "tests"]
+    cut = ["trainer.strategy._target_=tests.helpers.fsdp_on_cpu.ShardsOnCPU", "--package", "tests"]
     cut += ["trainer.strategy.auto_wrap_policy.min_num_params=100"]
     cut += ["trainer.accelerator=cpu", "trainer.devices=2"]
     codes, output = _run([*COMMAND, *_fit(tmp_path, "trainer=fsdp", *cut)], cwd=tmp_path)

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.browser import CHROMIUM, Browser
+from tests.helpers.browser import CHROMIUM, Browser
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (

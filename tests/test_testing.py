@@ -23,7 +23,7 @@ from lit_data.testing import (
     write_images,
 )
 from lit_data.types import Array, FieldSpec, Ints
-from tests.stock_modules import STOCK
+from tests.helpers.stock_modules import STOCK
 
 
 class Rows:

@@ -19,7 +19,7 @@ from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.synthesis import DefectSpec, SpotShape
 from lit_data.types import Batch
-from tests.reading import opened
+from tests.helpers.reading import opened
 
 Make = Callable[..., StripeDataModule]
 

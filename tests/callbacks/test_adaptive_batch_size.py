@@ -17,8 +17,8 @@ from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.callbacks.events import Event
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.testing import QUIET
-from tests.limited_memory import FaultPlan, Point, install, out_of_memory
-from tests.notes import Notes
+from tests.helpers.limited_memory import FaultPlan, Point, install, out_of_memory
+from tests.helpers.notes import Notes
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 

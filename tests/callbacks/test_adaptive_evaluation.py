@@ -21,8 +21,8 @@ from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.errors import BatchMemoryError
 from lit_data.testing import QUIET
 from tests.callbacks.test_adaptive_twins import assert_same
-from tests.limited_memory import FaultPlan, Faults, Point, install
-from tests.stock_modules import STOCK
+from tests.helpers.limited_memory import FaultPlan, Faults, Point, install
+from tests.helpers.stock_modules import STOCK
 
 pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),

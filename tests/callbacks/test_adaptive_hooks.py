@@ -17,7 +17,7 @@ from torchmetrics import MeanMetric
 from lit_data.callbacks import AdaptiveBatchSize, SampleDigest
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.testing import QUIET
-from tests.limited_memory import FaultPlan, Point, install
+from tests.helpers.limited_memory import FaultPlan, Point, install
 
 ALL = ("train", "validate", "test", "predict")
 

@@ -19,8 +19,8 @@ from lit_data.callbacks.wrapping import wrap
 from lit_data.errors import BatchMemoryError
 from lit_data.testing import QUIET
 from tests.callbacks.test_adaptive_twins import assert_same
-from tests.limited_memory import out_of_memory
-from tests.notes import Notes
+from tests.helpers.limited_memory import out_of_memory
+from tests.helpers.notes import Notes
 
 BATCH, BATCHES = 8, 4
 

@@ -28,7 +28,7 @@ from lit_data.callbacks.adaptive.ranks import find_ranks
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.errors import ConfigError, LitDataError
 from lit_data.testing import QUIET
-from tests.families import run_family
+from tests.helpers.families import run_family
 
 WAIT_S = 30
 """Longest wait of one rank for the other; one that starts on a busy machine is given time to come."""

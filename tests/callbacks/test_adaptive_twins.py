@@ -19,7 +19,7 @@ from torchmetrics.wrappers import Running
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.errors import BatchMemoryError
 from lit_data.testing import QUIET
-from tests.limited_memory import FaultPlan, Faults, Point, install
+from tests.helpers.limited_memory import FaultPlan, Faults, Point, install
 
 pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),

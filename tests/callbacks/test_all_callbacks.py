@@ -27,8 +27,8 @@ from lit_data.callbacks.empty_cache import EmptyCache
 from lit_data.callbacks.memory_monitor import MemoryMonitor
 from lit_data.callbacks.wrapping import Wrapped
 from lit_data.testing import QUIET
-from tests.limited_memory import STAGES, FaultPlan, install
-from tests.stock_modules import STOCK
+from tests.helpers.limited_memory import STAGES, FaultPlan, install
+from tests.helpers.stock_modules import STOCK
 
 SAMPLES, BATCH, FITS = 32, 8, 4
 

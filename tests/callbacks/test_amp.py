@@ -14,7 +14,7 @@ from lit_data.callbacks.amp import AMP
 from lit_data.callbacks.events import Event
 from lit_data.errors import ConfigError, LitDataError
 from lit_data.testing import QUIET
-from tests.notes import Notes
+from tests.helpers.notes import Notes
 
 SCALE, BATCHES = 1024.0, 8
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

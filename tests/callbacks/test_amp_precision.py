@@ -13,7 +13,7 @@ from lit_data.callbacks.amp import AMP
 from lit_data.callbacks.precision import choose_precision
 from lit_data.errors import ConfigError
 from lit_data.testing import QUIET
-from tests.notes import Notes
+from tests.helpers.notes import Notes
 
 pytestmark = pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.*")
 

@@ -23,9 +23,9 @@ from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.size_search import SizeLimits
 from lit_data.testing import QUIET
 from lit_data.types import Batch, Stage
-from tests.limited_memory import SimulatedDevice, install
+from tests.helpers.limited_memory import SimulatedDevice, install
+from tests.helpers.tally import Meanwhile, Rows, Tally
 from tests.loading.rows import KINDS, Indices
-from tests.tally import Meanwhile, Rows, Tally
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 

@@ -20,7 +20,7 @@ from lit_data.callbacks.timing.totals import Hardware, describe_limit
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.testing import QUIET
 from tests.callbacks.clock import Clock
-from tests.notes import Notes
+from tests.helpers.notes import Notes
 
 BATCHES = 8
 

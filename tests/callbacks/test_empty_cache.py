@@ -19,7 +19,7 @@ from lit_data.callbacks.events import Event
 from lit_data.errors import ConfigError
 from lit_data.testing import QUIET
 from tests.callbacks.clock import Clock
-from tests.notes import Notes
+from tests.helpers.notes import Notes
 
 MIB = 2**20
 SUMS = {"cache/releases": 4, "cache/freed_bytes": 32 * MIB, "cache/seconds": 16.0}

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from lit_data.callbacks.gradient_checkpointing import GradientCheckpointing
 from lit_data.errors import ConfigError
 from lit_data.testing import QUIET
-from tests.stock_modules import STOCK
+from tests.helpers.stock_modules import STOCK
 
 Run = tuple[dict[str, Tensor], list[list[Tensor]], Tensor]
 

@@ -13,7 +13,7 @@ from lit_data.callbacks import ImageMetrics
 from lit_data.errors import ConfigError
 from lit_data.testing import QUIET
 from tests.callbacks.painter import Album, Painter
-from tests.notes import Notes
+from tests.helpers.notes import Notes
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 

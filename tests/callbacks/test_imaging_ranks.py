@@ -13,7 +13,7 @@ from lightning import Trainer
 from lit_data.callbacks import ImageMetrics, SampleImages
 from lit_data.testing import QUIET
 from tests.callbacks.painter import Album, Painter
-from tests.families import run_family
+from tests.helpers.families import run_family
 
 
 def _train(folder: Path) -> None:

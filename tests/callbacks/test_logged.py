@@ -11,8 +11,8 @@ from torchmetrics import MeanMetric
 
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.testing import QUIET
-from tests.limited_memory import FaultPlan, install
-from tests.tally import Rows
+from tests.helpers.limited_memory import FaultPlan, install
+from tests.helpers.tally import Rows
 
 REDUCTIONS = {"mean": torch.mean, "sum": torch.sum, "max": max, "min": "min"}
 

@@ -14,7 +14,7 @@ from lit_data.callbacks.pictures import read_images
 from lit_data.errors import ConfigError
 from lit_data.testing import QUIET
 from tests.callbacks.painter import Album, Painter, Sculptor
-from tests.notes import Notes
+from tests.helpers.notes import Notes
 
 POSES = torch.tensor([[0.25, 0.0], [0.5, 0.1], [0.75, 0.2]])
 

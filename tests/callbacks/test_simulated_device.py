@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.errors import BatchMemoryError
 from lit_data.testing import QUIET
-from tests.limited_memory import SimulatedDevice, install
-from tests.tally import Meanwhile, Rows, Tally
+from tests.helpers.limited_memory import SimulatedDevice, install
+from tests.helpers.tally import Meanwhile, Rows, Tally
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 

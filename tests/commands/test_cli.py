@@ -23,8 +23,8 @@ from lit_data.cli import main
 from lit_data.commands import COMMANDS, TOOLS
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.commands.result import KEYS
-from tests.families import list_children
-from tests.fork_server import FRESH
+from tests.helpers.families import list_children
+from tests.helpers.fork_server import FRESH
 from tests.outputs import NO_TIMELINES, QUICK, STRIPES
 
 ROOT = Path(lit_data.__file__).parents[1]

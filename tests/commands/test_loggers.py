@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.errors import ConfigError
-from tests.families import ROOT
+from tests.helpers.families import ROOT
 
 FIT = ["fit", "experiment=stripe", "debug=fast", "hydra.run.dir=run", "data.samples.count=4"]
 FIT += ["model.net.width=4", "trainer.enable_progress_bar=false", "data.loader.num_workers=0"]

@@ -15,8 +15,8 @@ from lit_data.commands.report import add_report, noting_failure, write_report
 from lit_data.commands.reports import page
 from lit_data.commands.reports.charts import Chart, ChartLine, draw_chart
 from lit_data.errors import BatchMemoryError, DataError
-from tests.browser import CHROMIUM, Browser
 from tests.commands.reports.folders import CONFIG, CSV, LOG, SUMMARY, make_run
+from tests.helpers.browser import CHROMIUM, Browser
 
 EVIL = "<script>window.ran = 1</script><img src=x onerror='window.ran = 2'>\"' & \u202e\x00"
 VOID = ("meta", "link", "img", "br", "wbr")

@@ -17,7 +17,7 @@ from lit_data.io.volumes.resampling import Resolution
 from lit_data.loading import LoaderOptions
 from lit_data.samples.ct import render_volume
 from lit_data.types import Batch
-from tests.reading import assert_equal, assert_resumes, first, opened
+from tests.helpers.reading import assert_equal, assert_resumes, first, opened
 
 SHAPE = (24, 32, 40)
 SAMPLES = {"count": 10, "shape": SHAPE}

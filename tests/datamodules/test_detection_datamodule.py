@@ -23,7 +23,7 @@ from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.mosaic import MosaicSpec
 from lit_data.synthesis import DefectSpec
 from lit_data.types import Batch
-from tests.reading import Watcher, assert_equal, assert_resumes, first, fit, opened, plan
+from tests.helpers.reading import Watcher, assert_equal, assert_resumes, first, fit, opened, plan
 
 SAMPLES = {"count": 20, "size_px": [64, 80]}
 

@@ -13,7 +13,7 @@ from lit_data.datamodules.detection_masks import box_parts
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.masks import MaskOptions
 from lit_data.loading import LoaderOptions
-from tests.reading import first, opened
+from tests.helpers.reading import first, opened
 
 SIZE = (48, 64)
 PARTS = ((4, 4, 12, 14), (30, 20, 40, 24))  # (left, top, right, bottom) px

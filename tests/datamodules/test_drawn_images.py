@@ -16,8 +16,8 @@ from lit_data.loading import LoaderOptions
 from lit_data.modules import SegmentationModule
 from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
 from lit_data.synthesis import DefectSpec
+from tests.helpers.reading import opened, read_all
 from tests.modules.runs import make_trainer
-from tests.reading import opened, read_all
 
 SIZE = (72, 80)
 SPLITS = {"train": 0.4, "val": 0.4, "test": 0.2}

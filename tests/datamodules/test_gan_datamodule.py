@@ -12,7 +12,7 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.options import ReadOptions
 from lit_data.loading import LoaderOptions
 from lit_data.types import HasPoses
-from tests.reading import Watcher, assert_equal, first, fit, opened, plan, read_all
+from tests.helpers.reading import Watcher, assert_equal, first, fit, opened, plan, read_all
 
 SAMPLES = {"count": 6, "size_px": [16, 16], "tiles": 2}
 

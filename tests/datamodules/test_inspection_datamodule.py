@@ -22,7 +22,7 @@ from lit_data.io.images.options import ReadOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.types import Array, Ints
-from tests.reading import opened, plan, read_all
+from tests.helpers.reading import opened, plan, read_all
 
 SIZE = (96, 160)
 

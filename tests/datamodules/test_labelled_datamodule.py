@@ -11,7 +11,7 @@ import torch
 from lit_data.datamodules import InspectionDataModule, LabelledImageDataModule
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions
-from tests.reading import opened, read_all
+from tests.helpers.reading import opened, read_all
 
 
 def _write(folder: Path, kinds: dict[str, int], size: tuple[int, int] = (40, 60)) -> Path:

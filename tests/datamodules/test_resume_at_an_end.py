@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.families import run_family
-from tests.fork_server import WITHOUT_PICTURES
+from tests.helpers.families import run_family
+from tests.helpers.fork_server import WITHOUT_PICTURES
 from tests.outputs import NO_TIMELINES, STRIPES
 
 STOPPER = """

@@ -12,7 +12,7 @@ from lit_data.datamodules import InspectionDataModule
 from lit_data.datasets.inspection.patches import SamplingOptions
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions
-from tests.reading import opened, read_all
+from tests.helpers.reading import opened, read_all
 
 SIZES = ((90, 60), (40, 120), (1, 50), (64, 64))
 

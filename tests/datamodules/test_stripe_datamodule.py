@@ -22,7 +22,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.testing import write_images as write_noise
 from lit_data.types import Batch, Stage
-from tests.reading import Watcher, assert_equal, fit, opened, plan
+from tests.helpers.reading import Watcher, assert_equal, fit, opened, plan
 
 Make = Callable[..., StripeDataModule]
 

@@ -12,7 +12,7 @@ from lit_data.datamodules import InspectionDataModule
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
-from tests.reading import opened
+from tests.helpers.reading import opened
 
 
 def _write(path: Path, *, marked: bool | None = None, seed: int = 0) -> None:

@@ -14,7 +14,7 @@ from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.synthesis import DefectSpec
 from lit_data.testing import QUIET
-from tests.reading import Watcher, opened
+from tests.helpers.reading import Watcher, opened
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),

@@ -23,8 +23,8 @@ from lit_data.loading import LoaderOptions
 from lit_data.loading.transfer import Copy, StagedBatch
 from lit_data.testing import QUIET
 from lit_data.types import Array, Batch, FieldSpec, Ints, Stage
-from tests.limited_memory import out_of_memory
-from tests.notes import Notes
+from tests.helpers.limited_memory import out_of_memory
+from tests.helpers.notes import Notes
 
 BEFORE, TRANSFER, AFTER = HOOKS = (
     "on_before_batch_transfer",

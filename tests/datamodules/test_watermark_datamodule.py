@@ -14,7 +14,7 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.watermarks import WatermarkSpec
-from tests.reading import Watcher, assert_equal, first, fit, opened, plan, read_all
+from tests.helpers.reading import Watcher, assert_equal, first, fit, opened, plan, read_all
 
 SAMPLES = {"count": 6, "size_px": [128, 96]}
 SPEC = {"text_count": 20, "size_px": (10, 30)}

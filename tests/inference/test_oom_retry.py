@@ -16,8 +16,8 @@ from lit_data.inference.batch_size_table import (
     count_weight_bytes,
     measure_peak_bytes,
 )
+from tests.helpers.limited_memory import out_of_memory
 from tests.inference.nets import Found, assert_same, make_images, make_net, predict
-from tests.limited_memory import out_of_memory
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 

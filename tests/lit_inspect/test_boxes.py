@@ -27,7 +27,7 @@ from lit_inspect.errors import BoardError
 from lit_inspect.inspector import Inspector, Verdict
 from lit_inspect.results import Results
 from lit_inspect.rows import ArrayRows
-from tests.reading import opened
+from tests.helpers.reading import opened
 from tests.tasks.running import predict
 
 SIZES = {"a.png": (50, 60), "b/c.jpg": (150, 201), "d.bmp": (64, 300), "e.png": (96, 96)}

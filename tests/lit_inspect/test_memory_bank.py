@@ -16,7 +16,7 @@ from lit_data.tasks import PredictOptions, find_task
 from lit_data.tasks.options import ExportRequest
 from lit_inspect.__main__ import main
 from lit_inspect.inspector import Inspector
-from tests.reading import opened
+from tests.helpers.reading import opened
 from tests.tasks.running import predict, read_rows
 
 OPTIONS = {"tile_px": 128, "overlap_px": 32, "image_score_fraction": 0.0, "image_threshold": 0.5}

@@ -15,8 +15,8 @@ import pytest
 
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.types import Ints
-from tests.families import ROOT
-from tests.fork_server import SCRIPTS_TOO
+from tests.helpers.families import ROOT
+from tests.helpers.fork_server import SCRIPTS_TOO
 from tests.loading.rows import FORK, Indices, Rows
 
 pytestmark = pytest.mark.timeout(60)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import lit_data
-from tests.families import run_family
+from tests.helpers.families import run_family
 from tests.outputs import NO_TIMELINES
 
 ROOT = Path(lit_data.__file__).parents[1]

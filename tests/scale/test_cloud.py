@@ -12,7 +12,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.families import run_family
+from tests.helpers.families import run_family
 from tests.scale.parts import PARTS, check_parts
 from tests.scale.recipes import (
     LIMIT_S,

@@ -13,7 +13,7 @@ from lit_data.datamodules import DetectionDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.types import Batch
-from tests.reading import assert_resumes, first, opened
+from tests.helpers.reading import assert_resumes, first, opened
 from tests.tasks.running import predict
 from tests.tasks.test_boxes import Fails, Oracle, _read
 

@@ -19,7 +19,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.tasks import Predicted, find_task
 from lit_data.tasks.box_figures import find_true
 from lit_data.types import Batch
-from tests.reading import opened
+from tests.helpers.reading import opened
 from tests.tasks.running import predict
 
 Answer = Any

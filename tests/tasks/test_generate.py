@@ -20,7 +20,7 @@ from lit_data.modules import ConvGenerator, GANModule
 from lit_data.tasks import Predicted, PredictOptions, find_task
 from lit_data.tasks.generate import sweep_objects, tile_views
 from lit_data.types import Batch
-from tests.reading import opened
+from tests.helpers.reading import opened
 from tests.tasks.running import make_run
 
 SIDES = 4

@@ -15,7 +15,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.modules import AnomalyModule, PlaceGaussians, SegmentationModule
 from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
 from lit_data.testing import QUIET
-from tests.reading import opened
+from tests.helpers.reading import opened
 from tests.tasks.running import predict, read_rows
 
 

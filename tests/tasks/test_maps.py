@@ -21,7 +21,7 @@ from lit_data.tasks import Predicted, PredictOptions, find_task
 from lit_data.tasks import maps as patch_predict
 from lit_data.types import Array, Batch
 from lit_inspect.layouts import ROLES
-from tests.reading import opened
+from tests.helpers.reading import opened
 from tests.tasks.running import Marker, make_run, predict, read_rows
 
 SIZE = (48, 80)

@@ -31,7 +31,7 @@ from lit_data.tasks.box_figures import find_true
 from lit_data.tasks.maps import WholeImages
 from lit_data.tasks.options import Share
 from lit_data.types import Batch
-from tests.reading import opened
+from tests.helpers.reading import opened
 from tests.tasks.running import Marker, make_run, read_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")

@@ -24,7 +24,7 @@ from lit_data.modules.segmentation.volumes import VolumeSegmentationModule
 from lit_data.tasks.volume_labels import draw_label_samples, draw_labels, load_slices
 from lit_data.testing import QUIET
 from lit_data.types import Batch
-from tests.reading import first, opened
+from tests.helpers.reading import first, opened
 from tests.tasks.running import predict, read_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")

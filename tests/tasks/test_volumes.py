@@ -24,7 +24,7 @@ from lit_data.tasks.volumes import (
     draw_volume_samples,
 )
 from lit_data.types import Array, Batch
-from tests.reading import opened
+from tests.helpers.reading import opened
 from tests.tasks.running import predict, read_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")

@@ -21,7 +21,7 @@ from lit_data.synthesis.watermarks import WatermarkSpec
 from lit_data.tasks import Predicted, find_task
 from lit_data.tasks import watermarks as watermark_predict
 from lit_data.types import Batch
-from tests.reading import opened, plan
+from tests.helpers.reading import opened, plan
 from tests.tasks.running import Marker, predict, read_rows
 
 SIZES = {"a/page.png": (40, 50), "b/page.png": (64, 64), "b/scan.bmp": (40, 50)}

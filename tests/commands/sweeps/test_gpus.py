@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from lit_data.commands.sweeps import gpus as sweep_gpus
 from lit_data.commands.sweeps.gpus import count_gpus, holding_gpus, list_gpus, share_gpus
 from lit_data.errors import ConfigError
-from tests.families import ROOT, run_family
+from tests.helpers.families import ROOT, run_family
 
 SEEING = """
 import os, pathlib, sys, time, types

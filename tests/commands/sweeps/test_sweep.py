@@ -17,7 +17,7 @@ import pytest
 import lit_data
 from lit_data.cli import main
 from lit_data.errors import DataError
-from tests.families import list_children
+from tests.helpers.families import list_children
 
 ROOT = Path(lit_data.__file__).parents[1]
 LIMIT_S = 120

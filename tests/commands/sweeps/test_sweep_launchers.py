@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.families import ROOT, run_family
+from tests.helpers.families import ROOT, run_family
 
 SCORE = "def run(cfg):\n    return {'test/score': float(cfg.seed), 'test/own': float(cfg.paths.run.endswith('0'))}\n"
 

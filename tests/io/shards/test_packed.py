@@ -22,8 +22,8 @@ from lit_data.io.shards.store import ShardedStore
 from lit_data.io.store.arrays import ArrayFolder
 from lit_data.io.store.sources import join_paths
 from lit_data.parts import Part
+from tests.helpers.reading import read_folder
 from tests.io.shards.test_shards import open_files, open_store, write_changed
-from tests.reading import read_folder
 
 IMAGES = 12
 SHARD_BYTES = 3 * 3 * 96 * 128  # three images

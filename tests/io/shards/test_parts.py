@@ -20,9 +20,9 @@ from lit_data.io.images.writing import write_png
 from lit_data.io.remote import RemoteOptions, Root
 from lit_data.io.remote.transport import FolderTransport
 from lit_data.parts import Part
+from tests.helpers.reading import read_folder
 from tests.io.remote.servers import WebServer
 from tests.io.shards.test_shards import open_files, open_store, write_photos
-from tests.reading import read_folder
 
 SHARD_BYTES = 6_000  # one image of 60 x 100 grey pixels; eight are a group
 PARTS = 2

@@ -19,10 +19,10 @@ from lit_data.cli import main
 from lit_data.io.images.writing import write_png
 from lit_data.io.remote import RemoteOptions
 from lit_data.parts import Part
-from tests.families import run_family
+from tests.helpers.families import run_family
+from tests.helpers.reading import read_folder
 from tests.io.remote.proxy import FaultyProxy
 from tests.io.shards.test_shards import draw, open_files, open_store
-from tests.reading import read_folder
 
 IMAGES = 64
 SHARD_BYTES = 2 * 6_000  # two images of 60 x 100 grey pixels; sixteen are a group

@@ -18,7 +18,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.modules import ConvDiscriminator, ConvGenerator, GANModule
 from lit_data.testing import QUIET
 from lit_data.types import Batch
-from tests.limited_memory import out_of_memory
+from tests.helpers.limited_memory import out_of_memory
 
 pytestmark = [
     pytest.mark.filterwarnings(

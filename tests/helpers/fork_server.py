@@ -34,7 +34,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NAME = "fork-server"
 """Name of the process, by which tests that count processes leave it out."""
 FRESH = {"TESTS_FORK": "never"}

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import lit_data
-from tests import fork_server
+from tests.helpers import fork_server
 
 ROOT = Path(lit_data.__file__).parents[1]
 

@@ -93,15 +93,6 @@ def test_an_engine_brings_a_strategy_and_processes_share_a_folder(
     assert api.build("stripe", *QUICK, "paths.run=shared").folder == Path("shared")
 
 
-def test_what_is_typed_counts_for_objects_too(place: Path) -> None:
-    words = ("trainer.enable_progress_bar=false", "trainer.accelerator=cpu")
-    model = "model._target_=lightning.pytorch.demos.boring_classes.BoringModel"
-    objects = api.build("stripe", model, *words)
-    assert type(objects.model).__name__ == "BoringModel"  # what files say for another is left out
-    with pytest.raises(ConfigError, match="unknown key"):
-        api.build("stripe", "model.net.widht=3")
-
-
 def test_errors_are_those_of_the_command_line(place: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'stripe'"):
         api.fit("strpe")

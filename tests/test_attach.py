@@ -157,23 +157,6 @@ def test_a_target_is_enough(here: Path) -> None:
     assert "logs no val/average_precision in validation (it logs train/loss, val/loss)" in log
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("project")
-def test_typed_keys_reach_the_module_and_wrong_ones_are_errors(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monitor = ["callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min"]
-    assert _fit_model("Scored", "+model.width=3", *monitor) == 0
-    best = torch.load(_summary(here)["folder"] / "checkpoints/best.ckpt", weights_only=True)
-    assert best["state_dict"]["net.0.weight"].shape[0] == 3
-    assert _fit_model("Scored", "+model.widht=3") == 2
-    typo = "'model.widht': Scored has no such argument. Did you mean 'model.width'"
-    assert typo in capsys.readouterr().err
-    assert _fit_model("Scored", "callbacks.checkpoint.monitor=val/nothing") == 2
-    refused = "Lightning refuses this: `ModelCheckpoint(monitor='val/nothing')`"
-    assert refused in capsys.readouterr().err
-
-
 @pytest.mark.usefixtures("project")
 def test_without_validation_and_with_a_picture_that_fails_the_last_checkpoint_stays(
     here: Path,
@@ -199,23 +182,6 @@ def test_what_is_no_module_of_lightning_is_refused(
 ) -> None:
     assert main(["fit", f"model._target_={target}", "--package", "their_project", *TOY]) == 2
     assert re.search(reason, capsys.readouterr().err)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("project")
-@pytest.mark.parametrize(
-    "way", [["--config-dir", "my_conf"], ["hydra.searchpath=[file://my_conf]"]]
-)
-def test_own_folder_of_configurations(way: list[str], here: Path) -> None:
-    for group in ("model", "experiment"):
-        (here / "my_conf" / group).mkdir(parents=True)
-    (here / "my_conf/model/net.yaml").write_text("_target_: my_project.models.Scored\nwidth: 2\n")
-    (here / "my_conf/experiment/mine.yaml").write_text(
-        "# @package _global_\ndefaults:\n  - override /model: net\n"
-        "name: mine\ncallbacks:\n  checkpoint:\n    monitor: val/loss\n"
-    )
-    assert main(["fit", "experiment=mine", "--package", "my_project", *way, *TOY[1:]]) == 0
-    assert _summary(here)["experiment"] == "mine"
 
 
 @pytest.mark.usefixtures("here", "quiet")

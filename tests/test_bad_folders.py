@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from lit_data.cli import main
-from lit_data.errors import ConfigError
-from lit_data.io.images.masks import MaskOptions
 
 Spoil = Callable[[Path], list[str]]
 
@@ -161,18 +159,6 @@ def test_masks_with_grey_edges_name_what_helps_and_it_does(
     assert main(["prepare", *words, "data.mask_read.threshold=128"]) == 0
 
 
-def test_a_threshold_out_of_range_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = _masked_set(tmp_path / "images")
-    assert main(["prepare", *words, "data.mask_read.threshold=70000"]) == 2
-    message = "must be a whole number from 1 to 65535"
-    assert f"threshold=70000 {message}" in capsys.readouterr().err
-    for threshold in (0, 1.5):
-        with pytest.raises(ConfigError, match=f"threshold={threshold} {message}"):
-            MaskOptions(threshold=threshold)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("experiment", ["stripe", "watermark"])
 def test_images_are_left_out_with_their_bad_masks(
     experiment: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -181,15 +167,6 @@ def test_images_are_left_out_with_their_bad_masks(
     (tmp_path / "images/5.png").write_bytes(b"not an image, though it has a mask")
     assert main(["prepare", f"+experiment={experiment}", *words, "data.on_bad=skip"]) == 0
     assert "test: 2 images are left out with their masks, which are bad" in capfd.readouterr().out
-
-
-def test_masks_beside_their_images_are_told_apart_in_words(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    words = [word for word in _masked_set(tmp_path / "images") if not word.startswith("data.masks")]
-    assert main(["prepare", *words, "data.masks=."]) == 3
-    cure = "so every file would count as a mask: move the masks"
-    assert f"is the folder of the images itself, {cure}" in capfd.readouterr().err
 
 
 def test_good_files_are_answered_in_a_line_and_a_table(
@@ -205,25 +182,6 @@ def test_good_files_are_answered_in_a_line_and_a_table(
     assert (rows["images"], rows["images with masks"], rows["layout"]) == (["6"], ["6"], ["folder"])
     assert rows["split"] == ["images", "positive images", "patches"]
     assert [rows[split][0] for split in ("train", "val", "test")] == ["3", "3", "0"]
-
-
-@pytest.mark.parametrize(
-    ("synthesis", "said"),
-    [
-        ("none", "no defects are drawn"),
-        ("gaussian", "defects are drawn on 50% of the samples of train: spot"),
-    ],
-)
-def test_a_line_says_before_the_store_is_built_what_was_found_and_will_be_drawn(
-    synthesis: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    words = _masked_set(tmp_path / "images")[1:]
-    assert main(["prepare", "+experiment=segmentation", *words, f"synthesis={synthesis}"]) == 0
-    lines = capfd.readouterr().out.splitlines()
-    (found,) = (line for line in lines if "layout folder, 6 images, masks in" in line)
-    assert found.endswith(said)
-    (store, *_) = (line for line in lines if line.startswith("store: "))
-    assert lines.index(found) < lines.index(store)
 
 
 HOSTILE = "bad\x1b[31m\nlit_data: all good\u202e"
@@ -257,22 +215,6 @@ def test_many_bad_files_are_one_screen_and_all_are_listed_in_the_run_folder(
     assert f"  all of them: {tmp_path}/run/problems.txt" in lines
     listed = (tmp_path / "run/problems.txt").read_text()
     assert all(f"set/{number:02}.png: " in listed for number in range(0, 60, 2))
-
-
-def test_bad_files_that_are_left_out_are_listed_in_the_run_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for number in range(40):
-        _image(tmp_path / "set" / "ab"[number % 2] / f"{number:02}.png")
-    for number in range(0, 40, 4):
-        (tmp_path / "set/a" / f"{number:02}.png").write_text("none")
-    where = ("data.root=set", f"paths.cache={tmp_path}/cache", "hydra.run.dir=run")
-    code, out, _ = _prepare(capfd, "+experiment=classification", *where, "data.on_bad=skip")
-    assert code == 0
-    listed = f"  all of them: {tmp_path}/run/problems.txt"
-    assert f"{listed}\n10 of 40 images are bad and left out\n" in out
-    assert (tmp_path / "run/problems.txt").read_text().count(".png: not a PNG") == 10
 
 
 def test_no_name_of_a_class_forges_a_line(

@@ -3,7 +3,6 @@
 from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,12 +134,6 @@ def test_lists_of_plain_things(values: Any, expected: Any) -> None:
     assert slice_batch({"image": _counting(4), "values": values}, 1, 3, 4)["values"] == expected
 
 
-@pytest.mark.parametrize("make", [_counting, np.arange])
-def test_two_parts_of_two_samples_are_parts_where_the_loader_stacks(make: Any) -> None:
-    pieces = slice_batch([make(2), make(2)], 1, 2, 2, stacked=True)
-    assert [part.tolist() for part in pieces] == [[1], [1]]
-
-
 @pytest.mark.parametrize("array", [torch.tensor, np.array])
 @pytest.mark.parametrize(
     "counts", [[2, 0, 3, 1], [0, 0, 6, 0], [0, 0, 0, 0], [1, 1, 1, 1], [6, 0, 0, 0]]
@@ -155,12 +148,6 @@ def test_ragged_fields_keep_their_items(counts: list[int], array: Any) -> None:
         assert piece["boxes_count"].tolist() == counts[start:stop]
         assert piece["boxes"].tolist() == [[row, row] for row in owner if start <= row < stop]
         assert piece["image"].tolist() == list(range(start, stop))
-
-
-def test_a_number_of_cells_beside_images_of_cells_is_not_ragged() -> None:
-    batch = {"cells": _counting(4, 2), "cells_count": torch.tensor([9, 0, 3, 5])}
-    piece = slice_batch(batch, 1, 3, 4)
-    assert (piece["cells"][:, 0].tolist(), piece["cells_count"].tolist()) == ([1, 2], [0, 3])
 
 
 @pytest.mark.parametrize(
@@ -179,18 +166,6 @@ def test_a_part_of_another_length_is_refused(batch: Any) -> None:
     message = r"a batch of 4 samples cannot be split: a part has length [2357]: .* slice_batch"
     with pytest.raises(ConfigError, match=message):
         slice_batch(batch, 0, 2, 4)
-
-
-def test_a_mapping_keeps_its_attributes() -> None:
-    class Batch(dict[str, Any]):
-        source = "nowhere"
-
-    batch = Batch(image=_counting(3))
-    batch.source = "camera"
-    piece = slice_batch(batch, 0, 2, 3)
-    assert (type(piece), piece.source) == (Batch, "camera")
-    assert (len(piece["image"]), len(batch["image"])) == (2, 3)
-    assert slice_batch(MappingProxyType({"a": [1, 2, 3]}), 0, 2, 3) == {"a": [1, 2]}
 
 
 def _image(value: int, *shape: int) -> Tensor:
@@ -319,42 +294,3 @@ def test_the_loader_decides_between_several_readings(
     batch: Any, sizes: Any, stacked: bool, expected: int
 ) -> None:
     assert count_samples(batch, sizes, stacked=stacked) == expected
-
-
-def test_numbers_of_samples_are_no_owners_of_objects() -> None:
-    batch = {"image": _counting(3, 2), "batch_idx": torch.tensor([17, 4, 99])}
-    assert count_samples(batch) == 3
-    assert slice_batch(batch, 1, 3, 3)["batch_idx"].tolist() == [4, 99]
-
-
-def test_pieces_of_a_subclass_of_tensors_may_be_plain() -> None:
-    class Image(Tensor):  # as torchvision's, whose operations give plain tensors
-        @classmethod
-        def __torch_function__(
-            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            found = super().__torch_function__(func, types, args, kwargs or {})
-            return found.as_subclass(Tensor) if isinstance(found, Image) else found
-
-    batch = {"image": _counting(4, 2).as_subclass(Image)}
-    assert slice_batch(batch, 1, 3, 4)["image"][:, 0].tolist() == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("batch", "expected"),
-    [
-        ({"image": torch.zeros(4, 2), "label": torch.zeros(4)}, 4),
-        ({"image": torch.zeros(4, 2), "anchors": torch.zeros(3)}, 0),
-        ({"image": torch.zeros(4, 2), "scale": torch.tensor(1.0)}, 0),
-        ({"image": torch.zeros(4, 2), "batch_idx": torch.zeros(4)}, 0),
-        ({"image": torch.zeros(4, 2), "path": ["a"] * 4}, 0),
-        ([torch.zeros(4, 2)], 0),
-        ([torch.zeros(4, 2), torch.zeros(4)], 4),
-        ((torch.zeros(4, 2), torch.zeros(4, 3)), 0),
-        ((torch.zeros(4, 2), torch.zeros(3)), 0),
-        ([torch.zeros(4, 2), "a"], 0),
-        ({}, 0),
-    ],
-)
-def test_the_short_way_counts_what_is_plain(batch: Any, expected: int) -> None:
-    assert count_plain(batch) == expected

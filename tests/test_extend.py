@@ -171,28 +171,6 @@ def test_it_is_trained_tested_and_drawn(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_prediction_goes_on_and_tells_of_bad_images(
-    run: Run, folder: Path, tmp_path: Path
-) -> None:
-    fitted = run("fit", "trainer.max_epochs=1", "trainer.log_every_n_steps=1")
-    words = [f"ckpt={fitted}/checkpoints/last.ckpt", f"predict.folder={tmp_path}/found"]
-    run("predict", *words)
-    journal = tmp_path / "found" / "images.jsonl"
-    journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:20]))
-    assert _summary(run("predict", *words, "predict.resume=true"))["predict/images_kept"] == 20
-    bad = folder / "images" / "dark" / "bad.png"
-    bad.write_bytes(b"no image")
-    try:
-        predicted = run("predict", *words, "predict.folder=null", code=3)
-        assert "bad.png" in (predicted / "bad.csv").read_text()
-        assert _summary(predicted)["predict/images_bad"] == 1
-        words = ["+experiment=parts", "data.root=images", "prepare.check=true"]
-        assert main(["prepare", *words, *PACKAGE]) == 3
-    finally:
-        bad.unlink()
-
-
-@pytest.mark.slow
 def test_it_is_prepared_measured_and_swept(run: Run, folder: Path) -> None:
     assert _summary(run("prepare", "prepare.check=true"))["prepare/images"] == 24
     assert _summary(run("prepare", "prepare.verify=true"))["prepare/train_samples"] > 12
@@ -205,14 +183,3 @@ def test_it_is_prepared_measured_and_swept(run: Run, folder: Path) -> None:
     (table,) = (folder / "runs" / "fit").rglob("sweep.csv")
     statuses = [row["status"] for row in csv.DictReader(table.read_text().splitlines())]
     assert statuses == ["done", "done"]
-
-
-@pytest.mark.slow
-def test_it_trains_from_shards_as_from_files(run: Run, folder: Path) -> None:
-    words = ["trainer.max_epochs=1", "trainer.log_every_n_steps=1"]
-    shards = folder / "images.shards"
-    published = run("prepare", f"prepare.shards={shards}", "prepare.shard_bytes=10000")
-    assert _summary(published)["prepare/shards"] > 4
-    where = [[], [f"data.root={shards}", "data.cache_bytes=90000"]]
-    from_files, from_shards = (_summary(run("fit", *words, *root)) for root in where)
-    assert from_files["samples_sha256"] == from_shards["samples_sha256"] is not None

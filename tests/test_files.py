@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from lit_data.checks import check_choice, check_count, check_share
-from lit_data.errors import ConfigError, DataError, StoreError
+from lit_data.errors import DataError, StoreError
 from lit_data.files import (
     PART,
     fit_name,
@@ -53,24 +52,6 @@ def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     refused = r"cannot write .*none/a.txt: No such file or directory. Free the folder"
     with pytest.raises(StoreError, match=refused):
         write_text(tmp_path / "none" / "a.txt", "text")
-
-
-def test_bytes_of_names_come_out_as_they_were(tmp_path: Path) -> None:
-    write_text(tmp_path / "a.txt", b"caf\xe9\n".decode("utf-8", "surrogateescape"))
-    assert (tmp_path / "a.txt").read_bytes() == b"caf\xe9\n"
-
-
-def test_checks_say_what_is_allowed() -> None:
-    check_choice("edges", "pad", ("cover", "pad"))
-    check_choice("finish", None, (None, True))
-    check_count("size", 1, 1)
-    check_share("part", 1.0)
-    with pytest.raises(ConfigError, match=r"finish=1 is unknown: choose one of null, true"):
-        check_choice("finish", 1, (None, True))
-    with pytest.raises(ConfigError, match=r"size=True is not usable: choose a whole number of at"):
-        check_count("size", True, 0)
-    with pytest.raises(ConfigError, match=r"part=0 is a share: give a number above 0 and up to 1"):
-        check_share("part", 0)
 
 
 def test_nobody_else_may_write_what_is_written_without_a_umask(tmp_path: Path) -> None:

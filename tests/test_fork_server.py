@@ -118,27 +118,6 @@ def test_a_forked_command_and_its_server_end_by_a_signal(
     assert psutil.wait_procs([server], timeout=10)[1] == []
 
 
-def test_a_server_that_was_ended_is_started_again(variables: dict[str, str]) -> None:
-    for _ in range(2):
-        process = _start(variables, "hydra.run.dir=run")
-        output, _ = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 0, output
-        [server] = [child for child in psutil.Process().children() if child.name() == NAME]
-        server.kill()
-        server.wait()
-    assert [is_forked for is_forked, _ in _read_facts()] == [True, True]
-
-
-def test_jobs_of_a_forked_sweep_are_forked_as_its_children(variables: dict[str, str]) -> None:
-    process = _start(variables, "-m", "seed=3,4", "hydra.sweep.dir=out")
-    output, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, output
-    for number in range(2):
-        summary = json.loads(Path(f"out/{number}/summary.json").read_text())
-        assert summary["test/parent"] == process.pid
-    assert [is_forked for is_forked, _ in _read_facts()] == [True, True]
-
-
 @pytest.mark.parametrize(
     ("words", "is_forked"),
     [

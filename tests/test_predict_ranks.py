@@ -139,17 +139,6 @@ def test_ranks_predict_as_one_process_does(kind: str, tmp_path: Path) -> None:
     assert summaries[1:] == summaries[:1] * len(starts)
 
 
-def test_torchrun_without_ranks_is_refused(segmentation: Folders) -> None:
-    for word, message in (
-        ("trainer=cpu", "torchrun started 2 processes, and this trainer predicts in one: add"),
-        ("predict.part=0/2", "predict.part=0/2 runs in one process, and 2 were started"),
-    ):
-        code, output = segmentation.predict("refused", word, start=TORCHRUN)
-        assert code == 1, output
-        assert message in output
-    assert not (segmentation.folder / "refused").exists()
-
-
 @contextmanager
 def _running(command: list[str], folder: Path) -> Iterator[psutil.Popen]:
     """Start a command; nothing of it outlives the context."""

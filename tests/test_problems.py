@@ -24,13 +24,6 @@ def test_a_path_is_shown_escaped(path: str, shown: str) -> None:
     show_path(path).encode("utf-8")
 
 
-def test_no_problem_is_no_error() -> None:
-    problems = Problems()
-    problems.raise_if_any("images are bad")
-    assert len(problems) == 0
-    assert problems.report() == ""
-
-
 def test_problems_are_listed_under_one_heading() -> None:
     problems = Problems()
     problems.add("a\n.png", "0 bytes")
@@ -74,11 +67,3 @@ def test_a_name_forges_no_line() -> None:
     settled = settle_lines("class a\nlit_data: all good\x1b[31m\u202e")
     assert settled == "class a\n  lit_data: all good\\x1b[31m\\u202e"
     assert settle_lines("  details\nheadline\n  cure") == "  details\nheadline\n  cure"
-
-
-def test_skipped_paths_are_listed_once() -> None:
-    problems = Problems()
-    problems.add("b.png", "one")
-    problems.add("a.png", "two")
-    problems.add("b.png", "three")
-    assert problems.skipped == ("b.png", "a.png")

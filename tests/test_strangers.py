@@ -253,35 +253,10 @@ def test_any_datamodule_is_trained_on_and_scored() -> None:
     assert "loss" in _run("validate", "strangers.Plain", *words)
 
 
-def test_groups_of_ones_own_need_nothing_of_ours(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, text in {"data": "PlainData\nsamples: 8\n", "model": "Plain\nwidth: 2\n"}.items():
-        (tmp_path / "own" / name).mkdir(parents=True)
-        (tmp_path / "own" / name / "mine.yaml").write_text(f"_target_: strangers.{text}")
-    words = ["data=mine", "model=mine", "--config-dir", "own", "--package", "strangers"]
-    assert main(["fit", *words, *SHORT]) == 0
-    assert "loss" in _read_newest()
-    logged = "the model logs no val/average_precision in validation (it logs loss)"
-    assert logged in capsys.readouterr().out
-
-
 def test_commands_that_need_a_datamodule_of_ours_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", *PLAIN]) == 2
     text = "show needs one that derives from lit_data.datamodules.base.BaseDataModule; fit, val"
     assert text in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_sweep_of_a_foreign_model_compares_its_own_metric(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    words = ["name=swept", "sweep.metric=loss", "sweep.mode=min", "sweep.isolate=none"]
-    words += [*PLAIN, *SHORT]
-    assert main(["fit", "-m", "model._target_=strangers.Plain", "model.width=2,3", *words]) == 0
-    table = capfd.readouterr().out
-    assert "best loss" in table
-    assert table.count("done") >= 2
 
 
 # --- the libraries themselves
@@ -399,18 +374,6 @@ def test_a_group_is_trained_scored_and_predicts(group: str) -> None:
     if group == "torchvision_detector":
         assert predicted["predict/objects"] > 0
         assert len(list((predicted["folder"] / "labels").rglob("*.txt"))) == 12
-
-
-@pytest.mark.strangers
-def test_a_classifier_of_ours_starts_the_encoder_of_a_segmenter(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    pytest.importorskip("segmentation_models_pytorch")
-    first = _run_group("fit", "timm_classifier", "model.net.weights=null", *SHORT)
-    capsys.readouterr()
-    weights = first["folder"] / "checkpoints" / "best.ckpt"
-    assert "test/dice" in _run_group("fit", "smp_unet", f"model.net.weights={weights}", *SHORT)
-    assert "60 of 93 weights of the net are those of" in capsys.readouterr().out
 
 
 @pytest.mark.strangers

@@ -79,17 +79,6 @@ def test_a_datamodule_of_ours_passes_and_one_that_draws_from_elsewhere_does_not(
         check_datamodule(Draws(tmp_path / "images", **options))
 
 
-@pytest.mark.parametrize(
-    ("channels", "dtype", "suffix"),
-    [(3, "uint8", ".png"), (1, "uint16", ".png"), (2, "float32", ".tif")],
-)
-def test_images_of_any_kind_are_written(
-    tmp_path: Path, channels: int, dtype: str, suffix: str
-) -> None:
-    paths = write_images(tmp_path / "set", 2, channels=channels, dtype=dtype)
-    assert [path.name for path in paths] == [f"00{suffix}", f"01{suffix}"]
-
-
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 def test_memory_runs_out_and_the_step_is_cut() -> None:
     stock, limited = STOCK["classifier"], LimitedMemory(3)

@@ -17,14 +17,6 @@ from lit_data.augment import (
 CONF = Path(__file__).resolve().parents[2] / "conf" / "augment"
 
 
-def test_stripe_augment_can_be_the_simple_one() -> None:
-    off = {"rotate_deg": 0, "scale": (1, 1), "offset": 0, "contrast": 0, "gamma": 0, "blur_px": 0}
-    strong, simple = stripe_augment(**off, gain=0.1, noise=0.01), StripeAugment()
-    layers = Layers(torch.rand(6, 3, 9, 9))
-    found = strong(layers, strong.draw(0, 0, np.arange(6), 3))
-    assert torch.equal(found.images, simple(layers, simple.draw(0, 0, np.arange(6), 3)).images)
-
-
 def test_channels_of_segmentation_share_their_exposure() -> None:
     image = torch.rand(4, 1, 16, 16).expand(4, 3, 16, 16)
     augment = segmentation_augment(noise=0)

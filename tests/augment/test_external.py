@@ -30,17 +30,6 @@ class Mirror(nn.Module):
         return images.flip(3), None if masks is None else masks.flip(3)
 
 
-class Tracked(nn.Module):
-    """Holds a tensor of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.tensor(0.5))
-
-    def forward(self, images: Tensor) -> Tensor:
-        return images * self.gain
-
-
 def _layers(batch: int = 4, channels: int = 3, height: int = 12, width: int = 16) -> Layers:
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(batch, channels, height, width, generator=generator)
@@ -136,45 +125,6 @@ def test_kornia_moves_boxes(module: nn.Module, seed_per: Literal["batch", "sampl
         assert_close(centre + sides / 2, places.amax(dim=0) + 1.0, atol=0.01, rtol=0)
 
 
-def test_no_boxes_are_moved_too() -> None:
-    layers = Layers(_layers().images, None, torch.zeros(0, 6))
-    for seed_per in SEEDS:
-        moved = _run(ExternalTransform(ka.RandomHorizontalFlip(), seed_per=seed_per), layers)
-        assert moved.boxes is not None
-        assert moved.boxes.shape == (0, 6)
-
-
-def test_numbers_of_kornia_are_drawn_on_the_host() -> None:
-    foreign = ExternalTransform([ka.RandomAffine(30.0), ka.ColorJiggle(0.1, 0.1, 0.1, 0.1)])
-    for child in foreign.module.modules():
-        if isinstance(child, ka.AugmentationBase2D):
-            child.set_rng_device_and_dtype(torch.device("cpu"), torch.float64)
-    _run(foreign, _layers())
-    steps = [c for c in foreign.module.modules() if isinstance(c, ka.AugmentationBase2D)]
-    found = {(step.device.type, step.dtype) for step in steps}
-    assert found == {("cpu", torch.float32)}
-
-
-def test_a_module_of_two_arguments_gets_the_masks() -> None:
-    layers = _layers()
-    moved = _run(ExternalTransform(Mirror()), layers)
-    assert layers.masks is not None
-    assert moved.masks is not None
-    assert torch.equal(moved.masks, layers.masks.flip(3))
-    assert _run(ExternalTransform(Mirror()), Layers(layers.images)).masks is None
-
-
-def test_masks_stay_where_a_module_changes_values_alone() -> None:
-    layers = _layers()
-    foreign = ExternalTransform(Tracked(), seed_per="sample", moves_pixels=False)
-    result = _run(foreign, layers)
-    assert result.masks is not None
-    assert layers.masks is not None
-    assert torch.equal(result.masks, layers.masks)
-    assert torch.equal(result.images, layers.images * 0.5)
-    assert not result.images.requires_grad
-
-
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -189,35 +139,11 @@ def test_bad_options(arguments: dict[str, Any], match: str) -> None:
         ExternalTransform(**arguments)
 
 
-def test_what_cannot_be_done_is_refused() -> None:
-    sizes = ExternalTransform(RandomCut(), seed_per="sample")
-    with pytest.raises(ConfigError, match="samples came out in different sizes"):
-        _run(sizes, Layers(_layers(8).images))
-
-
-class RandomCut(nn.Module):
-    def forward(self, images: Tensor) -> Tensor:
-        return images[..., : random.randint(4, 12)]
-
-
 CPU = torch.device("cpu")
 
 
 def _draw() -> tuple[float, float, float]:
     return torch.rand(1).item(), float(np.random.rand()), random.random()  # noqa: NPY002
-
-
-@pytest.mark.parametrize("seed", [0, 2**64 - 1, -1, -(2**63), 2**63])
-def test_draws_depend_on_the_seed_alone(seed: int) -> None:
-    found = []
-    for _ in range(2):
-        with seeded(seed, CPU):
-            found.append(_draw())
-        _draw()
-    with seeded(seed + 1, CPU):
-        found.append(_draw())
-    assert found[0] == found[1]
-    assert all(a != b for a, b in zip(found[1], found[2], strict=True))
 
 
 def test_states_are_put_back_after_an_error_too() -> None:

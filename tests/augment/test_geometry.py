@@ -113,37 +113,6 @@ def test_bent_images_are_those_of_kornia(crop: tuple[int, int] | None) -> None:
     assert_close(geometry(Layers(images), draws).images, expected, atol=2e-4, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("options", "whole"),
-    [({"flip_left_right": True, "turn": True, "shift_px": 2, "crop_px": 4}, True), ({"rotate_deg": 1}, False),
-     ({"shift_px": 1, "subpixel": True}, False), ({"scale": (1.0, 1.1)}, False), ({"scale": [1, 1]}, True)],
-)  # fmt: skip
-def test_whole_moves_copy_pixels(options: dict[str, Any], whole: bool) -> None:
-    images = _images(8, 1, 8, 8)
-    moved = _run(Geometry(**options), Layers(images)).images
-    assert (set(moved.unique().tolist()) <= set(images.unique().tolist())) == whole
-
-
-def test_shifts_stay_within_their_range_and_reach_it() -> None:
-    for subpixel in (False, True):
-        shift = Geometry(shift_px=3, subpixel=subpixel).draw(0, 0, np.arange(4000), 1)[
-            "augment_geometry"
-        ][:, -2:]
-        assert shift.abs().max() <= 3
-        assert (len(shift.unique()) == 7) != subpixel
-    assert shift.min() < -2.9 < 2.9 < shift.max()
-
-
-def test_the_same_moves_are_drawn_whatever_else_is_on() -> None:
-    plain = Geometry(flip_left_right=True, turn=True, shift_px=2).draw(1, 2, [5], 3)[
-        "augment_geometry"
-    ]
-    more = Geometry(flip_left_right=True, turn=True, shift_px=2, **BENT).draw(1, 2, [5], 3)[
-        "augment_geometry"
-    ]
-    assert torch.equal(plain[:, [0, 1, 2, 9, 10]], more[:, [0, 1, 2, 9, 10]])
-
-
 @pytest.mark.parametrize("crop", [None, 48])
 @pytest.mark.parametrize(
     "options",
@@ -198,11 +167,6 @@ def test_boxes_surround_what_they_surrounded(options: dict[str, Any], crop: int 
 def test_bad_options(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         Geometry(**options)
-
-
-def test_a_crop_must_fit() -> None:
-    with pytest.raises(ConfigError, match=r"crop_px=\(9, 4\) is larger than the images of 8 x 8"):
-        _run(Geometry(crop_px=(9, 4)), Layers(_images(1, 1, 8, 8)))
 
 
 @pytest.mark.parametrize(
@@ -273,12 +237,6 @@ def _to_boxes(
     return torch.tensor(rows, dtype=torch.float32).reshape(-1, 6)
 
 
-def test_boxes_are_cut_to_the_crop() -> None:
-    boxes = _to_boxes((-4, 2, 6, 8), (18, 8, 26, 12))
-    cut = hull_boxes(boxes, box_corners(boxes, (10, 20)), (10, 20), ANY)
-    assert_close(cut, _to_boxes((0, 2, 6, 8), (18, 8, 20, 10)))
-
-
 @pytest.mark.parametrize(
     ("limits", "kept"),
     [
@@ -291,15 +249,3 @@ def test_boxes_are_cut_to_the_crop() -> None:
 def test_small_and_hidden_boxes_are_left_out(limits: BoxLimits, kept: list[int]) -> None:
     boxes = _to_boxes((5, 2, 8, 8), (-6, 2, 4, 8), (9, 2, 10, 8), (21, 2, 25, 8))
     assert hull_boxes(boxes, box_corners(boxes, (10, 20)), (10, 20), limits)[:, 0].tolist() == kept
-
-
-@pytest.mark.parametrize(("min_px", "min_visible"), [(-1, 0.1), (1, -0.1), (1, 1.1)])
-def test_bad_limits(min_px: float, min_visible: float) -> None:
-    with pytest.raises(ConfigError, match="need min_box_px >= 0 and a share"):
-        BoxLimits(min_px=min_px, min_visible=min_visible)
-
-
-def test_without_limits_all_are_kept() -> None:
-    boxes = torch.tensor([[0, 1, 0.5, 0.5, 0.001, 0.001], [1, 0, 0.0, 0.5, 1.8, 0.2]])
-    moved = hull_boxes(boxes, box_corners(boxes, (10, 20)), (10, 20), None)
-    assert_close(moved, torch.tensor([[0, 1, 0.5, 0.5, 0.001, 0.001], [1, 0, 0.45, 0.5, 0.9, 0.2]]))

@@ -15,7 +15,6 @@ from lit_data.augment import (
     Photometry,
     Pipeline,
     StripeAugment,
-    as_augmentation,
     stage_augmentations,
 )
 from lit_data.errors import ConfigError
@@ -36,15 +35,6 @@ def test_steps_run_in_their_order_with_their_own_numbers() -> None:
     assert torch.equal(pipeline(layers, draws).images, expected.images)
 
 
-def test_pipelines_nest_and_an_empty_one_does_nothing() -> None:
-    layers = Layers(torch.rand(2, 1, 4, 4))
-    nested = Pipeline([Pipeline([Geometry(turn=True)]), Pipeline([])])
-    flat = Geometry(turn=True)
-    draws = nested.draw(0, 0, [0, 1], 1)
-    assert torch.equal(nested(layers, draws).images, flat(layers, draws).images)
-    assert Pipeline([])(layers, {}) is layers
-
-
 @pytest.mark.parametrize("kind", [Geometry, Photometry, ColourJitter])
 def test_two_of_a_kind_would_draw_the_same_numbers(kind: type) -> None:
     with pytest.raises(ConfigError, match="two steps of the pipeline draw 'augment_"):
@@ -56,17 +46,6 @@ def test_a_step_must_be_an_augmentation() -> None:
         Pipeline([3])  # type: ignore[list-item]
 
 
-def test_what_becomes_an_augmentation() -> None:
-    stripe, flip = StripeAugment(), ka.RandomHorizontalFlip()
-    assert as_augmentation(None) is None
-    assert as_augmentation(stripe) is stripe
-    foreign = as_augmentation(flip)
-    assert isinstance(foreign, ExternalTransform)
-    assert flip in foreign.module.modules()
-    with pytest.raises(ConfigError, match="'stripe' is not an augmentation: give one of lit_data"):
-        as_augmentation("stripe")
-
-
 def test_one_augmentation_is_for_training_and_each_stage_may_have_its_own() -> None:
     stripe, crop = StripeAugment(), Geometry(crop_px=8)
     assert stage_augmentations(None, ["image"]) == {}
@@ -75,24 +54,7 @@ def test_one_augmentation_is_for_training_and_each_stage_may_have_its_own() -> N
     assert found == {"train": stripe, "val": crop}
 
 
-@pytest.mark.parametrize(
-    ("stage", "match"),
-    [
-        ("trian", "stage of augment='trian' is unknown: choose one of train, val, test, predict"),
-        (7, "stage of augment=7 is unknown"),
-    ],
-)
-def test_unknown_stages(stage: object, match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
-        stage_augmentations({stage: StripeAugment()}, ["image"])
-
-
 IMAGES = torch.zeros(2, 3, 4, 5)
-
-
-def test_layers_hold_what_fits() -> None:
-    layers = Layers(IMAGES, torch.zeros(2, 7, 4, 5, dtype=torch.uint8), torch.zeros(0, 6))
-    assert layers.size_px == (4, 5)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from lit_data.augment import Layers, SingleTexture, StripeAugment
-from lit_data.augment.photometry import noise_field
 from lit_data.errors import ConfigError
 
 
@@ -47,25 +46,6 @@ def test_samples_stay_what_they_are_from_release_to_release() -> None:
         (moved * 2**14).round().to(torch.int32).numpy().tobytes() + moved_masks.numpy().tobytes()
     )
     assert digest.hexdigest()[:16] == "e25ef2edfc31b957"
-
-
-def test_single_texture_makes_three_different_exposures() -> None:
-    texture = SingleTexture(shift_px=1.0, gain=0.05, noise=0.01)
-    image = _batch(1, 1, 32, 32)[0].expand(2, 3, 32, 32)
-    exposures = texture(image, texture.draw(0, 0, np.arange(2), 3))
-    assert exposures.shape == (2, 3, 32, 32)
-    assert exposures.flatten(2).unique(dim=1).shape[1] == 3
-    nothing = SingleTexture(shift_px=0, gain=0, noise=0)
-    torch.testing.assert_close(
-        nothing(image, nothing.draw(0, 0, np.arange(2), 3)), image, rtol=0, atol=1e-5
-    )
-
-
-def test_the_noise_field_is_normal() -> None:
-    field = noise_field(torch.device("cpu"))
-    assert abs(float(field.mean())) < 0.005
-    assert abs(float(field.std()) - 1) < 0.005
-    assert abs(float((field.abs() < 1).float().mean()) - 0.6827) < 0.003
 
 
 @pytest.mark.parametrize(

@@ -115,15 +115,6 @@ def test_samples_do_not_depend_on_those_beside_them(monkeypatch: pytest.MonkeyPa
     assert torch.equal(draw_tiles(torch.from_numpy(rows), packed), whole)
 
 
-def test_a_row_without_tiles_is_grey() -> None:
-    _, rows = _make((48, 48))
-    none = MosaicPlan(*(np.zeros((0, *shape), kind) for shape, kind in zip(
-        ((), (), (), (2,), (4,), (4,)), (int, int, float, float, int, float), strict=True
-    )))  # fmt: skip
-    drawn = draw_tiles(torch.from_numpy(rows), pack_tiles(none, np.zeros((14, 4), int), 4))
-    torch.testing.assert_close(drawn, torch.full_like(drawn, FILL / 255))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("output_px", OUTPUTS)
 @pytest.mark.parametrize("spec", SPECS)

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -52,11 +50,3 @@ def test_nearest_keeps_every_dtype_and_value(dtype: torch.dtype) -> None:
     taken = WholeMoves.of(whole, (16, 16), (16, 16), "border").take(planes)
     assert taken.dtype == dtype
     assert set(taken.unique().tolist()) <= set(planes.unique().tolist())
-
-
-def test_the_centre_stays_in_the_centre_of_the_crop() -> None:
-    still = replace(_moves(16, bent=0.2), shift=torch.zeros(16, 2))
-    centre = compose(still, (21, 21), (11, 7)) @ torch.tensor([10.0, 10.0, 1.0])
-    torch.testing.assert_close(
-        centre[:, :2] / centre[:, 2:], torch.tensor([3.0, 5.0]).expand(16, 2)
-    )

@@ -14,7 +14,6 @@ from lit_data.commands.benchmarks.measure import Candidate, open_feed
 from lit_data.commands.benchmarks.table import MICRO_BATCHED, Row
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.names import allow_packages
-from lit_data.commands.configuration.targets import instantiate
 from lit_data.types import Batch
 
 CONF = Path(benchmarks.__path__[0]) / "conf"
@@ -24,11 +23,6 @@ def compose_suite(name: str, *words: str) -> DictConfig:
     return compose(
         "benchmark", [f"+suite={name}", *words], config_dir=CONF, packages=["benchmarks"]
     )
-
-
-def build_suite(cfg: DictConfig) -> Any:
-    with allow_packages(["benchmarks"]):
-        return instantiate(cfg.suite)
 
 
 def run_suite(cfg: DictConfig) -> dict[str, Any]:

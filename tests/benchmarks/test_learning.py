@@ -1,7 +1,5 @@
 """`python -m benchmarks learning`: both ways train on one split, and one scorer reads both."""
 
-import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,18 +15,11 @@ from benchmarks.learning import (
     MASK_SCORES,
     auroc,
     average_precision,
-    score_labels,
     score_maps,
 )
-from benchmarks.learning_detection import read_truth
 from benchmarks.learning_sets import (
-    STEEL_CLASSES,
-    prepare_cells,
     prepare_labels,
-    prepare_steel,
     prepare_textures,
-    prepare_tiles,
-    write_splits,
 )
 from tests.benchmarks.suites import read_table
 
@@ -66,67 +57,10 @@ def test_a_map_that_is_the_mask_is_perfect_and_a_blank_one_is_chance(tmp_path: P
     assert score_maps(tmp_path / "blank", tmp_path / "set")["image_auroc"] == 0.5
 
 
-def test_tiles_keep_their_kinds_in_every_split(tmp_path: Path) -> None:
-    for kind, count in (("Crack", 20), ("Free", 60)):
-        folder = tmp_path / "source" / f"MT_{kind}" / "Imgs"
-        folder.mkdir(parents=True)
-        for number in range(count):
-            for ending in ("jpg", "png"):
-                cv2.imwrite(str(folder / f"{number:02}.{ending}"), np.zeros((8, 8), np.uint8))
-    prepare_tiles(tmp_path / "source", tmp_path / "set", ("Crack",), good_images=40)
-    text = (tmp_path / "set/splits.csv").read_text()
-    rows = [re.sub("/.*,", " ", line) for line in text.splitlines()[1:]]
-    assert Counter(rows) == Counter(
-        {"Crack train": 14, "Crack val": 3, "Crack test": 3}
-        | {"Free train": 28, "Free val": 6, "Free test": 6}
-    )
-    write_splits(tmp_path / "set")
-    assert (tmp_path / "set/splits.csv").read_text() == text
-
-
-def test_labels_score_by_the_classes_that_there_are(tmp_path: Path) -> None:
-    table = tmp_path / "labels.csv"
-    table.write_text("image,label\na_1.png,a\na_2.png,b\nb_1.png,b\n")
-    scores = score_labels(table, ["a/a_1.png", "a/a_2.png", "b/b_1.png"])
-    assert scores == {"accuracy": pytest.approx(2 / 3), "mean_f1": pytest.approx(2 / 3)}
-
-
 BOXES = """<annotation><size><width>{width}</width><height>20</height></size>
 <object><name>{name}</name><bndbox><xmin>10</xmin><ymin>5</ymin><xmax>30</xmax><ymax>15</ymax></bndbox></object>
 <object><name>{name}</name><bndbox><xmin>9</xmin><ymin>5</ymin><xmax>9</xmax><ymax>15</ymax></bndbox></object>
 </annotation>"""
-
-
-def test_cells_lose_nothing_but_boxes_without_an_area(tmp_path: Path) -> None:
-    source = tmp_path / "source" / "BCCD"
-    for name in ("ImageSets/Main", "JPEGImages", "Annotations"):
-        (source / name).mkdir(parents=True)
-    for number, split in enumerate(("train", "val", "test")):
-        (source / "ImageSets/Main" / f"{split}.txt").write_text(f"{number}\n")
-        cv2.imwrite(str(source / "JPEGImages" / f"{number}.jpg"), np.zeros((20, 40), np.uint8))
-        (source / "Annotations" / f"{number}.xml").write_text(BOXES.format(width=40, name="WBC"))
-    prepare_cells(tmp_path / "source", tmp_path / "set")
-    (box,) = read_truth(tmp_path / "set", "test")["2"]
-    assert (box.class_number, box.corners) == (1, pytest.approx((10, 5, 30, 15)))
-
-
-def test_steel_is_split_by_kind(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    for name in ("IMAGES", "ANNOTATIONS"):
-        (source / name).mkdir(parents=True)
-    for kind in STEEL_CLASSES:
-        for number in range(10):
-            stem = f"{kind}_{number}"
-            cv2.imwrite(str(source / "IMAGES" / f"{stem}.jpg"), np.zeros((20, 40), np.uint8))
-            (source / "ANNOTATIONS" / f"{stem}.xml").write_text(BOXES.format(width=40, name=kind))
-    prepare_steel(source, tmp_path / "set")
-    for split, images in (("train", 7), ("val", 1), ("test", 2)):
-        truth = read_truth(tmp_path / "set", split)
-        assert Counter(stem.rsplit("_", 1)[0] for stem in truth) == dict.fromkeys(
-            STEEL_CLASSES, images
-        )
-        for stem, (box,) in truth.items():
-            assert stem.startswith(STEEL_CLASSES[box.class_number])
 
 
 def _write_labelled(folder: Path, images: int) -> None:

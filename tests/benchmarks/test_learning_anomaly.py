@@ -1,7 +1,6 @@
 """`python -m benchmarks learning_anomaly`: all ways learn the same good images, and one scorer reads all."""
 
 import csv
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,19 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import anomaly_ways, lite0
+from benchmarks import anomaly_ways
 from benchmarks.__main__ import run as measure
 from benchmarks.learning_anomaly import COSTS, IMAGE_SCORES, PIXEL_SCORES, score_anomalies
 from benchmarks.learning_sets import (
-    list_commutators,
-    list_fabrics,
-    list_solar_cells,
     list_tiles,
     prepare_good_parts,
-    prepare_solar_cells,
     read_split,
 )
-from lit_data.modules.pretrained.efficientnet_lite import EfficientNetLite
 from tests.benchmarks.suites import read_table
 
 
@@ -68,35 +62,6 @@ def test_good_images_alone_train_and_all_defective_ones_are_tested(tmp_path: Pat
     assert (root / "Crack/Crack_0003.png").is_file()
 
 
-def test_fewer_good_images_train_and_the_same_are_tested(tmp_path: Path) -> None:
-    source = _write_tiles(tmp_path / "source")
-    prepare_good_parts(source, tmp_path / "all", list_tiles)
-    prepare_good_parts(source, tmp_path / "few", list_tiles, train_images=5)
-    assert len(read_split(tmp_path / "few", "train")) == 5
-    for split in ("val", "test"):
-        assert read_split(tmp_path / "few", split) == read_split(tmp_path / "all", split)
-
-
-def test_parts_are_good_by_folder_by_mask_or_by_probability(tmp_path: Path) -> None:
-    fabrics, commutators, cells = tmp_path / "fabrics", tmp_path / "commutators", tmp_path / "cells"
-    _write(fabrics / "no_defect/a/0001.png")
-    _write(fabrics / "defect/0002.png")
-    for number in range(2):
-        _write(commutators / f"kos01/Part{number}.jpg")
-        _write_mask(commutators / f"kos01/Part{number}_label.bmp", has_defect=number == 1)
-    (cells / "src/elpv_dataset/data").mkdir(parents=True)
-    table = "images/1.png  0.0 mono\nimages/2.png  1.0 poly\n"
-    (cells / "src/elpv_dataset/data/labels.csv").write_text(table)
-    assert [part.kind for part in list_fabrics(fabrics)] == ["good", "defect"]
-    assert [part.kind for part in list_commutators(commutators)] == ["good", "crack"]
-    assert [part.kind for part in list_solar_cells(cells)] == ["good", "defect"]
-    for name in ("1", "2"):
-        _write(cells / f"src/elpv_dataset/data/images/{name}.png")
-    prepare_solar_cells(cells, tmp_path / "labels")
-    splits = [read_split(tmp_path / "labels", split) for split in ("train", "val", "test")]
-    assert sorted(name for split in splits for name in split) == ["defect/2.png", "good/1.png"]
-
-
 def _write_answers(folder: Path, root: Path, *, is_right: bool) -> None:
     """Write what a way writes that is right everywhere, or everywhere the contrary of it."""
     (folder / "maps").mkdir(parents=True)
@@ -118,37 +83,6 @@ def test_a_map_that_is_the_mask_is_perfect_and_its_contrary_the_worst(tmp_path: 
     assert set(score_anomalies(tmp_path / "right", root).values()) == {1.0}
     wrong = score_anomalies(tmp_path / "wrong", root)
     assert wrong["image_auroc"] == wrong["pixel_auroc"] == 0
-
-
-def test_images_without_masks_have_scores_of_images_alone(tmp_path: Path) -> None:
-    source, root = tmp_path / "source", tmp_path / "set"
-    for number in range(10):
-        _write(source / f"no_defect/a/{number}.png")
-        _write(source / f"defect/{number}.png")
-    prepare_good_parts(source, root, list_fabrics)
-    scores = {Path(name).name: float("defect" in name) for name in read_split(root, "test")}
-    anomaly_ways.write_scores(scores, tmp_path / "out")
-    assert score_anomalies(tmp_path / "out", root) == dict.fromkeys(IMAGE_SCORES, 1.0)
-
-
-class _Lite0(nn.Module):
-    """Layers of the encoder under other names, as timm has them, and a classifier behind them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = EfficientNetLite(weights=None, strides_px=[8])
-        self.classifier = nn.Linear(2, 2)
-
-
-def test_a_net_of_timm_starts_from_the_same_weights() -> None:
-    net = _Lite0()
-    before = net.classifier.weight.clone()
-    lite0.load_lite0(net)
-    expected = EfficientNetLite(strides_px=[8]).state_dict()
-    assert all(
-        torch.equal(value, expected[name]) for name, value in net.layers.state_dict().items()
-    )
-    assert torch.equal(net.classifier.weight, before)
 
 
 class _Model(nn.Module):
@@ -223,11 +157,3 @@ def test_all_ways_are_run_and_scored(tmp_path: Path) -> None:
     for row in rows:
         assert all(0 < float(row[name]) <= 1 for name in (*IMAGE_SCORES, *PIXEL_SCORES))
         assert all(float(row[name]) > 0 for name in COSTS)
-
-
-def test_memory_of_a_way_is_not_that_of_the_process_that_started_it() -> None:
-    held = np.ones(2**27)  # 1 GiB
-    words = "from benchmarks.anomaly_ways import read_memory_mib as read; print(read('VmHWM'))"
-    command = [sys.executable, "-c", words]
-    started = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert 10 < float(started.stdout) < held.nbytes / 2**20

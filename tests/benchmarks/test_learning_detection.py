@@ -1,5 +1,3 @@
-import json
-from itertools import count
 from pathlib import Path
 
 import cv2
@@ -11,11 +9,8 @@ from benchmarks.__main__ import run as measure
 from benchmarks.learning_detection import (
     Box,
     list_images,
-    read_detections,
     read_truth,
     score_boxes,
-    train_plain,
-    write_detections,
 )
 from benchmarks.learning_sets import BOARD_CLASSES, prepare_boards
 from lit_data.modules.detection.scores import BoxScores
@@ -76,36 +71,6 @@ def test_both_ways_are_trained_and_scored(tmp_path: Path) -> None:
     assert all(0 <= score <= 1 for score in rows.values())
 
 
-def test_scores_by_hand() -> None:
-    square = (0.0, 0.0, 10.0, 10.0)
-    far = (20.0, 0.0, 30.0, 10.0)
-    truth = {"a": [Box(0, square), Box(0, far)], "b": [Box(1, square)], "empty": []}
-    predictions = {
-        "a": [Box(0, square, 0.9), Box(0, square, 0.8), Box(0, far, 0.7)],
-        "b": [Box(0, square, 0.95), Box(1, (0.0, 0.0, 10.0, 5.0), 0.5)],  # IoU exactly 0.5
-    }
-    # Class 0, from the highest score: wrong, right, wrong, right; precision 1/2 at both recalls.
-    assert score_boxes(predictions, truth) == pytest.approx((0.5 + 1.0) / 2)
-    assert score_boxes({}, truth) == 0.0
-    assert score_boxes(truth, truth) == pytest.approx(1.0)
-    with pytest.raises(ValueError, match="predictions for images without truth: \\['c'\\]"):
-        score_boxes({"c": []}, truth)
-
-
-def test_written_boxes_are_read_again(tmp_path: Path) -> None:
-    boxes = {
-        "one": [],
-        "two": [Box(2, (1.0, 2.0, 31.0, 42.0), 0.5), Box(0, (0.0, 0.0, 5.0, 5.0), 0.25)],
-    }
-    write_detections(boxes, tmp_path / "new/detections.json")
-    assert read_detections(tmp_path / "new/detections.json") == boxes
-    images = [{"id": 7, "file_name": "images/one.jpg"}, {"id": 9, "file_name": "two.png"}]
-    row = {"image_id": 9, "category_id": 3, "bbox": [1.0, 2.0, 30.0, 40.0], "score": 0.5}
-    path = tmp_path / "detections.json"  # as the package writes it
-    path.write_text(json.dumps({"images": images, "annotations": [row]}))
-    assert read_detections(path) == {"one": [], "two": [Box(2, (1.0, 2.0, 31.0, 42.0), 0.5)]}
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_scores_agree_with_those_that_training_logs(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -136,12 +101,3 @@ def _as_tensors(boxes: list[Box]) -> dict[str, torch.Tensor]:
     numbers = torch.tensor([box.class_number for box in boxes])
     scores = torch.tensor([box.score for box in boxes])
     return {"boxes": corners, "classes": numbers, "scores": scores}
-
-
-@pytest.mark.slow
-def test_the_plain_loop_learns(tmp_path: Path) -> None:
-    boards = prepare_boards(_write_source(tmp_path / "source"), tmp_path / "boards", count=10)
-    (boards / "test.txt").write_text((boards / "train.txt").read_text())
-    steps = count()  # a clock on which a step takes a second
-    predictions = train_plain(boards, seconds=80, size_px=64, clock=lambda: float(next(steps)))
-    assert score_boxes(predictions, read_truth(boards, "test")) > 0.5

@@ -1,17 +1,15 @@
 """Suites `loaders` and `collate`: other ways to load give the same samples, and are measured."""
 
-from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
 from omegaconf import DictConfig
 
-from benchmarks.loaders import MicroBatchSampler, find_others, make_textbook_loader
+from benchmarks.loaders import find_others
 from lit_data.commands.benchmarks.compare import build_candidates
 from lit_data.commands.benchmarks.measure import Candidate
 from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.table import Row
 from lit_data.commands.configuration.targets import read_options
 from lit_data.errors import ConfigError
 from lit_data.types import Batch
@@ -62,15 +60,6 @@ def test_other_ways_give_the_same_samples(cfg: DictConfig) -> None:
     assert torch.equal(read_epoch("textbook", candidates["textbook"])["image"], expected["image"])
 
 
-def test_without_defects_other_ways_give_the_stored_samples(cfg: DictConfig) -> None:
-    candidates = _build(cfg, defects=False)
-    expected = read_epoch("inline", candidates["inline"])
-    assert expected["image"].dtype == torch.uint8
-    for method in OTHERS:
-        batch = read_epoch(method, candidates[method])
-        assert torch.equal(batch["image"], expected["image"]), method
-
-
 @pytest.mark.slow
 def test_they_are_rows_beside_ours(cfg: DictConfig, tmp_path: Path) -> None:
     cfg.benchmark.methods = ["dataloader", "inline"]
@@ -115,20 +104,3 @@ class Squares(torch.utils.data.Dataset[Batch]):
 
     def __getitem__(self, index: int) -> Batch:
         return {"image": torch.full((2,), index**2), "index": torch.tensor(index)}
-
-
-def test_micro_batches_are_joined_to_the_same_batches() -> None:
-    candidate = Candidate(dataset=Squares())
-    whole = list(make_textbook_loader(Row("textbook", 5, 0, 5), candidate, seed=1))
-    joined = list(make_textbook_loader(Row("textbook", 5, 0, 2), candidate, seed=1))
-    assert [len(batch["image"]) for batch in joined] == [5, 5, 1]
-    for expected, batch in zip(whole, joined, strict=True):
-        assert all(torch.equal(batch[key], expected[key]) for key in expected)
-
-
-def test_a_new_epoch_has_a_new_order_and_every_sample_once() -> None:
-    sampler = MicroBatchSampler(11, Row("textbook", 5, 0, 2), seed=1)
-    first, second = list(sampler), list(sampler)
-    assert [len(part) for part in first] == [2, 2, 1, 2, 2, 1, 1]
-    assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(11))
-    assert first != second

@@ -9,12 +9,10 @@ import torch
 
 from benchmarks import predict_variants as predict_ways
 from benchmarks.__main__ import run as measure
-from benchmarks.predict import COLUMNS, collect_metrics, compare_values
-from benchmarks.predict_variants import NAMES, write_images
-from lit_data.commands.build import build_datamodule
+from benchmarks.predict import COLUMNS, compare_values
+from benchmarks.predict_variants import NAMES
 from lit_data.errors import ConfigError
-from lit_data.io.images.readers import read_image
-from tests.benchmarks.suites import build_suite, compose_suite, read_summary, read_table
+from tests.benchmarks.suites import read_summary, read_table
 
 TOY = [
     "trainer=cpu",
@@ -84,52 +82,6 @@ def test_each_way_is_measured_and_written(
     best = max(EAGER, key=lambda way: metrics[f"{way}_images_per_s"])
     assert metrics["best_way"] == best
     assert metrics["ratio_to_original"] == metrics[f"{best}_ratio_to_original"]
-
-
-@pytest.mark.slow  # compiling takes minutes
-def test_compiled_ways_are_measured(tmp_path: Path, cache: Path) -> None:
-    lines, _ = run(tmp_path, cache, "suite.compile=true", "suite.batch_sizes=[2]")
-    for line in lines[5:]:
-        assert line["note"] or float(line["max_difference"]) < 0.1
-    torch._dynamo.reset()
-
-
-def test_images_are_cut_to_mixed_sizes_and_the_same_each_time(tmp_path: Path, cache: Path) -> None:
-    cfg = compose_suite("predict", *TOY, f"paths.cache={cache}", f"paths.run={tmp_path}")
-    datamodule = build_datamodule(cfg)
-    datamodule.setup("fit")
-    (tmp_path / "again").mkdir()
-    folders = (tmp_path, tmp_path / "again")
-    first, again = (write_images(datamodule, folder, 7) for folder in folders)
-    shapes = [read_image(path).shape for path in first]
-    assert len(set(shapes)) > 3
-    assert all(channels == 3 and min(size) >= 14 and max(size) <= 48 for channels, *size in shapes)
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
-
-
-def test_the_fastest_line_of_each_way_is_summarised() -> None:
-    blank = dict.fromkeys(COLUMNS, math.nan) | {"note": ""}
-    speeds = [("original", 1, 10.0), ("bf16", 2, 25.0), ("bf16", 8, 20.0), ("batched", 8, 12.0)]
-    lines = []
-    for way, size, speed in [*speeds, ("original_bf16", 1, 30.0)]:
-        measured = {"images_per_s": speed, "ratio_to_original": speed / 10}
-        lines.append(blank | {"way": way, "batch_size": size} | measured)
-    lines.append(blank | {"way": "compiled", "batch_size": 2, "note": "no compiler"})
-    metrics = collect_metrics(lines)
-    assert metrics["benchmark/bf16_batch_size"] == 2
-    assert (metrics["benchmark/best_way"], metrics["benchmark/batch_size"]) == ("bf16", 2)
-    assert metrics["benchmark/ratio_to_original"] == 2.5
-    assert "benchmark/compiled_images_per_s" not in metrics
-    assert "benchmark/bf16_peak_mib" not in metrics
-
-
-@pytest.mark.parametrize("word", ["suite.images=0", "suite.tile_px=x"])
-def test_wrong_counts_are_refused(word: str, tmp_path: Path) -> None:
-    name, _, value = word.partition("=")
-    cfg = compose_suite("predict", *TOY, f"paths.run={tmp_path}", word)
-    refused = rf"^{name}='?{value}'? is not usable: choose a whole number of at least 1$"
-    with pytest.raises(ConfigError, match=refused):
-        build_suite(cfg)
 
 
 @pytest.mark.parametrize(

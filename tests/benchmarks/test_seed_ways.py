@@ -1,10 +1,8 @@
 """Plain mosaics and windows: boxes lie around their objects, and windows around the foreground."""
 
-from pathlib import Path
-
 import numpy as np
 
-from benchmarks.seed_ways import PlainMosaics, PlainWindows
+from benchmarks.seed_ways import PlainMosaics
 
 SIZE_PX = 60, 80
 
@@ -33,15 +31,3 @@ def test_boxes_of_plain_mosaics_lie_around_their_objects() -> None:
         # What no box covers are slivers of objects that were cut off.
         assert (white & ~covered).sum() < 150
     assert seen >= 5
-
-
-def test_plain_windows_show_the_foreground(tmp_path: Path) -> None:
-    volume = np.full((20, 20, 20), -1000, np.int16)
-    volume[3, 17, 9] = 700
-    np.save(tmp_path / "0.npy", volume)
-    windows = PlainWindows([tmp_path / "0.npy"], (8, 8, 8), 150, per_volume=3)
-    assert len(windows) == 3
-    sample = windows[2]
-    assert sample["image"].shape == (1, 8, 8, 8)
-    assert sample["occupied"].sum() == 1
-    assert sample["image"].max() == 700

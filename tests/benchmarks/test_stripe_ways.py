@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.stripe_ways import make_stripe_ways
-from lit_data.augment import StripeAugment
 from lit_data.datamodules import StripeDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
@@ -113,47 +111,6 @@ def test_both_give_the_samples_of_the_stripe_dataset(options: dict[str, Any], ma
         assert theirs["image"].dtype == torch.float32
         # Each of several overlapping defects adds whole grey levels in ours.
         assert (theirs["image"] - ours["image"]).abs().max() <= 2 / 255
-
-
-@pytest.mark.parametrize("options", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3], LAYOUTS[5]], ids=str)
-def test_unfinished_samples_are_the_stored_ones_to_the_byte(
-    options: dict[str, Any], make: Make
-) -> None:
-    datamodule = make(**options, backend="device")
-    ours = _read_ours(datamodule, 0, finished=False)
-    for way in make_stripe_ways(datamodule, "train", finished=False):
-        theirs = _read(way, 0)
-        assert theirs.keys() == ours.keys()
-        assert all(torch.equal(theirs[key], ours[key]) for key in ours)
-
-
-@pytest.mark.parametrize(("cache_bytes", "images"), [(None, 4), (2 * 75 * 50 * 3, 2)])
-def test_the_warm_up_decodes_what_the_cache_holds(
-    make: Make, cache_bytes: int | None, images: int
-) -> None:
-    datamodule = make(layout="channels", augment=StripeAugment(), cache_bytes=cache_bytes)
-    _, improved = make_stripe_ways(datamodule, "train")
-    improved.warm_up()
-    misses = improved.cache.misses
-    assert (len(improved.cache), misses) == (images, 4 if cache_bytes is None else 3)
-    theirs = _read(improved, 0)
-    assert cache_bytes is not None or improved.cache.misses == misses
-    # Augmentation is left to the device.
-    datamodule.transformation = replace(datamodule.transformation, augment={})
-    assert (theirs["image"] - _read_ours(datamodule, 0)["image"]).abs().max() <= 2 / 255
-
-
-def test_a_file_that_is_not_stored_as_it_is_read_is_cast_as_in_the_store(
-    make: Make, tmp_path: Path
-) -> None:
-    datamodule = make(layout="channels")
-    original, _ = make_stripe_ways(datamodule, "train", finished=False)
-    path = tmp_path / "bool.npy"
-    np.save(path, np.ones((3, 60, 50), dtype=np.bool_))
-    patch = original.patches[0]
-    image, _ = original.make(patch._replace(files=type(patch.files)((str(path),))), [])
-    assert image.dtype == np.uint8
-    assert (image == 255).all()
 
 
 def test_stripes_of_one_image_have_no_such_ways(make: Make) -> None:

@@ -13,7 +13,6 @@ import torch
 
 from benchmarks import exported, first, seeds
 from benchmarks.__main__ import run as measure
-from benchmarks.callbacks import StepCost
 from benchmarks.gpu import answer_part, format_table
 from tests.benchmarks.suites import read_table
 from tests.lit_inspect.boards import write_board
@@ -33,13 +32,6 @@ def test_every_kind_of_worker_is_measured(tmp_path: Path) -> None:
         tuple(row) == first.COLUMNS and float(row["samples_per_s"]) > 0 for row in rows.values()
     )
     assert float(rows["dataloader_2"]["ratio"]) == float(rows["dataloader_1"]["first_ratio"]) == 1
-
-
-def test_a_sample_is_a_new_tensor() -> None:
-    samples = first.FreshSamples(1000, (3, 4, 4))
-    one, other = samples[999], samples[999]
-    assert one.equal(other)
-    assert one.data_ptr() != other.data_ptr()
 
 
 def test_each_callback_has_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,20 +93,6 @@ def test_files_are_measured_beside_the_difference_of_images(tmp_path: Path) -> N
         assert tuple(row) == exported.COLUMNS
         assert (row["images"], row["calls"], row["pixels_per_image"]) == ("2", "4", "600")
         assert min(float(row[name]) for name in exported.COLUMNS[1:]) > 0
-
-
-@pytest.mark.parametrize(
-    ("ticks", "seconds"), [([9, 10, 13], 3.0), ([9, 10, 13, 14], 1.2), ([9, 10, 12, 14, 15], 1.2)]
-)
-def test_a_step_costs_the_lowest_decile_also_of_few(
-    monkeypatch: pytest.MonkeyPatch, ticks: list[float], seconds: float
-) -> None:
-    read = iter(ticks)
-    monkeypatch.setattr("benchmarks.callbacks.time.thread_time", lambda: next(read))
-    cost = StepCost(warmup_steps=1)
-    for step in range(len(ticks)):
-        cost.on_train_batch_end(None, None, None, None, step)  # type: ignore[arg-type]
-    assert cost.seconds == pytest.approx(seconds)
 
 
 def test_the_benchmark_of_a_gpu_needs_one(

@@ -134,19 +134,6 @@ def test_textures_are_learned_in_patches_at_full_resolution(tmp_path: Path) -> N
     assert torch.load(path, weights_only=True)["state_dict"]["normality.bank"].shape == (200, 96)
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_a_run_that_goes_on_learns_the_same_images_again(tmp_path: Path) -> None:
-    words = [f"data.root={_write(tmp_path / 'good', 12)}"]
-    _run(tmp_path, "fit", *words)
-    last = tmp_path / "fit" / "checkpoints" / "last.ckpt"
-    before = torch.load(last, weights_only=True)["state_dict"]
-    again = _run(tmp_path / "again", "fit", *words, f"ckpt={last}", "trainer.max_epochs=2")
-    last = tmp_path / "again/fit/checkpoints/last.ckpt"
-    after = torch.load(last, weights_only=True)["state_dict"]
-    torch.testing.assert_close(after[MEANS], before[MEANS])
-    assert again["val/good_images"] == 1
-
-
 def test_wrong_use_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = _write(tmp_path / "good", 8)
     (tmp_path / "no.pt").write_bytes(b"no weights")

@@ -8,19 +8,16 @@ from typing import Any
 
 import cv2
 import pytest
-import torch
 from omegaconf import DictConfig
 
 from lit_data.cli import main
 from lit_data.commands.benchmarks.compare import build_candidates
-from lit_data.commands.benchmarks.measure import Candidate
 from lit_data.commands.benchmarks.options import BenchmarkOptions
 from lit_data.commands.benchmarks.table import COLUMNS, MEASURED, METHODS, OURS
 from lit_data.commands.benchmarks.training import ReplayLoader
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.targets import read_options
 from lit_data.errors import ConfigError
-from tests.benchmarks.suites import read_epoch
 from tests.outputs import STRIPES
 
 TOY = [
@@ -100,23 +97,6 @@ def test_loaders_are_compared_and_a_setting_is_recommended(
 
 
 @pytest.mark.slow
-def test_without_defects_our_share_of_a_bare_copy_is_told(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    metrics, lines = run("benchmark.defects=false", "benchmark.methods=[dataloader,inline,device]")
-    notes = {line["method"]: line["note"] for line in lines}
-    assert notes["device"].startswith("not available: patches are cut when a batch is finished")
-    assert {line["until"] for line in lines} == {"host"}
-    measured = [method for method, note in notes.items() if not note]
-    assert measured == ["copy", "dataloader", "inline"]
-    share = metrics["inline_samples_per_s"] / metrics["copy_samples_per_s"]
-    assert metrics["share_of_copy"] == pytest.approx(share)
-    assert f"{metrics['share_of_copy']:.2f} of the bare copy" in capsys.readouterr().out
-    (device,) = (line for line in lines if line["method"] == "device")
-    assert (device["samples_per_s"], device["repeats"]) == ("", "0")
-
-
-@pytest.mark.slow
 def test_ratios_that_were_not_measured_are_left_out(run: Run) -> None:
     metrics, lines = run("benchmark.methods=[thread,inline]")
     assert metrics["best_method"] in ("inline", "thread")
@@ -170,41 +150,6 @@ def _options(cfg: DictConfig, *methods: str, defects: bool = True) -> BenchmarkO
     changed.benchmark.methods = list(methods)
     changed.benchmark.defects = defects
     return read_options(BenchmarkOptions, changed.benchmark, "benchmark")
-
-
-def test_all_methods_give_the_same_samples(cfg: DictConfig) -> None:
-    candidates = build_candidates(cfg, _options(cfg, *METHODS[1:]))
-    assert list(candidates) == list(METHODS[1:])
-    expected = read_epoch("inline", candidates["inline"])
-    assert expected["mask"].any()
-    for method, candidate in candidates.items():
-        batch = read_epoch(method, candidate)
-        for key in ("index", "mask", "image"):
-            assert torch.equal(batch[key], expected[key]), (method, key)
-
-
-def test_without_defects_all_methods_give_the_stored_samples(cfg: DictConfig) -> None:
-    candidates = build_candidates(cfg, _options(cfg, *METHODS, defects=False))
-    expected = read_epoch("inline", candidates["inline"])
-    assert expected["image"].dtype == torch.uint8
-    for method in ("dataloader", "thread", "process"):
-        batch = read_epoch(method, candidates[method])
-        assert torch.equal(batch["image"], expected["image"]), method
-    copy = candidates["copy"]
-    assert isinstance(copy, Candidate)
-    assert torch.equal(copy.dataset, expected["image"])
-
-
-def test_an_experiment_on_the_device_is_compared_with_loaders_that_read_on_the_host(
-    cfg: DictConfig,
-) -> None:
-    cfg.data.cache = "device"
-    candidates = build_candidates(cfg, _options(cfg, "dataloader", "device"))
-    images = [read_epoch(method, candidate)["image"] for method, candidate in candidates.items()]
-    assert torch.equal(*images)
-    del cfg.data.cache
-    candidates = build_candidates(cfg, _options(cfg, "device"))
-    assert candidates == {"device": "the datamodule has no option cache"}
 
 
 def test_an_empty_train_split_is_refused(cfg: DictConfig) -> None:

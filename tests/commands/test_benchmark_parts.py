@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lit_data.commands.benchmarks.compare import recommend
-from lit_data.commands.benchmarks.measure import BareCopy, Candidate, Limits, measure, measure_rows
-from lit_data.commands.benchmarks.options import BenchmarkOptions, choose_device
+from lit_data.commands.benchmarks.measure import Candidate, Limits, measure, measure_rows
+from lit_data.commands.benchmarks.options import BenchmarkOptions
 from lit_data.commands.benchmarks.table import (
     COLUMNS,
     HEADINGS,
@@ -25,7 +25,6 @@ from lit_data.commands.benchmarks.table import (
     tabulate,
     write_lines,
 )
-from lit_data.commands.benchmarks.training import TrainingClock
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.targets import read_options
 from lit_data.errors import ConfigError, DataError
@@ -105,14 +104,6 @@ def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
         read_options(BenchmarkOptions, cfg.benchmark, "benchmark")
 
 
-def test_the_device_must_exist() -> None:
-    assert choose_device("cpu") == CPU
-    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-    text = r"^benchmark\.device='nonsense' cannot be used \(.*\): choose auto or cpu$"
-    with pytest.raises(ConfigError, match=text):
-        choose_device("nonsense")
-
-
 # feeds
 
 
@@ -122,14 +113,6 @@ class Squares(torch.utils.data.Dataset[Batch]):
 
     def __getitem__(self, index: int) -> Batch:
         return {"image": torch.full((2,), index**2), "index": torch.tensor(index)}
-
-
-def test_the_bare_copy_gives_every_sample_once() -> None:
-    samples = torch.arange(22).view(11, 2)
-    batches = [batch["image"].clone() for batch in BareCopy(samples, Row("copy", 4, 2, 4))]
-    # Which of the threads comes first is open.
-    assert sorted(len(batch) for batch in batches) == [3, 4, 4]
-    assert sorted(torch.cat(batches)[:, 0].tolist()) == samples[:, 0].tolist()
 
 
 # measure
@@ -201,30 +184,6 @@ def test_rows_are_measured_in_turn_and_a_failing_one_has_a_note(
     assert (broken, absent) == ("not available: Bus error", "not available: there is none")
     turns = [name for n, name in enumerate(order) if name != order[n - 1]]
     assert turns == ["original", "textbook", "dataloader", "original", "dataloader"]
-
-
-@pytest.mark.parametrize(
-    ("error", "note"),
-    [
-        (RuntimeError(), ""),
-        (RuntimeError("Caught in worker 0:\n  line 3\nBus error\n"), "Bus error"),
-        (DataError("2 images are bad:\na.png: truncated"), "2 images are bad: a.png: truncated"),
-    ],
-)
-def test_a_row_that_fails_has_a_note_of_one_line(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, note: str
-) -> None:
-    def make(row: Row, candidate: Candidate, seed: int) -> list[Batch]:
-        if row.method == "original":
-            raise error
-        return [{"image": torch.zeros(4)}] * 2
-
-    monkeypatch.setattr("lit_data.commands.benchmarks.measure.make_torch_loader", make)
-    rows = [Row(method, 4, 0, 4) for method in ("original", "dataloader")]
-    candidates = {row.method: Candidate(dataset=None) for row in rows}
-    limits = Limits(seconds=60, samples=4, warmup_batches=1)
-    failed, measured = measure_rows(rows, candidates, repeats=1, limits=limits, device=CPU, seed=0)
-    assert (failed.note, measured.note) == (f"not available: {note}", "")
 
 
 def test_it_is_an_error_when_no_row_can_be_measured() -> None:
@@ -321,20 +280,3 @@ def test_the_device_is_recommended_only_where_it_is_clearly_faster() -> None:
 
 
 # the rest
-
-
-def test_the_step_clock_leaves_out_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter([10.0, 20.0, 24.0])
-    monkeypatch.setattr("lit_data.loading.device_timer.time.perf_counter", lambda: next(ticks))
-
-    class Trainer:
-        global_step, max_steps = 0, 4
-
-    class Module:
-        device = CPU
-
-    clock, trainer, module = TrainingClock(2), Trainer(), Module()
-    for step in range(1, 5):
-        trainer.global_step = step
-        clock.on_train_batch_end(trainer, module, None, {"image": torch.zeros(8)}, step)  # type: ignore[arg-type]
-    assert clock.samples_per_s == 16 / 4.0

@@ -13,7 +13,6 @@ import psutil
 import pytest
 import torch
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from PIL import Image
 
@@ -97,14 +96,6 @@ def test_nothing_heavy_is_imported_before_a_command_runs(words: list[str], heavy
         f"print(sorted({heavy} & set(sys.modules)))"
     )
     assert run_python("-c", code).stdout.splitlines()[-1] == "[]"
-
-
-def test_module_runs_as_a_program() -> None:
-    done = run_python("-m", "lit_data", "fitt")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(
-        "lit_data: unknown command 'fitt'. Did you mean 'fit'? Commands: "
-    )
 
 
 @pytest.mark.parametrize(
@@ -191,20 +182,6 @@ def test_a_command_composes_its_configuration_once(monkeypatch: pytest.MonkeyPat
     assert composed == commands
 
 
-def test_validate_and_test_share_a_module(install: Install) -> None:
-    seen = []
-
-    def run(cfg: DictConfig) -> dict[str, Any]:
-        seen.append(cfg.command)
-        return {}
-
-    install(run, "evaluate")
-    assert [
-        main([name, "+experiment=stripe", f"hydra.run.dir={name}"]) for name in ("validate", "test")
-    ] == [0, 0]
-    assert seen == ["validate", "test"]
-
-
 def test_further_ranks_get_the_same_command_line_and_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Install
 ) -> None:
@@ -234,29 +211,6 @@ def test_further_ranks_get_the_same_command_line_and_folder(
     assert main(child) == 0
     assert not (tmp_path / "a b/summary.json").exists()
     assert (tmp_path / "a b/train_ddp_process_1.log").exists()
-
-
-@pytest.mark.slow
-def test_each_job_of_a_sweep_has_its_own_folder_and_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], install: Install
-) -> None:
-    seen = []
-
-    def run(cfg: DictConfig) -> dict[str, Any]:
-        seen.append((sys.argv[1:], HydraConfig.get().run.dir))
-        return {"val/seed": cfg.seed}
-
-    install(run)
-    words = ["seed=4,5", "experiment=stripe", "hydra.sweep.dir=out", "sweep.isolate=none"]
-    assert main(["show", "--multirun", *words]) == 0
-    first, second = f"{tmp_path}/out/0", f"{tmp_path}/out/1"
-    files = [line for line in capsys.readouterr().out.splitlines() if line.endswith(".json")]
-    assert files[:2] == [f"{first}/summary.json", f"{second}/summary.json"]
-    assert files[2:] == [f"{tmp_path}/out/sweep.json"]
-    assert seen == [
-        (["show", "seed=4", "+experiment=stripe"], first),
-        (["show", "seed=5", "+experiment=stripe"], second),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -353,40 +307,6 @@ def test_own_package_is_used_with_the_flag_alone(
     assert json.loads(Path("out/summary.json").read_text(encoding="utf-8"))["val/width"] == 5
     assert main(words) == 2
     assert "'model._target_' is 'own_project.Net', which is not allowed" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("flag", ["--config-dir=own", "hydra.searchpath=[own]"])
-def test_own_experiment_runs(flag: str, tmp_path: Path, install: Install) -> None:
-    (tmp_path / "own/experiment").mkdir(parents=True)
-    (tmp_path / "own/experiment/mine.yaml").write_text("# @package _global_\nname: mine\nseed: 9\n")
-    seen = []
-
-    def run(cfg: DictConfig) -> dict[str, Any]:
-        seen.append((cfg.name, cfg.seed))
-        return {}
-
-    install(run)
-    assert main(["show", flag, "experiment=mine", "hydra.run.dir=one"]) == 0
-    words = ["hydra.sweep.dir=out", "seed=1,2", "sweep.isolate=none"]
-    assert main(["show", flag, "-m", "experiment=mine", *words]) == 0
-    assert seen == [("mine", 9), ("mine", 1), ("mine", 2)]
-
-
-@pytest.mark.parametrize(
-    ("experiment", "group"),
-    [
-        ("segmentation", "smp_unet"),
-        ("classification", "timm_classifier"),
-        ("detection", "torchvision_detector"),
-    ],
-)
-def test_options_of_a_foreign_net_are_typed_as_a_mapping(
-    experiment: str, group: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [f"experiment={experiment}", f"model={group}", "model.net.options={img_size: 224}"]
-    assert main(["fit", "--cfg", "job", *words]) == 0
-    assert "\n    options:\n      img_size: 224\n" in capsys.readouterr().out
 
 
 def test_configuration_is_printed_and_nothing_runs(
@@ -596,26 +516,6 @@ def test_all_ranks_stop_after_the_same_step(
     assert saved["global_step"] >= 8
 
 
-@pytest.mark.slow
-def test_every_job_of_a_sweep_in_one_process_starts_its_ranks(
-    tmp_path: Path, site: Site, start: Start
-) -> None:
-    site(TRAINING)
-    words = ["-m", "seed=1,2", "trainer.devices=2", "trainer.max_epochs=1", "hydra.sweep.dir=out"]
-    words.append("sweep.isolate=none")
-    program = start("show", "+experiment=stripe", *words)
-    try:
-        _, err = program.communicate(timeout=4 * LIMIT_S)  # seven programs start
-    finally:
-        program.kill()
-        program.wait()
-    assert program.returncode == 0, err
-    for number in (0, 1):
-        values = json.loads((tmp_path / f"out/{number}/summary.json").read_text(encoding="utf-8"))
-        assert (values["train/steps"], values["train/ranks"]) == (4, 2)
-        assert (tmp_path / f"out/{number}/train_ddp_process_1.log").exists()
-
-
 # --- wrong values and places
 
 
@@ -692,51 +592,6 @@ def test_a_full_disk_is_one_line(
     err = capsys.readouterr().err
     assert f"lit_data: {os.strerror(number)} (metrics.csv): free some space" in err
     assert "Traceback" not in err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "error"), [("doctor", "RuntimeError"), ("show", "AttributeError")]
-)
-def test_a_torchvision_of_another_build_is_one_line(
-    command: str, error: str, tmp_path: Path
-) -> None:
-    package = tmp_path / "unfit/torchvision"
-    package.mkdir(parents=True)
-    code = f'raise {error}("operator torchvision::nms\\n does not exist")'
-    (package / "__init__.py").write_text(code)
-    words = ("-m", "lit_data", command, "+experiment=stripe", "paths.runs=runs")
-    done = run_python(*words, paths=(str(package.parent),))
-    assert done.returncode == 2
-    [line] = done.stderr.strip().splitlines()
-    assert line.startswith(f"lit_data: torch {torch.__version__} and torchvision ")
-    assert f"({error}: operator torchvision::nms does not exist)" in line
-    assert f"pip uninstall -y torchvision; pip install torch=={torch.__version__} tor" in line
-
-
-def test_a_folder_with_more_in_it_than_ours_stays(tmp_path: Path, install: Install) -> None:
-    def write(cfg: DictConfig) -> dict[str, Any]:
-        (Path(cfg.paths.run) / "kept.txt").write_text("made before the error")
-        raise errors.ConfigError("a wrong value")
-
-    install(write)
-    assert main(["show", "+experiment=stripe"]) == 2
-    assert list(tmp_path.rglob("kept.txt"))
-    assert list(tmp_path.rglob(".hydra"))
-
-
-@pytest.mark.parametrize("word", ["trainer.limit_train_batches=4", "+trainer.max_steps=4"])
-def test_every_argument_of_a_class_can_be_typed(word: str, install: Install) -> None:
-    seen = []
-
-    def note(cfg: DictConfig) -> dict[str, Any]:
-        seen.append(cfg)
-        return {}
-
-    install(note)
-    assert main(["show", "+experiment=stripe", word]) == 0
-    key = word.partition(".")[2].partition("=")[0]
-    assert seen[0].trainer[key] == 4
 
 
 @pytest.mark.parametrize(

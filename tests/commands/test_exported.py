@@ -1,7 +1,5 @@
 """Exported files as models: modules answer by them, and what does not fit is refused in one line."""
 
-import errno
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +10,13 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.testing import assert_close
 
-from lit_data.cli import main
-from lit_data.commands import export, int8
+from lit_data.commands import int8
 from lit_data.commands.exported import Graph, read_exported_record, use_exported
 from lit_data.commands.int8 import Int8Options
 from lit_data.errors import ConfigError, StoreError
 from lit_data.modules import (
     AnomalyModule,
     ClassificationModule,
-    DetectionModule,
-    DetectorNet,
     SegmentationModule,
 )
 from lit_data.modules.scored import ScoredModule
@@ -80,19 +75,6 @@ def test_what_a_module_gives_is_found_by_what_it_predicts() -> None:
     assert_close(anomaly.invert(probability, IMAGES), distances)
 
 
-def test_objects_are_found_as_by_the_net() -> None:
-    torch.manual_seed(0)
-    detector = DetectionModule(DetectorNet(classes=2, width=4)).eval()
-    images, limits = torch.rand(2, 3, 64, 96), torch.tensor([96.0, 64.0, 96.0, 64.0])
-    with torch.no_grad():
-        predictions = detector(images)
-    boxes = predictions.boxes.clamp(min=0).minimum(limits)
-    answers = torch.cat((boxes / limits, predictions.logits.sigmoid()), 2)
-    inverted = detector.invert(answers, images)
-    assert_close(inverted.logits, predictions.logits, atol=1e-4, rtol=1e-4)
-    assert_close(inverted.boxes, boxes)
-
-
 class _Hooked(SegmentationModule):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return batch
@@ -142,28 +124,6 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
 def test_wrong_keys_of_int8_are_refused(given: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         Int8Options(**given)
-
-
-def test_a_disk_that_is_full_leaves_the_file_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = write_board(tmp_path / "a.inspect").read_bytes()
-
-    def fill(path: Path, content: bytes) -> int:
-        with path.open("wb") as file:
-            file.write(content[:100])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(export, "encode_run", lambda run, typed: data + b"more")
-    words = ["export", str(tmp_path), str(tmp_path / "a.inspect")]
-    assert main(words) == 4  # what the runtime refuses is not written
-    monkeypatch.setattr(Path, "write_bytes", fill)
-    assert main(words) == 4
-    errors = capsys.readouterr().err.splitlines()
-    assert "a.inspect was not written: " in errors[0]
-    assert "No space left on device" in errors[1]
-    assert [path.name for path in tmp_path.iterdir()] == ["a.inspect"]
-    assert (tmp_path / "a.inspect").read_bytes() == data
 
 
 @pytest.mark.parametrize(

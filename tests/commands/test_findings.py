@@ -152,18 +152,6 @@ def test_names_malicious_uploads(
     assert [finding.level for finding in doctor.find_malicious()] == ["fault"] * faults
 
 
-def test_an_extra_is_installed_when_all_of_it_is() -> None:
-    wanted = [
-        Requirement('numpy>=2; extra == "whole"'),
-        Requirement('numpy>=2; extra == "half"'),
-        Requirement('lit-data-no-such-package; extra == "half"'),
-        Requirement("torch"),
-    ]
-    finding = doctor.describe_extras(wanted, ["whole", "half", "dev"])
-    assert finding.found == "installed: whole; not installed: half"
-    assert ".[half]" in finding.remedy
-
-
 def install(folder: Path, name: str, requirement: str) -> None:
     info = folder / f"{name.replace('-', '_')}-0.1.0.dist-info"
     info.mkdir()
@@ -183,15 +171,6 @@ def test_requirements_are_those_of_the_newer_name(
     assert findings["extras"].found == "installed: lamps; not installed: none"
 
 
-def test_a_checkout_that_is_not_installed_is_looked_at_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(doctor, "list_distributions", list)
-    findings = {finding.what: finding.level for finding in doctor.check_packages()}
-    assert findings["distribution"] == "warning"
-    assert "requirements" not in findings
-
-
 @pytest.mark.parametrize(
     ("installed", "listed"),
     [
@@ -209,12 +188,6 @@ def test_the_runtime_counts_beside_lit_data_alone(
 
     monkeypatch.setattr(doctor.metadata, "distribution", find)
     assert doctor.list_distributions() == listed
-
-
-def test_every_extra_of_the_project_is_described() -> None:
-    extras = set(doctor.list_distributions()[0].metadata.get_all("Provides-Extra") or [])
-    found = {finding.what: finding.found for finding in doctor.check_packages()}
-    assert all(extra in found["extras"] for extra in extras - {"dev", "test", "notebooks"})
 
 
 @pytest.mark.parametrize(

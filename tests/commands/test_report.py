@@ -11,10 +11,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from lit_data.cli import main
-from lit_data.commands.report import add_report, noting_failure, write_report
+from lit_data.commands.report import noting_failure, write_report
 from lit_data.commands.reports import page
 from lit_data.commands.reports.charts import Chart, ChartLine, draw_chart
-from lit_data.errors import BatchMemoryError, DataError
+from lit_data.errors import BatchMemoryError
 from tests.commands.reports.folders import CONFIG, CSV, LOG, SUMMARY, make_run
 from tests.helpers.browser import CHROMIUM, Browser
 
@@ -128,14 +128,6 @@ def test_page_needs_nothing_but_itself(tmp_path: Path) -> None:
     assert not {name for name in names if name == "style" or name.startswith("on")}
 
 
-def test_links_lead_to_sections_and_names_are_unique(tmp_path: Path) -> None:
-    page = Page(write_report([make_run(tmp_path / "run")]))
-    names = Counter(found["id"] for _, found in page.elements if "id" in found)
-    assert set(names.values()) == {1}
-    assert [href[1:] for href in page.find("a", "href")] == list(names)
-    assert list(names)[:2] == ["results", "curves"]
-
-
 def test_sweep_is_compared(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "sweep")
     assert write_report([folder]) == folder / "report.html"
@@ -157,22 +149,6 @@ def test_rows_lead_to_the_pages_of_runs_that_lie_below(tmp_path: Path) -> None:
         "./b%20c/report.html",
     ]
     assert not Page(write_report(runs, output=tmp_path / "runs" / "a" / "x.html")).find("a", "href")
-
-
-def test_what_runs_miss_is_said_below_their_table(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / name) for name in ("a", "b")]
-    (runs[1] / "summary.json").write_text("{")
-    assert "What could not be read b Summary.json cannot be read" in Page(write_report(runs)).text
-
-
-def test_best_of_each_figure_is_marked(tmp_path: Path) -> None:
-    for number, (dice, seconds) in enumerate([(0.5, 30.0), (0.9, 20.0), (0.9, 20.0)]):
-        scores = {"test/dice": dice, "seconds": seconds, "val/dice": 0.8}
-        make_run(tmp_path / str(number), summary=SUMMARY | scores)
-    page = Page(write_report([tmp_path], metrics=["test/dice", "seconds", "val/dice"]))
-    cells = [attributes for tag, attributes in page.elements if tag == "td"]
-    best = [cell["data-value"] for cell in cells if cell.get("class") == "best"]
-    assert best == ["0.9", "20.0"]
 
 
 def test_several_folders_give_one_page_where_they_meet(
@@ -211,22 +187,6 @@ def test_broken_off_run_has_a_page_that_says_so(tmp_path: Path) -> None:
         assert part.lower() in text.lower()
 
 
-def test_a_run_that_a_signal_stopped_has_that_as_its_reason(tmp_path: Path) -> None:
-    stop = "SIGINT: stopped after step 19; go on with ckpt=interrupted.ckpt"
-    line = f"2026-01-31 12:00:00,000 WARNING lit_data.callbacks.save_on_signal: {stop}\n"
-    runs = [make_run(tmp_path / name, summary=None, log=line) for name in ("a", "b")]
-    assert f"This run did not come to its end {stop}." in Page(write_report(runs[:1])).text
-    text = Page(write_report(runs)).text
-    assert "Unfinished runs" in text
-    assert f"a {stop}" in text
-    assert "no reason on record" not in text
-
-
-def test_folder_with_only_a_configuration_has_a_page(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", summary=None, csv=None, log="", pictures=())
-    assert "not finished" in Page(write_report([folder])).text
-
-
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
@@ -253,18 +213,6 @@ def test_mistakes_are_one_line(
     assert capsys.readouterr().out.startswith(usage)
 
 
-def test_secrets_do_not_reach_the_page(tmp_path: Path) -> None:
-    secret = "hunter2-and-more"
-    store = {"token": secret, "url": "s3://me:pw4711@host/b", "again": "${store.token}"}
-    log = LOG + f"2026-01-31 12:00:08,001 ERROR x: cannot log in with {secret}\n"
-    options = {"config": CONFIG | {"store": store}, "overrides": (f"+store.token={secret}",)}
-    folder = make_run(tmp_path / "run", log=log, **options)
-    page = write_report([folder]).read_text(encoding="utf-8")
-    assert secret not in page
-    assert "pw4711" not in page
-    assert "cannot log in with ***" in page
-
-
 def test_failing_run_leaves_its_reason_and_a_report(tmp_path: Path) -> None:
     folder, cfg = make_run(tmp_path / "run", summary=None), OmegaConf.create({"report": True})
     with pytest.raises(BatchMemoryError), noting_failure(cfg, folder):
@@ -289,25 +237,6 @@ def test_fit_writes_its_report_before_it_says_where_the_summary_is(
     assert capsys.readouterr().out.splitlines()[-1] == str(summary)
     assert summary.with_name("report.html").exists() == wanted
     assert not wanted or "dice 0.5" in Page(summary.with_name("report.html")).text
-
-
-def test_a_report_that_fails_does_not_fail_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(folders: list[Path]) -> None:
-        raise DataError("no run")
-
-    monkeypatch.setattr("lit_data.commands.report.write_report", fail)
-    add_report(OmegaConf.create({"report": True}), tmp_path)
-    assert f"no report could be written of {tmp_path}" in caplog.text
-
-
-@pytest.mark.parametrize(("dice", "warned"), [(0.0, True), (1e-6, False), ("0", False)])
-def test_a_dice_of_0_is_warned_of(dice: object, warned: bool, tmp_path: Path) -> None:
-    make_run(tmp_path, summary={**SUMMARY, "val/dice": 0.8, "test/dice": dice})
-    page = write_report([tmp_path]).read_text()
-    assert ("No pixel of a defect was found" in page) == warned
-    assert ("test/dice is 0: train longer" in page) == warned
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH: apt-get install chromium")

@@ -11,7 +11,6 @@ from lit_data.commands.result import (
     KEYS,
     find_summary,
     join_scores,
-    read_number,
     read_summary,
     write_confusion,
     write_summary,
@@ -101,8 +100,3 @@ def test_a_summary_that_is_no_object_is_damaged(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"summary.json is not an object of JSON"):
         read_summary(tmp_path)
     assert find_summary(tmp_path) is None
-
-
-def test_what_is_no_finite_number_is_compared_with_nothing() -> None:
-    values = {"a": math.nan, "b": math.inf, "c": True, "d": "1", "e": None, "f": 2}
-    assert [read_number(values, name) for name in "abcdefg"] == [*[None] * 5, 2.0, None]

@@ -86,12 +86,6 @@ def test_the_best_run_is_taken_and_its_score_is_said(
     assert (runs.choose(ckpt="last"), runs.choose(run="latest")) == ("b", "c")
 
 
-def test_the_least_loss_is_the_best(runs: Runs) -> None:
-    for name, score in (("a", 0.3), ("b", 0.587), ("c", 0.4)):
-        runs.add(name, score, monitor="val/loss", mode="min")
-    assert runs.choose() == "a"
-
-
 @pytest.mark.parametrize(
     "flawed",
     [

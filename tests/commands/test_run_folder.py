@@ -55,22 +55,6 @@ def test_runs_of_one_second_write_into_folders_of_their_own(folders: list[str]) 
     assert started.folder.name == f"{year}-5"
 
 
-def test_sweeps_of_one_second_write_into_folders_of_their_own(
-    folders: list[str], tmp_path: Path
-) -> None:
-    words = ["show", "-m", "+experiment=stripe", SWEEP, "sweep.isolate=none", "seed=1"]
-    assert [main(words), main(words)] == [0, 0]
-    first, second = sorted((tmp_path / "runs").iterdir())
-    assert second.name == f"{first.name}-2"
-    assert (first / "0/summary.json").is_file()
-    assert (second / "0/summary.json").is_file()
-
-
-def test_objects_built_in_one_second_write_into_folders_of_their_own() -> None:
-    first, second = (api.build("stripe", RUN, "trainer=cpu", "logger=none") for _ in range(2))
-    assert second.folder.name == f"{first.folder.name}-2"
-
-
 def _start(line: str) -> Path:
     *flags, command = line.partition(" seed")[0].split()
     folder = f"hydra.{'sweep' if flags else 'run'}.dir=out"

@@ -13,49 +13,13 @@ from lightning import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 
-from lit_data.commands.result import split_stage, write_summary
 from lit_data.commands.terminal import (
     LogInterval,
-    ParameterTable,
     RunBar,
     print_end,
     quieten,
-    shorten,
 )
 from lit_data.testing import QUIET
-
-
-@pytest.mark.parametrize(
-    ("name", "stage", "rest"),
-    [
-        ("val/average_precision", "val", "average_precision"),
-        ("valid_dataset_iou", "val", "dataset_iou"),
-        ("validation.loss", "val", "loss"),
-        ("test_BinaryF1Score", "test", "BinaryF1Score"),
-        ("train_loss", "train", "loss"),
-        ("loss", "", "loss"),
-        ("testimony", "", "testimony"),
-        ("value", "", "value"),
-        ("val", "", "val"),
-    ],
-)
-def test_the_stage_of_a_metric_is_read_from_any_name(name: str, stage: str, rest: str) -> None:
-    assert split_stage(name) == (stage, rest)
-
-
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        ("val/average_precision", "ap"),
-        ("val/defect_recall", "recall"),
-        ("val_loss", "loss"),
-        ("valid_per_image_iou", "per_image_io"),
-        ("group/val_acc", "acc"),
-        ("lr", "lr"),
-    ],
-)
-def test_names_beside_the_bar_are_short(name: str, short: str) -> None:
-    assert shorten(name) == short
 
 
 @pytest.mark.parametrize(
@@ -92,21 +56,6 @@ def test_a_small_set_is_logged_once_an_epoch(tmp_path: Path, every: int, rows: l
     path = Path(logger.log_dir) / "metrics.csv"
     written = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
     assert [int(row["step"]) for row in written if row.get("loss")] == rows
-
-
-def test_parts_of_a_model_are_shown_without_flops_that_nobody_counted(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    model = BoringModel()
-    model.layer.bias.requires_grad_(False)
-    settings = QUIET | {"fast_dev_run": 1, "callbacks": [ParameterTable()]}
-    Trainer(**settings).fit(model)
-    shown = capsys.readouterr().out
-    assert "│ layer   │ Linear │         66 │" in shown
-    assert "│ trained │        │         64 │" in shown
-    model.example_input_array = torch.ones(3, 32)
-    Trainer(**settings).fit(model)
-    assert "Total FLOPs: 384" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -152,15 +101,3 @@ def test_the_end_is_one_table_and_repeats_no_sentence(
     assert "61 s, 170 samples/s in training\nspeed: the model takes 83% of the time\n" in out
     assert out.endswith(f"report: {tmp_path / 'report.html'}\n")
     assert "chance" not in out
-
-
-def test_the_end_names_a_model_of_no_use(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    metrics = {"seconds": 1.0, "val/image_auroc": 0.0686, "val/image_f1_max": 0.85}
-    write_summary(tmp_path, "fit", "segmentation", metrics)
-    print_end(metrics, tmp_path)
-    assert capsys.readouterr().out.startswith(
-        "val/image_auroc of the model is 0.0686, which is no better than chance. What may help: "
-        "look at predictions.png\n"
-    )

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from omegaconf import DictConfig, OmegaConf
 
-from lit_data import api
 from lit_data.cli import main
 from lit_data.commands import predict
 from lit_data.commands.build import load_trained
-from lit_data.commands.checkpoints import TrainedRecord, look_at
+from lit_data.commands.checkpoints import TrainedRecord
 from lit_data.commands.quality import find_doubt
 from lit_data.commands.record import read_record
 from lit_data.commands.trained import take_trained, warn_of_other_data
-from lit_data.errors import ConfigError, StoreError
+from lit_data.errors import StoreError
 from lit_data.testing import QUIET
 from tests.outputs import NO_TIMELINES
 
@@ -86,13 +84,6 @@ def test_nothing_that_training_knew_is_typed_again(trained: Path, tmp_path: Path
     assert "unlike" not in said
 
 
-def test_masks_with_grey_edges_train_at_the_first_command(trained: Path) -> None:
-    said = (trained / "runs/fit/segmentation/1/fit.log").read_text()
-    assert "masks have grey edges" in said
-    assert "values from 128 on are the defect (data.mask_read.threshold=128)" in said
-    assert "splits: train " in said
-
-
 def test_what_is_typed_stays_and_is_told(trained: Path, tmp_path: Path) -> None:
     root = f"data.root={trained}/set"
     code, identity, said = _predict(trained, tmp_path, root, "data.size_px=[64,96]")
@@ -136,12 +127,6 @@ def test_a_checkpoint_of_another_experiment_is_refused_in_one_line(
     assert "write +experiment=segmentation, or name the checkpoint by ckpt=FILE without" in error
 
 
-def test_a_checkpoint_without_a_record_does_not_tell_its_experiment(tmp_path: Path) -> None:
-    torch.save({"state_dict": {}}, tmp_path / "bare.ckpt")
-    with pytest.raises(ConfigError, match=r"bare.ckpt does not tell its experiment: add \+exp"):
-        api.start("test", f"ckpt={tmp_path}/bare.ckpt")
-
-
 def test_a_model_of_images_is_not_scored_on_synthetic_ones_unasked(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,22 +160,6 @@ def test_images_of_another_kind_are_told(trained: Path, tmp_path: Path) -> None:
     assert code == 0
     assert "these images are unlike those that the model was trained on" in said
     assert "mean grey level 0.04 of the range, not 0." in said
-
-
-@pytest.mark.slow
-def test_boxes_of_a_model_of_no_use_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    places = [f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]
-    words = ["+experiment=detection", "trainer=cpu", "data.size_px=64", *places]
-    limits = ["trainer.max_epochs=1"]
-    limits += [f"trainer.limit_{stage}_batches=1" for stage in ("train", "val", "test")]
-    assert main(["fit", *words, *limits]) == 0
-    found = "the model finds 0% of the objects at one false alarm per image, in test"
-    assert re.search(found + ".*What may help: train longer", capsys.readouterr().out)
-    assert main(["predict", *words]) == 0
-    told = r"val/map50 of the model is \S+, which is no better than chance"
-    assert re.search(told + ": train longer, or choose another run", capsys.readouterr().out)
 
 
 def test_a_model_near_chance_gives_no_verdicts(trained: Path, tmp_path: Path) -> None:
@@ -262,24 +231,6 @@ def test_a_checkpoint_of_another_program_changes_nothing(tmp_path: Path) -> None
     )
     assert find_doubt({"scores": {"val/f1_max": float("nan")}}) is None  # no defect was validated
     warn_of_other_data(None, None, None)
-
-
-def test_images_are_described_by_a_few_of_them() -> None:
-    asked = []
-
-    class Bank:
-        dtype, channels, heights_px, widths_px = np.uint8, 1, [10] * 100, [20] * 100
-
-        def __len__(self) -> int:
-            return 100
-
-        def __getitem__(self, number: int) -> np.ndarray:
-            asked.append(number)
-            return np.full((1, 10, 20), 51, np.uint8)
-
-    look = look_at(Bank())  # type: ignore[arg-type]  # as far as it is asked
-    assert look == {"channels": 1, "size_px": [10, 20], "grey": pytest.approx(0.2), "spread": 0}
-    assert len(asked) == 32
 
 
 def test_classes_come_from_the_data_and_go_into_the_checkpoint(tmp_path: Path) -> None:

@@ -3,14 +3,13 @@
 import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from lit_data.datamodules.batch_format import check_format, format_batch, gives_dict, gives_fields
+from lit_data.datamodules.batch_format import check_format, format_batch
 from lit_data.errors import ConfigError
 
 MASKED = {
@@ -95,20 +94,3 @@ def test_a_preset_that_the_batch_cannot_fill_is_refused(
         check_format(batch_format, keys, {})
     check_format(lambda batch: batch["image"].sum(), (), {})  # makes what it likes
     assert format_batch(MASKED, lambda batch: (batch["image"], 1), {})[1] == 1
-
-
-@pytest.mark.parametrize(
-    ("batch_format", "is_dict", "has_fields"),
-    [
-        ("dict", True, True),
-        ("classes", True, True),
-        ("ultralytics", True, True),
-        ("torchvision", False, False),
-        ("anomalib", False, True),
-        ({"x": "image"}, True, True),
-        (("image", "mask"), False, True),
-        (len, False, False),
-    ],
-)
-def test_what_is_known_of_a_format(batch_format: Any, is_dict: bool, has_fields: bool) -> None:
-    assert (gives_dict(batch_format), gives_fields(batch_format)) == (is_dict, has_fields)

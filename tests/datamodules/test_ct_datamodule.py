@@ -8,12 +8,10 @@ import pytest
 import torch
 from numpy.testing import assert_array_equal
 
-from lit_data.commands.prepare import export_set
 from lit_data.datamodules import CTDataModule
 from lit_data.datasets.ct.windows import WindowSpec
-from lit_data.errors import ConfigError, DataError, StoreCorruptError
+from lit_data.errors import ConfigError, DataError
 from lit_data.io.volumes.hounsfield import WINDOWS
-from lit_data.io.volumes.resampling import Resolution
 from lit_data.loading import LoaderOptions
 from lit_data.samples.ct import render_volume
 from lit_data.types import Batch
@@ -136,14 +134,6 @@ def test_a_batch_of_windows_is_what_the_table_says(cache: str) -> None:
         assert_array_equal(batch["sdf"][row, 0] < 0, occupied)
         labelled += bool(labels[part].any())
     assert labelled >= 2
-
-
-def test_truncated_distances_of_a_window_are_those_of_the_whole_volume(cache: str) -> None:
-    given = {"sample": "windows", "windows": WindowSpec(size=(9, 16, 50), mode="sliding")}
-    exact, short = (_first(_data(cache, sdf=sdf, **given), "val") for sdf in ("exact", 3.0))
-    inside = exact["image"].new_tensor(SHAPE[2] - 1) >= torch.arange(50)
-    assert torch.equal(short["sdf"][..., inside], exact["sdf"][..., inside].clamp(-3, 3))
-    assert short["sdf"].abs().max() == 3
 
 
 def test_evaluation_sees_a_grid_without_windows_that_hold_too_little(cache: str) -> None:
@@ -293,27 +283,6 @@ def test_bad_files_are_listed_or_left_out(tmp_path: Path) -> None:
     assert data.describe()["refused"] == 1
 
 
-def test_the_report_says_sizes(cache: str) -> None:
-    data = _data(cache)
-    report, dense_bytes = data.describe(), 10 * int(np.prod(SHAPE)) * 2
-    assert report == report | {
-        "volumes": 10,
-        "refused": 0,
-        "too_few": 0,
-        "dense_bytes": dense_bytes,
-        "points": int(_first(data, "predict", 10)["occupied_total"].sum()),
-        "sparse_share": pytest.approx(report["sparse_bytes"] / dense_bytes),
-        "train_volumes": 6,
-        "val_volumes": 2,
-        "test_volumes": 2,
-    }
-
-
-def test_volumes_are_not_exported_as_images(cache: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is nothing to export"):
-        export_set(_data(cache), tmp_path / "out", stage="train", epoch=0, origin={})
-
-
 def test_an_index_that_is_not_what_the_files_give_is_found(tmp_path: Path) -> None:
     data = _data(str(tmp_path), root=str(_write_set(tmp_path / "set")))
     assert data.verify_sources() == []
@@ -324,28 +293,6 @@ def test_an_index_that_is_not_what_the_files_give_is_found(tmp_path: Path) -> No
     assert [line.rsplit("/", 1)[1] for line in data.verify_sources()] == [
         "v3.npy: its index is not what the file gives"
     ]
-
-
-def test_a_cut_index_is_found_after_a_worker_died(tmp_path: Path) -> None:
-    data = _data(str(tmp_path), root=str(_write_set(tmp_path / "set")))
-    dataset = data.dataset("train")
-    dataset.check_sources()
-    path = data.volumes.bank.paths[2] / "positions.npy"  # type: ignore[attr-defined]
-    path.chmod(0o644)
-    with path.open("r+b") as file:
-        file.truncate(1000)
-    with pytest.raises(StoreCorruptError, match="expected"):
-        dataset.check_sources()
-
-
-def test_the_resolution_is_that_of_the_samples(cache: str) -> None:
-    data = _data(
-        cache, resolution=Resolution(shape=16), sample="windows", windows=WindowSpec(size=16)
-    )
-    batch = _first(data, "val", 1)
-    assert batch["shape"].tolist() == [[16, 16, 16]]
-    assert batch["spacing"].tolist() == [[24 / 16, 32 / 16, 40 / 16]]
-    assert len(data.dataset("val")) == 2
 
 
 @pytest.mark.parametrize(

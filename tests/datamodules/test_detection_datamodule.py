@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from lit_data.augment import MixUp, detection_augment
+from lit_data.augment import detection_augment
 from lit_data.batch_form import batch_tensors
 from lit_data.datamodules import DetectionDataModule
 from lit_data.datamodules.batch_format import format_batch
 from lit_data.datasets import DetectionDataset
 from lit_data.errors import ConfigError, DataError, StoreCorruptError
-from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.scaling import scale_size
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.mosaic import MosaicSpec
@@ -109,33 +108,6 @@ def test_crowds_are_no_boxes_but_ignored_regions(
     assert whole["ignored"].tolist() == [[0, 1, 0.5, 0.6875, 0.75, 0.375]]
 
 
-def test_near_duplicates_and_groups_stay_in_one_split(cache: str, tmp_path: Path) -> None:
-    root = _write_set(tmp_path / "set", 12)
-    rng = np.random.default_rng(1)
-    for number in range(12):
-        path = root / "images" / f"{number}.png"
-        if number % 2:  # the same, a little brighter
-            pixels = cv2.imread(str(root / "images" / f"{number - 1}.png"))
-            cv2.imwrite(str(path), cv2.add(pixels, 2))
-        else:
-            height, width = cv2.imread(str(path)).shape[:2]
-            cells = rng.integers(0, 250, (8, 8, 3), np.uint8)
-            cv2.imwrite(str(path), cv2.resize(cells, (width, height)))
-    for options in ({}, {"near_duplicates": "apart", "groups": r"([0-4])\.png"}):
-        files = _data(cache, root=str(root), **options).files
-        split_of = {}
-        for split, numbers in files.splits.items():
-            assert numbers
-            split_of |= {int(Path(files.images[number]).stem): split for number in numbers}
-        assert len(split_of) == 12
-        if options:
-            pairs = [(0, 10), (1, 11)]
-        else:
-            pairs = [(number, number + 1) for number in range(0, 12, 2)]
-        for one, other in pairs:
-            assert split_of[one] == split_of[other]
-
-
 def test_windows_show_every_part_of_an_ignored_region(cache: str, tmp_path: Path) -> None:
     data = _data(cache, root=_crowds(tmp_path), size_px=None, patch_px=32, stride_px=32)
     assert data.windows is not None
@@ -204,22 +176,6 @@ def test_workers_give_the_same_batches(cache: str, kind: str, micro: int) -> Non
     assert len(found) == len(expected) == 4
     for one, other in zip(expected, found, strict=True):
         assert_equal(one, other)
-
-
-def test_formats_for_modules_that_exist(cache: str, tmp_path: Path) -> None:
-    seen = []
-    for batch_format in (["image", "boxes", "path"], {"img": "image", "target": "boxes"}):
-        data = _data(cache, setup=False, batch_format=batch_format)
-        fit(Watcher(seen.append), data, tmp_path, max_steps=1)
-    image, boxes, path = seen[0]
-    assert (image.shape, boxes.shape[1], len(path)) == ((4, 3, 64, 64), 6, 4)
-    assert seen[1].keys() == {"img", "target"}
-    for unknown, match in (
-        (["image", "mask"], "unknown keys"),
-        ("yola", "'yola' is unknown here: choose dict, torchvision, ultralytics, yolo, a mapping,"),
-    ):
-        with pytest.raises(ConfigError, match=match):
-            _data(cache, setup=False, batch_format=unknown)
 
 
 def test_yolo_trainers_get_their_tuple(cache: str, tmp_path: Path) -> None:
@@ -311,20 +267,6 @@ def test_device_mosaics_are_the_same_for_the_same_batch_and_new_in_each_epoch(ca
         _data(cache, mosaic_on="gpu")
 
 
-def test_samples_are_blended_behind_device_mosaics_with_the_boxes_of_both(cache: str) -> None:
-    data = _data(cache, mosaic_on="device", augment=MixUp(probability=1.0))
-    before, after = first(_data(cache, mosaic_on="device"), count=2), first(data, count=2)
-    assert after["boxes_count"].tolist() == [len(before["boxes"])] * 2
-    assert (
-        after["boxes"][:, 0].tolist()
-        == torch.arange(2).repeat_interleave(after["boxes_count"]).tolist()
-    )
-    share = plan(data, 2)["augment_mixup"][:, 0]
-    for row in range(2):
-        mixed = share[row] * before["image"][row] + (1 - share[row]) * before["image"][1 - row]
-        assert_close(after["image"][row], mixed)
-
-
 def _device_data(cache: str) -> DetectionDataModule:
     """With flips and colours, as in the experiment."""
     augment = detection_augment(scale=(1.0, 1.0), shift_px=0)
@@ -368,15 +310,6 @@ def test_nothing_waits_for_the_device_and_it_draws_what_the_cpu_draws(cache: str
     assert (found["boxes"].cpu() - expected["boxes"]).abs().max() <= 1e-6
 
 
-def test_samples_are_shown_before_augmentation_where_there_is_one(cache: str) -> None:
-    plain, data = _data(cache), _data(cache, augment=detection_augment())
-    planned = plan(data, 6)
-    before = data.inspect("train").draw(planned)
-    assert before is not None
-    assert_equal(before, first(plain, count=6))
-    assert data.inspect("val").draw(planned) is None
-
-
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("kind", "place"), [("thread", "worker"), ("process", "worker"), ("thread", "device")]
@@ -398,17 +331,6 @@ def test_the_last_epochs_have_no_mosaics_although_the_workers_live_on(
             for image, n in zip(batch["image"], batch["index"].tolist(), strict=True)
         ]
         assert all(same) if last else not any(same)
-
-
-def test_a_run_that_is_all_closing_says_so(
-    cache: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    seen = []
-    data = _data(cache, mosaic=MosaicSpec(close_epochs=10))
-    fit(Watcher(seen.append), data, tmp_path)
-    assert "no mosaics: the run has 1 epochs, the last 10 without" in caplog.text
-    alone = first(_data(cache, mosaic=None), "predict", 20)["image"]
-    assert torch.equal(seen[0]["image"][0], alone[int(seen[0]["index"][0])])
 
 
 @pytest.mark.parametrize(("place", "steps"), [("worker", (2, 4, 5)), ("device", (3,))])
@@ -453,24 +375,6 @@ def test_damaged_images_are_listed_or_left_out_with_their_boxes(cache: str, tmp_
     assert data.describe()["skipped"] == 1
 
 
-def test_bad_labels_end_the_preparation(cache: str, tmp_path: Path) -> None:
-    root = _write_set(tmp_path / "set")
-    (root / "labels" / "3.txt").write_text("7 0.5 0.5 0.1 0.1\n")
-    with pytest.raises(DataError, match=r"3\.txt.*line 1"):
-        _data(cache, root=str(root), setup=False).prepare_data()
-
-
-def test_grey_images_become_three_channels_on_request(cache: str, tmp_path: Path) -> None:
-    root = _write_set(tmp_path / "set")
-    for path in (root / "images").iterdir():
-        cv2.imwrite(str(path), cv2.imread(str(path), cv2.IMREAD_GRAYSCALE))
-    grey = first(_data(cache, root=str(root)), "predict", 6)["image"]
-    assert grey.shape == (6, 1, 64, 64)
-    data = _data(cache, root=str(root), read=ReadOptions(gray_to_rgb=True))
-    three = first(data, "predict", 6)["image"]
-    assert torch.equal(three, grey.expand(-1, 3, -1, -1))
-
-
 def test_sources_and_stores_are_checked(
     cache: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -489,21 +393,6 @@ def test_sources_and_stores_are_checked(
         file.truncate(100)
     with pytest.raises(StoreCorruptError, match="expected"):
         dataset.check_sources()
-
-
-@pytest.mark.data
-def test_photographs_of_blood_cells(shared_data: Path, tmp_path: Path) -> None:
-    data = _data(
-        str(tmp_path),
-        root=str(shared_data / "detection" / "bccd"),
-        label_format="yolo",
-        on_bad="skip",
-    )
-    assert data.classes == ("RBC", "WBC", "Platelets")
-    assert [len(part) for part in data.files.splits.values()] == [40, 10, 10]
-    batch = first(data, "train", 40)
-    assert batch["shape"].unique(dim=0).tolist() == [[480, 640]]
-    assert batch["boxes"][:, 1].unique().tolist() == [0, 1, 2]
 
 
 DRAWN = DefectSpec(probability=1, count=(3, 3), true_count=(3, 3), amplitude=(0.4, 0.4))

@@ -16,7 +16,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.modules import SegmentationModule
 from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
 from lit_data.synthesis import DefectSpec
-from tests.helpers.reading import opened, read_all
+from tests.helpers.reading import opened
 from tests.modules.runs import make_trainer
 
 SIZE = (72, 80)
@@ -72,14 +72,6 @@ def test_each_image_is_there_as_it_is_and_with_true_defects(layout: str, tmp_pat
         assert drawn.has_defect(2 + number)
         mask = drawn.read_mask(2 + number) > 0
         assert (good[0] != defective[0])[mask].mean() > 0.5
-
-
-def test_an_image_is_drawn_the_same_again(tmp_path: Path) -> None:
-    one, other = _take(_open(tmp_path)), _take(_open(tmp_path))
-    for number in (3, 0, 2, 1):
-        np.testing.assert_array_equal(one[number], other[number])
-    np.testing.assert_array_equal(one[3], one[3])
-    assert (one[2] != one[3]).any()
 
 
 def test_patches_put_together_are_the_image(tmp_path: Path) -> None:
@@ -170,12 +162,3 @@ def test_whole_images_are_scored_beside_patches(tmp_path: Path) -> None:
     assert float(both["val/aupro_30"]) > 0.5
     assert model.reference_limits.tolist() == pytest.approx(data.find_reference_limits())
     assert data.describe_misfits(0, model.reference_limits.tolist()) == ""
-
-
-def test_samples_of_patches_are_as_before(tmp_path: Path) -> None:
-    data = _open(tmp_path)
-    before = read_all(data, "val")
-    _take(data)[2]
-    after = read_all(data, "val")
-    assert torch.equal(before["image"], after["image"])
-    assert torch.equal(before["mask"], after["mask"])

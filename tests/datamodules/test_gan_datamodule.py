@@ -9,10 +9,9 @@ import torch
 from lit_data.augment import Geometry
 from lit_data.datamodules import GANDataModule
 from lit_data.errors import ConfigError, DataError
-from lit_data.io.images.options import ReadOptions
 from lit_data.loading import LoaderOptions
 from lit_data.types import HasPoses
-from tests.helpers.reading import Watcher, assert_equal, first, fit, opened, plan, read_all
+from tests.helpers.reading import assert_equal, first, opened, read_all
 
 SAMPLES = {"count": 6, "size_px": [16, 16], "tiles": 2}
 
@@ -89,25 +88,6 @@ def test_samples_do_not_depend_on_workers_or_batches(cache: str) -> None:
         assert_equal(read_all(_data(cache, augment=augment, loader=loader)), expected)
 
 
-def test_augmentation_changes_training_images_alone(cache: str) -> None:
-    data, plain = _data(cache, augment=Geometry(flip_left_right=True)), _data(cache)
-    batch, before = first(data, count=16), first(plain, count=16)
-    flipped = (batch["image"] == before["image"].flip(-1)).flatten(1).all(1)
-    kept = (batch["image"] == before["image"]).flatten(1).all(1)
-    assert flipped.any()
-    assert kept.any()
-    assert (flipped | kept).all()
-    assert torch.equal(batch["pose"], before["pose"])
-    drawn = data.inspect("train").draw(plan(data, 16))
-    assert drawn is not None
-    assert torch.equal(drawn["image"], before["image"])
-    assert data.inspect("train").whole_values() is None
-    whole = plain.inspect("train").whole_values()
-    assert whole is not None
-    assert (whole[0], whole[1].bounds) == ("uint8", (0, 255))
-    assert torch.equal(first(data, "val")["image"], first(plain, "val")["image"])
-
-
 def test_a_folder_of_views_is_an_object(cache: str, tmp_path: Path) -> None:
     for number in range(8):
         _write(tmp_path / "AB"[number // 4] / f"{number % 4 * 5}.png", (20, 16), seed=number)
@@ -154,34 +134,6 @@ def test_a_sheet_has_tiles_of_the_size_of_a_sample_or_as_many_as_it_is_told(
         _data(cache, root=str(tmp_path), views="sheet")
 
 
-def test_small_and_oblong_images_come_to_the_size_of_a_sample(cache: str, tmp_path: Path) -> None:
-    for number in range(3):
-        _write(tmp_path / f"{number}.png", (10, 6), seed=number)
-    root = str(tmp_path)
-    native = first(_data(cache, root=root, image_px=(10, 6)), "predict", 1)["image"][0]
-    kept = first(_data(cache, root=root, fit="keep", padding="zeros"), "predict", 1)["image"][0]
-    assert native.shape == (1, 10, 6)
-    assert torch.equal(kept[:, 3:13, 5:11], native)
-    assert kept.sum() == pytest.approx(float(native.sum()))
-    three = _data(cache, root=root, fit="contain", read=ReadOptions(gray_to_rgb=True))
-    batch = first(three, "predict", 1)
-    assert (batch["image"].shape, three.channels) == ((1, 3, 16, 16), 3)
-    assert torch.equal(batch["image"][:, 0], batch["image"][:, 2])
-    assert "pose" not in batch
-    assert three.poses is None
-
-
-@pytest.mark.parametrize(("value_range", "scale"), [(None, 65535), ((0, 1000), 1000)])
-def test_values_become_shares_of_their_range(
-    cache: str, tmp_path: Path, value_range: Any, scale: int
-) -> None:
-    for number in range(3):
-        _write(tmp_path / f"{number}.png", (16, 16), seed=number, dtype=np.uint16)
-    data = _data(cache, root=str(tmp_path), value_range=value_range)
-    expected = np.minimum(np.stack([data.bank[number] for number in range(3)]) / scale, 1)
-    np.testing.assert_allclose(first(data, "predict", 3)["image"], expected, rtol=1e-6)
-
-
 def test_patches_of_large_images_are_new_in_each_epoch_of_training(
     cache: str, tmp_path: Path
 ) -> None:
@@ -217,16 +169,6 @@ def test_bad_files_are_listed_or_left_out_with_their_object(
     assert torch.equal(first(lru, "predict", 4)["image"], first(data, "predict", 4)["image"])
     with pytest.raises(ConfigError, match="only a store can be verified"):
         lru.verify_sources()
-
-
-def test_a_module_of_ones_own_gets_the_tuple_it_wants(cache: str, tmp_path: Path) -> None:
-    seen = []
-    data = _data(cache, setup=False, labels="objects", batch_format=["image", "label", "pose"])
-    fit(Watcher(seen.append), data, tmp_path)
-    shapes = [(4, 3, 16, 16), (4,), (4, 2)]
-    assert [[tuple(part.shape) for part in batch] for batch in seen] == [shapes] * 4
-    labels = torch.cat([batch[1] for batch in seen])
-    assert labels.bincount().tolist() == [0, 4, 4, 4, 4]
 
 
 @pytest.mark.parametrize(

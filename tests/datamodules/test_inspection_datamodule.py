@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.augment import Geometry
 from lit_data.datamodules import InspectionDataModule
 from lit_data.datasets.inspection.patches import SamplingOptions
 from lit_data.datasets.patches import PatchDataset
@@ -22,7 +21,7 @@ from lit_data.io.images.options import ReadOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.types import Array, Ints
-from tests.helpers.reading import opened, plan, read_all
+from tests.helpers.reading import opened, read_all
 
 SIZE = (96, 160)
 
@@ -357,30 +356,6 @@ def test_blank_patches_are_left_out_of_training_unless_they_show_a_defect(tmp_pa
         _data(tmp_path, sampling=SamplingOptions(skip_blank=0.01)).dataset("train")
 
 
-def test_what_was_found_by_reading_a_set_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _write_set(tmp_path / "set")
-    options = {"sampling": SamplingOptions(positives=0.5, skip_blank=0.01)}
-    before = read_all(_data(tmp_path, **options))
-    for name in ("_find_rows", "_find_flat"):
-        monkeypatch.delattr(f"lit_data.datasets.inspection.occupancy.{name}")
-    assert torch.equal(read_all(_data(tmp_path, **options))["position"], before["position"])
-
-
-def test_images_with_bad_annotations_are_left_out_where_they_are_skipped(tmp_path: Path) -> None:
-    folder = _write_set(tmp_path / "set", 12, every=100)
-    (folder / "00_mask.png").unlink()
-    rows = [f"{number:02}.png,1,{1 if number else 10**9} 10" for number in range(6)]
-    (folder / "train.csv").write_text("\n".join(["ImageId,ClassId,EncodedPixels", *rows]))
-    refused = r"row 2: .*00\.png: runs up to(.|\n)*1 annotations are bad"
-    for _ in range(2):  # also where the masks are drawn already
-        with pytest.raises(DataError, match=refused):
-            _data(tmp_path)
-    data = _data(tmp_path, on_bad="skip")
-    assert _used(data) == {f"{number:02}.png" for number in range(1, 12)}
-
-
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -435,46 +410,6 @@ def test_a_split_can_be_given_back(tmp_path: Path) -> None:
         _data(tmp_path, splits="none.csv")
 
 
-@pytest.mark.parametrize(
-    ("folders", "sizes"), [(("train", "valid"), (10, 10, 0)), (("train", "test"), (9, 1, 10))]
-)
-def test_folders_are_splits_and_what_val_lacks_comes_from_train(
-    folders: tuple[str, ...], sizes: tuple[int, ...], tmp_path: Path
-) -> None:
-    for name in folders:
-        _write_set(tmp_path / "set" / "images" / name, 10)
-    data = _data(tmp_path)
-    assert tuple(len(data.split_images[split]) for split in ("train", "val", "test")) == sizes
-
-
-def test_groups_of_names_stay_together(tmp_path: Path) -> None:
-    _write_set(tmp_path / "set")
-    data = _data(tmp_path, groups=r"(\d)\d\.png")
-    groups = [
-        {name[0] for name in _names(data, numbers.tolist())}
-        for numbers in data.split_images.values()
-    ]
-    assert sum(map(len, groups)) == 2
-
-
-def test_masks_in_several_files_are_joined(tmp_path: Path) -> None:
-    root, rng = tmp_path / "set", np.random.default_rng(0)
-    for name in ("test/lost", "test/good", "ground_truth/lost/003"):
-        (root / name).mkdir(parents=True)
-    for name in ("test/lost/003.png", *(f"test/good/{number:03}.png" for number in range(9))):
-        cv2.imwrite(str(root / name), rng.integers(0, 256, SIZE, dtype=np.uint8))
-    for number, place in enumerate((0, 50)):
-        mask = np.zeros(SIZE, np.uint8)
-        mask[place : place + 10, :10] = 200 + number
-        cv2.imwrite(str(root / f"ground_truth/lost/003/{number:03}.png"), mask)
-    data = _data(tmp_path)
-    number = next(n for n in range(10) if data.bank.name(n).endswith("lost/003.png"))
-    mask = data.read_mask(number)
-    assert mask is not None
-    assert (mask.sum(), mask[:10, :10].min(), mask[50:60, :10].min()) == (200, 1, 1)
-    assert data.image_kinds[number] == "lost"
-
-
 def _spots(probability: float = 1.0) -> DefectSpec:
     return DefectSpec(
         probability=probability, count=(1, 2), true_count=(1, 2), amplitude=(0.4, 0.6)
@@ -506,15 +441,6 @@ def test_drawn_defects_join_those_of_masks_in_training_alone(tmp_path: Path) -> 
     assert drawn["mask"].sum() > plain["mask"].sum() + 500
     data = _data(tmp_path, synthesis=_spots())
     assert torch.equal(read_all(data, "val")["mask"], read_all(_data(tmp_path), "val")["mask"])
-
-
-def test_defects_are_drawn_all_over_patches_that_are_read_with_a_margin(tmp_path: Path) -> None:
-    _write_set(tmp_path / "set")
-    augment = Geometry(shift_px=5, crop_px=32)
-    data = _data(tmp_path, synthesis=_spots(), augment=augment)
-    planned = plan(data, 32)
-    assert planned["image"].shape[-1] > 32
-    assert float(planned["plan"].y.max()) > 32
 
 
 def test_defects_of_other_images_are_pasted_at_their_new_brightness(tmp_path: Path) -> None:

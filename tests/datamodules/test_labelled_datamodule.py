@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.datamodules import InspectionDataModule, LabelledImageDataModule
+from lit_data.datamodules import LabelledImageDataModule
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions
 from tests.helpers.reading import opened, read_all
@@ -43,14 +43,6 @@ def test_folders_are_labels_and_images_are_whole(tmp_path: Path) -> None:
     assert data.describe()["train_images"] == 21
 
 
-def test_a_table_may_label_excluded_images(tmp_path: Path) -> None:
-    folder = _write(tmp_path / "set", {"a": 3, "b": 3})
-    rows = [f"{kind}{number},{kind}" for kind in "ab" for number in range(3)]
-    (folder / "labels.csv").write_text("\n".join(["image,label", *rows]))
-    data = _data(tmp_path, splits={"train": 1.0}, exclude=["a/a1.png"])
-    assert data.count_classes().tolist() == [[1, 0]] * 2 + [[0, 1]] * 3
-
-
 @pytest.mark.parametrize("separator", [";", "\t"])
 def test_tables_of_spreadsheets_label_images(separator: str, tmp_path: Path) -> None:
     folder = _write(tmp_path / "set", {"all": 4})
@@ -66,18 +58,6 @@ def test_a_table_without_names_of_columns_is_named(tmp_path: Path) -> None:
         ConfigError, match=r"labels\.csv with the columns \['all0\.png 1\.0 mono'\]"
     ):
         _data(tmp_path).dataset("train")
-
-
-def test_a_preview_on_top_of_folders_is_no_image_unless_a_table_labels_it(tmp_path: Path) -> None:
-    _write(tmp_path / "set", {"dent": 10, "good": 20})
-    cv2.imwrite(str(tmp_path / "set" / "preview.png"), np.full((40, 60, 3), 7, np.uint8))
-    assert len(_data(tmp_path).bank) == 30
-    unlabelled = InspectionDataModule(str(tmp_path / "set"), cache_dir=str(tmp_path / "cache"))
-    assert len(unlabelled.source.image_set.images) == 30
-    names = [path.name for path in sorted((tmp_path / "set").rglob("*.png"))]
-    table = "\n".join(["image,label", *(f"{name},{name[0]}" for name in names)])
-    (tmp_path / "set" / "labels.csv").write_text(table)
-    assert len(_data(tmp_path).bank) == 31
 
 
 def test_a_table_says_labels_and_its_faults_are_listed_together(tmp_path: Path) -> None:
@@ -151,13 +131,6 @@ def test_each_folder_is_a_class_of_its_own(kinds: tuple[str, ...], tmp_path: Pat
     data = _data(tmp_path, splits={"train": 1.0})
     assert set(data.classes or ()) == set(kinds)
     assert data.count_classes().sum(0).tolist() == [4] * len(kinds)
-
-
-def test_photos_with_names_of_masks_are_photos(tmp_path: Path) -> None:
-    for kind in ("p", "q"):
-        for name in ("{}.jpg", "{}_label.jpg", "{}_mask.jpg"):
-            _write_photos(tmp_path / "set" / kind, name)
-    assert len(_data(tmp_path, splits={"train": 1.0}).bank) == 24
 
 
 def test_masks_of_labelled_photos_are_no_photos(tmp_path: Path) -> None:

@@ -141,15 +141,6 @@ def test_without_validation_images_the_start_says_so(
     assert caplog.text.count("the val split holds no images") == 1
 
 
-def test_fractions_of_a_loader_without_a_length_are_refused_in_setup(tmp_path: Path) -> None:
-    data = open_masks(tmp_path)
-    data.loader = LoaderOptions(batch_size=2, resizable=True)
-    data.prepare_data()
-    data.trainer = Trainer(**QUIET, limit_val_batches=0.5)
-    with pytest.raises(ConfigError, match=r"trainer\.limit_val_batches=0\.5"):
-        data.setup("fit")
-
-
 def open_folders(root: Path, unmasked: str, **options: Any) -> InspectionDataModule:
     """Folders named after splits, in which every image has a mask but those of one of them."""
     for part in ("train", "val", "test"):
@@ -178,25 +169,6 @@ def test_a_split_without_masks_where_all_others_have_one_is_not_scored_as_good(
     known = [data.has_defect(number) for number in range(len(names))]
     for name, has_defect in zip(names, known, strict=True):
         assert (has_defect is None) == name.startswith(unmasked)
-
-
-def test_where_good_images_have_no_masks_anywhere_a_split_of_them_stays(tmp_path: Path) -> None:
-    data = open_masks(tmp_path, splits="auto")
-    images = tmp_path / "set" / "images"
-    for part, numbers in {"train": (0, 3), "test": (4,)}.items():
-        (tmp_path / "two" / part / "images").mkdir(parents=True)
-        for number in numbers:
-            (tmp_path / "two" / part / "images" / f"{number}.png").write_bytes(
-                (images / f"{number}.png").read_bytes()
-            )
-    masks = tmp_path / "two" / "train" / "masks"
-    masks.mkdir()
-    (masks / "0.png").write_bytes((tmp_path / "set" / "masks" / "0.png").read_bytes())
-    data = InspectionDataModule(
-        str(tmp_path / "two"), cache_dir=str(tmp_path / "cache"), patch_px=32
-    )
-    data.prepare_data()
-    assert len(data.split_images["test"]) == 1
 
 
 def test_a_trainer_with_a_loader_alone_is_told_once_where_batches_are_finished(

@@ -88,15 +88,6 @@ def test_on_the_same_cores_the_cheaper_one_draws(
     assert f"defects: drawn by the {chosen}: {times}" in caplog.text
 
 
-def test_both_are_really_measured(dataset: PatchDataset, writer: DefectWriter) -> None:
-    before = dataset.cut(np.array([0]), np.array([[0, 0]]))
-    choice = choose_drawing(dataset, writer, options(4), make_trainer())
-    assert choice.cpu_us is not None
-    assert choice.device_us is not None
-    assert choice.backend == ("cpu" if choice.cpu_us <= choice.device_us else "device")
-    np.testing.assert_array_equal(dataset.cut(np.array([0]), np.array([[0, 0]])), before)
-
-
 def test_ranks_do_not_measure(dataset: PatchDataset, writer: DefectWriter) -> None:
     choice = choose_drawing(dataset, writer, options(4), make_trainer(ranks=2))
     assert (choice.backend, choice.cpu_us) == ("cpu", None)

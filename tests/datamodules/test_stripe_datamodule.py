@@ -8,7 +8,6 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from lit_data import datamodules
 from lit_data.augment import Geometry, SingleTexture, StripeAugment
@@ -17,12 +16,11 @@ from lit_data.checks import read_arguments
 from lit_data.datamodules import FileOptions, ImageDataModule, StripeDataModule
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.readers import read_image
-from lit_data.io.remote import RemoteOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.testing import write_images as write_noise
 from lit_data.types import Batch, Stage
-from tests.helpers.reading import Watcher, assert_equal, fit, opened, plan
+from tests.helpers.reading import Watcher, assert_equal, fit, opened
 
 Make = Callable[..., StripeDataModule]
 
@@ -139,16 +137,6 @@ def test_training_changes_with_epoch_and_seed_and_validation_does_not(make: Make
     assert _digest(_batches(datamodule, "val")) == _digest(_batches(datamodule, "val"))
 
 
-def test_splits_share_no_image(make: Make) -> None:
-    datamodule = make()
-    seen = {
-        stage: {int(n) for batch in _batches(datamodule, stage) for n in batch["image_index"]}
-        for stage in ("train", "val", "test")
-    }
-    assert sum(len(images) for images in seen.values()) == 10
-    assert set().union(*seen.values()) == set(range(10))
-
-
 def _write_masked_images(folder: Path) -> tuple[Path, dict[str, list[str]]]:
     """Images in lists for each split; those of the test split have masks, 1 in their first 16 rows."""
     root = write_images(folder)
@@ -218,16 +206,6 @@ def test_workers_draw_the_same_defects_as_the_device(
     )
 
 
-@pytest.mark.parametrize("options", [{"layout": "single"}, {"cache": "device"}], ids=str)
-def test_workers_cannot_draw_everywhere(
-    make: Make, tmp_path: Path, options: dict[str, Any]
-) -> None:
-    root = write_grey(tmp_path / "grey") if "layout" in options else None
-    refused = r"backend=cpu draws into stored pixels: .* Set data.backend=auto"
-    with pytest.raises(ConfigError, match=refused):
-        make(root, backend="cpu", **options).dataset("train")
-
-
 def test_images_without_mask_and_masks_without_image_are_listed(make: Make, tmp_path: Path) -> None:
     root = write_images(tmp_path / "images")
     (root / "masks").mkdir()
@@ -291,22 +269,6 @@ def test_existing_modules_get_their_format(
     assert all(check(seen[0], _batches(datamodule, "train")[0]))
 
 
-def test_hooks_run_without_gradient_and_outside_autocast(make: Make, tmp_path: Path) -> None:
-    images = []
-    marked = []
-    model = Watcher(
-        lambda batch: images.append(batch["image"]),
-        lambda batch: marked.append(bool(batch["mask"].any())),
-    )
-    limits = {"limit_train_batches": 2, "limit_val_batches": 1, "precision": "bf16-mixed"}
-    datamodule = make(augment=StripeAugment())
-    state = torch.get_rng_state()
-    fit(model, datamodule, tmp_path, **limits)
-    assert {(image.dtype, image.requires_grad) for image in images} == {(torch.float32, False)}
-    assert all(marked)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_callbacks_report_what_was_trained(make: Make, tmp_path: Path) -> None:
     def train(
         seed: int, cache: str = "store", **loader: int
@@ -324,15 +286,6 @@ def test_callbacks_report_what_was_trained(make: Make, tmp_path: Path) -> None:
     assert trained["samples_sha256"] != train(1)[0]["samples_sha256"]
     assert 0 < wait["data_wait_fraction"] < 1
     assert wait["samples_per_s"] > 0
-
-
-def test_bad_files_are_left_out_in_every_cache_mode(make: Make, tmp_path: Path) -> None:
-    root = write_images(tmp_path / "images")
-    (root / "04.png").write_text("no image")
-    for cache in ("store", "device", "lru", "none"):
-        datamodule = make(root, cache=cache, on_bad="skip")
-        assert len(datamodule.bank) == 9
-        assert [path for path, _ in datamodule.bank.skipped] == [str(root / "04.png")]
 
 
 def test_empty_splits(make: Make) -> None:
@@ -368,15 +321,6 @@ def test_bad_options(make: Make, options: dict[str, Any], message: str) -> None:
         make(**options)
 
 
-def test_the_sample_set_is_made_once(tmp_path: Path) -> None:
-    samples = {"count": 6, "height_px": 160, "width_px": 128}
-    options = {"samples": samples, "patch_px": 64, "synthesis": DefectSpec()}
-    modules = [opened(StripeDataModule(cache_dir=tmp_path, **options), "test") for _ in range(2)]
-    assert modules[0].describe() == modules[1].describe()
-    assert any(batch["mask"].any() for batch in _batches(modules[1], "test"))
-    assert len(list((tmp_path / "samples").glob("stripe-*"))) == 1
-
-
 @pytest.mark.parametrize("backend", ["cpu", "device"])
 def test_defects_are_annotated_where_augmentation_moved_them(make: Make, backend: str) -> None:
     for augment in (None, StripeAugment(gain=0, noise=0)):
@@ -402,14 +346,6 @@ def test_defects_are_annotated_where_augmentation_moved_them(make: Make, backend
         assert sum(row["is_true"] for row in rows) == int(defects.is_true.sum())
 
 
-def test_inspection_of_samples_that_are_not_drawn(make: Make) -> None:
-    datamodule = make(augment=None)
-    planned, inspection = plan(datamodule, 4, "predict"), datamodule.inspect("predict")
-    assert inspection.annotate(planned) is None
-    assert inspection.describe_plan(planned, [0]) == []
-    assert inspection.draw(planned) is None
-
-
 def test_verify_finds_a_changed_source(make: Make, tmp_path: Path) -> None:
     datamodule = make()
     assert datamodule.verify_sources() == []
@@ -421,19 +357,6 @@ def test_verify_finds_a_changed_source(make: Make, tmp_path: Path) -> None:
         datamodule.check_sources()
     with pytest.raises(ConfigError, match="only a store can be verified"):
         make(write_images(tmp_path / "other"), cache="lru").verify_sources()
-
-
-def test_check_reads_the_files_and_not_the_store_that_is_open(make: Make) -> None:
-    datamodule = make()
-    before = datamodule.describe()
-    names = datamodule.source.names(datamodule.bank)
-    train = datamodule.source.folder / names[int(datamodule.split_images["train"][0])]
-    cv2.imwrite(str(train), np.tile(cv2.imread(str(train)), (2, 1, 1)))
-    checked = datamodule.check_sources()
-    assert checked["train_patches"] > before["train_patches"]
-    assert datamodule.describe() == before
-    with pytest.raises(ConfigError, match="only a store can be verified"):
-        make(cache="none").verify_sources()
 
 
 @pytest.fixture(autouse=True)
@@ -477,52 +400,6 @@ def test_finishing_leaves_the_pixels_of_the_loader_as_they_are(
     assert_equal(first, second)
 
 
-def test_targets_without_masks_are_said_to_be_good(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    rng = np.random.default_rng(0)
-    for number in range(8):
-        np.save(tmp_path / f"{number}.npy", rng.integers(0, 255, (3, 140, 140), dtype=np.uint8))
-    caplog.set_level("INFO")
-    for synthesis, said in ((DefectSpec(), True), (None, False)):
-        caplog.clear()
-        data = StripeDataModule(tmp_path, cache="none", synthesis=synthesis)
-        data.prepare_data()
-        assert ("no masks: targets are taken as good, and defects are drawn" in caplog.text) is said
-
-
-def test_masks_of_pairs_are_named_as_the_targets_and_nothing_is_drawn_where_they_are_used(
-    tmp_path: Path,
-) -> None:
-    rng = np.random.default_rng(0)
-    for folder in ("target", "ref", "masks"):
-        (tmp_path / folder).mkdir()
-    for number in range(6):
-        for folder in ("target", "ref"):
-            pixels = rng.integers(0, 255, (64, 64), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / folder / f"{number}.png")
-        mask = np.zeros((64, 64), np.uint8)
-        mask[number : number + 5, 3:9] = 255
-        Image.fromarray(mask).save(tmp_path / "masks" / f"{number}.png")
-    files = {"target": "target/*.png", "ref1": "ref/*.png"}
-    data = StripeDataModule(
-        tmp_path, layout="pairs", files=files, masks="masks", mask_splits=("train", "val", "test"), cache="none",
-        patch_px=64, synthesis=DefectSpec(probability=1.0), loader=LoaderOptions(batch_size=1),
-    )  # fmt: skip
-    data.prepare_data()
-    seen = 0
-    for stage in ("train", "val", "test"):
-        for planned in data.make_loader(stage):
-            batch = data.transform(planned, stage)
-            number = Path(data.bank.name(int(batch["image_index"][0]))).stem
-            expected = np.asarray(Image.open(tmp_path / "masks" / f"{number}.png")) / 255
-            target = np.asarray(Image.open(tmp_path / "target" / f"{number}.png"), np.float32) / 255
-            assert np.array_equal(batch["mask"][0, 0].numpy(), expected)
-            assert np.allclose(batch["image"][0, 0].numpy(), target)
-            seen += 1
-    assert seen == 6
-
-
 def test_images_without_references_have_defects_in_all_channels(tmp_path: Path) -> None:
     paths = write_noise(tmp_path / "grey", 6, (48, 40), channels=1)
     synthesis = DefectSpec(probability=1.0, amplitude=(0.3, 0.4))
@@ -557,17 +434,3 @@ def test_all_datamodules_take_the_file_options() -> None:
         arguments = read_arguments(getattr(datamodules, name))
         assert {each.name for each in dataclasses.fields(FileOptions)} <= arguments.hints.keys()
         assert not arguments.takes_any, name
-
-
-def test_keywords_become_options() -> None:
-    data = StripeDataModule(
-        Path("images"), masks=Path("masks"), patterns=["*.png"], remote=None, split_seed=3,
-        cache_dir=Path("cache"),
-    )  # fmt: skip
-    assert (data.source.root, data.source.masks) == ("images", "masks")
-    assert data.source.patterns == ("*.png",)
-    assert data.source.remote == RemoteOptions()
-    assert data.source.split_seed == 3
-    assert data.source.cache_dir == "cache"
-    with pytest.raises(TypeError, match="cache_byte"):
-        StripeDataModule("images", cache_byte=1)  # type: ignore[call-arg]

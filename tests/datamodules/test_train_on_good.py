@@ -49,15 +49,6 @@ def _write_anomaly_set(folder: Path, *, masks: bool = True) -> None:
             _write(folder / "ground_truth" / "crack" / f"c{number}_mask.png", marked=True)
 
 
-def test_the_anomaly_layout_keeps_its_protocol(tmp_path: Path) -> None:
-    _write_anomaly_set(tmp_path / "set")
-    data = _open(tmp_path)
-    train, val, test = (_names(data, split) for split in ("train", "val", "test"))
-    assert (len(train), len(val), len(test)) == (12, 2, 6)
-    assert all(name.startswith("train/good/") for name in (*train, *val))
-    assert all(name.startswith("test/") for name in test)
-
-
 def test_the_protocol_of_the_field_is_held_and_any_other_layout_refused(tmp_path: Path) -> None:
     _write_anomaly_set(tmp_path / "set")
     data = _open(tmp_path, train_on="all", protocol="mvtec")
@@ -75,27 +66,6 @@ def test_the_protocol_of_the_field_is_held_and_any_other_layout_refused(tmp_path
     (tmp_path / "set/ground_truth").rename(tmp_path / "set/masks")
     with pytest.raises(ConfigError, match=r"needs the folders train/good .*found: layout folder"):
         _open(tmp_path, protocol="mvtec")
-
-
-def test_the_protocol_needs_no_masks_where_folders_say_what_is_good(tmp_path: Path) -> None:
-    _write_anomaly_set(tmp_path / "set", masks=False)
-    data = _open(tmp_path, protocol="mvtec")
-    assert [len(_names(data, split)) for split in ("train", "val", "test")] == [12, 2, 6]
-    names = data.source.names(data.bank)
-    truths = {name: data.has_defect(number) for number, name in enumerate(names)}
-    assert truths["test/crack/c0.png"] is True
-    assert truths["test/good/t0.png"] is False
-
-
-def test_a_fit_without_a_size_is_said_to_change_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    _write_anomaly_set(tmp_path / "set")
-    with caplog.at_level("INFO"):
-        _open(tmp_path, size_px=32, fit="stretch")
-        assert "changes nothing" not in caplog.text
-        _open(tmp_path, fit="stretch")
-    assert "data.fit=stretch changes nothing, as data.size_px is not set" in caplog.text
 
 
 def test_without_masks_folders_say_which_images_of_test_show_a_defect(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from lightning.pytorch.tuner.tuning import Tuner
 
 from lit_data.datamodules import StripeDataModule
 from lit_data.errors import ConfigError
-from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.testing import QUIET
-from tests.helpers.reading import Watcher, opened
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
@@ -61,15 +60,6 @@ def test_overfitting_sees_the_same_samples_in_each_epoch(
     _trainer(tmp_path, overfit_batches=2, max_epochs=3).fit(model, datamodule=data)
     assert model.seen[:2] == model.seen[2:4] == model.seen[4:]  # to the last defect
     assert model.seen[0] != model.seen[1]
-
-
-def test_overfitting_reads_a_loader_that_does_not_shuffle(
-    data: StripeDataModule, tmp_path: Path
-) -> None:
-    loader = MicroBatchLoader(opened(data).dataset("train"), LoaderOptions(num_workers=0))
-    trainer = _trainer(tmp_path, overfit_batches=1, max_epochs=2)
-    trainer.fit(Watcher(), loader)
-    assert trainer.global_step == 2
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 4}, {"global_batch_size": 4}])

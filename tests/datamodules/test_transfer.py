@@ -1,11 +1,5 @@
-import copy
-import pickle
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 
 import lightning as L
@@ -14,8 +8,7 @@ import torch
 from lightning.pytorch.trainer.connectors import data_connector
 from torch import Tensor
 
-from lit_data.callbacks import AdaptiveBatchSize, DataWaitMonitor
-from lit_data.callbacks.timing import step_clock
+from lit_data.callbacks import AdaptiveBatchSize
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.errors import ConfigError
@@ -24,7 +17,6 @@ from lit_data.loading.transfer import Copy, StagedBatch
 from lit_data.testing import QUIET
 from lit_data.types import Array, Batch, FieldSpec, Ints, Stage
 from tests.helpers.limited_memory import out_of_memory
-from tests.helpers.notes import Notes
 
 BEFORE, TRANSFER, AFTER = HOOKS = (
     "on_before_batch_transfer",
@@ -181,22 +173,6 @@ def test_both_run_in_order_and_each_is_told_once(
         ]
 
 
-@pytest.mark.parametrize(
-    ("batch_format", "kind"), [(("x", "index"), tuple), ({"picture": "x"}, dict)]
-)
-def test_the_modules_hook_gets_the_format_it_was_written_for(
-    batch_format: BatchFormat, kind: type
-) -> None:
-    def after(self: Plain, batch: Any, dataloader_idx: int) -> Any:
-        assert type(batch) is kind
-        x = batch["picture"] if isinstance(batch, dict) else batch[0]
-        return {"x": x, "is_mine": True}
-
-    model = make_model(on_after_batch_transfer=after)
-    run(model, Data(batch_format))
-    assert all(batch["is_mine"] for batch in model.seen)
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_the_modules_hooks_run_as_with_lightning_alone(name: str) -> None:
     def note(hook: str) -> Callable[..., Any]:
@@ -303,58 +279,6 @@ def test_copies_that_are_under_way_are_given_up_for_hooks_on_the_host(
     assert is_copy == (BEFORE not in hooks and TRANSFER not in hooks)
 
 
-@pytest.mark.parametrize("hooks", SUBSETS)
-def test_no_copy_is_begun_that_would_be_given_up(
-    hooks: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(LoaderOptions, "pins_memory", True)
-    datamodule, device = Data(), torch.device("cuda", 0)
-    selector = data_connector._DataHookSelector(make_model(*hooks), datamodule)
-    strategy = SimpleNamespace(root_device=device)
-    trainer = SimpleNamespace(strategy=strategy, global_rank=0, world_size=1)
-    trainer._data_connector = SimpleNamespace(_datahook_selector=selector)
-    datamodule.trainer = trainer
-    ahead = BEFORE not in hooks and TRANSFER not in hooks
-    assert datamodule.val_dataloader().device == (device if ahead else None)
-
-
-@pytest.mark.parametrize(
-    ("hooks", "format_of"),
-    [((), lambda x: x), (HOOKS, lambda x: {"x": x}), (HOOKS, lambda x: (x, x))],
-)
-def test_an_example_input_meets_the_modules_hooks_alone(
-    hooks: tuple[str, ...], format_of: Callable[..., Any]
-) -> None:
-    met = []
-
-    def note(self: Plain, batch: Any, *args: Any) -> Any:
-        met.append(batch)
-        return batch
-
-    model = make_model(**dict.fromkeys(hooks, note), forward=lambda self, *args, **kwargs: None)
-    model.example_input_array = format_of(torch.ones(4, 3))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*treespec, LeafSpec", FutureWarning)
-        run(model, Data(), enable_model_summary=True, max_epochs=1, limit_val_batches=0)
-    assert all(batch is model.example_input_array for batch in met[: len(hooks)])
-    assert len(met) == len(hooks) * (1 + 2)
-    assert notes == ["plan", "finish", "step"] * 2
-
-
-def test_a_plan_may_be_an_object_that_moves_itself() -> None:
-    class Plan:
-        def to(self, device: torch.device, non_blocking: bool = False) -> "Plan":
-            notes.append("moved")
-            return self
-
-    class Planned(Data):
-        def plan_batch(self, batch: Batch, stage: Stage) -> Any:
-            return {"drawn": Plan()} | super().plan_batch(batch, stage)
-
-    run(Plain(), Planned(), "validate")
-    assert notes == ["plan", "moved", "finish", "step"] * 2
-
-
 # --- one run after the other
 
 
@@ -376,27 +300,6 @@ def test_each_run_has_the_hooks_of_its_own_module(lines: list[str]) -> None:
     assert len(lines) == 1 + 2  # each run of one trainer tells anew
 
 
-@pytest.mark.parametrize(
-    "duplicate", [copy.copy, copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))]
-)
-def test_a_copy_is_a_datamodule_of_its_own(
-    duplicate: Callable[[Data], Data], lines: list[str]
-) -> None:
-    original = Data()
-    if duplicate is copy.copy:  # open loaders cannot be pickled
-        run(make_model(AFTER), original, "validate")
-    copied = duplicate(original)
-    for datamodule, hooks in ((copied, (BEFORE,)), (original, (TRANSFER,)), (copied, ())):
-        _assert_runs(datamodule, hooks, lines)
-
-
-def test_a_hook_given_to_an_instance_counts() -> None:
-    model = Plain()
-    model.on_after_batch_transfer = _after.__get__(model)  # type: ignore[method-assign]
-    run(model, Data(), "validate")
-    assert notes == ["plan", "finish", "after", "step"] * 2
-
-
 # --- Lightning's own warning
 
 
@@ -412,69 +315,6 @@ def test_a_datamodule_that_overrides_the_hook_again_takes_it_over(
         run(make_model(AFTER, BEFORE), Own(), "validate")
     assert notes == ["plan", "before", *["finish"] * again, "step"] * 2
     assert [line.split(":")[0] for line in lines] == [BEFORE]
-
-
-def test_datamodules_of_others_are_warned_of_as_ever() -> None:
-    class Other(Bare):
-        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            return batch
-
-    model = make_model(AFTER)
-    run(model, Data(), "validate")
-    with pytest.warns(UserWarning, match="You have overridden `on_after_batch_transfer` in both"):
-        run(model, Other(), "validate")
-
-
-@pytest.mark.slow
-def test_a_script_of_a_user_sees_the_line_and_no_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error:You have overridden", "-c", _SCRIPT, str(tmp_path)]
-    root = str(Path(__file__).resolve().parents[2])
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=True, cwd=root
-    )
-    line = "first that of StripeDataModule, then that of Mine on the batch in its batch_format"
-    assert done.stderr.count(line) == 1
-    assert "overridden" not in done.stderr
-    assert done.stdout.split() == ["2", "2"]
-
-
-_SCRIPT = """
-import sys
-import lightning as L, torch
-from lit_data.datamodules import StripeDataModule
-from lit_data.loading import LoaderOptions
-from lit_data.synthesis import DefectSpec
-
-class Mine(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer, self.met, self.trained = torch.nn.Conv2d(1, 1, 1), 0, 0
-
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        target, mask = batch
-        self.met += 1
-        return target - 0.5, mask, "mine"
-
-    def training_step(self, batch, batch_idx):
-        target, mask, name = batch
-        assert target.shape == mask.shape == (4, 1, 32, 32) and target.min() < 0 and name == "mine"
-        self.trained += 1
-        return torch.nn.functional.mse_loss(self.layer(target), mask)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-data = StripeDataModule(
-    cache_dir=sys.argv[1], samples={"count": 6, "height_px": 112, "width_px": 112}, patch_px=32, stride_px=24,
-    synthesis=DefectSpec(), loader=LoaderOptions(batch_size=4, num_workers=0), batch_format=("target", "mask"),
-)
-model = Mine()
-L.Trainer(
-    accelerator="cpu", max_steps=2, limit_val_batches=0, logger=False, enable_checkpointing=False,
-    enable_progress_bar=False, enable_model_summary=False,
-).fit(model, datamodule=data)
-print(model.met, model.trained)
-"""
 
 
 # --- callbacks that stand around the hooks
@@ -513,36 +353,6 @@ def test_memory_that_runs_out_in_the_modules_hook_is_survived() -> None:
     assert notes == [*planned, *whole, *pieces, *steps, *planned, *pieces, *steps]
 
 
-def test_the_time_of_both_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    clock = SimpleNamespace(now_s=0.0, perf_counter=lambda: clock.now_s)
-    monkeypatch.setattr(step_clock, "time", clock)
-
-    def take(seconds_s: float) -> Callable[..., Any]:
-        def call(self: Any, batch: Any, *args: Any) -> Any:
-            clock.now_s += seconds_s
-            return batch
-
-        return call
-
-    class Slow(Data):
-        def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
-            clock.now_s += 1
-            return super().plan_batch(batch, stage)
-
-        def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
-            clock.now_s += 2
-            return super().finish_batch(batch, stage)
-
-    model = make_model(**{BEFORE: take(4), TRANSFER: take(8), AFTER: take(16)})
-    logger, datamodule = Notes("time/"), Slow()
-    options = _only_training(callbacks=[DataWaitMonitor(plot=False)], logger=logger, max_epochs=3)
-    run(model, datamodule, default_root_dir=tmp_path, log_every_n_steps=1, **options)
-    last = logger.rows[-1]
-    assert (last["time/transfer_s"], last["time/augment_s"]) == (8, 18)
-    assert last["time/assemble_s"] >= 5
-    assert vars(datamodule).keys().isdisjoint(HOOKS)
-
-
 class Fine(Data):
     """Adds a number that no half precision holds, and says which dtype it began with."""
 
@@ -572,28 +382,3 @@ def test_batches_come_in_the_dtype_of_the_module_and_are_made_in_float32(
             dtype = PRECISIONS[precision] if is_float else expected[key].dtype
             assert batch[key].dtype == dtype
             assert torch.equal(batch[key], expected[key].to(dtype))
-
-
-def test_the_hook_of_the_module_and_batches_of_others_are_converted_as_ever() -> None:
-    class Hooked(Plain):
-        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            assert batch["x"].dtype == torch.bfloat16
-            return batch
-
-    trainer = L.Trainer(**QUIET, max_epochs=1, precision="bf16-true")
-    trainer.fit(Hooked(), datamodule=Fine())
-    rows = [{"x": torch.ones(3), "index": number} for number in range(4)]
-    trainer.validate(Hooked(), torch.utils.data.DataLoader(rows, batch_size=2))
-
-
-class Taken(Data):
-    """Has the hook itself."""
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        assert batch["x"].dtype == torch.bfloat16
-        return {"x": batch["x"], "index": batch["index"]}
-
-
-def test_a_datamodule_that_takes_the_hook_over_gets_what_lightning_converted() -> None:
-    trainer = L.Trainer(**QUIET, max_epochs=1, precision="bf16-true")
-    trainer.fit(Plain(), datamodule=Taken())

@@ -97,19 +97,6 @@ def test_training_changes_with_the_epoch_and_evaluation_never(cache: str) -> Non
     assert before[0]["mask"].any()
 
 
-def test_prediction_shows_every_image_as_it_is(cache: str) -> None:
-    data = _data(cache)
-    dataset = data.dataset("predict")
-    batch = first(data, "predict", len(dataset))
-    assert "mask" not in batch
-    assert set(batch["image_index"].tolist()) == set(range(6))
-    places = zip(batch["image_index"].tolist(), batch["position"].tolist(), strict=True)
-    for image, (number, (y, x)) in zip(batch["image"], places, strict=True):
-        assert torch.equal(
-            (image * 255).round().byte(), torch.tensor(data.bank[number][:, y : y + 64, x : x + 64])
-        )
-
-
 @pytest.mark.timeout(120)
 def test_training_sizes_grow_with_the_epoch_while_workers_live_on(
     cache: str, tmp_path: Path
@@ -144,17 +131,6 @@ def test_augmentation_moves_the_mask_and_the_clean_image_along(cache: str) -> No
     before = data.inspect("train").draw(plan(data, 8))
     assert before is not None
     assert torch.equal(before["image"], plain["image"])
-
-
-def test_what_was_planned_is_told(cache: str) -> None:
-    data = _data(cache)
-    planned = plan(data, 8)
-    rows = data.inspect("train").describe_plan(planned, [0, 1, 2])
-    assert {row["index"] for row in rows} <= set(planned["index"][:3].tolist())
-    assert {row["text"] for row in rows} <= set(WatermarkSpec(**SPEC).words)
-    assert {row["font"] for row in rows} == {"built in"}
-    undrawn = {key: value for key, value in planned.items() if key not in ("cover", "under")}
-    assert data.inspect("predict").describe_plan(undrawn, [0]) == []
 
 
 @pytest.fixture
@@ -193,21 +169,6 @@ def test_masks_of_a_folder_take_the_place_of_drawn_watermarks(cache: str, folder
 def _mirrored(mask: Any, box: tuple[int, int, int, int]) -> Any:
     mask[box[0] : box[1], box[2] : box[3]] = 1
     return np.pad(mask, ((0, 64), (0, 64)), mode="reflect")[:64, :64].astype(np.float32)
-
-
-def test_bad_files_are_listed_or_left_out(
-    cache: str, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (folder / "cut.png").write_bytes((folder / "0.png").read_bytes()[:900])
-    options = {"root": str(folder), "splits": {"train": 1.0}}
-    with pytest.raises(DataError, match=r"cut\.png"):
-        _data(cache, patterns=["*.png"], **options)
-    data = _data(cache, patterns=["*.png"], on_bad="skip", **options)
-    assert data.describe()["skipped"] == 1
-    data.check_sources()
-    assert "1 of 5 images and masks are bad and left out" in caplog.text
-    assert len(_data(cache, patterns=["?.png"], cache="lru", **options).bank) == 4
-    assert len(_data(cache, exclude=["cut.png", "masks"], **options).bank) == 4
 
 
 @pytest.mark.parametrize(

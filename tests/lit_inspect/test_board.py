@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import lit_inspect
 from lit_inspect.board import MANIFEST, encode_board, read_board
 from lit_inspect.errors import BoardError, UsageError
 from lit_inspect.inspector import Inspector
@@ -98,10 +97,3 @@ def test_a_missing_onnxruntime_is_named_with_its_cure(
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # whose import fails now
     with pytest.raises(UsageError, match="needs onnxruntime: pip install onnxruntime"):
         Inspector(tmp_path / "a.inspect")
-
-
-def test_names_of_the_package_are_imported_when_they_are_used() -> None:
-    for name in lit_inspect.__all__:
-        assert getattr(lit_inspect, name) is not None
-    with pytest.raises(AttributeError, match="has no attribute 'Inspectr'"):
-        getattr(lit_inspect, "Inspectr")  # noqa: B009 - a name that no checker knows

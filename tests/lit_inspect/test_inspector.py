@@ -1,7 +1,6 @@
 """Exported models say what `predict` says, and files that say anything else are refused."""
 
 import csv
-import json
 import os
 import tempfile
 from dataclasses import replace
@@ -16,7 +15,7 @@ import pytest
 from lit_data.datamodules import InspectionDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
-from lit_data.tasks import PredictOptions, export, find_task
+from lit_data.tasks import PredictOptions, find_task
 from lit_data.tasks.options import ExportRequest
 from lit_data.tasks.verdicts import Calibration, describe_images
 from lit_inspect.__main__ import main
@@ -101,22 +100,6 @@ def test_results_are_those_of_predict(
     assert _compare(tmp_path / "one", tmp_path / "other") == 4
 
 
-def test_good_images_have_no_defects(images: Path, board: Path, tmp_path: Path) -> None:
-    contents = read_board(board)
-    path = tmp_path / "a.inspect"
-    manifest = {**contents.manifest, "image_threshold": 1.0}
-    path.write_bytes(encode_board(manifest, contents.parts))
-    assert main([str(path), str(images), "--out", str(tmp_path / "out")]) == 0
-    with (tmp_path / "out/images.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert all((row["verdict"] == "good") == (float(row["score"]) < 1) for row in rows)
-    good = {row["image"] for row in rows if row["verdict"] == "good"}
-    assert good
-    assert {row["defects"] for row in rows if row["image"] in good} == {"0"}
-    with (tmp_path / "out/defects.csv").open(newline="") as file:
-        assert not good & {row["image"] for row in csv.DictReader(file)}
-
-
 def test_functions_that_windows_lacks_are_not_needed(
     images: Path, board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,19 +115,6 @@ def test_functions_that_windows_lacks_are_not_needed(
     assert len(names) == 7
     for name in names:
         assert (tmp_path / "fewer" / name).read_bytes() == (tmp_path / "all" / name).read_bytes()
-
-
-@pytest.mark.slow
-def test_scaled_images_too(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Images that are one tile have no seams, for which it is measured how far a net sees.
-    monkeypatch.delattr(export, "measure_overlap_px")
-    data = _open(images, tmp_path, size_px=[64, 80])
-    predict(data, Marker(scale=60), tmp_path / "one", threshold=0.6)
-    path = _export(data, tmp_path / "a.inspect", threshold=0.6)
-    assert read_board(path).manifest["tiling"]["overlap_px"] == 0
-    assert main([str(path), str(images), "--out", str(tmp_path / "other")]) == 0
-    _compare_tables(tmp_path / "one/images.csv", tmp_path / "other/images.csv")
-    assert _compare(tmp_path / "one", tmp_path / "other") == 4
 
 
 def test_a_camera_gets_the_verdict_of_its_file(images: Path, board: Path) -> None:
@@ -274,13 +244,3 @@ def test_options_that_the_runtime_lacks_are_refused(images: Path, tmp_path: Path
         _export(data, tmp_path / "a.inspect", augment="flips")
     with pytest.raises(ConfigError, match=r"predict\.precision=bf16"):
         _export(data, tmp_path / "a.inspect", precision="bf16")
-
-
-def test_the_manifest_says_what_was_exported(board: Path) -> None:
-    manifest = json.loads(json.dumps(dict(read_board(board).manifest)))
-    assert manifest["tiling"] == {
-        **{"tile_px": [64, 64], "overlap_px": 4, "margin_px": None},
-        **{"blend": "constant", "multiple_px": 4, "round_px": 1},
-    }
-    assert (manifest["value_range"], manifest["threshold"]) == ([0.0, 255.0], 0.6)
-    assert set(manifest["versions"]) == {"lit_data", "torch"}

@@ -43,13 +43,3 @@ def test_a_defect_and_another_exposure_fit() -> None:
     scratched[40:60, 30:90] = 255
     darker = (_part(9) * 0.6 + 5).astype(np.uint8)
     assert _describe(scratched, darker) == ""
-
-
-def test_before_anything_is_known_only_what_is_empty_is_named() -> None:
-    assert _describe(_part(8), np.full_like(_part(9), 7), limits=(-10.0, 100.0)) == "ref2 is empty"
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 9), (6, 7)])
-def test_images_of_few_pixels_are_measured(size: tuple[int, int]) -> None:
-    pixels = np.arange(size[0] * size[1], dtype=np.float32).reshape(size)
-    assert describe_misfits(np.stack((pixels, pixels, pixels)), ROLES, LIMITS) == ""

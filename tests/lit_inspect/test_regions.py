@@ -24,20 +24,6 @@ def test_defects_and_scores_are_those_of_the_whole_map(step: int) -> None:
     assert score == pytest.approx(np.sort(probability, axis=None)[-count:].mean(), abs=1e-6)
 
 
-def test_centres_are_those_of_opencv() -> None:
-    rng = np.random.default_rng(0)
-    probability = cv2.GaussianBlur(rng.random((90, 70), np.float32), (0, 0), 2)
-    is_marked = (probability >= 0.52).astype(np.uint8)
-    count, _, stats, centres = cv2.connectedComponentsWithStats(is_marked, connectivity=8)
-    defects = find_defects([(probability, None)], threshold=0.52, min_area_px=1)
-    assert len(defects) == count - 1 > 10
-    found = {(defect.x, defect.y, defect.area_px) for defect in defects}
-    areas = stats[1:, cv2.CC_STAT_AREA].tolist()
-    assert found == {
-        (*place, area) for place, area in zip(centres[1:].tolist(), areas, strict=True)
-    }
-
-
 @pytest.mark.parametrize(
     ("score", "text"),
     [

@@ -53,11 +53,3 @@ def test_four_windows_that_see_one_object_in_their_corner() -> None:
     parts = [_found((84.0, 84, 94, 94, 0, score)) for score in (0.6, 0.7, 0.9, 0.8)]
     assert _join(*parts) == _rows((84.0, 84, 94, 94, 0, 0.9))
     assert _join(_found()) == []
-
-
-def test_a_chain_is_solved_from_the_highest_score_down() -> None:
-    # The second drops the third only if the first does not drop the second.
-    first, third = (84.0, 10, 94, 20, 0, 0.9), (84.0, 18, 94, 28, 0, 0.7)
-    near, far = (84.0, 14, 94, 24, 0, 0.8), (84.0, 15, 94, 25, 0, 0.8)
-    assert _join(_found(first, third), _found(near)) == _rows(first, third)
-    assert _join(_found(first, third), _found(far)) == _rows(first, far)

@@ -7,9 +7,6 @@ import pytest
 
 from lit_inspect import BoardError, Inspector
 from lit_inspect.__main__ import main
-from lit_inspect.boxes import BoxRules
-from lit_inspect.images import Scaling
-from lit_inspect.tiles import Tiling
 from tests.lit_inspect.boards import BOXES, LABELS, write_board
 
 NAN, INF = float("nan"), float("inf")
@@ -73,17 +70,6 @@ def test_tiles_that_do_not_fit_are_refused(change: dict[str, Any], tmp_path: Pat
     _refuse(tmp_path / "a.inspect", tiling={**TILING, **change})
 
 
-@pytest.mark.parametrize("side", [[0, 0], [2**15, 2**15], [10**12, 1], [-1, 5], [5], "5", None])
-def test_sizes_that_nothing_has_are_refused(side: Any, tmp_path: Path) -> None:
-    _refuse(tmp_path / "a.inspect", scaling={"size_px": side, "factor": None})
-    _refuse(tmp_path / "a.inspect", **{**BOXES, "boxes": {**BOXES["boxes"], "sample_px": side}})
-
-
-@pytest.mark.parametrize("factor", [0, -1, NAN, INF, 1e6, "2", True])
-def test_factors_that_nothing_has_are_refused(factor: Any, tmp_path: Path) -> None:
-    _refuse(tmp_path / "a.inspect", scaling={"size_px": None, "factor": factor})
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -115,12 +101,6 @@ def test_options_of_reading_that_are_none_are_refused(
     _refuse(tmp_path / "a.inspect", read={**READ, **change})
 
 
-def test_an_option_of_reading_that_is_missing_is_refused(tmp_path: Path) -> None:
-    for name in READ:
-        read = {other: value for other, value in READ.items() if other != name}
-        _refuse(tmp_path / "a.inspect", f"{name} is missing", read=read)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -141,28 +121,6 @@ def test_parts_that_do_not_fit_each_other_are_refused(
     change: dict[str, Any], tmp_path: Path
 ) -> None:
     _refuse(tmp_path / "a.inspect", **change)
-
-
-@pytest.mark.parametrize("task", [{}, LABELS, BOXES])
-def test_what_is_exported_is_taken(task: dict[str, Any], tmp_path: Path) -> None:
-    settings = Inspector(write_board(tmp_path / "a.inspect", **task)).settings
-    assert settings.task == task.get("task", "maps")
-    assert settings.classes == tuple(task.get("classes", ()))
-
-
-def test_calibrated_thresholds_may_cross(tmp_path: Path) -> None:
-    """Scores that separate well leave nothing for review: all below the first one are good."""
-    path = write_board(tmp_path / "a.inspect", review=[0.8, 0.1])
-    assert Inspector(path).settings.review == (0.8, 0.1)
-
-
-def test_rules_are_checked_where_they_are_made() -> None:
-    with pytest.raises(ValueError, match="overlap_px=64 is too large for tiles of 64 px"):
-        Tiling((64, 64), 64, None, "constant", 1, 1)
-    with pytest.raises(ValueError, match="stride_px=65 does not fit windows of 64 px"):
-        BoxRules(sample_px=(64, 64), stride_px=(64, 65), fill=0.0, iou_threshold=0.5)
-    with pytest.raises(ValueError, match="size_px or factor must be set"):
-        Scaling(None, None)
 
 
 def test_codes_of_a_terminal_are_shown_and_not_obeyed(

@@ -1,24 +1,19 @@
 """Every net: logits in float32 under autocast, and weights that lie channels last whatever is loaded into them."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from lightning import Trainer
 from torch import Tensor, nn
 from torch.testing import assert_close
-from torch.utils.data import DataLoader
 
 from lit_data.modules import (
     CompareNet,
     ConvClassifier,
     DetectorNet,
     LiteUNet,
-    SegmentationModule,
     UNet,
 )
-from lit_data.testing import QUIET
 
 NETS = {
     "unet": (lambda: UNet(width=4, depth=2), 3),
@@ -75,37 +70,6 @@ def test_weights_lie_channels_last_and_take_a_state_of_any_layout(
     assert torch.equal(give_logits(net, images), before)
 
 
-def test_in_evaluation_a_sample_does_not_depend_on_its_batch(
-    net_and_images: tuple[nn.Module, Tensor],
-) -> None:
-    net, images = net_and_images
-    alone = give_logits(net, images[2:3])
-    assert_close(give_logits(net, images)[2:3], alone, rtol=1e-5, atol=1e-5)
-
-
-def test_weights_in_bfloat16_need_no_autocast(net_and_images: tuple[nn.Module, Tensor]) -> None:
-    net, images = net_and_images
-    if isinstance(net, CompareNet):
-        pytest.skip("differences of images are float32 in any precision")
-    exact = give_logits(net, images)
-    found = give_logits(net.bfloat16(), images.bfloat16())
-    assert_close(found.float(), exact, atol=0.5, rtol=0.1)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_gradient_of_a_unet_does_not_depend_on_how_its_images_lie(dtype: torch.dtype) -> None:
-    gradients = []
-    for memory_format in (torch.contiguous_format, torch.channels_last):
-        torch.manual_seed(0)
-        net = UNet(width=4, depth=2)
-        images = torch.rand(2, 3, 20, 12).contiguous(memory_format=memory_format)
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            loss = net(images).square().sum()
-        loss.backward()
-        gradients.append([weight.grad for weight in net.parameters()])
-    assert all(torch.equal(first, second) for first, second in zip(*gradients, strict=True))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_unet_has_the_gradient_of_its_definition(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -131,37 +95,3 @@ def test_a_unet_has_the_gradient_of_its_definition(dtype: torch.dtype) -> None:
         gradients.append(torch.autograd.grad(logits.square().sum(), list(net.parameters())))
     for first, second in zip(*gradients, strict=True):
         assert_close(first, second, rtol=1e-3, atol=1e-3 * float(second.abs().max()))
-
-
-def test_only_shapes_need_no_autocast() -> None:
-    net, images = UNet(width=2, depth=1).to("meta"), torch.empty(2, 3, 8, 8, device="meta")
-    assert net(images).shape == (2, 1, 8, 8)
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_checkpoint_of_contiguous_weights_goes_on_as_one_of_channels_last(
-    fused: bool, tmp_path: Path
-) -> None:
-    samples = [{"image": torch.rand(3, 8, 8), "mask": torch.eye(8)[None]} for _ in range(4)]
-    loader = DataLoader(samples, batch_size=2)  # type: ignore[arg-type]
-
-    def train(epochs: int, checkpoint: Path | None = None) -> Trainer:
-        torch.manual_seed(0)
-        optimizer = partial(torch.optim.AdamW, lr=0.01, fused=fused)
-        module = SegmentationModule(
-            UNet(width=2, depth=1), optimizer=optimizer, schedule="none", baseline=False
-        )
-        trainer = Trainer(default_root_dir=tmp_path, max_epochs=epochs, **QUIET)
-        trainer.fit(module, loader, loader, ckpt_path=checkpoint, weights_only=True)
-        return trainer
-
-    train(1).save_checkpoint(tmp_path / "new.ckpt")
-    saved = torch.load(tmp_path / "new.ckpt", weights_only=True)
-    contiguous = torch.utils._pytree.tree_map_only(
-        Tensor, lambda value: value.clone().contiguous(), saved
-    )
-    torch.save(contiguous, tmp_path / "old.ckpt")
-    new, old = (
-        train(2, tmp_path / name).lightning_module.state_dict() for name in ("new.ckpt", "old.ckpt")
-    )
-    assert all(torch.equal(new[name], old[name]) for name in new)

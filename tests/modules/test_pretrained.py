@@ -15,7 +15,6 @@ from lit_data.commands.configuration.names import resolve_target
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.errors import ConfigError
 from lit_data.modules import SmpNet, TorchvisionDetectionModule
-from lit_data.modules.pretrained.detection import read_targets
 from lit_data.modules.pretrained.libraries import (
     IMAGENET,
     NormalisedNet,
@@ -143,16 +142,6 @@ def _batch() -> dict[str, Tensor]:
         [[0, 1, 0.5, 0.25, 1.0, 0.5], [2, 0, 0.5, 0.5, 0.0, 0.2], [2, 0, 0.5, 0.5, 0.5, 0.5]]
     )
     return {"image": torch.rand(3, 3, 8, 8), "boxes": boxes, "boxes_count": torch.tensor([1, 0, 2])}
-
-
-def test_targets_are_those_of_torchvision() -> None:
-    first, empty, last = read_targets(_batch())
-    assert (first["boxes"].tolist(), first["labels"].tolist()) == ([[0, 0, 8, 4]], [2])
-    assert empty["boxes"].shape == (0, 4)
-    # One without a width is left out.
-    assert (last["boxes"].tolist(), last["labels"].tolist()) == ([[2, 2, 6, 6]], [1])
-    piece = {key: value[1:] for key, value in _batch().items()}  # rows are those of the whole batch
-    assert [len(target["boxes"]) for target in read_targets(piece)] == [0, 1]
 
 
 def test_any_detector_of_that_form_is_trained_and_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from lit_data.errors import DataError, StoreError
 from lit_data.modules import ConvClassifier, DetectorNet, LiteUNet, UNet
-from lit_data.modules.weights import fit_channels, load_weights_file, take_weights
+from lit_data.modules.weights import fit_channels, load_weights_file
 
 
 def _save(state: object, path: Path) -> Path:
@@ -68,20 +68,6 @@ def test_a_head_of_other_classes_stays_and_is_counted(
     assert torch.equal(second.layers[0].weight, first.layers[0].weight)
     assert "12 of 14 weights of the net are those of" in caplog.text
     assert "2 have another shape there (head.weight, head.bias)" in caplog.text
-
-
-def test_a_classifier_starts_the_encoder_of_another_net() -> None:
-    class Segmenter(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder = ConvClassifier(1, width=4, depth=2).layers
-            self.decoder = nn.Conv2d(8, 1, 1)
-
-    first, second = ConvClassifier(3, width=4, depth=2), Segmenter()
-    taken = take_weights(second, _prefixed(first, "net."), "a run")
-    assert taken.missing == ("decoder.weight", "decoder.bias")
-    assert taken.unused == ("net.head.weight", "net.head.bias")
-    assert torch.equal(second.encoder[0].weight, first.layers[0].weight)
 
 
 def test_kernels_of_rgb_serve_grey_images(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 from numpy.testing import assert_array_equal
 
 from lit_data.samples.ct import TUMOUR, CTSampleSpec, render_volume
@@ -35,12 +34,3 @@ def test_a_volume_holds_air_fat_muscle_lung_bone_and_tumours() -> None:
     labelled = [scene.volume[scene.labels == TUMOUR] for scene in scenes if scene.labels.any()]
     assert len(labelled) >= 4
     assert min(part.max() for part in labelled) > 100
-
-
-@pytest.mark.parametrize(
-    ("count", "splits"), [(3, (1, 1, 1)), (32, (22, 5, 5)), (100, (70, 15, 15))]
-)
-def test_splits(count: int, splits: tuple[int, int, int]) -> None:
-    spec = CTSampleSpec(count=count)
-    names = [spec.split_of(number) for number in range(count)]
-    assert names == ["train"] * splits[0] + ["val"] * splits[1] + ["test"] * splits[2]

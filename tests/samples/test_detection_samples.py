@@ -38,29 +38,6 @@ def test_the_set_reads_back_as_it_was_drawn(tmp_path: Path) -> None:
     assert "CC0" in (root / "README.txt").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("count", "splits"),
-    [(3, (1, 1, 1)), (14, (10, 2, 2)), (160, (112, 24, 24)), (200, (140, 30, 30))],
-)
-def test_splits(count: int, splits: tuple[int, int, int]) -> None:
-    spec = DetectionSampleSpec(count=count)
-    names = [spec.split_of(number) for number in range(count)]
-    assert names == ["train"] * splits[0] + ["val"] * splits[1] + ["test"] * splits[2]
-
-
-def test_defects_are_of_all_classes_and_many_sizes() -> None:
-    scenes = [render_scene(0, number, (240, 320)) for number in range(40)]
-    boxes = np.concatenate([scene.boxes for scene in scenes])
-    assert (np.bincount(boxes[:, 0]) > 15).all()
-    assert boxes[:, 1:].min() >= 0
-    assert (boxes[:, 3:] <= (240, 320)).all()
-    sides = boxes[:, 3:] - boxes[:, 1:3]
-    assert sides.min() >= 2
-    assert sides.max() > 70
-    assert np.median(sides) < 50
-    assert max(len(scene.boxes) for scene in scenes) >= 7
-
-
 @pytest.mark.parametrize("number", range(8))
 def test_boxes_hold_what_defects_change(number: int) -> None:
     bare = render_scene(5, number, (120, 160), empty=True)

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,27 +50,6 @@ def test_each_kind_is_seen_whole_and_in_two_colours(number: int) -> None:
     assert np.abs(solid.colours[0] - solid.colours[1]).max() > 0.1
     assert len(np.unique(views[covered] // 32, axis=0)) > 4
     assert (views[0] != views[2]).any()
-
-
-@pytest.mark.parametrize("number", range(40))
-def test_no_object_leaves_the_ball_that_rays_are_traced_in(number: int) -> None:
-    points = np.random.default_rng(number).normal(size=(3, 500))
-    points /= np.linalg.norm(points, axis=0)
-    solid = draw_solid(0, number)
-    assert solid.distance(points.astype(np.float32)).min() > 0
-    inside = points * (0.62 if solid.kind == "torus" else 0.05)
-    assert solid.distance(inside.astype(np.float32)).min() < 0
-    assert_allclose(solid.turn @ solid.turn.T, np.eye(3), atol=1e-6)
-
-
-@pytest.mark.parametrize("side", [24, 33, 64])
-def test_a_ball_is_seen_as_large_as_it_is(side: int) -> None:
-    ball = replace(draw_solid(0, 0), sizes=(0.5, 0.5, 0.5), colours=np.zeros((2, 3), np.float32))
-    view = render_views(ball, Cameras.at(np.zeros((1, 2), np.float32), (side, side)))[0]
-    radius_px = np.tan(np.arcsin(0.5 / 4)) / np.tan(np.radians(15)) * side / 2
-    covered_px = (1 - view[..., 0] / GROUND).sum()
-    assert covered_px == pytest.approx(np.pi * radius_px**2, rel=0.02)
-    assert_array_equal(view, view[::-1])
 
 
 def test_a_set_has_a_sheet_for_each_object(tmp_path: Path) -> None:

@@ -1,8 +1,5 @@
 import json
 import multiprocessing
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,6 @@ import pytest
 import tifffile
 from numpy.testing import assert_array_equal
 
-from lit_data.io.temp import temp_folder
 from lit_data.samples import stripes as stripe_samples
 from lit_data.samples.stripe_drawing import LEAST_CHANGE
 from lit_data.samples.stripes import StripeSampleSpec, render_sample
@@ -102,74 +98,8 @@ def test_mask_is_exactly_where_true_defects_change_the_target(number: int) -> No
     assert np.abs(sample.image[0] - clean.image[0])[sample.mask].min() > LEAST_CHANGE - 1e-6
 
 
-def test_full_size_images_hold_both_kinds_and_both_roles() -> None:
-    samples = [render_sample(0, number, (976, 176), with_defects=True) for number in range(3)]
-    for sample in samples:
-        roles = [defect["role"] for defect in sample.defects]
-        assert 3 <= roles.count("true") <= 8
-        assert 3 <= roles.count("distractor") <= 8
-        assert sample.clean.min() > LEAST_CHANGE
-        assert sample.clean.max() < 1
-    kinds = {(defect["kind"], defect["role"]) for sample in samples for defect in sample.defects}
-    assert kinds == {
-        (kind, role) for kind in ("scratch", "missing_piece") for role in ("true", "distractor")
-    }
-
-
-def test_a_harmed_set_is_made_again(small: Path, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(small, tmp_path / small.name))
-    whole, marker, image = digests(root), root / "samples.json", root / "train/stripe_0000.png"
-    text, pixels = marker.read_bytes(), image.read_bytes()
-    harms = [
-        (marker, None),
-        (marker, text[:50]),
-        (marker, text.replace(b'"format": ', b'"format": 9')),
-        (image, None),
-        (image, pixels[:100]),
-    ]
-    for path, content in harms:
-        path.unlink()
-        if content is not None:
-            path.write_bytes(content)
-        assert StripeSampleSpec(**SMALL).ensure(tmp_path) == root
-        assert digests(root) == whole
-        assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == [root.name]
-
-
-def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(tifffile, "imwrite", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            StripeSampleSpec(**SMALL, dtype="float32").ensure(tmp_path)
-    assert [path for path in tmp_path.iterdir() if path.name != ".lock"] == []
-    assert (StripeSampleSpec(**SMALL, dtype="float32").ensure(tmp_path) / "samples.json").is_file()
-
-
 def interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
-
-
-KILLED_RUN = """
-import os, signal, sys
-from pathlib import Path
-import tifffile
-from lit_data.samples import stripes as stripe_samples
-tifffile.imwrite = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-stripe_samples.StripeSampleSpec(count=6, height_px=128, width_px=112, dtype="float32").ensure(Path(sys.argv[1]))
-"""
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
-def test_what_a_killed_run_left_is_swept_by_the_next(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED_RUN, str(tmp_path)], timeout=50, check=False
-    )
-    assert done.returncode == -9
-    assert len(list(tmp_path.glob(".build-*"))) == 1
-    with temp_folder(tmp_path) as alive:
-        root = StripeSampleSpec(**SMALL, dtype="float32").ensure(tmp_path)
-        assert {path for path in tmp_path.iterdir() if path.name != ".lock"} == {alive, root}
 
 
 @pytest.mark.timeout(60)
@@ -195,18 +125,3 @@ def test_two_processes_at_once_end_with_one_whole_set(tmp_path: Path) -> None:
 def make_at_once(folder: Path, start: Any, made: Any) -> None:
     start.wait()
     made.put(StripeSampleSpec(**SMALL).ensure(folder))
-
-
-def test_a_set_published_by_another_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = stripe_samples.StripeSampleSpec.write
-
-    def be_overtaken(spec: stripe_samples.StripeSampleSpec, root: Path) -> None:
-        write(spec, root)
-        if not (tmp_path / spec.folder_name).exists():
-            write(spec, tmp_path / spec.folder_name)
-
-    monkeypatch.setattr(stripe_samples.StripeSampleSpec, "write", be_overtaken)
-    root = StripeSampleSpec(**SMALL).ensure(tmp_path)
-    assert [path for path in tmp_path.iterdir() if path.name != ".lock"] == [root]

@@ -63,15 +63,6 @@ def with_values(plan: DefectPlan, **values: float) -> DefectPlan:
     )
 
 
-def regroup(plan: DefectPlan, margin_px: int) -> DefectPlan:
-    """The same with larger windows."""
-    groups = [
-        g._replace(height_px=g.height_px + margin_px, width_px=g.width_px + margin_px)
-        for g in plan.groups
-    ]
-    return replace(plan, groups=tuple(groups))
-
-
 def turn_around(plan: DefectPlan) -> DefectPlan:
     """The same defects, the last one first."""
     sizes = [group.stop - group.start for group in reversed(plan.groups)]

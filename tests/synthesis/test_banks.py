@@ -52,15 +52,6 @@ def test_folders_without_shapes(tmp_path: Path) -> None:
         load_shapes(_write(tmp_path / "empty", a=np.zeros((9, 9), np.uint8)))
 
 
-@pytest.mark.data
-def test_shapes_of_real_masks(shared_data: Path) -> None:
-    shapes = load_shapes(str(shared_data / "inspection" / "meiwei-masks"))
-    assert len(shapes) > 50
-    covered = (shapes > 0.5).mean((1, 2))
-    assert covered.min() > 0.01
-    assert covered.max() <= BORDER**2 + 0.02
-
-
 @pytest.mark.parametrize("shape", [(300, 280), (256, 256), (40, 400), (1, 7)])
 def test_textures_are_the_middles_of_images(tmp_path: Path, shape: tuple[int, int]) -> None:
     image = np.random.default_rng(0).integers(0, 255, shape).astype(np.uint8)
@@ -75,27 +66,11 @@ def test_textures_are_the_middles_of_images(tmp_path: Path, shape: tuple[int, in
     assert_allclose(tile, (cut - cut.mean()) / cut.std(), atol=1e-4)
 
 
-def test_a_flat_image_is_no_texture(tmp_path: Path) -> None:
-    cv2.imwrite(str(tmp_path / "a.png"), np.full((20, 20), 9, np.uint8))
-    assert not load_textures(str(tmp_path)).any()
-
-
-def test_without_a_folder_it_is_smooth_noise() -> None:
-    (tile,) = load_textures(None)
-    assert abs(tile.mean()) < 0.1
-    assert 0.9 < tile.std() < 1.1
-
-
 def test_folders_without_textures(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"textures_from=.*nowhere is not a folder"):
         load_textures(str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match=r"no image matches"):
         load_textures(str(tmp_path))
-
-
-@pytest.mark.data
-def test_textures_of_real_images(shared_data: Path) -> None:
-    assert len(load_textures(str(shared_data / "textures"))) == 3
 
 
 # A field that changes changes every sample with a wavy outline.

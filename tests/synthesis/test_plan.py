@@ -8,8 +8,8 @@ import torch
 from numpy.testing import assert_array_equal
 
 from lit_data.synthesis import DefectPlan, DefectSpec, SpotShape, sample_plan
-from lit_data.synthesis.plan import copy_packed, distractor_patterns
-from tests.synthesis.placing import BATCHES, NAMES, many, plan_of
+from lit_data.synthesis.plan import copy_packed
+from tests.synthesis.placing import BATCHES, NAMES, many
 
 SHAPE = (3, 128, 128)
 SPOTS = (
@@ -37,12 +37,6 @@ def test_counts_follow_the_specification() -> None:
     assert set(np.bincount(plan.row[plan.is_true], minlength=4000).tolist()) == {0, 1, 2}
 
 
-@pytest.mark.parametrize(("probability", "with_defects"), [(0.0, 0), (1.0, 200)])
-def test_probability_at_its_ends(probability: float, with_defects: int) -> None:
-    plan = _plan(DefectSpec(probability=probability), samples=200)
-    assert len(set(plan.row.tolist())) == with_defects
-
-
 def test_true_defects_lie_in_the_target_alone_and_distractors_never_do() -> None:
     plan = _plan(DefectSpec())
     assert (plan.channels[plan.is_true] == [True, False, False]).all()
@@ -60,28 +54,6 @@ def test_ranges_of_amplitude_and_place() -> None:
     assert 60 < plan.y.max() < 64
     assert 190 < plan.x.max() < 200
     assert set((plan.y % 1 * 8).tolist()) == set(range(8))
-
-
-def test_whole_pixel_centres() -> None:
-    plan = _plan(DefectSpec(subpixel=False), samples=200)
-    assert (plan.y % 1 == 0).all()
-    assert (plan.x % 1 == 0).all()
-
-
-def test_weights_choose_the_shape() -> None:
-    spots = tuple(
-        SpotShape(height_px=n, width_px=n, sigma_y_px=1, sigma_x_px=1, weight=n) for n in (1, 3)
-    )
-    plan = _plan(DefectSpec(families={"spot": {"shapes": spots}}))
-    assert 0.7 < (plan.values[:, 0] == 1).mean() < 0.8
-
-
-def test_weights_choose_the_family() -> None:
-    plan = _plan(DefectSpec(families={"spot": {"weight": 3}, "line": None, "blur": {}}))
-    assert [member.name for member in plan.spec.members] == ["spot", "blur"]
-    assert 0.73 < (plan.family == 0).mean() < 0.77
-    # A family's shapes share its weight.
-    assert 0.45 < plan.values[plan.family == 0, 0].mean() < 0.55
 
 
 def test_plans_of_spots_are_those_of_earlier_releases() -> None:
@@ -107,20 +79,6 @@ def test_a_plan_depends_on_seed_epoch_and_index_only(name: str, number: int) -> 
     for seed, epoch in ((5, 3), (6, 2), (2**64 - 1, 2)):
         other = sample_plan(spec, seed, epoch, np.arange(batch), shape)
         assert other.x.tolist() != whole.x.tolist()
-
-
-@pytest.mark.parametrize(("name", "number"), CASES)
-def test_groups_hold_defects_of_one_family_and_window(name: str, number: int) -> None:
-    batch, shape = BATCHES[number]
-    plan = plan_of(many(*(NAMES if name == "all" else (name,))), batch, shape)
-    _assert_grouped(plan)
-    assert [group[:3] for group in plan.groups] == sorted({group[:3] for group in plan.groups})
-    for group in plan.groups:
-        some = slice(group.start, group.stop)
-        member = plan.spec.members[group.family]
-        parameters = dict(zip(member.parameters, plan.values[some].T, strict=False))
-        assert (member.window_px(parameters, shape[1:]) == [group.height_px, group.width_px]).all()
-        assert not plan.values[some, len(member.parameters) :].any()
 
 
 def _assert_grouped(plan: DefectPlan) -> None:
@@ -180,12 +138,3 @@ def test_whose_strength_counts(
     assert expected[0] <= strength.min() < strength.max() <= expected[1]
     assert np.abs(plan.amplitude[plan.family == 1]).max() <= 0.02
     assert spec.relative.tolist() == [relative, False]
-
-
-@pytest.mark.parametrize(("channels", "patterns"), [(1, 0), (2, 2), (3, 5), (5, 19)])
-def test_distractor_patterns(channels: int, patterns: int) -> None:
-    table = distractor_patterns(channels)
-    assert table.shape == (patterns, channels)
-    plan = _plan(DefectSpec(), samples=200, shape=(channels, 64, 64))
-    assert plan.channels.shape[1] == channels
-    assert plan.is_true.all() == (channels == 1)

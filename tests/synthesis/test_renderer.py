@@ -1,9 +1,7 @@
 import hashlib
 import random
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import cycle
 
 import numpy as np
 import pytest
@@ -18,8 +16,6 @@ from lit_data.synthesis.renderer import (
     annotate,
     draw,
     draw_spots,
-    find_touches,
-    merge_windows,
     split_windows,
 )
 from lit_data.synthesis.windows import Surroundings
@@ -35,7 +31,6 @@ from tests.synthesis.placing import (
     move,
     only,
     plan_of,
-    regroup,
     scene,
     see_slowly,
     turn_around,
@@ -69,32 +64,6 @@ def _one(
     )
 
 
-def _draw_slowly(images: Tensor, plan: DefectPlan) -> tuple[Tensor, Tensor]:
-    """The definition of spots, one pixel at a time."""
-    batch, channels, height, width = images.shape
-    clean = images.clone()
-    images, masks = images.clone().double(), torch.zeros(batch, 1, height, width)
-    for n in range(len(plan)):
-        spot, cy, cx = SPOTS[int(plan.values[n, 0])], float(plan.y[n]), float(plan.x[n])
-        centre = min(int(np.floor(cy + 0.5)), height - 1), min(int(np.floor(cx + 0.5)), width - 1)
-        amplitude = float(plan.amplitude[n])
-        if not 0 <= clean[plan.row[n], 0, centre[0], centre[1]] + np.float32(amplitude) <= 1:
-            amplitude = -amplitude
-        top = int(np.floor(cy + 0.5)) - (spot.height_px - 1) // 2
-        left = int(np.floor(cx + 0.5)) - (spot.width_px - 1) // 2
-        for y in range(max(top, 0), min(top + spot.height_px, height)):
-            for x in range(max(left, 0), min(left + spot.width_px, width)):
-                exponent = ((y - cy) / spot.sigma_y_px) ** 2 / 2 + (
-                    (x - cx) / spot.sigma_x_px
-                ) ** 2 / 2
-                for c in range(channels):
-                    if plan.channels[n, c]:
-                        images[plan.row[n], c, y, x] += amplitude * np.exp(-exponent)
-                if plan.is_true[n]:
-                    masks[plan.row[n], 0, y, x] = 1
-    return images.clamp(0, 1).float(), masks
-
-
 def _windows(plan: DefectPlan, batch: int, shape: tuple[int, int, int]) -> np.ndarray:
     """[B, C, H, W], whether a pixel lies in the window of a defect that its channel carries."""
     covered = np.zeros((batch, *shape), bool)
@@ -122,19 +91,6 @@ def test_spots_are_those_of_earlier_releases() -> None:
     before = torch.from_numpy(pixels.reshape(64, 3, 40, 56).astype(np.float32))
     after = [part.to(torch.uint8).numpy().tobytes() for part in render(before, plan, GREY)]
     assert hashlib.sha256(b"".join(after)).hexdigest() == GOLDEN_PIXELS
-
-
-@pytest.mark.parametrize(
-    ("batch", "shape"), [(1, (3, 16, 16)), (2, (3, 40, 8)), (7, (1, 8, 40)), (20, (5, 12, 12))]
-)
-def test_batches_of_spots_follow_the_definition(batch: int, shape: tuple[int, int, int]) -> None:
-    spec = replace(ONE, probability=1.0, amplitude=(0.1, 0.6))
-    plan = sample_plan(spec, 3, 1, np.arange(batch), shape)
-    images = torch.rand(batch, *shape, generator=torch.Generator().manual_seed(0))
-    expected = _draw_slowly(images, plan)
-    after, masks = render(images.clone(), plan)
-    assert_close(after, expected[0], rtol=0, atol=1e-6)
-    assert_close(masks, expected[1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -190,15 +146,6 @@ def test_nothing_changes_outside_of_windows(
     assert not masks[~_windows(plan.select(plan.is_true), batch, shape)[:, 0]].any()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_defects_of_the_references_are_no_defects(name: str) -> None:
-    changes, masks = drawn(
-        scene(7, (3, 40, 40)), plan_of(many(name, true_count=(0, 0)), 7, (3, 40, 40))
-    )
-    assert changes.any()
-    assert not masks.any()
-
-
 @pytest.mark.parametrize("kind", RANGES)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_mask_is_what_changes_visibly(name: str, kind: str) -> None:
@@ -217,15 +164,6 @@ def test_the_mask_is_what_changes_visibly(name: str, kind: str) -> None:
     assert masks.any()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_values_stay_in_their_range(name: str) -> None:
-    shape = (3, 32, 32)
-    plan = plan_of(many(name, amplitude=(0.9, 1.0), count=(8, 8)), 12, shape)
-    for level in (0.0, 0.5, 1.0):
-        after, _ = render(torch.full((12, *shape), level), plan)
-        assert 0 <= after.min() <= after.max() <= 1
-
-
 @pytest.mark.parametrize("name", [*NAMES, "all"])
 def test_defects_add_up_in_any_order(name: str) -> None:
     shape, families = (3, 24, 24), NAMES if name == "all" else (name,)
@@ -242,17 +180,6 @@ def test_defects_add_up_in_any_order(name: str) -> None:
     # Only a defect that is cut by the range alone may add more beside others.
     assert_array_equal(changes[np.abs(total) < 40], total[np.abs(total) < 40])
     assert_array_equal(masks, np.any([mask for _, mask in apart], axis=0))
-
-
-def test_an_empty_plan_changes_nothing_and_no_gradient_is_kept() -> None:
-    images = torch.rand(2, 3, 32, 32, generator=torch.Generator())
-    empty = sample_plan(DefectSpec(probability=0.0), 0, 0, [0, 1], (3, 32, 32))
-    after, masks = render(images.clone(), empty)
-    assert torch.equal(after, images)
-    assert not masks.any()
-    after, masks = render(images.requires_grad_(), plan_of(many(), 2, (3, 32, 32)))
-    assert after.grad_fn is None
-    assert not masks.requires_grad
 
 
 def test_nothing_random_happens_and_inference_mode_and_threads_draw_the_same() -> None:
@@ -387,64 +314,6 @@ def test_annotations_are_what_each_defect_changes_alone(name: str, number: int) 
     noise = Surroundings(Canvas(images, GREY), tensors.row, tensors.y, tensors.x).noise
     assert_close(found.severity, found.change / noise)
     assert_array_equal(images.numpy(), grey)
-
-
-@pytest.mark.parametrize(("name", "kind"), list(zip(NAMES, cycle(RANGES), strict=False)))
-def test_labels_of_single_true_defects_are_the_mask(name: str, kind: str) -> None:
-    shape, values = (3, 40, 40), RANGES[kind][1]
-    images, plan = as_dtype(scene(20, shape), kind), plan_of(only(name), 20, shape)
-    labels = annotate(images, plan, values).labels
-    masks = torch.zeros(20, 1, 40, 40, dtype=torch.uint8)
-    draw(images, masks, plan, values)
-    assert torch.equal(labels[:, :1] > 0, masks.bool())
-    assert not labels[:, 1:].any()
-
-
-def test_nothing_to_annotate() -> None:
-    plan = sample_plan(DefectSpec(probability=0), 0, 0, [0], (3, 8, 8))
-    found = annotate(torch.zeros(1, 3, 8, 8), plan, RANGES["float32"][1])
-    assert not found.labels.any()
-    assert len(found.change) == len(found.severity) == 0
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "spot"])
-def test_windows_hold_all_of_a_defect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In larger windows nothing more is drawn."""
-    monkeypatch.setattr("lit_data.synthesis.renderer.WORTH_PX", -1)
-    shape = (1, 200, 200)
-    # Sizes that just fit a power of two if some of the reach is forgotten.
-    tight = {
-        "relief": {"sigma_px": (3.8, 4.4)},
-        "scratch": {"length_px": (22, 28), "bend_rad": (2, 3)},
-    }
-    spec = only(name, **tight.get(name, {}))
-    plan, grey = plan_of(spec, 250, shape), scene(1, shape)
-    plan = (
-        replace(plan, row=np.zeros_like(plan.row)) if name == "line" else move(plan, 100.375, 99.5)
-    )
-    plan = replace(plan, row=np.zeros_like(plan.row))
-    canvas = Canvas(torch.from_numpy(grey), GREY)
-    steps = [find_touches(canvas, some.to("cpu")) for some in (plan, regroup(plan, 30))]
-    sizes = [torch.bincount(touches.defect, minlength=len(plan)) for touches in steps]
-    assert sizes[0].tolist() == sizes[1].tolist()
-
-
-def test_square_windows_of_a_family_are_merged() -> None:
-    plan = plan_of(many(), 100, (3, 64, 48))
-    assert merge_windows(plan.groups, most_px=0) == list(plan.groups)
-    merged = merge_windows(plan.groups, most_px=sys.maxsize)
-    assert len(merged) < len(merge_windows(plan.groups, most_px=2**15)) <= len(plan.groups)
-    assert [group.start for group in merged] == [0, *(group.stop for group in merged)][:-1]
-    for group in merged:
-        inside = [g for g in plan.groups if group.start <= g.start < group.stop]
-        assert {g.family for g in inside} == {group.family}
-        assert max(g.height_px for g in inside) == group.height_px
-        assert max(g.width_px for g in inside) == group.width_px
-    grey = scene(100, (3, 64, 48))
-    for one, other in zip(
-        drawn(grey, plan), drawn(grey, replace(plan, groups=tuple(merged))), strict=True
-    ):
-        assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("most_px", [1, 5000, 10**9])

@@ -1,14 +1,11 @@
 from typing import Any
 
-import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
 from lit_data.errors import ConfigError
-from lit_data.synthesis import FAMILIES, DefectSpec
+from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.families.region import Blur
-from lit_data.synthesis.families.spot import Spot
-from tests.synthesis.placing import NAMES
 
 
 @pytest.mark.parametrize(
@@ -77,33 +74,3 @@ def test_what_a_configuration_gives() -> None:
         assert hash(spec) == hash(DefectSpec(count=(1, 2), families=spec.members))
     given["families"]["blur"] = blur
     assert DefectSpec(**given) == spec
-
-
-@pytest.mark.parametrize(
-    ("options", "plain"),
-    [
-        ({}, True),
-        ({"families": {"spot": {"amplitude": (0.1, 0.2)}}, "contrast": (1, 2)}, True),
-        ({"families": {"spot": {"contrast": (1, 2)}}}, False),
-        ({"contrast": (1, 2)}, False),
-        ({"families": {"stain": {}}}, False),
-        ({"families": {"spot": {}, "stain": {}}}, False),
-    ],
-)
-def test_when_the_fast_way_of_drawing_serves(options: dict[str, Any], plain: bool) -> None:
-    assert DefectSpec(**options).has_plain_spots_only is plain
-
-
-def test_a_kind_is_a_form_of_a_family() -> None:
-    upper, families, variants = DefectSpec(families=(Spot(weight=2.0), Blur(weight=6.0))).kinds
-    np.testing.assert_allclose(upper, [0.125, 0.25])
-    assert families.tolist() == [0, 0, 1]
-    assert variants.tolist() == [0, 1, 0]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_family_has_a_name_and_a_place_for_its_parameters(name: str) -> None:
-    family = FAMILIES[name]
-    assert family.name == name
-    assert len(family.parameters) <= 8
-    assert family.__doc__

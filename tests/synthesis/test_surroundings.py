@@ -47,17 +47,3 @@ def test_there_is_a_least_noise(pattern: str) -> None:
 def test_the_way_of_stripes_is_found(pattern: str, down: bool) -> None:
     found = _look(PATTERNS[pattern] + np.random.default_rng(0).normal(0, 4, (96, 96))).runs_down
     assert (found == down).float().mean() > 0.98
-
-
-@pytest.mark.parametrize("period", [4, 6, 8, 9, 12, 15, 16, 20, 24])
-def test_the_way_of_stripes_of_any_period_is_found(period: int) -> None:
-    pixels = 80 + 80.0 * (COLUMNS % period < period // 2)
-    assert _look(pixels).runs_down.all()
-    assert not _look(pixels.T).runs_down.any()
-
-
-def test_brightness_of_each_channel() -> None:
-    images = torch.stack((torch.full((96, 96), 51.0), torch.full((96, 96), 204.0)))
-    torch.testing.assert_close(
-        _look(images.numpy()).brightness, torch.tensor([[0.2, 0.8]]).expand(300, 2)
-    )

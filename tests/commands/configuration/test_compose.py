@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 from lit_data import commands
 from lit_data.commands.configuration import names
 from lit_data.commands.configuration.compose import check_run, compose, take_composed
-from lit_data.commands.configuration.targets import instantiate
 from lit_data.commands.configuration.tree import open_hydra
 from lit_data.errors import ConfigError
 
@@ -53,15 +52,6 @@ def test_every_command_has_a_configuration(command: str) -> None:
     assert {"name", "seed", "ckpt"} <= set(cfg)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("group", OWN_GROUPS)
-def test_every_option_composes(group: str) -> None:
-    paths = sorted((CONF / group).glob("*.yaml"))
-    assert paths
-    for path in paths:
-        assert compose("fit", [f"{group}={path.stem}"]).command == "fit"
-
-
 @pytest.mark.parametrize("word", ["experiment=stripe", "debug=fast"])
 def test_plus_before_an_optional_group_may_be_left_out(word: str) -> None:
     assert compose("fit", [word]) == compose("fit", [f"+{word}"])
@@ -84,20 +74,6 @@ def test_files_and_typed_values_give_what_hydra_composes(words: list[str]) -> No
     expected.hydra.mode = RunMode.RUN
     assert OmegaConf.to_yaml(cfg) == OmegaConf.to_yaml(expected)
     assert cfg._get_flag("struct") is expected._get_flag("struct") is True
-
-
-def test_run_folder_and_logging_follow_the_command() -> None:
-    with open_hydra() as hydra:
-        cfg, words = check_run(hydra, "show", ["name=mine", "paths.runs=/out", "experiment=stripe"])
-        node = OmegaConf.to_container(cfg.hydra, resolve=False)
-        assert cfg.hydra.run.dir.startswith("/out/show/mine/")
-        assert cfg.hydra.sweep.dir.startswith("/out/show/mine/")
-    assert isinstance(node, dict)
-    assert words == ["name=mine", "paths.runs=/out", "+experiment=stripe"]
-    assert node["job"]["chdir"] is False
-    assert node["output_subdir"] == ".hydra"
-    assert node["job_logging"]["root"] == {"level": "INFO", "handlers": ["console", "file"]}
-    assert node["job_logging"]["formatters"]["terminal"]["format"] == "%(message)s"
 
 
 def test_hydra_of_the_caller_is_left_as_it_was(write: Write) -> None:
@@ -371,26 +347,3 @@ def test_every_option_of_a_swept_group_is_checked(write: Write, words: list[str]
     folder, text = write("experiment/evil.yaml", evil), r"'os\.system', which is not allowed"
     with open_hydra(folder) as hydra, pytest.raises(ConfigError, match=text):
         check_run(hydra, "fit", words, multirun=True)
-
-
-def test_first_job_of_a_sweep_is_returned() -> None:
-    words = ["seed=range(4,9)", "trainer.devices=interval(2,3)"]
-    with open_hydra() as hydra:
-        cfg, checked = check_run(hydra, "fit", words, multirun=True)
-        assert (cfg.seed, cfg.trainer.devices) == (4, 2.0)
-        assert checked == words
-        with pytest.raises(ConfigError, match=r"^'\+experiment=glob\(zzz\)' matches nothing\.$"):
-            check_run(hydra, "fit", ["experiment=glob(zzz)"], multirun=True)
-
-
-@pytest.mark.parametrize(
-    "word", ["trainer=auto", "trainer=cpu", "debug=fast", "debug=overfit", "debug=profiler"]
-)
-def test_trainer_and_loggers_can_be_built(word: str, tmp_path: Path) -> None:
-    cfg = compose("fit", [word, "trainer.accelerator=cpu", f"paths.run={tmp_path}"])
-    loggers = instantiate(cfg.logger)
-    trainer = instantiate(cfg.trainer, logger=list(loggers.values()))
-    assert trainer.default_root_dir == str(tmp_path)
-    folders = {name: Path(str(logger.log_dir)) for name, logger in loggers.items()}
-    assert folders == {name: tmp_path / name for name in ("csv", "tensorboard")}
-    assert instantiate(compose("fit", ["logger=none"]).logger) == {}

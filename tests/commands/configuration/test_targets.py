@@ -1,11 +1,9 @@
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import hydra
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from lit_data.commands.configuration import names
 from lit_data.commands.configuration.names import allow_packages, check_targets, resolve_target
@@ -221,15 +219,6 @@ def test_text_that_looks_like_an_interpolation_stays_text(text: str) -> None:
         assert instantiate({"_target_": "own_targets.Model"}, text).width == text
 
 
-@pytest.mark.usefixtures("own_package")
-def test_nodes_are_handed_on_where_they_are_not_to_be_built() -> None:
-    node = {"_target_": "own_targets.Model", "width": GRID, "_recursive_": False}
-    with allow_packages(["own_targets"]):
-        assert len(hydra.utils.instantiate(instantiate(node).width)) == len(instantiate(GRID))
-        node |= {"_convert_": "none", "_recursive_": True, "width": {"a": 1}}
-        assert isinstance(instantiate(node).width, DictConfig)
-
-
 @pytest.mark.parametrize("special", [{}, {"_recursive_": False}, {"_convert_": "none"}])
 @pytest.mark.parametrize("where", ["node", "list", "dict", "args", "partial"])
 def test_a_nested_name_is_refused_however_deep_it_lies(
@@ -256,26 +245,6 @@ def test_hydra_names_are_allowed_below_hydra_alone() -> None:
         check_targets(OmegaConf.create({"hydra": {"launcher": GRID}}))
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "torch.optim.lr_scheduler.CosineAnnealingLR",
-        "torch.nn.Conv2d",
-        "torchmetrics.classification.BinaryAveragePrecision",
-        "lightning.pytorch.Trainer",
-        "lightning.pytorch.loggers.CSVLogger",
-        "lightning.pytorch.plugins.environments.LightningEnvironment",
-        "kornia.augmentation.RandomHorizontalFlip",
-    ],
-)
-def test_allowed_class_is_found_under_its_own_name(target: str) -> None:
-    node = {"_target_": target, "_partial_": True}
-    check_targets(node)
-    made = instantiate(node)
-    assert isinstance(made, partial)
-    assert made.func.__name__ == target.rpartition(".")[2]
-
-
 def test_instantiate_builds_nested_nodes_and_hands_out_plain_data() -> None:
     node = {"first": [GRID | {"widths_px": "${size}"}], "rest": {"a": [1, "x"]}}
     made = instantiate(OmegaConf.create({"size": 176, "node": node}).node)
@@ -284,15 +253,6 @@ def test_instantiate_builds_nested_nodes_and_hands_out_plain_data() -> None:
     assert type(made) is dict
     assert type(made["rest"]["a"]) is list
     assert instantiate(None) is None
-
-
-def test_instantiate_takes_further_arguments_and_binds_them() -> None:
-    node = {key: GRID[key] for key in ("_target_", "heights_px", "widths_px")}
-    whole = instantiate(OmegaConf.create(node), patch_px=128, stride_px=112)
-    assert len(whole) == len(instantiate(GRID))
-    made = instantiate(GRID | {"_partial_": True})
-    assert made.func is PatchGrid
-    assert made.keywords == SIZES
 
 
 @pytest.mark.parametrize(

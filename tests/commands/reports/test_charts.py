@@ -14,12 +14,11 @@ from lit_data.commands.reports.charts import (
     COLOURS,
     Chart,
     ChartLine,
-    ChartOf,
     draw_precision_recall,
     draw_scores,
 )
 from lit_data.commands.reports.log import Series
-from lit_data.commands.result import find_direction, format_value
+from lit_data.commands.result import format_value
 from tests.commands.reports.folders import CSV, make_run
 
 SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
@@ -55,18 +54,6 @@ def read_points(path: str) -> np.ndarray:
     return np.array([pair.split() for pair in re.findall(r"-?[\d.]+ -?[\d.]+", path)], np.float64)
 
 
-def test_curve_fills_the_frame_and_breaks_at_gaps() -> None:
-    (path,) = read_paths(
-        charts.draw_chart("dice", [make_line([0.0, 1.0, np.nan, 0.5, np.inf, 0.25])]), 0
-    )
-    assert path.count("M") == 3
-    assert path.count("L") == 1
-    x, y = read_points(path).T
-    assert x.min() < 40 < 390 < x.max() <= 400
-    assert 0 < y.min() < 40 < 150 < y.max() < 200
-    assert np.argmin(y) == 1  # the largest is the highest
-
-
 @pytest.mark.parametrize(
     "values",
     [[np.nan, np.nan], [5.0, 5.0], [0.0], [1e308, -1e308], [1e-300, 1e-299], [1e15, 1e15 + 1]],
@@ -77,38 +64,6 @@ def test_any_numbers_give_a_chart(values: list[float]) -> None:
     assert not re.search(r"\b(nan|inf)\b", " ".join(paths))
     texts = " ".join(text.text or "" for text in read_svg(chart).iter(f"{SVG}text"))
     assert ("val no number" in texts) == (not np.isfinite(values).any())
-
-
-def test_a_wide_range_is_logarithmic_and_says_so() -> None:
-    chart = charts.draw_chart("loss", [make_line([1000.0, 10.0, 0.1])])
-    assert chart.unit == "logarithmic"
-    (path,) = read_paths(chart, 0)
-    y = read_points(path)[:, 1]
-    assert y[1] - y[0] == pytest.approx(y[2] - y[1], abs=0.21)
-    assert not [label for label in read_labels([1000.0, 10.0, 0.1]) if "$" in label]
-
-
-@pytest.mark.parametrize(
-    ("values", "low", "high"),
-    [([0.56, 0.587], 0.47, 0.67), ([0.99, 0.999], 0.8, 1.01), ([0.1, 0.9], 0.06, 0.94)],
-)
-def test_noise_of_a_score_does_not_fill_its_axis(
-    values: list[float], low: float, high: float
-) -> None:
-    (path,) = read_paths(charts.draw_chart("iou", [make_line(values)]), 0)
-    y = read_points(path)[:, 1]
-    frame_px = 150
-    assert np.ptp(y) / frame_px == pytest.approx(np.ptp(values) / (high - low), rel=0.2)
-
-
-def test_many_points_are_thinned_to_a_band() -> None:
-    chart = charts.draw_chart(
-        "loss", [make_line(np.sin(np.arange(10_000)).tolist())], most_points=100
-    )
-    (line,), (band,) = read_paths(chart, 0), read_paths(chart, 0, "fill")
-    assert len(read_points(line)) == 100
-    assert len(read_points(band)) > 200
-    assert len(chart.uri) < 16_000
 
 
 def test_charts_are_the_same_twice_and_leave_pyplot_alone() -> None:
@@ -184,14 +139,6 @@ def test_values_have_their_units(name: str, value: object, text: str) -> None:
     assert format_value(name, value) == text
 
 
-@pytest.mark.parametrize(
-    ("name", "direction"),
-    [("val/dice", 1), ("samples_per_s", 1), ("train/loss", -1), ("seconds", -1), ("x/y", 0)],
-)
-def test_names_tell_what_is_better(name: str, direction: int) -> None:
-    assert find_direction(name) == direction
-
-
 def read_labels(values: list[float], name: str = "lr") -> list[str]:
     chart = charts.draw_chart("rate", [make_line(values, name=name)])
     return [text.text or "" for text in read_svg(chart).iter(f"{SVG}text")]
@@ -199,16 +146,6 @@ def read_labels(values: list[float], name: str = "lr") -> list[str]:
 
 def test_labels_keep_the_digits_that_coordinates_lose() -> None:
     assert {"0.0162", "0.0164", "0.0166"} <= set(read_labels([0.0161, 0.0165, 0.0169]))
-
-
-@pytest.mark.parametrize(
-    "values", [[0.0, 0.018, 0.0], [1000.1, 1000.3], [0.01994, 0.01996], [3e-7, 4e-7], [2e6, 3e6]]
-)
-def test_no_two_labels_of_an_axis_are_the_same(values: list[float]) -> None:
-    labels = [label for label in read_labels(values) if label != "step"]
-    steps = [str(number) for number in range(len(values))]
-    on_the_side = labels[labels.index(steps[-1]) + 1 :]
-    assert 2 <= len(on_the_side) == len(set(on_the_side))
 
 
 def test_series_of_a_log_keep_steps_epochs_and_gaps(tmp_path: Path) -> None:
@@ -234,42 +171,3 @@ def test_cut_lines_are_left_out_and_said(tmp_path: Path, tail: str, note: str) -
     read = log.read_log(make_run(tmp_path / "run", csv=CSV + tail), notes)
     assert read.series["val/dice"].values.tolist() == [0.5, 0.75, 0.8]
     assert notes == [f"csv/metrics.csv: {note}"]
-
-
-def test_no_log_and_an_empty_one_have_no_series(tmp_path: Path) -> None:
-    notes = []
-    assert not log.read_log(make_run(tmp_path / "none", csv=None), notes).series
-    assert not log.read_log(make_run(tmp_path / "empty", csv=""), notes).series
-    assert notes == ["csv/metrics.csv has no columns"]
-
-
-def test_score_after_training_is_no_part_of_the_curve(tmp_path: Path) -> None:
-    curve = log.cut_final_score(log.read_log(make_run(tmp_path / "run"), []).series["val/dice"])
-    assert curve.values.tolist() == [0.5, 0.75]
-    whole = make_series([1, 2, 3])
-    assert log.cut_final_score(whole) is whole
-
-
-def test_thinning_keeps_mean_range_and_gaps() -> None:
-    steps, means, low, high = charts.thin(make_series([1, 3, 5, np.nan, np.nan, np.inf, 2]), 4)
-    assert steps.tolist() == [0, 2, 4, 6]
-    assert_array_equal(means, [2, 5, np.nan, 2])
-    assert_array_equal(low, [1, 5, np.nan, 2])
-    assert_array_equal(high, [3, 5, np.nan, 2])
-
-
-@pytest.mark.parametrize(
-    ("name", "chart"),
-    [
-        ("val/dice", ChartOf("model", "dice", "val", "val")),
-        ("valid_iou", ChartOf("model", "iou", "val", "val")),
-        ("val/dice_baseline", ChartOf("model", "dice", "val baseline", "val", is_baseline=True)),
-        ("lr-AdamW", ChartOf("model", "lr-AdamW", "lr-AdamW")),
-        ("memory/rss_bytes", ChartOf("machine", "memory in use", "rss")),
-        ("memory/limit_bytes", ChartOf("machine", "available memory", "limit")),
-        ("time/forward_s", ChartOf("machine", "time of a step", "forward")),
-        ("batch/size", ChartOf("machine", "batch/size", "batch/size")),
-    ],
-)
-def test_stages_of_a_metric_share_a_chart(name: str, chart: ChartOf) -> None:
-    assert charts.find_chart(name) == chart

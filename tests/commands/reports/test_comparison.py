@@ -7,7 +7,7 @@ import pytest
 from lit_data.commands.reports import comparison, results
 from lit_data.commands.reports.page import RunView
 from lit_data.commands.reports.results import tabulate_confusion, tabulate_images
-from lit_data.commands.reports.runs import Run, describe_age, read_run
+from lit_data.commands.reports.runs import Run, read_run
 from tests.commands.reports.folders import CONFIG, SUMMARY, make_run
 
 
@@ -29,11 +29,6 @@ def test_only_options_that_differ_are_columns(tmp_path: Path) -> None:
     assert comparison.find_differences(runs) == {"model.depth": ["3", "-"]}
 
 
-def test_without_such_options_the_configuration_is_compared(tmp_path: Path) -> None:
-    runs = read_runs(tmp_path, {"config": CONFIG | {"model": {"width": [8, 16]}}}, {})
-    assert comparison.find_differences(runs) == {"model.width": ["[8, 16]", "-"]}
-
-
 def test_ranks_follow_the_monitor_and_leave_out_what_has_no_number(tmp_path: Path) -> None:
     config = CONFIG | {"callbacks": {"checkpoint": {"monitor": "val/odd", "mode": "min"}}}
     summaries = [SUMMARY | {"val/odd": value} for value in (3.0, None, 1.0)]
@@ -47,14 +42,6 @@ def test_ranks_follow_the_monitor_and_leave_out_what_has_no_number(tmp_path: Pat
     assert comparison.choose_metrics(runs, ["a"]) == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("ago_s", "words"),
-    [(5, "5 seconds"), (180, "3 minutes"), (7200, "2 hours"), (3e5, "3 days"), (-5, "0 seconds")],
-)
-def test_age_is_said_in_words(ago_s: float, words: str) -> None:
-    assert describe_age(1e9, 1e9 + ago_s).endswith(f", {words} before this page was written")
-
-
 def test_metrics_of_any_name_are_scores_and_a_cpu_has_no_device_memory(tmp_path: Path) -> None:
     device, host = "memory/peak_allocated_bytes", "memory/peak_rss_bytes"
     memory = {device: 5 * 2**20, host: 6 * 2**20, "peak_rss_bytes": 7 * 2**20}
@@ -66,17 +53,6 @@ def test_metrics_of_any_name_are_scores_and_a_cpu_has_no_device_memory(tmp_path:
         titles[name] = set(RunView(read_run(folder)).speed)
     assert results.find_scores(read_run(folder)) == ["test_iou", "test_f1"]
     assert titles["NVIDIA"] - titles["cpu"] == {"device memory, peak"}
-
-
-def test_memory_of_a_cpu_has_one_name(tmp_path: Path) -> None:
-    names = ("memory/peak_allocated_bytes", "memory/peak_reserved_bytes", "memory/peak_rss_bytes")
-    folder = make_run(tmp_path / "run", summary=SUMMARY | dict.fromkeys(names, 2**20))
-    run = read_run(folder)
-    assert [name for name in names if name in run.values] == ["memory/peak_rss_bytes"]
-    assert run.repeats("memory/allocated_bytes")
-    own = {names[0]: 2**10, names[1]: 2**11, names[2]: 2**20}
-    (folder / "summary.json").write_text(json.dumps({**SUMMARY, **own}))
-    assert not read_run(folder).repeats("memory/allocated_bytes")
 
 
 def test_images_are_counted_by_split_and_class(tmp_path: Path) -> None:

@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.targets import read_options
-from lit_data.commands.result import find_monitor
 from lit_data.commands.sweeps.options import (
     SweepOptions,
     choose_direction,
-    choose_metric,
     complete_sweeper,
     explain_metric,
 )
@@ -39,26 +36,6 @@ def make_cfg(
     sweep = {"metric": metric, "mode": mode}
     hydra = {"sweeper": sweeper}
     return OmegaConf.create({"seed": 7, "sweep": sweep, "callbacks": callbacks, "hydra": hydra})
-
-
-@pytest.mark.parametrize(
-    ("metric", "monitor", "chosen"),
-    [
-        ("test/count", "val/loss", "test/count"),
-        (None, "val/loss", "val/loss"),
-        (None, "val/gone", "test/ap"),
-        (None, None, "test/ap"),
-        (None, "test/none", "test/none"),
-    ],
-)
-def test_jobs_are_compared_by_the_metric(
-    metric: str | None, monitor: str | None, chosen: str
-) -> None:
-    assert choose_metric(make_cfg(metric, monitor=monitor), METRICS) == chosen
-
-
-def test_a_job_may_have_no_metric() -> None:
-    assert choose_metric(make_cfg(), {"seconds": 3.0}) is None
 
 
 @pytest.mark.parametrize(
@@ -89,11 +66,6 @@ def test_options_are_checked(node: Any, message: str) -> None:
     cfg = OmegaConf.create({"sweep": node})
     with pytest.raises(ConfigError, match=message):
         read_options(SweepOptions, cfg.sweep, "sweep")
-
-
-def test_the_checkpoint_says_what_is_good() -> None:
-    assert find_monitor(compose("fit").callbacks) == ("val/average_precision", "max")
-    assert find_monitor({"last": {"filename": "last"}, "none": None}) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -62,31 +62,6 @@ def test_a_search_learns_from_the_metric_and_outlives_failed_jobs(
     assert ran[4:] == first
 
 
-def test_a_failure_rate_that_is_typed_ends_a_search(install: Install) -> None:
-    ran = []
-
-    def run(cfg: Any) -> dict[str, Any]:
-        ran.append(cfg.seed)
-        raise DataError("a.png is empty")
-
-    install(run)
-    words = ["seed=range(1,1000)", "sweep.metric=test/score", "sweep.mode=max"]
-    assert search(*words, "hydra.sweeper.n_jobs=1", "hydra.sweeper.max_failure_rate=0.5") == 3
-    assert len(ran) == 1
-    assert json.loads(Path("out/sweep.json").read_text())["jobs_failed"] == 1
-
-
-def test_a_search_without_a_result_ends_with_one_line(
-    install: Install, capfd: pytest.CaptureFixture[str]
-) -> None:
-    install(lambda cfg: {"test/score": 1.0})
-    words = ["seed=1,2", "hydra.sweeper.n_trials=1", "sweep.metric=test/gone"]
-    assert search(*words, "sweep.mode=max") == 1
-    out, err = capfd.readouterr()
-    assert "holds no 'test/gone', which sweep.metric names" in out
-    assert err.endswith("the search ended with ValueError: No trials are completed yet.\n")
-
-
 @pytest.mark.slow
 def test_starts_with_one_storage_learn_from_each_other(install: Install) -> None:
     install(lambda cfg: {"test/score": cfg.seed})

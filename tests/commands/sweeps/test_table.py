@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from lit_data.commands.reports.comparison import shorten_keys
 from lit_data.commands.result import Outcome
 from lit_data.commands.sweeps.records import JobRecord
 from lit_data.commands.sweeps.table import ReportedJob, draw_sweep, print_jobs, report_folds
@@ -27,12 +26,6 @@ def test_the_picture_has_a_row_for_each_job(count: int, tmp_path: Path) -> None:
     draw_sweep(tmp_path / "sweep.png", jobs, "test/score", title="fit stripe")
     height = cv2.imread(str(tmp_path / "sweep.png")).shape[0]
     assert height == pytest.approx(110 * (0.25 * min(count, 60) + 1.4), abs=1)
-
-
-def test_keys_of_the_table_are_as_short_as_can_be_told_apart() -> None:
-    keys = ["model.optimizer.lr", "seed", "model.net.width", "data.net.width", "val/dice"]
-    assert list(shorten_keys(keys).values()) == ["lr", *keys[1:]]
-    assert list(shorten_keys(["net.width", *keys]).values()) == ["net.width", "lr", *keys[1:]]
 
 
 @pytest.mark.parametrize(("code", "reason"), [(0, ""), (3, "files are bad")])

@@ -1,6 +1,5 @@
 """`AnomalyModule`, its encoder and its memory bank: tiles, calibration, checkpoints, what does not fit."""
 
-import copy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,9 +12,9 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from lit_data.errors import ConfigError, DataError, StoreError
+from lit_data.errors import ConfigError
 from lit_data.modules import AnomalyModule, MemoryBank, PlaceGaussians, TextureEncoder
-from lit_data.modules.anomaly.bank import choose_coreset, find_distances, find_whitening
+from lit_data.modules.anomaly.bank import choose_coreset
 from lit_data.modules.anomaly.normality import Candidates
 from tests.modules.runs import make_trainer
 
@@ -102,18 +101,6 @@ def test_scores_are_those_of_images_and_pixels(model: AnomalyModule, tmp_path: P
     assert [name for name, score in found.items() if score == score] == ["test/false_alarms"]
 
 
-def test_thresholds_go_with_the_threshold_that_validation_leaves(
-    model: AnomalyModule, tmp_path: Path
-) -> None:
-    validated, trainer = copy.deepcopy(model), make_trainer(tmp_path)
-    samples = _load(_draw(8, seed=2, defects=True))
-    (moved,) = trainer.validate(validated, samples, verbose=False)
-    assert float(validated.threshold) != float(model.threshold)
-    (settled,) = trainer.validate(validated, samples, verbose=False)
-    for name in ("val/image_f1_max_threshold", "val/f1_max_threshold"):
-        assert moved[name] == pytest.approx(settled[name], rel=0.02)
-
-
 def test_a_tile_is_scored_as_the_whole_image(model: AnomalyModule) -> None:
     generator = torch.Generator().manual_seed(0)
     image = torch.rand(1, 3, 413, 390, generator=generator)
@@ -135,15 +122,6 @@ def test_a_checkpoint_holds_all_and_nothing_but_data(tmp_path: Path) -> None:
     with torch.no_grad():
         assert_close(fresh.eval()(image), model.eval()(image))
     assert path.stat().st_size < 2**20
-
-
-def test_images_of_any_size_are_scored(tmp_path: Path) -> None:
-    grey = _fit(tmp_path, channels=1)
-    for sides in ((1, 1), (3, 50), (17, 9)):
-        with torch.no_grad():
-            found = grey(torch.rand(2, 1, *sides))
-        assert found.shape == (2, 1, *sides)
-        assert found.isfinite().all()
 
 
 def test_defects_do_not_train(tmp_path: Path) -> None:
@@ -197,38 +175,6 @@ def test_any_net_that_gives_maps_is_an_encoder(tmp_path: Path) -> None:
         model(torch.rand(1, 3, 32, 32))
 
 
-class _Loud(nn.Module):
-    """Two features that go together, one of larger numbers."""
-
-    stride_px = 8
-
-    def forward(self, images: Tensor) -> list[Tensor]:
-        return [torch.cat([images[:, :1, ::8, ::8], 10 * images[:, :1, ::8, 1::8]], 1)]
-
-
-def test_no_feature_outweighs_the_others(tmp_path: Path) -> None:
-    model = _fit(tmp_path, _Loud(), normality=MemoryBank(400, candidates=400))
-    assert_close(torch.cov(_bank(model).T), torch.eye(2), atol=0.1, rtol=0)
-    constant = find_whitening(torch.ones(9, 3))  # nothing differs
-    assert constant.isfinite().all()
-
-
-def test_training_leaves_the_encoder_as_it_is(tmp_path: Path) -> None:
-    class Normalised(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.BatchNorm2d(3)
-            self.conv = nn.Conv2d(3, 8, 8, 8)
-
-        def forward(self, images: Tensor) -> list[Tensor]:
-            return [self.conv(self.norm(images))]
-
-    net = Normalised()
-    before = copy.deepcopy(net.state_dict())
-    _fit(tmp_path, net)
-    assert_close(net.state_dict(), before, rtol=0, atol=0)
-
-
 class _Save(Callback):
     """Saves a checkpoint after the second batch."""
 
@@ -268,22 +214,6 @@ class _Maps(nn.Module):
         return [self.layers(images)]
 
 
-def test_a_file_of_weights_holds_all_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    good = TextureEncoder().state_dict()
-    torch.save({"state_dict": good}, "good.pt")
-    assert torch.equal(TextureEncoder("good.pt").fine.plain.weight, good["fine.plain.weight"])
-    torch.save({name: value for name, value in good.items() if name != "fine.mean"}, "less.pt")
-    with pytest.raises(StoreError, match=r"all weights of TextureEncoder: fine\.mean lack"):
-        TextureEncoder("less.pt")
-    with pytest.raises(StoreError, match="does not hold all weights"):
-        TextureEncoder("good.pt", width=20)
-    with pytest.raises(DataError, match=r"none\.pt: no such file"):
-        TextureEncoder("none.pt")
-
-
 def test_the_sample_is_bounded_and_that_of_one_batch() -> None:
     rows = torch.arange(1000.0)[:, None]
     whole, parts = Candidates(100, seed=3), Candidates(100, seed=3)
@@ -296,32 +226,6 @@ def test_the_sample_is_bounded_and_that_of_one_batch() -> None:
     assert 350 < float(whole.rows.mean()) < 650
 
 
-def test_a_sample_goes_on_where_it_was_saved() -> None:
-    rows = torch.arange(600.0)[:, None]
-    whole, first, second = (Candidates(50) for _ in range(3))
-    whole.add(rows)
-    first.add(rows[:200])
-    second.load_state_dict(first.state_dict())
-    second.add(rows[200:])
-    assert sorted(second.rows.flatten().tolist()) == sorted(whole.rows.flatten().tolist())
-
-
-def test_the_coreset_covers_what_a_sample_misses() -> None:
-    generator = torch.Generator().manual_seed(0)
-    dense = torch.randn(5000, 8, generator=generator)
-    rare = 20 + torch.randn(5, 8, generator=generator)
-    rows = torch.cat([dense, rare])
-    chosen = choose_coreset(rows, 50)
-    assert len(set(chosen.tolist())) == 50
-    assert (chosen >= 5000).any()
-    sampled = torch.randperm(5005, generator=generator)[:50]
-    assert (
-        find_distances(rows, rows[chosen]).max() < 0.9 * find_distances(dense, rows[sampled]).max()
-    )
-    assert choose_coreset(rows[:40], 50).tolist() == list(range(40))
-    assert len(set(choose_coreset(torch.ones(6, 3), 4).tolist())) == 4  # equal rows once each
-
-
 def test_the_coreset_is_that_of_one_farthest_row_after_the_other() -> None:
     rows = torch.randn(2000, 8, generator=torch.Generator().manual_seed(0)).double()
     chosen = choose_coreset(rows, 700)
@@ -329,24 +233,6 @@ def test_the_coreset_is_that_of_one_farthest_row_after_the_other() -> None:
     for number in chosen:
         assert nearest[number] == nearest.max()
         nearest = torch.minimum(nearest, torch.cdist(rows, rows[number : number + 1])[:, 0])
-
-
-@pytest.mark.parametrize("chunk_bytes", [4, 4 * 70 * 3, 2**26])
-def test_distances_are_those_of_all_pairs_in_any_chunks(chunk_bytes: int) -> None:
-    generator = torch.Generator().manual_seed(1)
-    rows, bank = torch.randn(20, 5, generator=generator), torch.randn(70, 5, generator=generator)
-    expected = torch.cdist(rows, bank).amin(1)
-    assert_close(
-        find_distances(rows, bank, chunk_bytes=chunk_bytes), expected, atol=1e-4, rtol=1e-4
-    )
-
-
-def test_what_is_no_number_has_no_distance() -> None:
-    rows = torch.tensor([[0.0, 1.0], [torch.nan, 0.0]])
-    found = find_distances(rows, torch.zeros(3, 2))
-    assert found[0] == 1
-    assert found[1].isnan()
-    assert find_distances(rows[:0], torch.zeros(3, 2)).shape == (0,)
 
 
 class _Seen(PlaceGaussians):

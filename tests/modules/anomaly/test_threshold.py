@@ -44,9 +44,3 @@ def test_enough_defective_images_lower_the_threshold_and_never_raise_it() -> Non
     assert (named["good_images"], named["defective_images"]) == (5, 5)
     assert _choose(good, overlapping, balanced=False)[0] == pytest.approx(highest)
     assert _choose(good, [0.9] * 5)[0] == pytest.approx(highest)
-
-
-def test_the_log_names_the_images_that_chose(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "lit_data")
-    _choose([0.1] * 6, [0.2] * 7)
-    assert "quantile 1 of 6 good validation images, balanced with 7 defective ones" in caplog.text

@@ -100,28 +100,6 @@ def test_images_may_all_be_empty(tmp_path: Path) -> None:
     assert torch.isfinite(trainer.callback_metrics["train/loss"])
 
 
-def test_a_piece_of_a_batch_keeps_its_boxes(tmp_path: Path) -> None:
-    model, whole = _module().eval(), _batch(3)
-    model.trainer = make_trainer(tmp_path)
-    model.log = lambda *_, **__: None  # type: ignore[assignment,method-assign]
-    alone = {"image": whole["image"][1:], "boxes": whole["boxes"][2:] - torch.eye(6)[0]}
-    piece = alone | {"boxes": whole["boxes"][2:], "boxes_count": torch.tensor([2, 2])}
-    losses = [float(model.training_step(part, 0).detach()) for part in (alone, piece)]
-    assert losses[0] == losses[1]
-
-
-def test_predictions_lie_in_the_image_and_above_the_threshold(tmp_path: Path) -> None:
-    model = _module(score_threshold=0.008, iou_threshold=0.9)
-    found = make_trainer(tmp_path).predict(model, load_batches(_batch(2)))
-    assert [set(image) for image in found[0]] == [{"boxes", "scores", "classes"}] * 2
-    for image in found[0]:
-        assert 0 < len(image["boxes"]) == len(image["scores"]) == len(image["classes"]) <= 100
-        assert image["boxes"].min() >= 0
-        assert (image["boxes"].amax(0) <= torch.tensor([WIDTH_PX, HEIGHT_PX] * 2)).all()
-        assert image["scores"].min() > 0.008
-        assert torch.equal(image["scores"], image["scores"].sort(descending=True).values)
-
-
 def test_objects_of_one_image_are_sorted_and_limited_in_number() -> None:
     boxes = torch.tensor([[0.0, 0.0, 8.0, 8.0], [0.0, 0.0, 8.0, 7.0], [20.0, 20.0, 28.0, 28.0]])
     logits = torch.tensor([[2.0, -1.5], [3.0, -9.0], [-9.0, 0.5]])

@@ -112,26 +112,6 @@ def test_hits_against_false_alarms_are_counted_from_the_highest_score_down() -> 
 SQUARE, FAR = [0.0, 0.0, 10.0, 10.0], [50.0, 50.0, 60.0, 60.0]
 
 
-def test_the_threshold_lies_below_the_score_of_the_largest_f1() -> None:
-    found = _objects([SQUARE, FAR, [80, 80, 90, 90]], [0, 0, 0], [0.9, 0.5, 0.2])
-    metric = BoxScores()
-    metric.update([found], [_objects([SQUARE, FAR], [0, 0])])
-    values = metric.compute()
-    assert float(values["object_f1_max"]) == 1
-    middle = (torch.logit(torch.tensor([0.5, 0.2])).mean()).sigmoid()
-    assert float(values["object_f1_max_threshold"]) == pytest.approx(float(middle))
-
-
-def test_what_an_ignored_region_of_the_class_covers_is_no_false_alarm() -> None:
-    found = _objects([FAR, SQUARE, FAR], [0, 0, 1], [0.9, 0.8, 0.7])
-    region = _objects([[40.0, 40.0, 70.0, 70.0]], [0])
-    metric = BoxScores()
-    metric.update([found], [_objects([SQUARE], [0])], [region])
-    assert float(metric.compute()["map"]) == 1
-    is_missed, is_false = match_objects(found, _objects([SQUARE], [0]), region)
-    assert (is_missed.tolist(), is_false.tolist()) == ([False], [False, False, True])
-
-
 def test_a_rank_without_an_image_takes_part() -> None:
     metric = BoxScores()
     metric.update([], [])

@@ -149,27 +149,6 @@ def test_each_half_leaves_the_other_net_alone() -> None:
     assert all(parameter.requires_grad for parameter in module.discriminator.parameters())
 
 
-def test_the_penalty_is_that_of_the_paper() -> None:
-    keep, module, (batch,) = KeepGradients(), _module(r1_weight=3.0, r1_every=4), _batches(1)
-    plain = KeepGradients()
-    _fit(_module(r1_weight=0.0), [batch], plain, precision="64-true")
-    trainer = _fit(module, [batch], keep, precision="64-true")
-    net, images = _module().discriminator.double(), (2 * batch["image"].double() - 1)
-    images.requires_grad_()
-    (part,) = module.draws.cut({**batch, "image": images.detach()}, None, epoch=0, use=0)  # type: ignore[arg-type]
-    (inner,) = torch.autograd.grad(net(images, part.conditions).sum(), images, create_graph=True)
-    penalty = inner.square().sum((1, 2, 3)).mean()
-    logged = trainer.callback_metrics["train/r1"]
-    assert_close(logged, penalty.detach(), check_dtype=False)
-    (0.5 * 3.0 * 4 * penalty).backward()
-    for name, parameter in net.named_parameters():
-        with_penalty, without = (found.found[0][f"discriminator.{name}"] for found in (keep, plain))
-        assert with_penalty is not None
-        assert without is not None
-        wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        assert_close(with_penalty - without, wanted, rtol=1e-5, atol=1e-9)
-
-
 def _sgd(lr: float) -> dict[str, Any]:
     make = partial(torch.optim.SGD, lr=lr)
     return {"generator_optimizer": make, "discriminator_optimizer": make}
@@ -240,52 +219,6 @@ def test_blocks_can_be_computed_twice(make: Any, blocks: list[str]) -> None:
     assert peaks[4] < 0.9 * peaks[1]
 
 
-def test_memory_does_not_grow_with_the_batch_but_with_its_parts() -> None:
-    peaks = {}
-
-    def measure(size: int | None, call: Any, *args: Any) -> None:
-        peaks[size] = measure_peak_bytes(lambda: call(*args))
-
-    for size in (None, 8):
-        module = _module(micro_batch_size=size)
-        wrap(module, "training_step", partial(measure, size))
-        _fit(module, _batches(1, size=64))
-    assert peaks[8] < 0.3 * peaks[None]
-
-
-class Normed(nn.Module):
-    """A user's own generator, with buffers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.norm = nn.Linear(6, 3 * SIDE * SIDE), nn.BatchNorm1d(3 * SIDE * SIDE)
-
-    def forward(self, latents: Tensor, conditions: Any) -> Tensor:
-        return self.norm(self.layer(latents)).view(-1, 3, SIDE, SIDE)
-
-
-def test_the_running_mean_follows_weights_and_buffers() -> None:
-    module = _module(generator=Normed(), ema_decay=0.6)
-    kept = [weight.detach().clone() for weight in module.generator.parameters()]
-    seen = []
-    end = L.pytorch.callbacks.LambdaCallback(
-        on_train_batch_end=lambda *_: seen.append(
-            [weight.detach().clone() for weight in module.generator.parameters()]
-        )
-    )
-    _fit(module, _batches(12), end)
-    for step, weights in enumerate(seen):
-        decay = min(0.6, (1 + step) / (10 + step))
-        kept = [decay * one + (1 - decay) * two for one, two in zip(kept, weights, strict=True)]
-    for weight, wanted in zip(module.ema_generator.parameters(), kept, strict=True):
-        assert_close(weight.detach(), wanted)
-        assert not weight.requires_grad
-    for buffer, wanted in zip(
-        module.ema_generator.buffers(), module.generator.buffers(), strict=True
-    ):
-        assert torch.equal(buffer, wanted)
-
-
 @pytest.mark.parametrize("limit", [{"max_epochs": 2}, {"max_epochs": -1, "max_steps": 16}])
 def test_both_learning_rates_follow_the_schedule(limit: dict[str, int]) -> None:
     rates = []
@@ -343,12 +276,6 @@ def test_a_batch_without_what_is_needed(missing: str) -> None:
         _fit(_module(), [batch])
 
 
-def test_labels_and_poses_may_be_missing() -> None:
-    module = GANModule(image_px=SIDE, latent_size=6)
-    _fit(module, [{key: batch[key] for key in ("image", "index")} for batch in _batches(1)])
-    assert module.sample_images(3).shape == (3, 3, SIDE, SIDE)
-
-
 class Data(L.LightningDataModule):
     """Says what its images are, as ours do."""
 
@@ -372,33 +299,3 @@ class Data(L.LightningDataModule):
 def test_data_that_do_not_fit_the_nets(facts: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         L.Trainer(**QUIET, max_epochs=1).fit(_module(), datamodule=Data(**facts))
-
-
-@pytest.mark.slow
-def test_it_learns_two_colours() -> None:
-    """Red squares in the upper half, blue ones in the lower half."""
-    labels = torch.arange(64) % 2
-    images = torch.full((64, 3, SIDE, SIDE), 0.9)
-    red, blue = (
-        torch.tensor(colour)[:, None, None] for colour in ([0.8, 0.1, 0.1], [0.1, 0.1, 0.8])
-    )
-    images[0::2, :, :4, 2:6], images[1::2, :, 4:, 2:6] = red, blue
-    whole = {"image": images, "index": torch.arange(64), "label": labels}
-    batches = [{key: value[n::4] for key, value in whole.items()} for n in range(4)]
-    torch.manual_seed(0)
-    sizes = {"image_px": SIDE, "num_labels": 2, "width": 8}
-    adam = partial(torch.optim.Adam, lr=2e-3, betas=(0.0, 0.99))
-    module = GANModule(
-        ConvGenerator(**sizes, latent_size=6),  # type: ignore[arg-type]
-        ConvDiscriminator(**sizes),  # type: ignore[arg-type]
-        **{"image_px": SIDE, "num_labels": 2, "latent_size": 6},  # type: ignore[arg-type]
-        generator_optimizer=adam,
-        discriminator_optimizer=adam,
-        ema_decay=0.95,
-    )
-    before = (module.sample_images(2, labels=[0, 1]) - images[:2]).abs().mean()
-    _fit(module, batches, max_epochs=55)
-    samples = module.sample_images(2, labels=[0, 1])
-    after, swapped = ((samples - truth).abs().mean() for truth in (images[:2], images[:2].flip(0)))
-    assert after < before / 2.5
-    assert after < swapped / 2

@@ -109,26 +109,6 @@ def test_a_step_that_ran_out_of_memory_is_that_of_micro_batches(half: str) -> No
     assert adaptive.summary() == {"batch/ooms": 1, "batch/size": FITTING}
 
 
-def test_parts_keep_a_step_whole() -> None:
-    failing, plain = (_module(micro_batch_size=size) for size in (FITTING, None))
-    refused = [_fail(failing, half) for half in HALVES]
-    for module in (failing, plain):
-        Trainer(**QUIET, max_epochs=1, precision="64-true").fit(module, _loader(8, 8))
-    assert refused == [[]] * len(HALVES)
-    for value, other in zip(
-        failing.state_dict().values(), plain.state_dict().values(), strict=True
-    ):
-        torch.testing.assert_close(value, other, rtol=0, atol=1e-9)
-
-
-def test_the_penalty_is_never_cut_larger_than_the_rest() -> None:
-    sizes = []
-    module = _module(r1_every=1, r1_micro_batch_size=3, micro_batch_size=2)
-    module.discriminator.register_forward_pre_hook(lambda net, args: sizes.append(len(args[0])))
-    Trainer(**QUIET, max_epochs=1).fit(module, _loader(8))
-    assert set(sizes) == {2}
-
-
 class Record(Callback):
     """Weights and logged values after each batch; a checkpoint after some."""
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from lit_data.errors import ConfigError
-from lit_data.inference.batch_size_table import measure_peak_bytes
 from lit_data.modules import (
     Conditions,
     ConvDiscriminator,
@@ -18,8 +17,8 @@ from lit_data.modules import (
     RayGenerator,
     RayPatches,
 )
-from lit_data.modules.gan.conditions import Use, draw_latents, make_grid, read_at
-from lit_data.modules.gan.rays import find_rays, sum_up
+from lit_data.modules.gan.conditions import Use, draw_latents, make_grid
+from lit_data.modules.gan.rays import find_rays
 from lit_data.samples.gan import cast_rays
 
 CPU = torch.device("cpu")
@@ -120,18 +119,6 @@ def test_the_camera_is_that_of_the_drawn_objects() -> None:
     )
 
 
-def test_light_is_summed_up_front_to_back() -> None:
-    generator = torch.Generator().manual_seed(0)
-    thickness, colours, ground = (
-        torch.rand(shape, generator=generator) for shape in ((1, 1, 5), (1, 1, 5, 3), (1, 1, 3))
-    )
-    passing, wanted = 1.0, torch.zeros(3)
-    for depth, colour in zip(thickness[0, 0].tolist(), colours[0, 0], strict=True):
-        wanted = wanted + passing * (1 - math.exp(-depth)) * colour
-        passing *= math.exp(-depth)
-    assert_close(sum_up(thickness, colours, ground)[0, 0], wanted + passing * ground[0, 0])
-
-
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 def test_whole_images_are_made_of_the_same_rays(chunk: int) -> None:
     whole = _ray_generator(image_px=(8, 12))
@@ -143,23 +130,6 @@ def test_whole_images_are_made_of_the_same_rays(chunk: int) -> None:
     some = conditions._replace(grids=make_grid(8, 12, CPU)[2:5, 3:10].expand(2, -1, -1, -1))
     assert_close(whole(latents, conditions), images, rtol=0, atol=1e-5)
     assert_close(whole(latents, some), images[:, :, 2:5, 3:10], rtol=0, atol=1e-5)
-
-
-def test_memory_depends_on_the_rays() -> None:
-    conditions = _conditions(4)
-    grids, offsets = RayPatches(8).draw(torch.arange(4), seed=0, epoch=0, use=Use.GENERATOR)
-
-    def train(net: nn.Module, wanted: Conditions) -> int:
-        return measure_peak_bytes(lambda: net(torch.randn(4, 6), wanted).sum().backward())
-
-    small, large = (_ray_generator(image_px=side, points=8) for side in (16, 48))
-    patch = conditions._replace(grids=grids, offsets=offsets)
-    patch_bytes, whole_bytes = train(large, patch), train(large, conditions)
-    assert train(small, patch) == patch_bytes
-    assert whole_bytes > 10 * patch_bytes
-    large.ray_chunk = 256
-    with torch.no_grad():
-        assert measure_peak_bytes(lambda: large(torch.randn(4, 6), conditions)) < patch_bytes
 
 
 def test_latents_are_normal_and_a_sample_has_its_own() -> None:
@@ -174,24 +144,6 @@ def test_latents_are_normal_and_a_sample_has_its_own() -> None:
     for seed, epoch, use in [*others, (3, 1, Use.GENERATOR), (4, 2, Use.GENERATOR)]:
         other = draw_latents(index, 7, seed=seed, epoch=epoch, use=use)
         assert abs(float((whole * other).mean())) < 0.03
-
-
-def test_patches_lie_in_their_images() -> None:
-    index = torch.arange(500)
-    grids, offsets = RayPatches(4, 0.25).draw(index, seed=0, epoch=1, use=Use.DISCRIMINATOR)
-    assert (grids.shape, offsets.shape) == ((500, 4, 4, 2), (500, 4, 4))
-    sides = (grids[:, 0, -1, 0] - grids[:, 0, 0, 0]) / 2 * 4 / 3
-    assert 0.25 <= float(sides.min()) < 0.3 < 0.95 < float(sides.max()) <= 1
-    assert 0.9 < float(grids.abs().max()) <= 1
-    assert 0 <= float(offsets.min()) < float(offsets.max()) < 1
-    again, _ = RayPatches(4, 0.25).draw(index[7:9], seed=0, epoch=1, use=Use.DISCRIMINATOR)
-    assert torch.equal(again, grids[7:9])
-
-
-def test_reading_at_all_places_gives_the_image() -> None:
-    images = torch.rand(2, 3, 5, 9)
-    assert_close(read_at(images, make_grid(5, 9, CPU).expand(2, -1, -1, -1)), images)
-    assert read_at(images, None) is images
 
 
 @pytest.mark.parametrize(("size", "scale"), [(0, 0.5), (4, 0.0), (4, 1.5)])
@@ -224,15 +176,6 @@ def test_pictures_do_not_depend_on_their_batches() -> None:
     assert 0 <= float(images.min()) < float(images.max()) <= 1
     assert_close(module.sample_images(5, seed=2), images[:5], rtol=0, atol=1e-5)
     assert not torch.allclose(module.sample_images(7, seed=3), images, atol=1e-3)
-
-
-def test_views_of_one_object_have_its_latent_and_label() -> None:
-    module, poses = _module(), torch.rand(3, 2)
-    views = module.sweep_views(2, poses, 4, labels=[2, 0], batch_size=4)
-    assert views.shape == (2, 3, 3, 8, 8)
-    for number, pose in enumerate(poses):
-        alone = module.sample_images(2, seed=4, labels=[2, 0], poses=pose.expand(2, -1))
-        assert_close(views[:, number], alone, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

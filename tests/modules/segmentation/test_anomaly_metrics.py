@@ -11,7 +11,6 @@ from torchmetrics.functional.classification import (
     binary_f1_score,
 )
 
-from lit_data.modules.scored import PixelScores
 from lit_data.modules.segmentation import anomaly_metrics
 from lit_data.modules.segmentation.anomaly_metrics import (
     ANOMALY_METRICS,
@@ -95,30 +94,6 @@ def test_the_best_f1_is_nearly_reached_at_its_threshold() -> None:
     assert 0.95 * found["f1_max"] <= reached <= found["f1_max"] + 2e-3
 
 
-def test_the_threshold_is_the_middle_of_a_gap_and_leaves_a_single_peak() -> None:
-    defects, background = torch.full((500,), 0.9), torch.full((1000,), 0.1)
-    masks = torch.cat((torch.ones(500), torch.zeros(1000))).view(1, 1, 30, 50)
-    found = _score(torch.cat((defects, background)).view(1, 1, 30, 50), masks, None)
-    assert found["f1_max_threshold"] == pytest.approx(0.5, abs=0.01)
-    # All defects and nothing else lie above a few thresholds between 0.501 and 0.502 alone.
-    background[:100], defects[:60] = 0.5005, 0.502
-    found = _score(torch.cat((defects, background)).view(1, 1, 30, 50), masks, None)
-    assert found["f1_max"] == 1
-    # A quarter of a logit above the peak.
-    assert found["f1_max_threshold"] == pytest.approx(0.565, abs=0.01)
-
-
-def test_an_image_scores_as_its_highest_pixel() -> None:
-    scores, masks = _make()
-    highest = scores.flatten(1).amax(1).view(5, 2).amax(1)
-    defective = torch.tensor([1, 1, 0, 1, 0])
-    found = _score(scores, masks)
-    assert found["image_auroc"] == pytest.approx(float(binary_auroc(highest, defective)))
-    assert found["image_average_precision"] == pytest.approx(
-        float(binary_average_precision(highest, defective))
-    )
-
-
 @pytest.mark.parametrize("least", [None, 0.0, 1.0])
 def test_images_are_counted_by_truth_and_threshold(least: float | None) -> None:
     scores, masks = _make()
@@ -180,33 +155,9 @@ def test_perfect_scores_are_one_and_without_defects_they_are_undefined() -> None
     assert all(math.isnan(value) for value in without.values())
 
 
-def test_a_rank_needs_both_kinds_of_pixels() -> None:
-    scores, masks = _make()
-    everywhere = _score(scores, torch.ones_like(masks), IMAGES)
-    assert math.isnan(everywhere["pixel_auroc"])
-    assert math.isnan(everywhere["aupro_30"])
-    assert everywhere["average_precision"] == pytest.approx(1)
-
-
-def test_it_says_of_pixels_what_the_plain_scores_say() -> None:
-    scores, masks = _make()
-    plain = PixelScores()
-    plain.update(scores, masks)
-    found = _score(scores, masks)
-    assert {name: float(value) for name, value in plain.compute().items()} == {
-        name: found[name] for name in ("average_precision", "dice")
-    }
-
-
 # scores of whole images
 
 SIZES_PX = torch.tensor([[4, 10], [6, 4]])
-
-
-def test_the_count_of_pixels_goes_by_the_size_of_the_image() -> None:
-    counts = [count_top_px(pixels, 0.0005) for pixels in (1, 999, 5000, 10**8)]
-    assert counts == [1, 1, 3, 1024]
-    assert [count_top_px(100, 1.0), count_top_px(10**8, 0), count_top_px(0, 0.5)] == [100, 1, 1]
 
 
 def _maps() -> list[Tensor]:
@@ -260,14 +211,6 @@ def test_each_pixel_of_an_image_counts_once(
     assert in_slabs == pytest.approx(expected, abs=1e-6)
 
 
-def test_without_sizes_all_pixels_of_all_patches_count() -> None:
-    patches = torch.tensor([[0.1, 0.5, 0.9, 0.3], [0.2, 0.8, 0.4, 0.7]]).view(2, 1, 2, 2)
-    metric = AnomalyMetrics(score_fraction=0.375)  # 3 of 8
-    for patch in patches:
-        metric.update(patch[None], torch.zeros(1, 1, 2, 2), torch.tensor([5]))
-    assert metric.score_images()[1].tolist() == pytest.approx([0.8])
-
-
 def test_pixels_that_are_ignored_do_not_count() -> None:
     maps, metric = _maps(), AnomalyMetrics(score_fraction=0.1)
     metric.sizes_px = SIZES_PX
@@ -276,13 +219,6 @@ def test_pixels_that_are_ignored_do_not_count() -> None:
     _update(metric, maps, masks)
     second_and_third = maps[1].flatten().sort(descending=True).values[1:3]
     assert float(metric.score_images()[1][1]) == pytest.approx(float(second_and_third.mean()))
-
-
-def test_an_image_of_ignored_pixels_alone_scores_0() -> None:
-    metric, masks = AnomalyMetrics(), torch.zeros(2, 1, 3, 3)
-    masks[0] = 255
-    metric.update(torch.ones(2, 1, 3, 3), masks, torch.arange(2))
-    assert metric.score_images()[1].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -321,15 +257,3 @@ def test_a_defect_that_no_mask_marks_counts_as_an_image_and_not_by_its_pixels() 
     assert values["image_auroc"] == _score(scores, whole)["image_auroc"]
     assert metric.confusion is not None
     assert sum(map(sum, metric.confusion.counts)) == 5
-
-
-def test_without_any_mask_images_are_scored_and_pixels_are_not() -> None:
-    scores, _ = _make()
-    unmarked = IMAGES < 2
-    masks = torch.zeros_like(scores).masked_fill(unmarked[:, None, None, None], 255)
-    metric = AnomalyMetrics()
-    metric.update(scores, masks, IMAGES, None, unmarked)
-    values = metric.compute()
-    assert 0 <= values["image_auroc"] <= 1
-    assert values["pixel_auroc"].isnan()
-    assert values["dice"].isnan()

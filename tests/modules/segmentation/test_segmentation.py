@@ -10,8 +10,7 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Tim
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from lit_data.commands.checkpoints import load_weights
-from lit_data.errors import ConfigError, StoreError
+from lit_data.errors import ConfigError
 from lit_data.modules import CompareNet, SegmentationModule, VolumeSegmentationModule
 from lit_data.modules.schedule import learning_rate_factor
 from lit_data.modules.segmentation.module import plain_difference
@@ -68,12 +67,6 @@ def test_weights_of_any_dtype_train_and_are_scored(
 UNDEFINED = ("val/average_precision", "val/dice", "val/defect_recall", "val/dice_baseline")
 
 
-def test_a_module_has_no_net_unless_one_is_given() -> None:
-    for kind, options in ((SegmentationModule, {}), (VolumeSegmentationModule, {"classes": ["a"]})):
-        with pytest.raises(TypeError, match="'net'"):
-            kind(**options)  # type: ignore[call-arg]
-
-
 def test_masks_may_all_be_empty(tmp_path: Path) -> None:
     loader = DataLoader(_samples(4, empty=True), batch_size=2)  # type: ignore[arg-type]
     trainer = make_trainer(tmp_path)
@@ -97,15 +90,6 @@ def test_scores_that_do_not_apply_are_left_out(tmp_path: Path) -> None:
         SegmentationModule(CompareNet(), image_score_fraction=1.5)
     images = torch.tensor([0.9, 0.2, 0.4]).view(1, 3, 1, 1)
     assert float(plain_difference(images)) == pytest.approx(0.6)  # the baseline
-
-
-def test_predictions_carry_their_place(tmp_path: Path) -> None:
-    loader = DataLoader(_samples(4), batch_size=4)  # type: ignore[arg-type]
-    predicted = make_trainer(tmp_path).predict(SegmentationModule(CompareNet()), loader)
-    assert set(predicted[0]) == {"probability", "index", "image_index", "position"}
-    assert predicted[0]["probability"].shape == (4, 1, 32, 32)
-    assert predicted[0]["probability"].min() >= 0
-    assert predicted[0]["probability"].max() <= 1
 
 
 def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
@@ -196,15 +180,6 @@ def test_a_quantile_that_chooses_nothing_is_refused() -> None:
         SegmentationModule(CompareNet(), margin=-1)
 
 
-def test_images_of_one_kind_give_no_threshold(tmp_path: Path) -> None:
-    samples = [sample | {"image_index": torch.tensor(0)} for sample in _samples(4)]
-    loader = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
-    model = SegmentationModule(CompareNet(), anomaly_metrics=True)
-    make_trainer(tmp_path).fit(model, loader, loader)
-    assert (float(model.image_threshold), float(model.image_threshold_fraction)) == (-1, -1)
-    assert 0 < float(model.predict_threshold) != 0.5
-
-
 class _Painter(torch.nn.Module):
     """Logits for three classes from the brightness of the first channel."""
 
@@ -264,19 +239,6 @@ def test_a_net_or_datamodule_with_other_classes_is_refused(tmp_path: Path) -> No
             make_trainer(tmp_path).test(model, data, verbose=False)
 
 
-def test_a_loss_of_another_library_gets_what_it_takes(tmp_path: Path) -> None:
-    loader = DataLoader(_class_samples(), batch_size=1)  # type: ignore[arg-type]
-    loss = torch.nn.CrossEntropyLoss(ignore_index=255)
-    model = SegmentationModule(
-        _Painter(), classes=["dent", "spot"], loss=loss, schedule="none", baseline=False
-    )
-    trainer = make_trainer(tmp_path)
-    trainer.fit(model, loader, loader)
-    sample = _class_samples()[0]
-    expected = loss(_Painter()(sample["image"][None]), sample["mask"].long()).detach()
-    assert float(trainer.callback_metrics["train/loss"]) == pytest.approx(float(expected))
-
-
 def test_balanced_weights_come_from_the_counts_of_the_datamodule(tmp_path: Path) -> None:
     loader = DataLoader(_class_samples(), batch_size=1)  # type: ignore[arg-type]
 
@@ -310,20 +272,6 @@ def test_class_weights_are_one_for_the_background_and_each_class() -> None:
         SegmentationModule(_Painter(), class_weights=[1.0, 2.0, 3.0])
     with pytest.raises(ConfigError, match="at least 0 for each of background, bone"):
         VolumeSegmentationModule(_Painter(), classes=["bone"], class_weights=[1.0, -1.0])
-
-
-def test_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:
-    (tmp_path / "text.ckpt").write_text("not a checkpoint")
-    torch.save({"weights": 1}, tmp_path / "other.ckpt")
-    wide = SegmentationModule(CompareNet(width=8))
-    torch.save({"state_dict": wide.state_dict()}, tmp_path / "wide.ckpt")
-    for name, reason in (
-        ("text", "is no checkpoint that can be read: it is damaged, or holds more than data"),
-        ("other", "does not hold weights of Seg"),
-        ("wide", "does not hold weights of Seg"),
-    ):
-        with pytest.raises(StoreError, match=f"{name}.ckpt {reason}"):
-            load_weights(SegmentationModule(CompareNet()), tmp_path / f"{name}.ckpt")
 
 
 @pytest.mark.parametrize(

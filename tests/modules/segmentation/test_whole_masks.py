@@ -1,18 +1,14 @@
 """Scores of whole images from the patches that evaluation sees, held against those of anomalib."""
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from lit_data.grid import PatchGrid
-from lit_data.modules.segmentation import anomaly_metrics, whole_masks
+from lit_data.modules.segmentation import anomaly_metrics
 from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
-from lit_data.modules.segmentation.whole_masks import WholeMasks, find_aupimo, find_regions
-from lit_data.types import Array
+from lit_data.modules.segmentation.whole_masks import WholeMasks
 
 COUNT = 7
 SHAPE = (400, 500)
@@ -103,58 +99,3 @@ def test_defects_that_masks_of_images_lack_are_regions_of_their_patch() -> None:
     metric.update(patch, patch, torch.tensor([0]), torch.tensor([[0, 0]]))
     assert before == pytest.approx(5)
     assert float(metric.region_count) == pytest.approx(7)
-
-
-def test_regions_are_those_of_the_whole_mask_in_bands() -> None:
-    mask = np.zeros((50, 40), np.uint8)
-    mask[0, 3], mask[1, 4], mask[10:12, 5:9], mask[49, :] = 1, 2, 255, 3
-    mask[11, 8] = 1
-    regions = find_regions(mask)
-    assert regions.pixel.tolist() == [3, 44, 448, *range(1960, 2000)]
-    assert regions.weight.tolist() == [0.5, 0.5, 1, *[1 / 40] * 40]
-    assert regions.counted_px == 2000 - 7
-    assert regions.cut(10, 5, (3, 5)).tolist() == [[0] * 5, [0, 0, 0, 1, 0], [0] * 5]
-    assert not len(find_regions(np.zeros((3, 4), np.uint8)).pixel)
-
-
-@pytest.mark.parametrize(("length", "patch", "stride"), [(100, 32, 20), (100, 32, 32), (33, 32, 9)])
-def test_neighbours_share_out_what_both_show(length: int, patch: int, stride: int) -> None:
-    grid = PatchGrid([length], [patch], patch, stride)
-    image, y, x = grid.locate(np.arange(len(grid)))
-    rows, columns = grid.find_owned(image, y, x)
-    counts = np.zeros(length, int)
-    for start, owned in zip(y, rows, strict=True):
-        counts[start : start + patch] += owned
-    assert counts.tolist() == [1] * length
-    assert columns.all()
-
-
-def test_rates_below_the_lowest_one_have_the_overlap_above_all_good_pixels() -> None:
-    bins = np.zeros(8192)
-    bins[:4] = 0.25
-    keys, counts = np.array([8192 + 2, 8192 + 9, 2 * 8192 + 9]), np.array([5, 15, 7])
-    assert np.isnan(find_aupimo(bins, keys, counts))  # no rate is as low
-    assert np.isnan(find_aupimo(np.zeros(8192), keys, counts))
-    assert np.isnan(find_aupimo(bins, keys[:0], counts[:0]))
-    bins[:4] = 1 - 5e-5, 0, 0, 5e-5
-    until_lowest = np.log(5e-5 / 1e-5) / np.log(10)
-    # Of image 1 three quarters lie above all good pixels, and the rest above all but 5e-5 of them.
-    expected = (0.75 * until_lowest + (1 - until_lowest) + 1) / 2
-    assert find_aupimo(bins, keys, counts) == pytest.approx(expected)
-    bins[:4] = 1 - 5e-6, 0, 0, 5e-6
-    assert find_aupimo(bins, keys[2:], counts[2:]) == pytest.approx(1)
-
-
-def test_a_copy_of_a_metric_sees_the_same_masks_and_a_file_none() -> None:
-    metric = AnomalyMetrics()
-    metric.whole_masks = WholeMasks(
-        PatchGrid([9], [9], 9, 9), torch.tensor([[9, 9]]), _read_nothing
-    )
-    assert copy.deepcopy(metric).whole_masks is metric.whole_masks
-    loaded = pickle.loads(pickle.dumps(metric))
-    assert loaded.whole_masks is None
-    assert whole_masks.WholeMasks.of(None) is None
-
-
-def _read_nothing(image: int) -> Array | None:
-    return None

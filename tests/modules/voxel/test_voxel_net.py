@@ -5,13 +5,11 @@ from torch.testing import assert_close
 
 from lit_data.errors import ConfigError
 from lit_data.modules import PointVoxelNet, QueryCounts, VectorQuantiser
-from lit_data.modules.voxel.blocks import read_between
 from lit_data.modules.voxel.net import CellVoxels, Decoding, Field, compare, reconstruct
 from lit_data.modules.voxel.points import (
     Points,
     Queries,
     draw_queries,
-    find_cells,
     read_points,
 )
 from lit_data.types import Batch
@@ -58,14 +56,6 @@ def test_shapes(levels: int, quantised: bool) -> None:
     assert logits.shape == values.shape == (120,)
 
 
-def test_the_order_of_the_points_does_not_matter() -> None:
-    net, batch = _net().eval(), _batch()
-    order = torch.cat([40 * row + torch.randperm(40) for row in range(3)])
-    mixed = batch | {"coords": batch["coords"][order], "feats": batch["feats"][order]}
-    answers = (_ask_all(net, read_points(part)) for part in (batch, mixed))
-    assert all(torch.equal(one, two) for one, two in zip(*answers, strict=True))
-
-
 def test_no_volume_sees_another() -> None:
     net, batch = _net(quantiser=VectorQuantiser(16, 4)).eval(), _batch()
     other = _batch(seed=1)
@@ -87,19 +77,6 @@ def test_points_may_come_in_chunks(chunk: int) -> None:
         gradients.append([weight.grad for weight in net.parameters()])
         assert all(gradient is not None for gradient in gradients[-1])
     assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)
-
-
-def test_reading_between_cells_is_linear() -> None:
-    grid, shape = 4, torch.tensor([16, 8, 4])
-    sides = [(torch.arange(grid) + 0.5) * side / grid for side in shape.tolist()]
-    centres = torch.cartesian_prod(*sides)
-    # Of two volumes; features are places in mm.
-    features = torch.cat((torch.zeros(grid**3, 3), centres))
-    places = torch.tensor([[2, 1, 1], [9, 5, 2], [13, 6, 3], [0, 0, 0], [15, 7, 3]])
-    rows = torch.ones(5, dtype=torch.int64)
-    found = read_between(features, rows, places, shape.expand(5, 3), grid)
-    low, high = centres.amin(0), centres.amax(0)
-    assert_close(found, (places + 0.5).maximum(low).minimum(high))
 
 
 def _field(cells: Tensor) -> Field:
@@ -157,17 +134,6 @@ def test_reconstructions_are_what_is_asked_one_by_one(chunk: int) -> None:
     assert_close(errors, torch.stack(sums))
 
 
-@torch.no_grad()
-def test_large_volumes_are_scored_by_some_of_their_voxels() -> None:
-    net, points = _net().eval(), read_points(_batch())
-    field = net(points)
-    exact = compare(net, field, points, Decoding(0.3, 0.0))
-    some = compare(net, field, points, Decoding(0.3, 0.0, score_voxels=900))
-    assert torch.equal(exact[0], some[0])
-    assert float(some[2].sum()) == pytest.approx(float(exact[2].sum()), rel=0.1)
-    assert not torch.equal(some[2], exact[2])
-
-
 def test_nothing_in_nothing_out() -> None:
     net = _net().eval()
     empty = {"coords": torch.zeros(0, 4).int(), "feats": torch.zeros(0, 1), "shape": SHAPES}
@@ -202,48 +168,6 @@ def test_impossible_decodings(options: dict[str, float]) -> None:
 
 
 # points and queries
-
-
-def _few_points() -> Batch:
-    coords = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 2], [2, 0, 0, 0], [2, 5, 0, 1]]).int()
-    feats = torch.tensor([[0.3], [0.2], [0.0], [0.5]])
-    shape = torch.tensor([[4, 4, 4], [3, 3, 3], [6, 2, 2]])
-    return {"coords": coords, "feats": feats, "shape": shape}
-
-
-def test_points_come_in_one_order_with_their_features() -> None:
-    points = read_points(_few_points())
-    assert points.rows.tolist() == [0, 0, 2, 2]
-    assert points.places.tolist() == [[1, 2, 2], [1, 2, 3], [0, 0, 0], [5, 0, 1]]
-    assert points.feats.flatten().tolist() == torch.tensor([0.2, 0.3, 0.0, 0.5]).tolist()
-    assert points.counts.tolist() == points.totals.tolist() == [2, 0, 2]
-    assert points.starts().tolist() == [0, 2, 2]
-    assert points.kept_share().tolist() == [1, 1, 1]
-    subset = read_points(_few_points() | {"occupied_total": torch.tensor([8, 0, 2])})
-    assert subset.kept_share().tolist() == [0.25, 1, 1]
-
-
-def test_a_piece_of_a_batch_keeps_its_points() -> None:
-    whole = _few_points()
-    piece = {key: whole[key][2:] for key in ("coords", "feats")} | {"shape": whole["shape"][1:]}
-    renumbered = piece | {"coords": piece["coords"] - torch.tensor([1, 0, 0, 0]).int()}
-    piece["coords_count"] = torch.tensor([0, 2])
-    fields = zip(read_points(piece), read_points(renumbered), strict=True)
-    assert all(torch.equal(one, other) for one, other in fields)
-
-
-def test_places_are_looked_up() -> None:
-    points = read_points(_few_points())
-    rows = torch.tensor([[0, 0, 1], [2, 2, 2]])
-    places = torch.tensor([[[1, 2, 3], [1, 2, 1], [1, 2, 3]], [[5, 0, 1], [5, 1, 1], [0, 0, 0]]])
-    assert points.look_up(rows, places).tolist() == [[True, False, False], [True, False, True]]
-
-
-def test_cells_share_a_volume_evenly() -> None:
-    places = torch.arange(10)[:, None].expand(10, 3)
-    cells = find_cells(places, torch.tensor([10, 5, 3]), 4)[:, 0]
-    assert cells.tolist() == [0, 0, 1, 1, 1, 2, 2, 3, 3, 3]
-    assert find_cells(places[:3], torch.tensor([3, 3, 3]), 4)[:, 0].tolist() == [0, 2, 3]
 
 
 def _slab(volumes: int = 2, *, every: int = 1, high: int = 6) -> Batch:
@@ -298,18 +222,6 @@ def test_a_subset_of_the_points_gives_the_same_expectation() -> None:
             weights = queries.weights[0, part]
             shares.append(float((queries.occupied[0, part] * weights).sum() / weights.sum()))
         assert shares[1] == pytest.approx(shares[0], rel=0.05)
-
-
-def test_a_volume_without_points_has_only_free_places() -> None:
-    batch = _slab(1) | {"shape": torch.full((2, 3), SIDE), "occupied_total": torch.tensor([768, 0])}
-    queries = _draw(read_points(batch), [0, 1])
-    assert (queries.value_weights[1] == 0).all()
-    assert (queries.weights[1, :256] == 0).all()
-    assert (queries.occupied[1] * queries.weights[1] == 0).all()
-    nothing = {
-        key: value[:0] if key in ("coords", "feats") else value for key, value in batch.items()
-    }
-    assert (_draw(read_points(nothing), [0, 1]).occupied == 0).all()
 
 
 def test_there_must_be_places() -> None:

@@ -1,18 +1,12 @@
 """Families that fill a region with something else: another place, another texture, blur, what lies beside an edge."""
 
-import math
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
-import torch
 from numpy.testing import assert_array_equal
 
-from lit_data.synthesis.canvas import Canvas
-from lit_data.synthesis.families.region import WOBBLE, blob, load_shapes
-from lit_data.synthesis.windows import Surroundings, Windows
-from lit_data.value_range import ValueRange
 from tests.synthesis.placing import drawn, move, only, plan_of, scene, with_values
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
@@ -32,32 +26,6 @@ def test_another_place_is_seen(name: str, way: tuple[int, int]) -> None:
     assert_array_equal((grey + changes)[:, :1][MIDDLE], other[:, :1][MIDDLE])
     assert mask[0].sum() > 60
     assert not changes[:, 1:].any()
-
-
-def test_distractors_show_another_place_in_each_channel() -> None:
-    grey = scene(1, SHAPE)
-    plan = with_values(
-        move(plan_of(only("cut_paste"), shape=SHAPE), 48, 48), half_px=14, half_across_px=14
-    )
-    plan.channels[:], plan.is_true[:] = (False, True, True), False
-    parameters = plan.spec.members[0].parameters
-    shift = [int(plan.values[0, parameters.index(f"shift_{axis}")]) for axis in "yx"]
-    changes, mask = drawn(grey, plan)
-    other = np.roll(grey, (-shift[0], -shift[1]), (2, 3)).astype(np.float32)
-    assert_array_equal((grey + changes)[:, 1:][MIDDLE], other[:, 1:][MIDDLE])
-    assert not changes[:, 0].any()
-    assert not mask.any()
-
-
-@pytest.mark.parametrize("name", ["cut_paste", "shift"])
-def test_distances_lie_in_their_range(name: str) -> None:
-    plan = plan_of(only(name, distance_px=(5, 9)), 500, SHAPE)
-    parameters = plan.spec.members[0].parameters
-    distance = np.hypot(
-        *(plan.values[:, parameters.index(name)] for name in ("shift_y", "shift_x"))
-    )
-    assert 4.2 < distance.min() < 5.5
-    assert 8.5 < distance.max() < 9.8
 
 
 def test_blur_lowers_the_variance_and_keeps_the_mean() -> None:
@@ -106,14 +74,6 @@ def test_textures_from_a_folder(tmp_path: Path) -> None:
     assert np.abs(found).max() <= 52
 
 
-@pytest.mark.data
-def test_textures_of_real_images_are_seen(shared_data: Path) -> None:
-    plan = plan_of(only("texture", textures_from=str(shared_data / "textures")), 50, SHAPE)
-    changes, mask = drawn(np.full((50, *SHAPE), 120, np.uint8), plan)
-    assert mask.any((1, 2)).mean() > 0.9
-    assert len(np.unique(changes)) > 40
-
-
 def _outlines(plan_size_px: float, folder: str) -> np.ndarray:
     """Masks of regions with outlines from a folder, upright: [100, 96, 96]."""
     plan = move(
@@ -154,26 +114,6 @@ def test_outlines_are_those_of_the_masks(tmp_path: Path) -> None:
     assert seen == {"bar", "cross"}
 
 
-@pytest.mark.data
-def test_outlines_of_real_defects(shared_data: Path) -> None:
-    folder = str(shared_data / "inspection" / "meiwei-masks")
-    masks = _outlines(40, folder)
-    tiles = (
-        np.stack(
-            [
-                cv2.resize(tile, (44, 44), interpolation=cv2.INTER_AREA)
-                for tile in load_shapes(folder)
-            ]
-        )
-        > 0.5
-    )
-    known = np.zeros((len(tiles), 96, 96), bool)
-    known[:, 26:70, 26:70] = tiles
-    best = [((mask & known).sum((1, 2)) / (mask | known).sum((1, 2))).max() for mask in masks]
-    assert np.mean(best) > 0.8
-    assert len(np.unique(masks.sum((1, 2)))) > 20
-
-
 @pytest.mark.parametrize("bright", [False, True])
 @pytest.mark.parametrize("down", [False, True])
 def test_a_nick_sits_on_the_edge(down: bool, bright: bool) -> None:
@@ -194,33 +134,3 @@ def test_a_nick_sits_on_the_edge(down: bool, bright: bool) -> None:
     reach = mask.sum((1, 2))
     assert (reach > 0.3 * np.pi * radius**2).all()
     assert (reach < 0.9 * np.pi * (radius + 1) ** 2).all()
-
-
-def _blob(half_px: float, half_across_px: float, angle: float, soft: float) -> torch.Tensor:
-    """One blob for each of 64 places of the field: [64, 64, 64]."""
-    canvas = Canvas(torch.zeros(64, 1, 64, 64), ValueRange())
-    centre = torch.full((64,), 31.0)
-    surroundings = Surroundings(canvas, torch.arange(64), centre, centre)
-    windows = Windows(surroundings, torch.ones(64), slice(0, 64), (64, 64))
-    numbers = {"half_px": half_px, "half_across_px": half_across_px, "angle": angle}
-    p = {name: torch.full((64, 1, 1), value) for name, value in numbers.items()}
-    seeds = torch.rand(2, 64, 1, 1, generator=torch.Generator().manual_seed(0))
-    return blob(windows, p | {"seed_y": seeds[0], "seed_x": seeds[1]}, soft)
-
-
-@pytest.mark.parametrize("soft", [0.0, 0.8])
-@pytest.mark.parametrize("angle", [0.0, 0.6, math.pi / 2])
-def test_a_blob_is_a_wavy_ellipse(angle: float, soft: float) -> None:
-    cover = _blob(14.0, 7.0, angle, soft)
-    assert cover.min() == 0
-    assert cover.max() == 1
-    assert float(cover.sum((1, 2)).mean()) == pytest.approx(math.pi * 14 * 7, rel=0.1)
-    away = torch.arange(64.0) - 31
-    along = away * math.cos(angle) + away[:, None] * math.sin(angle)
-    across = away[:, None] * math.cos(angle) - away * math.sin(angle)
-    radius = ((along / 14).square() + (across / 7).square()).sqrt()
-    edge = max(1 / 7, soft) / 2
-    assert not cover[:, radius > 1 + 2 * WOBBLE + edge].any()
-    assert (cover[:, radius < 1 - 2 * WOBBLE - edge] == 1).all()
-    # No two alike.
-    assert len(torch.unique(cover.sum((1, 2)))) > 60

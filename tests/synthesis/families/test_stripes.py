@@ -33,18 +33,6 @@ def test_a_break_removes_part_of_a_stripe(
     assert mask.sum() == 9 * (gone.stop - gone.start)
 
 
-def test_opacity_leaves_a_share_of_the_stripe() -> None:
-    plan = with_values(
-        move(plan_of(only("stripe_break"), shape=SHAPE), 30, 26),
-        length_px=3,
-        width_px=3,
-        opacity=0.5,
-    )
-    plan.amplitude[:] = -0.2
-    changes, _ = drawn(DOWN[None, None].copy(), plan)
-    assert set(changes[changes != 0].tolist()) == {-60}
-
-
 @pytest.mark.parametrize("across", [False, True])
 def test_an_extra_stripe_lies_along_the_stripes(across: bool) -> None:
     grey = DOWN.T if across else DOWN
@@ -73,18 +61,3 @@ def test_a_line_is_whole_rows_or_columns(along: str, bright: bool, width: int) -
     assert set(lines.sum(1).tolist()) <= {width, max(width - 1, 1)}  # one may be cut by the edge
     assert (after[:, 0][mask] == 255 * bright).all()
     assert not changes[:, 0][~mask].any()
-
-
-@pytest.mark.parametrize("width", [1, 2])
-def test_a_line_has_the_opacity_that_was_drawn(width: int) -> None:
-    plan = plan_of(
-        only("line", along="rows", width_px=(width, width), opacity=(0.25, 0.25)), 1, SHAPE
-    )
-    changes, _ = drawn(np.full((1, *SHAPE), 55, np.uint8), plan)
-    assert set(changes.ravel().tolist()) == {0, 50}
-
-
-def test_lines_of_both_ways() -> None:
-    plan = plan_of(only("line"), 400, SHAPE)
-    assert 0.4 < plan.values[:, 0].mean() < 0.6
-    assert set(plan.values[:, 1].tolist()) == {1, 2}

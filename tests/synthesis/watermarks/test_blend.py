@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 from lit_data.samples.watermarks import draw_photo
 from lit_data.synthesis.watermarks import WatermarkPlan, WatermarkSpec, sample_watermarks
 from lit_data.synthesis.watermarks.blend import Look, blend, compress, degrade
-from lit_data.synthesis.watermarks.cover import PROBES, keep_visible, mix, probe_under
+from lit_data.synthesis.watermarks.cover import PROBES, keep_visible, mix
 from lit_data.synthesis.watermarks.plan import MODES
 from lit_data.types import Array
 
@@ -108,32 +108,6 @@ def test_marks_that_could_not_be_seen_are_painted_otherwise(
     assert np.abs(mix(exact, found.colour[:, None], found.mode[:, None]) - exact).min() * 0.4 >= 0.1
 
 
-def test_marks_on_rough_ground_get_more_opacity_within_its_range() -> None:
-    spec = WatermarkSpec(probability=1, opacity=(0.1, 0.6), least_change=0, least_contrast=0.5)
-    rough = np.resize([40, 160], PROBES).astype(np.uint8)
-    under = np.stack([np.full(PROBES, 100, np.uint8), rough, rough])[..., None].repeat(3, 2)
-    opacity = np.array([0.1, 0.1, 0.5], np.float32)
-    plan = _plan(
-        3, spec, opacity=opacity, colour=np.ones((3, 3), np.float32), mode=np.zeros(3, np.int64)
-    )
-    found = keep_visible(plan, under)
-    change = (1 - under / 255).mean((1, 2))
-    assert found.opacity[0] == opacity[0]
-    assert found.opacity[1] * change[1] == pytest.approx(0.5 * rough.std() / 255, rel=1e-3)
-    assert found.opacity[2] == opacity[2]
-    absent = keep_visible(replace(plan, present=np.zeros(3, bool), opacity=opacity * 0), under)
-    assert not absent.opacity.any()
-
-
-def test_probes_lie_under_the_mark() -> None:
-    images = np.zeros((2, 3, 20, 20), np.uint8)
-    cover = np.zeros((2, 20, 20), np.uint8)
-    cover[0, 5:9, 2:18], images[0, :, 5:9, 2:18] = 255, np.array([10, 20, 30])[:, None, None]
-    found = probe_under(images, cover)
-    assert (found[0] == (10, 20, 30)).all()
-    assert not found[1].any()
-
-
 def _photo(height_px: int = 96, width_px: int = 128) -> Array:
     return draw_photo(np.random.default_rng(2), (height_px, width_px))
 
@@ -156,12 +130,3 @@ def test_it_does_what_a_file_does(quality: int, size_px: tuple[int, int]) -> Non
     assert off.mean() < 0.3 * lost
     assert np.median(off) <= 1
     assert np.abs(found - photo).mean() == pytest.approx(lost, rel=0.1, abs=0.1)
-
-
-def test_lower_quality_loses_more_and_a_grey_image_keeps_its_level() -> None:
-    photo = _photo()
-    compressed = [_compress(photo[None], [quality])[0] for quality in (95, 80, 50, 20, 5)]
-    lost = [np.abs(each - photo).mean() for each in compressed]
-    assert lost == sorted(lost)
-    grey = np.full((1, 3, 16, 24), 128, np.uint8)
-    assert (_compress(grey, [30.0]) == 128).all()

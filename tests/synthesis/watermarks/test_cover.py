@@ -13,7 +13,7 @@ from lit_data.errors import ConfigError
 from lit_data.synthesis.watermarks import GlyphBank, WatermarkPlan, WatermarkSpec, sample_watermarks
 from lit_data.synthesis.watermarks import glyphs as font_files
 from lit_data.synthesis.watermarks.cover import draw_cover
-from lit_data.synthesis.watermarks.glyphs import BUILT_IN, draw_text, find_fonts, level_of, size_of
+from lit_data.synthesis.watermarks.glyphs import BUILT_IN, draw_text, find_fonts, size_of
 from lit_data.types import Array
 
 SIDE = 160
@@ -64,12 +64,6 @@ def _upright(plan: WatermarkPlan) -> WatermarkPlan:
     return replace(plan, angle_deg=np.zeros(1, np.float32))
 
 
-def test_a_text_may_leave_the_sample_at_any_edge() -> None:
-    plan = _plan(_alone(size_px=(60, 60)))
-    for centre in ((0, 0), (159.9, 159.9), (0, 159.9), (80, 0)):
-        assert _draw(replace(plan, centre=np.array([centre], np.float32)))[0].any()
-
-
 def test_samples_without_a_watermark_are_not_covered_and_others_do_not_matter() -> None:
     spec = WatermarkSpec(probability=0.5)
     plan = _plan(spec, range(12))
@@ -85,23 +79,6 @@ def test_a_tiled_text_is_everywhere(straight: float) -> None:
     spec = _alone(tiling=1, spacing=(0.5, 0.5), size_px=(14, 14), straight=straight)
     for row in _draw(_plan(spec, range(4))):
         assert all(row[y : y + 54, x : x + 54].any() for y in (0, 53, 106) for x in (0, 53, 106))
-
-
-def test_each_line_of_a_tiled_text_is_shifted_by_half_a_text() -> None:
-    cover = _draw(_plan(_alone(tiling=1, spacing=(0.5, 0.5), size_px=(16, 16), straight=1)))[0]
-    edges = np.flatnonzero(np.diff(cover.any(1).astype(int), prepend=0, append=0))
-    lines = [cover[start:stop].sum(0).astype(float) for start, stop in edges.reshape(-1, 2)[1:-1]]
-    assert len(lines) >= 5
-    alike = [np.corrcoef(lines[0], line)[0, 1] for line in lines[1:4]]
-    assert alike[1] > 0.95
-    assert max(alike[0], alike[2]) < 0.5
-
-
-def test_edges_are_softened() -> None:
-    sharp, soft = (_draw(_plan(_alone(soft_px=(sigma, sigma), straight=1)))[0] for sigma in (0, 2))
-    assert soft.max() < sharp.max()
-    assert soft.sum() == pytest.approx(sharp.sum(), rel=0.1)
-    assert_array_equal(soft, cv2.GaussianBlur(sharp, (0, 0), 2.0))
 
 
 @pytest.mark.parametrize(
@@ -137,23 +114,6 @@ def test_fonts_without_a_character_are_left_out(
     monkeypatch.setattr(font_files, "system_folders", lambda: (tmp_path, tmp_path / "none"))
     with pytest.raises(ConfigError, match="fonts=system: none of the 1 installed fonts holds all"):
         find_fonts("system", ["a"])
-
-
-def test_bitmaps_are_larger_than_what_they_are_warped_to() -> None:
-    for size_px in (4.0, 15.9, 16.0, 16.1, 33.0, 512.0):
-        stored = size_of(level_of(size_px))
-        assert size_px <= stored
-        assert stored <= max(16, 1.5 * size_px)
-
-
-def test_letters_are_filled_or_outlined_and_keep_an_empty_edge() -> None:
-    filled, outlined = draw_text("HB", BUILT_IN, 64, 0), draw_text("HB", BUILT_IN, 64, 3)
-    for bitmap in (filled, outlined):
-        assert bitmap.max() == 255
-        assert bitmap[0].max() == bitmap[-1].max() == bitmap[:, 0].max() == bitmap[:, -1].max() == 0
-    assert outlined.shape[0] == filled.shape[0] + 6
-    inner = outlined[3:-3, 3:-3][: filled.shape[0], : filled.shape[1]]
-    assert inner[filled == 255].max() == 0, "the letters themselves are empty"
 
 
 def test_a_bank_is_bounded_and_shared_by_threads() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from lit_data.errors import ConfigError
 from lit_data.synthesis.watermarks import WatermarkPlan, WatermarkSpec, sample_watermarks
-from lit_data.synthesis.watermarks.plan import MODES, draw_texts, sample_crops
+from lit_data.synthesis.watermarks.plan import MODES, draw_texts
 
 SHAPE = (96, 128)
 INDEX = np.arange(400)
@@ -63,37 +63,6 @@ def test_everything_lies_in_its_range() -> None:
     assert set(plan.mode.tolist()) == set(range(len(MODES)))
 
 
-def test_options_say_what_is_drawn() -> None:
-    plan = _sample(
-        probability=1,
-        tiling=0,
-        count=(3, 3),
-        modes=("screen",),
-        coloured=0,
-        jpeg=0,
-        size_share=(0.5, 0.5),
-    )
-    assert len(plan) == 3 * 400
-    assert set(plan.mode.tolist()) == {MODES.index("screen")}
-    assert not np.ptp(plan.colour, axis=1).any()
-    assert not plan.quality.any()
-    np.testing.assert_allclose(plan.size_px, 48)
-    assert not len(_sample(probability=0))
-    assert not _sample(probability=0).opacity.any()
-
-
-def test_crops_fill_the_room_there_is_and_share_no_number_with_the_watermark() -> None:
-    room = np.stack((INDEX % 5, np.zeros_like(INDEX)), axis=1)
-    places = sample_crops(3, 2, INDEX, room)
-    assert (places >= 0).all()
-    assert (places <= room).all()
-    assert set(places[room[:, 0] == 4, 0].tolist()) == set(range(5))
-    high = np.stack((INDEX * 0 + 999, INDEX * 0 + 999), axis=1)
-    drawn = sample_crops(3, 2, INDEX, high).T / 999
-    for values in (_sample().opacity, _sample().soft_px):
-        assert abs(np.corrcoef(drawn[0], values)[0, 1]) < 0.15
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -118,22 +87,6 @@ def test_crops_fill_the_room_there_is_and_share_no_number_with_the_watermark() -
 def test_what_cannot_be_drawn_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         WatermarkSpec(**options)
-
-
-def test_lists_of_a_configuration_are_accepted() -> None:
-    given = {
-        "texts": ["a", "b"],
-        "modes": ["screen"],
-        "fonts": ["x.ttf"],
-        "angle_deg": [-5, 5],
-    }
-    spec = WatermarkSpec(**given)
-    assert (spec.words, spec.modes, spec.fonts, spec.angle_deg) == (
-        ("a", "b"),
-        ("screen",),
-        ("x.ttf",),
-        (-5, 5),
-    )
 
 
 def test_texts_are_drawn_from_their_seed_and_number() -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.helpers.families import ROOT, list_children
-from tests.helpers.fork_server import FRESH, NAME, read_command
+from tests.helpers.fork_server import FRESH, NAME
 
 LIMIT_S = 100
 
@@ -116,22 +116,3 @@ def test_a_forked_command_and_its_server_end_by_a_signal(
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == code
     assert psutil.wait_procs([server], timeout=10)[1] == []
-
-
-@pytest.mark.parametrize(
-    ("words", "is_forked"),
-    [
-        (["-P", "-u", "-m", "lit_data", "fit"], True),
-        (["-m", "torch.distributed.run", "-m", "lit_data"], True),
-        (["-W", "error", "-m", "lit_data"], False),
-        (["-m", "pytest"], False),
-        (["-c", "-m", "lit_data"], False),
-        (["-m", "benchmarks.learning_plain"], True),
-        (["program.py"], True),
-        (["program"], False),
-        ([], False),
-    ],
-)
-def test_which_commands_are_forked(words: list[str], is_forked: bool) -> None:
-    assert (read_command([sys.executable, *words]) is not None) == is_forked
-    assert read_command(["python3.11", *words]) is None

@@ -223,3 +223,13 @@ def test_boxes_lie_around_the_pixels_of_their_objects(
     while looked_at < objects // len(PROBES):
         dataset = _make_probe(rng, spec, output_px, largest)
         looked_at += _check_probe(dataset, spec.min_box_px if spec else 0.0, 3)
+
+
+def test_limits_of_boxes_hold_in_samples() -> None:
+    spec = MosaicSpec(min_box_px=5.0, min_box_visible=0.5, max_box_aspect=3.0)
+    rows = _write(_make_probe(np.random.default_rng(0), spec, (48, 48), 60), 0)
+    places = zip(rows["boxes"], rows["boxes_count"].tolist(), strict=True)
+    sides = 48.0 * np.concatenate([boxes[:count, 4:] for boxes, count in places])
+    assert len(sides) > 20
+    assert sides.min() > 5 - 1e-4
+    assert (sides.max(1) / sides.min(1)).max() < 3 + 1e-4

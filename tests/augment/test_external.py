@@ -30,6 +30,17 @@ class Mirror(nn.Module):
         return images.flip(3), None if masks is None else masks.flip(3)
 
 
+class Tracked(nn.Module):
+    """Holds a tensor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images * self.gain
+
+
 def _layers(batch: int = 4, channels: int = 3, height: int = 12, width: int = 16) -> Layers:
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(batch, channels, height, width, generator=generator)
@@ -123,6 +134,26 @@ def test_kornia_moves_boxes(module: nn.Module, seed_per: Literal["batch", "sampl
         places = torch.nonzero(moved.images[int(row), 0] > 0.5).flip(1)
         assert_close(centre - sides / 2, places.amin(dim=0).float(), atol=0.01, rtol=0)
         assert_close(centre + sides / 2, places.amax(dim=0) + 1.0, atol=0.01, rtol=0)
+
+
+def test_a_module_of_two_arguments_gets_the_masks() -> None:
+    layers = _layers()
+    moved = _run(ExternalTransform(Mirror()), layers)
+    assert layers.masks is not None
+    assert moved.masks is not None
+    assert torch.equal(moved.masks, layers.masks.flip(3))
+    assert _run(ExternalTransform(Mirror()), Layers(layers.images)).masks is None
+
+
+def test_masks_stay_where_a_module_changes_values_alone() -> None:
+    layers = _layers()
+    foreign = ExternalTransform(Tracked(), seed_per="sample", moves_pixels=False)
+    result = _run(foreign, layers)
+    assert result.masks is not None
+    assert layers.masks is not None
+    assert torch.equal(result.masks, layers.masks)
+    assert torch.equal(result.images, layers.images * 0.5)
+    assert not result.images.requires_grad
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,12 @@ def test_blur_is_that_of_kornia() -> None:
     assert_close(_expose(images, blur_px=1.5), expected.view_as(images), atol=1e-5, rtol=0)
 
 
+def test_noise_has_the_strength_that_was_drawn() -> None:
+    images = torch.full((8, 3, 128, 128), 0.5)
+    found = (_expose(images, noise=0.05) - 0.5).std(dim=(2, 3))
+    assert_close(found, 0.05 * (_numbers(noise=0.05)[..., 1] + 1) / 2, atol=1e-3, rtol=0.02)
+
+
 def test_channels_differ_unless_they_are_registered() -> None:
     image = _images(8, 1).expand(8, 3, 16, 16)
     options = {"gain": 0.2, "offset": 0.1, "contrast": 0.3, "gamma": 0.4, "blur_px": 1.0}

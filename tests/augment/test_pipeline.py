@@ -54,6 +54,18 @@ def test_one_augmentation_is_for_training_and_each_stage_may_have_its_own() -> N
     assert found == {"train": stripe, "val": crop}
 
 
+@pytest.mark.parametrize(
+    ("stage", "match"),
+    [
+        ("trian", "stage of augment='trian' is unknown: choose one of train, val, test, predict"),
+        (7, "stage of augment=7 is unknown"),
+    ],
+)
+def test_unknown_stages(stage: object, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        stage_augmentations({stage: StripeAugment()}, ["image"])
+
+
 IMAGES = torch.zeros(2, 3, 4, 5)
 
 

@@ -20,7 +20,6 @@ from lit_data.commands.benchmarks.table import (
     Row,
     collect_metrics,
     find_best,
-    list_rows,
     show_lines,
     tabulate,
     write_lines,
@@ -46,25 +45,6 @@ def _result(
 
 
 # rows
-
-
-def test_rows_are_the_different_combinations_that_mean_something() -> None:
-    rows = list_rows(
-        ["copy", "dataloader", "textbook", "inline", "thread", "device"],
-        workers=[0, 2],
-        micro_batch_sizes=[8, 32],
-        batch_sizes=[4, 16],
-        micro_batched=["textbook", "inline", "thread"],
-    )
-    assert rows == [
-        *(Row("copy", size, 2, size) for size in (4, 16)),
-        *(Row("dataloader", size, workers, size) for size in (4, 16) for workers in (0, 2)),
-        *(Row("textbook", 4, workers, 4) for workers in (0, 2)),
-        *(Row("textbook", 16, workers, micro) for workers in (0, 2) for micro in (8, 16)),
-        *(Row("inline", *sizes) for sizes in ((4, 0, 4), (16, 0, 8), (16, 0, 16))),
-        *(Row("thread", *sizes) for sizes in ((4, 2, 4), (16, 2, 8), (16, 2, 16))),
-        *(Row("device", size, 0, size) for size in (4, 16)),
-    ]
 
 
 # options
@@ -116,26 +96,6 @@ class Squares(torch.utils.data.Dataset[Batch]):
 
 
 # measure
-
-
-def test_a_measurement_goes_on_over_epochs_until_it_has_its_samples() -> None:
-    feed = [{"image": torch.zeros(4, 2)}, {"image": torch.zeros(3, 2)}]
-    seen = []
-
-    def finish(batch: Batch) -> Batch:
-        seen.append(len(batch["n"]))
-        return batch
-
-    def plan(batch: Batch) -> Batch:
-        return batch | {"n": torch.zeros(len(batch["image"]))}
-
-    limits = Limits(seconds=60, samples=15, warmup_batches=2)
-    candidate = Candidate(dataset=None, plan=plan, finish=finish)
-    lap = measure(feed, candidate, limits=limits, device=CPU)
-    assert seen == [4, 3] * 4  # the first batch, two to warm up, and five that count
-    assert lap.samples == sum(seen[3:]) == 17
-    assert lap.transfer_ms == 0
-    assert lap.pss_mib > 0 or math.isnan(lap.pss_mib)
 
 
 def test_the_time_ends_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,17 +226,6 @@ def test_the_simplest_setting_near_the_fastest_is_recommended() -> None:
         "the simplest within 5 % of the fastest."
     )
     assert found.metrics()["benchmark/recommended_num_workers"] == 2
-
-
-def test_the_device_is_recommended_only_where_it_is_clearly_faster() -> None:
-    results = [_result("inline", 90, workers=0), _result("device", 100, workers=0, micro=16)]
-    lines = tabulate(results, "device")
-    found = recommend(lines, 16)
-    assert found is not None
-    assert found.settings["cache"] == "device"
-    assert found.settings["loader"]["worker_kind"] == "inline"
-    assert "micro_batch_size=16, cache=device: 100 samples/s; inline gave 90." in found.sentence
-    assert recommend(tabulate([_result("dataloader", 10)], "device"), 16) is None
 
 
 # the rest

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from lit_data.cli import main
 from lit_data.commands.doctor import check_weights
@@ -67,27 +66,6 @@ def test_it_tells_what_the_last_run_waited_for(
     assert finding["remedy"] == ("try a faster disk" if level == "warning" else "")
     (tmp_path / "runs/fit/stripe/1/summary.json").write_text("{")
     assert "last run" not in doctor()[0]
-
-
-@pytest.mark.parametrize(
-    ("word", "has_bf16", "level", "found"),
-    [
-        ("callbacks=default", True, "ok", "used: this processor has instructions for it"),
-        ("callbacks=default", False, "ok", "not used: this processor has no instructions for it"),
-        ("callbacks=debug", True, "note", "not used (fp32), though this processor has instructio"),
-        ("+trainer.precision=bf16-mixed", True, "ok", "used: this processor has instructions for"),
-        ("callbacks.amp.precision=bf16", False, "warning", "used, but this processor has no inst"),
-    ],
-)
-def test_it_tells_whether_bf16_is_used_where_it_is_fast(
-    word: str, has_bf16: bool, level: str, found: str, doctor: Doctor,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    capabilities = {"avx512_bf16": has_bf16}
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    finding = _find(doctor("trainer=cpu", word)[1], "bf16")
-    assert finding["level"] == level
-    assert finding["found"].startswith(found)
 
 
 def test_faults_come_first_and_name_the_remedy(

@@ -114,19 +114,6 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "match"),
-    [
-        ({"int8_images": 0}, "int8_images=0"),
-        ({"int8_drop": 1.5}, "int8_drop=1.5 must lie between 0 and 1"),
-        ({"int8": "yes"}, "'int8' is 'yes'"),
-    ],
-)
-def test_wrong_keys_of_int8_are_refused(given: dict[str, Any], match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
-        Int8Options(**given)
-
-
-@pytest.mark.parametrize(
     ("monitor", "mode", "scores", "is_int8"),
     [
         ("val/dice", "max", (0.9, 0.895), True),

@@ -1,9 +1,7 @@
 """Each check, given facts of a machine that is in order and of one that is not."""
 
-from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -159,37 +157,6 @@ def install(folder: Path, name: str, requirement: str) -> None:
     (info / "METADATA").write_text("\n".join([*lines, f"Requires-Dist: {requirement}", ""]))
 
 
-def test_requirements_are_those_of_the_newer_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(tmp_path, "lit_data", "no-such-old")
-    install(tmp_path, "lit-data-inspect", "no-such-new")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    findings = {finding.what: finding for finding in doctor.check_packages()}
-    assert findings["distribution"].found.startswith("lit-data-inspect, lit_data")
-    assert findings["requirements"].found == "no-such-new (found: None)"
-    assert findings["extras"].found == "installed: lamps; not installed: none"
-
-
-@pytest.mark.parametrize(
-    ("installed", "listed"),
-    [
-        ({"lit_inspect"}, []),  # a checkout of lit_data on the path, the runtime installed
-        ({"lit-data-inspect", "lit_inspect"}, ["lit-data-inspect", "lit_inspect"]),
-    ],
-)
-def test_the_runtime_counts_beside_lit_data_alone(
-    installed: set[str], listed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def find(name: str) -> str:
-        if name not in installed:
-            raise PackageNotFoundError(name)
-        return name
-
-    monkeypatch.setattr(doctor.metadata, "distribution", find)
-    assert doctor.list_distributions() == listed
-
-
 @pytest.mark.parametrize(
     ("path", "kind"),
     [("/data/x", "nfs4"), ("/data", "nfs4"), ("/database/x", "ext4"), ("/data/local/x", "xfs")],
@@ -198,12 +165,3 @@ def test_a_path_lies_on_the_deepest_mount_above_it(path: str, kind: str) -> None
     mounts = [("/", "ext4"), ("/data", "autofs"), ("/data", "nfs4"), ("/data/local", "xfs")]
     assert diagnosis.find_kind(path, mounts) == kind  # of two at one place the later one counts
     assert diagnosis.find_kind(path, []) == ""
-
-
-def test_reads_the_mounts_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    part = namedtuple("part", "mountpoint fstype")
-    mounts = [part("/", "ext4"), part(str(tmp_path), "lustre")]
-    monkeypatch.setattr(diagnosis.psutil, "disk_partitions", lambda all: mounts)
-    findings = list(diagnosis.check_disks({"paths.cache": str(tmp_path / "not" / "yet")}))
-    kinds = [finding.found for finding in findings if finding.what == "paths.cache, disk"]
-    assert kinds == ["lustre"]

@@ -11,10 +11,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from lit_data.cli import main
-from lit_data.commands.report import noting_failure, write_report
+from lit_data.commands.report import add_report, noting_failure, write_report
 from lit_data.commands.reports import page
 from lit_data.commands.reports.charts import Chart, ChartLine, draw_chart
-from lit_data.errors import BatchMemoryError
+from lit_data.errors import BatchMemoryError, DataError
 from tests.commands.reports.folders import CONFIG, CSV, LOG, SUMMARY, make_run
 from tests.helpers.browser import CHROMIUM, Browser
 
@@ -237,6 +237,17 @@ def test_fit_writes_its_report_before_it_says_where_the_summary_is(
     assert capsys.readouterr().out.splitlines()[-1] == str(summary)
     assert summary.with_name("report.html").exists() == wanted
     assert not wanted or "dice 0.5" in Page(summary.with_name("report.html")).text
+
+
+def test_a_report_that_fails_does_not_fail_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(folders: list[Path]) -> None:
+        raise DataError("no run")
+
+    monkeypatch.setattr("lit_data.commands.report.write_report", fail)
+    add_report(OmegaConf.create({"report": True}), tmp_path)
+    assert f"no report could be written of {tmp_path}" in caplog.text
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH: apt-get install chromium")

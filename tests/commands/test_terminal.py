@@ -15,29 +15,10 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lit_data.commands.terminal import (
     LogInterval,
-    RunBar,
     print_end,
     quieten,
 )
 from lit_data.testing import QUIET
-
-
-@pytest.mark.parametrize(
-    ("epochs", "said"), [(2, ["Epoch 1/2", "Epoch 2/2"]), (-1, ["Epoch 1", "Epoch 2"])]
-)
-def test_people_count_epochs_from_1(epochs: int, said: list[str]) -> None:
-    told = []
-
-    class Model(BoringModel):
-        def on_train_batch_end(self, *args: object) -> None:
-            texts = [task.description.strip() for task in bar.progress.tasks]
-            told.extend(text for text in texts if "Epoch" in text)
-
-    bar = RunBar()
-    options = QUIET | {"enable_progress_bar": True, "callbacks": [bar]}
-    limits = {"limit_train_batches": 1, "limit_val_batches": 0, "max_steps": 2}
-    Trainer(**options, **limits, max_epochs=epochs).fit(Model())
-    assert told == said
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches")

@@ -8,10 +8,12 @@ import pytest
 import torch
 from numpy.testing import assert_array_equal
 
+from lit_data.commands.prepare import export_set
 from lit_data.datamodules import CTDataModule
 from lit_data.datasets.ct.windows import WindowSpec
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.volumes.hounsfield import WINDOWS
+from lit_data.io.volumes.resampling import Resolution
 from lit_data.loading import LoaderOptions
 from lit_data.samples.ct import render_volume
 from lit_data.types import Batch
@@ -283,6 +285,11 @@ def test_bad_files_are_listed_or_left_out(tmp_path: Path) -> None:
     assert data.describe()["refused"] == 1
 
 
+def test_volumes_are_not_exported_as_images(cache: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is nothing to export"):
+        export_set(_data(cache), tmp_path / "out", stage="train", epoch=0, origin={})
+
+
 def test_an_index_that_is_not_what_the_files_give_is_found(tmp_path: Path) -> None:
     data = _data(str(tmp_path), root=str(_write_set(tmp_path / "set")))
     assert data.verify_sources() == []
@@ -293,6 +300,16 @@ def test_an_index_that_is_not_what_the_files_give_is_found(tmp_path: Path) -> No
     assert [line.rsplit("/", 1)[1] for line in data.verify_sources()] == [
         "v3.npy: its index is not what the file gives"
     ]
+
+
+def test_the_resolution_is_that_of_the_samples(cache: str) -> None:
+    data = _data(
+        cache, resolution=Resolution(shape=16), sample="windows", windows=WindowSpec(size=16)
+    )
+    batch = _first(data, "val", 1)
+    assert batch["shape"].tolist() == [[16, 16, 16]]
+    assert batch["spacing"].tolist() == [[24 / 16, 32 / 16, 40 / 16]]
+    assert len(data.dataset("val")) == 2
 
 
 @pytest.mark.parametrize(

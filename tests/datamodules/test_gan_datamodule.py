@@ -134,6 +134,17 @@ def test_a_sheet_has_tiles_of_the_size_of_a_sample_or_as_many_as_it_is_told(
         _data(cache, root=str(tmp_path), views="sheet")
 
 
+@pytest.mark.parametrize(("value_range", "scale"), [(None, 65535), ((0, 1000), 1000)])
+def test_values_become_shares_of_their_range(
+    cache: str, tmp_path: Path, value_range: Any, scale: int
+) -> None:
+    for number in range(3):
+        _write(tmp_path / f"{number}.png", (16, 16), seed=number, dtype=np.uint16)
+    data = _data(cache, root=str(tmp_path), value_range=value_range)
+    expected = np.minimum(np.stack([data.bank[number] for number in range(3)]) / scale, 1)
+    np.testing.assert_allclose(first(data, "predict", 3)["image"], expected, rtol=1e-6)
+
+
 def test_patches_of_large_images_are_new_in_each_epoch_of_training(
     cache: str, tmp_path: Path
 ) -> None:

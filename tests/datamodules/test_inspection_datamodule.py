@@ -410,6 +410,16 @@ def test_a_split_can_be_given_back(tmp_path: Path) -> None:
         _data(tmp_path, splits="none.csv")
 
 
+def test_groups_of_names_stay_together(tmp_path: Path) -> None:
+    _write_set(tmp_path / "set")
+    data = _data(tmp_path, groups=r"(\d)\d\.png")
+    groups = [
+        {name[0] for name in _names(data, numbers.tolist())}
+        for numbers in data.split_images.values()
+    ]
+    assert sum(map(len, groups)) == 2
+
+
 def _spots(probability: float = 1.0) -> DefectSpec:
     return DefectSpec(
         probability=probability, count=(1, 2), true_count=(1, 2), amplitude=(0.4, 0.6)

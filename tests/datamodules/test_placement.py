@@ -94,17 +94,6 @@ def test_ranks_do_not_measure(dataset: PatchDataset, writer: DefectWriter) -> No
     assert "2 ranks must agree" in choice.reason
 
 
-def test_it_is_chosen_once_and_written_down(
-    dataset: PatchDataset, writer: DefectWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _pretend(monkeypatch, 10, 20)
-    chooser, loader = DrawingBackend("auto"), LoaderOptions(batch_size=8)
-    assert chooser.to_plain() == {}
-    assert chooser.choose(dataset, writer, loader, None) is writer
-    assert chooser.choose(dataset, writer, loader, None) is writer
-    assert chooser.to_plain()["defects"]["backend"] == "cpu"
-
-
 @pytest.mark.parametrize(("name", "by_workers"), [("cpu", True), ("device", False)])
 def test_a_configured_one_is_taken(
     dataset: PatchDataset, writer: DefectWriter, name: str, by_workers: bool

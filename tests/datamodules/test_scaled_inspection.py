@@ -9,6 +9,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from lit_data.datamodules import InspectionDataModule
+from lit_data.datasets.inspection.patches import SamplingOptions
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions
 from tests.helpers.reading import opened, read_all
@@ -67,6 +68,13 @@ def test_a_scaled_set_is_cut_in_fewer_patches(tmp_path: Path) -> None:
     assert_array_equal(half.bank[0][0], image)
     again = _data(tmp_path, patch_px=16, scale=0.5, splits={"train": 1.0})
     assert again.bank.key == half.bank.key != plain.bank.key  # type: ignore[attr-defined]
+
+
+def test_half_of_the_whole_images_that_train_show_a_defect(tmp_path: Path) -> None:
+    _write_set(tmp_path / "set", 40)
+    sampling = SamplingOptions(positives=0.9, random_places=True)
+    data = _data(tmp_path, size_px=32, sampling=sampling, splits={"train": 1.0})
+    assert read_all(data, "train")["mask"].flatten(1).any(1).float().mean() > 0.75
 
 
 @pytest.mark.parametrize("options", [{"size_px": 32}, {"scale": 0.5, "patch_px": 16}])

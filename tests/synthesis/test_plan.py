@@ -56,6 +56,14 @@ def test_ranges_of_amplitude_and_place() -> None:
     assert set((plan.y % 1 * 8).tolist()) == set(range(8))
 
 
+def test_weights_choose_the_family() -> None:
+    plan = _plan(DefectSpec(families={"spot": {"weight": 3}, "line": None, "blur": {}}))
+    assert [member.name for member in plan.spec.members] == ["spot", "blur"]
+    assert 0.73 < (plan.family == 0).mean() < 0.77
+    # A family's shapes share its weight.
+    assert 0.45 < plan.values[plan.family == 0, 0].mean() < 0.55
+
+
 def test_plans_of_spots_are_those_of_earlier_releases() -> None:
     spec = DefectSpec(probability=1.0, amplitude=(0.05, 0.9), families={"spot": {"shapes": SPOTS}})
     plan = sample_plan(spec, 7, 3, np.arange(64), (3, 40, 56))

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from lit_data.commands.reports import comparison, results
-from lit_data.commands.reports.page import RunView
 from lit_data.commands.reports.results import tabulate_confusion, tabulate_images
 from lit_data.commands.reports.runs import Run, read_run
 from tests.commands.reports.folders import CONFIG, SUMMARY, make_run
@@ -40,19 +39,6 @@ def test_ranks_follow_the_monitor_and_leave_out_what_has_no_number(tmp_path: Pat
     assert names[3:] == ["peak_rss_bytes", "seconds"]
     assert comparison.choose_metrics(runs, [], first="val/odd")[0] == "val/odd"
     assert comparison.choose_metrics(runs, ["a"]) == ["a"]
-
-
-def test_metrics_of_any_name_are_scores_and_a_cpu_has_no_device_memory(tmp_path: Path) -> None:
-    device, host = "memory/peak_allocated_bytes", "memory/peak_rss_bytes"
-    memory = {device: 5 * 2**20, host: 6 * 2**20, "peak_rss_bytes": 7 * 2**20}
-    scores = {"valid_iou": 0.5, "test_iou": 0.25, "test_f1": 0.75, "train/mean_step_s": 1.0}
-    folder = make_run(tmp_path / "run", summary={"command": "fit"} | scores | memory)
-    titles = {}
-    for name in ("cpu", "NVIDIA"):
-        (folder / "machine.json").write_text(json.dumps({"device": name}))
-        titles[name] = set(RunView(read_run(folder)).speed)
-    assert results.find_scores(read_run(folder)) == ["test_iou", "test_f1"]
-    assert titles["NVIDIA"] - titles["cpu"] == {"device memory, peak"}
 
 
 def test_images_are_counted_by_split_and_class(tmp_path: Path) -> None:

@@ -62,6 +62,17 @@ def test_a_search_learns_from_the_metric_and_outlives_failed_jobs(
     assert ran[4:] == first
 
 
+def test_a_search_without_a_result_ends_with_one_line(
+    install: Install, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(lambda cfg: {"test/score": 1.0})
+    words = ["seed=1,2", "hydra.sweeper.n_trials=1", "sweep.metric=test/gone"]
+    assert search(*words, "sweep.mode=max") == 1
+    out, err = capfd.readouterr()
+    assert "holds no 'test/gone', which sweep.metric names" in out
+    assert err.endswith("the search ended with ValueError: No trials are completed yet.\n")
+
+
 @pytest.mark.slow
 def test_starts_with_one_storage_learn_from_each_other(install: Install) -> None:
     install(lambda cfg: {"test/score": cfg.seed})

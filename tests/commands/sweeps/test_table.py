@@ -6,26 +6,11 @@ import pytest
 
 from lit_data.commands.result import Outcome
 from lit_data.commands.sweeps.records import JobRecord
-from lit_data.commands.sweeps.table import ReportedJob, draw_sweep, print_jobs, report_folds
+from lit_data.commands.sweeps.table import ReportedJob, print_jobs, report_folds
 
 
 def make_record(number: int) -> JobRecord:
     return JobRecord(number=number, command="show", overrides=["seed=1"])
-
-
-@pytest.mark.parametrize("count", [1, 70])
-def test_the_picture_has_a_row_for_each_job(count: int, tmp_path: Path) -> None:
-    import cv2
-
-    jobs = []
-    for number in range(count):
-        record = make_record(number).end(Outcome(status="failed" if number == 1 else "done"), 1.0)
-        metrics = {} if number == 1 else {"test/score": number / 2}
-        swept = {"model.optimizer.lr": f"{number}"}
-        jobs.append(ReportedJob(record=record, metrics=metrics, swept=swept))
-    draw_sweep(tmp_path / "sweep.png", jobs, "test/score", title="fit stripe")
-    height = cv2.imread(str(tmp_path / "sweep.png")).shape[0]
-    assert height == pytest.approx(110 * (0.25 * min(count, 60) + 1.4), abs=1)
 
 
 @pytest.mark.parametrize(("code", "reason"), [(0, ""), (3, "files are bad")])

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lit_data.errors import ConfigError
 from lit_data.modules import AnomalyModule, MemoryBank, PlaceGaussians, TextureEncoder
-from lit_data.modules.anomaly.bank import choose_coreset
+from lit_data.modules.anomaly.bank import choose_coreset, find_whitening
 from lit_data.modules.anomaly.normality import Candidates
 from tests.modules.runs import make_trainer
 
@@ -173,6 +173,22 @@ def test_any_net_that_gives_maps_is_an_encoder(tmp_path: Path) -> None:
     model.net = TextureEncoder(None)
     with pytest.raises(ConfigError, match="gives 96 features and the memory bank has 6"):
         model(torch.rand(1, 3, 32, 32))
+
+
+class _Loud(nn.Module):
+    """Two features that go together, one of larger numbers."""
+
+    stride_px = 8
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        return [torch.cat([images[:, :1, ::8, ::8], 10 * images[:, :1, ::8, 1::8]], 1)]
+
+
+def test_no_feature_outweighs_the_others(tmp_path: Path) -> None:
+    model = _fit(tmp_path, _Loud(), normality=MemoryBank(400, candidates=400))
+    assert_close(torch.cov(_bank(model).T), torch.eye(2), atol=0.1, rtol=0)
+    constant = find_whitening(torch.ones(9, 3))  # nothing differs
+    assert constant.isfinite().all()
 
 
 class _Save(Callback):

@@ -178,6 +178,15 @@ def test_perfect_predictions_cost_nothing_and_others_do(predictions: Predictions
     assert detection_loss(wrong, truths) > 10
 
 
+def test_the_weight_of_boxes_leaves_the_rest(predictions: Predictions) -> None:
+    truths = _read([0, 1, 0.3, 0.3, 0.3, 0.4])
+    none, one, two = (
+        detection_loss(predictions, truths, box_weight=weight) for weight in (0.0, 1.0, 2.0)
+    )
+    assert one > none
+    assert float(two - none) == pytest.approx(2 * float(one - none), rel=1e-5)
+
+
 def test_an_ignored_region_teaches_nothing_about_its_class_but_what_its_objects_learn() -> None:
     predictions = _predict()
     logits = predictions.logits.detach().requires_grad_()

@@ -219,6 +219,19 @@ def test_blocks_can_be_computed_twice(make: Any, blocks: list[str]) -> None:
     assert peaks[4] < 0.9 * peaks[1]
 
 
+def test_memory_does_not_grow_with_the_batch_but_with_its_parts() -> None:
+    peaks = {}
+
+    def measure(size: int | None, call: Any, *args: Any) -> None:
+        peaks[size] = measure_peak_bytes(lambda: call(*args))
+
+    for size in (None, 8):
+        module = _module(micro_batch_size=size)
+        wrap(module, "training_step", partial(measure, size))
+        _fit(module, _batches(1, size=64))
+    assert peaks[8] < 0.3 * peaks[None]
+
+
 @pytest.mark.parametrize("limit", [{"max_epochs": 2}, {"max_epochs": -1, "max_steps": 16}])
 def test_both_learning_rates_follow_the_schedule(limit: dict[str, int]) -> None:
     rates = []

@@ -146,6 +146,18 @@ def test_latents_are_normal_and_a_sample_has_its_own() -> None:
         assert abs(float((whole * other).mean())) < 0.03
 
 
+def test_patches_lie_in_their_images() -> None:
+    index = torch.arange(500)
+    grids, offsets = RayPatches(4, 0.25).draw(index, seed=0, epoch=1, use=Use.DISCRIMINATOR)
+    assert (grids.shape, offsets.shape) == ((500, 4, 4, 2), (500, 4, 4))
+    sides = (grids[:, 0, -1, 0] - grids[:, 0, 0, 0]) / 2 * 4 / 3
+    assert 0.25 <= float(sides.min()) < 0.3 < 0.95 < float(sides.max()) <= 1
+    assert 0.9 < float(grids.abs().max()) <= 1
+    assert 0 <= float(offsets.min()) < float(offsets.max()) < 1
+    again, _ = RayPatches(4, 0.25).draw(index[7:9], seed=0, epoch=1, use=Use.DISCRIMINATOR)
+    assert torch.equal(again, grids[7:9])
+
+
 @pytest.mark.parametrize(("size", "scale"), [(0, 0.5), (4, 0.0), (4, 1.5)])
 def test_impossible_patches(size: int, scale: float) -> None:
     with pytest.raises(ConfigError, match=f"size_px={size}, min_scale={scale}: need 1 or more"):

@@ -49,6 +49,14 @@ def test_grey_images_of_one_channel_get_the_answers_of_three_equal_ones(
     assert_close(_ask(single, grey), _ask(net, grey.expand(-1, 3, -1, -1)), rtol=1e-3, atol=1e-4)
 
 
+def test_a_finer_level_is_that_of_stride_4() -> None:
+    with torch.no_grad():
+        levels = LiteDetector(2, finest_stride_px=4, weights=None).eval()(_image()).levels
+    assert [level.stride_px for level in levels] == [4, 8, 16, 32]
+    with pytest.raises(ConfigError, match="finest_stride_px=2 is unknown: choose one of"):
+        LiteDetector(2, finest_stride_px=2)  # type: ignore[arg-type]  # the case in question
+
+
 def test_the_untrained_detector_finds_little_and_every_weight_learns() -> None:
     torch.manual_seed(0)
     net = LiteDetector(2, weights=None)

@@ -239,6 +239,19 @@ def test_a_net_or_datamodule_with_other_classes_is_refused(tmp_path: Path) -> No
             make_trainer(tmp_path).test(model, data, verbose=False)
 
 
+def test_a_loss_of_another_library_gets_what_it_takes(tmp_path: Path) -> None:
+    loader = DataLoader(_class_samples(), batch_size=1)  # type: ignore[arg-type]
+    loss = torch.nn.CrossEntropyLoss(ignore_index=255)
+    model = SegmentationModule(
+        _Painter(), classes=["dent", "spot"], loss=loss, schedule="none", baseline=False
+    )
+    trainer = make_trainer(tmp_path)
+    trainer.fit(model, loader, loader)
+    sample = _class_samples()[0]
+    expected = loss(_Painter()(sample["image"][None]), sample["mask"].long()).detach()
+    assert float(trainer.callback_metrics["train/loss"]) == pytest.approx(float(expected))
+
+
 def test_balanced_weights_come_from_the_counts_of_the_datamodule(tmp_path: Path) -> None:
     loader = DataLoader(_class_samples(), batch_size=1)  # type: ignore[arg-type]
 

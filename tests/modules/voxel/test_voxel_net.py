@@ -134,6 +134,17 @@ def test_reconstructions_are_what_is_asked_one_by_one(chunk: int) -> None:
     assert_close(errors, torch.stack(sums))
 
 
+@torch.no_grad()
+def test_large_volumes_are_scored_by_some_of_their_voxels() -> None:
+    net, points = _net().eval(), read_points(_batch())
+    field = net(points)
+    exact = compare(net, field, points, Decoding(0.3, 0.0))
+    some = compare(net, field, points, Decoding(0.3, 0.0, score_voxels=900))
+    assert torch.equal(exact[0], some[0])
+    assert float(some[2].sum()) == pytest.approx(float(exact[2].sum()), rel=0.1)
+    assert not torch.equal(some[2], exact[2])
+
+
 def test_nothing_in_nothing_out() -> None:
     net = _net().eval()
     empty = {"coords": torch.zeros(0, 4).int(), "feats": torch.zeros(0, 1), "shape": SHAPES}

@@ -28,6 +28,17 @@ def test_another_place_is_seen(name: str, way: tuple[int, int]) -> None:
     assert not changes[:, 1:].any()
 
 
+@pytest.mark.parametrize("name", ["cut_paste", "shift"])
+def test_distances_lie_in_their_range(name: str) -> None:
+    plan = plan_of(only(name, distance_px=(5, 9)), 500, SHAPE)
+    parameters = plan.spec.members[0].parameters
+    distance = np.hypot(
+        *(plan.values[:, parameters.index(name)] for name in ("shift_y", "shift_x"))
+    )
+    assert 4.2 < distance.min() < 5.5
+    assert 8.5 < distance.max() < 9.8
+
+
 def test_blur_lowers_the_variance_and_keeps_the_mean() -> None:
     grey = np.random.default_rng(0).normal(120, 25, (20, *SHAPE)).clip(0, 255).astype(np.uint8)
     plan = with_values(

@@ -33,6 +33,18 @@ def test_a_break_removes_part_of_a_stripe(
     assert mask.sum() == 9 * (gone.stop - gone.start)
 
 
+def test_opacity_leaves_a_share_of_the_stripe() -> None:
+    plan = with_values(
+        move(plan_of(only("stripe_break"), shape=SHAPE), 30, 26),
+        length_px=3,
+        width_px=3,
+        opacity=0.5,
+    )
+    plan.amplitude[:] = -0.2
+    changes, _ = drawn(DOWN[None, None].copy(), plan)
+    assert set(changes[changes != 0].tolist()) == {-60}
+
+
 @pytest.mark.parametrize("across", [False, True])
 def test_an_extra_stripe_lies_along_the_stripes(across: bool) -> None:
     grey = DOWN.T if across else DOWN

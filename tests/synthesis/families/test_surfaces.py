@@ -34,6 +34,43 @@ def test_a_straight_scratch_has_its_length_and_width(angle: float) -> None:
     assert np.abs(along @ (np.cos(angle), -np.sin(angle))).max() < 2.5
 
 
+def test_a_scratch_tapers_bends_and_comes_and_goes() -> None:
+    plan = move(plan_of(only("scratch"), shape=SHAPE), 48, 48)
+    plain = {"length_px": 41, "width_px": 3, "angle": 0, "bend": 0}
+    plain |= {"swing": 0, "taper": 0, "beat_px": 0}
+    grey = np.full((1, *SHAPE), 100, np.uint8)
+
+    def columns(**values: float) -> np.ndarray:
+        return np.asarray(drawn(grey, with_values(plan, **(plain | values)))[0][0, 0].sum(0)) / 51
+
+    assert columns()[29:68].tolist() == pytest.approx([3.0] * 39, abs=0.02)
+    tapered = columns(taper=0.8)
+    assert tapered[48] == pytest.approx(3, abs=0.05)
+    assert tapered[30] < 1.3
+    beaten = columns(beat_px=10)
+    assert beaten[48] == pytest.approx(3, abs=0.05)
+    assert beaten[[43, 53]].max() == 0
+    bent = drawn(grey, with_values(plan, **(plain | {"bend": 1.0})))[0][0, 0]
+    rows = (bent * np.arange(96)[:, None]).sum(0)[30:67] / bent.sum(0)[30:67]
+    assert rows[0] == pytest.approx(rows[-1], abs=0.3)
+    assert rows[0] - rows.min() == pytest.approx(18**2 / 41 / 2, abs=0.3)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "bounds"),
+    [
+        ("scratch", "length_px", (15, 30)),
+        ("stain", "size_px", (12, 24)),
+        ("relief", "sigma_px", (2, 3)),
+    ],
+)
+def test_sizes_lie_in_their_ranges(name: str, option: str, bounds: tuple[float, float]) -> None:
+    plan = plan_of(only(name, **{option: bounds}), 500, SHAPE)
+    size = plan.values[:, 0] * (2 if name == "stain" else 1)
+    assert bounds[0] <= size.min() < bounds[0] + 0.5
+    assert bounds[1] - 0.5 < size.max() <= bounds[1]
+
+
 def test_stains_have_soft_edges_and_their_size() -> None:
     plan = with_values(
         move(plan_of(only("stain"), 200, SHAPE), 48, 48), half_px=12, half_across_px=12

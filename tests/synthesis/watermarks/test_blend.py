@@ -108,6 +108,23 @@ def test_marks_that_could_not_be_seen_are_painted_otherwise(
     assert np.abs(mix(exact, found.colour[:, None], found.mode[:, None]) - exact).min() * 0.4 >= 0.1
 
 
+def test_marks_on_rough_ground_get_more_opacity_within_its_range() -> None:
+    spec = WatermarkSpec(probability=1, opacity=(0.1, 0.6), least_change=0, least_contrast=0.5)
+    rough = np.resize([40, 160], PROBES).astype(np.uint8)
+    under = np.stack([np.full(PROBES, 100, np.uint8), rough, rough])[..., None].repeat(3, 2)
+    opacity = np.array([0.1, 0.1, 0.5], np.float32)
+    plan = _plan(
+        3, spec, opacity=opacity, colour=np.ones((3, 3), np.float32), mode=np.zeros(3, np.int64)
+    )
+    found = keep_visible(plan, under)
+    change = (1 - under / 255).mean((1, 2))
+    assert found.opacity[0] == opacity[0]
+    assert found.opacity[1] * change[1] == pytest.approx(0.5 * rough.std() / 255, rel=1e-3)
+    assert found.opacity[2] == opacity[2]
+    absent = keep_visible(replace(plan, present=np.zeros(3, bool), opacity=opacity * 0), under)
+    assert not absent.opacity.any()
+
+
 def _photo(height_px: int = 96, width_px: int = 128) -> Array:
     return draw_photo(np.random.default_rng(2), (height_px, width_px))
 

@@ -81,6 +81,13 @@ def test_a_tiled_text_is_everywhere(straight: float) -> None:
         assert all(row[y : y + 54, x : x + 54].any() for y in (0, 53, 106) for x in (0, 53, 106))
 
 
+def test_edges_are_softened() -> None:
+    sharp, soft = (_draw(_plan(_alone(soft_px=(sigma, sigma), straight=1)))[0] for sigma in (0, 2))
+    assert soft.max() < sharp.max()
+    assert soft.sum() == pytest.approx(sharp.sum(), rel=0.1)
+    assert_array_equal(soft, cv2.GaussianBlur(sharp, (0, 0), 2.0))
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -114,6 +121,16 @@ def test_fonts_without_a_character_are_left_out(
     monkeypatch.setattr(font_files, "system_folders", lambda: (tmp_path, tmp_path / "none"))
     with pytest.raises(ConfigError, match="fonts=system: none of the 1 installed fonts holds all"):
         find_fonts("system", ["a"])
+
+
+def test_letters_are_filled_or_outlined_and_keep_an_empty_edge() -> None:
+    filled, outlined = draw_text("HB", BUILT_IN, 64, 0), draw_text("HB", BUILT_IN, 64, 3)
+    for bitmap in (filled, outlined):
+        assert bitmap.max() == 255
+        assert bitmap[0].max() == bitmap[-1].max() == bitmap[:, 0].max() == bitmap[:, -1].max() == 0
+    assert outlined.shape[0] == filled.shape[0] + 6
+    inner = outlined[3:-3, 3:-3][: filled.shape[0], : filled.shape[1]]
+    assert inner[filled == 255].max() == 0, "the letters themselves are empty"
 
 
 def test_a_bank_is_bounded_and_shared_by_threads() -> None:

@@ -63,6 +63,25 @@ def test_everything_lies_in_its_range() -> None:
     assert set(plan.mode.tolist()) == set(range(len(MODES)))
 
 
+def test_options_say_what_is_drawn() -> None:
+    plan = _sample(
+        probability=1,
+        tiling=0,
+        count=(3, 3),
+        modes=("screen",),
+        coloured=0,
+        jpeg=0,
+        size_share=(0.5, 0.5),
+    )
+    assert len(plan) == 3 * 400
+    assert set(plan.mode.tolist()) == {MODES.index("screen")}
+    assert not np.ptp(plan.colour, axis=1).any()
+    assert not plan.quality.any()
+    np.testing.assert_allclose(plan.size_px, 48)
+    assert not len(_sample(probability=0))
+    assert not _sample(probability=0).opacity.any()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

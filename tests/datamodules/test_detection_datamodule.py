@@ -108,6 +108,33 @@ def test_crowds_are_no_boxes_but_ignored_regions(
     assert whole["ignored"].tolist() == [[0, 1, 0.5, 0.6875, 0.75, 0.375]]
 
 
+def test_near_duplicates_and_groups_stay_in_one_split(cache: str, tmp_path: Path) -> None:
+    root = _write_set(tmp_path / "set", 12)
+    rng = np.random.default_rng(1)
+    for number in range(12):
+        path = root / "images" / f"{number}.png"
+        if number % 2:  # the same, a little brighter
+            pixels = cv2.imread(str(root / "images" / f"{number - 1}.png"))
+            cv2.imwrite(str(path), cv2.add(pixels, 2))
+        else:
+            height, width = cv2.imread(str(path)).shape[:2]
+            cells = rng.integers(0, 250, (8, 8, 3), np.uint8)
+            cv2.imwrite(str(path), cv2.resize(cells, (width, height)))
+    for options in ({}, {"near_duplicates": "apart", "groups": r"([0-4])\.png"}):
+        files = _data(cache, root=str(root), **options).files
+        split_of = {}
+        for split, numbers in files.splits.items():
+            assert numbers
+            split_of |= {int(Path(files.images[number]).stem): split for number in numbers}
+        assert len(split_of) == 12
+        if options:
+            pairs = [(0, 10), (1, 11)]
+        else:
+            pairs = [(number, number + 1) for number in range(0, 12, 2)]
+        for one, other in pairs:
+            assert split_of[one] == split_of[other]
+
+
 def test_windows_show_every_part_of_an_ignored_region(cache: str, tmp_path: Path) -> None:
     data = _data(cache, root=_crowds(tmp_path), size_px=None, patch_px=32, stride_px=32)
     assert data.windows is not None

@@ -337,6 +337,15 @@ def test_nothing_waits_for_the_device_and_it_draws_what_the_cpu_draws(cache: str
     assert (found["boxes"].cpu() - expected["boxes"]).abs().max() <= 1e-6
 
 
+def test_samples_are_shown_before_augmentation_where_there_is_one(cache: str) -> None:
+    plain, data = _data(cache), _data(cache, augment=detection_augment())
+    planned = plan(data, 6)
+    before = data.inspect("train").draw(planned)
+    assert before is not None
+    assert_equal(before, first(plain, count=6))
+    assert data.inspect("val").draw(planned) is None
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("kind", "place"), [("thread", "worker"), ("process", "worker"), ("thread", "device")]

@@ -1,5 +1,6 @@
 """Boxes around the connected parts of masks."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from lit_data.datamodules import DetectionDataModule
 from lit_data.datamodules.detection_masks import box_parts
 from lit_data.errors import ConfigError, DataError
+from lit_data.io.images.masks import MaskOptions
 from lit_data.loading import LoaderOptions
 from tests.helpers.reading import first, opened
 
@@ -59,6 +61,16 @@ def test_each_connected_part_of_a_mask_is_a_box(cache: str, tmp_path: Path) -> N
     assert first(data, count=2)["boxes_count"].max() == 2
 
 
+def test_masks_of_several_classes_give_boxes_of_these(cache: str, tmp_path: Path) -> None:
+    root = _write(tmp_path / "set", values=(2, 1))
+    options = {"classes": ["pit", "scratch"], "mask_read": MaskOptions(classes=3)}
+    data = _data(root, Path(cache), **options)
+    assert data.classes == ("pit", "scratch")
+    boxes = data.files.labels.of(0)
+    assert boxes[:, 0].tolist() == [0, 1]
+    assert _corners(boxes) == [list(map(float, part)) for part in PARTS[::-1]]
+
+
 def test_parts_that_touch_at_a_corner_are_one_and_ignored_pixels_are_regions() -> None:
     numbers = np.zeros((10, 10), np.uint8)
     numbers[1, 1] = numbers[2, 2] = numbers[7, 7] = 1
@@ -77,6 +89,24 @@ def test_bad_masks_are_listed_together_or_left_out(cache: str, tmp_path: Path) -
         _data(root, Path(cache))
     data = _data(root, Path(cache), on_bad="skip")
     assert [Path(path).stem for path in data.files.images] == ["0", "3", "4", "5", "6", "7"]
+
+
+def test_polygons_become_boxes_too(cache: str, tmp_path: Path) -> None:
+    root = _write(tmp_path / "set")
+    for path in (root / "masks").iterdir():
+        path.unlink()
+    (root / "masks").rmdir()
+    for path in (root / "images").iterdir():
+        points = [[10, 10], [20, 10], [20, 30], [10, 30]]
+        shape = {"label": "pit", "points": points, "shape_type": "polygon"}
+        content = {"imagePath": path.name, "shapes": [shape]}
+        content |= {"imageHeight": SIZE[0], "imageWidth": SIZE[1]}
+        path.with_suffix(".json").write_text(json.dumps(content))
+    data = _data(root, Path(cache), classes=["pit"])
+    ((left, top, right, bottom),) = _corners(data.files.labels.of(3))
+    assert (left, top) == (10, 10)
+    assert right in (20, 21)
+    assert bottom in (30, 31)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from lit_data.datamodules import GANDataModule
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions
 from lit_data.types import HasPoses
-from tests.helpers.reading import assert_equal, first, opened, read_all
+from tests.helpers.reading import assert_equal, first, opened, plan, read_all
 
 SAMPLES = {"count": 6, "size_px": [16, 16], "tiles": 2}
 
@@ -86,6 +86,25 @@ def test_samples_do_not_depend_on_workers_or_batches(cache: str) -> None:
         {"worker_kind": "thread", "num_workers": 2, "micro_batch_size": 1},
     ):
         assert_equal(read_all(_data(cache, augment=augment, loader=loader)), expected)
+
+
+def test_augmentation_changes_training_images_alone(cache: str) -> None:
+    data, plain = _data(cache, augment=Geometry(flip_left_right=True)), _data(cache)
+    batch, before = first(data, count=16), first(plain, count=16)
+    flipped = (batch["image"] == before["image"].flip(-1)).flatten(1).all(1)
+    kept = (batch["image"] == before["image"]).flatten(1).all(1)
+    assert flipped.any()
+    assert kept.any()
+    assert (flipped | kept).all()
+    assert torch.equal(batch["pose"], before["pose"])
+    drawn = data.inspect("train").draw(plan(data, 16))
+    assert drawn is not None
+    assert torch.equal(drawn["image"], before["image"])
+    assert data.inspect("train").whole_values() is None
+    whole = plain.inspect("train").whole_values()
+    assert whole is not None
+    assert (whole[0], whole[1].bounds) == ("uint8", (0, 255))
+    assert torch.equal(first(data, "val")["image"], first(plain, "val")["image"])
 
 
 def test_a_folder_of_views_is_an_object(cache: str, tmp_path: Path) -> None:

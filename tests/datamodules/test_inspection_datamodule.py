@@ -356,6 +356,19 @@ def test_blank_patches_are_left_out_of_training_unless_they_show_a_defect(tmp_pa
         _data(tmp_path, sampling=SamplingOptions(skip_blank=0.01)).dataset("train")
 
 
+def test_images_with_bad_annotations_are_left_out_where_they_are_skipped(tmp_path: Path) -> None:
+    folder = _write_set(tmp_path / "set", 12, every=100)
+    (folder / "00_mask.png").unlink()
+    rows = [f"{number:02}.png,1,{1 if number else 10**9} 10" for number in range(6)]
+    (folder / "train.csv").write_text("\n".join(["ImageId,ClassId,EncodedPixels", *rows]))
+    refused = r"row 2: .*00\.png: runs up to(.|\n)*1 annotations are bad"
+    for _ in range(2):  # also where the masks are drawn already
+        with pytest.raises(DataError, match=refused):
+            _data(tmp_path)
+    data = _data(tmp_path, on_bad="skip")
+    assert _used(data) == {f"{number:02}.png" for number in range(1, 12)}
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -418,6 +431,24 @@ def test_groups_of_names_stay_together(tmp_path: Path) -> None:
         for numbers in data.split_images.values()
     ]
     assert sum(map(len, groups)) == 2
+
+
+def test_masks_in_several_files_are_joined(tmp_path: Path) -> None:
+    root, rng = tmp_path / "set", np.random.default_rng(0)
+    for name in ("test/lost", "test/good", "ground_truth/lost/003"):
+        (root / name).mkdir(parents=True)
+    for name in ("test/lost/003.png", *(f"test/good/{number:03}.png" for number in range(9))):
+        cv2.imwrite(str(root / name), rng.integers(0, 256, SIZE, dtype=np.uint8))
+    for number, place in enumerate((0, 50)):
+        mask = np.zeros(SIZE, np.uint8)
+        mask[place : place + 10, :10] = 200 + number
+        cv2.imwrite(str(root / f"ground_truth/lost/003/{number:03}.png"), mask)
+    data = _data(tmp_path)
+    number = next(n for n in range(10) if data.bank.name(n).endswith("lost/003.png"))
+    mask = data.read_mask(number)
+    assert mask is not None
+    assert (mask.sum(), mask[:10, :10].min(), mask[50:60, :10].min()) == (200, 1, 1)
+    assert data.image_kinds[number] == "lost"
 
 
 def _spots(probability: float = 1.0) -> DefectSpec:

@@ -1,5 +1,6 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any, Final
 
 import lightning as L
@@ -277,6 +278,44 @@ def test_copies_that_are_under_way_are_given_up_for_hooks_on_the_host(
     run(model, Ahead(), "validate")
     is_copy = bool((model.seen[0]["x"] < -500).all())
     assert is_copy == (BEFORE not in hooks and TRANSFER not in hooks)
+
+
+@pytest.mark.parametrize("hooks", SUBSETS)
+def test_no_copy_is_begun_that_would_be_given_up(
+    hooks: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoaderOptions, "pins_memory", True)
+    datamodule, device = Data(), torch.device("cuda", 0)
+    selector = data_connector._DataHookSelector(make_model(*hooks), datamodule)
+    strategy = SimpleNamespace(root_device=device)
+    trainer = SimpleNamespace(strategy=strategy, global_rank=0, world_size=1)
+    trainer._data_connector = SimpleNamespace(_datahook_selector=selector)
+    datamodule.trainer = trainer
+    ahead = BEFORE not in hooks and TRANSFER not in hooks
+    assert datamodule.val_dataloader().device == (device if ahead else None)
+
+
+@pytest.mark.parametrize(
+    ("hooks", "format_of"),
+    [((), lambda x: x), (HOOKS, lambda x: {"x": x}), (HOOKS, lambda x: (x, x))],
+)
+def test_an_example_input_meets_the_modules_hooks_alone(
+    hooks: tuple[str, ...], format_of: Callable[..., Any]
+) -> None:
+    met = []
+
+    def note(self: Plain, batch: Any, *args: Any) -> Any:
+        met.append(batch)
+        return batch
+
+    model = make_model(**dict.fromkeys(hooks, note), forward=lambda self, *args, **kwargs: None)
+    model.example_input_array = format_of(torch.ones(4, 3))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*treespec, LeafSpec", FutureWarning)
+        run(model, Data(), enable_model_summary=True, max_epochs=1, limit_val_batches=0)
+    assert all(batch is model.example_input_array for batch in met[: len(hooks)])
+    assert len(met) == len(hooks) * (1 + 2)
+    assert notes == ["plan", "finish", "step"] * 2
 
 
 # --- one run after the other

@@ -133,6 +133,17 @@ def test_augmentation_moves_the_mask_and_the_clean_image_along(cache: str) -> No
     assert torch.equal(before["image"], plain["image"])
 
 
+def test_what_was_planned_is_told(cache: str) -> None:
+    data = _data(cache)
+    planned = plan(data, 8)
+    rows = data.inspect("train").describe_plan(planned, [0, 1, 2])
+    assert {row["index"] for row in rows} <= set(planned["index"][:3].tolist())
+    assert {row["text"] for row in rows} <= set(WatermarkSpec(**SPEC).words)
+    assert {row["font"] for row in rows} == {"built in"}
+    undrawn = {key: value for key, value in planned.items() if key not in ("cover", "under")}
+    assert data.inspect("predict").describe_plan(undrawn, [0]) == []
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Images of several sizes and kinds, with masks."""

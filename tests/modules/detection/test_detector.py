@@ -58,6 +58,14 @@ def test_a_finer_level_has_places_for_objects_of_a_few_pixels() -> None:
         DetectorNet(2, finest_stride_px=2)
 
 
+def test_codes_are_offsets_and_logarithms_of_sizes() -> None:
+    codes = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [0.5, -1.0, -1.0, 99.0]]])
+    low, high = decode(codes, (Level(8, 1, 2),))[0].split(2, dim=1)
+    assert ((low + high) / 2).tolist() == [[4, 4], [16, -4]]
+    assert (high - low)[0].tolist() == [32, 32]
+    assert (high - low)[1].tolist() == pytest.approx([32 * 0.36788, 32 * 403.42], rel=1e-4)
+
+
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_outputs_are_float32_and_the_untrained_net_finds_little(precision: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -123,6 +131,21 @@ def test_the_best_place_learns_the_best_overlap() -> None:
     overlap = box_iou(predictions.boxes[0, others], truths.boxes)
     other = predictions.logits[0, others, 1].sigmoid().sqrt() * overlap**2
     assert other.max() <= rank.min()
+
+
+def test_a_place_learns_the_object_it_overlaps_most() -> None:
+    predictions = _predict()
+    wide, narrow = [0.0, 8.0, 48.0, 48.0], [8.0, 16.0, 40.0, 40.0]
+    targets = assign(predictions, _truths((0, 0, wide), (0, 0, narrow)))
+    assert len(targets.places.unique()) == len(targets.places)
+    alone = [
+        set(assign(predictions, _truths((0, 0, box))).places.tolist()) for box in (wide, narrow)
+    ]
+    wanted = alone[0] & alone[1]
+    assert wanted
+    overlap = box_iou(predictions.boxes[0][:, None], torch.tensor([wide, narrow]))
+    for place, truth in zip(targets.places.tolist(), targets.truths.tolist(), strict=True):
+        assert place not in wanted or overlap[place, truth] == overlap[place].max()
 
 
 def test_an_object_that_no_box_meets_is_learned_from_the_middle_outwards() -> None:

@@ -18,7 +18,7 @@ from lit_data.modules import (
     RayPatches,
 )
 from lit_data.modules.gan.conditions import Use, draw_latents, make_grid
-from lit_data.modules.gan.rays import find_rays
+from lit_data.modules.gan.rays import find_rays, sum_up
 from lit_data.samples.gan import cast_rays
 
 CPU = torch.device("cpu")
@@ -117,6 +117,18 @@ def test_the_camera_is_that_of_the_drawn_objects() -> None:
     assert_close(
         origins[:, None].expand(-1, height * width, -1), wanted_origins.T.reshape(2, -1, 3)
     )
+
+
+def test_light_is_summed_up_front_to_back() -> None:
+    generator = torch.Generator().manual_seed(0)
+    thickness, colours, ground = (
+        torch.rand(shape, generator=generator) for shape in ((1, 1, 5), (1, 1, 5, 3), (1, 1, 3))
+    )
+    passing, wanted = 1.0, torch.zeros(3)
+    for depth, colour in zip(thickness[0, 0].tolist(), colours[0, 0], strict=True):
+        wanted = wanted + passing * (1 - math.exp(-depth)) * colour
+        passing *= math.exp(-depth)
+    assert_close(sum_up(thickness, colours, ground)[0, 0], wanted + passing * ground[0, 0])
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -61,6 +63,28 @@ def test_codes_follow_the_latents_and_unused_ones_start_again() -> None:
         quantiser(_clusters())
         quantiser.update()
     assert quantiser.codebook.abs().max() < 5
+
+
+def test_evaluation_and_broken_latents_leave_the_codes() -> None:
+    quantiser = _trained()
+    before = quantiser.codebook.clone()
+    quantiser.eval()(_clusters())
+    quantiser.update()
+    quantiser.train()
+    quantiser(torch.full((5, 2), torch.nan))
+    quantiser.update()
+    assert_close(quantiser.codebook, before)
+
+
+def test_all_state_lies_in_buffers() -> None:
+    one = _trained(steps=5)
+    other = VectorQuantiser(4, 2)
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    for quantiser in (one, other):
+        torch.manual_seed(torch.seed())
+        quantiser(_clusters())
+        quantiser.update()
+    assert torch.equal(one.codebook, other.codebook)
 
 
 def test_ranks_sum_what_they_counted(monkeypatch: pytest.MonkeyPatch) -> None:

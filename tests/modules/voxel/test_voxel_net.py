@@ -5,6 +5,7 @@ from torch.testing import assert_close
 
 from lit_data.errors import ConfigError
 from lit_data.modules import PointVoxelNet, QueryCounts, VectorQuantiser
+from lit_data.modules.voxel.blocks import read_between
 from lit_data.modules.voxel.net import CellVoxels, Decoding, Field, compare, reconstruct
 from lit_data.modules.voxel.points import (
     Points,
@@ -77,6 +78,19 @@ def test_points_may_come_in_chunks(chunk: int) -> None:
         gradients.append([weight.grad for weight in net.parameters()])
         assert all(gradient is not None for gradient in gradients[-1])
     assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)
+
+
+def test_reading_between_cells_is_linear() -> None:
+    grid, shape = 4, torch.tensor([16, 8, 4])
+    sides = [(torch.arange(grid) + 0.5) * side / grid for side in shape.tolist()]
+    centres = torch.cartesian_prod(*sides)
+    # Of two volumes; features are places in mm.
+    features = torch.cat((torch.zeros(grid**3, 3), centres))
+    places = torch.tensor([[2, 1, 1], [9, 5, 2], [13, 6, 3], [0, 0, 0], [15, 7, 3]])
+    rows = torch.ones(5, dtype=torch.int64)
+    found = read_between(features, rows, places, shape.expand(5, 3), grid)
+    low, high = centres.amin(0), centres.amax(0)
+    assert_close(found, (places + 0.5).maximum(low).minimum(high))
 
 
 def _field(cells: Tensor) -> Field:

@@ -234,25 +234,18 @@ SLOW_CPU = {"on_cpu": True, "precision": "32-true", "has_bf16": True}
         # what is neither model nor small
         ("wait=61 forward=39", {}, "waiting for data takes 61% of the time: try more workers"),
         ("wait=10 assemble=51 forward=39", {}, "waiting for data takes 61% of the time: try fewer"),
-        ("wait=61 forward=39", {"disk_ratio": 0.4}, "waiting for data takes 61% of the time: try"),
         ("wait=61 forward=39", {"disk_ratio": 12.6}, "waiting for data takes 61% of the time, and th"),
-        ("wait=10 assemble=51 forward=39", {"disk_ratio": 9}, "waiting for data takes 61% of the time: t"),
-        ("wait=10 forward=90", {"disk_ratio": 9}, "the model takes 90% of the time"),
         ("transfer=30 forward=70", {}, "the copy to the device takes 30% of the time: try page-"),
-        ("augment=20 forward=80", {}, "augmentation takes 20% of the time: try fewer or cheaper"),
         ("optimizer=25 forward=75", {}, "the optimizer takes 25% of the time: try fused=True"),
         ("other=40 wait=30 forward=30", {}, "what is neither data nor model (callbacks, loggers"),
         # the model
         ("wait=19 forward=40 backward=41", {"on_cpu": True}, "the model takes 81% of the time: try a GPU"),
         ("forward=1", SLOW_CPU, "the model takes 100% of the time: try bf16 (the callback AMP), for which"),
-        ("forward=1", SLOW_CPU | {"is_chosen": True}, "the model takes 100% of the time: try a GPU, a sm"),
         ("forward=1", {"is_chosen": True}, "the model takes 100% of the time: the memory is in use; try torch"),
-        ("forward=1", SLOW_CPU | {"precision": "bf16-mixed"}, "the model in bf16 takes 100% of the time: try a"),
         ("forward=1", {"precision": "16-mixed", "has_bf16": True}, "the model in fp16 takes 100% of the time: the"),
         ("forward=1", {"free_memory": 0.6}, "the model takes 100% of the time: a larger batch may help, as 6"),
         ("forward=1", {"free_memory": 0.2}, "the model takes 100% of the time: the memory is in use; try lo"),
         ("forward=1", {"gain": 1.2}, "the model takes 100% of the time: a larger batch may help, as the l"),
-        ("forward=1", {"gain": 1.0, "free_memory": 0.6}, "the model takes 100% of the time: larger batches w"),
     ],
 )  # fmt: skip
 def test_one_sentence_names_the_limit(parts: str, options: dict[str, Any], sentence: str) -> None:

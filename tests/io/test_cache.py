@@ -130,15 +130,3 @@ def test_cached_files_are_decoded_once_and_others_each_time(sources: list[ImageS
     files = DecodedFiles(sources, uncached, cache_bytes=0)
     assert [int(files[2].max()) for _ in range(3)] == [2, 2, 2]
     assert (uncached.decoded, files.cache.nbytes) == (["2.npy"] * 3, 0)
-
-
-def test_files_pickle_without_pixels(sources: list[ImageSource]) -> None:
-    files = DecodedFiles(sources * 250, ImageDecoder(), cache_bytes=10**8)
-    for number in range(8):
-        files[number]
-    pickled = pickle.dumps(files)
-    paths_bytes = 250 * sum(len(source.paths[0]) for source in sources)
-    assert len(pickled) - paths_bytes < 64 * 1024
-    copy = pickle.loads(pickled)
-    assert (copy.cache.nbytes, copy.cache.max_bytes) == (0, 10**8)
-    assert int(copy[999].max()) == 3

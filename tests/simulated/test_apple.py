@@ -1,17 +1,11 @@
 """What an Apple GPU is asked to compute, in float32 at most: scores, drawing, augmentation."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
 from lit_data.augment import Geometry, Layers
-from lit_data.modules.detection.scores import BoxScores
-from lit_data.modules.scored import DefectRecall, PixelScores
-from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
-from lit_data.modules.voxel.module import VoxelScores
 from lit_data.synthesis import render
 from lit_data.synthesis.watermarks.blend import compress
 from tests.augment.test_augmentation import ANY_CHANNELS, RGB, make_layers
@@ -28,32 +22,6 @@ def apple(monkeypatch: pytest.MonkeyPatch) -> None:
     if not LOG.installed:
         pytest.skip("an Apple GPU is simulated only")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-
-
-@pytest.mark.parametrize("score", [PixelScores, DefectRecall, AnomalyMetrics])
-def test_pixels_are_scored_as_on_the_host(score: Any) -> None:
-    values = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    masks = torch.zeros(2, 1, 8, 8)
-    masks[:, :, 2:5] = 1
-    found = []
-    for device in (torch.device("cpu"), MPS):
-        metric = score().to(device)
-        metric.update(values.to(device), masks.to(device))
-        found.append(metric.compute())
-    host, apple = ({"score": f} if isinstance(f, torch.Tensor) else f for f in found)
-    for name, value in host.items():
-        assert_close(apple[name].cpu(), value, atol=1e-3, rtol=1e-3)
-
-
-def test_boxes_and_voxels_are_scored() -> None:
-    metric = BoxScores().to(MPS)
-    there = {"boxes": torch.tensor([[0.0, 0, 4, 4]]).to(MPS), "classes": torch.tensor([0]).to(MPS)}
-    there["scores"] = torch.tensor([0.5]).to(MPS)
-    metric.update([there], [there])
-    assert [float(metric.compute()[name]) for name in ("map50", "map")] == pytest.approx([1, 1])
-    voxels = VoxelScores().to(MPS)
-    voxels.update(*(torch.ones(2).to(MPS) for _ in range(3)), torch.zeros(3).to(MPS))
-    assert float(voxels.compute()["iou"]) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("name", NAMES)

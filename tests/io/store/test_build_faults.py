@@ -1,7 +1,6 @@
 """Building a decoded store while processes are killed, race each other, or run out of room."""
 
 import faulthandler
-import fcntl
 import gc
 import io
 import os
@@ -252,31 +251,6 @@ def test_holder_that_is_killed_while_another_waits(place: Place, run: Run, stuck
     os.close(read_end)
     os.close(write_end)
     assert len(place.names()) == 1
-
-
-def test_holder_that_leaves_the_lock_to_a_child_of_its_own(
-    place: Place, run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(lock, "ORPHANED_S", 0.1)
-    read_end, write_end = os.pipe()
-
-    def build_and_fork() -> None:
-        fcntl.flock(os.open(place.cache / ".lock", os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
-        grandchild = os.fork()
-        if grandchild == 0:
-            select.select([], [], [])
-        os.write(write_end, str(grandchild).encode())
-
-    place.cache.mkdir()
-    assert run(build_and_fork).wait() == 0
-    orphan = int(os.read(read_end, 20))
-    try:
-        check_whole(place.build(wait_s=10))
-        assert "its lock is held but nobody builds; going on without it" in caplog.text
-    finally:
-        os.kill(orphan, signal.SIGKILL)
-        os.close(read_end)
-        os.close(write_end)
 
 
 def test_reader_keeps_its_map_while_others_rebuild(place: Place, run: Run) -> None:

@@ -1,5 +1,6 @@
 """Masks that are black and white but for their edges, and folders that hold such."""
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -199,3 +200,22 @@ def test_what_tells_two_classes_apart_is_refused_with_more(options: dict[str, An
         MaskOptions(colours=COLOURS[:2], **options)
     with pytest.raises(ConfigError, match="'any' is unknown: choose one of equal, brightest"):
         MaskOptions(channels="any")
+
+
+def test_masks_of_voc_ignore_255(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    disc = _disc(15)
+    disc[:5] = 255
+    masks = _write(tmp_path / "SegmentationClass", ".png", disc, _disc(2), _disc(6))
+    assert choose_mask_options(masks, MaskOptions()) == MaskOptions(threshold=1, ignore=255)
+    assert "masks as of VOC, where 255 is neither (data.mask_read.ignore=255)" in caplog.text
+
+
+def test_label_maps_of_cvat_name_colours(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    text = "# label:color_rgb:parts:actions\nbackground:0,0,0::\nscratch:128,0,0::\n"
+    (tmp_path / "labelmap.txt").write_text(text + "dent:0,128,0::\nx:1,2::")
+    masks = _write(tmp_path / "SegmentationClass", ".png", _colour(128, 0, 0), _colour(0, 128, 0))
+    found = choose_mask_options(masks, MaskOptions())
+    assert found.colours == ((0, 0, 0), (128, 0, 0), (0, 128, 0))
+    assert "data.classes=[scratch,dent] tells them apart" in caplog.text

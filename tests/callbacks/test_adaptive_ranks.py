@@ -39,12 +39,13 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class Fault(NamedTuple):
-    """What goes wrong: at a point on a rank, from a batch on, while more samples than a limit are in work."""
+    """What goes wrong: at a point on a rank, from a batch to another, while more samples than a limit are in work."""
 
     rank: int = -1
     point: str = ""
     batch: int = 0
     limit: int = 4
+    until: int = 99
     error: type[Exception] = torch.OutOfMemoryError
 
 
@@ -84,7 +85,7 @@ class Model(LightningModule):
     def check(self, point: str, samples: int) -> None:
         fault, batch = self.fault, self.trainer.fit_loop.epoch_loop.batch_progress.current.completed
         is_here = (fault.rank, fault.point) == (self.global_rank, point)
-        if is_here and fault.batch <= batch and samples > fault.limit:
+        if is_here and fault.batch <= batch < fault.until and samples > fault.limit:
             text = "CUDA out of memory" if fault.error is torch.OutOfMemoryError else "broken"
             raise fault.error(text)
 
@@ -175,7 +176,7 @@ def _fit(
     watch = Watch()
     logging.getLogger("lit_data").addHandler(watch)
     unused, size = options.pop("find_unused_parameters", False), options.pop("initial_size", None)
-    callback = AdaptiveBatchSize(initial_size=size, grow_after=None)
+    callback = AdaptiveBatchSize(initial_size=size, grow_after=options.pop("grow_after", None))
     timeout = timedelta(seconds=WAIT_S)
     settings = {
         "devices": 2,
@@ -231,6 +232,7 @@ def _run_all(folder: Path) -> None:
     for samples, sparse in itertools.product(UNEVEN, (False, True)):
         module = _build(Model, sparse=sparse)
         run(f"uneven {samples} {sparse}", module, Uneven(*samples), use_distributed_sampler=False)
+    run("growing", _build(Model, Fault(1, "backward", until=2)), grow_after=1)
     run("validation", _build(Model, Fault(1, "validation")))
     run("manual", _build(Manual, batch_norm=True), initial_size=2)
     run("plain manual", _build(Manual, batch_norm=True), adaptive=False)
@@ -384,6 +386,16 @@ def test_the_gradient_is_that_of_one_process_with_all_samples(
     assert [rank[name]["pieces"] for rank in runs.ranks] == [[count] for count in samples]
     _assert_equal(*runs.weights(name))
     _assert_close(runs.weights(name)[0], alone.state_dict())
+
+
+@pytest.mark.slow
+def test_ranks_that_grow_apart_stay_together(runs: Runs) -> None:
+    for rank, found in enumerate(run["growing"] for run in runs.ranks):
+        assert found["error"] == ""
+        assert found["ooms"] == rank
+        assert found["steps"] == 5
+    _assert_equal(*runs.weights("growing"))
+    _assert_close(runs.weights("growing")[0], runs.weights("clean plain")[0])
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ OUTSIDE = [
     {"torch", "onnx", "onnxruntime"},
     {"kornia", "torchvision"},
     {"lightning", "packaging"},
-    {"torchmetrics", "anomalib", "safetensors"},
+    {"torchmetrics", "faster_coco_eval", "anomalib", "safetensors"},
     {"matplotlib", "pyarrow"},
     {"hydra", "omegaconf", "yaml", "jinja2", "markupsafe"},
 ]
@@ -53,7 +53,7 @@ ONLY_HERE = {
     "matplotlib": ["tasks", "commands", "callbacks"],  # timelines are drawn in plain scripts too
 }
 INSIDE_FUNCTIONS_ONLY = DECODERS | {"onnx", "onnxruntime", "fsspec", "aiohttp"}
-INSIDE_FUNCTIONS_ONLY |= {"anomalib", "safetensors", "torchvision"}
+INSIDE_FUNCTIONS_ONLY |= {"anomalib", "safetensors", "torchvision", "faster_coco_eval"}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,30 +11,29 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 from typing_extensions import override
 
-from lit_data.devices import constant
+from lit_data.modules.detection.average_precision import IGNORED, TRUE, find_precisions
 from lit_data.modules.detection.boxes import Objects, box_iou, find_covered
 from lit_data.modules.score_curves import Curve, trace_curve
 from lit_data.modules.scored import find_best_f1, where_counted
 
-IOU_THRESHOLDS = tuple(0.5 + 0.05 * step for step in range(10))
 SIZES = ("small", "medium", "large")
 SIZE_LIMITS_PX = (32.0, 96.0)
 """Sides of squares that part the sizes, as COCO's (``pycocotools.cocoeval``, `areaRng`)."""
 ALARM_RATES = (0.1, 1.0, 10.0)
 """False alarms per image at which the found fraction of the objects is logged."""
 
-_RECALLS = 101
+_LEAST_IOU = 0.5  # of hits
 _NO_CLASS = -1
 _EPS = 1e-6
-_STATES = ("scores", "classes", "outcomes", "true_classes", "in_range")
+_COLUMNS = 7  # see `_tabulate`
 
 
 class Matches(NamedTuple):
-    """Fates of the boxes of B images, for each range R of sizes, the first of which is all, and each IoU T.
+    """Fates of the boxes of B images at IoU 0.5.
 
     Attributes:
-        outcomes: [B, found, R, T] int8: 1 right, 0 false, -1 counts for nothing.
-        missed: [B, true, R, T] bool: true boxes that none has taken.
+        outcomes: [B, found] int8: 1 right, 0 false, -1 counts for nothing.
+        missed: [B, true] bool: true boxes that none has taken.
     """
 
     outcomes: Tensor
@@ -44,19 +43,17 @@ class Matches(NamedTuple):
 class BoxScores(Metric):
     """Average precision of boxes, by class and by size, and hits against false alarms.
 
-    The numbers are those of COCO (Lin et al., "Microsoft COCO", ECCV 2014, in the detail of
-    ``pycocotools.cocoeval``); torchmetrics' own `MeanAveragePrecision` needs torchvision and a
-    package of COCO.
-
-    In each image, from the highest score down, a found box takes the true box of its class that it
-    overlaps most and that no other has taken; it is right if their IoU reaches the threshold.
-    Precision at recall r is the highest at any recall from r on, read at r = 0, 0.01 .. 1. Classes
-    without a true box count for nothing. Neither does a found box that is not right and that an
-    ignored region of its class covers to the threshold, as COCO's crowds; nor, in the score of a
-    size, a box of another size.
+    Average precision is that of COCO (Lin et al., "Microsoft COCO", ECCV 2014), see
+    `lit_data.modules.detection.average_precision`; torchmetrics' own `MeanAveragePrecision` needs
+    torchvision, and knows neither other limits of sizes nor the precision of a class at IoU 0.5.
+    Classes without a true box count for nothing. Neither does a found box that is not right and
+    that an ignored region of its class covers to the threshold, as COCO's crowds; nor, in the score
+    of a size, a box of another size.
 
     Hits against false alarms are points of the FROC curve (Chakraborty, "Maximum likelihood
-    analysis of free-response ROC data", 1989) at IoU 0.5.
+    analysis of free-response ROC data", 1989) at IoU 0.5: in each image, from the highest score
+    down, a found box takes the true box of its class that it overlaps most and that no other has
+    taken; it is right if their IoU reaches 0.5.
 
     Args:
         size_limits_px: Sides of squares whose areas part small, medium and large boxes.
@@ -68,21 +65,16 @@ class BoxScores(Metric):
 
     full_state_update = False
     higher_is_better = True
-    scores: list[Tensor]
-    classes: list[Tensor]
-    outcomes: list[Tensor]
-    true_classes: list[Tensor]
-    in_range: list[Tensor]
-    images: Tensor
+    rows: list[Tensor]
+    counts: list[Tensor]
 
     def __init__(self, size_limits_px: Sequence[float] = SIZE_LIMITS_PX) -> None:
         super().__init__()
         self.names: Sequence[str] = ()
         self.curve: Curve | None = None
         self.area_limits = tuple(float(side) ** 2 for side in size_limits_px)
-        for name in _STATES:
-            self.add_state(name, [], dist_reduce_fx="cat")
-        self.add_state("images", torch.tensor(0), dist_reduce_fx="sum")
+        self.add_state("rows", [], dist_reduce_fx="cat")
+        self.add_state("counts", [], dist_reduce_fx="cat")
 
     @override
     def update(
@@ -101,45 +93,21 @@ class BoxScores(Metric):
             scales: For each image the px of its sizes for one px of its boxes, by default 1.
         """
         if not predicted:
-            self._add_nothing()
+            self.rows.append(torch.zeros(0, _COLUMNS, device=self.device))
+            self.counts.append(torch.zeros(0, dtype=torch.int64, device=self.device))
             return
-        classes = pad_sequence([image["classes"] for image in predicted], True, _NO_CLASS)
-        true_classes = pad_sequence([image["classes"] for image in true], True, _NO_CLASS - 1)
-        boxes = pad_sequence([image["boxes"] for image in predicted], True)
-        true_boxes = pad_sequence([image["boxes"] for image in true], True)
-        overlap = box_iou(boxes[:, :, None], true_boxes[:, None])
-        overlap = overlap.masked_fill(classes[:, :, None] != true_classes[:, None], -1)
-        squares = boxes.new_tensor(scales or [1.0] * len(boxes))[:, None] ** 2
-        found_in_range = self._find_ranges(boxes, squares)
-        true_in_range = self._find_ranges(true_boxes, squares)
-        covered = _cover(boxes, classes, ignored or ())
-        matches = match_boxes(overlap, true_in_range, found_in_range, covered)
-        is_found = classes != _NO_CLASS
-        is_true = true_classes != _NO_CLASS - 1
-        self.outcomes.append(matches.outcomes[is_found])
-        self.classes.append(classes[is_found])
-        self.scores.append(torch.cat([image["scores"] for image in predicted]).float())
-        self.true_classes.append(true_classes[is_true])
-        self.in_range.append(true_in_range[is_true])
-        self.images += len(predicted)
-
-    def _add_nothing(self) -> None:
-        ranges = 1 + len(SIZES)
-        shape = (0, ranges, len(IOU_THRESHOLDS))
-        self.scores.append(torch.zeros(0, device=self.device))
-        self.outcomes.append(torch.zeros(shape, dtype=torch.int8, device=self.device))
-        self.in_range.append(torch.zeros(0, ranges, dtype=torch.bool, device=self.device))
-        for classes in (self.classes, self.true_classes):
-            classes.append(torch.zeros(0, dtype=torch.int64, device=self.device))
-
-    def _find_ranges(self, boxes: Tensor, squares: Tensor) -> Tensor:
-        """Mark in which ranges of sizes boxes [B, n, 4] lie: [B, n, R] bool."""
-        areas = (boxes[..., 2:] - boxes[..., :2]).prod(-1) * squares
-        small, large = self.area_limits
-        is_any = torch.ones_like(areas, dtype=torch.bool)
-        # A box on a limit belongs to both sides, as COCO has it.
-        is_medium = (areas >= small) & (areas <= large)
-        return torch.stack((is_any, areas <= small, is_medium, areas >= large), dim=-1)
+        outcomes = _match_images(predicted, true, ignored or ()).outcomes
+        tables, counts = [], []
+        for number, objects in enumerate(predicted):
+            scale = scales[number] if scales else 1.0
+            parts = [_tabulate(objects, scale, objects["scores"], outcomes[number])]
+            parts.append(_tabulate(true[number], scale, TRUE))
+            if ignored is not None:
+                parts.append(_tabulate(ignored[number], scale, IGNORED))
+            tables += parts
+            counts.append(sum(map(len, parts)))
+        self.rows.append(torch.cat(tables))
+        self.counts.append(torch.tensor(counts, device=self.device))
 
     @override
     def compute(self) -> dict[str, Tensor]:
@@ -152,50 +120,37 @@ class BoxScores(Metric):
             0.5 and over all classes, ``object_f1_max``, with ``object_f1_max_threshold``, its score.
             NaN are those of which there are no true boxes, and a threshold where no box is right.
         """
-        scores = dim_zero_cat(self.scores)
-        order = scores.argsort(descending=True, stable=True)
-        scores = scores[order].cpu()  # a few numbers, once an epoch: the same on every device
-        classes = dim_zero_cat(self.classes)[order].cpu()
-        outcomes = dim_zero_cat(self.outcomes)[order].cpu()
-        true_classes = dim_zero_cat(self.true_classes).cpu()
-        in_range = dim_zero_cat(self.in_range).cpu()
-        values = self._score_classes(classes, outcomes, true_classes, in_range)
-        true_count = len(true_classes)
+        # A few numbers, once an epoch: the same on every device.
+        rows, counts = dim_zero_cat(self.rows).cpu(), dim_zero_cat(self.counts).cpu()
+        values = self._score_classes(rows, counts)
+        found_rows = rows[rows[:, 5] >= 0]
+        found_rows = found_rows[found_rows[:, 5].argsort(descending=True, stable=True)]
+        scores, outcomes = found_rows[:, 5], found_rows[:, 6].to(torch.int8)
+        true_count = int((rows[:, 5] == TRUE).sum())
         for rate in ALARM_RATES:
-            allowed = int(rate * int(self.images))
-            hits = count_hits(scores, outcomes[:, 0, 0], allowed)
+            hits = count_hits(scores, outcomes, int(rate * len(counts)))
             values[f"froc_{rate:g}"] = torch.tensor(float(hits)) / true_count
-        values |= choose_threshold(scores, outcomes[:, 0, 0], true_count)
-        right, wrong = ((outcomes[:, 0, 0] == kind).cumsum(0) for kind in (1, 0))
+        values |= choose_threshold(scores, outcomes, true_count)
+        right, wrong = ((outcomes == kind).cumsum(0) for kind in (1, 0))
         is_any_right = len(right) > 0 and bool(right[-1])
         self.curve = trace_curve(right, wrong, true_count) if is_any_right else None
         return {name: value.to(self.device) for name, value in values.items()}
 
-    def _score_classes(
-        self, classes: Tensor, outcomes: Tensor, true_classes: Tensor, in_range: Tensor
-    ) -> dict[str, Tensor]:
-        curves: list[list[Tensor]] = [[] for _ in range(1 + len(SIZES))]
-        undefined = torch.full((1,), torch.nan)
-        of_classes: dict[str, Tensor] = {}
-        for name in self.names:
-            of_classes |= {f"ap50_{name}": undefined[0], f"ap_{name}": undefined[0]}
-        for number in sorted(set(true_classes.tolist())):
-            counts = in_range[true_classes == number].sum(0).tolist()
-            of_class = outcomes[classes == number]
-            for size, count in enumerate(counts):
-                if count:
-                    curves[size].append(_average_precision(of_class[:, size], count))
-            if number < len(self.names):
-                name = self.names[number]
-                of_classes[f"ap50_{name}"] = curves[0][-1][0]
-                of_classes[f"ap_{name}"] = curves[0][-1].mean()
-        means = []
-        for of_size in curves:
-            means.append(torch.stack(of_size).mean(0) if of_size else undefined)
-        values = {"map50": means[0][0], "map": means[0].mean()}
+    def _score_classes(self, rows: Tensor, counts: Tensor) -> dict[str, Tensor]:
+        boxes = rows[:, :6].double().numpy()
+        classes, precisions = find_precisions(boxes, counts.numpy(), self.area_limits)
+        precisions = precisions.float()
+        means = precisions.nanmean(1)
+        values = {"map50": means[0, 0], "map": means[:, 0].mean()}
         for size, name in enumerate(SIZES, 1):
-            values[f"map_{name}"] = means[size].mean()
-        return values | of_classes
+            values[f"map_{name}"] = means[:, size].mean()
+        undefined = torch.full((len(precisions),), torch.nan)
+        for number, name in enumerate(self.names):
+            of_class = undefined
+            if number in classes:
+                of_class = precisions[:, classes.index(number), 0]
+            values |= {f"ap50_{name}": of_class[0], f"ap_{name}": of_class.mean()}
+        return values
 
 
 def match_objects(predicted: Objects, true: Objects, ignored: Objects) -> tuple[Tensor, Tensor]:
@@ -209,55 +164,55 @@ def match_objects(predicted: Objects, true: Objects, ignored: Objects) -> tuple[
     Returns:
         [true] and [found] bool.
     """
-    boxes = predicted["boxes"][None]
-    classes = predicted["classes"][None]
-    overlap = box_iou(boxes[:, :, None], true["boxes"])
-    overlap = overlap.masked_fill(classes[:, :, None] != true["classes"], -1)
-    true_in_range = torch.ones(1, len(true["classes"]), 1, dtype=torch.bool)
-    found_in_range = torch.ones(1, classes.shape[1], 1, dtype=torch.bool)
-    covered = _cover(boxes, classes, [ignored])
-    matches = match_boxes(overlap, true_in_range, found_in_range, covered)
-    return matches.missed[0, :, 0, 0], matches.outcomes[0, :, 0, 0] == 0
+    matches = _match_images([predicted], [true], [ignored])
+    return matches.missed[0], matches.outcomes[0] == 0
 
 
-def match_boxes(
-    overlap: Tensor, true_in_range: Tensor, found_in_range: Tensor, covered: Tensor
+def _match_images(
+    predicted: Sequence[Objects], true: Sequence[Objects], ignored: Sequence[Objects]
 ) -> Matches:
+    """Match the boxes of some images, filled up to as many as the largest number of them."""
+    classes = pad_sequence([image["classes"] for image in predicted], True, _NO_CLASS)
+    true_classes = pad_sequence([image["classes"] for image in true], True, _NO_CLASS - 1)
+    boxes = pad_sequence([image["boxes"] for image in predicted], True)
+    true_boxes = pad_sequence([image["boxes"] for image in true], True)
+    overlap = box_iou(boxes[:, :, None], true_boxes[:, None])
+    overlap = overlap.masked_fill(classes[:, :, None] != true_classes[:, None], -1)
+    return match_boxes(overlap, _cover(boxes, classes, ignored))
+
+
+def match_boxes(overlap: Tensor, covered: Tensor) -> Matches:
     """Match found boxes with true ones.
 
     Args:
         overlap: [B, found, true] IoU, the highest score first; -1 where classes differ.
-        true_in_range: [B, true, R] bool, sizes that a true box belongs to.
-        found_in_range: [B, found, R] bool.
         covered: [B, found] largest fraction that an ignored region of the class covers.
     """
-    images, found_count, true_count = overlap.shape
-    thresholds = constant(tuple(IOU_THRESHOLDS), overlap.device, overlap.dtype)[:, None]
     # A column that no box takes, so that there is one where nothing is true.
     overlap = F.pad(overlap, (0, 1), value=-1.0)
-    counts = F.pad(true_in_range, (0, 0, 0, 1)).transpose(1, 2)[:, :, None]  # [B, R, 1, true]
-    ranges = counts.shape[1]
-    free = counts.new_ones(images, ranges, len(thresholds), true_count + 1)
-    outcomes = torch.zeros(
-        *(images, found_count, ranges, len(thresholds)), dtype=torch.int8, device=overlap.device
-    )
-    for number in range(found_count):
-        of_box = overlap[:, number, None, None]
-        best, taken = of_box.masked_fill(~(free & counts), -1).max(-1, keepdim=True)
-        is_right = best >= thresholds
-        # What matches a box of another size alone counts for nothing.
-        other, other_taken = of_box.masked_fill(~free | counts, -1).max(-1, keepdim=True)
-        is_other = (other >= thresholds) & ~is_right
-        target = torch.where(is_right, taken, other_taken)
-        takes = is_right | is_other
-        free &= ~(torch.zeros_like(free).scatter(-1, target, True) & takes)
-        is_nothing = ~found_in_range[:, number, :, None, None]
-        is_nothing = is_nothing | is_other
-        is_nothing = is_nothing | (covered[:, number, None, None, None] >= thresholds)
-        is_nothing &= ~is_right
-        outcome = is_right.to(torch.int8) - is_nothing.to(torch.int8)
-        outcomes[:, number] = outcome[..., 0]
-    return Matches(outcomes, free[..., :-1].permute(0, 3, 1, 2))
+    is_free = overlap.new_ones(len(overlap), overlap.shape[2], dtype=torch.bool)
+    is_right = torch.zeros_like(covered, dtype=torch.bool)
+    for number in range(overlap.shape[1]):
+        best, taken = overlap[:, number].masked_fill(~is_free, -1).max(1, keepdim=True)
+        takes = best >= _LEAST_IOU
+        is_free &= ~torch.zeros_like(is_free).scatter(1, taken, takes)
+        is_right[:, number] = takes[:, 0]
+    is_nothing = (covered >= _LEAST_IOU) & ~is_right
+    return Matches(is_right.to(torch.int8) - is_nothing.to(torch.int8), is_free[:, :-1])
+
+
+def _tabulate(
+    objects: Objects, scale: float, score: Tensor | float, outcomes: Tensor | None = None
+) -> Tensor:
+    """Return objects [n, 7]: scaled box, class, score or its stand-in, and outcome of `Matches`."""
+    count = len(objects["classes"])
+    rows = torch.zeros(count, _COLUMNS, device=objects["boxes"].device)
+    rows[:, :4] = objects["boxes"] * scale
+    rows[:, 4] = objects["classes"]
+    rows[:, 5] = score
+    if outcomes is not None:
+        rows[:, 6] = outcomes[:count]
+    return rows
 
 
 def _cover(boxes: Tensor, classes: Tensor, ignored: Sequence[Objects]) -> Tensor:
@@ -304,18 +259,3 @@ def choose_threshold(scores: Tensor, outcomes: Tensor, true_count: int) -> dict[
         return {"object_f1_max": none_right, "object_f1_max_threshold": torch.tensor(torch.nan)}
     f1, threshold = find_best_f1(levels, hits, true_count, eps=_EPS)
     return {"object_f1_max": f1, "object_f1_max_threshold": threshold.float()}
-
-
-def _average_precision(outcomes: Tensor, true: int) -> Tensor:
-    """[T] from the outcomes of a class [found, T], the highest score first, and the number of true boxes."""
-    hits = (outcomes == 1).cumsum(0).double()
-    alarms = (outcomes == 0).cumsum(0)
-    recall = hits / true
-    precision = hits / (hits + alarms).clamp(min=1)
-    highest = precision.flip(0).cummax(0).values.flip(0) if len(hits) else precision
-    # Recalls that are never reached.
-    highest = torch.cat((highest, highest.new_zeros(1, hits.shape[1])))
-    # Rounded as COCO's.
-    levels = torch.arange(_RECALLS, dtype=torch.float64) * 0.01
-    first = torch.searchsorted(recall.T.contiguous(), levels.repeat(hits.shape[1], 1))
-    return highest.T.gather(1, first).mean(1).float()

@@ -5,8 +5,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed import TCPStore
 
+from lit_data.commands.build import build_trainer
 from lit_data.commands.configuration.compose import check_run, compose
 from lit_data.commands.configuration.tree import open_hydra
 from lit_data.commands.launcher import check_start, is_first_of_machine, is_first_rank, place_run
@@ -129,6 +131,15 @@ def test_fsdp_leaves_out_what_it_cannot_do() -> None:
     )
     assert cfg.callbacks.adaptive is None
     assert cfg.trainer.gradient_clip_val is None
+
+
+@pytest.mark.parametrize(("experiment", "is_told"), [("gan", True), ("stripe", False)])
+def test_ddp_is_told_of_nets_that_learn_in_turn(experiment: str, is_told: bool) -> None:
+    words = [f"+experiment={experiment}", "trainer=ddp_cpu", "paths.run=here"]
+    trainer = build_trainer(compose("fit", words), logger=False, callbacks=[])
+    strategy = trainer.strategy
+    assert isinstance(strategy, DDPStrategy)
+    assert strategy._ddp_kwargs.get("find_unused_parameters", False) is is_told
 
 
 class Numbers:

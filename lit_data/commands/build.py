@@ -50,6 +50,7 @@ from lit_data.tasks.base import find_task_of
 
 _SUMMARY = "enable_model_summary"
 _OURS = ("lit_data.", "torch.")
+_DDP_IN_TURN = "ddp_find_unused_parameters_true"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,7 +350,7 @@ def build_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN4
     shows_bar = overrides.get("enable_progress_bar", cfg.trainer.get("enable_progress_bar", True))
     if shows_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
         callbacks.append(RunBar())
-    overrides = {"logger": loggers, "callbacks": callbacks, **overrides}
+    overrides = {**_choose_strategy(cfg), "logger": loggers, "callbacks": callbacks, **overrides}
     shows_parts = overrides.get(_SUMMARY, cfg.trainer.get(_SUMMARY, True))
     if shows_parts and not any(isinstance(callback, ModelSummary) for callback in callbacks):
         callbacks.append(ParameterTable())
@@ -360,6 +361,15 @@ def build_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN4
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
     return trainer
+
+
+def _choose_strategy(cfg: DictConfig) -> dict[str, str]:
+    """Return a strategy in the place of DDP for models of which some weights rest in each backward."""
+    target = cfg.model.get("_target_")
+    if target is None or cfg.trainer.get("strategy") != "ddp":
+        return {}
+    learns_in_turn = getattr(resolve_target(target, "model"), "nets_learn_in_turn", False)
+    return {"strategy": _DDP_IN_TURN} if learns_in_turn else {}
 
 
 def _choose_callbacks(cfg: DictConfig) -> list[L.Callback]:

@@ -52,8 +52,8 @@ class VolumeTask(Task[CTDataModule]):
     candidates = 8
     _surface_mm = 1.0  # of a model that does not say it
     unexported = (
-        "lit_inspect reads images: volumes are read from NIfTI and DICOM and resampled. predict runs "
-        "on a processor too (trainer=cpu)"
+        "lit_inspect reads images, and neither NIfTI nor DICOM, and resamples no volumes: predict "
+        "runs on a processor too (trainer=cpu)"
     )
     neutral_data = (*Task.neutral_data, "augment", "processes")
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}

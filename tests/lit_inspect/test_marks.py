@@ -112,7 +112,7 @@ def test_marks_of_other_images_are_refused(change: dict[str, Any], tmp_path: Pat
     [
         (
             CTDataModule,
-            r"lit_inspect reads images: volumes are read from NIfTI and DICOM .* \(trainer=cpu\)",
+            r"lit_inspect reads images, and neither NIfTI nor DICOM, .* \(trainer=cpu\)",
         ),
         (GANDataModule, "lit_inspect answers for images, and makes none: predict makes them"),
     ],

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -125,6 +125,9 @@ class GANModule(GeneratorModule):
     Raises:
         ConfigError: An option is unknown or out of range.
     """
+
+    nets_learn_in_turn: ClassVar[bool] = True
+    """DDP must not wait for the gradients of the net that rests, see `docs/ranks.md`."""
 
     last_r1: Tensor
 

@@ -34,9 +34,8 @@ log = logging.getLogger(__name__)
 
 COLUMNS = (
     "way", "batch_size", "images_per_s", "ratio_to_original", "dice_to_fp32", "mean_difference",
-    "max_difference", "peak_mib", "note",
+    "max_difference", "peak_mib",
 )  # fmt: skip
-_HEADINGS = {name: name.replace("_", " ") for name in COLUMNS[:-1]}
 _THRESHOLD = 0.5
 _COMPARED = 20  # images, which the original predicts again for each way
 
@@ -46,27 +45,23 @@ class PredictSuite(Suite):
     """Images of mixed sizes, one at a time as people predict them, and in batches with fewer bits.
 
     A row for each way, from file to array: ``original`` one at a time in float32, ``batched`` tiles
-    of all images in batches, ``threads`` several batches at a time, ``bf16`` in bfloat16 too; with
-    `compile` ``compiled`` and ``compiled_bf16``, for which images are filled up to whole tiles.
-    Columns: ``images_per_s``;
-    ``ratio_to_original``; ``dice_to_fp32``, ``mean_difference``, ``max_difference`` of masks and
-    probabilities to those of ``original``; ``peak_mib``, most memory of tensors while a batch is
-    predicted, for what is not compiled; ``note``, why a way was not measured. summary.json holds
-    each way at its fastest batch size, and ``best_way``.
+    of all images in batches, ``threads`` several batches at a time, ``bf16`` in bfloat16 too.
+    Columns: ``images_per_s``; ``ratio_to_original``; ``dice_to_fp32``, ``mean_difference``,
+    ``max_difference`` of masks and probabilities to those of ``original``; ``peak_mib``, most memory
+    of tensors while a batch is predicted. summary.json holds each way at its fastest batch size, and
+    ``best_way``.
 
     Args:
-        batch_sizes: Sizes to try; what is compiled has the first one only.
+        batch_sizes: Sizes to try.
         images: How many, cut from validation samples.
         tile_px: Size of the tiles.
         steps: Of training before, without ``ckpt``.
-        compile: Measure the net compiled by torch.compile too; needs a C++ compiler.
     """
 
     batch_sizes: Sequence[int] = (1,)
     images: int = 200
     tile_px: int = 512
     steps: int = 60
-    compile: bool = False
 
     @override
     def run(self, cfg: DictConfig) -> dict[str, Any]:
@@ -75,32 +70,29 @@ class PredictSuite(Suite):
         datamodule = build_datamodule(cfg)
         datamodule.setup("fit")
         weights = find_weights(cfg, datamodule, self.steps)
-        options = WayOptions(
-            batch_sizes=self.batch_sizes, tile_px=self.tile_px, compile=self.compile, device=device
-        )
+        options = WayOptions(batch_sizes=self.batch_sizes, tile_px=self.tile_px, device=device)
         with TemporaryDirectory(dir=folder, prefix="images-") as temp:
             paths = write_images(datamodule, Path(temp), self.images)
             ways = list_ways(cfg, datamodule, weights, paths, options)
-            works = {way.name: partial(way.run, paths) for way in ways if not way.note}
+            works = {way.name: partial(way.run, paths) for way in ways}
             times_s = time_in_turn(works, self.repeats, device)
-            lines = [_measure(way, ways[0], times_s.get(way.name, math.nan), paths) for way in ways]
+            lines = [_measure(way, ways[0], times_s[way.name], paths) for way in ways]
         for line in lines:
             line["ratio_to_original"] = line["images_per_s"] / lines[0]["images_per_s"]
         threads = torch.get_num_threads()
         title = f"{cfg.name}: {len(paths)} images of mixed sizes, {threads} threads, {device}"
-        report_lines(lines, COLUMNS, folder, title, headings=_HEADINGS, labels=NAMES)
+        report_lines(lines, COLUMNS, folder, title, labels=NAMES)
         return collect_metrics(lines) | {"benchmark/images": len(paths)}
 
 
 def collect_metrics(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the keys of summary.json: of each way its fastest line, and the fastest of all."""
-    measured = [line for line in lines if not line["note"]]
     fastest: dict[str, Mapping[str, Any]] = {}
-    for line in sorted(measured, key=lambda line: float(line["images_per_s"])):
+    for line in sorted(lines, key=lambda line: float(line["images_per_s"])):
         fastest[line["way"]] = line
-    ours = [line for line in measured if not line["way"].startswith("original")]
+    ours = [line for line in lines if not line["way"].startswith("original")]
     best = max(ours, key=lambda line: float(line["images_per_s"]))
-    return collect([*fastest.values()], COLUMNS[:-1]) | {
+    return collect([*fastest.values()], COLUMNS) | {
         "benchmark/batch_size": best["batch_size"],
         "benchmark/best_way": best["way"],
         "benchmark/ratio_to_original": best["ratio_to_original"],
@@ -110,18 +102,11 @@ def collect_metrics(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _measure(
     way: PredictVariant, original: PredictVariant, seconds: float, paths: Sequence[Path]
 ) -> dict[str, Any]:
-    line = {
+    agreement = _compare(way, original, paths)
+    return {
         "way": way.kind,
         "batch_size": way.batch_size,
-        "note": way.note,
         "images_per_s": len(paths) / seconds,
-    }
-    if way.note:
-        return line | dict.fromkeys(
-            ("dice_to_fp32", "mean_difference", "max_difference", "peak_mib"), math.nan
-        )
-    agreement = _compare(way, original, paths)
-    return line | {
         "dice_to_fp32": agreement.dice,
         "mean_difference": agreement.mean_difference,
         "max_difference": agreement.max_difference,
@@ -138,14 +123,11 @@ class Agreement:
         max_difference: The largest.
         dice: Of both masks together: 2 * shared pixels / (pixels of one + pixels of the other); NaN
             if neither marks a pixel.
-        marked_share: Fraction of the pixels that the first net marks, without which Dice says
-            little.
     """
 
     mean_difference: float
     max_difference: float
     dice: float
-    marked_share: float
 
 
 def _compare(way: PredictVariant, original: PredictVariant, paths: Sequence[Path]) -> Agreement:
@@ -181,5 +163,4 @@ def compare_values(pairs: Iterable[tuple[Tensor, Tensor]], *, threshold: float) 
         mean_difference=sum_of_differences / pixels,
         max_difference=max_difference,
         dice=2 * shared_pixels / all_marked if all_marked else math.nan,
-        marked_share=marked_pixels / pixels,
     )

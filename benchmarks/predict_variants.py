@@ -1,7 +1,6 @@
 """The ways to predict images that the suite ``predict`` compares."""
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from lit_data.errors import ConfigError
 from lit_data.inference import TiledPredictor
 from lit_data.inference.batch_size_table import measure_peak_bytes
 from lit_data.inference.batches import Image
-from lit_data.inference.forward import check_compiler, choose_threads
+from lit_data.inference.forward import choose_threads
 from lit_data.io.images.readers import read_image
 from lit_data.io.progress import track
 from lit_data.tasks.nets import ProbabilityNet
@@ -129,10 +128,7 @@ NAMES = {
     "batched": "tiles of all images, float32",
     "threads": "the same, channels last, in threads",
     "bf16": "the same, bfloat16",
-    "compiled": "channels last, compiled",
-    "compiled_bf16": "channels last, compiled, bfloat16",
 }
-COMPILED = ("compiled", "compiled_bf16")
 _READERS = 2  # threads
 
 Predict = Callable[[Sequence[Path]], Iterator[Tensor]]
@@ -146,7 +142,6 @@ class PredictVariant:
         kind: One of `NAMES`.
         batch_size: Tiles at once.
         predict: From files to [1, H, W] float32 on the CPU, in their order.
-        note: Why it is not measured.
         threads: Batches at one time.
         predict_alone: The same with one thread; None where it has no more.
     """
@@ -154,7 +149,6 @@ class PredictVariant:
     kind: str
     batch_size: int
     predict: Predict
-    note: str = ""
     threads: int = 1
     predict_alone: Predict | None = None
 
@@ -164,13 +158,11 @@ class PredictVariant:
         return f"{self.kind}, batch {self.batch_size}"
 
     def measure_peak_bytes(self, paths: Sequence[Path]) -> float:
-        """Measure the bytes of tensors while each thread predicts a batch; NaN if compiled.
+        """Measure the bytes of tensors while each thread predicts a batch.
 
         Counted with one thread, as tensors are in the thread that makes them.
         """
         predict = self.predict_alone or self.predict
-        if self.kind in COMPILED:
-            return math.nan
         return self.threads * measure_peak_bytes(lambda: list(predict(paths[: self.batch_size])))
 
     def run(self, paths: Sequence[Path]) -> None:
@@ -184,15 +176,13 @@ class WayOptions:
     """Options of the ways.
 
     Args:
-        batch_sizes: Sizes to try; what is compiled has the first one only.
+        batch_sizes: Sizes to try.
         tile_px: Size of a tile.
-        compile: Compile too.
         device: Where to predict.
     """
 
     batch_sizes: Sequence[int]
     tile_px: int
-    compile: bool
     device: torch.device
 
 
@@ -224,8 +214,6 @@ def list_ways(
         ways.append(PredictVariant("batched", size, partial(_predict_tiles, predictor)))
     for kind in ("threads", "bf16"):
         ways += [_make_in_threads(kind, make(), size, options) for size in options.batch_sizes]
-    if options.compile:
-        ways += [_make_compiled(kind, make(), options) for kind in COMPILED]
     return ways
 
 
@@ -242,18 +230,6 @@ def _make_in_threads(
     )
 
 
-def _make_compiled(kind: str, net: nn.Module, options: WayOptions) -> PredictVariant:
-    """Make a way whose net is compiled, at the first batch size alone, as that takes a minute."""
-    size = options.batch_sizes[0]
-    try:
-        check_compiler(options.device)
-        predictor = _open(kind, net, size, options)
-    except ConfigError as error:
-        unused = partial(_predict_one_by_one, net, has_bf16=False)
-        return PredictVariant(kind, size, unused, note=str(error))
-    return PredictVariant(kind, size, partial(_predict_tiles, predictor))
-
-
 def _open(
     kind: str, net: nn.Module, batch_size: int, options: WayOptions, *, threads: int = 1
 ) -> TiledPredictor:
@@ -265,8 +241,6 @@ def _open(
         batch_size=batch_size,
         precision="bf16" if kind.endswith("bf16") else "fp32",
         channels_last=kind != "batched",
-        compile=kind.startswith("compiled"),
-        round_px=tile_px if kind in COMPILED else None,
         threads=threads,
         readers=_READERS,
         device=options.device,

@@ -7,11 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import predict_variants as predict_ways
 from benchmarks.__main__ import run as measure
 from benchmarks.predict import COLUMNS, compare_values
-from benchmarks.predict_variants import NAMES
-from lit_data.errors import ConfigError
 from tests.benchmarks.suites import read_summary, read_table
 
 TOY = [
@@ -31,13 +28,12 @@ TOY = [
     "suite.device=cpu",
 ]
 ORIGINAL = ("original", "original_bf16")
-EAGER = ("batched", "threads", "bf16")
+OURS = ("batched", "threads", "bf16")
 
 pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torch's compiler, about torch
 ]
 
 
@@ -54,24 +50,13 @@ def run(tmp_path: Path, cache: Path, *words: str) -> tuple[list[dict[str, str]],
     return read_table(folder), metrics
 
 
-def test_each_way_is_measured_and_written(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(device: torch.device) -> None:
-        raise ConfigError("there is no compiler")
-
-    monkeypatch.setattr(predict_ways, "check_compiler", refuse)
-    lines, metrics = run(tmp_path, cache, "suite.compile=true")
+def test_each_way_is_measured_and_written(tmp_path: Path, cache: Path) -> None:
+    lines, metrics = run(tmp_path, cache)
     assert tuple(lines[0]) == COLUMNS
     rows = [(line["way"], line["batch_size"]) for line in lines]
     assert rows[:2] == [(way, "1") for way in ORIGINAL]
-    assert rows[2:8] == [(way, size) for way in EAGER for size in ("2", "3")]
-    assert [way for way, _ in rows[8:]] == ["compiled", "compiled_bf16"]
-    notes = [(line["note"], line["images_per_s"]) for line in lines[8:]]
-    assert notes == [("there is no compiler", "")] * 2
-    assert "compiled_images_per_s" not in metrics
-    assert f"{NAMES['compiled']}: there is no compiler" in capsys.readouterr().out
-    for line in lines[1:8]:
+    assert rows[2:] == [(way, size) for way in OURS for size in ("2", "3")]
+    for line in lines[1:]:
         # Short sides are mirrored, so borders differ.
         most = 0.15 if line["way"].endswith("bf16") else 0.05
         assert 0 <= float(line["mean_difference"]) <= float(line["max_difference"]) < most
@@ -79,27 +64,24 @@ def test_each_way_is_measured_and_written(
         assert float(line["ratio_to_original"]) == pytest.approx(ratio, rel=1e-4)
         assert float(line["peak_mib"]) > 0
     assert (metrics["images"], metrics["original_max_difference"]) == (5, 0)
-    best = max(EAGER, key=lambda way: metrics[f"{way}_images_per_s"])
+    best = max(OURS, key=lambda way: metrics[f"{way}_images_per_s"])
     assert metrics["best_way"] == best
     assert metrics["ratio_to_original"] == metrics[f"{best}_ratio_to_original"]
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "dice", "marked"),
+    ("one", "other", "dice"),
     [
-        ([0.9, 0.9, 0.1, 0.1], [0.8, 0.2, 0.6, 0.1], 2 * 1 / (2 + 2), 0.5),
-        ([0.9, 0.5, 0.1, 0.1], [0.9, 0.5, 0.1, 0.1], 1.0, 0.5),
-        ([0.1, 0.1, 0.1, 0.1], [0.1, 0.4, 0.1, 0.1], math.nan, 0.0),
-        ([0.1, 0.1, 0.1, 0.1], [0.1, 0.5, 0.1, 0.1], 0.0, 0.0),
+        ([0.9, 0.9, 0.1, 0.1], [0.8, 0.2, 0.6, 0.1], 2 * 1 / (2 + 2)),
+        ([0.9, 0.5, 0.1, 0.1], [0.9, 0.5, 0.1, 0.1], 1.0),
+        ([0.1, 0.1, 0.1, 0.1], [0.1, 0.4, 0.1, 0.1], math.nan),
+        ([0.1, 0.1, 0.1, 0.1], [0.1, 0.5, 0.1, 0.1], 0.0),
     ],
 )
-def test_agreement(
-    one: Sequence[float], other: Sequence[float], dice: float, marked: float
-) -> None:
+def test_agreement(one: Sequence[float], other: Sequence[float], dice: float) -> None:
     pairs = [(torch.tensor([a]), torch.tensor([b])) for a, b in zip(one, other, strict=True)]
     found = compare_values(pairs, threshold=0.5)
     differences = [abs(a - b) for a, b in zip(one, other, strict=True)]
     assert found.mean_difference == pytest.approx(sum(differences) / 4)
     assert found.max_difference == pytest.approx(max(differences))
     assert found.dice == pytest.approx(dice, nan_ok=True)
-    assert found.marked_share == marked

@@ -335,6 +335,19 @@ def build_callbacks(cfg: DictConfig) -> dict[str, L.Callback]:
     return {name: callback for name, callback in callbacks.items() if callback is not None}
 
 
+def build_bare_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN401 - any Trainer argument
+    """Build the Trainer of `cfg.trainer` without its callbacks and loggers, which are not made.
+
+    Args:
+        cfg: The configuration.
+        overrides: Trainer arguments that the command sets itself.
+    """
+    quieten()
+    bare = {"callbacks": [], "logger": False, "enable_checkpointing": False, _SUMMARY: False}
+    trainer: L.Trainer = instantiate(cfg.trainer, **(bare | overrides))
+    return trainer
+
+
 def build_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN401 - any Trainer argument
     """Build the Trainer of `cfg.trainer` with the loggers and callbacks of the configuration.
 

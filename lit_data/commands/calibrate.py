@@ -20,7 +20,7 @@ from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.predict import Prediction, prepare_prediction
 from lit_data.commands.remote_predictions import PredictionFolder
 from lit_data.commands.result import print_table
-from lit_data.commands.shares import Seat
+from lit_data.commands.shares import build_lone_trainer
 from lit_data.commands.trained import is_trained_root
 from lit_data.datamodules.drawn_images import DrawnImages
 from lit_data.datasets.splits import group_by_name
@@ -151,7 +151,13 @@ def open_split(cfg: DictConfig, checkpoint: Path, images: str) -> Prediction:
     refuse_links(folder, "paths.run")
     split = None if images == _ALL else images
     prediction = prepare_prediction(
-        cfg, options, checkpoint, PredictionFolder(folder), Seat(Share()), split=split
+        cfg,
+        options,
+        checkpoint,
+        PredictionFolder(folder),
+        Share(),
+        build_lone_trainer(cfg),
+        split=split,
     )
     root = cfg.data.get("root")
     if split is None and root is not None and is_trained_root(prediction.record, root):

@@ -133,7 +133,7 @@ def _open_bench(
     prediction: Prediction, writer: VerdictWriter, options: PodOptions, seed: int
 ) -> Bench:
     datamodule = prediction.task.datamodule
-    device = prediction.run.make_trainer([]).strategy.root_device
+    device = prediction.run.trainer.strategy.root_device
     prediction.model.to(device)
     channels = tuple(range(len(datamodule.transformation.expand)))
     net = ProbabilityNet(

@@ -4,11 +4,10 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning import LightningModule
+from lightning import LightningModule, Trainer
 from omegaconf import DictConfig
 
 from lit_data.commands.build import (
@@ -24,14 +23,14 @@ from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.quality import find_doubt
 from lit_data.commands.remote_predictions import PredictionFolder
 from lit_data.commands.result import PartlyDoneError
-from lit_data.commands.shares import Seat, build_lone_trainer, take_seat
+from lit_data.commands.shares import take_share
 from lit_data.commands.trained import take_trained, warn_of_other_data
 from lit_data.errors import ConfigError, list_problems
 from lit_data.files import find_sha256
 from lit_data.tasks import find_task, find_task_of
 from lit_data.tasks.base import Task
 from lit_data.tasks.journal import FINGERPRINT
-from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
+from lit_data.tasks.options import Predicted, PredictOptions, PredictRun, Share
 from lit_data.tasks.verdicts import find_calibration
 
 log = logging.getLogger(__name__)
@@ -63,13 +62,13 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     checkpoint = find_trained(cfg)
     folder = PredictionFolder.choose(cfg, options)
     kind = resolve_target(cfg.data._target_, "data")
-    seat = take_seat(cfg, options, shares=find_task_of(kind).shares)
-    with folder.copying(options, seat.share):
-        prediction = prepare_prediction(cfg, options, checkpoint, folder, seat)
+    share, trainer = take_share(cfg, options, shares=find_task_of(kind).shares)
+    with folder.copying(options, share):
+        prediction = prepare_prediction(cfg, options, checkpoint, folder, share, trainer)
         bank = getattr(prediction.task.datamodule, "bank", None)
         warn_of_other_data(prediction.record, cfg.data.get("root"), bank)
         prediction = prediction.take_calibration()
-        if seat.share.leads:
+        if share.leads:
             _warn_of_nothing_to_resume(folder, options)
         metrics, bad = prediction.start()
     if bad:
@@ -123,7 +122,8 @@ def prepare_prediction(
     options: PredictOptions,
     checkpoint: Path,
     folder: PredictionFolder,
-    seat: Seat,
+    share: Share,
+    trainer: Trainer,
     *,
     split: str | None = None,
 ) -> Prediction:
@@ -134,14 +134,15 @@ def prepare_prediction(
         options: How.
         checkpoint: The file of the weights.
         folder: Where the files go.
-        seat: Of this process.
+        share: Inputs of this process.
+        trainer: Of one process, without callbacks.
         split: Images of this split alone; None: all below the root.
     """
     # The options of the checkpoint come first: stores are built by them.
     record = take_trained(cfg, checkpoint)
     datamodule = build_datamodule(cfg) if split else build_input_data(cfg, options.on_bad)
     model = build_model(cfg, trained=checkpoint)
-    seat.share.wait()  # the first rank of each machine has prepared the data
+    share.wait()  # the first rank of each machine has prepared the data
     datamodule.setup("predict")
     task = find_task(datamodule)
     # Thresholds that validation chose lie among the weights.
@@ -154,8 +155,8 @@ def prepare_prediction(
     run = PredictRun(
         folder=folder.path,
         identity=_identify(checkpoint, model_options, data_options, neutral=task.neutral_data),
-        make_trainer=partial(build_lone_trainer, cfg, seat),
-        share=seat.share,
+        trainer=trainer,
+        share=share,
         doubt=doubt,
         remote_sizes=folder.sizes,
         bring=folder.bring,

@@ -7,48 +7,36 @@ and behind the last one, over gloo, which notices a rank that dies while others 
 
 import logging
 import os
-from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
-from lightning import Callback, Trainer
+from lightning import Trainer
 from lightning.pytorch.strategies import ParallelStrategy
 from omegaconf import DictConfig
 
-from lit_data.commands.build import build_trainer
+from lit_data.commands.build import build_bare_trainer
 from lit_data.commands.launcher import find_launcher
 from lit_data.errors import ConfigError
-from lit_data.parts import Part
 from lit_data.tasks.options import PredictOptions, Share
 
 log = logging.getLogger(__name__)
 
 _LONGEST = timedelta(days=20)
 """Time that a rank may predict longer than another one."""
+_LONE = {"num_nodes": 1, "strategy": "auto"}
 
 
-class Seat(NamedTuple):
-    """Work of a process, and where it is done.
-
-    Attributes:
-        share: Inputs that it predicts.
-        device: Of a rank; None: the first that the Trainer is to have.
-    """
-
-    share: Share
-    device: torch.device | None = None
-
-
-def take_seat(cfg: DictConfig, options: PredictOptions, *, shares: bool) -> Seat:
-    """Find the share of this process, and start the other ranks if the Trainer is to have several.
+def take_share(cfg: DictConfig, options: PredictOptions, *, shares: bool) -> tuple[Share, Trainer]:
+    """Find the inputs of this process, and start the other ranks if the Trainer is to have several.
 
     Args:
         cfg: The configuration.
         options: Of ``predict``.
         shares: False for data whose work cannot be shared.
+
+    Returns:
+        The inputs, and the Trainer of this process, which has no callbacks and no logger.
 
     Raises:
         ConfigError: A launcher has started several processes that would all do the same.
@@ -56,14 +44,17 @@ def take_seat(cfg: DictConfig, options: PredictOptions, *, shares: bool) -> Seat
     part = options.chosen_part
     if part is not None:
         _refuse_ranks(f"predict.part={part}")
-        return Seat(Share(part=part, leads=False))
+        return Share(number=part.number, count=part.count, leads=False), build_lone_trainer(cfg)
     if options.finish:
         _refuse_ranks("predict.finish=true")
-        return Seat(Share())
+        return Share(), build_lone_trainer(cfg)
     if not shares:
         _refuse_ranks("predict with this data")
-        return Seat(Share())
-    return _join_ranks(cfg)
+        return Share(), build_lone_trainer(cfg)
+    trainer = build_bare_trainer(cfg)
+    if _has_ranks(trainer):
+        return _join_ranks(cfg, trainer)
+    return Share(), _keep_first_device(cfg, trainer)
 
 
 def _refuse_ranks(work: str) -> None:
@@ -74,59 +65,65 @@ def _refuse_ranks(work: str) -> None:
         )
 
 
-def _join_ranks(cfg: DictConfig) -> Seat:
-    trainer = build_trainer(cfg, callbacks=[], logger=False)
+def _has_ranks(trainer: Trainer) -> bool:
+    """Return True for a Trainer of several processes, which it starts or finds.
+
+    Raises:
+        ConfigError: A launcher has started several, and the Trainer has one.
+    """
     strategy = trainer.strategy
     launcher = strategy.launcher
     # Launchers of notebooks fork, and such a process does not run this command.
     if (
-        not isinstance(strategy, ParallelStrategy)
-        or launcher is None
-        or launcher.is_interactive_compatible
+        isinstance(strategy, ParallelStrategy)
+        and launcher is not None
+        and not launcher.is_interactive_compatible
     ):
-        name, launched = find_launcher()
-        if launched > 1:
-            raise ConfigError(
-                f"{name} started {launched} processes, and this trainer predicts in one: add "
-                f"trainer=ddp for GPUs or trainer=ddp_cpu, or start predict without {name}"
-            )
-        return Seat(Share())
+        return trainer.world_size > 1 and strategy.cluster_environment is not None
+    name, launched = find_launcher()
+    if launched > 1:
+        raise ConfigError(
+            f"{name} started {launched} processes, and this trainer predicts in one: add "
+            f"trainer=ddp for GPUs or trainer=ddp_cpu, or start predict without {name}"
+        )
+    return False
+
+
+def _join_ranks(cfg: DictConfig, trainer: Trainer) -> tuple[Share, Trainer]:
+    """Return the inputs of a rank, and its own Trainer of one process."""
+    strategy = trainer.strategy
+    assert isinstance(strategy, ParallelStrategy)
     environment = strategy.cluster_environment
-    if trainer.world_size < 2 or environment is None:
-        return Seat(Share())
-    launcher.launch(_go_on)
+    assert environment is not None
+    assert strategy.launcher is not None
+    strategy.launcher.launch(_go_on)
     rank = environment.global_rank()
     count = environment.world_size()
     os.environ["MASTER_ADDR"] = environment.main_address
     os.environ["MASTER_PORT"] = str(environment.main_port)
     dist.init_process_group("gloo", rank=rank, world_size=count)
     group = dist.new_group(timeout=_LONGEST)
-    share = Share(part=Part(rank, count), leads=rank == 0, wait=partial(dist.barrier, group))
-    return Seat(share, strategy.root_device)
+    share = Share(number=rank, count=count, leads=rank == 0, wait=partial(dist.barrier, group))
+    device = strategy.root_device
+    devices = 1 if device.type == "cpu" else [device.index]
+    # The bar of the first rank stands for all.
+    overrides = {} if share.leads else {"enable_progress_bar": False}
+    return share, build_bare_trainer(cfg, devices=devices, **_LONE, **overrides)
 
 
 def _go_on() -> None:
     """Do nothing in the processes that Lightning has started: they run this command themselves."""
 
 
-def build_lone_trainer(cfg: DictConfig, seat: Seat, callbacks: Sequence[Callback]) -> Trainer:
-    """Build a Trainer of one process, which reads images in their order.
+def build_lone_trainer(cfg: DictConfig) -> Trainer:
+    """Build a Trainer of one process, without callbacks and logger."""
+    return _keep_first_device(cfg, build_bare_trainer(cfg))
 
-    Args:
-        cfg: The configuration.
-        seat: Of this process.
-        callbacks: All that there are; it has no logger.
-    """
-    overrides: dict[str, Any] = {"callbacks": list(callbacks), "logger": False}
-    lone = {"num_nodes": 1, "strategy": "auto"}
-    if seat.device is not None:
-        if not seat.share.leads:  # the bar of the first rank stands for all
-            overrides["enable_progress_bar"] = False
-        devices = 1 if seat.device.type == "cpu" else [seat.device.index]
-        return build_trainer(cfg, devices=devices, **lone, **overrides)
-    trainer = build_trainer(cfg, **overrides)
+
+def _keep_first_device(cfg: DictConfig, trainer: Trainer) -> Trainer:
+    """Return a Trainer of one process: this one, or another for the first of its devices."""
     if not isinstance(trainer.strategy, ParallelStrategy):
         return trainer
     if trainer.world_size > 1:
         log.info("this is done in one process: only the first device is used")
-    return build_trainer(cfg, devices=1, **lone, **overrides)
+    return build_bare_trainer(cfg, devices=1, **_LONE)

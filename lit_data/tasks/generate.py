@@ -227,7 +227,7 @@ def generate(
         ConfigError: The module generates no images.
     """
     check_sampling(model, "predict")
-    model.to(run.make_trainer([]).strategy.root_device)
+    model.to(run.trainer.strategy.root_device)
     # The sides to choose from; in training the setup of the model sets them.
     model_with_poses: Any = model
     model_with_poses.poses = datamodule.poses

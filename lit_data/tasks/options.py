@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning import Callback, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 
 from lit_data.checks import check_count, check_fraction, check_types
 from lit_data.errors import ConfigError
@@ -58,7 +58,6 @@ JOINT_OPTIONS = ("part", "of", "finish", "many_inputs")
 
 VERDICT_OPTIONS = ("image_threshold", "image_score_fraction")
 """Options of images that get a verdict."""
-_ALL = Part(0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,26 +231,31 @@ class Share:
     """Inputs of one of several processes that predict into a folder.
 
     Args:
-        part: Which of them.
+        number: Which of the processes, from 0 on.
+        count: How many there are.
         leads: This process opens the folder for the others, and writes the tables of all. It is the
             only one, the first rank, or the one that finishes parts.
         wait: Returns when all ranks have called it; parts wait for nobody.
     """
 
-    part: Part = _ALL
+    number: int = 0
+    count: int = 1
     leads: bool = True
     wait: Callable[[], None] = _wait_for_nobody
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
 
     @property
     def suffix(self) -> str:
         """Return what tells files of this process from those of others; empty for the only one."""
-        return "" if self.part.count == 1 else f"-{self.part.number}-of-{self.part.count}"
+        return "" if self.count == 1 else f"-{self.number}-of-{self.count}"
 
     def take(self, inputs: Sequence[int], block: int) -> list[int]:
         """Return every so many-th block of inputs: neighbours, which are alike, go to all."""
         taken: list[int] = []
-        step = block * self.part.count
-        for start in range(block * self.part.number, len(inputs), step):
+        step = block * self.count
+        for start in range(block * self.number, len(inputs), step):
             taken += inputs[start : start + block]
         return taken
 
@@ -264,7 +268,7 @@ class PredictRun:
         folder: Where the files go.
         identity: What decides the predictions beside the options, as plain data: model, weights,
             how images are read.
-        make_trainer: Makes a Trainer of one process with some callbacks.
+        trainer: Of one process, without callbacks.
         share: Inputs that this process predicts.
         doubt: Why verdicts of this model are worth nothing; None where they are.
         calibration: Thresholds of verdicts with their bounds; None where there are none.
@@ -278,7 +282,7 @@ class PredictRun:
 
     folder: Path
     identity: Mapping[str, Any]
-    make_trainer: Callable[[Sequence[Callback]], Trainer]
+    trainer: Trainer
     share: Share = Share()
     doubt: str | None = None
     calibration: Calibration | None = None

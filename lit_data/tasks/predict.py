@@ -60,12 +60,14 @@ def predict_batches(
     if not work.waiting:
         return work.finish()
     adaptive = AdaptiveBatchSize(min_size=options.min_batch_size, max_size=options.max_batch_size)
-    trainer = run.make_trainer([_Writes(work), adaptive])
-    if run.share.part.count > 1 and trainer.limit_predict_batches != 1.0:
+    trainer = run.trainer
+    if run.share.count > 1 and trainer.limit_predict_batches != 1.0:
         raise ConfigError(
             f"trainer.limit_predict_batches={trainer.limit_predict_batches} is for a prediction in "
             "one process: leave it out"
         )
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by its callback connector
+    callbacks += [_Writes(work), adaptive]
     with ExitStack() as resources:
         if options.threads is not None and options.threads > 1:
             threads = resources.enter_context(closing(InferenceThreads(options.threads)))
@@ -180,7 +182,7 @@ def predict_images(
         BatchMemoryError: A single tile does not fit into memory.
         StoreError: Files cannot be written.
     """
-    trainer = run.make_trainer([])
+    trainer = run.trainer
     device = trainer.strategy.root_device
     images = writer.images
     chosen = range(len(images)) if run.chosen is None else run.chosen

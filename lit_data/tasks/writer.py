@@ -200,7 +200,7 @@ class Work:
         self.bad: dict[int, str] = {}
         self._run = run
         self._share = run.share
-        self._is_joint = options.finish or run.share.part.count > 1
+        self._is_joint = options.finish or run.share.count > 1
         self._chosen = chosen
         self._block = block
         self.restart_clock()
@@ -320,7 +320,7 @@ class Work:
         if self.bad:
             log.warning("%d inputs of this share are bad and have no prediction", len(self.bad))
         return {
-            "predict/part": str(self._share.part),
+            "predict/part": str(self._share),
             "predict/inputs": self._kept + len(self._pending),
             "predict/images_kept": self._kept,
             "predict/images_bad": len(self.bad),

@@ -16,10 +16,8 @@ from lit_data.types import Batch
 
 
 def make_run(folder: Path, **trainer_options: Any) -> PredictRun:
-    def make_trainer(callbacks: Any) -> Trainer:
-        return Trainer(**QUIET, default_root_dir=folder, callbacks=[*callbacks], **trainer_options)
-
-    return PredictRun(folder=folder, identity={"weights": 1, "seed": 0}, make_trainer=make_trainer)
+    trainer = Trainer(**QUIET, default_root_dir=folder, **trainer_options)
+    return PredictRun(folder=folder, identity={"weights": 1, "seed": 0}, trainer=trainer)
 
 
 def predict(

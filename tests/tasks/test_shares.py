@@ -200,7 +200,7 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def _predict_part(kind: Kind, folder: Path, part: Part, **options: Any) -> Predicted:
-    run = replace(make_run(folder), share=Share(part=part, leads=False))
+    run = replace(make_run(folder), share=Share(number=part.number, count=part.count, leads=False))
     return find_task(kind.data).predict(kind.model, run, PredictOptions(**kind.options | options))
 
 
@@ -363,7 +363,7 @@ def test_a_bad_image_of_a_part_is_listed_at_the_end(
 
 
 def test_shares_are_whole_blocks() -> None:
-    shares = [Share(part=Part(number, 3)).take(range(11), 2) for number in range(3)]
+    shares = [Share(number=number, count=3).take(range(11), 2) for number in range(3)]
     assert shares == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10]]
     assert Share().take(range(5), 2) == [0, 1, 2, 3, 4]
 

@@ -11,7 +11,6 @@ import pytest
 
 from lit_data.errors import ConfigError, StoreBusyError, StoreError
 from lit_data.files import write_json_once
-from lit_data.parts import Part
 from lit_data.tasks.journal import Entry, Journal
 from lit_data.tasks.options import Share
 from lit_data.tasks.writer import PredictionWriter, Written
@@ -135,14 +134,14 @@ def test_a_damaged_journal_is_named(line: str, folder: Path) -> None:
 
 def test_processes_read_the_journals_of_each_other(tmp_path: Path) -> None:
     first, second = (
-        Journal(tmp_path, IDENTITY, resume=False, share=Share(part=Part(number, 2), leads=False))
+        Journal(tmp_path, IDENTITY, resume=False, share=Share(number=number, count=2, leads=False))
         for number in (0, 1)
     )
     _add(first, tmp_path, "a.png")
     _add(second, tmp_path, "b.png")
     with (tmp_path / "images-1-of-2.jsonl").open("ab") as file:
         file.write(b'{"image": "c.png"')  # the second is killed here
-    again = Journal(tmp_path, IDENTITY, resume=False, share=Share(part=Part(2, 3), leads=False))
+    again = Journal(tmp_path, IDENTITY, resume=False, share=Share(number=2, count=3, leads=False))
     assert [again.holds(name, [6, 1]) for name in ("a.png", "b.png")] == [True, True]
     assert [entry.image for entry in again.entries(["a.png", "b.png"])] == ["a.png", "b.png"]
     # Of an image that changed, the line that fits counts, whichever comes last.
@@ -177,7 +176,7 @@ sys.stdin.read()
 
 
 def test_a_journal_that_another_process_writes_is_left_alone(folder: Path) -> None:
-    Journal(folder, IDENTITY, resume=True, share=Share(part=Part(0, 2), leads=False))
+    Journal(folder, IDENTITY, resume=True, share=Share(number=0, count=2, leads=False))
     path = folder / "images-0-of-2.jsonl"
     words = [sys.executable, "-c", HOLDS, str(path)]
     with subprocess.Popen(
@@ -185,12 +184,12 @@ def test_a_journal_that_another_process_writes_is_left_alone(folder: Path) -> No
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "locked\n"
-        part = Share(part=Part(0, 2), leads=False)
+        part = Share(number=0, count=2, leads=False)
         refused = r"another process predicts into .* and writes images-0-of-2.jsonl: wait"
         for options in ({"resume": False}, {"resume": True}, {"resume": True, "share": part}):
             with pytest.raises(StoreBusyError, match=refused):
                 Journal(folder, IDENTITY, **options)
-        other = Share(part=Part(1, 2), leads=False)
+        other = Share(number=1, count=2, leads=False)
         assert Journal(folder, IDENTITY, resume=False, share=other).holds("a.png", [6, 1])
         process.communicate()
     assert Journal(folder, IDENTITY, resume=True).holds("a.png", [6, 1])
@@ -207,7 +206,7 @@ def test_the_first_of_several_processes_names_the_run(tmp_path: Path) -> None:
 def test_records_without_their_fingerprint_are_not_trusted(folder: Path) -> None:
     (folder / "fingerprint.json").unlink()
     with pytest.raises(ConfigError, match=r"holds images.jsonl of a run without its fingerprint"):
-        Journal(folder, IDENTITY, resume=True, share=Share(part=Part(0, 2), leads=False))
+        Journal(folder, IDENTITY, resume=True, share=Share(number=0, count=2, leads=False))
     assert not (folder / "fingerprint.json").exists()
 
 

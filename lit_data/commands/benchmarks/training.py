@@ -19,9 +19,9 @@ from lit_data.batch_form import count_samples
 from lit_data.commands.benchmarks.options import BenchmarkOptions
 from lit_data.commands.benchmarks.table import report_lines
 from lit_data.commands.build import (
+    build_bare_trainer,
     build_datamodule,
     build_model,
-    build_trainer,
     name_classes,
 )
 from lit_data.datamodules.base import BaseDataModule
@@ -51,7 +51,7 @@ def run_headroom(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     for _ in range(options.repeats):
         speeds["fit"].append(time_steps(datamodule=datamodule))
         if not batches:  # not before a training, which chooses the workers of the loader
-            trainer = build_trainer(cfg, callbacks=[], logger=False, enable_checkpointing=False)
+            trainer = build_bare_trainer(cfg)
             device = trainer.strategy.root_device
             batches = cache_batches(datamodule, options.cached_batches, device)
         replay = ReplayLoader(batches, options.steps + options.warmup_batches)
@@ -194,12 +194,9 @@ def train_steps(
     Returns:
         The model.
     """
-    trainer = build_trainer(
+    trainer = build_bare_trainer(
         cfg,
         callbacks=[*callbacks],
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
         num_sanity_val_steps=0,
         limit_val_batches=0,
         max_epochs=-1,  # steps alone end it, also where an epoch is shorter

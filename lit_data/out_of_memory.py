@@ -1,10 +1,13 @@
-"""Errors that say that memory ran out, told from all others."""
+"""Errors that say that memory ran out, told from all others, and calls that are repeated after one."""
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
-from lit_data.errors import BatchMemoryError, causes_of
+from lit_data.errors import BatchMemoryError, causes_of, first_line
+
+T = TypeVar("T")
 
 _TEXTS = re.compile(
     "|".join(
@@ -68,6 +71,35 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         if isinstance(cause, RuntimeError) and (_TEXTS.search(text) or _is_scarce(text)):
             return True
     return False
+
+
+def read_failure(error: Exception) -> str:
+    """Return the first line of an error that says that memory ran out, and raise any other again."""
+    if not is_out_of_memory(error):
+        raise error
+    return first_line(error)
+
+
+def repeat(
+    attempt: Callable[[], T],
+    shrink: Callable[[str], object],
+    read: Callable[[Exception], str] = read_failure,
+) -> T:
+    """Call until memory holds what a call needs.
+
+    Args:
+        attempt: The call.
+        shrink: Called with the text of an error, before the next attempt; makes that smaller, or
+            raises.
+        read: Returns the text of an out-of-memory error, and raises any other again.
+    """
+    while True:
+        try:
+            return attempt()
+        except Exception as error:
+            failure = read(error)
+        # Behind the block, whose error holds frames and tensors of the attempt (pytorch/pytorch#18853).
+        shrink(failure)
 
 
 def _is_scarce(text: str) -> bool:

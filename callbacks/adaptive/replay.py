@@ -22,7 +22,7 @@ from lit_data.callbacks.events import Event, announce
 from lit_data.callbacks.loader_facts import LoaderFacts, read_loader
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.lightning_internals import number_batch, results_of
-from lit_data.out_of_memory import is_out_of_memory, make_memory_error
+from lit_data.out_of_memory import is_out_of_memory, make_memory_error, repeat
 from lit_data.size_search import SizeLimits, SizeSearch
 
 log = logging.getLogger(__name__)
@@ -121,9 +121,6 @@ class Replay:
     def run(self, active: ActiveBatch, attempt: Callable[[], T], undo: Restore) -> T:
         """Call `attempt` until it does not run out of memory.
 
-        The next attempt begins after the ``except`` block, whose error holds the frames and tensors
-        of the last one (pytorch/pytorch#18853).
-
         Args:
             active: The batch.
             attempt: Runs the step on the micro-batches of `active`.
@@ -132,14 +129,16 @@ class Replay:
         Raises:
             BatchMemoryError: The smallest micro-batch does not fit.
         """
-        while True:
-            try:
-                self._delivery.choose_cut(active, undo)
-                return attempt()
-            except Exception as error:
-                text = self.note(error, active)
+
+        def call() -> T:
+            self._delivery.choose_cut(active, undo)
+            return attempt()
+
+        def shrink(text: str) -> None:
             undo()
             self.shrink(active, text)
+
+        return repeat(call, shrink, partial(self.note, active=active))
 
     def join(self, outputs: Sequence[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401 - what a step returns
         """Join what a step returned of micro-batches, see `Merger`.

@@ -1,9 +1,9 @@
-"""The batch size of each kind of tile, by what the net takes and what memory holds."""
+"""The batch size of each kind of sample, by what the net takes and what memory holds."""
 
 import gc
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lit_data.errors import first_line
 from lit_data.inference.batches import Kind
 from lit_data.inference.forward import Forward
 from lit_data.inference.tiling import measure_reach_px
-from lit_data.out_of_memory import is_out_of_memory, make_memory_error
+from lit_data.out_of_memory import make_memory_error, repeat
 from lit_data.size_search import SizeSearch
 from lit_data.types import Size
 
@@ -100,16 +99,15 @@ def try_twice(call: Callable[[], T], needs: str, device: torch.device) -> T:
     Raises:
         BatchMemoryError: Memory ran out, and again after all that could be was released.
     """
-    failure = ""  # text, as an error would keep the tensors of the attempt alive
-    for _ in range(2):
-        try:
-            return call()
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            failure = first_line(error)
+    failures: list[str] = []
+
+    def release(failure: str) -> None:
+        failures.append(failure)
+        if len(failures) == 2:
+            raise make_memory_error(f"{needs} does not fit into memory ({failure}): {ADVICE}")
         release_memory(device)
-    raise make_memory_error(f"{needs} does not fit into memory ({failure}): {ADVICE}")
+
+    return repeat(call, release)
 
 
 def find_reach_px(
@@ -135,7 +133,7 @@ def release_memory(device: torch.device) -> None:
 
 @dataclass
 class BatchSize(SizeSearch):
-    """The size for tiles of one kind.
+    """The size for samples of one kind.
 
     Attributes:
         alone: Memory holds a batch only if nothing else is under way.
@@ -143,71 +141,52 @@ class BatchSize(SizeSearch):
 
     alone: bool = False
 
-    def count_batch(self, tiles: int) -> None:
-        """Count a batch of so many tiles that went well."""
-        self.succeed(tiles, tiles)
+    def count_batch(self, samples: int) -> None:
+        """Count a batch of so many samples that went well."""
+        self.succeed(samples, samples)
         if self.clean >= GROW_AFTER:
             self.grow()
 
-    def shrink(self, tiles: int) -> bool:
-        """Count a batch of so many tiles that did not fit.
+    def shrink(self, samples: int) -> bool:
+        """Count a batch of so many samples that did not fit.
 
         Returns:
             True if there is a smaller size to try.
         """
-        if tiles <= self.min_size:
-            return False  # not remembered: a single tile may fail as others hold the memory
-        self.fail(tiles, 0)
+        if samples <= self.min_size:
+            return False  # not remembered: a single one may fail as others hold the memory
+        self.fail(samples, 0)
         return True
 
 
-class BatchSizes:
-    """The batch size of each kind of tile; it outlives a call of the predictor.
+class MemoryLimit:
+    """Memory for the weights of a net and the tiles under way.
 
     Args:
         forward: The net.
-        start: Size of the first batch of each kind, and its limits.
-        memory_limit_bytes: Memory for weights and the batches under way; None leaves it to the
-            device.
+        limit_bytes: Of the memory.
         threads: Batches that are computed at one time.
     """
 
-    def __init__(
-        self, forward: Forward, start: BatchSize, memory_limit_bytes: int | None, threads: int = 1
-    ) -> None:
+    def __init__(self, forward: Forward, limit_bytes: int, threads: int) -> None:
         self._forward = forward
-        self._start = start
+        self._limit_bytes = limit_bytes
         self._threads = threads
-        self._memory_limit_bytes = memory_limit_bytes
-        self._sizes: dict[Kind, BatchSize] = {}
 
-    def must_measure(self, kind: Kind) -> bool:
-        """Return True if `of` will call the net."""
-        return self._memory_limit_bytes is not None and kind not in self._sizes
-
-    def of(self, kind: Kind) -> BatchSize:
-        """Return the size of one kind.
+    def fit(self, size: BatchSize, kind: Kind) -> None:
+        """Limit a size so that the batches of all threads stay below the limit; this calls the net.
 
         Raises:
             BatchMemoryError: The memory limit does not hold the smallest batch.
         """
-        if kind not in self._sizes:
-            size = replace(self._start)
-            if self._memory_limit_bytes is not None:
-                self._fit(size, kind, self._memory_limit_bytes)
-            self._sizes[kind] = size
-        return self._sizes[kind]
-
-    def _fit(self, size: BatchSize, kind: Kind, limit_bytes: int) -> None:
-        """Limit a size so that the batches of all threads stay below `limit_bytes`."""
         tile_bytes, values_bytes = self._measure_tile(kind)
         weight_bytes = count_weight_bytes(self._forward.model)
-        left_bytes = limit_bytes - weight_bytes
+        left_bytes = self._limit_bytes - weight_bytes
         most = left_bytes // tile_bytes
         if most < size.min_size:
             raise make_memory_error(
-                f"memory_limit_bytes={limit_bytes} ({decimal(limit_bytes)}) does not hold "
-                f"{size.min_size} tiles of {kind}: "
+                f"memory_limit_bytes={self._limit_bytes} ({decimal(self._limit_bytes)}) does not "
+                f"hold {size.min_size} tiles of {kind}: "
                 f"the model takes {decimal(weight_bytes)}, each tile {decimal(tile_bytes)}; "
                 f"{ADVICE}"
             )
@@ -230,3 +209,35 @@ class BatchSizes:
             return max(1, counter.peak_bytes), values.nbytes
 
         return try_twice(measure, f"a single tile of {kind}", self._forward.device)
+
+
+class BatchSizes:
+    """The batch size of each kind of sample; it outlives a call of the predictor.
+
+    Args:
+        start: Size of the first batch of each kind, and its limits.
+        limit: Memory for tiles; None leaves it to the device.
+    """
+
+    def __init__(self, start: BatchSize, limit: MemoryLimit | None = None) -> None:
+        self._start = start
+        self._limit = limit
+        self._sizes: dict[Hashable, BatchSize] = {}
+
+    def must_measure(self, kind: Hashable) -> bool:
+        """Return True if `of` will call the net."""
+        return self._limit is not None and kind not in self._sizes
+
+    def of(self, kind: Hashable) -> BatchSize:
+        """Return the size of one kind, a `Kind` of tiles where there is a memory limit.
+
+        Raises:
+            BatchMemoryError: The memory limit does not hold the smallest batch.
+        """
+        if kind not in self._sizes:
+            size = replace(self._start)
+            if self._limit is not None:
+                assert isinstance(kind, Kind)
+                self._limit.fit(size, kind)
+            self._sizes[kind] = size
+        return self._sizes[kind]

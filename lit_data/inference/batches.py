@@ -1,7 +1,7 @@
-"""Images to predict, in memory or loaded when their turn comes, and their tiles in batches of one kind."""
+"""Images to predict, in memory or loaded when their turn comes, their tiles, and what is stitched of them."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -254,33 +254,3 @@ class ImageJob:
         self.kind = Kind((source.pixels.shape[0], rows.tile_px, columns.tile_px), source.dtype.name)
         self.stitcher = SlabStitcher(rows, columns, open_target)
         self.tiles = cut(source, rows, columns)
-
-
-@dataclass(slots=True)
-class TileBatch:
-    """Tiles on their way to the device.
-
-    Attributes:
-        kind: Of all of them.
-        tiles: [n, C, h, w] as stored, of which the first are filled.
-        jobs: For each tile that is there the image it belongs to.
-    """
-
-    kind: Kind
-    tiles: Array
-    jobs: list[ImageJob] = field(default_factory=list)
-
-    @classmethod
-    def make(cls, kind: Kind, size: int) -> "TileBatch":
-        """Return a batch with room for so many tiles."""
-        return cls(kind, np.empty((size, *kind.shape), kind.dtype))
-
-    @property
-    def full(self) -> bool:
-        """True if there is no room left."""
-        return len(self.jobs) == len(self.tiles)
-
-    def add(self, job: ImageJob, tile: Array) -> None:
-        """Copy a tile in."""
-        self.tiles[len(self.jobs)] = tile
-        self.jobs.append(job)

@@ -20,7 +20,12 @@ from lit_data.checks import check_choice
 from lit_data.errors import ConfigError, DataError, StoreSpaceError, show_path
 from lit_data.files import replacing
 from lit_data.grid import pair_px
-from lit_data.inference.batch_size_table import BatchSize, BatchSizes, find_reach_px
+from lit_data.inference.batch_size_table import (
+    BatchSize,
+    BatchSizes,
+    MemoryLimit,
+    find_reach_px,
+)
 from lit_data.inference.batches import (
     Image,
     ImageJob,
@@ -38,7 +43,8 @@ from lit_data.inference.forward import (
     InferenceThreads,
     Precision,
 )
-from lit_data.inference.runner import Runner, TileStream
+from lit_data.inference.runner import Runner
+from lit_data.inference.tile_stream import TileStream
 from lit_data.inference.tiling import Tiling
 from lit_data.io.store.files import reserve, write_all
 from lit_data.types import Array, Bytes, Floats, PathText, Size
@@ -245,7 +251,10 @@ class TiledPredictor:
             precision, channels_last, compile, augment, activation, value_range
         )
         self._forward = Forward(model, net_device, options)
-        self._sizes = BatchSizes(self._forward, start, memory_limit_bytes, threads)
+        limit = None
+        if memory_limit_bytes is not None:
+            limit = MemoryLimit(self._forward, memory_limit_bytes, threads)
+        self._sizes = BatchSizes(start, limit)
 
     def predict(
         self,
@@ -343,8 +352,8 @@ class TiledPredictor:
         self, jobs: Iterable[ImageJob], on_tiles: Callable[[int], None] | None
     ) -> Iterator[ImageJob]:
         with closing(InferenceThreads(self._threads)) as threads:
-            runner = Runner(self._forward, self._sizes, threads, on_tiles)
-            yield from TileStream(runner, threads.count).run(jobs)
+            runner = Runner(self._sizes, threads, self._forward.device)
+            yield from TileStream(runner, self._forward, threads.count, on_tiles).run(jobs)
 
 
 def _find_device(model: nn.Module) -> torch.device:

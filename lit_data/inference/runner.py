@@ -1,118 +1,179 @@
-"""Runs of batches through the net, in micro-batches that memory holds."""
+"""`Runner`: the loop of all predictions, which sends batches through a net in micro-batches that memory holds.
 
+A Trainer drives it, with the batches of a loader, or a `TileStream`, with the tiles of images.
+"""
+
+import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from lit_data.errors import first_line
-from lit_data.inference.batch_size_table import ADVICE, AHEAD, BatchSize, BatchSizes, release_memory
-from lit_data.inference.batches import ImageJob, Kind, TileBatch
-from lit_data.inference.forward import Forward, InferenceThreads
-from lit_data.out_of_memory import is_out_of_memory, make_memory_error
-from lit_data.types import Array
+from lit_data.batch_form import cut_evenly
+from lit_data.inference.batch_size_table import AHEAD, BatchSize, BatchSizes, release_memory
+from lit_data.inference.forward import InferenceThreads
+from lit_data.out_of_memory import make_memory_error, read_failure, repeat
 
-_WAITING_IMAGES = 2
-"""Images that may wait for one before them, in batches of single tiles for each thread."""
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+class Batch(Protocol):
+    """Samples that go through a net together where memory holds them."""
+
+    @property
+    def kind(self) -> Hashable:
+        """Signature of the samples: those of one kind need as much memory."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    @property
+    def most(self) -> int:
+        """Samples that are to go through the net at once, if memory holds them."""
+
+    def predict(self, start: int, stop: int, size: int) -> Any:  # noqa: ANN401 - what `take` gets
+        """Return what the net says of some samples; an inference thread calls it.
+
+        Args:
+            start: The first sample.
+            stop: Behind the last one.
+            size: Samples of the largest micro-batch of this kind.
+        """
+
+    def take(self, start: int, stop: int, values: Any) -> None:  # noqa: ANN401
+        """Take what `predict` returned, in the order of the samples."""
+
+    def describe(self, samples: int) -> str:
+        """Return the words for so many samples, for messages."""
+
+    @property
+    def advice(self) -> str:
+        """What to do where the smallest micro-batch does not fit."""
+
+
+class Answer(NamedTuple):
+    """What a net says of a micro-batch, or why that does not fit into memory."""
+
+    values: Any = None
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """Tiles of a batch that go through the net together, from `start` to before `stop`."""
+    """Samples of a batch that were sent through the net together, from `start` to before `stop`."""
 
-    batch: TileBatch
+    batch: Batch
     start: int
     stop: int
+    answer: "Future[Answer]"
 
     def __len__(self) -> int:
         return self.stop - self.start
 
     @property
-    def kind(self) -> Kind:
-        """Shape and dtype of the tiles."""
-        return self.batch.kind
-
-    @property
-    def tiles(self) -> Array:
-        """[n, C, h, w] as stored."""
-        return self.batch.tiles[self.start : self.stop]
-
-    @property
-    def jobs(self) -> Sequence[ImageJob]:
-        """For each tile its image."""
-        return self.batch.jobs[self.start : self.stop]
-
-    def split(self, tiles: int) -> tuple["MicroBatch", "MicroBatch"]:
-        """Return its first tiles, at most so many, and the others."""
-        middle = min(self.start + tiles, self.stop)
-        return MicroBatch(self.batch, self.start, middle), MicroBatch(self.batch, middle, self.stop)
-
-
-class Answer(NamedTuple):
-    """Values of a micro-batch on their way to the CPU, or why it does not fit into memory."""
-
-    values: Tensor | None
-    arrived: torch.cuda.Event | None = None
-    failure: str = ""
-
-
-class Submission(NamedTuple):
-    """A micro-batch that was sent to the net."""
-
-    micro_batch: MicroBatch
-    answer: "Future[Answer]"
-
-    @property
     def has_failed(self) -> bool:
         """True if it is known already that it does not fit."""
-        return self.answer.done() and self.answer.result().values is None
+        return self.answer.done() and bool(self.answer.result().failure)
 
 
-class Runner:
-    """Sends batches to the device.
+Send = Callable[[Batch, int, int], MicroBatch]
+"""Sends as many samples of a batch as go at once, of those from a first to before a last one."""
 
-    The values of a batch are put into their images while the next ones are computed: on a GPU, or
-    in several inference threads.
+
+class Retry:
+    """Samples that did not fit together, which go through the net in smaller micro-batches.
+
+    The smallest number has two attempts, the second one with all that could be released.
 
     Args:
-        forward: The net.
-        sizes: Tiles at once, for each kind of tile.
-        threads: Threads that call the net.
-        on_tiles: Called with the number of tiles that came back; None: nobody is.
+        failed: What did not fit.
+        size: Of its kind.
+        send: Sends samples.
+        device: Whose memory is released.
+
+    Attributes:
+        start: First sample that is still to be predicted.
+        is_last: If the attempt under way fails there is none after it.
     """
 
     def __init__(
-        self,
-        forward: Forward,
-        sizes: BatchSizes,
-        threads: InferenceThreads,
-        on_tiles: Callable[[int], None] | None,
+        self, failed: MicroBatch, size: BatchSize, send: Send, device: torch.device
     ) -> None:
-        self._forward = forward
+        self.start = failed.start
+        self.is_last = False
+        self._batch = failed.batch
+        self._stop = failed.stop
+        self._sent = failed
+        self._size = size
+        self._send = send
+        self._device = device
+
+    def predict_first(self) -> MicroBatch:
+        """Predict as many samples as go at once.
+
+        Raises:
+            MemoryError: They do not fit.
+        """
+        self._sent = self._send(self._batch, self.start, self._stop)
+        answer = self._sent.answer.result()
+        if answer.failure:
+            raise MemoryError(answer.failure)
+        return self._sent
+
+    def shrink(self, failure: str) -> None:
+        """Let the next attempt have fewer samples, or the last one more room.
+
+        Raises:
+            BatchMemoryError: The smallest micro-batch does not fit.
+        """
+        release_memory(self._device)
+        samples = self._batch.describe(len(self._sent))
+        if self._size.shrink(len(self._sent)):
+            self.is_last = False
+            log.warning("%s at once ran out of memory; from here on %d", samples, self._size.size)
+            return
+        if self.is_last:
+            raise make_memory_error(
+                f"a batch of {samples} does not fit into memory ({failure}): {self._batch.advice}"
+            )
+        self.is_last = True
+
+
+class Runner:
+    """Sends batches through a net, and halves those that run out of memory.
+
+    The size that works is kept for later batches of the kind. Values of a batch are taken while
+    the next ones are computed: on a GPU, or in several inference threads.
+
+    Args:
+        sizes: Samples at once, for each kind of sample.
+        threads: Threads that call the net.
+        device: Of the net.
+    """
+
+    def __init__(self, sizes: BatchSizes, threads: InferenceThreads, device: torch.device) -> None:
         self._sizes = sizes
         self._threads = threads
-        self._on_tiles = on_tiles
-        self._submissions: deque[Submission] = deque()
+        self._device = device
+        self._under_way: deque[MicroBatch] = deque()
         if threads.count > 1:
-            self._most_submissions = AHEAD * threads.count
-        elif forward.device.type == "cuda":
-            self._most_submissions = 1  # computed while the values before are on their way
+            self._most_under_way = AHEAD * threads.count
+        elif device.type == "cuda":
+            self._most_under_way = 1  # computed while the values before are on their way
         else:
-            self._most_submissions = 0
+            self._most_under_way = 0
 
     @property
     def is_busy(self) -> bool:
         """True if as much is under way as may be."""
-        return len(self._submissions) >= self._most_submissions
+        return len(self._under_way) >= self._most_under_way
 
-    def size_of(self, kind: Kind) -> BatchSize:
-        """Return the batch size of tiles of one kind.
+    def size_of(self, kind: Hashable) -> BatchSize:
+        """Return the batch size of samples of one kind.
 
         Raises:
             BatchMemoryError: The memory limit does not hold the smallest batch.
@@ -121,205 +182,77 @@ class Runner:
             self.collect()
         return self._sizes.of(kind)
 
-    def run(self, batch: TileBatch) -> None:
-        """Predict the tiles of a batch; those of the last micro-batches may still be under way.
+    def release(self) -> None:
+        """Give back memory that nobody refers to."""
+        release_memory(self._device)
+
+    def run(self, batch: Batch) -> None:
+        """Predict a batch; its last micro-batches may still be under way.
 
         Raises:
-            BatchMemoryError: The smallest batch does not fit.
+            BatchMemoryError: The smallest micro-batch does not fit.
         """
         size = self.size_of(batch.kind)
-        left = MicroBatch(batch, 0, len(batch.jobs))
-        while len(left):
+        start = 0
+        while start < len(batch):
             if size.alone:
                 self.collect()
-            micro_batch, left = left.split(size.size)
-            submission = Submission(micro_batch, self._submit(micro_batch, size.size))
-            self._submissions.append(submission)
-            must_collect_all = size.alone or submission.has_failed
-            self.collect(0 if must_collect_all else self._most_submissions)
+            micro_batch = self._send(batch, start, len(batch))
+            start = micro_batch.stop
+            self._under_way.append(micro_batch)
+            must_collect_all = size.alone or micro_batch.has_failed
+            self.collect(0 if must_collect_all else self._most_under_way)
 
     def collect(self, leave: int = 0) -> None:
-        """Put the values under way into their images, but for the last so many micro-batches."""
-        while len(self._submissions) > leave:
-            micro_batch, pending = self._submissions.popleft()
-            answer = pending.result()
-            if answer.values is None:
-                self._predict_smaller(micro_batch, answer.failure)
+        """Take the values under way, but for those of the last so many micro-batches."""
+        while len(self._under_way) > leave:
+            micro_batch = self._under_way.popleft()
+            failure = micro_batch.answer.result().failure
+            if failure:
+                self._predict_smaller(micro_batch, failure)
             else:
-                self._take(micro_batch, answer)
+                self._take(micro_batch)
 
     def collect_first(self) -> None:
-        """Put the values of the micro-batch that was sent first into their images."""
-        self.collect(max(len(self._submissions) - 1, 0))
+        """Take the values of the micro-batch that was sent first."""
+        self.collect(max(len(self._under_way) - 1, 0))
 
     def _predict_smaller(self, failed: MicroBatch, failure: str) -> None:
-        """Predict a micro-batch that did not fit, in smaller ones with nothing else under way."""
-        # what is under way holds memory until it is over
-        wait([submission.answer for submission in self._submissions])
-        size = self._sizes.of(failed.kind)
-        micro_batch, answer = self._shrink(failed, failure)
-        while True:
-            self._take(micro_batch, answer)
-            left = MicroBatch(failed.batch, micro_batch.stop, failed.stop)
-            if not len(left):
-                return
-            micro_batch, _ = left.split(size.size)
-            answer = self._submit(micro_batch, size.size).result()
-            if answer.values is None:
-                micro_batch, answer = self._shrink(micro_batch, answer.failure)
-
-    def _shrink(self, failed: MicroBatch, failure: str) -> tuple[MicroBatch, Answer]:
-        """Predict the first tiles of a micro-batch that did not fit, fewer each time.
-
-        The smallest number has two attempts, the second one with all that could be released.
-
-        Returns:
-            The tiles that fitted, and their values.
+        """Predict samples that did not fit together, with nothing else under way.
 
         Raises:
-            BatchMemoryError: The smallest batch does not fit.
+            BatchMemoryError: The smallest micro-batch does not fit.
         """
-        size = self._sizes.of(failed.kind)
-        is_second_attempt = False
-        while True:
-            release_memory(self._forward.device)
-            can_shrink = size.shrink(len(failed))
-            if not can_shrink and is_second_attempt:
-                raise make_memory_error(
-                    f"a batch of {len(failed)} tiles of {failed.kind} does not fit into memory "
-                    f"({failure}): {ADVICE}"
-                )
-            is_second_attempt = not can_shrink
-            micro_batch, _ = failed.split(size.size)
-            answer = self._submit(micro_batch, size.size).result()
-            if answer.values is not None:
-                break
-            failed = micro_batch
-            failure = answer.failure
-        # It fitted only now that the other threads wait.
-        size.alone = size.alone or (is_second_attempt and self._threads.count > 1)
-        return micro_batch, answer
+        # What is under way holds memory until it is over.
+        wait([micro_batch.answer for micro_batch in self._under_way])
+        size = self._sizes.of(failed.batch.kind)
+        retry = Retry(failed, size, self._send, self._device)
+        retry.shrink(failure)
+        while retry.start < failed.stop:
+            micro_batch = repeat(retry.predict_first, retry.shrink)
+            # It may have fitted only now that the other threads wait.
+            size.alone = size.alone or (retry.is_last and self._threads.count > 1)
+            retry.is_last = False
+            retry.start = micro_batch.stop
+            self._take(micro_batch)
 
-    def _take(self, micro_batch: MicroBatch, answer: Answer) -> None:
-        """Put values into their images, once they have arrived."""
-        assert answer.values is not None
-        self._sizes.of(micro_batch.kind).count_batch(len(micro_batch))
-        if answer.arrived is not None:
-            answer.arrived.synchronize()
-        for job, tile in zip(micro_batch.jobs, answer.values, strict=True):
-            job.stitcher.add(tile)
-        if self._on_tiles is not None:
-            self._on_tiles(len(micro_batch))
+    def _send(self, batch: Batch, start: int, stop: int) -> MicroBatch:
+        """Send as many of some samples as go through the net at once."""
+        size = self._sizes.of(batch.kind).size
+        _, samples = cut_evenly(stop - start, min(size, batch.most))[0]
+        end = start + samples
+        call = partial(_predict, batch, start, end, size)
+        return MicroBatch(batch, start, end, self._threads.submit(call))
 
-    def _submit(self, micro_batch: MicroBatch, size: int) -> "Future[Answer]":
-        return self._threads.submit(partial(_predict, self._forward, micro_batch, size))
+    def _take(self, micro_batch: MicroBatch) -> None:
+        self._sizes.of(micro_batch.batch.kind).count_batch(len(micro_batch))
+        values = micro_batch.answer.result().values
+        micro_batch.batch.take(micro_batch.start, micro_batch.stop, values)
 
 
-def _predict(forward: Forward, micro_batch: MicroBatch, size: int) -> Answer:
-    """Predict some tiles.
-
-    An error of memory becomes text, as it would keep the tensors of the attempt alive.
-    """
+def _predict(batch: Batch, start: int, stop: int, size: int) -> Answer:
+    """Call the net; an error of memory becomes text, as it would keep the tensors of the call alive."""
     try:
-        tiles = micro_batch.tiles
-        if forward.options.compile and len(tiles) < size:
-            # Another length would be compiled again.
-            zeros = np.zeros((size - len(tiles), *tiles.shape[1:]), tiles.dtype)
-            tiles = np.concatenate((tiles, zeros))
-        images = torch.from_numpy(tiles)
-        if forward.device.type == "cuda":
-            images = _lock_pages(images)
-        return _send_back(forward(images)[: len(micro_batch)])
+        return Answer(batch.predict(start, stop, size))
     except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        return Answer(None, failure=first_line(error))
-
-
-def _lock_pages(images: Tensor) -> Tensor:
-    """Return a page-locked copy, so that nobody waits for the one to the device.
-
-    Where that fails the copy is just slower.
-    """
-    try:
-        return images.pin_memory()
-    except RuntimeError:
-        return images
-
-
-def _send_back(values: Tensor) -> Answer:
-    if not values.is_cuda:
-        return Answer(values.cpu())
-    host = values.to("cpu", non_blocking=True)
-    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    # The stream of the values' device, which may not be the current device.
-    arrived.record(torch.cuda.current_stream(values.device))
-    return Answer(host, arrived)
-
-
-class TileStream:
-    """Fills common batches with the tiles of many images.
-
-    Images whose tiles have one size fill batches together. An image is yielded when all before it
-    are; so that none waits long for a batch that others do not fill, such a batch goes early.
-
-    Args:
-        runner: Sends batches to the device.
-        threads: Number of batches that the device computes at one time.
-    """
-
-    def __init__(self, runner: Runner, threads: int) -> None:
-        self._runner = runner
-        self._threads = threads
-        self._waiting: deque[ImageJob] = deque()
-        self._batches: dict[Kind, TileBatch] = {}
-
-    def run(self, jobs: Iterable[ImageJob]) -> Iterator[ImageJob]:
-        """Predict images.
-
-        Yields:
-            Each image when it is complete, in order.
-        """
-        for job in jobs:
-            self._waiting.append(job)
-            self._cut(job)
-            while len(self._waiting) > self._most_waiting(job.kind):
-                self._send_early()
-                yield from self._take_complete()
-            yield from self._take_complete()
-        while self._waiting:
-            self._send_early()
-            yield from self._take_complete()
-
-    def _most_waiting(self, kind: Kind) -> int:
-        return _WAITING_IMAGES * self._threads * self._runner.size_of(kind).size
-
-    def _cut(self, job: ImageJob) -> None:
-        """Add the tiles of an image to its batch, and send that whenever it is full."""
-        for tile in job.tiles:
-            if job.kind not in self._batches:
-                size = self._runner.size_of(job.kind).size
-                self._batches[job.kind] = TileBatch.make(job.kind, size)
-            batch = self._batches[job.kind]
-            batch.add(job, tile)
-            if batch.full:
-                self._send(job.kind)
-
-    def _send_early(self) -> None:
-        """Send the batch of the first image, and of the next ones while threads are free.
-
-        Then the micro-batch that was sent first is taken back.
-        """
-        for position, job in enumerate(self._waiting):
-            if position > 0 and self._runner.is_busy:
-                break
-            if job.kind in self._batches and job in self._batches[job.kind].jobs:
-                self._send(job.kind)
-        self._runner.collect_first()
-
-    def _send(self, kind: Kind) -> None:
-        self._runner.run(self._batches.pop(kind))
-
-    def _take_complete(self) -> Iterator[ImageJob]:
-        while self._waiting and self._waiting[0].stitcher.complete:
-            yield self._waiting.popleft()
+        return Answer(failure=read_failure(error))

@@ -151,6 +151,9 @@ class PredictOptions:
                 "at least 0"
             )
         self._check_parts()
+        check_count("predict.min_batch_size", self.min_batch_size, 1)
+        if self.max_batch_size is not None:
+            check_count("predict.max_batch_size", self.max_batch_size, self.min_batch_size)
         if self.count is not None and self.count < 1:
             raise ConfigError(f"predict.count={self.count} must be at least 1")
         if self.overlap_px is None and self.margin_px is not None:

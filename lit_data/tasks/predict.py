@@ -1,8 +1,9 @@
 """``predict``: batch by batch with a Trainer, and whole images tile by tile."""
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,18 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from typing_extensions import override
 
-from lit_data.batch_form import count_samples, cut_evenly, slice_batch
-from lit_data.callbacks import AdaptiveBatchSize
+from lit_data.batch_form import count_samples, slice_batch
+from lit_data.callbacks.adaptive.active_batch import Cut, describe_shapes
 from lit_data.callbacks.adaptive.merge import Merger
 from lit_data.callbacks.wrapping import wrap
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError
 from lit_data.inference import TiledPredictor
+from lit_data.inference.batch_size_table import BatchSize, BatchSizes
 from lit_data.inference.forward import InferenceThreads
+from lit_data.inference.runner import Runner
 from lit_data.io.progress import ProgressBar
+from lit_data.out_of_memory import read_failure
 from lit_data.tasks.answers import check_probabilities
 from lit_data.tasks.maps import ImageWriter, ProbabilityMap, WholeImages
 from lit_data.tasks.nets import (
@@ -59,28 +63,149 @@ def predict_batches(
     work = Work(writer, run, options, range(len(writer.names)), block=block)
     if not work.waiting:
         return work.finish()
-    adaptive = AdaptiveBatchSize(min_size=options.min_batch_size, max_size=options.max_batch_size)
     trainer = run.trainer
     if run.share.count > 1 and trainer.limit_predict_batches != 1.0:
         raise ConfigError(
             f"trainer.limit_predict_batches={trainer.limit_predict_batches} is for a prediction in "
             "one process: leave it out"
         )
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by its callback connector
-    callbacks += [_Writes(work), adaptive]
+    samples: list[int] = []
+    for number in work.waiting:
+        samples += writer.samples(number)
     with ExitStack() as resources:
-        if options.threads is not None and options.threads > 1:
-            threads = resources.enter_context(closing(InferenceThreads(options.threads)))
-            # Wrapped before the trainer starts, so that each thread gets a part of what fits.
-            step = partial(_predict_in_threads, threads, datamodule)
-            # The stack restores the step of the strategy before the threads end.
-            resources.callback(wrap(trainer.strategy, "predict_step", step))
-        samples: list[int] = []
-        for number in work.waiting:
-            samples += writer.samples(number)
+        threads = resources.enter_context(closing(InferenceThreads(options.threads or 1)))
+        most = options.max_batch_size
+        start = BatchSize(most or sys.maxsize, options.min_batch_size, most)
+        runner = Runner(BatchSizes(start), threads, trainer.strategy.root_device)
+        steps = _Steps(runner, threads.count, (model, datamodule))
+        # The stack restores the strategy before the threads end.
+        resources.callback(wrap(trainer.strategy, "batch_to_device", steps.move))
+        resources.callback(wrap(trainer.strategy, "predict_step", steps.predict))
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by its callback connector
+        callbacks.append(_Writes(work))
         resources.enter_context(datamodule.predicting(samples, options.batch_size))
         trainer.predict(model, datamodule=datamodule, return_predictions=False)
     return work.finish()
+
+
+class SampleBatch:
+    """Batch of a loader on its way through the `predict_step` of a Trainer.
+
+    Args:
+        batch: On its device, or on the host where that has no room for all of it.
+        cut: Returns samples of it, from a first one to the one behind the last.
+        step: Called with samples, by an inference thread.
+        threads: Number of these.
+    """
+
+    advice = (
+        "use a smaller patch or model, trainer.precision=bf16-mixed, or free the device of other "
+        "programs"
+    )
+
+    def __init__(self, batch: Any, cut: Cut, step: Callable[[Any], Any], threads: int) -> None:  # noqa: ANN401 - any form
+        self._batch = batch
+        self._samples = count_samples(batch)
+        self._cut = cut
+        self._step = step
+        self._threads = threads
+        self._outputs: list[Any] = []
+        self._counts: list[int] = []
+
+    def __len__(self) -> int:
+        return self._samples
+
+    @cached_property
+    def kind(self) -> str:
+        """Shapes of a sample."""
+        return describe_shapes(self._batch, self._samples)
+
+    @property
+    def most(self) -> int:
+        """Samples at once, so that each thread has some."""
+        return -(-self._samples // self._threads)
+
+    def describe(self, samples: int) -> str:
+        """Return the words for so many samples."""
+        return f"{samples} samples of {self.kind}"
+
+    def predict(self, start: int, stop: int, size: int) -> Any:  # noqa: ANN401 - what a module returns
+        """Return the outputs of a module for some samples."""
+        is_all = stop - start == self._samples
+        samples = self._batch if is_all else self._cut(self._batch, start, stop)
+        if self._threads == 1:
+            return self._step(samples)
+        with torch.inference_mode():  # which holds for one thread
+            return self._step(samples)
+
+    def take(self, start: int, stop: int, values: Any) -> None:  # noqa: ANN401
+        """Take the outputs for some samples."""
+        self._outputs.append(values)
+        self._counts.append(stop - start)
+
+    def join(self) -> Any:  # noqa: ANN401
+        """Return the outputs for the whole batch.
+
+        Raises:
+            ConfigError: They cannot be joined.
+        """
+        if len(self._outputs) == 1:
+            return self._outputs[0]
+        merger = Merger(self._counts)
+        joined = merger.merge(self._outputs)
+        cure = f"predict.batch_size={min(self._counts)}"
+        if self._threads > 1:
+            cure = "predict with threads=1"
+        merger.refuse_losses(self._outputs[0], cure)
+        return joined
+
+
+class _Steps:
+    """Stands around two methods of the strategy of a Trainer, whose loop then drives a `Runner`.
+
+    Args:
+        runner: Sends batches through the model.
+        threads: Number of threads that call it.
+        owners: The module and its datamodule, which may cut their batches themselves.
+    """
+
+    def __init__(self, runner: Runner, threads: int, owners: Sequence[object]) -> None:
+        self._runner = runner
+        self._threads = threads
+        self._owners = owners
+        self._move: Callable[[Any], Any] | None = None
+
+    def move(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Around the transfer of a batch, which stays on the host if the device has no room for it."""
+        self._move = None
+        try:
+            return call(batch, *args, **kwargs)
+        except Exception as error:
+            read_failure(error)
+        self._runner.release()
+        self._move = lambda part: call(part, *args, **kwargs)
+        return batch
+
+    def predict(self, call: Callable[..., Any], batch: Any, *args: Any) -> Any:  # noqa: ANN401
+        """Around `predict_step`: in micro-batches that memory holds, side by side in threads."""
+        move = self._move
+
+        def step(samples: Any) -> Any:  # noqa: ANN401
+            return call(samples if move is None else move(samples), *args)
+
+        fitted = SampleBatch(batch, self._find_cut(batch), step, self._threads)
+        if not len(fitted):  # nobody can count, and so cut it
+            return step(batch)
+        self._runner.run(fitted)
+        self._runner.collect()
+        return fitted.join()
+
+    def _find_cut(self, batch: Any) -> Cut:  # noqa: ANN401
+        for owner in self._owners:
+            cut = getattr(owner, "slice_batch", None)
+            if callable(cut):
+                return cut  # type: ignore[no-any-return]
+        return partial(slice_batch, samples=count_samples(batch))
 
 
 class _Writes(Callback):
@@ -126,36 +251,6 @@ class _Writes(Callback):
             joined = writer.join(self._number, self._answers)
             self._answers = []
             self._work.write(self._number, joined)
-
-
-def _predict_in_threads(
-    threads: InferenceThreads,
-    datamodule: BaseDataModule,
-    call: Callable[..., Any],
-    batch: Any,  # noqa: ANN401 - any form
-    *args: Any,  # noqa: ANN401
-) -> Any:  # noqa: ANN401
-    """Run `predict_step` on micro-batches side by side.
-
-    Raises:
-        ConfigError: What it returned of them cannot be joined.
-    """
-    samples = count_samples(batch)
-    if samples < 2:
-        return call(batch, *args)
-    ranges = cut_evenly(samples, -(-samples // min(threads.count, samples)))
-    cut = getattr(datamodule, "slice_batch", None) or partial(slice_batch, samples=samples)
-    # Inference mode holds for one thread, so each call enters it.
-    # All micro-batches are submitted before the first answer is awaited.
-    futures = []
-    for start, stop in ranges:
-        micro_batch = cut(batch, start, stop)
-        futures.append(threads.submit(partial(torch.inference_mode()(call), micro_batch, *args)))
-    outputs = [future.result() for future in futures]
-    merger = Merger([stop - start for start, stop in ranges])
-    joined = merger.merge(outputs)
-    merger.refuse_losses(outputs[0], "predict with threads=1")
-    return joined
 
 
 def predict_images(

@@ -28,7 +28,7 @@ from lit_data.errors import ConfigError, show_path
 from lit_data.files import find_sha256, plain_cell, refuse_links, write_table
 from lit_data.risk.bounds import Limit, count_needed, find_limit, import_special, upper_rate
 from lit_data.tasks.base import find_task_of
-from lit_data.tasks.options import JOINT_OPTIONS, PredictOptions, Share
+from lit_data.tasks.options import PredictOptions, Share, Use
 from lit_data.tasks.verdicts import (
     DEFECT,
     GOOD,
@@ -46,7 +46,7 @@ Made = TypeVar("Made")
 _ALL = "all"
 _TABLE = "images.csv"
 _MOST_DESCRIBED = 1000  # images that inputs are compared with later
-_UNUSED = (*JOINT_OPTIONS, "folder", "resume", "image_threshold")
+_UNUSED = (*PredictOptions.list_names(Use.INPUTS), "folder", "image_threshold")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from lit_data.errors import ConfigError, escape
 from lit_data.files import flatten
 from lit_data.io.images.image_source import ImageBank
 from lit_data.tasks.base import find_task_of
+from lit_data.tasks.options import Use
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,8 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
 def _reads_images(cfg: DictConfig) -> bool:
     """Return True for the commands that score or predict images; a generative model makes its own."""
     if cfg.get("command") == "predict":
-        return "count" in find_task_of(resolve_target(cfg.data._target_, "data")).unused
+        uses = find_task_of(resolve_target(cfg.data._target_, "data")).uses
+        return Use.GENERATION not in uses
     return cfg.get("command") in ("validate", "test")
 
 

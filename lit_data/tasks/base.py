@@ -26,14 +26,7 @@ from lit_data.tasks.figures import (
     save_figure,
     show_pixels,
 )
-from lit_data.tasks.options import (
-    TILE_OPTIONS,
-    VERDICT_OPTIONS,
-    ExportRequest,
-    Predicted,
-    PredictOptions,
-    PredictRun,
-)
+from lit_data.tasks.options import ExportRequest, Predicted, PredictOptions, PredictRun, Use
 from lit_data.tasks.predict import predict_batches
 from lit_data.tasks.writer import PredictionWriter
 from lit_data.types import Batch, Stage
@@ -62,7 +55,7 @@ class Task(Generic[Data]):
         trained_data: Options of the datamodule that a checkpoint holds, and that hold for it unless
             others are typed.
         unexported: Why there is no file for `lit_inspect`, and what to do.
-        unused: Options of ``predict`` that mean nothing here: they are refused.
+        uses: What options of ``predict`` mean something for here; others are refused.
         shares: Several processes may predict some of the inputs each; `predict` then heeds the
             share of the run.
     """
@@ -89,7 +82,7 @@ class Task(Generic[Data]):
         "lit_inspect knows maps of images, classes and boxes alone: predict with the checkpoint"
     )
     shares: ClassVar[bool] = True
-    unused: ClassVar[Sequence[str]] = (*TILE_OPTIONS, *VERDICT_OPTIONS, "clean", "count")
+    uses: ClassVar[Use] = Use.INPUTS | Use.FINDING
 
     def __init__(self, datamodule: Data) -> None:
         self.datamodule = datamodule
@@ -97,7 +90,7 @@ class Task(Generic[Data]):
     @classmethod
     def has_verdicts(cls) -> bool:
         """Return True if images of this kind get verdicts, by a threshold of their own."""
-        return "image_threshold" not in cls.unused
+        return Use.VERDICTS in cls.uses
 
     def can_draw(self, model: LightningModule) -> bool:
         """Return True if a model has the method that `draw_predictions` calls."""

@@ -35,7 +35,7 @@ from lit_data.tasks.box_figures import (
 from lit_data.tasks.export import encode_boxes
 from lit_data.tasks.figures import draw_before_after, save_figure, shorten_name
 from lit_data.tasks.journal import Entry
-from lit_data.tasks.options import ExportRequest, Predicted, PredictOptions, PredictRun
+from lit_data.tasks.options import ExportRequest, Predicted, PredictOptions, PredictRun, Use
 from lit_data.tasks.writer import BankWriter, Written
 from lit_data.types import Batch, Stage
 from lit_inspect.boxes import Objects, join_windows
@@ -130,12 +130,12 @@ class BoxTask(Task[DetectionDataModule]):
         Raises:
             ConfigError: They say what means nothing for boxes.
         """
-        unused = self.unused
+        uses = self.uses
         if self.datamodule.windows is not None:
-            unused = [name for name in unused if name != "overlap_px"]
+            uses |= Use.WINDOWS
             if options.overlap_px is not None:
                 self.datamodule.overlap_windows(options.overlap_px)
-        options.refuse("images with boxes", *unused)
+        options.refuse_unused("images with boxes", uses)
 
 
 def read_objects(outputs: Any) -> list[Boxes] | None:  # noqa: ANN401 - what a user's predict_step returns

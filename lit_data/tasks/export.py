@@ -36,7 +36,7 @@ from lit_data.tasks.nets import (
     read_tiles,
     takes_any_size,
 )
-from lit_data.tasks.options import JOINT_OPTIONS, ExportRequest, PredictOptions
+from lit_data.tasks.options import ExportRequest, PredictOptions, Use
 from lit_data.types import Array
 from lit_data.value_range import ValueRange, to_unit
 
@@ -64,22 +64,10 @@ _NO_MAP: dict[str, Any] = {
     **{"min_area_px": 0, "large_px": 0},
 }
 _UNUSED = (
-    "folder",
-    "resume",
-    "on_bad",
-    "count",
-    "clean",
+    *PredictOptions.list_names(decides=False),
+    *PredictOptions.list_names(Use.CLEANING | Use.GENERATION),
     "precision",
-    "compile",
     "augment",
-    "memory_limit_bytes",
-    "channels_last",
-    "threads",
-    "readers",
-    "batch_size",
-    "max_batch_size",
-    "min_batch_size",
-    *JOINT_OPTIONS,
 )
 
 

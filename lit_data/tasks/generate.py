@@ -26,14 +26,7 @@ from lit_data.io.progress import track
 from lit_data.tasks.answers import check_probabilities
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, new_axes, open_figure, save_figure, show_pixels
-from lit_data.tasks.options import (
-    JOINT_OPTIONS,
-    TILE_OPTIONS,
-    VERDICT_OPTIONS,
-    Predicted,
-    PredictOptions,
-    PredictRun,
-)
+from lit_data.tasks.options import Predicted, PredictOptions, PredictRun, Use
 from lit_data.types import Array, Batch, Stage
 
 log = logging.getLogger(__name__)
@@ -58,14 +51,7 @@ class GenerateTask(Task[GANDataModule]):
     predicts = "images"
     method = "sample_images"
     unexported = "lit_inspect answers for images, and makes none: predict makes them"
-    unused = (
-        *TILE_OPTIONS,
-        *VERDICT_OPTIONS,
-        *JOINT_OPTIONS,
-        "clean",
-        "resume",
-        "threads",
-    )
+    uses = Use.GENERATION | Use.FINDING
     shares = False  # one stream of random numbers makes all of them
 
     @override
@@ -93,7 +79,8 @@ class GenerateTask(Task[GANDataModule]):
     def predict(
         self, model: LightningModule, run: PredictRun, options: PredictOptions
     ) -> Predicted:
-        options.refuse("generated images", *self.unused)
+        options.refuse_unused("generated images", self.uses)
+        options.refuse("generated images", "threads")
         return generate(self.datamodule, model, run, options)
 
     @override

@@ -17,7 +17,7 @@ from lit_data.tasks.base import Task, register
 from lit_data.tasks.export import encode_labels
 from lit_data.tasks.figures import CELL_INCHES, TRUE_COLOUR, new_axes, save_figure, show_pixels
 from lit_data.tasks.journal import Entry
-from lit_data.tasks.options import ExportRequest, PredictOptions, PredictRun
+from lit_data.tasks.options import ExportRequest, PredictOptions, PredictRun, Use
 from lit_data.tasks.writer import BankWriter, Written
 from lit_data.types import Batch
 
@@ -36,6 +36,7 @@ class LabelTask(Task[LabelledImageDataModule]):
         "fold": 0,
     }
     trained_data = ("classes", "read", "size_px", "value_range")
+    uses = Use.INPUTS
 
     @override
     def describe_sample(self, batch: Batch, row: int) -> str:
@@ -71,7 +72,7 @@ class LabelTask(Task[LabelledImageDataModule]):
 
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "LabelWriter":
-        options.refuse("labels", *self.unused, "threshold", "min_area_px")
+        options.refuse_unused("labels", self.uses)
         return LabelWriter(self.datamodule, run.folder)
 
     @override

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from enum import Flag, auto
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,47 +18,36 @@ from lit_data.parts import Part
 from lit_data.tasks.verdicts import Calibration
 from lit_inspect.tiles import Blend
 
-_HOW = (
-    "folder",
-    "part",
-    "of",
-    "finish",
-    "many_inputs",
-    "resume",
-    "on_bad",
-    "batch_size",
-    "min_batch_size",
-    "max_batch_size",
-    "memory_limit_bytes",
-    "channels_last",
-    "compile",
-    "threads",
-    "readers",
-)
-"""Options that change how the work is done, and results by no more than rounding."""
 
-TILE_OPTIONS = (
-    "large_px",
-    "tile_px",
-    "overlap_px",
-    "blend",
-    "margin_px",
-    "multiple_px",
-    "round_px",
-    "memory_limit_bytes",
-    "precision",
-    "channels_last",
-    "compile",
-    "augment",
-    "readers",
-)
-"""Options of images that are predicted tile by tile."""
+class Use(Flag):
+    """Kinds of prediction that an option means something for."""
 
-JOINT_OPTIONS = ("part", "of", "finish", "many_inputs")
-"""Options of predictions by several processes, and of many inputs."""
+    ANY = auto()
+    """All of them."""
+    INPUTS = auto()
+    """Inputs that are predicted one by one, also by several processes, or in a run that goes on."""
+    FINDING = auto()
+    """What is found by its score and its size."""
+    TILES = auto()
+    """Images that are predicted tile by tile."""
+    WINDOWS = auto()
+    """Inputs that the datamodule cuts into windows."""
+    VERDICTS = auto()
+    """Images that get a verdict."""
+    CLEANING = auto()
+    """Images that something is taken out of."""
+    GENERATION = auto()
+    """Images that a model makes."""
 
-VERDICT_OPTIONS = ("image_threshold", "image_score_fraction")
-"""Options of images that get a verdict."""
+
+def _role(use: Use = Use.ANY, *, decides: bool = True) -> dict[str, Any]:
+    """Return what `PredictOptions` knows of an option.
+
+    Args:
+        use: What it means something for.
+        decides: False for how the work is done, which changes results by no more than rounding.
+    """
+    return {"use": use, "decides": decides}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,36 +96,36 @@ class PredictOptions:
         ConfigError: A value is out of its range.
     """
 
-    threshold: float | None = None
-    image_threshold: float | None = None
-    image_score_fraction: float | None = None
-    min_area_px: int = 2
-    on_bad: OnBad = "skip"
-    folder: str | None = None
-    resume: bool = False
-    part: int | str | None = None
-    of: int | None = None
-    finish: bool = False
-    many_inputs: int = 100_000
-    clean: bool = False
-    count: int | None = None
-    large_px: int = 50_000_000
-    tile_px: int | Sequence[int] = 512
-    overlap_px: int | None = None
-    blend: Blend = "constant"
-    margin_px: int | None = None
-    multiple_px: int = 16
-    round_px: int | None = None
-    batch_size: int | None = None
-    min_batch_size: int = 1
-    max_batch_size: int | None = None
-    memory_limit_bytes: int | None = None
-    precision: Precision = "fp32"
-    channels_last: bool | None = None
-    compile: bool = False
-    augment: Augment | None = None
-    threads: int | None = None
-    readers: int = 2
+    threshold: float | None = field(default=None, metadata=_role(Use.FINDING))
+    image_threshold: float | None = field(default=None, metadata=_role(Use.VERDICTS))
+    image_score_fraction: float | None = field(default=None, metadata=_role(Use.VERDICTS))
+    min_area_px: int = field(default=2, metadata=_role(Use.FINDING))
+    on_bad: OnBad = field(default="skip", metadata=_role(decides=False))
+    folder: str | None = field(default=None, metadata=_role(decides=False))
+    resume: bool = field(default=False, metadata=_role(Use.INPUTS, decides=False))
+    part: int | str | None = field(default=None, metadata=_role(Use.INPUTS, decides=False))
+    of: int | None = field(default=None, metadata=_role(Use.INPUTS, decides=False))
+    finish: bool = field(default=False, metadata=_role(Use.INPUTS, decides=False))
+    many_inputs: int = field(default=100_000, metadata=_role(Use.INPUTS, decides=False))
+    clean: bool = field(default=False, metadata=_role(Use.CLEANING))
+    count: int | None = field(default=None, metadata=_role(Use.GENERATION))
+    large_px: int = field(default=50_000_000, metadata=_role(Use.TILES))
+    tile_px: int | Sequence[int] = field(default=512, metadata=_role(Use.TILES))
+    overlap_px: int | None = field(default=None, metadata=_role(Use.TILES | Use.WINDOWS))
+    blend: Blend = field(default="constant", metadata=_role(Use.TILES))
+    margin_px: int | None = field(default=None, metadata=_role(Use.TILES))
+    multiple_px: int = field(default=16, metadata=_role(Use.TILES))
+    round_px: int | None = field(default=None, metadata=_role(Use.TILES))
+    batch_size: int | None = field(default=None, metadata=_role(decides=False))
+    min_batch_size: int = field(default=1, metadata=_role(decides=False))
+    max_batch_size: int | None = field(default=None, metadata=_role(decides=False))
+    memory_limit_bytes: int | None = field(default=None, metadata=_role(Use.TILES, decides=False))
+    precision: Precision = field(default="fp32", metadata=_role(Use.TILES))
+    channels_last: bool | None = field(default=None, metadata=_role(Use.TILES, decides=False))
+    compile: bool = field(default=False, metadata=_role(Use.TILES, decides=False))
+    augment: Augment | None = field(default=None, metadata=_role(Use.TILES))
+    threads: int | None = field(default=None, metadata=_role(decides=False))
+    readers: int = field(default=2, metadata=_role(Use.TILES, decides=False))
 
     def __post_init__(self) -> None:
         """Check what `TiledPredictor` does not."""
@@ -198,13 +188,37 @@ class PredictOptions:
         """Return the options that decide what is written."""
         # The threshold that is used, so that 0.5 typed out and left out are the same run.
         values = asdict(self) | {"threshold": self.least_score}
-        return {name: value for name, value in values.items() if name not in _HOW}
+        return {name: values[name] for name in self.list_names(decides=True)}
 
     def list_scoring(self) -> dict[str, Any]:
         """Return the options that scores of images depend on."""
-        names = {"image_score_fraction", *TILE_OPTIONS} - set(_HOW)
+        names = [*self.list_names(Use.TILES, decides=True), "image_score_fraction"]
         values = asdict(self) | {"image_score_fraction": self.top_fraction}
         return {name: values[name] for name in sorted(names)}
+
+    @classmethod
+    def list_names(cls, uses: Use | None = None, *, decides: bool | None = None) -> list[str]:
+        """Return the names of the options that mean something for any of some uses.
+
+        Args:
+            uses: None: all of them.
+            decides: True for those that decide what is written, False for the others.
+        """
+        names = []
+        for each in fields(cls):
+            is_used = uses is None or each.metadata["use"] & uses
+            if is_used and decides in (None, each.metadata["decides"]):
+                names.append(each.name)
+        return names
+
+    def refuse_unused(self, what: str, uses: Use) -> None:
+        """Raise for options that are set and mean something for none of these uses.
+
+        Raises:
+            ConfigError: One is.
+        """
+        used = set(self.list_names(uses | Use.ANY))
+        self.refuse(what, *(name for name in self.list_names() if name not in used))
 
     def refuse(self, what: str, *names: str) -> None:
         """Raise for options that are set and mean nothing here.

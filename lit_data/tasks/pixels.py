@@ -36,11 +36,11 @@ from lit_data.tasks.figures import (
 )
 from lit_data.tasks.maps import ImageWriter, VerdictWriter, WholeImages
 from lit_data.tasks.options import (
-    VERDICT_OPTIONS,
     ExportRequest,
     Predicted,
     PredictOptions,
     PredictRun,
+    Use,
 )
 from lit_data.tasks.predict import predict_images
 from lit_data.tasks.verdicts import KnowsTruth
@@ -201,7 +201,7 @@ class PixelTask(Task[Images]):
         find_misfits: Callable[[int], str] | None = None,
     ) -> VerdictWriter:
         """Return the writer of maps and verdicts."""
-        options.refuse("maps of defects", *self.unused)
+        options.refuse_unused("maps of defects", self.uses)
         return VerdictWriter(
             truth,
             images,
@@ -252,7 +252,7 @@ class InspectionTask(PixelTask[InspectionDataModule]):
         "size_px",
         "value_range",
     )
-    unused = ("clean", "count")
+    uses = Use.INPUTS | Use.FINDING | Use.TILES | Use.VERDICTS
 
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> VerdictWriter:
@@ -293,16 +293,16 @@ class MarkTask(PixelTask[WatermarkDataModule]):
     """Images with the masks of their watermarks; predictions are masks and overlays."""
 
     neutral_data = (*Task.neutral_data, "patch_px", "progressive", "samples_per_image", "stride_px")
-    unused = (*VERDICT_OPTIONS, "count")
+    uses = Use.INPUTS | Use.FINDING | Use.TILES | Use.CLEANING
 
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> MarkWriter:
-        options.refuse("masks of watermarks", *self.unused)
+        options.refuse_unused("masks of watermarks", self.uses)
         return MarkWriter(self.open_images(), run.folder, options)
 
     @override
     def export(self, request: ExportRequest) -> bytes:
-        request.options.refuse("masks of watermarks", *self.unused)
+        request.options.refuse_unused("masks of watermarks", self.uses)
         return encode_maps(self.datamodule, self.open_images(), request, shows="marks")
 
 

@@ -31,7 +31,7 @@ from lit_data.tasks.figures import (
     show_probability,
 )
 from lit_data.tasks.maps import VerdictWriter, WholeImages
-from lit_data.tasks.options import ExportRequest, PredictOptions, PredictRun
+from lit_data.tasks.options import ExportRequest, PredictOptions, PredictRun, Use
 from lit_data.tasks.pixels import PixelTask, masks_of, name_sample
 from lit_data.types import Array, Batch, Stage
 
@@ -105,7 +105,7 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
     takes_augmented = True
     neutral_data = (*Task.neutral_data, "backend", "edges", "files", "patch_px", "stride_px")
     trained_data = ("channels", "files", "layout", "read", "value_range")
-    unused = ("clean", "count")
+    uses = Use.INPUTS | Use.FINDING | Use.TILES | Use.VERDICTS
     _drawn: DrawnImages | None = None
 
     @override

@@ -21,7 +21,7 @@ from lit_data.tasks.answers import ask_step, check_probabilities
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, new_axes, save_figure
 from lit_data.tasks.journal import Entry
-from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
+from lit_data.tasks.options import Predicted, PredictOptions, PredictRun, Use
 from lit_data.tasks.volume_labels import (
     InputVolumesWriter,
     LabelWriter,
@@ -89,11 +89,10 @@ class VolumeTask(Task[CTDataModule]):
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> PredictionWriter:
         if self.datamodule.classes:
-            unused = [name for name in self.unused if name != "overlap_px"]
-            options.refuse("labels of volumes", *unused, "threshold", "min_area_px")
+            options.refuse_unused("labels of volumes", Use.INPUTS | Use.WINDOWS)
             self.datamodule.overlap_windows(options.overlap_px)
             return LabelWriter(self.datamodule, run.folder, surface_mm=self._surface_mm)
-        options.refuse("volumes", *self.unused)
+        options.refuse_unused("volumes", self.uses)
         return VolumeWriter(self.datamodule, run.folder, threshold=options.least_score)
 
 

@@ -10,7 +10,17 @@ from omegaconf import OmegaConf
 
 from lit_data.commands.configuration.targets import read_options
 from lit_data.errors import ConfigError
-from lit_data.tasks.options import PredictOptions
+from lit_data.tasks import (
+    BoxTask,
+    GenerateTask,
+    InspectionTask,
+    LabelTask,
+    MarkTask,
+    StripeTask,
+    Task,
+    VolumeTask,
+)
+from lit_data.tasks.options import PredictOptions, Use
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "predict.yaml"
 
@@ -54,3 +64,39 @@ def test_wrong_values_are_refused(given: dict[str, Any], match: str) -> None:
 def test_a_tile_is_one_or_two_sizes(tile: Any) -> None:
     with pytest.raises(ConfigError, match=r"predict\.tile_px"):
         _ = PredictOptions(tile_px=tile).tile_sides_px
+
+
+def test_options_say_what_they_are_for() -> None:
+    inputs = ["resume", "part", "of", "finish", "many_inputs"]
+    assert PredictOptions.list_names(Use.INPUTS) == inputs
+    assert set(PredictOptions.list_names(Use.TILES)) >= {"tile_px", "overlap_px", "compile"}
+    work = ["memory_limit_bytes", "channels_last", "compile", "readers"]
+    assert PredictOptions.list_names(Use.TILES, decides=False) == work
+    every = {name for task in _list_tasks() for name in PredictOptions.list_names(task.uses)}
+    never = set(PredictOptions.list_names()) - every - set(PredictOptions.list_names(Use.ANY))
+    assert not never  # each option means something for some kind of data
+
+
+def _list_tasks() -> list[type[Task[Any]]]:
+    return [BoxTask, GenerateTask, InspectionTask, LabelTask, MarkTask, StripeTask, VolumeTask]
+
+
+@pytest.mark.parametrize(
+    ("uses", "options", "refused"),
+    [
+        (Use.INPUTS, {"min_area_px": 3}, "min_area_px=3"),
+        (Use.INPUTS | Use.FINDING, {"overlap_px": 8}, "overlap_px=8"),
+        (Use.INPUTS | Use.WINDOWS, {"overlap_px": 8}, None),
+        (Use.INPUTS | Use.TILES, {"overlap_px": 8, "resume": True}, None),
+        (Use.GENERATION, {"resume": True}, "resume=true"),
+        (Use.GENERATION, {"batch_size": 3, "count": 2}, None),
+    ],
+)
+def test_options_of_other_uses_are_refused(
+    uses: Use, options: dict[str, Any], refused: str | None
+) -> None:
+    if refused is None:
+        PredictOptions(**options).refuse_unused("this", uses)
+        return
+    with pytest.raises(ConfigError, match=f"predict.{refused} means nothing for this"):
+        PredictOptions(**options).refuse_unused("this", uses)

@@ -52,11 +52,11 @@ class Batch(Protocol):
 
     @property
     def advice(self) -> str:
-        """What to do where the smallest micro-batch does not fit."""
+        """Cure where the smallest micro-batch does not fit, in words."""
 
 
 class Answer(NamedTuple):
-    """What a net says of a micro-batch, or why that does not fit into memory."""
+    """Outputs of a net for a micro-batch, or why that does not fit into memory."""
 
     values: Any = None
     failure: str = ""

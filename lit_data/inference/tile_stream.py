@@ -59,7 +59,7 @@ class TileBatch:
 
     @property
     def advice(self) -> str:
-        """What to do where the smallest batch does not fit."""
+        """Cure where the smallest micro-batch does not fit, in words."""
         return ADVICE
 
     def describe(self, samples: int) -> str:

@@ -27,7 +27,7 @@ class Use(Flag):
     INPUTS = auto()
     """Inputs that are predicted one by one, also by several processes, or in a run that goes on."""
     FINDING = auto()
-    """What is found by its score and its size."""
+    """Defects, marks and objects, by their scores and sizes."""
     TILES = auto()
     """Images that are predicted tile by tile."""
     WINDOWS = auto()

@@ -173,16 +173,21 @@ class _Steps:
         self._runner = runner
         self._threads = threads
         self._owners = owners
+        self._too_large: set[tuple[int, str]] = set()
         self._move: Callable[[Any], Any] | None = None
 
     def move(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Around the transfer of a batch, which stays on the host if the device has no room for it."""
         self._move = None
-        try:
-            return call(batch, *args, **kwargs)
-        except Exception as error:
-            read_failure(error)
-        self._runner.release()
+        samples = count_samples(batch)
+        signature = (samples, describe_shapes(batch, samples))
+        if signature not in self._too_large:
+            try:
+                return call(batch, *args, **kwargs)
+            except Exception as error:
+                read_failure(error)
+            self._too_large.add(signature)
+            self._runner.release()
         self._move = lambda part: call(part, *args, **kwargs)
         return batch
 

@@ -14,11 +14,11 @@ from numpy.testing import assert_allclose
 from torch import Tensor
 
 from lit_data.datamodules import DetectionDataModule
-from lit_data.errors import ConfigError
+from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.tasks import Predicted, find_task
 from lit_data.tasks.box_figures import find_true
-from lit_data.types import Batch
+from lit_data.types import Batch, Stage
 from tests.helpers.reading import opened
 from tests.tasks.running import predict
 
@@ -216,6 +216,26 @@ def test_a_run_that_was_interrupted_goes_on_also_in_smaller_batches(
     assert _read(tmp_path) == _read(unbroken)
     summary = _predict(data, tmp_path, third, resume=True).metrics
     assert (summary["predict/images_kept"], third.sizes) == (14, [])
+
+
+def test_a_batch_without_room_on_the_device_goes_there_in_parts(
+    data: DetectionDataModule, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = data.finish_batch
+    finished = []
+
+    def finish_few(batch: Batch, stage: Stage) -> Batch:
+        finished.append(len(batch["image"]))
+        if finished[-1] > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        return finish(batch, stage)
+
+    monkeypatch.setattr(data, "finish_batch", finish_few)
+    _predict(data, tmp_path, Oracle(), batch_size=6)
+    assert _read(tmp_path) == _read(unbroken)
+    assert finished == [6, 6, 3, 2, 2, 2, 2, 2, 2, 2]  # whole, then in parts; the size is kept
+    with pytest.raises(BatchMemoryError, match=r"batch of 3 samples of image 3x\S+ .*does not fit"):
+        _predict(data, tmp_path / "least", Oracle(), batch_size=6, min_batch_size=3)
 
 
 def test_batches_are_predicted_in_threads(

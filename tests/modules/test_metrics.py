@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 from torchmetrics.classification import BinaryAveragePrecision
 
-from lit_data.modules.scored import DefectRecall, PixelScores
+from lit_data.modules.scored import DefectRecall, PixelScores, append_rows
 
 
 def _rare(samples: int = 6) -> tuple[Tensor, Tensor]:
@@ -81,3 +81,13 @@ def test_ranks_add_up_to_the_whole() -> None:
     assert parts[0].compute() == whole[0].compute()
     assert 0 < float(whole[1].compute()) < 1
     assert parts[1].compute() == whole[1].compute()
+
+
+def test_rows_of_a_state_stay_in_a_few_tensors_that_nothing_writes_into() -> None:
+    parts = []
+    for number in range(100):
+        before = list(parts)  # as AdaptiveBatchSize keeps it, to undo a step
+        append_rows(parts, torch.arange(3) + 3 * number)
+        assert sum(map(len, before)) == 3 * number
+    assert torch.cat(parts).tolist() == list(range(300))
+    assert [len(part) for part in parts] == [3 * 64, 3 * 32, 3 * 4]

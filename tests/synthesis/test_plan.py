@@ -56,6 +56,12 @@ def test_ranges_of_amplitude_and_place() -> None:
     assert set((plan.y % 1 * 8).tolist()) == set(range(8))
 
 
+def test_whole_pixel_centres() -> None:
+    plan = _plan(DefectSpec(subpixel=False), samples=200)
+    assert (plan.y % 1 == 0).all()
+    assert (plan.x % 1 == 0).all()
+
+
 def test_weights_choose_the_family() -> None:
     plan = _plan(DefectSpec(families={"spot": {"weight": 3}, "line": None, "blur": {}}))
     assert [member.name for member in plan.spec.members] == ["spot", "blur"]

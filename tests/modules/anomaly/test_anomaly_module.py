@@ -12,9 +12,9 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from lit_data.errors import ConfigError
+from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.modules import AnomalyModule, MemoryBank, PlaceGaussians, TextureEncoder
-from lit_data.modules.anomaly.bank import choose_coreset, find_whitening
+from lit_data.modules.anomaly.bank import choose_coreset, find_distances, find_whitening
 from lit_data.modules.anomaly.normality import Candidates
 from tests.modules.runs import make_trainer
 
@@ -230,6 +230,22 @@ class _Maps(nn.Module):
         return [self.layers(images)]
 
 
+def test_a_file_of_weights_holds_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = TextureEncoder().state_dict()
+    torch.save({"state_dict": good}, "good.pt")
+    assert torch.equal(TextureEncoder("good.pt").fine.plain.weight, good["fine.plain.weight"])
+    torch.save({name: value for name, value in good.items() if name != "fine.mean"}, "less.pt")
+    with pytest.raises(StoreError, match=r"all weights of TextureEncoder: fine\.mean lack"):
+        TextureEncoder("less.pt")
+    with pytest.raises(StoreError, match="does not hold all weights"):
+        TextureEncoder("good.pt", width=20)
+    with pytest.raises(DataError, match=r"none\.pt: no such file"):
+        TextureEncoder("none.pt")
+
+
 def test_the_sample_is_bounded_and_that_of_one_batch() -> None:
     rows = torch.arange(1000.0)[:, None]
     whole, parts = Candidates(100, seed=3), Candidates(100, seed=3)
@@ -249,6 +265,16 @@ def test_the_coreset_is_that_of_one_farthest_row_after_the_other() -> None:
     for number in chosen:
         assert nearest[number] == nearest.max()
         nearest = torch.minimum(nearest, torch.cdist(rows, rows[number : number + 1])[:, 0])
+
+
+@pytest.mark.parametrize("chunk_bytes", [4, 4 * 70 * 3, 2**26])
+def test_distances_are_those_of_all_pairs_in_any_chunks(chunk_bytes: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    rows, bank = torch.randn(20, 5, generator=generator), torch.randn(70, 5, generator=generator)
+    expected = torch.cdist(rows, bank).amin(1)
+    assert_close(
+        find_distances(rows, bank, chunk_bytes=chunk_bytes), expected, atol=1e-4, rtol=1e-4
+    )
 
 
 class _Seen(PlaceGaussians):

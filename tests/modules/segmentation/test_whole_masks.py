@@ -1,14 +1,18 @@
 """Scores of whole images from the patches that evaluation sees, held against those of anomalib."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from lit_data.grid import PatchGrid
-from lit_data.modules.segmentation import anomaly_metrics
+from lit_data.modules.segmentation import anomaly_metrics, whole_masks
 from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
 from lit_data.modules.segmentation.whole_masks import WholeMasks
+from lit_data.types import Array
 
 COUNT = 7
 SHAPE = (400, 500)
@@ -99,3 +103,18 @@ def test_defects_that_masks_of_images_lack_are_regions_of_their_patch() -> None:
     metric.update(patch, patch, torch.tensor([0]), torch.tensor([[0, 0]]))
     assert before == pytest.approx(5)
     assert float(metric.region_count) == pytest.approx(7)
+
+
+def test_a_copy_of_a_metric_sees_the_same_masks_and_a_file_none() -> None:
+    metric = AnomalyMetrics()
+    metric.whole_masks = WholeMasks(
+        PatchGrid([9], [9], 9, 9), torch.tensor([[9, 9]]), _read_nothing
+    )
+    assert copy.deepcopy(metric).whole_masks is metric.whole_masks
+    loaded = pickle.loads(pickle.dumps(metric))
+    assert loaded.whole_masks is None
+    assert whole_masks.WholeMasks.of(None) is None
+
+
+def _read_nothing(image: int) -> Array | None:
+    return None

@@ -316,6 +316,13 @@ def test_annotations_are_what_each_defect_changes_alone(name: str, number: int) 
     assert_array_equal(images.numpy(), grey)
 
 
+def test_nothing_to_annotate() -> None:
+    plan = sample_plan(DefectSpec(probability=0), 0, 0, [0], (3, 8, 8))
+    found = annotate(torch.zeros(1, 3, 8, 8), plan, RANGES["float32"][1])
+    assert not found.labels.any()
+    assert len(found.change) == len(found.severity) == 0
+
+
 @pytest.mark.parametrize("most_px", [1, 5000, 10**9])
 def test_many_pixels_are_drawn_part_by_part(monkeypatch: pytest.MonkeyPatch, most_px: int) -> None:
     plan, grey = plan_of(many(), 20, (3, 64, 48)), scene(20, (3, 64, 48))

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 from lit_data.samples.watermarks import draw_photo
 from lit_data.synthesis.watermarks import WatermarkPlan, WatermarkSpec, sample_watermarks
 from lit_data.synthesis.watermarks.blend import Look, blend, compress, degrade
-from lit_data.synthesis.watermarks.cover import PROBES, keep_visible, mix
+from lit_data.synthesis.watermarks.cover import PROBES, keep_visible, mix, probe_under
 from lit_data.synthesis.watermarks.plan import MODES
 from lit_data.types import Array
 
@@ -123,6 +123,15 @@ def test_marks_on_rough_ground_get_more_opacity_within_its_range() -> None:
     assert found.opacity[2] == opacity[2]
     absent = keep_visible(replace(plan, present=np.zeros(3, bool), opacity=opacity * 0), under)
     assert not absent.opacity.any()
+
+
+def test_probes_lie_under_the_mark() -> None:
+    images = np.zeros((2, 3, 20, 20), np.uint8)
+    cover = np.zeros((2, 20, 20), np.uint8)
+    cover[0, 5:9, 2:18], images[0, :, 5:9, 2:18] = 255, np.array([10, 20, 30])[:, None, None]
+    found = probe_under(images, cover)
+    assert (found[0] == (10, 20, 30)).all()
+    assert not found[1].any()
 
 
 def _photo(height_px: int = 96, width_px: int = 128) -> Array:

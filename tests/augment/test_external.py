@@ -170,6 +170,17 @@ def test_bad_options(arguments: dict[str, Any], match: str) -> None:
         ExternalTransform(**arguments)
 
 
+def test_what_cannot_be_done_is_refused() -> None:
+    sizes = ExternalTransform(RandomCut(), seed_per="sample")
+    with pytest.raises(ConfigError, match="samples came out in different sizes"):
+        _run(sizes, Layers(_layers(8).images))
+
+
+class RandomCut(nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        return images[..., : random.randint(4, 12)]
+
+
 CPU = torch.device("cpu")
 
 

@@ -169,6 +169,11 @@ def test_bad_options(options: dict[str, Any], match: str) -> None:
         Geometry(**options)
 
 
+def test_a_crop_must_fit() -> None:
+    with pytest.raises(ConfigError, match=r"crop_px=\(9, 4\) is larger than the images of 8 x 8"):
+        _run(Geometry(crop_px=(9, 4)), Layers(_images(1, 1, 8, 8)))
+
+
 @pytest.mark.parametrize(
     ("options", "patch", "margin"),
     [

@@ -20,14 +20,15 @@ from lit_inspect.errors import (
 from lit_inspect.inspector import Inspector
 from lit_inspect.layouts import Group
 from lit_inspect.net import Limits
-from lit_inspect.results import REVIEW, Results
+from lit_inspect.results import Results
+from lit_inspect.verdicts import REVIEW
 from lit_inspect.version import VERSION
 
 _EPILOG = """\
 DIR gets what `python -m lit_data predict` writes, but for its pictures: images.csv, defects.csv and maps/;
-labels.csv; or detections.json and labels/ of boxes; and bad.csv. Exit codes: 0 good; 2 wrong arguments; 3 images are
-bad, or the net has no answer for them, all others have a verdict; 4 the file is damaged, takes too much, gives other
-answers on this machine, or DIR cannot be written."""
+labels.csv of classes; detections.json and labels/ of boxes; and bad.csv. Exit codes: 0 good; 2 wrong arguments; 3
+images are bad, or the net has no answer for them, all others have a verdict; 4 the file is damaged, takes too much,
+gives other answers on this machine, or DIR cannot be written."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

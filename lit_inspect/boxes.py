@@ -16,6 +16,9 @@ Pixels = NDArray[Any]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
+LEAST_SCORE = 0.01
+"""Boxes of lower scores count for nothing: average precision and images are ranked by all others."""
+
 _MOST_FOUND = 100
 _MOST_COMPARED = 1000
 _BELOW = 0.999  # of the threshold: what joins windows may be a little less sure
@@ -115,7 +118,7 @@ class BoxRules:
         """Yield the samples of an image, of large ones row by row."""
         height, width = image.shape[1:]
         if self.stride_px is None:
-            pixels = Scaling(self.sample_px, None).resize(image.read(0, height))
+            pixels = self.fit(image)
             shown_px = pixels.shape[1], pixels.shape[2]
             # Halves go to even numbers, as in `lit_data.mosaic`.
             left = round((self.sample_px[1] - shown_px[1]) / 2)
@@ -127,6 +130,10 @@ class BoxRules:
             rows = image.read(top, min(top + window_height, height))
             for left in _find_starts(width, window_width, self.stride_px[1]):
                 yield self._place(rows[:, :, left : left + window_width], (left, top), (0, 0))
+
+    def fit(self, image: Rows) -> Pixels:
+        """Return an image as large as it fits into a sample, [C, h, w]."""
+        return Scaling(self.sample_px, None).resize(image.read(0, image.shape[1]))
 
     def _place(self, pixels: Pixels, corner: tuple[int, int], origin: tuple[int, int]) -> Sample:
         height, width = pixels.shape[1:]
@@ -146,7 +153,7 @@ class BoxRules:
         *,
         threshold: float,
         min_area_px: int,
-    ) -> Objects:
+    ) -> tuple[Objects, float]:
         """Find the objects of an image.
 
         Args:
@@ -156,22 +163,26 @@ class BoxRules:
             min_area_px: Smallest area of a box in the image.
 
         Returns:
-            The objects in px of the image, the surest first.
+            The objects in px of the image, the surest first, and the score of the image.
         """
         parts = []
         frames = []
+        score = 0.0
+        least = _BELOW * threshold
         for sample in self.sample(image):
             objects = find_objects(
-                run(sample.pixels), self.sample_px, _BELOW * threshold, self.iou_threshold
+                run(sample.pixels), self.sample_px, min(LEAST_SCORE, least), self.iou_threshold
             )
-            parts.append(objects._replace(corners=self.find_originals(objects, sample, image)))
+            objects = objects._replace(corners=self.find_originals(objects, sample, image))
+            score = max(score, score_image([objects]))
+            parts.append(objects.take(objects.scores > least))
             frames.append(sample.frame)
         joined = parts[0]
         if self.stride_px is not None:
             joined = join_windows(parts, np.array(frames, np.int64), image.shape[1:])
         sides_px = joined.corners[:, 2:] - joined.corners[:, :2]
         is_large = (sides_px > 0).all(1) & (sides_px.prod(1) >= min_area_px)
-        return joined.take(is_large & (joined.scores >= threshold))
+        return joined.take(is_large & (joined.scores >= threshold)), score
 
     def find_originals(self, objects: Objects, sample: Sample, image: Rows) -> NDArray[Any]:
         """Return the corners of objects of a sample in px of its image, cut to it."""
@@ -188,6 +199,22 @@ class BoxRules:
     def thin(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return what a golden answer holds of [P, 4 + classes]: places spread over a sample."""
         return values[:: -(-len(values) // _GOLDEN_PLACES)]
+
+
+def score_image(parts: Sequence[Objects]) -> float:
+    """Return the score of the surest box of an image; 0 where none is above `LEAST_SCORE`.
+
+    A box in a window counts though it yields to one of another window, which shows the same object.
+
+    Args:
+        parts: Objects of each sample of the image; those that lie beside the image have no area.
+    """
+    highest = 0.0
+    for objects in parts:
+        sides_px = objects.corners[:, 2:] - objects.corners[:, :2]
+        counts = (sides_px > 0).all(1) & (objects.scores > LEAST_SCORE)
+        highest = max(highest, float(objects.scores[counts].max(initial=0)))
+    return highest
 
 
 def _both(size_px: tuple[int, ...]) -> NDArray[np.float64]:

@@ -29,6 +29,7 @@ from lit_inspect.regions import (
 from lit_inspect.rows import ArrayRows, MapFile
 from lit_inspect.settings import read_settings
 from lit_inspect.tiles import Rows, cut, read_middle, stitch
+from lit_inspect.verdicts import GOOD, score_labels
 
 Floats = NDArray[np.float32]
 
@@ -44,15 +45,17 @@ class Verdict:
     """Result of one image.
 
     Attributes:
-        verdict: ``good``, ``defect``, ``review`` or ``unsure`` of a map or of boxes, ``marked`` or
-            ``clean`` of watermarks, else the name of the class.
+        verdict: ``good``, ``defect``, ``review`` or ``unsure``; ``marked`` or ``clean`` of
+            watermarks; the name of the class where no class is good.
         score: Of the image: the mean of the highest probabilities of a map, that of the pixels of
-            watermarks, the probability of the class, or the score of the surest box.
+            watermarks, the probability that it is of no good class, or that of the class where none
+            is good, or the score of the surest box, whatever the threshold of boxes.
         defects: Regions of the map, the surest first; none of an image that is ``good``.
         probability: [H, W] of each pixel of a map, or [classes]; empty for boxes.
         kinds: [H, W] number of the class of each pixel that reaches the threshold, from 1; None
             where classes are not told apart.
         boxes: Objects that a detector finds, the surest first.
+        label: Name of the class of an image.
         marked_share: Fraction of the pixels that a watermark covers.
         references: Which references do not fit, and why: the image is for review then, and has no
             defects, as what differs may be none.
@@ -66,6 +69,7 @@ class Verdict:
     boxes: tuple[Box, ...] = ()
     marked_share: float = 0.0
     references: str = ""
+    label: str = ""
 
 
 class Inspector:
@@ -97,6 +101,7 @@ class Inspector:
         board = read_board(path)
         try:
             self.settings = read_settings(board.manifest)
+            self._judge = self.settings.judge
             self._net = Net(board.parts.get(NET, b""), threads, limits)
         except BoardError as error:
             raise BoardError(
@@ -193,9 +198,11 @@ class Inspector:
 
     def describe(self, image: Rows) -> NDArray[np.float64]:
         """Return the features by which drift is noticed, see `Guarantee.find_drift`: [3]."""
-        scaling = self.settings.scaling
+        scaling, boxes = self.settings.scaling, self.settings.boxes
         if scaling is not None:
             image = ArrayRows(scaling.scale(image.read(0, image.shape[1])))
+        elif boxes is not None and boxes.stride_px is None:
+            image = ArrayRows(boxes.fit(image))
         return describe(image)
 
     def predict(self, image: Rows, shape: tuple[int, int, int]) -> Floats:
@@ -250,8 +257,8 @@ class Inspector:
             min_area_px=settings.min_area_px,
             classes=len(settings.classes),
         )
-        verdict = self._choose_verdict(score, has_defects=bool(defects), fits=not references)
-        if verdict == "good" or references:  # which no table contradicts
+        verdict = self._judge(score, is_found=bool(defects), fits=not references)
+        if verdict == GOOD or references:  # which no table contradicts
             defects = []
         probability, kinds = np.zeros((0, 0), np.float32), None
         if not is_large:
@@ -267,21 +274,6 @@ class Inspector:
         if not isinstance(values, MapFile):
             probability, _ = self.read_pair(values, slice(0, height))
         return Verdict(verdict, score, (), probability, marked_share=count / (height * width))
-
-    def _choose_verdict(self, score: float, *, has_defects: bool, fits: bool) -> str:
-        settings = self.settings
-        if settings.doubt:
-            return "unsure"
-        if not fits:
-            return "review"
-        if settings.review is not None:
-            good_below, defect_above = settings.review
-            if good_below <= score <= defect_above:
-                return "review"
-            return "good" if score < good_below else "defect"
-        limit = settings.image_threshold
-        is_defective = has_defects if limit is None else score >= limit
-        return "defect" if is_defective else "good"
 
     def read_pair(
         self, values: ArrayRows | MapFile, part: slice
@@ -300,13 +292,18 @@ class Inspector:
         pixels = self.settings.scaling.scale(image.read(0, image.shape[1]))
         probabilities = self._ask(pixels, len(self.settings.classes))
         best = int(probabilities.argmax())
-        return Verdict(self.settings.classes[best], float(probabilities[best]), (), probabilities)
+        label, good = self.settings.classes[best], self.settings.good
+        if not good:
+            return Verdict(label, float(probabilities[best]), (), probabilities, label=label)
+        score = round_score(score_labels(probabilities, good))
+        verdict = self._judge(score, is_found=best not in good)
+        return Verdict(verdict, score, (), probabilities, label=label)
 
     def _find_boxes(self, image: Rows) -> Verdict:
         self._check(image)
         settings = self.settings
         assert settings.boxes is not None
-        objects = settings.boxes.find(
+        objects, highest = settings.boxes.find(
             image,
             self._find_places,
             threshold=settings.threshold,
@@ -316,11 +313,9 @@ class Inspector:
         boxes = []
         for (left, top, right, bottom), kind, score in zip(*columns, strict=True):
             boxes.append(Box(left, top, right, bottom, kind, settings.classes[kind], score))
-        highest = max((box.score for box in boxes), default=0.0)
-        verdict = "defect" if boxes else "good"
-        if settings.doubt:
-            verdict = "unsure"
-        return Verdict(verdict, highest, (), np.zeros(0, np.float32), boxes=tuple(boxes))
+        score = round_score(highest)
+        verdict = self._judge(score, is_found=bool(boxes))
+        return Verdict(verdict, score, (), np.zeros(0, np.float32), boxes=tuple(boxes))
 
     def _find_places(self, pixels: NDArray[Any]) -> Floats:
         """Return [P, 4 + classes] of a sample, see `lit_inspect.boxes.find_objects`."""

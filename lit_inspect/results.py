@@ -20,20 +20,22 @@ from lit_inspect.marks import tint
 from lit_inspect.regions import Defect, slabs
 from lit_inspect.rows import ArrayRows, MapFile
 from lit_inspect.tiles import Rows
+from lit_inspect.verdicts import REVIEW
 
 _MOST_DEFECTS = 1000  # of an image in the table, as in that of `predict`
-REVIEW = "review"
-"""Verdict of a part that the net gives no answer for."""
-
 _TABLES = {
     "maps": ("images.csv", "defects.csv"),
-    "labels": ("labels.csv",),
-    "boxes": ("detections.json",),
+    "labels": ("images.csv", "labels.csv"),
+    "boxes": ("images.csv", "detections.json"),
 }
 _MARK_TABLES = ("marks.csv",)
 _MARK_COLUMNS = ("image", "marked_share", "mean_score", "height_px", "width_px")
 _BAD_TABLE = "bad.csv"
-_MAP_COLUMNS = ("image", "score", "defects", "verdict")
+_COLUMNS = {
+    "maps": ("image", "score", "defects", "verdict"),
+    "labels": ("image", "score", "verdict"),
+    "boxes": ("image", "score", "defects", "verdict"),
+}
 _DEFECT_COLUMNS = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
 
 
@@ -61,6 +63,7 @@ class Results:
         self._stem_counts = Counter(map(_stem_of, names))
         self._rows: list[dict[str, Any]] = []
         self._defects: list[dict[str, Any]] = []
+        self._labels: list[dict[str, Any]] = []
         self._bad: list[dict[str, str]] = []
         self._features: list[NDArray[np.float64]] = []
         self._guarantee = inspector.settings.guarantee
@@ -78,13 +81,10 @@ class Results:
         settings = self._inspector.settings
         height, width = image.shape[1:]
         if settings.task == "labels":
-            verdict = self._inspector.inspect(image)
-            score = round(verdict.score, 4)
-            self._rows.append({"image": name, "label": verdict.verdict, "score": score})
-            return verdict
-        if settings.task == "boxes":
-            return self._add_boxes(name, image)
-        if height * width <= settings.large_px or settings.scaling is not None:
+            verdict = self._add_label(name, image)
+        elif settings.task == "boxes":
+            verdict = self._add_boxes(name, image)
+        elif height * width <= settings.large_px or settings.scaling is not None:
             values = ArrayRows(self._inspector.predict(image, (0, height, width)))
             verdict = self._write(name, image, values)
         else:
@@ -95,6 +95,12 @@ class Results:
             self._note_marks(name, image, verdict)
         else:
             self._note(name, verdict)
+        return verdict
+
+    def _add_label(self, name: str, image: Rows) -> Verdict:
+        verdict = self._inspector.inspect(image)
+        score = round(float(verdict.probability.max()), 4)
+        self._labels.append({"image": name, "label": verdict.label, "score": score})
         return verdict
 
     def _add_boxes(self, name: str, image: Rows) -> Verdict:
@@ -125,13 +131,13 @@ class Results:
     def note_unanswered(self, name: str, path: Path, reason: str) -> None:
         """Note an image that the net gives no answer for: it is bad, and its part for review.
 
-        Boxes and marks have no table of verdicts, and their tables do not hold the image.
+        Marks have no table of verdicts, and neither their table nor that of boxes holds the image.
         """
         self.note_bad(path, reason)
         if self._inspector.settings.shows == "marks":
             return
-        column = "label" if self._inspector.settings.task == "labels" else "verdict"
-        self._rows.append({"image": name, column: REVIEW, "guarantee": ""})
+        self._rows.append({"image": name, "verdict": REVIEW, "guarantee": ""})
+        self._labels.append({"image": name, "label": REVIEW})
 
     def finish(self) -> str | None:
         """Write the tables.
@@ -141,24 +147,26 @@ class Results:
             guarantee is withdrawn; None if they do not.
         """
         drift = None
-        columns: tuple[str, ...] = _MAP_COLUMNS
-        if self._inspector.settings.reference_limits is not None:
+        settings = self._inspector.settings
+        columns = _COLUMNS[settings.task]
+        if settings.reference_limits is not None:
             columns = (*columns, "references")
         if self._guarantee is not None:
             drift = self._guarantee.find_drift(np.array(self._features).reshape(-1, len(FEATURES)))
             text = WITHDRAWN if drift else self._guarantee.promise
             columns = (*columns, "guarantee")
             self._rows = [{"guarantee": text} | row for row in self._rows]
-        if self._inspector.settings.task == "labels":
-            self._write_table("labels.csv", ("image", "label", "score"), self._rows)
-        elif self._inspector.settings.task == "boxes":
-            with replacing(self._folder, "detections.json") as file:
-                file.write(self._objects.encode(self._inspector.settings.classes))
-        elif self._inspector.settings.shows == "marks":
+        if settings.shows == "marks":
             self._write_table("marks.csv", _MARK_COLUMNS, self._rows)
-        else:
-            classes = ("class",) if self._inspector.settings.classes else ()
+        elif settings.task != "labels" or settings.good:
             self._write_table("images.csv", columns, self._rows)
+        if settings.task == "labels":
+            self._write_table("labels.csv", ("image", "label", "score"), self._labels)
+        elif settings.task == "boxes":
+            with replacing(self._folder, "detections.json") as file:
+                file.write(self._objects.encode(settings.classes))
+        elif settings.shows == "defects":
+            classes = ("class",) if settings.classes else ()
             self._write_table("defects.csv", (*_DEFECT_COLUMNS, *classes), self._defects)
         self._write_table(_BAD_TABLE, ("image", "reason"), self._bad)
         return drift
@@ -219,7 +227,7 @@ class Results:
         self._rows.append(row)
 
     def _note(self, name: str, verdict: Verdict) -> None:
-        count = min(len(verdict.defects), _MOST_DEFECTS)
+        count = len(verdict.boxes) or min(len(verdict.defects), _MOST_DEFECTS)
         row = {"image": name, "score": verdict.score, "defects": count}
         self._rows.append(row | {"verdict": verdict.verdict, "references": verdict.references})
         class_names = ("", *self._inspector.settings.classes)

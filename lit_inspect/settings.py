@@ -27,6 +27,7 @@ from lit_inspect.errors import BoardError
 from lit_inspect.images import ReadOptions, Scaling
 from lit_inspect.layouts import Layout
 from lit_inspect.tiles import Tiling
+from lit_inspect.verdicts import Judge
 
 _MOST_KINDS = 255  # that the maps of classes hold
 
@@ -53,6 +54,7 @@ class Settings:
         value_range: That is brought to 0..1; None where it is that of the dtype.
         scaling: Size that images are brought to.
         classes: Names.
+        good: Numbers of the classes of good parts, by which images with labels get verdicts.
         golden: Number of golden inputs.
         tiling: How maps are cut and stitched.
         threshold: Least probability of a pixel, or score of a box.
@@ -103,6 +105,12 @@ class Settings:
     expand: Annotated[tuple[int, ...], Field(max_length=MOST_CHANNELS)] | None = None
     precision: Literal["int8"] | None = None
     trained: dict[str, Any] | None = None
+    good: Annotated[tuple[int, ...], Field(max_length=2**16)] = ()
+
+    @property
+    def judge(self) -> Judge:
+        """Return the rule of the verdicts."""
+        return Judge(threshold=self.image_threshold, review=self.review, is_unsure=bool(self.doubt))
 
     def __post_init__(self) -> None:
         """Check that the parts fit each other."""
@@ -137,10 +145,21 @@ class Settings:
             raise ValueError(f"labels need scaling, and boxes have none; task is {self.task}")
         if self.shows == "marks" and not self._fits_marks():
             raise ValueError("marks are those of maps of three channels of uint8, without classes")
-        if not is_map and (self.review is not None or not self.classes):
-            raise ValueError(f"{self.task} need classes, and know no review")
+        if not is_map and not self.classes:
+            raise ValueError(f"{self.task} need classes")
+        self._check_good()
         if is_map and len(self.classes) > _MOST_KINDS:
             raise ValueError(f"{len(self.classes)} classes, and maps hold {_MOST_KINDS}")
+
+    def _check_good(self) -> None:
+        if self.good and (self.task != "labels" or not self._fits_good()):
+            raise ValueError(f"good {self.good} are numbers of some of the classes of labels")
+        has_limits = self.review is not None or self.image_threshold is not None
+        if self.task == "labels" and has_limits and not self.good:
+            raise ValueError("labels of which no class is good have no verdicts to review")
+
+    def _fits_good(self) -> bool:
+        return set(self.good) < set(range(len(self.classes)))
 
     def _fits_marks(self) -> bool:
         is_colour = (self.channels, self.dtype) == (3, "uint8")

@@ -30,20 +30,17 @@ from lit_data.risk.bounds import Limit, count_needed, find_limit, import_special
 from lit_data.tasks.base import find_task_of
 from lit_data.tasks.options import PredictOptions, Share, Use
 from lit_data.tasks.verdicts import (
-    DEFECT,
-    GOOD,
-    REVIEW,
     Calibration,
     check_writable,
     describe_images,
     write_calibration,
 )
+from lit_inspect.verdicts import DEFECT, GOOD, REVIEW
 
 log = logging.getLogger(__name__)
 
 Made = TypeVar("Made")
 
-_ALL = "all"
 _TABLE = "images.csv"
 _MOST_DESCRIBED = 1000  # images that inputs are compared with later
 _UNUSED = (*PredictOptions.list_names(Use.INPUTS), "folder", "image_threshold")
@@ -124,7 +121,9 @@ def read_own_options(kind: Callable[..., Made], cfg: DictConfig) -> Made:
     return read_options(kind, OmegaConf.masked_copy(cfg, names), "")
 
 
-def open_split(cfg: DictConfig, checkpoint: Path, images: str) -> Prediction:
+def open_split(
+    cfg: DictConfig, checkpoint: Path, images: Literal["val", "test", "all"]
+) -> Prediction:
     """Open the data and the model for a prediction of a split into the run folder.
 
     Args:
@@ -140,7 +139,7 @@ def open_split(cfg: DictConfig, checkpoint: Path, images: str) -> Prediction:
     if not find_task_of(kind).has_verdicts():
         raise ConfigError(
             f"{cfg.command} is for verdicts on whole images, and a {kind.__name__} has none: use "
-            "+experiment=stripe, segmentation or anomaly"
+            "+experiment=stripe, segmentation, anomaly, classification or detection"
         )
     options = read_options(PredictOptions, cfg.predict, "predict")
     import_special()  # where it is missing, nothing is scored first
@@ -149,7 +148,7 @@ def open_split(cfg: DictConfig, checkpoint: Path, images: str) -> Prediction:
     options = replace(options, many_inputs=sys.maxsize)
     folder = Path(cfg.paths.run)
     refuse_links(folder, "paths.run")
-    split = None if images == _ALL else images
+    split = None if images == "all" else images
     prediction = prepare_prediction(
         cfg,
         options,
@@ -209,17 +208,18 @@ class KnownImages:
         chosen = prediction.run.chosen
         numbers = range(len(all_names)) if chosen is None else chosen
         names = [str(plain_cell(all_names[number])) for number in numbers]
-        kinds = datamodule.image_kinds
-        doubt = datamodule.describe_doubt()
+        known = prediction.task.truth
+        kinds = known.image_kinds
+        doubt = known.describe_doubt()
         truth = []
         for name, number in zip(names, numbers, strict=True):
-            has_defect = datamodule.has_defect(number)
+            has_defect = known.has_defect(number)
             if has_defect is None and doubt:
                 raise ConfigError(doubt)
             if has_defect is None and not kinds[number]:
                 raise ConfigError(
-                    f"{show_path(name)} has neither a mask nor a folder such as good that says if "
-                    "it shows a defect: give data.masks, see docs/inspection.md"
+                    f"nothing says if {show_path(name)} shows a defect: neither a mask, nor a box, nor a "
+                    "folder such as good; see docs/inspection.md"
                 )
             truth.append(kinds[number] != GOOD if has_defect is None else has_defect)
         lots = None

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from lit_data.checks import check_choice, check_count, check_types
 from lit_data.commands.build import find_trained
 from lit_data.commands.calibrate import open_split, read_own_options
+from lit_data.commands.configuration.names import resolve_target
 from lit_data.commands.predict import Prediction
 from lit_data.commands.result import print_table
 from lit_data.errors import ConfigError
@@ -21,9 +22,11 @@ from lit_data.risk.bounds import count_needed, lower_rate, upper_rate
 from lit_data.risk.detection import DetectionCurve, fit_curve
 from lit_data.synthesis import FAMILIES
 from lit_data.synthesis.families.base import check_range
+from lit_data.tasks.base import find_task_of
 from lit_data.tasks.figures import FOUND_COLOUR, TRUE_COLOUR, new_axes, save_figure
 from lit_data.tasks.maps import VerdictWriter
 from lit_data.tasks.nets import ProbabilityNet, open_predictor
+from lit_data.tasks.pixels import PixelTask
 from lit_data.tasks.targets import Bench, Target, open_marks
 
 log = logging.getLogger(__name__)
@@ -85,12 +88,13 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         ConfigError: Models of this kind of data give no maps of defects, or no image is good.
     """
     options = read_own_options(PodOptions, cfg)
+    _refuse_other_kinds(cfg)
     if cfg.data.get("cache") == "device":
         cfg.data.cache = "store"  # patches are drawn on here
     prediction = open_split(cfg, find_trained(cfg), options.images)
     prediction = prediction.take_calibration()
     writer = prediction.task.writer(prediction.run, prediction.options)
-    assert isinstance(writer, VerdictWriter)  # of all kinds with verdicts
+    assert isinstance(writer, VerdictWriter)  # of all kinds with maps
     if writer.images.original_sizes is not None:
         raise ConfigError(
             "pod draws defects at the size of the files: leave data.size_px and data.scale out"
@@ -107,6 +111,21 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     result = summarise(targets, false_calls)
     _write(prediction.run.folder, targets, result)
     return _list_metrics(result)
+
+
+def _refuse_other_kinds(cfg: DictConfig) -> None:
+    """Refuse kinds of data whose models give no maps of defects.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    kind = resolve_target(cfg.data._target_, "data")
+    task = find_task_of(kind)
+    if not (issubclass(task, PixelTask) and task.has_verdicts()):
+        raise ConfigError(
+            f"pod draws defects and looks for them in maps, which a {kind.__name__} has none of: use "
+            "+experiment=stripe, segmentation or anomaly"
+        )
 
 
 def _check_patches(options: PodOptions, patch_px: int) -> None:

@@ -28,15 +28,14 @@ from lit_data.commands.trained import take_trained, warn_of_other_data
 from lit_data.errors import ConfigError, list_problems
 from lit_data.files import find_sha256
 from lit_data.tasks import find_task, find_task_of
+from lit_data.tasks.answers import read_image_threshold
 from lit_data.tasks.base import Task
 from lit_data.tasks.journal import FINGERPRINT
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun, Share
 from lit_data.tasks.verdicts import find_calibration
+from lit_data.types import Stage
 
 log = logging.getLogger(__name__)
-
-_NOT_CHOSEN = -1.0
-"""Image threshold of a model whose validation had images of one kind only, or none."""
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
@@ -125,7 +124,7 @@ def prepare_prediction(
     share: Share,
     trainer: Trainer,
     *,
-    split: str | None = None,
+    split: Stage | None = None,
 ) -> Prediction:
     """Open the data and the model of a prediction.
 
@@ -160,7 +159,7 @@ def prepare_prediction(
         doubt=doubt,
         remote_sizes=folder.sizes,
         bring=folder.bring,
-        chosen=datamodule.split_images[split].tolist() if split else None,
+        chosen=task.list_split(split) if split else None,
         reference_limits=read_limits(model),
     )
     conditions = list_conditions(cfg, task, options)
@@ -251,8 +250,8 @@ def _take_image_threshold(model: LightningModule, options: PredictOptions) -> Pr
     if options.image_score_fraction is None:
         fraction_of_model = getattr(model, "image_score_fraction", None)
         options = replace(options, image_score_fraction=fraction_of_model)
-    chosen = float(getattr(model, "image_threshold", _NOT_CHOSEN))
-    if options.image_threshold is not None or chosen == _NOT_CHOSEN:
+    chosen = read_image_threshold(model)
+    if options.image_threshold is not None or chosen is None:
         return options
     # A threshold holds for scores of the fraction of pixels that it was chosen with.
     fraction = float(getattr(model, "image_threshold_fraction", options.top_fraction))

@@ -115,10 +115,13 @@ def _bound(share: float, count: float) -> str:
 
 def _find_verdict(evidence: Evidence) -> tuple[str, bool]:
     """Return the verdict, and True for one on a model that is wrong in most cases."""
-    for stage in _STAGES:
-        counts = _read_counts(evidence.confusion.get("classes"), evidence.confusion.get(stage))
-        if counts is not None and any(any(row) for row in counts):
-            return _judge_images(evidence, counts, stage)
+    verdicts = _as_mapping(evidence.confusion.get("verdicts"))
+    classes = evidence.confusion.get("classes")
+    for names, tables in ((["good", "defect"], verdicts), (classes, evidence.confusion)):
+        for stage in _STAGES:
+            counts = _read_counts(names, tables.get(stage))
+            if counts is not None and any(any(row) for row in counts):
+                return _judge_images(evidence, counts, stage, names)
     model = _as_mapping(evidence.config.get("model"))
     rate = model.get("false_alarms_per_patch")
     per_patch = (
@@ -150,10 +153,9 @@ def _name_score(evidence: Evidence) -> str:
 
 
 def _judge_images(
-    evidence: Evidence, counts: Sequence[Sequence[int]], stage: str
+    evidence: Evidence, counts: Sequence[Sequence[int]], stage: str, classes: Sequence[str]
 ) -> tuple[str, bool]:
     """Judge by the images of each class (rows) and what the model takes them for (columns)."""
-    classes = evidence.confusion["classes"]
     if "good" not in classes:
         total = sum(map(sum, counts))
         right = sum(row[number] for number, row in enumerate(counts))

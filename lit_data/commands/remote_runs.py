@@ -33,6 +33,7 @@ RESULTS = Scope(
         "**/samples.png",
         "**/predictions.png",
         "**/worst.png",
+        "**/worst_images.png",
         "**/families.png",
         "**/augment.png",
         "**/memory.png",

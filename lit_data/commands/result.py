@@ -142,7 +142,8 @@ def write_confusion(folder: Path, confusion: Mapping[str, Any], curves: Mapping[
     """Write `folder`/confusion.json: ``classes``, and for ``val`` and ``test`` the counts of images.
 
     Each true class is a row, what the model says a column. ``synthetic`` lists the splits whose
-    defects were drawn. Curves of the scores go into curves.json, by ``val`` and ``test``. Neither is
+    defects were drawn. ``verdicts`` has good and defective images by their verdicts, where the
+    classes are others. Curves of the scores go into curves.json, by ``val`` and ``test``. Neither is
     written where it would be empty.
 
     Args:
@@ -160,6 +161,9 @@ def write_confusion(folder: Path, confusion: Mapping[str, Any], curves: Mapping[
         content = {"classes": classes, **counts}
         if synthetic:
             content["synthetic"] = synthetic
+        verdicts = {stage: table.verdicts for stage, table in confusion.items() if table.verdicts}
+        if verdicts:
+            content["verdicts"] = verdicts
         write_json(folder / "confusion.json", content)
     drawn = {stage: of.as_dict() for stage, of in curves.items() if of.precision_recall}
     if drawn:

@@ -1,7 +1,7 @@
 """`LabelledImageDataModule`: single images with one label each."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, Unpack
@@ -16,7 +16,7 @@ from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datasets.annotations.formats import add_label_files
 from lit_data.datasets.annotations.tables import describe_lack, read_labels
-from lit_data.datasets.inspection.good_names import find_good_names
+from lit_data.datasets.inspection.good_names import choose_good_classes, find_good_names
 from lit_data.datasets.inspection.layouts import (
     InspectionSet,
     find_labelled_set,
@@ -100,6 +100,8 @@ class LabelledImageDataModule(InspectionDataModule):
     Args:
         classes: Names of the classes, in the order of their numbers; images of others are left out.
             None takes all of them, ``good`` and such first and the others by name.
+        good: Globs of the classes of good parts, by which images get verdicts; None goes by their
+            names, see `lit_data.datasets.inspection.good_names`.
         size_px: Size of a sample, one number or (height, width), which images are scaled to fit,
             and reflect-padded to.
 
@@ -108,6 +110,7 @@ class LabelledImageDataModule(InspectionDataModule):
     """
 
     labels: Ints
+    _good_kinds: Set[str] = frozenset()
     batch_keys: ClassVar[Sequence[str]] = (
         "image",
         "label",
@@ -122,6 +125,7 @@ class LabelledImageDataModule(InspectionDataModule):
         root: PathText | None = None,
         *,
         classes: Sequence[str] | None = None,
+        good: Sequence[str] | None = None,
         size_px: int | Size = 128,
         near_duplicates: Literal["together", "apart"] = "together",
         groups: str | None = None,
@@ -134,6 +138,8 @@ class LabelledImageDataModule(InspectionDataModule):
         **options: Unpack[FolderKeywords],
     ) -> None:
         size_px = pair_px("size_px", size_px)
+        if isinstance(good, str):
+            raise ConfigError(f"good={good!r} must be a list: data.good=[{good}]")
         super().__init__(
             root,
             classes=classes,
@@ -150,6 +156,31 @@ class LabelledImageDataModule(InspectionDataModule):
         )
         # Options are checked as those of images with masks; then labels take the place of masks.
         self.source = LabelledFiles.of(root=root, classes=classes, size_px=size_px, **options)
+        self.good = None if good is None else tuple(map(str, good))
+
+    @property
+    def good_classes(self) -> tuple[str, ...]:
+        """Classes of good parts; none where no name says so, or where all do."""
+        return choose_good_classes(self.classes or (), self.good)
+
+    @override
+    def has_defect(self, number: int) -> bool | None:
+        kind = self._kinds[number]
+        if not kind or not self.good_classes:
+            return None
+        return kind not in self._good_kinds
+
+    @override
+    def describe_doubt(self) -> str:
+        """Return why no class tells which images are good, and what to do; empty where one does."""
+        if self.good_classes:
+            return ""
+        names = ", ".join(self.classes or ()) or "none"
+        example = (self.classes or ("NAME",))[0]
+        return (
+            f"no class is known to hold good parts (classes: {names}), so images get no verdict: name "
+            f"it if one does, such as 'data.good=[\"{example}\"]'"
+        )
 
     @override
     def open_split_masks(self, stage: Stage) -> tuple[Ints, None]:
@@ -186,6 +217,10 @@ class LabelledImageDataModule(InspectionDataModule):
             self.classes = self.find_classes() or None
             numbered = (f"{number} {name}" for number, name in enumerate(self.classes or ()))
             log.info("classes: %s", ", ".join(numbered))
+        self._check_good()
+        # Images that are only predicted may be of classes that the model does not know.
+        kinds = {*self.image_kinds, *self.good_classes} - {""}
+        self._good_kinds = find_good_names(kinds, self.good)
         number_of = {name: number for number, name in enumerate(self.classes or ())}
         self.labels = np.array([number_of.get(kind, -1) for kind in self.image_kinds], np.int64)
         named = zip(self.source.names(self.bank), self.image_kinds, strict=True)
@@ -197,6 +232,13 @@ class LabelledImageDataModule(InspectionDataModule):
             split: numbers[self.labels[numbers] >= 0]
             for split, numbers in self.split_images.items()
         }
+
+    def _check_good(self) -> None:
+        if self.good is not None and not self.good_classes:
+            raise ConfigError(
+                f"data.good={list(self.good)} must name some of the classes, and not all: "
+                f"{', '.join(self.classes or ()) or 'none is known'}"
+            )
 
     def _check_classes(self) -> None:
         known = sorted(set(self.image_kinds) - {""})

@@ -12,20 +12,14 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from typing_extensions import override
 
 from lit_data.checks import check_count, check_counts
+from lit_data.datasets.inspection.good_names import choose_good_classes
 from lit_data.devices import widest_float
 from lit_data.errors import ConfigError
+from lit_data.modules.image_ranks import JudgedModule
 from lit_data.modules.layers import DEEPEST, count_outputs, run_in_float32
 from lit_data.modules.schedule import OptimizerFactory, Schedule
-from lit_data.modules.score_curves import ScoreCurves, count_images
-from lit_data.modules.scored import (
-    BINS,
-    Confusion,
-    PixelScores,
-    ScoredModule,
-    balance_classes,
-    bin_edge,
-    check_class_weights,
-)
+from lit_data.modules.score_curves import ScoreCurves
+from lit_data.modules.scored import Confusion, balance_classes, check_class_weights
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import Batch, PathText
 
@@ -85,14 +79,16 @@ def _halve(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
     )
 
 
-class ClassificationModule(ScoredModule):
+class ClassificationModule(JudgedModule):
     """A net that names the class of an image, cross entropy, and the scores of each class.
 
     Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``label`` [B] int64.
 
     Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/``
-    before it: ``accuracy``; ``f1`` and ``recall``, the means over the classes that there are; and
-    ``f1_NAME`` of each of these.
+    before it: ``accuracy``; ``f1`` and ``recall``, the means over the classes that there are;
+    ``f1_NAME`` of each of these; and where a class is good, by its name or as the datamodule says,
+    what `JudgedModule` says of images. An image scores as the probability that it is of no good
+    class.
 
     Args:
         net: From [B, C, H, W] images to [B, classes] logits, such as `ConvClassifier` or a
@@ -110,7 +106,7 @@ class ClassificationModule(ScoredModule):
     """
 
     weights: Tensor
-    not_in_bar: ClassVar[tuple[str, ...]] = ("recall",)
+    not_in_bar: ClassVar[tuple[str, ...]] = ("recall", "image_", "misses", "false_alarms")
     exported_as = "labels"
 
     def __init__(
@@ -137,13 +133,12 @@ class ClassificationModule(ScoredModule):
         self.scores = nn.ModuleDict()
         for stage in ("val", "test"):
             self.scores[f"{stage}_labels"] = LabelScores(self.classes or ("",))
-            if "good" in self.classes:
-                self.scores[f"{stage}_defects"] = DefectScores()
+        self.good = choose_good_classes(self.classes)
         self.save_hyperparameters("classes", "schedule", "label_smoothing", "class_weights")
 
     @override
     def setup(self, stage: str) -> None:
-        """Refuse a datamodule with other classes.
+        """Refuse a datamodule with other classes, and take over which ones are good.
 
         Raises:
             ConfigError: It has.
@@ -156,6 +151,7 @@ class ClassificationModule(ScoredModule):
                 f"{list(self.classes) or 'none'}: set data.classes, and model.classes and the "
                 "outputs of model.net as that"
             )
+        self.good = tuple(getattr(datamodule, "good_classes", self.good))
 
     @override
     def on_fit_start(self) -> None:
@@ -204,10 +200,10 @@ class ClassificationModule(ScoredModule):
         scores: Any = self.scores[f"{stage}_labels"]
         logits, labels = self(batch["image"]), batch["label"]
         scores.update(logits, labels)
-        if "good" in self.classes:
-            good = self.classes.index("good")
-            defects: Any = self.scores[f"{stage}_defects"]
-            defects.update(1 - logits.float().softmax(1)[:, good], (labels != good).float())
+        if self.good:
+            is_bad = [name not in self.good for name in self.classes]
+            bad = torch.tensor(is_bad, device=logits.device)
+            self.rank(stage, logits.float().softmax(1)[:, bad].sum(1), bad[labels])
 
     @override
     def take_scores(self, stage: str) -> dict[str, Tensor]:
@@ -215,34 +211,14 @@ class ClassificationModule(ScoredModule):
         values: dict[str, Tensor] = scores.compute()
         self.confusion[stage] = Confusion(self.classes, scores.counts)
         scores.reset()
-        if "good" in self.classes:
-            defects: Any = self.scores[f"{stage}_defects"]
-            defects.compute()
-            self.curves[stage] = defects.curves
-            defects.reset()
-        return values
-
-
-class DefectScores(PixelScores):
-    """Curves of images, whose score is the probability that they are not good.
-
-    Attributes:
-        curves: As of the last `compute`.
-    """
-
-    curves = ScoreCurves({})
-
-    @override
-    def compute(self) -> dict[str, Tensor]:
-        values = super().compute()
-        counts = self.histogram.cpu()
-        self.curves = ScoreCurves({"images": self.curve} if self.curve else {})
-        if counts.any(1).all():
-            edges = torch.stack([bin_edge(number) for number in range(BINS)])
-            scores = torch.cat([edges.repeat_interleave(kind) for kind in counts])
-            is_defective = torch.arange(2).repeat_interleave(counts.sum(1))
-            # The likelier of two classes; of more, a defect is said below it too.
-            self.curves = self.curves._replace(image_scores=count_images(scores, is_defective, 0.5))
+        if not self.good:
+            return values
+        values |= self.take_ranks(stage)
+        ranking = self.find_ranking(stage)
+        if ranking is not None:
+            verdicts = ranking.confusion.counts
+            self.confusion[stage] = self.confusion[stage]._replace(verdicts=verdicts)
+            self.curves[stage] = ScoreCurves({"images": ranking.curve}, ranking.image_scores)
         return values
 
 

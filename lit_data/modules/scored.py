@@ -310,11 +310,14 @@ class Confusion(NamedTuple):
         classes: Names of the classes.
         counts: A row for each true class, a column for each that the model says.
         is_drawn: The defects are synthetic.
+        verdicts: Good and defective images (rows) by their verdicts (columns), where the classes are
+            others.
     """
 
     classes: Sequence[str]
     counts: Sequence[Sequence[int]]
     is_drawn: bool = False
+    verdicts: Sequence[Sequence[int]] | None = None
 
 
 class ScoredModule(LightningModule):

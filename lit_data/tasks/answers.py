@@ -15,6 +15,7 @@ from lit_data.batch_form import walk_tensors
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat, format_batch
 from lit_data.errors import ConfigError
+from lit_data.modules.image_ranks import NO_THRESHOLD
 from lit_data.types import Batch
 
 _SLACK = 1e-3  # of sums of weights and of half precision
@@ -105,6 +106,12 @@ def read_probability(outputs: object) -> Tensor | None:
 def read_threshold(model: object) -> float:
     """Return the lowest probability of a marked pixel: that of the model, else 0.5."""
     return float(getattr(model, "predict_threshold", 0.5))
+
+
+def read_image_threshold(model: object) -> float | None:
+    """Return the threshold of images that validation chose; None where it chose none."""
+    chosen = float(getattr(model, "image_threshold", NO_THRESHOLD))
+    return None if chosen == NO_THRESHOLD else chosen
 
 
 def read_kinds(outputs: object) -> Tensor | None:

@@ -28,6 +28,7 @@ from lit_data.tasks.figures import (
 )
 from lit_data.tasks.options import ExportRequest, Predicted, PredictOptions, PredictRun, Use
 from lit_data.tasks.predict import predict_batches
+from lit_data.tasks.verdicts import TellsDoubt
 from lit_data.tasks.writer import PredictionWriter
 from lit_data.types import Batch, Stage
 
@@ -86,6 +87,18 @@ class Task(Generic[Data]):
 
     def __init__(self, datamodule: Data) -> None:
         self.datamodule = datamodule
+
+    @property
+    def truth(self) -> TellsDoubt:
+        """Truth of images, for kinds with verdicts; by default the datamodule knows it."""
+        truth: Any = self.datamodule
+        known: TellsDoubt = truth
+        return known
+
+    def list_split(self, split: Stage) -> list[int]:
+        """Return the numbers of the images of a split."""
+        numbers: list[int] = self.datamodule.split_images[split].tolist()
+        return numbers
 
     @classmethod
     def has_verdicts(cls) -> bool:

@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -32,13 +32,18 @@ from lit_data.tasks.box_figures import (
     show_boxes,
     to_bytes,
 )
+from lit_data.tasks.box_truth import BoxTruth
 from lit_data.tasks.export import encode_boxes
 from lit_data.tasks.figures import draw_before_after, save_figure, shorten_name
 from lit_data.tasks.journal import Entry
 from lit_data.tasks.options import ExportRequest, Predicted, PredictOptions, PredictRun, Use
+from lit_data.tasks.verdict_table import COUNTED_COLUMNS, Row, VerdictTable
+from lit_data.tasks.worst_images import draw_worst
 from lit_data.tasks.writer import BankWriter, Written
-from lit_data.types import Batch, Stage
-from lit_inspect.boxes import Objects, join_windows
+from lit_data.types import Array, Batch, Stage
+from lit_inspect.boxes import LEAST_SCORE, Objects, join_windows, score_image
+from lit_inspect.regions import round_score
+from lit_inspect.verdicts import DEFECT, GOOD
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +56,16 @@ class BoxTask(Task[DetectionDataModule]):
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
     neutral_data = (*Task.neutral_data, "groups", "near_duplicates", "sampling")
     trained_data = ("classes", "read", "size_px", "patch_px", "stride_px", "value_range")
+    uses = Use.INPUTS | Use.FINDING | Use.VERDICTS
+
+    @property
+    @override
+    def truth(self) -> BoxTruth:
+        return BoxTruth(self.datamodule.files.labels)
+
+    @override
+    def list_split(self, split: Stage) -> list[int]:
+        return list(self.datamodule.files.splits[split])
 
     @override
     def draw_samples(
@@ -110,14 +125,15 @@ class BoxTask(Task[DetectionDataModule]):
         self, model: LightningModule, run: PredictRun, options: PredictOptions
     ) -> Predicted:
         if isinstance(model, DetectionModule):
-            # A little lower, as the writer takes what has just the score.
-            model.score_threshold = _BELOW * options.least_score
+            # A little lower, as the writer takes what has just the score; and images are scored by
+            # all boxes.
+            model.score_threshold = min(LEAST_SCORE, _BELOW * options.least_score)
         return super().predict(model, run, options)
 
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "BoxWriter":
         self._take_overlap(options)
-        return BoxWriter(self.datamodule, run.folder, options)
+        return BoxWriter(self.datamodule, self.truth, run, options)
 
     @override
     def export(self, request: ExportRequest) -> bytes:
@@ -136,6 +152,7 @@ class BoxTask(Task[DetectionDataModule]):
             if options.overlap_px is not None:
                 self.datamodule.overlap_windows(options.overlap_px)
         options.refuse_unused("images with boxes", uses)
+        options.refuse("images with boxes", "image_score_fraction")
 
 
 def read_objects(outputs: Any) -> list[Boxes] | None:  # noqa: ANN401 - what a user's predict_step returns
@@ -190,6 +207,13 @@ _SHOWN = 6
 _SHOWN_PX = 1200
 
 
+class _Found(NamedTuple):
+    """Objects of an image, and its score."""
+
+    boxes: Boxes
+    score: float
+
+
 class BoxWriter(BankWriter):
     """Writes the objects of each image as soon as they are found.
 
@@ -200,10 +224,17 @@ class BoxWriter(BankWriter):
     with the images that hold the surest objects. Where there are labels, ``worst.png`` shows the
     largest missed objects and the surest false alarms.
 
+    ``images.csv`` has a verdict for each image, see `VerdictTable`. Its score is that of its surest
+    box, whatever the least score of those that are written; ``defects`` counts these. Where some
+    images have a box and others none, ``worst_images.png`` shows the worst misses and false alarms
+    among them.
+
     Args:
         datamodule: The images.
-        folder: Where to write.
-        options: Least score, and smallest area of a box in the image on the disk.
+        truth: Which images show a defect.
+        run: Where to write, and the calibration.
+        options: Least score, smallest area of a box in the image on the disk, and the threshold of
+            verdicts.
     """
 
     expects = (
@@ -212,13 +243,18 @@ class BoxWriter(BankWriter):
     )
 
     def __init__(
-        self, datamodule: DetectionDataModule, folder: Path, options: PredictOptions
+        self,
+        datamodule: DetectionDataModule,
+        truth: BoxTruth,
+        run: PredictRun,
+        options: PredictOptions,
     ) -> None:
         self._dataset = datamodule.dataset("predict")
         self._classes = datamodule.classes
         self._labels = datamodule.files.labels
-        self._folder = folder
+        self._folder = run.folder
         self._options = options
+        self._table = VerdictTable(truth, datamodule.bank, run, options, expects_good=False)
         self._windows = datamodule.windows.bank if datamodule.windows else None
         bank = datamodule.bank
         self._sizes_px = datamodule.files.sizes_px  # of the images on the disk
@@ -237,31 +273,36 @@ class BoxWriter(BankWriter):
         return (number,) if self._windows is None else self._windows.grid.patches_of(number)
 
     @override
-    def join(self, number: int, answers: Sequence[Boxes]) -> Boxes:
+    def join(self, number: int, answers: Sequence[Boxes]) -> _Found:
         """Return the objects of an image in px of the image on the disk, clipped to it."""
         samples = np.array(self.samples(number), np.int64)
         objects = []
+        least = _BELOW * self._options.least_score
+        score = 0.0
         for sample, (boxes, classes, scores) in zip(samples, answers, strict=True):
             numbers = np.full(len(classes), sample)
             originals = self._dataset.find_originals(boxes.double().numpy(), numbers)
-            objects.append(Objects(originals, classes.numpy(), scores.numpy()))
-        if self._windows is None:
-            return Boxes(torch.from_numpy(originals), classes, scores)
-        frames = self._windows.find_frames(samples)
-        joined = join_windows(objects, frames, tuple(self._windows.image_sizes_px[number]))
-        return Boxes(*map(torch.from_numpy, joined))
+            in_sample = Objects(originals, classes.numpy(), scores.numpy())
+            score = max(score, score_image([in_sample]))
+            objects.append(in_sample.take(in_sample.scores >= least))
+        joined = objects[0]
+        if self._windows is not None:
+            frames = self._windows.find_frames(samples)
+            joined = join_windows(objects, frames, tuple(self._windows.image_sizes_px[number]))
+        return _Found(Boxes(*map(torch.from_numpy, joined)), score)
 
     @override
-    def write(self, number: int, answer: Boxes, seconds: float) -> Written:
-        corners = answer.corners  # area and sides count in the image on the disk
+    def write(self, number: int, answer: _Found, seconds: float) -> Written:
+        boxes = answer.boxes
+        corners = boxes.corners  # area and sides count in the image on the disk
         sides_px = corners[:, 2:] - corners[:, :2]
-        is_written = (answer.scores >= self._options.least_score) & (sides_px > 0).all(1)
+        is_written = (boxes.scores >= self._options.least_score) & (sides_px > 0).all(1)
         is_written &= sides_px.prod(1) >= self._options.min_area_px
-        objects = Boxes(corners[is_written], answer.classes[is_written], answer.scores[is_written])
+        objects = Boxes(corners[is_written], boxes.classes[is_written], boxes.scores[is_written])
         text = self._write_text(number, objects)
         picture = self._write_picture(number, self._shrink(number, objects))
         rows = _describe(objects)
-        return Written([text, picture], rows, max(objects.scores.tolist(), default=0.0))
+        return Written([text, picture], rows, round_score(answer.score))
 
     def _write_picture(self, number: int, boxes: Boxes) -> Path:
         """Write an image with its objects drawn into it; return the path of the file."""
@@ -279,11 +320,32 @@ class BoxWriter(BankWriter):
         surest = sorted(entries, key=lambda entry: (-entry.score, self.numbers[entry.image]))
         if surest:
             self._draw_surest(surest[:_SHOWN])
+        verdicts = self._write_verdicts(entries)
         return {
             "predict/images": len(entries),
             "predict/images_with_objects": sum(bool(entry.rows) for entry in entries),
             "predict/objects": sum(len(entry.rows) for entry in entries),
-        } | errors
+            **errors,
+            **verdicts,
+        }
+
+    def _write_verdicts(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        rows = []
+        for entry in entries:
+            number = self.numbers[entry.image]
+            row = self._table.make_row(entry, number, is_found=bool(entry.rows))
+            rows.append(row | {"defects": len(entry.rows)})
+        metrics = self._table.write(self, rows, COUNTED_COLUMNS)
+        if {row["truth"] for row in rows} == {GOOD, DEFECT}:
+            entry_of = {entry.image: entry for entry in entries}
+
+            def paint(row: Row) -> Array:
+                number = self.numbers[row["image"]]
+                boxes = self._shrink(number, _read_rows(entry_of[row["image"]]))
+                return paint_boxes(self.bank[number], boxes, self._classes)
+
+            draw_worst(rows, self._folder / "worst_images.png", paint)
+        return metrics
 
     def _find_errors(self, entries: Sequence[Entry]) -> dict[str, int]:
         """Draw the worst misses and false alarms, and count them; nothing without labels."""
@@ -294,8 +356,8 @@ class BoxWriter(BankWriter):
             errors.add(self.numbers[entry.image], _read_rows(entry))
         errors.draw(self.bank, self.names, self._folder / "worst.png")
         return {
-            "predict/missed": len(errors.missed),
-            "predict/false_alarms": len(errors.false_alarms),
+            "predict/missed_objects": len(errors.missed),
+            "predict/false_objects": len(errors.false_alarms),
         }
 
     def _write_coco(self, entries: Sequence[Entry]) -> None:

@@ -1,7 +1,7 @@
 """Files for the runtime `lit_inspect`: a net, how images become its input, and golden answers."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -146,12 +146,13 @@ def encode_maps(
     return _encode(data, facts, graph, answer)
 
 
-def encode_labels(data: ImageDataModule, request: ExportRequest) -> bytes:
+def encode_labels(data: ImageDataModule, request: ExportRequest, good: Collection[int]) -> bytes:
     """Return the bytes of an ``.inspect`` file of a model that names the class of images.
 
     Args:
         data: As for `encode_maps`, as are the errors.
         request: Model and options.
+        good: Numbers of the classes of good parts; without any there are no verdicts.
     """
     files = data.source
     assert isinstance(files, LabelledFiles)
@@ -171,7 +172,12 @@ def encode_labels(data: ImageDataModule, request: ExportRequest) -> bytes:
     facts = _Facts(
         net=net,
         probes=probes,
-        settings={**_NO_MAP, "task": "labels", "classes": classes, **_list_verdicts(request)},
+        settings={
+            **_NO_MAP,
+            **{"task": "labels", "classes": classes, "good": sorted(good)},
+            **_list_verdicts(request),
+            "image_threshold": request.options.image_threshold,
+        },
         scaling=scaling,
         values=values,
     )
@@ -297,6 +303,7 @@ def _list_boxes(options: PredictOptions, classes: Sequence[str]) -> dict[str, An
         "task": "boxes",
         "classes": list(classes),
         "threshold": options.least_score,
+        "image_threshold": options.image_threshold,
         "min_area_px": options.min_area_px,
     }
 

@@ -4,22 +4,26 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-import torch
 from lightning import LightningModule
 from torch import Tensor
 from typing_extensions import override
 
 from lit_data.datamodules.labelled import LabelledImageDataModule
-from lit_data.tasks.answers import ask_step, check_probabilities
+from lit_data.errors import ConfigError
+from lit_data.tasks.answers import ask_step, check_probabilities, read_image_threshold
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.export import encode_labels
 from lit_data.tasks.figures import CELL_INCHES, TRUE_COLOUR, new_axes, save_figure, show_pixels
 from lit_data.tasks.journal import Entry
 from lit_data.tasks.options import ExportRequest, PredictOptions, PredictRun, Use
+from lit_data.tasks.verdict_table import COLUMNS, VerdictTable
+from lit_data.tasks.worst_images import draw_worst
 from lit_data.tasks.writer import BankWriter, Written
 from lit_data.types import Batch
+from lit_inspect.regions import round_score
+from lit_inspect.verdicts import GOOD, Judge, score_labels
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +39,8 @@ class LabelTask(Task[LabelledImageDataModule]):
         "folds": None,
         "fold": 0,
     }
-    trained_data = ("classes", "read", "size_px", "value_range")
-    uses = Use.INPUTS
+    trained_data = ("classes", "good", "read", "size_px", "value_range")
+    uses = Use.INPUTS | Use.VERDICTS
 
     @override
     def describe_sample(self, batch: Batch, row: int) -> str:
@@ -49,35 +53,90 @@ class LabelTask(Task[LabelledImageDataModule]):
     def draw_predictions(
         self, model: LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
+        """Draw samples with what the model says of them.
+
+        Missed defects come first, then false alarms, others that are taken for what they are not,
+        and defects that are found; in each group the worst first.
+        """
         classes = self.datamodule.classes or ()
         probabilities = read_labels(ask_step(model, batch), len(classes))
         if probabilities is None:
             return False
-        is_wrong = probabilities.argmax(1) != batch["label"].cpu()
-        order = torch.argsort(is_wrong.int(), descending=True, stable=True)
-        rows = order[: 2 * count].tolist()  # two lines of them, errors first
+        labels = batch["label"].tolist()
+        judge = Judge(threshold=read_image_threshold(model))
+        answers = []
+        for row, label in enumerate(labels):
+            answers.append(self._describe_answer(probabilities[row], label, judge))
+        order = sorted(range(len(answers)), key=lambda row: answers[row].rank)
+        rows = order[: 2 * count]  # two lines of them
         figure, axes = new_axes(2, -(-len(rows) // 2), 2 * CELL_INCHES + 1.0)
         cells: list[Any] = list(axes.flat)
         for cell in cells[len(rows) :]:
             cell.set_axis_off()
         for cell, row in zip(cells, rows, strict=False):
             show_pixels(cell, batch["image"][row])
-            score, label = probabilities[row].max(0)
-            answer = f"model: {classes[int(label)]} {score:.2f}"
-            colour = TRUE_COLOUR if is_wrong[row] else "black"
-            sample_title = f"{self.describe_sample(batch, row)}\n{answer}"
+            sample_title = f"{self.describe_sample(batch, row)}\n{answers[row].text}"
+            colour = TRUE_COLOUR if answers[row].is_wrong else "black"
             cell.set_title(sample_title, fontsize=7, color=colour)
         save_figure(figure, path, title, ())
         return True
 
+    def _describe_answer(self, probabilities: Tensor, label: int, judge: Judge) -> "_Answer":
+        classes = self.datamodule.classes or ()
+        likeliest = int(probabilities.argmax())
+        text = f"model: {classes[likeliest]} {float(probabilities[likeliest]):.2f}"
+        good = number_good(self.datamodule)
+        if not good:
+            return _Answer(likeliest != label, (int(likeliest == label), 0.0), text)
+        score = round_score(score_labels(probabilities.numpy(), good))
+        verdict = judge(score, is_found=likeliest not in good)
+        text += f"\n{verdict}, score {score:.2f}"
+        if label not in good and verdict == GOOD:
+            return _Answer(True, (0, score), f"missed, {text}")
+        if label in good and verdict != GOOD:
+            return _Answer(True, (1, -score), f"false alarm, {text}")
+        if likeliest != label:
+            return _Answer(True, (2, score), text)
+        return _Answer(False, (3 + (label in good), score if label not in good else -score), text)
+
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "LabelWriter":
         options.refuse_unused("labels", self.uses)
-        return LabelWriter(self.datamodule, run.folder)
+        options.refuse("labels", "image_score_fraction")
+        return LabelWriter(self.datamodule, run, self._check_threshold(options))
 
     @override
     def export(self, request: ExportRequest) -> bytes:
-        return encode_labels(self.datamodule, request)
+        self._check_threshold(request.options)
+        good = number_good(self.datamodule)
+        return encode_labels(self.datamodule, request, good)
+
+    def _check_threshold(self, options: PredictOptions) -> PredictOptions:
+        """Refuse a threshold of verdicts where there are none.
+
+        Raises:
+            ConfigError: It is set, and no class is good.
+        """
+        if options.image_threshold is not None and not number_good(self.datamodule):
+            raise ConfigError(
+                f"predict.image_threshold={options.image_threshold:g}: "
+                f"{self.datamodule.describe_doubt()}"
+            )
+        return options
+
+
+class _Answer(NamedTuple):
+    """Answer for a sample, for a picture.
+
+    Attributes:
+        is_wrong: It is not the truth.
+        rank: Those of lower ones come first.
+        text: Answer in words.
+    """
+
+    is_wrong: bool
+    rank: tuple[int, float]
+    text: str
 
 
 class LabelWriter(BankWriter):
@@ -85,17 +144,27 @@ class LabelWriter(BankWriter):
 
     The true label is that of the folder of the image, if it names a class.
 
+    Where a class is good, ``images.csv`` has the verdict of each image, whose score is the
+    probability that it is of no good class; and where the truth is known, ``worst.png`` shows the
+    defective images of the lowest scores and the good ones of the highest.
+
     Args:
         datamodule: Whose images.
-        folder: Where to write.
+        run: Where to write, and the calibration.
+        options: Threshold of the verdicts.
     """
 
     expects = "probabilities [B, classes]"
 
-    def __init__(self, datamodule: LabelledImageDataModule, folder: Path) -> None:
+    def __init__(
+        self, datamodule: LabelledImageDataModule, run: PredictRun, options: PredictOptions
+    ) -> None:
         super().__init__(datamodule.bank, datamodule.source.names(datamodule.bank))
         self._classes = tuple(datamodule.classes or ())
-        self._folder = folder
+        self._folder = run.folder
+        self._good = number_good(datamodule)
+        self._doubt = datamodule.describe_doubt()
+        self._table = VerdictTable(datamodule, datamodule.bank, run, options)
         self._truth = [kind if kind in self._classes else "" for kind in datamodule.image_kinds]
 
     @override
@@ -108,13 +177,14 @@ class LabelWriter(BankWriter):
 
     @override
     def write(self, number: int, answer: Tensor, seconds: float) -> Written:
-        score, label = answer.max(0)
+        probability, label = answer.max(0)
         row = {
             "label": self._classes[int(label)],
-            "score": round(float(score), 4),
+            "score": round(float(probability), 4),
             "truth": self._truth[number],
         }
-        return Written([], [row], float(score))
+        score = round_score(score_labels(answer.numpy(), self._good))
+        return Written([], [row], score)
 
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
@@ -133,7 +203,29 @@ class LabelWriter(BankWriter):
         if with_truth:
             right = sum(row["label"] == row["truth"] for row in with_truth)
             metrics["predict/accuracy"] = round(right / len(with_truth), 4)
+        return metrics | self._write_verdicts(entries)
+
+    def _write_verdicts(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        if not self._good:
+            log.info("%s", self._doubt)
+            return {}
+        good = {self._classes[number] for number in self._good}
+        rows = []
+        for entry in entries:
+            is_found = entry.rows[0]["label"] not in good
+            rows.append(self._table.make_row(entry, self.numbers[entry.image], is_found=is_found))
+        metrics = self._table.write(self, rows, COLUMNS)
+        if self._table.is_known(rows):
+            path = self._folder / "worst.png"
+            draw_worst(rows, path, lambda row: self.bank[self.numbers[row["image"]]])
         return metrics
+
+
+def number_good(datamodule: LabelledImageDataModule) -> frozenset[int]:
+    """Return the numbers of the classes of good parts."""
+    good = datamodule.good_classes
+    numbers = [number for number, name in enumerate(datamodule.classes or ()) if name in good]
+    return frozenset(numbers)
 
 
 def read_labels(outputs: object, classes: int) -> Tensor | None:

@@ -34,28 +34,24 @@ from lit_data.tasks.figures import (
     show_stored,
 )
 from lit_data.tasks.journal import Entry
-from lit_data.tasks.options import PredictOptions
-from lit_data.tasks.verdicts import (
-    DEFECT,
-    GOOD,
-    REVIEW,
-    Calibration,
-    KnowsTruth,
-    score_verdicts,
+from lit_data.tasks.options import PredictOptions, PredictRun
+from lit_data.tasks.verdict_table import (
+    COUNTED_COLUMNS,
+    VerdictTable,
+    rank_errors,
+    show_row,
 )
+from lit_data.tasks.verdicts import KnowsTruth
 from lit_data.tasks.writer import BankWriter, Written
 from lit_data.types import Array, Bytes, Floats, Size
 from lit_inspect.regions import count_top_px, mean_highest, round_score, slabs
+from lit_inspect.verdicts import GOOD
 
 log = logging.getLogger(__name__)
 
 SHOWN = 6
 _MOST_DEFECTS = 1000  # of an image in the table: more are noise, and make files of many MB
 COLUMNS = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
-VERDICT_COLUMNS = ("image", "score", "defects", "verdict")
-_VERDICTS = (GOOD, DEFECT)
-_UNSURE = "unsure"
-_MANY = 10  # images that are not all defective, as a rule
 _WORST = 6
 
 
@@ -236,10 +232,9 @@ class VerdictWriter(ImageWriter):
     Args:
         truth: Knows masks and kinds of the images.
         images: What is predicted.
-        folder: Where to write.
+        run: Where to write, thresholds with bounds in the place of that of the options, and why the
+            model is worth nothing: verdicts are ``unsure`` then.
         options: Thresholds and smallest defect.
-        doubt: Why the model is worth nothing: verdicts are ``unsure`` then.
-        calibration: Thresholds with bounds, in the place of that of the options.
         find_misfits: Returns which references of an image do not fit its target, empty where all
             do: such an image is for ``review`` and has no defects, and a column ``references``
             says why. None: there are no references to check.
@@ -250,21 +245,19 @@ class VerdictWriter(ImageWriter):
         self,
         truth: KnowsTruth,
         images: WholeImages,
-        folder: Path,
+        run: PredictRun,
         options: PredictOptions,
         *,
-        doubt: str | None,
-        calibration: Calibration | None = None,
         find_misfits: Callable[[int], str] | None = None,
         lists_defects: bool = True,
     ) -> None:
-        super().__init__(images, folder, options)
+        super().__init__(images, run.folder, options)
         self._find_misfits = find_misfits
         self._lists_defects = lists_defects
         self._truth = truth
-        self._doubt = doubt
-        self._calibration = calibration
-        self._kinds = truth.image_kinds
+        self._doubt = run.doubt
+        self._table = VerdictTable(truth, images.bank, run, options)
+        self.judge = self._table.judge
 
     @override
     def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
@@ -296,80 +289,38 @@ class VerdictWriter(ImageWriter):
 
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
-        judged = [self._take_verdict(entry) for entry in entries]
-        entries = [entry for entry, _ in judged]
-        rows = [self._make_row(entry, verdict) for entry, verdict in judged]
-        # The truth helps only where it is known of every image.
-        is_known = bool(rows) and all(row["truth"] for row in rows)
-        columns = (*VERDICT_COLUMNS, "truth", "kind") if is_known else VERDICT_COLUMNS
-        if self._find_misfits is not None:
-            columns = (*columns, "references")
-        guarantee = self._find_guarantee(rows)
-        if guarantee:
-            columns = (*columns, "guarantee")
-        table = [row | {"guarantee": guarantee} for row in rows]
-        path = self.write_rows(self.folder / "images", columns, table)
-        log.info("verdicts: %s", path)
-        self._warn_of_verdicts(rows)
+        rows = [self._make_row(entry) for entry in entries]
+        cleared = [self._keep_defects(entry, row) for entry, row in zip(entries, rows, strict=True)]
+        others = () if self._find_misfits is None else ("references",)
+        metrics = self._table.write(self, rows, COUNTED_COLUMNS, others)
         if self._lists_defects:
-            self._write_defects(entries)
-        self._draw_surest(entries)
-        marked = sum(bool(entry.rows) for entry in entries)
-        judged_bad = sum(row["verdict"] == DEFECT for row in rows)
-        metrics = {
-            "predict/images": len(entries),
-            "predict/images_with_defects": marked if self._doubt else judged_bad,
-            "predict/defects": sum(len(entry.rows) for entry in entries),
-        }
+            self._write_defects(cleared)
+        self._draw_surest(cleared)
+        if self._doubt:  # which is in the place of each verdict
+            marked = sum(bool(entry.rows) for entry in cleared)
+            metrics["predict/images_with_defects"] = marked
         if self._find_misfits is not None:
             metrics["predict/misfits"] = self._warn_of_misfits(rows)
-        if guarantee:
-            metrics["predict/guarantee"] = guarantee
-            metrics["predict/review"] = sum(row["verdict"] == REVIEW for row in rows)
-        if is_known:
+        if self._table.is_known(rows):
             self._draw_worst(rows)
-            metrics |= score_verdicts(rows)
-        return metrics
-
-    def _take_verdict(self, entry: Entry) -> tuple[Entry, str]:
-        """Return an image with its verdict, and without defects where that is ``good``.
-
-        What differs from references that do not fit is no defect.
-        """
-        verdict = REVIEW if entry.note else self.judge(entry.score, len(entry.rows))
-        has_defects = verdict != GOOD and not entry.note
-        if self._doubt:
-            verdict = _UNSURE
-            has_defects = not entry.note
-        return (entry if has_defects else replace(entry, rows=())), verdict
-
-    def _make_row(self, entry: Entry, verdict: str) -> dict[str, Any]:
-        """Return the row of an image in ``images.csv``; its truth is empty if there is no mask."""
-        number = self.numbers[entry.image]
-        has_defect = self._truth.has_defect(number)
-        return {
-            "image": entry.image,
-            "score": entry.score,
-            "defects": len(entry.rows),
-            "verdict": verdict,
-            "truth": "" if has_defect is None else _VERDICTS[has_defect],
-            "kind": self._kinds[number],
-            "references": entry.note,
+        return metrics | {
+            "predict/images": len(entries),
+            "predict/defects": sum(len(entry.rows) for entry in cleared),
         }
 
-    def judge(self, score: float, defects: int) -> str:
-        """Return the verdict of an image by its `score`; without a threshold by its defects."""
-        if self._calibration is not None:
-            return self._calibration.judge(score)
-        threshold = self.options.image_threshold
-        return _VERDICTS[defects > 0 if threshold is None else score >= threshold]
+    def _make_row(self, entry: Entry) -> dict[str, Any]:
+        """Return the row of an image in ``images.csv``."""
+        row = self._table.make_row(entry, self.numbers[entry.image], is_found=bool(entry.rows))
+        defects = len(self._keep_defects(entry, row).rows)
+        return row | {"defects": defects, "references": entry.note}
 
-    def _find_guarantee(self, rows: Sequence[Mapping[str, Any]]) -> str:
-        """Return the bounds of the verdicts, or that they are withdrawn; empty without any."""
-        if self._calibration is None or self._doubt:
-            return ""
-        numbers = [self.numbers[row["image"]] for row in rows]
-        return self._calibration.guarantee(self.bank, numbers)
+    def _keep_defects(self, entry: Entry, row: Mapping[str, Any]) -> Entry:
+        """Return an image without defects where its verdict is ``good``.
+
+        What differs from references that do not fit is no defect either.
+        """
+        has_defects = row["verdict"] != GOOD and not entry.note
+        return entry if has_defects else replace(entry, rows=())
 
     def _warn_of_misfits(self, rows: Sequence[Mapping[str, Any]]) -> int:
         """Name the images whose references do not fit; return how many there are."""
@@ -379,20 +330,6 @@ class VerdictWriter(ImageWriter):
             log, f"{len(misfits)} images have references that do not fit; {cure}"
         )
         return len(misfits)
-
-    def _warn_of_verdicts(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        if self._doubt:
-            log.warning(
-                "%s: verdicts are %s, train longer or look at report.html of the run",
-                self._doubt,
-                _UNSURE,
-            )
-        elif len(rows) >= _MANY and all(row["verdict"] == "defect" for row in rows):
-            log.warning(
-                "all %d images are defective: is this the right model, and does its threshold fit "
-                "these images? predict.image_threshold sets another",
-                len(rows),
-            )
 
     def _write_defects(self, entries: Sequence[Entry]) -> None:
         """Write ``defects.csv``, and warn of images that have too many for it."""
@@ -438,10 +375,7 @@ class VerdictWriter(ImageWriter):
     def _draw_worst(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Draw the defective images of the lowest scores above the good ones of the highest."""
         small = [row for row in rows if self.is_small(self.numbers[row["image"]])]
-        defective = [row for row in small if row["truth"] == "defect"]
-        good = [row for row in small if row["truth"] == "good"]
-        defective.sort(key=lambda row: row["score"])
-        good.sort(key=lambda row: -row["score"])
+        defective, good = rank_errors(small)
         columns = min(_WORST, max(len(defective), len(good), 1))
         figure, axes = new_axes(4, columns, 4 * CELL_INCHES + 0.9)
         # Two lines of cells for each: an image above its probability.
@@ -467,8 +401,7 @@ class VerdictWriter(ImageWriter):
         part = crop_strip(probability.shape, find_defects(is_marked.astype(np.float32)))
         show_stored(cells[0], pixels[:, *part])
         show_probability(cells[1], probability[part])
-        kind = row["kind"] or row["truth"]
-        title = f"{shorten_name(name)}\n{kind}, score {row['score']:.2f}"
+        title = f"{shorten_name(name)}\n{show_row(row)}"
         cells[0].set_title(title, fontsize=7)
         for cell in cells:
             draw_outline(cell, is_marked[part], colour=TRUE_COLOUR)

@@ -205,10 +205,8 @@ class PixelTask(Task[Images]):
         return VerdictWriter(
             truth,
             images,
-            run.folder,
+            run,
             options,
-            doubt=run.doubt,
-            calibration=run.calibration,
             find_misfits=find_misfits,
             lists_defects=run.lists_defects,
         )

@@ -60,7 +60,8 @@ def predict_batches(
     """
     # Shares of whole batches, so that each batch is the one that a process alone would predict.
     block = options.batch_size or datamodule.batch_size
-    work = Work(writer, run, options, range(len(writer.names)), block=block)
+    chosen = range(len(writer.names)) if run.chosen is None else run.chosen
+    work = Work(writer, run, options, chosen, block=block)
     if not work.waiting:
         return work.finish()
     trainer = run.trainer

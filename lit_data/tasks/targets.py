@@ -16,8 +16,9 @@ from lit_data.inference import TiledPredictor, find_defects
 from lit_data.synthesis import DefectSpec
 from lit_data.tasks.maps import ProbabilityMap, VerdictWriter
 from lit_data.tasks.options import PredictOptions
-from lit_data.tasks.verdicts import GOOD, KnowsTruth
+from lit_data.tasks.verdicts import KnowsTruth
 from lit_data.types import IGNORED, Array, Batch, Bools, Doubles, Ints
+from lit_inspect.verdicts import GOOD
 
 ReadMarks = Callable[[int], Bools | None]
 """Returns the pixels of an image that its mask marks, [H, W]; None without a mask."""
@@ -287,7 +288,8 @@ class Bench:
         defects = find_defects(
             values, threshold=self._options.least_score, min_area_px=self._options.min_area_px
         )
-        return writer.judge(writer.score(ProbabilityMap(values)), len(defects)) != GOOD
+        score = writer.score(ProbabilityMap(values))
+        return writer.judge(score, is_found=bool(defects)) != GOOD
 
     def _marks_enough(self, values: Array) -> bool:
         least_px = max(1, self._options.min_area_px)

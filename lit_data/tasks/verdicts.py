@@ -4,7 +4,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -20,12 +20,10 @@ from lit_data.io.source import read_within
 from lit_data.io.store.store import cut_middle
 from lit_data.types import Array, Doubles
 from lit_inspect.drift import FEATURES, LOOKED_AT_PX, WITHDRAWN, describe_pixels, find_drift
+from lit_inspect.verdicts import DEFECT, GOOD, Judge
 
 log = logging.getLogger(__name__)
 
-GOOD = "good"
-DEFECT = "defect"
-REVIEW = "review"
 _VERSION = 2  # of 1 the scores had six decimals
 _ENDING = ".calibration.json"
 _MOST_BYTES = 2**24
@@ -61,11 +59,10 @@ class Calibration:
     defects: Literal["real", "synthetic"] = "real"
     version: int = _VERSION
 
-    def judge(self, score: float) -> str:
-        """Return the verdict of an image by its score in ``images.csv``."""
-        if score < self.good_below:
-            return GOOD
-        return DEFECT if score > self.defect_above else REVIEW
+    @property
+    def judge(self) -> Judge:
+        """Return the rule of the verdicts."""
+        return Judge(review=(self.good_below, self.defect_above))
 
     @property
     def promise(self) -> str:
@@ -108,6 +105,29 @@ class KnowsTruth(Protocol):
         ...
 
 
+class TellsDoubt(KnowsTruth, Protocol):
+    """Truth that may be doubtful for a reason."""
+
+    def describe_doubt(self) -> str:
+        """Return why the truth is not known, and what to do; empty where it is."""
+        ...
+
+
+def choose_judge(
+    threshold: float | None, calibration: Calibration | None, doubt: str | None
+) -> Judge:
+    """Return the rule by which a run gives verdicts.
+
+    Args:
+        threshold: Of the options, or the one that validation chose.
+        calibration: Takes its place.
+        doubt: Why the model is worth nothing.
+    """
+    if calibration is not None:
+        return replace(calibration.judge, is_unsure=bool(doubt))
+    return Judge(threshold=threshold, is_unsure=bool(doubt))
+
+
 def describe_images(bank: ImageBank, numbers: Sequence[int]) -> Doubles:
     """Return the features of some images by the middle of each: [n, 3]."""
     rows = [describe_pixels(cut_middle(bank, number, LOOKED_AT_PX)) for number in numbers]
@@ -124,11 +144,11 @@ def score_verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ``predict/missed`` and ``predict/false_alarms``, images; and ``predict/image_auroc`` of all,
         NaN where not both are there, and of each kind against the good ones.
     """
-    good = [row for row in rows if row["truth"] == "good"]
-    defective = [row for row in rows if row["truth"] == "defect"]
+    good = [row for row in rows if row["truth"] == GOOD]
+    defective = [row for row in rows if row["truth"] == DEFECT]
     metrics: dict[str, Any] = {
-        "predict/missed": sum(row["verdict"] == "good" for row in defective),
-        "predict/false_alarms": sum(row["verdict"] == "defect" for row in good),
+        "predict/missed": sum(row["verdict"] == GOOD for row in defective),
+        "predict/false_alarms": sum(row["verdict"] == DEFECT for row in good),
     }
     metrics["predict/image_auroc"] = math.nan
     if not good or not defective:

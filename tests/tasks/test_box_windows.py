@@ -74,8 +74,12 @@ def unbroken(data: DetectionDataModule, tmp_path_factory: pytest.TempPathFactory
         "predict/images": 4,
         "predict/images_with_objects": 3,
         "predict/objects": 7,
+        "predict/missed_objects": 0,
+        "predict/false_objects": 0,
+        "predict/images_with_defects": 3,
         "predict/missed": 0,
         "predict/false_alarms": 0,
+        "predict/image_auroc": 1.0,
         "predict/images_kept": 0,
         "predict/images_bad": 0,
     }
@@ -205,8 +209,9 @@ def test_the_worst_misses_and_false_alarms_are_counted_and_drawn(
     data: DetectionDataModule, tmp_path: Path
 ) -> None:
     metrics = predict(data, Misses(), tmp_path, threshold=0.5).metrics
-    assert metrics["predict/missed"] == 4
-    assert metrics["predict/false_alarms"] == metrics["predict/objects"] - 3
+    assert metrics["predict/missed_objects"] == 4
+    assert metrics["predict/false_objects"] == metrics["predict/objects"] - 3
+    assert (metrics["predict/missed"], metrics["predict/false_alarms"]) == (0, 1)
     picture = cv2.imread(str(tmp_path / "worst.png"))
     assert picture is not None
     assert (picture == (48, 59, 255)).all(2).any()  # the outline of a missed object

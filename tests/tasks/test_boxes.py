@@ -14,13 +14,15 @@ from numpy.testing import assert_allclose
 from torch import Tensor
 
 from lit_data.datamodules import DetectionDataModule
+from lit_data.datasets.annotations.labels import LabelTable
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.tasks import Predicted, find_task
 from lit_data.tasks.box_figures import find_true
+from lit_data.tasks.box_truth import BoxTruth
 from lit_data.types import Batch, Stage
 from tests.helpers.reading import opened
-from tests.tasks.running import predict
+from tests.tasks.running import predict, read_rows
 
 Answer = Any
 
@@ -73,8 +75,12 @@ def unbroken(data: DetectionDataModule, tmp_path_factory: pytest.TempPathFactory
         "predict/images": 14,
         "predict/images_with_objects": int((counts > 0).sum()),
         "predict/objects": len(labels.boxes),
+        "predict/missed_objects": 0,
+        "predict/false_objects": 0,
+        "predict/images_with_defects": int((counts > 0).sum()),
         "predict/missed": 0,
         "predict/false_alarms": 0,
+        "predict/image_auroc": 1.0,
         "predict/images_kept": 0,
         "predict/images_bad": 0,
     }
@@ -114,6 +120,44 @@ def test_unsure_and_small_objects_are_left_out(data: DetectionDataModule, tmp_pa
     assert rows
     assert {row["score"] for row in rows} <= {0.9, 0.8}
     assert min(row["area"] for row in rows) >= 60
+
+
+def test_an_image_scores_by_its_surest_box_whatever_is_written(
+    data: DetectionDataModule, tmp_path: Path
+) -> None:
+    """Boxes below the threshold are in no file, and still decide about their image."""
+
+    class Unsure(Oracle):
+        def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
+            found = super().predict_step(batch, batch_idx)
+            return [{**each, "scores": each["scores"] - 0.6} for each in found]
+
+    metrics = _predict(data, tmp_path, Unsure(), threshold=0.5, image_threshold=0.2).metrics
+    rows = read_rows(tmp_path / "images.csv")
+    assert metrics["predict/objects"] == 0
+    assert (metrics["predict/missed"], metrics["predict/false_alarms"]) == (0, 0)
+    assert metrics["predict/image_auroc"] == 1
+    assert {(row["truth"], row["verdict"], row["score"]) for row in rows} == {
+        ("good", "good", "0.0"),
+        ("defect", "defect", "0.3"),
+    }
+    assert {row["defects"] for row in rows} == {"0"}
+    assert {row["kind"] for row in rows} <= {"good", "several", *data.classes}
+    assert cv2.imread(str(tmp_path / "worst_images.png")) is not None
+    # Without a threshold of images it is what is written that counts.
+    metrics = _predict(data, tmp_path / "plain", Unsure(), threshold=0.5).metrics
+    assert metrics["predict/missed"] == sum(row["truth"] == "defect" for row in rows)
+
+
+def test_images_with_ignored_regions_alone_may_show_a_defect_or_not() -> None:
+    row = [0.5, 0.5, 0.1, 0.1]
+    boxes = np.array([[0, *row], [-1, *row], [0, *row], [1, *row]], np.float32)
+    truth = BoxTruth(LabelTable(("a", "b"), boxes, np.array([1, 2, 4, 4])))
+    assert [truth.has_defect(number) for number in range(4)] == [True, None, True, False]
+    assert truth.image_kinds == ["a", "", "several", "good"]
+    nothing = BoxTruth(LabelTable(("a",), boxes[:0], np.zeros(2, np.int64)))
+    assert nothing.has_defect(0) is None
+    assert nothing.describe_doubt().startswith("no image has a box")
 
 
 def test_the_rectangle_of_a_picture_lies_at_the_edge_of_its_box(

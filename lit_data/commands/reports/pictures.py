@@ -17,6 +17,7 @@ _MOST_HEIGHT_PX = 8000
 _CAPTIONS = {
     "predictions": "Samples, their truth, and what the best checkpoint predicts",
     "worst": "Defects that were missed or nearly so, and below the surest false alarms",
+    "worst_images": "Images with a defect of the lowest scores, and below good ones of the highest",
     "samples": "Samples as the model sees them",
     "families": "Each family of defects on its own",
     "pod": "Probability of detection over the size of a defect, by family",
@@ -27,7 +28,7 @@ _CAPTIONS = {
     "sweep": "The jobs of the sweep",
 }
 _ENDINGS = (".png", ".jpg", ".jpeg")
-_RESULTS = ("predictions", "worst", "pod", "places")
+_RESULTS = ("predictions", "worst", "worst_images", "pod", "places")
 _TIMELINES = ("memory", "throughput")
 _DIAGRAMS = (*_TIMELINES, "sweep")
 

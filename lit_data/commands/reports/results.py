@@ -11,6 +11,7 @@ from lit_data.commands.reports.charts import Chart, draw_precision_recall, draw_
 from lit_data.commands.reports.runs import Run
 from lit_data.commands.result import format_value, is_score, read_number, split_stage
 from lit_data.commands.untrusted import as_dict
+from lit_data.datasets.inspection.good_names import choose_good_classes
 from lit_data.types import Doubles
 
 _MOST_CLASSES = 30  # rows and columns of a table
@@ -92,6 +93,7 @@ def order_scores(metric: str, monitored: str) -> tuple[bool, int]:
 def list_results(run: Run) -> list[ResultTable]:
     """Return the tables that a run has results for, the confusion first."""
     tables = [
+        tabulate_verdicts(run),
         tabulate_confusion(run),
         tabulate_scores(run),
         tabulate_thresholds(run),
@@ -198,9 +200,39 @@ def tabulate_confusion(run: Run) -> ResultTable:
     Without a test split they are of the validation.
     """
     # The file may be anybody's, so its form is checked before it becomes a table.
-    classes = run.confusion.get("classes")
     stage = "test" if "test" in run.confusion else "val"
-    counts = run.confusion.get(stage)
+    classes = run.confusion.get("classes")
+    note = _describe_threshold(run, stage)
+    if "verdicts" in run.confusion:  # whose table says what the threshold does
+        note = "by the class of the highest probability"
+    elif isinstance(classes, list) and not _has_good(run, classes):
+        note = "images get no verdict, as no class is known to hold good parts: data.good=[NAME]"
+    title = f"Confusion of images, {stage}"
+    return _tabulate_counts(title, "predicted", classes, run.confusion.get(stage), note)
+
+
+def _has_good(run: Run, classes: Sequence[object]) -> bool:
+    typed = as_dict(run.settings.config.get("data")).get("good")
+    return bool(typed or choose_good_classes(list(map(str, classes))))
+
+
+def tabulate_verdicts(run: Run) -> ResultTable:
+    """Return how many good and defective images get which verdict, where the classes are others."""
+    verdicts = run.confusion.get("verdicts")
+    if not isinstance(verdicts, dict):
+        return ResultTable("", [], [])
+    stage = "test" if "test" in verdicts else "val"
+    note = _describe_threshold(run, stage)
+    names = ["good", "defect"]
+    return _tabulate_counts(
+        f"Verdicts on images, {stage}", "verdict", names, verdicts.get(stage), note
+    )
+
+
+def _tabulate_counts(
+    title: str, word: str, classes: object, counts: object, note: str
+) -> ResultTable:
+    """Return a square table of counts, whose columns begin with a word; nothing of any other form."""
     empty = ResultTable("", [], [])
     if not isinstance(classes, list) or not isinstance(counts, list):
         return empty
@@ -208,13 +240,11 @@ def tabulate_confusion(run: Run) -> ResultTable:
     if len(counts) != len(classes) or not is_square or len(classes) > _MOST_CLASSES:
         return empty
     rows = [[str(name), *map(str, row)] for name, row in zip(classes, counts, strict=True)]
-    columns = ["truth", *(f"predicted {name}" for name in classes)]
-    return ResultTable(
-        f"Confusion of images, {stage}", columns, rows, _describe_confusion(run, stage)
-    )
+    columns = ["truth", *(f"{word} {name}" for name in classes)]
+    return ResultTable(title, columns, rows, note)
 
 
-def _describe_confusion(run: Run, stage: str) -> str:
+def _describe_threshold(run: Run, stage: str) -> str:
     # Models of good images alone have a threshold of their own, which the table below names.
     note = ""
     if has_drawn_defects(run, stage):

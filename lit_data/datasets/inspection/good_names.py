@@ -135,6 +135,20 @@ def find_good_names(names: Collection[str], good: Sequence[str] | None = None) -
     return frozenset(name for name, text in letters.items() if _GOOD.fullmatch(text))
 
 
+def choose_good_classes(
+    classes: Sequence[str], good: Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """Return the classes that hold good parts; none where no name says so, or where all do.
+
+    Args:
+        classes: Their names.
+        good: See `name_kinds`.
+    """
+    names = find_good_names(set(classes), good)
+    chosen = tuple(name for name in classes if name in names)
+    return chosen if len(chosen) < len(classes) else ()
+
+
 def find_doubtful_names(names: Collection[str]) -> list[str]:
     """Return names with a word for good beside words that are not known, such as ``nearly_ok``."""
     doubtful = []

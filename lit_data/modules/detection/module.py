@@ -15,25 +15,23 @@ from lit_data.errors import ConfigError
 from lit_data.modules.detection.boxes import Objects, non_maximum_suppression, soft_suppression
 from lit_data.modules.detection.net import Predictions
 from lit_data.modules.detection.scores import SIZE_LIMITS_PX, SIZES, BoxScores
-from lit_data.modules.detection.seams import WindowObjects
+from lit_data.modules.detection.seams import WindowObjects, score_objects
 from lit_data.modules.detection.targets import Truths, detection_loss, read_truths
+from lit_data.modules.image_ranks import JudgedModule
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.score_curves import ScoreCurves
-from lit_data.modules.scored import ScoredModule
 from lit_data.types import Batch
+from lit_inspect.boxes import LEAST_SCORE
 
 Suppression = Literal["hard", "soft"]
 
-# In evaluation: average precision ranks all scores, but most places have lower ones.
-LEAST_SCORE = 0.01
 MOST_KEPT = 100  # boxes of an image; what COCO counts of a class
 _MOST_COMPARED = 1000  # boxes of an image that non-maximum suppression looks at
 _UNCHOSEN = 0.25  # score of objects before a validation has found any
 _LEAST_PROBABILITY = 1e-12  # in an exported file
-_BUFFER = "predict_threshold"
 
 
-class DetectionModule(ScoredModule):
+class DetectionModule(JudgedModule):
     """A net that finds objects, its loss, and mean average precision.
 
     Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``boxes`` [N, 6] float32: row in
@@ -51,7 +49,9 @@ class DetectionModule(ScoredModule):
     - ``froc_0.1``, ``froc_1``, ``froc_10``: fraction of the objects found at so many false alarms
       per image;
     - ``object_f1_max`` and the score it has, which checkpoints hold as ``predict_threshold``: that
-      of the last validation, which ``predict`` takes.
+      of the last validation, which ``predict`` takes;
+    - what `JudgedModule` says of images. An image scores as its surest box, or 0 where none has
+      0.01; it shows a defect where it has a box, and those with ignored regions alone count not.
 
     Where samples are windows of large images, what is found in the windows of an image is joined, see
     `lit_inspect.boxes.join_windows`, and compared with the boxes of the image. An image of which
@@ -82,7 +82,10 @@ class DetectionModule(ScoredModule):
 
     predict_threshold: Tensor
     exported_as = "boxes"
-    not_in_bar: ClassVar[tuple[str, ...]] = ("map_", "ap50_", "ap_", "froc_", "object_f1_max")
+    not_in_bar: ClassVar[tuple[str, ...]] = (
+        *("map_", "ap50_", "ap_", "froc_", "object_f1_max"),
+        *("image_", "misses", "false_alarms"),
+    )
 
     def __init__(
         self,
@@ -97,7 +100,7 @@ class DetectionModule(ScoredModule):
         size_limits_px: Sequence[float] = SIZE_LIMITS_PX,
     ) -> None:
         optimizer = optimizer or partial(torch.optim.AdamW, lr=5e-3, weight_decay=5e-2)
-        super().__init__(net, optimizer=optimizer, schedule=schedule)
+        super().__init__(net, optimizer=optimizer, schedule=schedule, predict_threshold=_UNCHOSEN)
         if not (0 <= (score_threshold or 0) < 1 and 0 < iou_threshold <= 1):
             raise ConfigError(
                 f"score_threshold={score_threshold}, iou_threshold={iou_threshold}: need 0 <= "
@@ -109,8 +112,6 @@ class DetectionModule(ScoredModule):
         self.score_threshold = score_threshold
         self.iou_threshold = iou_threshold
         self.nms: Suppression = nms
-        self.register_buffer(_BUFFER, torch.tensor(_UNCHOSEN))
-        self.register_load_state_dict_pre_hook(_add_threshold)  # type: ignore[no-untyped-call]
         self.scores = nn.ModuleDict(
             {"val": BoxScores(size_limits_px), "test": BoxScores(size_limits_px)}
         )
@@ -212,8 +213,24 @@ class DetectionModule(ScoredModule):
         scales = _find_scales(batch)
         if scales is not None:
             _cut_to_images(predicted, batch, scales)
+        for row, objects in enumerate(predicted):
+            unknown = ignored is not None and len(ignored[row]["classes"]) > 0
+            self._rank(stage, score_objects(objects), len(true[row]["classes"]), unknown=unknown)
         metric: Any = self.scores[stage]
         metric.update(predicted, true, ignored, scales)
+
+    def _rank(self, stage: str, score: float, boxes: int, *, unknown: bool) -> None:
+        """Rank an image by the score of its surest box.
+
+        Args:
+            stage: Whose.
+            score: Of that box.
+            boxes: True boxes of the image.
+            unknown: It has ignored regions, and without a box they may show a defect or not.
+        """
+        if boxes or not unknown:
+            shows = torch.tensor([boxes > 0], device=self.device)
+            self.rank(stage, torch.tensor([score], device=self.device), shows)
 
     @property
     def _has_windows(self) -> bool:
@@ -228,10 +245,15 @@ class DetectionModule(ScoredModule):
         joined = self._windows[stage].take(image, whole_image)
         if joined is None:
             return
-        best = {name: values[:_MOST_COMPARED] for name, values in joined.items()}
-        self._update(
-            stage, best, _read_marked(whole_image.objects), _read_marked(whole_image.ignored)
+        objects, score = joined
+        best = {name: values[:_MOST_COMPARED] for name, values in objects.items()}
+        true, ignored = (
+            _read_marked(whole_image.objects),
+            _read_marked(whole_image.ignored),
         )
+        unknown = len(ignored["classes"]) > 0
+        self._rank(stage, score, len(true["classes"]), unknown=unknown)
+        self._update(stage, best, true, ignored)
 
     def _update(self, stage: str, *objects: Objects) -> None:
         """Score what is found in an image, its true boxes and its ignored regions."""
@@ -256,18 +278,20 @@ class DetectionModule(ScoredModule):
         if self._has_windows:
             self._score_rest(stage)
         values: dict[str, Tensor] = metric.compute()
-        if metric.curve is not None:
-            self.curves[stage] = ScoreCurves({"objects": metric.curve})
+        images = self.take_ranks(stage)
+        curves = {} if metric.curve is None else {"objects": metric.curve}
+        self.curves[stage] = ScoreCurves(curves)
+        ranking = self.find_ranking(stage)
+        if ranking is not None:
+            self.confusion[stage] = ranking.confusion
+            self.curves[stage] = ScoreCurves(
+                {"images": ranking.curve, **curves}, ranking.image_scores
+            )
         metric.reset()
         chosen = values["object_f1_max_threshold"]
         if stage == "val" and chosen.isfinite():
             self.predict_threshold.fill_(chosen)
-        return values
-
-    @override
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Hold the threshold of the last validation: callbacks that average weights average buffers."""
-        checkpoint["state_dict"][_BUFFER] = self.predict_threshold
+        return values | images
 
 
 def _check_limits(limits_px: Sequence[float]) -> None:
@@ -286,11 +310,6 @@ def _check_channels(net: nn.Module, datamodule: object) -> None:
             f"images have {image_channels} channels and the net takes {net_channels}: set "
             f"model.net.channels={image_channels}, or data.read.gray_to_rgb=true for grey images"
         )
-
-
-def _add_threshold(module: nn.Module, states: dict[str, Any], prefix: str, *others: object) -> None:
-    """Complete the weights of a checkpoint from before there was a threshold."""
-    states.setdefault(prefix + _BUFFER, getattr(module, _BUFFER))
 
 
 def _read_ignored(batch: Batch) -> Truths | None:

@@ -45,8 +45,8 @@ class WindowObjects:
                 if image % ranks == dist.get_rank():
                     self.parts.setdefault(image, {}).update(of_image)
 
-    def take(self, image: int, whole: WholeImage) -> Objects | None:
-        """Return the objects of an image; none while windows are missing."""
+    def take(self, image: int, whole: WholeImage) -> tuple[Objects, float] | None:
+        """Return the objects of an image and its score; none while windows are missing."""
         parts = self.parts[image]
         if len(parts) < len(whole.frames):
             return None
@@ -59,7 +59,14 @@ class WindowObjects:
             objects.append(_to_objects(part | {"boxes": part["boxes"].minimum(limits)}))
         joined = windows.join_windows(objects, whole.frames, whole.size_px)
         corners, classes, scores = map(torch.from_numpy, joined)
-        return {"boxes": corners, "classes": classes, "scores": scores}
+        score = windows.score_image(objects)
+        return {"boxes": corners, "classes": classes, "scores": scores}, score
+
+
+def score_objects(objects: Objects) -> float:
+    """Return the score of an image by its objects, in px of it or of its sample."""
+    parts = {name: values.cpu() for name, values in objects.items()}
+    return windows.score_image([_to_objects(parts)])
 
 
 def _to_objects(part: Objects) -> windows.Objects:

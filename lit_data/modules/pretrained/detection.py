@@ -11,7 +11,7 @@ from typing_extensions import override
 from lit_data.checks import check_choice, check_count
 from lit_data.errors import ConfigError
 from lit_data.modules.detection.boxes import Objects
-from lit_data.modules.detection.module import LEAST_SCORE, MOST_KEPT, DetectionModule
+from lit_data.modules.detection.module import MOST_KEPT, DetectionModule
 from lit_data.modules.detection.scores import SIZE_LIMITS_PX
 from lit_data.modules.detection.targets import read_truths
 from lit_data.modules.layers import count_outputs
@@ -26,6 +26,7 @@ from lit_data.modules.pretrained.nets import backbone_weights, start_by_name
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import Batch, PathText
+from lit_inspect.boxes import LEAST_SCORE
 
 _LEAST_SIDE_PX = 1e-3  # torchvision ends in an error for boxes without area
 _LONGEST = 2  # times the shorter side, as far as images are scaled

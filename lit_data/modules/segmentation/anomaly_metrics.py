@@ -9,25 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d
-from torchmetrics.functional.classification import binary_auroc, binary_average_precision
+from torchmetrics.functional.classification import binary_auroc
 from torchmetrics.utilities import dim_zero_cat
 from typing_extensions import override
 
 from lit_data.devices import widest_float
-from lit_data.modules.score_curves import (
-    Curve,
-    ImageScores,
-    ScoreCurves,
-    count_images,
-    rank_curve,
-)
+from lit_data.modules.image_ranks import OF_IMAGES, rank_images
+from lit_data.modules.score_curves import Curve, ImageScores, ScoreCurves
 from lit_data.modules.scored import (
     BINS,
     Confusion,
     PixelScores,
     append_rows,
     bin_edge,
-    find_best_f1,
     find_bins,
     is_marked,
     where_counted,
@@ -50,14 +44,8 @@ from lit_inspect.regions import MOST_PX, count_top_px
 
 _EPS = 1e-9  # logits go up to 20.7
 _LIMITS = {"aupro_30": 0.3, "aupro_5": 0.05}
-_OF_IMAGES = (
-    "image_auroc",
-    "image_average_precision",
-    "image_f1_max",
-    "image_f1_max_threshold",
-)
 ANOMALY_METRICS = (
-    *_OF_IMAGES,
+    *OF_IMAGES,
     "pixel_auroc",
     *_LIMITS,
     "aupimo",
@@ -78,23 +66,6 @@ def _weigh_patch(
     mask: Array,
 ) -> Doubles:
     return whole_masks.weigh(images[row], corners[row], mask)
-
-
-def choose_threshold(scores: Tensor, defective: Tensor) -> tuple[float, float]:
-    """F1 of images at best, and the score from which an image counts as defective.
-
-    It lies halfway, in logits, between the lowest score that counts as defective where the F1 is
-    largest and the next lower one. Middles of wider ranges (thresholds of which F1 is within 1, 2,
-    5 % of the best) were no better on other images of the same sets.
-
-    Args:
-        scores: [images] float in 0..1.
-        defective: [images] int64 in {0, 1}, of both kinds.
-    """
-    ranked, order = scores.double().sort(descending=True)
-    hits = defective[order].cumsum(0)
-    f1, threshold = find_best_f1(ranked, hits, int(hits[-1]), eps=_EPS)
-    return float(f1), float(threshold)
 
 
 class AnomalyMetrics(PixelScores):
@@ -360,20 +331,13 @@ class AnomalyMetrics(PixelScores):
             return {}
         numbers, scores, defective = self.score_images()
         if defective.all() or not defective.any():
-            return dict.fromkeys(_OF_IMAGES, torch.tensor(torch.nan, device=self.device))
-        best_f1, threshold = choose_threshold(scores, defective)
-        least = threshold if good_threshold is None else float(good_threshold)
-        if self.image_threshold is not None:
-            least = self.image_threshold
-        self.confusion = count_confusion(scores >= least, defective.bool())
-        self.image_scores = count_images(scores, defective, least)
-        self.image_curve = rank_curve(scores, defective)
-        values = {
-            "image_auroc": binary_auroc(scores, defective),
-            "image_average_precision": binary_average_precision(scores, defective),
-            "image_f1_max": torch.tensor(best_f1),
-            "image_f1_max_threshold": torch.tensor(threshold),
-        }
+            return dict.fromkeys(OF_IMAGES, torch.tensor(torch.nan, device=self.device))
+        threshold = self.image_threshold
+        if threshold is None and good_threshold is not None:
+            threshold = float(good_threshold)
+        ranking = rank_images(scores, defective, threshold)
+        values = dict(ranking.values)
+        _, self.confusion, self.image_scores, self.image_curve = ranking
         for kind, rows in self._find_by_kind(numbers, defective).items():
             values[f"image_auroc_{kind}"] = binary_auroc(scores[rows], defective[rows])
         return {name: score.to(self.device) for name, score in values.items()}
@@ -407,15 +371,6 @@ def join_curves(metrics: Mapping[str, Any]) -> ScoreCurves:
         curves = {"images": images.image_curve, **curves}
     known = {name: curve for name, curve in curves.items() if curve is not None}
     return ScoreCurves(known, None if images is None else images.image_scores)
-
-
-def count_confusion(is_alarm: Tensor, is_defective: Tensor) -> Confusion:
-    """Count good and defective images by what a model says of them; both [images] bool."""
-    counts = []
-    for is_row in (~is_defective, is_defective):
-        alarms = int((is_row & is_alarm).sum())
-        counts.append([int(is_row.sum()) - alarms, alarms])
-    return Confusion(("good", "defect"), counts)
 
 
 def _find_best(f1: Tensor) -> int:

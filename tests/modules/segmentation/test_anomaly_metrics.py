@@ -11,11 +11,11 @@ from torchmetrics.functional.classification import (
     binary_f1_score,
 )
 
+from lit_data.modules.image_ranks import choose_threshold
 from lit_data.modules.segmentation import anomaly_metrics
 from lit_data.modules.segmentation.anomaly_metrics import (
     ANOMALY_METRICS,
     AnomalyMetrics,
-    choose_threshold,
 )
 from lit_inspect.regions import count_top_px, mean_highest
 

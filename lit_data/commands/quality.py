@@ -120,7 +120,7 @@ def _find_verdict(evidence: Evidence) -> tuple[str, bool]:
     for names, tables in ((["good", "defect"], verdicts), (classes, evidence.confusion)):
         for stage in _STAGES:
             counts = _read_counts(names, tables.get(stage))
-            if counts is not None and any(any(row) for row in counts):
+            if isinstance(names, list) and counts is not None and any(map(any, counts)):
                 return _judge_images(evidence, counts, stage, names)
     model = _as_mapping(evidence.config.get("model"))
     rate = model.get("false_alarms_per_patch")

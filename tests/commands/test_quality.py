@@ -51,6 +51,14 @@ def of_images(
             "the model finds 28% of the defective images (5 of 18",
         ),
         (
+            # Verdicts go before what the likeliest class says.
+            {
+                **of_images([9, 0, 0], [5, 4, 0], [8, 0, 1], classes=["ok", "dent", "crack"]),
+                "verdicts": {"test": [[8, 1], [14, 4]]},
+            },
+            "the model finds 22% of the defective images (4 of 18 in test) and calls 11% of the good",
+        ),
+        (
             of_images([2, 6], [3, 1], classes=["cat", "dog"]),
             "the model takes 25% of the images for what they are (3 of 12 in test)",
         ),

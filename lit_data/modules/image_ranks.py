@@ -20,8 +20,10 @@ NO_THRESHOLD = -1.0
 """Threshold of images where validation had images of one kind only, or none."""
 
 OF_IMAGES = (
-    *("image_auroc", "image_average_precision"),
-    *("image_f1_max", "image_f1_max_threshold"),
+    "image_auroc",
+    "image_average_precision",
+    "image_f1_max",
+    "image_f1_max_threshold",
 )
 _EPS = 1e-9  # logits go up to 20.7
 

@@ -83,8 +83,14 @@ class DetectionModule(JudgedModule):
     predict_threshold: Tensor
     exported_as = "boxes"
     not_in_bar: ClassVar[tuple[str, ...]] = (
-        *("map_", "ap50_", "ap_", "froc_", "object_f1_max"),
-        *("image_", "misses", "false_alarms"),
+        "map_",
+        "ap50_",
+        "ap_",
+        "froc_",
+        "object_f1_max",
+        "image_",
+        "misses",
+        "false_alarms",
     )
 
     def __init__(

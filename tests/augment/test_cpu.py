@@ -1,5 +1,7 @@
 """On a CPU the same draws give the same pixels as the device path, in less time."""
 
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from lit_data.augment import Augmentation, Compiled, Geometry, Pipeline, StripeA
 from lit_data.augment.augmentation import Layers
 from lit_data.augment.pipeline import detection_augment, segmentation_augment, stripe_augment
 from lit_data.augment.warping import Padding
+from lit_data.devices import change_each
 from lit_data.types import Array
 
 GREY_LEVEL = 1 / 255
@@ -108,3 +111,26 @@ def test_this_opencv_is_exact_and_others_are_found_out(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(warping, "warp_plane", round_to_steps)
     assert not warping.opencv_is_exact.__wrapped__()
+
+
+@pytest.mark.parametrize("values", [1, 2**18])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_each_sample_is_changed_once(threads: int, values: int) -> None:
+    before, done, used = torch.get_num_threads(), [], set()
+
+    def change(number: int) -> None:
+        done.append(number)
+        used.add(threading.get_ident())
+        if values > 1:
+            time.sleep(1e-3)
+
+    torch.set_num_threads(threads)
+    try:
+        change_each(change, torch.empty(50, values))
+        change_each(change, torch.empty(0, values))
+        with pytest.raises(ZeroDivisionError):
+            change_each(lambda number: 1 // (number - 7), torch.empty(50, values))
+    finally:
+        torch.set_num_threads(before)
+    assert sorted(done) == [*range(50)]
+    assert len(used) == (threads if values > 1 else 1)

@@ -125,6 +125,17 @@ def test_boxes_of_no_probability_are_in_no_table(
     assert len(_read(out / "bad.csv")) == 1
 
 
+def test_a_box_that_ends_before_it_begins_is_an_error(tmp_path: Path) -> None:
+    path = _write_rows(tmp_path / "a.inspect", [[[0.4, 0.1, 0.1, 0.4, 0.9]]], **BOXES)
+    with pytest.raises(AnswerError, match="a box that ends before it begins"):
+        Inspector(path)(ODD)
+
+
+def test_rounding_beyond_1_is_1(tmp_path: Path) -> None:
+    verdict = Inspector(_write_map(tmp_path / "a.inspect", 1.0005))(ODD)
+    assert (verdict.verdict, verdict.score, verdict.probability.max()) == ("defect", 1, 1)
+
+
 @pytest.mark.parametrize("is_answer", [False, True])
 def test_golden_answers_of_nan_are_refused(is_answer: bool, tmp_path: Path) -> None:
     expected = np.full((1, 64, 64), NAN if is_answer else 1, np.float32)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from lit_inspect.__main__ import main
+from lit_inspect.images import ReadOptions, open_image
 from tests.lit_inspect.boards import BOXES, write_board
 
 GOOD = np.arange(4096, dtype=np.uint8).reshape(64, 64)
@@ -158,6 +159,19 @@ def test_a_folder_that_cannot_be_read_is_named(
     monkeypatch.setattr(os, "scandir", refuse)
     assert main([*words, str(tmp_path / "images")]) == 2
     assert "deep: Permission denied" in capsys.readouterr().err
+
+
+def test_an_array_that_is_cut_while_it_is_read_is_bad(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, GOOD)
+    image = open_image(path, ReadOptions())
+    os.truncate(path, 1000)
+    with pytest.raises(Exception, match=r"a\.npy: truncated array"):
+        image.read(0, 64)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(Exception, match=r"a\.npy: not a regular file"):
+        image.read(0, 64)
 
 
 @pytest.mark.parametrize("name", ["maps", "labels", "maps/deep", "detections.json", "images.csv"])

@@ -20,7 +20,7 @@ from lit_data.tasks import PredictOptions, find_task
 from lit_data.tasks.options import ExportRequest
 from lit_inspect.__main__ import main
 from lit_inspect.board import encode_board, read_board
-from lit_inspect.errors import ImageError, UsageError
+from lit_inspect.errors import BoardError, ImageError, UsageError
 from lit_inspect.images import ReadOptions
 from lit_inspect.inspector import Inspector
 from lit_inspect.layouts import Group, Layout, find_role, group_files, open_files
@@ -192,6 +192,16 @@ def test_references_that_do_not_fit_are_named_as_by_predict(
         assert len(verdict.defects) == int(row["defects"])
 
 
+def test_limits_without_references_are_refused(board: Path, tmp_path: Path) -> None:
+    for name, changes in {
+        "a": {"reference_limits": [1.5, 0.0], "layout": None},
+        "b": {"reference_limits": [1.5]},
+        "c": {"reference_limits": ["1.5", 0.0]},
+    }.items():
+        with pytest.raises(BoardError, match="reference_limits"):
+            Inspector(_change(board, tmp_path / f"{name}.inspect", **changes))
+
+
 @pytest.mark.parametrize("large_px", [10**6, 2000])
 def test_channels_of_one_file_too(large_px: int, sets: Path, board: Path, tmp_path: Path) -> None:
     layout = {"channels": LAYOUTS["channels"]["channels"], "files": None}
@@ -352,3 +362,10 @@ HOSTILE: dict[str, Any] = {
     "text": "channels",
     "other": {"channels": [0, 1, 2], "files": None, "run": "x"},
 }
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_layout_that_does_not_fit_is_refused(name: str, board: Path, tmp_path: Path) -> None:
+    path = _change(board, tmp_path / "a.inspect", layout=HOSTILE[name])
+    with pytest.raises(BoardError, match=r"no usable \.inspect file \(inspect\.json: .*layout"):
+        Inspector(path)

@@ -13,9 +13,10 @@ import cv2
 import numpy as np
 import pytest
 
-from lit_inspect import AnswerError, BoardError, InspectError, Inspector, Limits
+from lit_inspect import AnswerError, BoardError, InspectError, Inspector, Limits, UsageError
 from lit_inspect.board import NET, encode_board, read_board
 from lit_inspect.images import ReadOptions, open_image
+from lit_inspect.net import Net
 from tests.lit_inspect.boards import write_board
 from tests.lit_inspect.test_answers import PIXELS, _count, _node
 
@@ -71,11 +72,26 @@ def test_an_endless_loop_is_stopped(tmp_path: Path) -> None:
         inspector(PIXELS)
 
 
+def test_golden_answers_share_the_seconds_of_one(tmp_path: Path) -> None:
+    path = write_board(tmp_path / "a.inspect")
+    images = np.zeros((1, 1, 8, 8), np.float32)
+    net = Net(read_board(path).parts[NET], 1, Limits(seconds=1e-9))
+    with net.hurrying(), pytest.raises(AnswerError, match="the net took more than 1e-09 s"):
+        net.run(images)
+    assert net.run(images).shape == images.shape
+
+
 @pytest.mark.parametrize("count", [2**28, 2**36])
 def test_memory_is_bounded(count: int, tmp_path: Path) -> None:
     path = _write_zeros(tmp_path / "a.inspect", count)
     with pytest.raises(AnswerError, match=r"needs more than 0\.5 GiB"):
         Inspector(path, limits=Limits(memory_bytes=2**29))(PIXELS)
+
+
+@pytest.mark.parametrize("limits", [{"seconds": 0}, {"seconds": float("nan")}, {"memory_bytes": 0}])
+def test_bounds_have_a_range(limits: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="need more than 0"):
+        Limits(**limits)  # type: ignore[arg-type]  # of either
 
 
 def test_a_net_of_other_ends_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Pre-processing and blending of the runtime are those of lit_data, on a grid of cases."""
 
 import contextlib
+import struct
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,8 +162,34 @@ def test_what_opencv_reads_in_another_way_is_refused(name: str, tmp_path: Path) 
         runtime.open_image(path, runtime.ReadOptions())
 
 
+def test_grey_levels_with_alpha_are_one_channel(tmp_path: Path) -> None:
+    grey = _PICTURE[..., 0]
+    both = np.dstack([grey, np.full_like(grey, 255)])
+    Image.fromarray(both, "LA").save(tmp_path / "a.png")
+    image = runtime.open_image(tmp_path / "a.png", runtime.ReadOptions())
+    assert np.array_equal(image.read(0, 16), grey[None])
+
+
 def test_animated_pictures_are_refused(tmp_path: Path) -> None:
     frames = [Image.fromarray(_PICTURE), Image.fromarray(255 - _PICTURE)]
     frames[0].save(tmp_path / "a.png", save_all=True, append_images=frames[1:])
     with pytest.raises(ImageError, match="an animated PNG: save the frame"):
         runtime.open_image(tmp_path / "a.png", runtime.ReadOptions())
+
+
+def test_a_transparent_grey_level_is_refused(tmp_path: Path) -> None:
+    Image.fromarray(_PICTURE[..., 0]).save(tmp_path / "a.png", transparency=7)
+    with pytest.raises(ImageError, match="a transparent grey level"):
+        runtime.open_image(tmp_path / "a.png", runtime.ReadOptions())
+
+
+def test_palettes_of_os2_are_refused(tmp_path: Path) -> None:
+    palette = bytes(range(256)) * 3
+    start = 26 + len(palette)
+    head = struct.pack("<2sIIIIHHHH", b"BM", start + 32, 0, start, 12, 8, 4, 1, 8)
+    (tmp_path / "a.bmp").write_bytes(head + palette + bytes(range(32)))
+    assert ImageDecoder()(ImageSource((str(tmp_path / "a.bmp"),))).array.shape == (3, 4, 8)
+    with pytest.raises(
+        ImageError, match="of OS/2, which lit_inspect does not read: save it as PNG"
+    ):
+        runtime.open_image(tmp_path / "a.bmp", runtime.ReadOptions())

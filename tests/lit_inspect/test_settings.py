@@ -70,6 +70,12 @@ def test_tiles_that_do_not_fit_are_refused(change: dict[str, Any], tmp_path: Pat
     _refuse(tmp_path / "a.inspect", tiling={**TILING, **change})
 
 
+@pytest.mark.parametrize("side", [[0, 0], [2**15, 2**15], [10**12, 1], [-1, 5], [5], "5", None])
+def test_sizes_that_nothing_has_are_refused(side: Any, tmp_path: Path) -> None:
+    _refuse(tmp_path / "a.inspect", scaling={"size_px": side, "factor": None})
+    _refuse(tmp_path / "a.inspect", **{**BOXES, "boxes": {**BOXES["boxes"], "sample_px": side}})
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from benchmarks.gan_steps import find_penalty, step_originally
-from lit_data.callbacks import AMP, GradientCheckpointing
+from lit_data.callbacks import AMP
 from lit_data.callbacks.wrapping import wrap
 from lit_data.errors import ConfigError
 from lit_data.inference.batch_size_table import measure_peak_bytes
@@ -195,28 +195,6 @@ def test_gradients_are_clipped_without_the_loss_scale(callbacks: Any) -> None:
     pairs = zip(before, module.discriminator.parameters(), strict=True)
     moved = torch.cat([(one - two).detach().flatten() for one, two in pairs])
     assert float(moved.norm()) == pytest.approx(1e-3, rel=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("make", "blocks"),
-    [
-        (_module, ["generator.blocks.*", "discriminator.blocks.*"]),
-        (_rays, ["generator.planes.blocks.*", "generator.field", "discriminator.last"]),
-    ],
-)
-def test_blocks_can_be_computed_twice(make: Any, blocks: list[str]) -> None:
-    modules, peaks = (make(), make()), []
-
-    def measure(call: Any, *args: Any) -> None:
-        peaks.append(measure_peak_bytes(lambda: call(*args)))
-
-    for module in modules:
-        wrap(module, "training_step", measure)
-    _fit(modules[0], _batches(3, size=32))
-    _fit(modules[1], _batches(3, size=32), GradientCheckpointing(blocks))
-    _assert_close(*modules, 0.0)
-    assert peaks[5] < peaks[2], "in a step with penalty"
-    assert peaks[4] < 0.9 * peaks[1]
 
 
 def test_memory_does_not_grow_with_the_batch_but_with_its_parts() -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.helpers.fork_server import SCRIPTS_TOO
-from tests.outputs import NO_TIMELINES
+from tests.outputs import GENERATED, NO_TIMELINES, QUICK
 from tests.simulated.log import LOG
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -140,6 +140,22 @@ def test_fsdp_trains_as_one_process_and_its_checkpoints_serve_any_run(
     (summary,) = (tmp_path / "scored" / "runs").rglob("summary.json")
     score = json.loads(summary.read_text())["val/average_precision"]
     assert score == pytest.approx(found[0]["val/average_precision"], abs=1e-6)
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_a_gan_trains_as_in_one_process(tmp_path: Path) -> None:
+    words = ["fit", "+experiment=gan", *QUICK, *GENERATED, *NO_TIMELINES, "model.r1_every=2"]
+    words += ["data.samples.count=24", "data.loader.global_batch_size=4", f"paths.cache={tmp_path}"]
+    words += ["callbacks.amp.precision=fp32", "callbacks.metrics.every_n_steps=100", "logger=none"]
+    weights = []
+    for trainer in ("cpu", "ddp_cpu"):
+        runs = f"paths.runs={tmp_path}/{trainer}/runs"
+        codes, output = _run([*COMMAND, *words, f"trainer={trainer}", runs], cwd=tmp_path)
+        assert codes == [0], output
+        weights.append(_read(tmp_path / trainer)[1])
+    alone, ranked = weights
+    for name in alone.keys() - {"last_r1"}:  # which each rank has of its own part
+        assert torch.allclose(ranked[name], alone[name], atol=1e-6, rtol=0), name
 
 
 @pytest.mark.usefixtures("without_pictures")

@@ -258,3 +258,23 @@ def test_validation_within_training_changes_nothing_in_it() -> None:
     for key in ("val/loss", "val/accuracy"):
         assert_close(shown[key], expected[key], rtol=1e-6, atol=0)
     assert torch.equal(shown["train/loss_epoch"], expected["train/loss_epoch"])
+
+
+def test_several_loaders() -> None:
+    class Twice(Judge):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
+            logits = self(batch["image"])
+            wrong = (logits.argmax(1) != batch["label"]).double()
+            self.log("error", wrong.mean(), batch_size=len(logits))
+
+        on_validation_epoch_end = LightningModule.on_validation_epoch_end
+
+    def measure(module: LightningModule, *callbacks: Callback) -> Any:
+        trainer = Trainer(**QUIET, callbacks=list(callbacks))
+        return trainer.validate(module, [make_loader(), make_loader(5)])
+
+    failing = Twice()
+    install(failing, limit(3, "validate"))
+    for one, other in zip(measure(failing, adaptive()), measure(Twice()), strict=True):
+        assert one == pytest.approx(other, rel=1e-12)
+        assert len(one) == 1

@@ -373,3 +373,34 @@ def test_what_a_transfer_hook_counted_before_it_failed_is_undone(run: str, hook:
     getattr(trainer, run)(module, DataLoader(data, 8))
     assert module.met == {"samples": 16}
     assert module.metric.compute() == data.tensors[0].mean()
+
+
+class Packed(Formatted):
+    """Its transfer lays the samples along the second dimension, as recurrent nets want them."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> dict[str, Tensor]:
+        values, numbers = batch
+        return {"x": values.T.repeat(2, 1), "number": numbers}  # [8, samples]
+
+    def _loss(self, batch: Any) -> Tensor:
+        return Plain._loss(self, (batch["x"][:4].T, batch["number"]))
+
+
+def test_a_form_that_cannot_be_cut_is_transferred_anew() -> None:
+    module = Packed()
+    run(module, "train", AdaptiveBatchSize(grow_after=None), point="forward_start")
+    expected = torch.cat([values for values, _ in make_loader()])
+    assert torch.equal(torch.cat(module.seen), expected)
+
+
+def test_what_cannot_be_undone_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    module = Counting()
+    module.scores = dict.fromkeys(range(5000), 0)
+    module.numbers = iter(range(9))
+    with caplog.at_level(logging.WARNING):
+        run(module, "train", AdaptiveBatchSize(grow_after=None), point="forward_middle", most=2)
+    told = [text for text in caplog.messages if "cannot be undone" in text]
+    assert sorted(told) == [
+        "AdaptiveBatchSize: what the failed step did to Counting.numbers, a range_iterator, cannot be undone",
+        "AdaptiveBatchSize: what the failed step did to Counting.scores, a dict of 5000 entries, cannot be undone",
+    ]

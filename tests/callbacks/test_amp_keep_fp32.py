@@ -1,4 +1,7 @@
+import copy
+import pickle
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -132,3 +135,31 @@ def test_a_run_keeps_what_is_named_and_leaves_no_trace(precision: str) -> None:
     assert plain.dtypes == {torch.bfloat16 if precision == "bf16" else torch.float16}
     assert kept.dtypes == {FULL}
     assert "forward" not in vars(kept.critic.head)
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_kept_module_can_be_copied_and_pickled(clone: Callable[[Net], Net]) -> None:
+    net = Net()
+    keys = list(net.state_dict())
+    keep_in_float32(net, ("body",), "cpu")
+    other = clone(net)
+    assert list(other.state_dict()) == list(net.state_dict()) == keys
+    nn.init.zeros_(next(other.body.parameters()))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert other.body(DATA[0]).dtype == other.body[0](DATA[0]).dtype == FULL
+        first, second = other.body(DATA[0])
+        assert torch.equal(first, second)  # the input has no effect any more
+        assert not torch.equal(*net.body(DATA[0]))
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_compiled_modules_are_kept(full: bool) -> None:
+    net = Net()
+    outer = nn.Module()
+    outer.net = torch.compile(net, backend="eager", fullgraph=full)
+    keep_in_float32(outer, ("net.head",), "cpu")
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled = outer.net(DATA[0])
+    dtypes, plain = run(net, ("head",))
+    assert dtypes[2] == compiled.dtype == FULL
+    assert torch.equal(compiled, plain)

@@ -240,3 +240,64 @@ def test_a_decay_out_of_range_and_spread_weights_are_refused() -> None:
     trainer.strategy.__class__ = FSDPStrategy
     with pytest.raises(ConfigError, match=r"FSDPStrategy spreads the weights.*callbacks.ema=null"):
         EMA().setup(trainer, _Module(), "fit")
+
+
+class _BreaksItsDevice(_FailsInThirdStep):
+    is_broken = False
+
+    def training_step(self, *args: Any) -> Any:
+        try:
+            return super().training_step(*args)
+        except ZeroDivisionError:
+            self.is_broken = True
+            raise
+
+    def named_parameters(self, *args: Any, **options: Any) -> Any:
+        if self.is_broken:
+            raise RuntimeError("the device does not answer")
+        return super().named_parameters(*args, **options)
+
+
+def test_an_average_that_cannot_be_read_hides_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    module, ema = _BreaksItsDevice(), EMA(decay=0.4)
+    data = DataLoader(TensorDataset(torch.arange(8.0).view(-1, 1)), batch_size=2)
+    trainer = Trainer(**QUIET, max_epochs=1, callbacks=[ema])
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(module, data)
+    assert "the module keeps the weights of its last step" in caplog.text
+    assert module.layer.weight.item() == -2.0
+    assert "save_checkpoint" not in vars(trainer)
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
+@pytest.mark.parametrize(
+    ("kind", "options"), [(_Tied, {}), (_Module, {"precision": "bf16-true"})], ids=["tied", "bf16"]
+)
+def test_any_module_goes_on_exactly(tmp_path: Path, kind: Any, options: dict[str, Any]) -> None:
+    whole = _fit(tmp_path / "whole", kind=kind, **options)
+    _fit(tmp_path / "part", 1, kind=kind, **options)
+    start = str(tmp_path / "part" / "epoch=0.ckpt")
+    resumed = _fit(tmp_path / "part", 3, start, kind=kind, **options)
+    assert resumed.validated == whole.validated[1:]
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], tensor)
+
+
+def test_a_checkpoint_that_is_saved_after_training_goes_on_from_the_weights(tmp_path: Path) -> None:
+    data = DataLoader(TensorDataset(torch.arange(8.0).view(-1, 1)), batch_size=2)
+    options = QUIET | {"num_sanity_val_steps": 0}
+    module, whole = _Module(), _Module()
+    trainer = Trainer(**options, max_epochs=1, callbacks=[EMA(decay=0.4)])
+    trainer.fit(module, data)
+    trainer.save_checkpoint(tmp_path / "after.ckpt")
+    Trainer(**options, max_epochs=2, callbacks=[EMA(decay=0.4)]).fit(whole, data)
+    resumed = _Module()
+    Trainer(**options, max_epochs=2, callbacks=[EMA(decay=0.4)]).fit(
+        resumed, data, ckpt_path=tmp_path / "after.ckpt", weights_only=True
+    )
+    assert resumed.layer.weight.item() == whole.layer.weight.item()
+    nn.init.zeros_(module.layer.weight)
+    trainer.save_checkpoint(tmp_path / "changed.ckpt")
+    changed = torch.load(tmp_path / "changed.ckpt", weights_only=True)
+    assert changed["state_dict"]["layer.weight"].item() == 0.0
+    assert KEY not in changed

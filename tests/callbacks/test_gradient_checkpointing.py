@@ -263,3 +263,14 @@ def test_a_module_that_changes_its_input_in_place_is_named(first: nn.Module) -> 
     trainer = Trainer(**QUIET, max_epochs=1, callbacks=[GradientCheckpointing(["blocks.*"])])
     with pytest.raises(ConfigError, match=r"'blocks\.0' changes its input in place.*inplace=False"):
         trainer.fit(Changes(), torch.utils.data.DataLoader(torch.randn(8, 4), 4))
+
+
+def test_a_compiled_module_updates_its_buffers_once() -> None:
+    runs = []
+    for callback in (None, GradientCheckpointing(["features"])):
+        module = STOCK["classifier"].build()
+        with _attached(callback, module):
+            compiled = torch.compile(module.features, backend="aot_eager", fullgraph=True)
+            compiled(torch.ones(2, 3, 16, 16) + torch.arange(16)).square().sum().backward()
+        runs.append([*(p.grad for p in module.features.parameters()), *module.features.buffers()])
+    assert all(map(torch.equal, *runs))

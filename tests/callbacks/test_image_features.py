@@ -111,3 +111,35 @@ def test_a_pickle_that_may_run_code_is_refused(tmp_path: Any) -> None:
     weights.write_bytes(b"")
     with pytest.raises(ConfigError, match="is not a file of weights alone"):
         open_extractor("inception", str(weights))
+
+
+def test_inception_needs_its_package(tmp_path: Any) -> None:
+    weights = tmp_path / "inception.pth"
+    torch.save({}, weights)
+    if fid._TORCH_FIDELITY_AVAILABLE:
+        pytest.skip("torch-fidelity is installed")
+    text = "extractor='inception' needs torch-fidelity: pip install torch-fidelity"
+    with pytest.raises(ConfigError, match=text):
+        open_extractor("inception", str(weights))
+
+
+def test_inception_gets_whole_numbers(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Net(nn.Module):
+        def __init__(
+            self, name: str, features_list: list[str], feature_extractor_weights_path: str
+        ) -> None:
+            super().__init__()
+            assert (name, features_list) == ("inception-v3-compat", ["2048"])
+            assert feature_extractor_weights_path.endswith("inception.pth")
+
+        def forward(self, images: Tensor) -> Tensor:
+            assert images.dtype == torch.uint8
+            return images.flatten(1).float()
+
+    monkeypatch.setattr(fid, "NoTrainInceptionV3", Net)
+    weights = tmp_path / "inception.pth"
+    torch.save({}, weights)
+    net, suffix = open_extractor("inception", str(weights))
+    assert suffix == ""
+    found = extract(net, torch.tensor([0.0, 0.5, 1.0, 2.0]).view(1, 1, 2, 2), batch_size=1)
+    assert found[0, :4].tolist() == [0, 128, 255, 255]

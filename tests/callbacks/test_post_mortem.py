@@ -129,3 +129,14 @@ def test_five_are_written_and_none_is_overwritten_and_the_log_says_where(
     assert caplog.messages[0].startswith(text)
     assert PostMortems().write(tmp_path / "oom-1.txt", _trainer(), None, READING, []) is None
     assert caplog.messages[-1].startswith("no post-mortem could be written: FileExistsError: ")
+
+
+def test_a_part_that_fails_says_so_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> Any:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(post_mortem, "find_tensors", fail)
+    text = describe_failure(_trainer(), None, READING, [])
+    assert "## memory\ncould not be read: RuntimeError: no\n" in text
+    assert "## error\nnot known\n" in text
+    assert "## last batches\nnone yet\n" in text

@@ -1,5 +1,6 @@
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -205,3 +206,13 @@ def test_an_error_saves_nothing(path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         fit(Model(("train", 2), lambda: 1 / 0), path)
     assert not path.exists()
+
+
+def test_a_thread_trains_without_handlers(path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+    model = Model(("train", 2), lambda: seen.append(signal.getsignal(signal.SIGINT)))
+    thread = threading.Thread(target=fit, args=(model, path))
+    thread.start()
+    thread.join(60)
+    assert seen == [before]

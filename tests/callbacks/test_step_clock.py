@@ -120,3 +120,17 @@ def test_a_real_device_is_measured_without_waiting() -> None:
     for _, seconds in clock.known:
         parts = dict(zip(PARTS, seconds, strict=True))
         assert parts["forward"] > parts["optimizer"] > 0
+
+
+def test_events_are_used_again_and_stay_bounded(time: Clock) -> None:
+    clock = CudaStepClock(1.0)
+    for step in range(200):
+        spend(clock, time, forward=1)
+        clock.lap(step)
+        clock.read()
+    assert len(clock.known) == 199
+    assert Event.made < 10
+    for step in range(300):  # which nobody reads
+        spend(clock, time, forward=1)
+        clock.lap(step)
+    assert Event.made < 300  # each step that is kept holds some

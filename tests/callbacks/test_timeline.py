@@ -9,6 +9,7 @@ from lit_data.callbacks.timeline import (
     MARK_STYLES,
     SERIES,
     Timeline,
+    add_rows,
     draw_memory,
     widen_rows,
 )
@@ -71,3 +72,24 @@ def _find_colours(path: Path) -> set[str]:
         pixels = np.asarray(picture.convert("RGB"))
     found = {tuple(pixel) for pixel in np.unique(pixels.reshape(-1, 3), axis=0).tolist()}
     return {name for name, colour in COLOURS.items() if tuple(bytes.fromhex(colour)) in found}
+
+
+@pytest.mark.parametrize(("count", "most_rows"), [(3, 4), (4, 4), (5, 4), (19, 5), (59, 5)])
+def test_a_long_timeline_is_added_up_and_loses_nothing(most_rows: int, count: int) -> None:
+    timeline = Timeline(add_rows, most_rows=most_rows)
+    for step in range(count):
+        timeline.add(step, (1, step))
+        assert len(timeline) <= most_rows
+    steps, rows = timeline.read()
+    assert rows.sum(axis=0).tolist() == [count, sum(range(count))]
+    assert len(set(rows[:-1, 0])) <= 1  # all but the last are of equally many steps
+    assert steps.tolist() == [0, *np.cumsum(rows[:-1, 0])]
+
+
+def test_marks_are_thinned_evenly_and_all_counted() -> None:
+    marks = Timeline(add_rows, most_marks=4).marks["release"]
+    for step in range(17):
+        marks.add(float(step))
+    marks.add(17.0, 19.0)
+    assert marks.count == 18
+    assert marks.spans == [(0.0, 0.0), (8.0, 8.0), (16.0, 16.0)]

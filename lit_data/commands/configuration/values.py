@@ -29,7 +29,11 @@ class ComposedJob(NamedTuple):
 
 
 def compose_job(tree: ConfigTree, lines: Sequence[str]) -> ComposedJob:
-    """Compose the files that are chosen, and set the values that are typed."""
+    """Compose the files that are chosen, and set the values that are typed.
+
+    Hydra sets values while it composes, and takes those alone whose keys the files have. Which of the
+    others are arguments of a class is known afterwards, so that Hydra would have to compose twice.
+    """
     words = tree.parse(lines)
     files, values = [], []
     for word in words:

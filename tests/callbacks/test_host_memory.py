@@ -10,7 +10,8 @@ import torch
 
 from lit_data.callbacks.device_memory import read_rss_bytes
 from lit_data.callbacks.memory import record
-from lit_data.callbacks.memory.record import Growth, TreeMemory
+from lit_data.callbacks.memory.record import Growth, TreeMemory, TreeReader
+from tests.callbacks.clock import Clock
 
 MIB = 2**20
 ROLLUP = "55c6-7fff ---p 00000000 00:00 0 [rollup]\nRss: 900 kB\nPss: {pss} kB\nPss_Shmem: {shared} kB\nLocked: 0 kB\n"
@@ -101,6 +102,7 @@ ALARMS = [
     ([100, 100, 500, 100, 500, 100, 500], False),
     ([100, 500, 100, 500, 100, 500], False),
     ([100, 300, 100, 400, 200, 300, 150], False),
+    ([100, 100, 100, 0, 400, 500, 200], False),  # more than a fourth of the pairs of ends fell
     # memory that is given back, one outlier
     ([500, 400, 300, 200, 100, 0], False),
     ([100, 100, 100, 900, 100, 100], False),
@@ -116,3 +118,23 @@ def test_the_alarm_is_for_steady_growth_alone(ends_mib: list[int], alarm: bool) 
     for epoch, mib in enumerate(ends_mib):
         growth.add(epoch, mib * MIB)
     assert growth.exceeds(50 * MIB) is alarm
+
+
+@pytest.mark.parametrize(("cost_s", "pause_s"), [(0.01, 4.0), (0.05, 20.0)])
+def test_reading_takes_a_quarter_of_a_percent_of_the_time(
+    cost_s: float, pause_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, memory = Clock(100.0), TreeMemory(5, 1, 3)
+
+    def read() -> TreeMemory:
+        clock.now_s += cost_s
+        return memory
+
+    monkeypatch.setattr(record, "time", clock)
+    monkeypatch.setattr(record, "read_tree", read)
+    reader, began_s = TreeReader(), clock.now_s
+    assert reader.read() == memory
+    clock.now_s = began_s + pause_s - 0.001
+    assert reader.read() is None
+    clock.now_s = began_s + pause_s + 0.001
+    assert reader.read() == memory

@@ -30,6 +30,8 @@ _ROUNDS = 10
 _LOW, _HIGH = (0, 1) if sys.byteorder == "little" else (1, 0)
 _WORD = 0xFFFFFFFF
 _FEISTEL_ROUNDS = 8
+CROP_DRAWS = 4
+"""Numbers of a sample's stream for its crop, which come first; a watermark takes those behind them."""
 
 _States = tuple["torch.Tensor", tuple[Any, ...], tuple[Any, ...]]
 """States of torch's generator of the CPU, NumPy's, and that of `random`."""
@@ -221,6 +223,23 @@ def _feistel(
         left = (left + _mix(right ^ first)) % rows
         right = (right + _mix(left ^ second)) % columns
     return left * columns + right
+
+
+def sample_crops(seed: int, epoch: int, index: ArrayLike, room_px: Ints) -> Ints:
+    """Draw the corners of crops, one for each sample.
+
+    Args:
+        seed: 0 <= seed < 2**64.
+        epoch: The epoch.
+        index: [M] sample indices.
+        room_px: [M, 2] (vertical, horizontal) last corner that is allowed; the first is 0.
+
+    Returns:
+        [M, 2] (y, x) px.
+    """
+    draws = uniform(seed, Stream.WATERMARK, index, epoch, CROP_DRAWS)[:, :2].astype(np.float64)
+    corners: Ints = np.floor(draws * (room_px + 1)).astype(np.int64)
+    return corners
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

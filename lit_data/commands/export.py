@@ -26,6 +26,7 @@ from lit_data.datamodules.source import find_cache
 from lit_data.errors import ConfigError, StoreError, first_line, show_path
 from lit_data.files import explaining, replacing_by_path
 from lit_data.tasks import find_task
+from lit_data.tasks.export import encode_file
 from lit_data.tasks.options import ExportRequest, PredictOptions
 from lit_data.tasks.verdicts import find_calibration
 
@@ -146,7 +147,7 @@ def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
         trained=_list_trained(record),
         reference_limits=read_limits(model),
     )
-    encoded: bytes = task.export(request)
+    encoded = encode_file(task.export(request))
     int8: Int8Options = typed["int8"]
     return choose_precision(encoded, training, int8) if int8.int8 else encoded
 

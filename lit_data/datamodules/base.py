@@ -129,8 +129,8 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
             tuple, or a function of our batch; see `lit_data.datamodules.batch_format`.
 
     Attributes:
-        task: The class of how samples are drawn and predictions written, if this class brings its
-            own; see `lit_data.tasks.find_task`.
+        task: The class of how samples are drawn and predictions written, or its dotted name, if this
+            class brings its own; see `lit_data.tasks.find_task`.
         source: Where the files lie, if they are those of a `Source`.
         bank: The decoded images, if there are any; after `setup`.
         split_images: For train, val and test the numbers of their images, where whole images are
@@ -140,7 +140,7 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
         ConfigError: The format names unknown keys.
     """
 
-    task: ClassVar[type[Any] | None] = None
+    task: ClassVar[type[Any] | str | None] = None
     source: Source | None = None
     bank: ImageBank | None = None
     split_images: Mapping[str, Ints] = MappingProxyType({})

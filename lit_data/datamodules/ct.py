@@ -183,6 +183,7 @@ class CTDataModule(BaseDataModule[CTDataset]):
         ConfigError: An option is out of its range.
     """
 
+    task = "lit_data.tasks.volumes.VolumeTask"
     volumes: CTVolumes
     batch_keys: ClassVar[Sequence[str]] = (*POINT_KEYS, *WINDOW_KEYS, *COMMON_KEYS)
 

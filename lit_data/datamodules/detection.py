@@ -115,6 +115,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         ConfigError: An option is out of its range.
     """
 
+    task = "lit_data.tasks.boxes.BoxTask"
     files: DetectionFiles
     bank: ImageBank
     windows: Windows | None = None

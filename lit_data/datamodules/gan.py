@@ -232,6 +232,7 @@ class GANDataModule(BaseDataModule[GANDataset]):
         ConfigError: An option is out of its range.
     """
 
+    task = "lit_data.tasks.generate.GenerateTask"
     bank: ImageBank
     table: SampleTable
     batch_keys: ClassVar[Sequence[str]] = (

@@ -33,8 +33,7 @@ from lit_data.grid import Edges, PatchGrid, pair_px
 from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.io.images.scaling import Scaling
 from lit_data.loading import LoaderOptions
-from lit_data.synthesis import DefectSpec
-from lit_data.synthesis.watermarks import WatermarkSpec
+from lit_data.synthesis import DefectSpec, Synthesis
 from lit_data.types import Batch, Bools, Ints, PathText, PlannedBatch, Size, Stage
 from lit_data.value_range import find_unit_range
 
@@ -108,7 +107,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         edges: Edges | None = None,
         mask_splits: Sequence[Stage] = SPLITS,
         value_range: tuple[float, float] | None = None,
-        synthesis: DefectSpec | WatermarkSpec | None = None,
+        synthesis: Synthesis | None = None,
         augment: Augment = None,
         loader: LoaderOptions | None = None,
         batch_format: BatchFormat = "dict",
@@ -254,9 +253,10 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
 
     def make_transformation(self) -> ImageTransform:
         """Return the work on batches on the host and on the device."""
-        if isinstance(self.synthesis, WatermarkSpec):
+        if not isinstance(self.synthesis, DefectSpec | None):
+            kind = type(self.synthesis).__name__
             raise ConfigError(
-                "synthesis is a WatermarkSpec, which draws no defects: set synthesis=library"
+                f"synthesis is a {kind}, which draws no defects: set synthesis=library"
             )
         # Without references every channel belongs to the one image, and so does a defect.
         channels = rule_of(self.source.layout).expand

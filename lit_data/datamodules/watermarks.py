@@ -23,7 +23,6 @@ from lit_data.datasets.patch_source import (
 )
 from lit_data.datasets.patches import PatchDataset, PatchWriter, corner_of
 from lit_data.datasets.split_names import SPLITS
-from lit_data.datasets.writers import WatermarkWriter, check_colours
 from lit_data.errors import ConfigError
 from lit_data.io.images.image_source import describe_bank
 from lit_data.io.images.options import ReadOptions
@@ -33,6 +32,7 @@ from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
 from lit_data.synthesis.watermarks.blend import Look, blend, degrade
 from lit_data.synthesis.watermarks.cover import keep_visible
 from lit_data.synthesis.watermarks.plan import MODES, WatermarkPlan, sample_watermarks
+from lit_data.synthesis.watermarks.writer import WatermarkWriter, check_colours
 from lit_data.types import Batch, Ints, PathText, PlannedBatch, Size, Stage
 from lit_data.value_range import ValueRange, to_unit
 
@@ -221,6 +221,7 @@ class WatermarkDataModule(ImageDataModule):
         ConfigError: An option is out of its range.
     """
 
+    task = "lit_data.tasks.watermarks.MarkTask"
     batch_keys: ClassVar[Sequence[str]] = (*ImageDataModule.batch_keys, "clean")
     source_type = WatermarkFiles
     reads_margins = False

@@ -14,7 +14,7 @@ from lit_data.checks import check_count, is_count
 from lit_data.errors import ConfigError
 from lit_data.grid import PatchGrid
 from lit_data.io.images.image_source import ImageBank
-from lit_data.synthesis.watermarks.plan import sample_crops
+from lit_data.rng import sample_crops
 from lit_data.types import FieldSpec, Ints, Size
 
 

@@ -13,8 +13,9 @@ from lit_data.modules.gan.nets import ConvDiscriminator, ConvGenerator
 from lit_data.modules.gan.rays import RayGenerator
 from lit_data.modules.pretrained.detection import TorchvisionDetectionModule, TorchvisionDetector
 from lit_data.modules.pretrained.efficientnet_lite import EfficientNetLite
+from lit_data.modules.pretrained.lite_classifier import LiteClassifier
 from lit_data.modules.pretrained.lite_compare import LiteCompareNet, LiteDifference
-from lit_data.modules.pretrained.lite_nets import LiteClassifier, LiteDetector
+from lit_data.modules.pretrained.lite_detector import LiteDetector
 from lit_data.modules.pretrained.lite_unet import LiteUNet
 from lit_data.modules.pretrained.nets import (
     SmpNet,

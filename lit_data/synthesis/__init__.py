@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING
 
 from lit_data.synthesis.families import FAMILIES
 from lit_data.synthesis.families.spot import SpotShape
-from lit_data.synthesis.plan import DefectPlan, DefectSpec, sample_plan
+from lit_data.synthesis.plan import DefectPlan, DefectSpec, Synthesis, sample_plan
 
 if TYPE_CHECKING:
     from lit_data.synthesis.renderer import render
 
-__all__ = ["FAMILIES", "DefectPlan", "DefectSpec", "SpotShape", "render", "sample_plan"]
+__all__ = [
+    "FAMILIES",
+    "DefectPlan",
+    "DefectSpec",
+    "SpotShape",
+    "Synthesis",
+    "render",
+    "sample_plan",
+]
 
 
 def __getattr__(name: str) -> object:

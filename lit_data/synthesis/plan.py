@@ -27,8 +27,12 @@ DEFECT_DRAWS = 6
 _SIDE_BITS = 20
 
 
+class Synthesis:
+    """Distribution of what is drawn into clean images."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class DefectSpec:
+class DefectSpec(Synthesis):
     """Distribution of synthetic defects over samples.
 
     A sample has defects with `probability`; then `count` of them, of which `true_count` are *true*:

@@ -6,9 +6,10 @@ from lit_data.tasks.generate import GenerateTask
 from lit_data.tasks.journal import Entry
 from lit_data.tasks.labels import LabelTask
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
-from lit_data.tasks.pixels import InspectionTask, MarkTask
+from lit_data.tasks.pixels import InspectionTask
 from lit_data.tasks.stripes import PatchTask, StripeTask
 from lit_data.tasks.volumes import VolumeTask
+from lit_data.tasks.watermarks import MarkTask
 from lit_data.tasks.writer import PredictionWriter, Written
 
 __all__ = [

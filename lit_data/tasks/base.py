@@ -1,13 +1,13 @@
 """`Task`: drawing of samples of a kind of data, drawing and writing of predictions.
 
-`find_task` gives that of a datamodule: ``datamodule.task`` if it has one, else the one that
-`register` noted for its class. A package of your own brings its own kind of data in this way; ``docs/extend.md``
-walks through one.
+`find_task` gives that of a datamodule: the attribute ``task`` of its class, which is a `Task` or its
+dotted name, or the one that `register` noted for the class; else that of its parents. A package of
+your own brings its own kind of data in this way; ``docs/extend.md`` walks through one.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import singledispatch
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -26,6 +26,7 @@ from lit_data.tasks.figures import (
     save_figure,
     show_pixels,
 )
+from lit_data.tasks.net_facts import NetFacts
 from lit_data.tasks.options import ExportRequest, Predicted, PredictOptions, PredictRun, Use
 from lit_data.tasks.predict import predict_batches
 from lit_data.tasks.verdicts import TellsDoubt
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 
 Data = TypeVar("Data", bound=BaseDataModule)
+_TASKS: "dict[type[Any], type[Task[Any]]]" = {}
+"""Tasks that `register` noted, by the classes of their datamodules."""
 
 
 class Task(Generic[Data]):
@@ -180,8 +183,8 @@ class Task(Generic[Data]):
         """
         return None
 
-    def export(self, request: ExportRequest) -> bytes:
-        """Return the bytes of an ``.inspect`` file of a model.
+    def export(self, request: ExportRequest) -> NetFacts:
+        """Return the net of a model, and what an ``.inspect`` file says of it.
 
         Raises:
             ConfigError: There is none for this kind of data.
@@ -197,24 +200,32 @@ def find_task(datamodule: BaseDataModule) -> Task[Any]:
 
 
 def find_task_of(kind: object) -> type[Task[Any]]:
-    """Return the task of a class of datamodules; for a function that makes one, the general task."""
+    """Return the task of a class of datamodules; for a function that makes one, the general task.
+
+    Raises:
+        ConfigError: A task is named that is not there.
+    """
     datamodule_class = kind if isinstance(kind, type) else BaseDataModule
-    named_task: type[Task[Any]] | None = getattr(datamodule_class, "task", None)
-    if named_task is not None:
-        return named_task
-    return _registered.dispatch(datamodule_class)(None)
+    for parent in datamodule_class.__mro__:
+        task = vars(parent).get("task") or _TASKS.get(parent)
+        if task is not None:
+            return _import_task(task) if isinstance(task, str) else task
+    return Task
 
 
 def register(kind: type[Any]) -> Callable[[type[Task[Any]]], type[Task[Any]]]:
     """Decorate the `Task` of a class of datamodules and of those derived from it."""
 
     def note(task: type[Task[Any]]) -> type[Task[Any]]:
-        _registered.register(kind, lambda _: task)
+        _TASKS[kind] = task
         return task
 
     return note
 
 
-@singledispatch
-def _registered(_: object) -> type[Task[Any]]:
-    return Task
+def _import_task(name: str) -> type[Task[Any]]:
+    module, _, class_name = name.rpartition(".")
+    task: type[Task[Any]] | None = getattr(import_module(module), class_name, None)
+    if task is None:
+        raise ConfigError(f"task={name!r} of a datamodule names nothing that is there")
+    return task

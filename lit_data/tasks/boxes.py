@@ -19,7 +19,7 @@ from lit_data.files import write_text
 from lit_data.io.images.writing import write_image
 from lit_data.modules.detection.module import DetectionModule
 from lit_data.tasks.answers import ask_step, check_probabilities, read_classes
-from lit_data.tasks.base import Task, register
+from lit_data.tasks.base import Task
 from lit_data.tasks.box_errors import BoxErrors
 from lit_data.tasks.box_figures import (
     COLUMNS,
@@ -32,10 +32,11 @@ from lit_data.tasks.box_figures import (
     show_boxes,
     to_bytes,
 )
+from lit_data.tasks.box_net import describe_boxes
 from lit_data.tasks.box_truth import BoxTruth
-from lit_data.tasks.export import encode_boxes
 from lit_data.tasks.figures import draw_before_after, save_figure, shorten_name
 from lit_data.tasks.journal import Entry
+from lit_data.tasks.net_facts import NetFacts
 from lit_data.tasks.options import ExportRequest, Predicted, PredictOptions, PredictRun, Use
 from lit_data.tasks.verdict_table import COUNTED_COLUMNS, Row, VerdictTable
 from lit_data.tasks.worst_images import draw_worst
@@ -48,7 +49,6 @@ from lit_inspect.verdicts import DEFECT, GOOD
 log = logging.getLogger(__name__)
 
 
-@register(DetectionDataModule)
 class BoxTask(Task[DetectionDataModule]):
     """Images with their boxes."""
 
@@ -136,9 +136,9 @@ class BoxTask(Task[DetectionDataModule]):
         return BoxWriter(self.datamodule, self.truth, run, options)
 
     @override
-    def export(self, request: ExportRequest) -> bytes:
+    def export(self, request: ExportRequest) -> NetFacts:
         self._take_overlap(request.options)
-        return encode_boxes(self.datamodule, request)
+        return describe_boxes(self.datamodule, request)
 
     def _take_overlap(self, options: PredictOptions) -> None:
         """Cut images into windows as the options say.

@@ -24,7 +24,7 @@ from lit_data.datamodules import GANDataModule
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
 from lit_data.tasks.answers import check_probabilities
-from lit_data.tasks.base import Task, register
+from lit_data.tasks.base import Task
 from lit_data.tasks.figures import CELL_INCHES, new_axes, open_figure, save_figure, show_pixels
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun, Use
 from lit_data.types import Array, Batch, Stage
@@ -44,7 +44,6 @@ _SHOWN = 64
 _OBJECTS = 8
 
 
-@register(GANDataModule)
 class GenerateTask(Task[GANDataModule]):
     """Images and objects to learn from, and generated ones."""
 

@@ -14,9 +14,9 @@ from lit_data.datamodules.labelled import LabelledImageDataModule
 from lit_data.errors import ConfigError
 from lit_data.tasks.answers import ask_step, check_probabilities, read_image_threshold
 from lit_data.tasks.base import Task, register
-from lit_data.tasks.export import encode_labels
 from lit_data.tasks.figures import CELL_INCHES, TRUE_COLOUR, new_axes, save_figure, show_pixels
 from lit_data.tasks.journal import Entry
+from lit_data.tasks.net_facts import NetFacts, describe_labels
 from lit_data.tasks.options import ExportRequest, PredictOptions, PredictRun, Use
 from lit_data.tasks.verdict_table import COLUMNS, VerdictTable
 from lit_data.tasks.worst_images import draw_worst
@@ -106,10 +106,10 @@ class LabelTask(Task[LabelledImageDataModule]):
         return LabelWriter(self.datamodule, run, self._check_threshold(options))
 
     @override
-    def export(self, request: ExportRequest) -> bytes:
+    def export(self, request: ExportRequest) -> NetFacts:
         self._check_threshold(request.options)
         good = number_good(self.datamodule)
-        return encode_labels(self.datamodule, request, good)
+        return describe_labels(self.datamodule, request, good)
 
     def _check_threshold(self, options: PredictOptions) -> PredictOptions:
         """Refuse a threshold of verdicts where there are none.

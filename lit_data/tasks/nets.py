@@ -14,7 +14,6 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.inference import TiledPredictor
 from lit_data.inference.batch_size_table import find_reach_px
 from lit_data.inference.forward import Forward, ForwardOptions, choose_threads
-from lit_data.modules.detection.net import Predictions
 from lit_data.tasks.answers import Question, read_kinds, read_probability
 from lit_data.tasks.maps import WholeImages
 from lit_data.tasks.options import PredictOptions
@@ -116,43 +115,6 @@ class LabelNet(nn.Module):
                 f"[B, {self._classes}]; it returned {_describe(outputs)}"
             )
         return outputs.float()
-
-
-class BoxNet(nn.Module):
-    """Boxes and probabilities of a detector at all of its places, before any is dropped.
-
-    Args:
-        model: A `DetectionModule`, or another one that gives `Predictions`.
-        classes: Number of classes.
-    """
-
-    def __init__(self, model: LightningModule, classes: int) -> None:
-        super().__init__()
-        self.model = model
-        self._classes = classes
-
-    @override
-    def forward(self, images: Tensor) -> Tensor:
-        """Find the boxes of images [B, C, h, w] float32 in 0..1.
-
-        Returns:
-            [B, P, 4 + classes]: (left, top, right, bottom) in fractions of the image, cut to it,
-            and the probability of each class.
-
-        Raises:
-            ConfigError: The module gives something else.
-        """
-        predictions = self.model(images)
-        is_known = isinstance(predictions, Predictions)
-        if not is_known or predictions.logits.shape[2] != self._classes:
-            raise ConfigError(
-                f"{type(self.model).__name__} must give Predictions of {self._classes} classes, as "
-                "lit_data.modules.DetectorNet does, to be written as ONNX"
-            )
-        height, width = images.shape[2:]
-        limits = predictions.boxes.new_tensor((width, height, width, height))
-        fractions = (predictions.boxes / limits).clamp(0, 1)
-        return torch.cat((fractions, predictions.logits.sigmoid()), 2)
 
 
 def make_batch(images: Tensor) -> Batch:

@@ -15,11 +15,9 @@ from typing_extensions import TypeVar, override
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.image import ImageDataModule
 from lit_data.datamodules.inspection import InspectionDataModule
-from lit_data.datamodules.watermarks import WatermarkDataModule
 from lit_data.errors import ConfigError
 from lit_data.tasks.answers import ask_step, read_kinds, read_probability, read_threshold
 from lit_data.tasks.base import Task, register
-from lit_data.tasks.export import encode_maps
 from lit_data.tasks.figures import (
     CLASS_COLOURS,
     FOUND_COLOUR,
@@ -35,6 +33,7 @@ from lit_data.tasks.figures import (
     show_probability,
 )
 from lit_data.tasks.maps import ImageWriter, VerdictWriter, WholeImages
+from lit_data.tasks.net_facts import NetFacts, describe_maps
 from lit_data.tasks.options import (
     ExportRequest,
     Predicted,
@@ -44,7 +43,6 @@ from lit_data.tasks.options import (
 )
 from lit_data.tasks.predict import predict_images
 from lit_data.tasks.verdicts import KnowsTruth
-from lit_data.tasks.watermarks import MarkWriter
 from lit_data.types import IGNORED, Batch, Stage
 from lit_data.value_range import ValueRange
 
@@ -264,10 +262,10 @@ class InspectionTask(PixelTask[InspectionDataModule]):
         return super().predict(model, run, self._fit_tile(options, model))
 
     @override
-    def export(self, request: ExportRequest) -> bytes:
+    def export(self, request: ExportRequest) -> NetFacts:
         request = replace(request, options=self._fit_tile(request.options, request.model))
         scaling = self.datamodule.source.scaling
-        return encode_maps(self.datamodule, self.open_images(), request, scaling=scaling)
+        return describe_maps(self.datamodule, self.open_images(), request, scaling=scaling)
 
     def _fit_tile(self, options: PredictOptions, model: LightningModule) -> PredictOptions:
         """Make the size of whole images, or of patches that a model needs, the default tile."""
@@ -284,24 +282,6 @@ class InspectionTask(PixelTask[InspectionDataModule]):
         # Tiles are multiples of the stride of the net; images are padded to that.
         height_px, width_px = (-(-side_px // stride_px) * stride_px for side_px in size_px)
         return replace(options, tile_px=(height_px, width_px))
-
-
-@register(WatermarkDataModule)
-class MarkTask(PixelTask[WatermarkDataModule]):
-    """Images with the masks of their watermarks; predictions are masks and overlays."""
-
-    neutral_data = (*Task.neutral_data, "patch_px", "progressive", "samples_per_image", "stride_px")
-    uses = Use.INPUTS | Use.FINDING | Use.TILES | Use.CLEANING
-
-    @override
-    def writer(self, run: PredictRun, options: PredictOptions) -> MarkWriter:
-        options.refuse_unused("masks of watermarks", self.uses)
-        return MarkWriter(self.open_images(), run.folder, options)
-
-    @override
-    def export(self, request: ExportRequest) -> bytes:
-        request.options.refuse_unused("masks of watermarks", self.uses)
-        return encode_maps(self.datamodule, self.open_images(), request, shows="marks")
 
 
 def name_sample(datamodule: BaseDataModule, batch: Batch, row: int) -> str:

@@ -16,7 +16,6 @@ from lit_data.datamodules.drawn_images import DrawnImages
 from lit_data.datamodules.stripe import StripeDataModule
 from lit_data.tasks.answers import ask_step, read_probability, read_threshold
 from lit_data.tasks.base import Data, Task, register
-from lit_data.tasks.export import encode_maps
 from lit_data.tasks.figures import (
     DISTRACTOR_COLOUR,
     FOUND_COLOUR,
@@ -31,6 +30,7 @@ from lit_data.tasks.figures import (
     show_probability,
 )
 from lit_data.tasks.maps import VerdictWriter, WholeImages
+from lit_data.tasks.net_facts import NetFacts, describe_maps
 from lit_data.tasks.options import ExportRequest, PredictOptions, PredictRun, Use
 from lit_data.tasks.pixels import PixelTask, masks_of, name_sample
 from lit_data.types import Array, Batch, Stage
@@ -167,8 +167,8 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
         return self.write_verdicts(truth, images, run, options, find_misfits)
 
     @override
-    def export(self, request: ExportRequest) -> bytes:
-        return encode_maps(self.datamodule, self.open_images(), request)
+    def export(self, request: ExportRequest) -> NetFacts:
+        return describe_maps(self.datamodule, self.open_images(), request)
 
 
 def _show_circled(cells: Sequence[Axes], batch: Batch, row: int) -> None:

@@ -18,7 +18,7 @@ from lit_data.files import fit_name
 from lit_data.io.volumes.sources import open_volume
 from lit_data.io.volumes.volume import Volume, import_medical
 from lit_data.tasks.answers import ask_step, check_probabilities
-from lit_data.tasks.base import Task, register
+from lit_data.tasks.base import Task
 from lit_data.tasks.figures import CELL_INCHES, new_axes, save_figure
 from lit_data.tasks.journal import Entry
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun, Use
@@ -44,7 +44,6 @@ COLUMNS = ("volume", "file", "occupied", "found", "both", *_SCORES)
 _PEAK_DB = 120.0  # of values without an error
 
 
-@register(CTDataModule)
 class VolumeTask(Task[CTDataModule]):
     """Volumes: central slices, and views of their occupied voxels from outside."""
 

@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from lit_data.datamodules.watermarks import WatermarkDataModule
 from lit_data.io.images.readers import read_image
 from lit_data.io.images.writing import write_png_parts
+from lit_data.tasks.base import Task
 from lit_data.tasks.figures import new_axes, save_figure
 from lit_data.tasks.journal import Entry
 from lit_data.tasks.maps import ImageWriter, ProbabilityMap, WholeImages
-from lit_data.tasks.options import PredictOptions
+from lit_data.tasks.net_facts import NetFacts, describe_maps
+from lit_data.tasks.options import ExportRequest, PredictOptions, PredictRun, Use
+from lit_data.tasks.pixels import PixelTask
 from lit_data.tasks.writer import Written
 from lit_data.types import Array, Bytes
 from lit_inspect.marks import measure_marked, tint
@@ -29,6 +33,23 @@ _INPAINT_PX = 3  # radius of the pixels that a painted one is made of
 _CONTEXT_PX = 64  # rows above and below a part that its painting sees
 _CELL_INCHES = 3.2
 _DRAWN_PX = 600  # longest side in predictions.png
+
+
+class MarkTask(PixelTask[WatermarkDataModule]):
+    """Images with the masks of their watermarks; predictions are masks and overlays."""
+
+    neutral_data = (*Task.neutral_data, "patch_px", "progressive", "samples_per_image", "stride_px")
+    uses = Use.INPUTS | Use.FINDING | Use.TILES | Use.CLEANING
+
+    @override
+    def writer(self, run: PredictRun, options: PredictOptions) -> "MarkWriter":
+        options.refuse_unused("masks of watermarks", self.uses)
+        return MarkWriter(self.open_images(), run.folder, options)
+
+    @override
+    def export(self, request: ExportRequest) -> NetFacts:
+        request.options.refuse_unused("masks of watermarks", self.uses)
+        return describe_maps(self.datamodule, self.open_images(), request, shows="marks")
 
 
 class MarkWriter(ImageWriter):

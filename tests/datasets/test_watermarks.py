@@ -12,10 +12,10 @@ from lit_data.datasets.patch_source import (
     RandomPatches,
     make_padded_grid,
 )
-from lit_data.datasets.writers import WatermarkWriter, check_colours
 from lit_data.errors import ConfigError, DataError
 from lit_data.grid import cut_patch
 from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
+from lit_data.synthesis.watermarks.writer import WatermarkWriter, check_colours
 from lit_data.testing import check_dataset
 from tests.datasets.banks import MemoryBank
 

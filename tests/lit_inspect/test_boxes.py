@@ -18,6 +18,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.modules.detection import module
 from lit_data.modules.detection.net import DetectorNet, Level, Predictions, decode
 from lit_data.tasks import PredictOptions, find_task
+from lit_data.tasks.export import encode_file
 from lit_data.tasks.options import ExportRequest
 from lit_inspect import boxes
 from lit_inspect.__main__ import main
@@ -80,7 +81,7 @@ def _export(data: DetectionDataModule, path: Path, model: Any = None, **options:
     request = ExportRequest(
         model=model or Detector(), options=PredictOptions(**LIMITS | options), doubt=None
     )
-    path.write_bytes(find_task(data).export(request))
+    path.write_bytes(encode_file(find_task(data).export(request)))
     return path
 
 

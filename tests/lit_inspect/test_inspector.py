@@ -16,6 +16,7 @@ from lit_data.datamodules import InspectionDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.tasks import PredictOptions, find_task
+from lit_data.tasks.export import encode_file
 from lit_data.tasks.options import ExportRequest
 from lit_data.tasks.verdicts import Calibration, describe_images
 from lit_inspect.__main__ import main
@@ -60,7 +61,7 @@ def board(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _export(data: InspectionDataModule, path: Path, **options: Any) -> Path:
     model = Marker(scale=60).eval()
     request = ExportRequest(model=model, options=PredictOptions(**options), doubt=None)
-    path.write_bytes(find_task(data).export(request))
+    path.write_bytes(encode_file(find_task(data).export(request)))
     return path
 
 

@@ -17,6 +17,7 @@ from lit_data.io.images.decoders import ImageDecoder, ImageSource
 from lit_data.io.images.options import ReadOptions as ReadTraining
 from lit_data.loading import LoaderOptions
 from lit_data.tasks import PredictOptions, find_task
+from lit_data.tasks.export import encode_file
 from lit_data.tasks.options import ExportRequest
 from lit_inspect.__main__ import main
 from lit_inspect.board import encode_board, read_board
@@ -87,7 +88,7 @@ def _open(sets: Path, cache: Path, name: str, **options: Any) -> StripeDataModul
 def _export(data: StripeDataModule, path: Path) -> Path:
     model = Marker(scale=60).eval()
     request = ExportRequest(model=model, options=PredictOptions(**TILES), doubt=None)
-    path.write_bytes(find_task(data).export(request))
+    path.write_bytes(encode_file(find_task(data).export(request)))
     return path
 
 
@@ -175,7 +176,7 @@ def test_references_that_do_not_fit_are_named_as_by_predict(
     request = ExportRequest(
         model=Marker(scale=60).eval(), options=options, doubt=doubt, reference_limits=LIMITS
     )
-    (tmp_path / "a.inspect").write_bytes(find_task(data).export(request))
+    (tmp_path / "a.inspect").write_bytes(encode_file(find_task(data).export(request)))
     words = [str(tmp_path / "a.inspect"), str(tmp_path / "channels"), "--out", str(tmp_path / "b")]
     assert main(words) == 0
     assert "3 images have references that do not fit" in capsys.readouterr().err

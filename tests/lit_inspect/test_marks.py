@@ -11,6 +11,7 @@ from lit_data.datamodules import CTDataModule, GANDataModule, WatermarkDataModul
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.tasks import PredictOptions, find_task, watermarks
+from lit_data.tasks.export import encode_file
 from lit_data.tasks.options import ExportRequest
 from lit_inspect.__main__ import main
 from lit_inspect.board import encode_board, read_board
@@ -48,7 +49,7 @@ def board(data: WatermarkDataModule) -> Path:
     path = Path(str(data.source.root)).parent / "a.inspect"
     options = PredictOptions(**TILES)
     request = ExportRequest(model=Marker(scale=60).eval(), options=options, doubt=None)
-    path.write_bytes(find_task(data).export(request))
+    path.write_bytes(encode_file(find_task(data).export(request)))
     return path
 
 

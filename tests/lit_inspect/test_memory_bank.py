@@ -13,6 +13,7 @@ from lit_data.modules import AnomalyModule, MemoryBank
 from lit_data.modules.anomaly import encoder
 from lit_data.modules.anomaly.bank import find_distances
 from lit_data.tasks import PredictOptions, find_task
+from lit_data.tasks.export import encode_file
 from lit_data.tasks.options import ExportRequest
 from lit_inspect.__main__ import main
 from lit_inspect.inspector import Inspector
@@ -60,7 +61,7 @@ def test_maps_and_verdicts_are_those_of_predict(images: Path, tmp_path: Path) ->
     predict(data, model, tmp_path / "one", **OPTIONS)
     path = tmp_path / "a.inspect"
     request = ExportRequest(model=model, options=PredictOptions(**OPTIONS), doubt=None)
-    path.write_bytes(find_task(data).export(request))
+    path.write_bytes(encode_file(find_task(data).export(request)))
     tiling = Inspector(path).settings.tiling
     assert tiling is not None
     assert tiling.round_px == 1  # sides are free

@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike
 
 from lit_data.checks import check_choice, check_count, check_fraction
 from lit_data.errors import ConfigError
-from lit_data.rng import Stream, check_seed, uniform
+from lit_data.rng import CROP_DRAWS, Stream, check_seed, uniform
 from lit_data.synthesis.families.base import Range, check_range, spread
+from lit_data.synthesis.plan import Synthesis
 from lit_data.types import Bools, Floats, Ints, Size
 
 _EPOCH = 2**32 - 1
@@ -62,8 +63,6 @@ _RANGES: dict[str, tuple[float, float]] = {
     "jpeg_quality": (1, 100),
 }
 
-CROP_DRAWS = 4
-"""Numbers of a sample's stream for its crop, which come first; the others are those of the plan."""
 _SAMPLE_DRAWS = 16
 _MARK_DRAWS = 8
 
@@ -147,7 +146,7 @@ def _write_owner(draws: _Draws) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatermarkSpec:
+class WatermarkSpec(Synthesis):
     """Distribution of text watermarks over samples.
 
     A sample has a watermark with `probability`: `count` texts, or with `tiling` one text that is
@@ -370,23 +369,6 @@ def sample_watermarks(
         angle_deg=np.where(mark[3] < spec.straight, np.float32(0), spread(mark[4], spec.angle_deg)),
         centre=mark[5:7].T * np.array(shape, np.float32),
     )
-
-
-def sample_crops(seed: int, epoch: int, index: ArrayLike, room_px: Ints) -> Ints:
-    """Draw the crops of samples; a pure function of (seed, epoch, the index).
-
-    Args:
-        seed: 0 <= seed < 2**64.
-        epoch: The epoch.
-        index: [M] sample indices.
-        room_px: [M, 2] (vertical, horizontal) last corner that is allowed; the first is 0.
-
-    Returns:
-        [M, 2] (y, x) px.
-    """
-    draws = uniform(seed, Stream.WATERMARK, index, epoch, CROP_DRAWS)[:, :2].astype(np.float64)
-    corners: Ints = np.floor(draws * (room_px + 1)).astype(np.int64)
-    return corners
 
 
 def _choose_modes(spec: WatermarkSpec, draws: Floats) -> Ints:

@@ -14,7 +14,7 @@ from importlib import import_module
 from types import FrameType, SimpleNamespace
 
 import lit_data
-from lit_data.commands import COMMANDS, ON_RUNS, TOOLS
+from lit_data.commands import COMMANDS, ON_RUNS, TOOLS, find_module
 from lit_data.commands.configuration.help import (
     complete,
     format_command_help,
@@ -81,7 +81,7 @@ def _dispatch(words: Sequence[str]) -> int:
         install_completion(words[1] if len(words) > 1 else "")
         return 0
     if words and words[0] in TOOLS:  # they have options of their own and no configuration
-        import_module(f"lit_data.commands.{words[0].replace('-', '_')}").main(words[1:])
+        import_module(find_module(words[0])).main(words[1:])
         return 0
     options = _parse(words)
     if not (options.version or options.help or options.cfg or not words):

@@ -24,3 +24,17 @@ TOOLS: dict[str, str] = {
     "new-kind": "write a kind of data of your own, with a test: new-kind NAME",
 }
 """The same of commands that have no configuration: each module has `main`, which gets the words that follow."""
+
+_MODULES = {
+    "validate": "lit_data.commands.evaluate",
+    "test": "lit_data.commands.evaluate",
+    "calibrate": "lit_data.commands.calibrate",
+    "pod": "lit_data.commands.pod",
+    "export": "lit_data.commands.export",
+}
+"""Modules of commands that do not lie in this package under the name of the command."""
+
+
+def find_module(command: str) -> str:
+    """Return the dotted name of the module of a command."""
+    return _MODULES.get(command, f"{__name__}.{command.replace('-', '_')}")

@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, read_write
 from typing_extensions import override
 
+from lit_data.commands import find_module
 from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.configuration.words import escape_references, quote
 from lit_data.commands.launcher import STOPPED, is_first_rank, is_started_by_rank
@@ -43,7 +44,6 @@ GRACE_S = 5.0  # for the first rank to say itself what is wrong, and for the oth
 _STOPPED_S = 60.0  # for the first rank to save, where another was stopped by a signal
 _ELSEWHERE = ": its own message says why, if it had time for one"
 
-_SHARED_MODULES = {"validate": "evaluate", "test": "evaluate"}
 _OF_SWEEP = ("hydra.mode=", "hydra.sweep.dir=", "sweep.")
 
 
@@ -246,7 +246,7 @@ def _run_command(
 ) -> None:
     started = time.perf_counter()
     failure = None
-    module = import_module(f"lit_data.commands.{_SHARED_MODULES.get(cfg.command, cfg.command)}")
+    module = import_module(find_module(cfg.command))
     try:
         with (
             noting_failure(cfg, folder),

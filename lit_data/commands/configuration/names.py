@@ -53,24 +53,30 @@ _REFUSED = (
     "optuna.samplers.CmaEsSampler",  # it unpickles what stands in hydra.sweeper.storage
     "optuna.samplers._cmaes",
 )
-_PACKAGES = ("augment", "callbacks", "datamodules", "loading", "modules", "synthesis")
-"""Packages of lit_data whose exported classes a configuration may name."""
+_PACKAGES = (
+    "lit_data.augment",
+    "lit_data.callbacks",
+    "lit_data.datamodules",
+    "lit_data.loading",
+    "lit_data.modules",
+    "lit_data.synthesis",
+)
+"""Packages whose exported classes a configuration may name."""
 CLASSES = frozenset(
-    f"lit_data.{name}"
-    for name in (
-        "grid.PatchGrid",
-        "mosaic.MosaicSpec",
-        "commands.sweeps.SweepTable",
-        "datasets.ct.windows.WindowSpec",
-        "datasets.detection.sampling.BoxSampling",
-        "datasets.inspection.patches.SamplingOptions",
-        "io.store.pixels.StoreOptions",
-        "io.images.options.ReadOptions",
-        "io.images.masks.MaskOptions",
-        "io.remote.options.RemoteOptions",
-        "io.volumes.resampling.Resolution",
-        "synthesis.watermarks.plan.WatermarkSpec",
-    )
+    {
+        "lit_data.grid.PatchGrid",
+        "lit_data.mosaic.MosaicSpec",
+        "lit_data.commands.sweeps.SweepTable",
+        "lit_data.datasets.ct.windows.WindowSpec",
+        "lit_data.datasets.detection.sampling.BoxSampling",
+        "lit_data.datasets.inspection.patches.SamplingOptions",
+        "lit_data.io.store.pixels.StoreOptions",
+        "lit_data.io.images.options.ReadOptions",
+        "lit_data.io.images.masks.MaskOptions",
+        "lit_data.io.remote.options.RemoteOptions",
+        "lit_data.io.volumes.resampling.Resolution",
+        "lit_data.synthesis.watermarks.plan.WatermarkSpec",
+    }
 )
 """Further ones, under their own names."""
 _FUNCTIONS = frozenset(
@@ -280,13 +286,13 @@ def _is_public(resolved: object, true_name: str) -> bool:
     """Return True for a class that its package offers; of lit_data for those of configurations."""
     if not isinstance(resolved, type) or resolved.__name__.startswith("_"):
         return False
-    package, _, rest = true_name.partition(".")
+    package = true_name.partition(".")[0]
     if package != "lit_data" or true_name in CLASSES:
         return True
-    inner_package = rest.partition(".")[0]
-    if inner_package not in _PACKAGES:
-        return False
-    return resolved.__name__ in import_module(f"lit_data.{inner_package}").__all__
+    for offering in _PACKAGES:
+        if true_name.startswith(f"{offering}."):
+            return resolved.__name__ in import_module(offering).__all__
+    return False
 
 
 def _locate(target: str, key: str) -> object:

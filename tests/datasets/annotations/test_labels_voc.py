@@ -163,3 +163,18 @@ def test_boxes_that_are_turned_are_refused(turn: str, tmp_path: Path) -> None:
         read(tmp_path, body)
     still = body.replace("45.0", "0.0").replace("0.5", "0")
     assert len(read(tmp_path, still).boxes) == 1
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("count", [8, 9, 8000])
+def test_many_images_of_one_name_are_told_apart_by_their_folders_in_time(count: int) -> None:
+    index = NameIndex([f"/set/{number:04}/image.png" for number in range(count)])
+    for number in range(count):
+        assert index.find(f"{number:04}/image.png") == number
+    assert index.find("/set/0003/image") == 3
+    message = f"{count} images are named 'image.png'; name them with their folder"
+    with pytest.raises(DataError, match=message):
+        index.find("image.png")
+    for name in ("9999/image.png", "3/image.png"):  # the end of a folder's name is not its name
+        with pytest.raises(DataError, match="no image is named"):
+            index.find(name)

@@ -295,3 +295,24 @@ def test_objects_that_touch_have_a_box_each(tmp_path: Path) -> None:
     boxes = find_mask_boxes(files).labels.boxes
     assert boxes[:, 0].tolist() == [0, 1, -1, -2]
     assert boxes[:2, 1:] * 96 == pytest.approx(np.array([[40, 40, 40, 40], [40, 40, 20, 20]]))
+
+
+def test_polygons_of_cvat_are_not_turned(tmp_path: Path) -> None:
+    save(tmp_path)
+    cvat(tmp_path, shape='<polygon label="x" points="1,1;9,1;9,9" rotation="5"/>')
+    with pytest.raises(DataError, match="a polygon with a rotation; boxes and ellipses"):
+        draw(tmp_path)
+
+
+def test_images_of_one_stem_are_told_apart_by_type(tmp_path: Path) -> None:
+    save(tmp_path)
+    cv2.imwrite(str(tmp_path / "0.png"), np.zeros((96, 96), np.uint8))
+    images = [tmp_path / "0.jpg", tmp_path / "0.png"]
+    labelme(tmp_path)
+    annotated = read_annotations(tmp_path, images)
+    assert set(annotated.marks) == {0}
+    (tmp_path / "0.json").unlink()
+    yolo(tmp_path)
+    annotated = read_annotations(tmp_path, images)
+    with pytest.raises(DataError, match="2 images are named"):
+        annotated.problems.raise_if_any("bad")

@@ -357,3 +357,32 @@ def test_other_text_among_labels_is_no_label(flat: Path) -> None:
     (flat / "labels/gone.txt").write_text(LINE)
     with pytest.raises(DataError, match=r"gone\.txt: label file .* no image is named"):
         find_detection_files(flat)
+
+
+def test_images_without_labels_are_taken_where_classes_are_named(tmp_path: Path) -> None:
+    put(tmp_path, "a.png", "b.png")
+    with pytest.raises(DataError, match=r"no labels \(data.label_format=auto\)"):
+        find_detection_files(tmp_path)
+    for form in ("auto", "none"):
+        options = {"classes": ["dot"], "splits": {"train": 1.0}}
+        found = find_detection_files(tmp_path, label_format=form, **options)
+        assert by_name(found)["train"] == ["a", "b"]
+        assert (found.labels.classes, found.labels.ends.tolist()) == (("dot",), [0, 0])
+
+
+def test_coco_beside_the_folders_is_found_and_several_are_refused(tmp_path: Path) -> None:
+    put(tmp_path, "images/a.png")
+    (tmp_path / "annotations.json").write_text(coco(["a.png"]))
+    (tmp_path / "settings.json").write_text('{"images": 1}')
+    assert len(find_detection_files(tmp_path, splits={"train": 1.0}).labels.boxes) == 1
+    (tmp_path / "labels.json").write_text(coco(["a.png"]))
+    message = r"several COCO files: annotations.json, labels.json; choose one, data.annotations="
+    with pytest.raises(DataError, match=message):
+        find_detection_files(tmp_path)
+
+
+def test_files_in_the_place_of_coco_are_named_by_their_format(tmp_path: Path) -> None:
+    put(tmp_path, "a.png")
+    write(tmp_path, annotations__train='{"info": {}, "categories": {}, "items": []}')
+    with pytest.raises(DataError, match=r"train\.json: a file of Datumaro, not of COCO; convert"):
+        find_detection_files(tmp_path)

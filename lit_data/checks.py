@@ -6,6 +6,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
+    Annotated,
     Any,
     Literal,
     NamedTuple,
@@ -205,10 +206,12 @@ class Arguments(NamedTuple):
     Attributes:
         hints: Their annotations, by their names.
         takes_any: True with ``**kwargs`` that say no names.
+        roles: What ``Annotated`` says of some of them beside their type, by their names.
     """
 
     hints: dict[str, Any]
     takes_any: bool
+    roles: dict[str, tuple[Any, ...]]
 
 
 def read_arguments(target: Callable[..., Any]) -> Arguments:
@@ -225,12 +228,28 @@ def read_arguments(target: Callable[..., Any]) -> Arguments:
         hint = parameter.annotation
         if get_origin(hint) is Unpack:
             (keywords,) = get_args(hint)
-            hints |= get_type_hints(keywords)
+            hints |= get_type_hints(keywords, include_extras=True)
         elif parameter.kind is parameter.VAR_KEYWORD:
             takes_any = True
         elif parameter.kind is not parameter.VAR_POSITIONAL:
             hints[name] = hint
-    return Arguments(hints, takes_any)
+    roles: dict[str, tuple[Any, ...]] = {}
+    for name, hint in hints.items():
+        if get_origin(hint) is Annotated:
+            hints[name], *notes = get_args(hint)
+            roles[name] = tuple(notes)
+    return Arguments(hints, takes_any, roles)
+
+
+def list_options(kind: type, role: object) -> set[str]:
+    """Return the options of a class to which it, or a class that it derives from, gives a role."""
+    names: set[str] = set()
+    for owner in kind.__mro__:
+        if "__init__" in vars(owner) and owner is not object:
+            roles = read_arguments(owner).roles
+            names |= {name for name, notes in roles.items() if role in notes}
+    arguments = read_arguments(kind)
+    return names if arguments.takes_any else names & arguments.hints.keys()
 
 
 def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - any annotation

@@ -7,6 +7,7 @@ Shape legend, used by every docstring:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -16,6 +17,15 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
+
+class OptionRole(Enum):
+    """Role of an option of a datamodule, which its annotation holds: ``Annotated[int, NEUTRAL]``."""
+
+    NEUTRAL = "changes nothing that is predicted of an input"
+
+
+NEUTRAL = OptionRole.NEUTRAL
+"""Of an option with which a prediction goes on whatever value it has."""
 Stage = Literal["train", "val", "test", "predict"]
 """The four stages of a run; the sanity check counts as ``val``."""
 

@@ -42,7 +42,7 @@ OUTSIDE = [
 PRIVATE_USES = {
     "test_adaptive_twins.py: _size_of_last_batch",  # sizes of pieces are forced, which nobody else may do
     "test_adaptive_twins.py: _replay",
-    *(f"fork_server.py: {name}" for name in ("_local",)),  # of others
+    "fork_server.py: _local",  # of others
     # refused as targets
     *(f"test_targets.py: {name}" for name in ("_load", "_locate", "_remove_stale")),
 }

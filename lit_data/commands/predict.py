@@ -10,6 +10,7 @@ from typing import Any
 from lightning import LightningModule, Trainer
 from omegaconf import DictConfig
 
+from lit_data.checks import list_options
 from lit_data.commands.build import (
     build_datamodule,
     build_input_data,
@@ -33,7 +34,7 @@ from lit_data.tasks.base import Task
 from lit_data.tasks.journal import FINGERPRINT
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun, Share
 from lit_data.tasks.verdicts import find_calibration
-from lit_data.types import Stage
+from lit_data.types import NEUTRAL, Stage
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +154,7 @@ def prepare_prediction(
     model_options, data_options = to_plain(cfg.model), to_plain(cfg.data)
     run = PredictRun(
         folder=folder.path,
-        identity=_identify(checkpoint, model_options, data_options, neutral=task.neutral_data),
+        identity=_identify(checkpoint, model_options, data_options, type(datamodule)),
         trainer=trainer,
         share=share,
         doubt=doubt,
@@ -183,7 +184,7 @@ def list_conditions(cfg: DictConfig, task: Task[Any], options: PredictOptions) -
 
 
 def _identify(
-    checkpoint: Path, model: Mapping[str, Any], data: Mapping[str, Any], *, neutral: Sequence[str]
+    checkpoint: Path, model: Mapping[str, Any], data: Mapping[str, Any], kind: type
 ) -> dict[str, Any]:
     """Return what decides the predictions beside the options: a run goes on with the same only.
 
@@ -191,9 +192,10 @@ def _identify(
         checkpoint: The file of the weights.
         model: The node `model` as plain data.
         data: The node `data` as plain data.
-        neutral: Options of the data that change no prediction.
+        kind: The datamodule, whose neutral options change no prediction.
     """
     loader = data.get("loader")
+    neutral = list_options(kind, NEUTRAL)
     return {
         "checkpoint_sha256": find_sha256(checkpoint),
         "model": model,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, Self
+from typing import Annotated, Any, ClassVar, Generic, Self
 
 import torch
 from lightning import LightningDataModule, Trainer
@@ -35,11 +35,10 @@ from lit_data.loading.order import ChosenRows
 from lit_data.loading.trainer_view import note_unfinished
 from lit_data.synthesis import DefectPlan
 from lit_data.synthesis.renderer import Annotations
-from lit_data.types import Batch, Ints, PlannedBatch, RowWriter, Stage
+from lit_data.types import NEUTRAL, Batch, Ints, PlannedBatch, RowWriter, Stage
 from lit_data.value_range import ValueRange
 
 log = logging.getLogger(__name__)
-
 
 _READ_BY: Mapping[str, tuple[Stage, ...]] = {
     "fit": ("train", "val"),
@@ -150,7 +149,10 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
     _runs: Sequence[TrainerRun] = ()
 
     def __init__(
-        self, *, loader: LoaderOptions | None = None, batch_format: BatchFormat = "dict"
+        self,
+        *,
+        loader: Annotated[LoaderOptions | None, NEUTRAL] = None,
+        batch_format: Annotated[BatchFormat, NEUTRAL] = "dict",
     ) -> None:
         super().__init__()
         self.loader = loader or LoaderOptions()

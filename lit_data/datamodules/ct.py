@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, Unpack, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, Unpack, cast, get_args
 
 import torch
 from typing_extensions import override
@@ -32,7 +32,7 @@ from lit_data.io.volumes.hounsfield import Window, read_window
 from lit_data.io.volumes.resampling import Resolution
 from lit_data.io.volumes.sparse_store import SparseStore
 from lit_data.loading import LoaderOptions
-from lit_data.types import COUNT_SUFFIX, Batch, PathText, PlannedBatch, Stage
+from lit_data.types import COUNT_SUFFIX, NEUTRAL, Batch, PathText, PlannedBatch, Stage
 
 POINT_KEYS = ("coords", "feats", "label", "coords_count", "occupied_total")
 WINDOW_KEYS = ("image", "occupied", "sdf", "mask", "position")
@@ -201,8 +201,8 @@ class CTDataModule(BaseDataModule[CTDataset]):
         sdf: float | Literal["exact"] | None = None,
         windows: WindowSpec | None = None,
         classes: Sequence[str] | None = None,
-        augment: VolumeAugment | None = None,
-        processes: int | Literal["auto"] = "auto",
+        augment: Annotated[VolumeAugment | None, NEUTRAL] = None,
+        processes: Annotated[int | Literal["auto"], NEUTRAL] = "auto",
         nan_fill: float | None = None,
         loader: LoaderOptions | None = None,
         batch_format: BatchFormat = "dict",

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, Unpack, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, Unpack, cast, get_args
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.mosaic import FILL, MosaicSpec
 from lit_data.synthesis import DefectSpec
-from lit_data.types import COUNT_SUFFIX, Batch, Ints, PathText, PlannedBatch, Size, Stage
+from lit_data.types import COUNT_SUFFIX, NEUTRAL, Batch, Ints, PathText, PlannedBatch, Size, Stage
 from lit_data.value_range import ValueRange, find_unit_range, to_unit
 
 log = logging.getLogger(__name__)
@@ -138,13 +138,13 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         size_px: int | Size | None = None,
         patch_px: int | Size | None = None,
         stride_px: int | Size | None = None,
-        sampling: BoxSampling | None = None,
+        sampling: Annotated[BoxSampling | None, NEUTRAL] = None,
         mosaic: MosaicSpec | None = None,
         mosaic_on: MosaicPlace = "worker",
         loader: LoaderOptions | None = None,
         augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
-        near_duplicates: Literal["together", "apart"] = "together",
-        groups: str | None = None,
+        near_duplicates: Annotated[Literal["together", "apart"], NEUTRAL] = "together",
+        groups: Annotated[str | None, NEUTRAL] = None,
         value_range: tuple[float, float] | None = None,
         synthesis: DefectSpec | None = None,
         synthetic_class: str | Mapping[str, str] | None = None,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from typing_extensions import override
@@ -34,7 +34,7 @@ from lit_data.io.shards.store import ShardedImages
 from lit_data.io.shards.writer import Holding, SetWriter, ShardOptions
 from lit_data.io.store.pixels import WHOLE, StoreOptions
 from lit_data.io.store.store import DecodedStore
-from lit_data.types import Ints, PathText
+from lit_data.types import NEUTRAL, Ints, PathText
 from lit_inspect.layouts import ROLES
 
 log = logging.getLogger(__name__)
@@ -43,15 +43,15 @@ log = logging.getLogger(__name__)
 class ImageKeywords(FileKeywords, total=False):
     """Keywords of all kinds of images."""
 
-    exclude: Sequence[str]
+    exclude: Annotated[Sequence[str], NEUTRAL]
     read: ReadOptions | None
 
 
 class FolderKeywords(ImageKeywords, total=False):
     """Keywords of `ImageFolder`."""
 
-    patterns: Sequence[str]
-    cache: str
+    patterns: Annotated[Sequence[str], NEUTRAL]
+    cache: Annotated[str, NEUTRAL]
 
 
 class MaskedKeywords(FolderKeywords, total=False):
@@ -67,7 +67,7 @@ class LayoutKeywords(MaskedKeywords, total=False):
 
     layout: str | None
     channels: Sequence[int]
-    files: Mapping[str, str] | None
+    files: Annotated[Mapping[str, str] | None, NEUTRAL]
 
 
 @dataclass(frozen=True, kw_only=True)

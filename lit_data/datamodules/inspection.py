@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Annotated, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 from typing_extensions import override
@@ -31,7 +31,7 @@ from lit_data.io.images.image_source import describe_bank
 from lit_data.io.images.scaling import OriginalSizes, Scaling
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
-from lit_data.types import Array, Bools, Ints, PathText, Size, Stage
+from lit_data.types import NEUTRAL, Array, Bools, Ints, PathText, Size, Stage
 
 log = logging.getLogger(__name__)
 
@@ -119,15 +119,15 @@ class InspectionDataModule(ImageDataModule):
         *,
         classes: Sequence[str] | None = None,
         good: Sequence[str] | None = None,
-        near_duplicates: Literal["together", "apart"] = "together",
-        groups: str | None = None,
-        train_on: Literal["all", "good"] = "all",
-        protocol: Literal["auto", "mvtec"] = "auto",
-        folds: int | None = None,
-        fold: int = 0,
-        sampling: SamplingOptions | None = None,
-        patch_px: int | Size = PATCH_PX,
-        stride_px: int | Size | None = None,
+        near_duplicates: Annotated[Literal["together", "apart"], NEUTRAL] = "together",
+        groups: Annotated[str | None, NEUTRAL] = None,
+        train_on: Annotated[Literal["all", "good"], NEUTRAL] = "all",
+        protocol: Annotated[Literal["auto", "mvtec"], NEUTRAL] = "auto",
+        folds: Annotated[int | None, NEUTRAL] = None,
+        fold: Annotated[int, NEUTRAL] = 0,
+        sampling: Annotated[SamplingOptions | None, NEUTRAL] = None,
+        patch_px: Annotated[int | Size, NEUTRAL] = PATCH_PX,
+        stride_px: Annotated[int | Size | None, NEUTRAL] = None,
         size_px: int | Size | None = None,
         fit: Literal["contain", "stretch"] = "contain",
         scale: float | None = None,

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Annotated, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 from typing_extensions import override
@@ -30,7 +30,7 @@ from lit_data.io.images.image_source import ImageBank
 from lit_data.io.images.scaling import FittedDecoder
 from lit_data.io.store.pixels import StoreOptions
 from lit_data.loading import LoaderOptions
-from lit_data.types import Ints, PathText, Size, Stage
+from lit_data.types import NEUTRAL, Ints, PathText, Size, Stage
 
 log = logging.getLogger(__name__)
 
@@ -127,10 +127,10 @@ class LabelledImageDataModule(InspectionDataModule):
         classes: Sequence[str] | None = None,
         good: Sequence[str] | None = None,
         size_px: int | Size = 128,
-        near_duplicates: Literal["together", "apart"] = "together",
-        groups: str | None = None,
-        folds: int | None = None,
-        fold: int = 0,
+        near_duplicates: Annotated[Literal["together", "apart"], NEUTRAL] = "together",
+        groups: Annotated[str | None, NEUTRAL] = None,
+        folds: Annotated[int | None, NEUTRAL] = None,
+        fold: Annotated[int, NEUTRAL] = 0,
         value_range: tuple[float, float] | None = None,
         loader: LoaderOptions | None = None,
         augment: Augment = None,

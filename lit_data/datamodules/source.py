@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypedDict, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Self, TypedDict, TypeVar, get_args
 
 from lit_data.checks import check_choice, check_types
 from lit_data.datasets.splits import Splits, find_named_splits, split_images
@@ -25,7 +25,7 @@ from lit_data.io.shards.store import ShardedRoot
 from lit_data.io.shards.writer import Encoding, Holding, SetWriter, ShardOptions
 from lit_data.parts import Part
 from lit_data.samples.sample_set import SampleSpec
-from lit_data.types import Ints, PathText
+from lit_data.types import NEUTRAL, Ints, PathText
 
 Sharded = TypeVar("Sharded", bound=ShardedRoot)
 
@@ -80,11 +80,11 @@ class FileOptions:
 class FileKeywords(TypedDict, total=False):
     """Keywords of all datamodules: `FileOptions` but for the root."""
 
-    splits: Splits
-    split_seed: int
-    on_bad: OnBad
-    cache_dir: PathText | None
-    cache_bytes: int
+    splits: Annotated[Splits, NEUTRAL]
+    split_seed: Annotated[int, NEUTRAL]
+    on_bad: Annotated[OnBad, NEUTRAL]
+    cache_dir: Annotated[PathText | None, NEUTRAL]
+    cache_bytes: Annotated[int, NEUTRAL]
     samples: Mapping[str, Any] | None
     remote: RemoteOptions | None
 

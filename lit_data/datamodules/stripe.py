@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 from typing_extensions import override
@@ -22,7 +22,7 @@ from lit_data.io.store.store import cut_middle
 from lit_data.loading import LoaderOptions
 from lit_data.samples.stripes import StripeSampleSpec
 from lit_data.synthesis import DefectSpec
-from lit_data.types import Array, PathText, Size, Stage
+from lit_data.types import NEUTRAL, Array, PathText, Size, Stage
 from lit_inspect.layouts import ROLES
 from lit_inspect.references import MEASURED_PX, describe_misfits, find_limits, measure_fit
 
@@ -83,16 +83,16 @@ class StripeDataModule(ImageDataModule):
         self,
         root: PathText | None = None,
         *,
-        mask_splits: Sequence[Stage] = ("test",),
-        patch_px: int | Size = 128,
-        stride_px: int | Size = 112,
-        edges: Edges = "cover",
+        mask_splits: Annotated[Sequence[Stage], NEUTRAL] = ("test",),
+        patch_px: Annotated[int | Size, NEUTRAL] = 128,
+        stride_px: Annotated[int | Size, NEUTRAL] = 112,
+        edges: Annotated[Edges, NEUTRAL] = "cover",
         value_range: tuple[float, float] | None = None,
         loader: LoaderOptions | None = None,
         synthesis: DefectSpec | None = None,
         augment: Augment = None,
         nuisance: SingleTexture | None = None,
-        backend: Backend = "auto",
+        backend: Annotated[Backend, NEUTRAL] = "auto",
         batch_format: BatchFormat = "dict",
         **options: Unpack[LayoutKeywords],
     ) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from lit_data.synthesis.watermarks.blend import Look, blend, degrade
 from lit_data.synthesis.watermarks.cover import keep_visible
 from lit_data.synthesis.watermarks.plan import MODES, WatermarkPlan, sample_watermarks
 from lit_data.synthesis.watermarks.writer import WatermarkWriter, check_colours
-from lit_data.types import Batch, Ints, PathText, PlannedBatch, Size, Stage
+from lit_data.types import NEUTRAL, Batch, Ints, PathText, PlannedBatch, Size, Stage
 from lit_data.value_range import ValueRange, to_unit
 
 MARKS_KEY = "marks"
@@ -232,11 +232,11 @@ class WatermarkDataModule(ImageDataModule):
         self,
         root: PathText | None = None,
         *,
-        mask_splits: Sequence[Stage] = SPLITS,
-        patch_px: int | Size = 192,
-        stride_px: int | Size | None = None,
-        samples_per_image: int = 16,
-        progressive: ProgressiveSize | Sequence[tuple[int, int]] | None = None,
+        mask_splits: Annotated[Sequence[Stage], NEUTRAL] = SPLITS,
+        patch_px: Annotated[int | Size, NEUTRAL] = 192,
+        stride_px: Annotated[int | Size | None, NEUTRAL] = None,
+        samples_per_image: Annotated[int, NEUTRAL] = 16,
+        progressive: Annotated[ProgressiveSize | Sequence[tuple[int, int]] | None, NEUTRAL] = None,
         clean: bool = False,
         loader: LoaderOptions | None = None,
         synthesis: WatermarkSpec | None = None,

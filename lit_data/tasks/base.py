@@ -53,8 +53,6 @@ class Task(Generic[Data]):
         predicts: What `method` must return, in words.
         method: What a module needs for its predictions to be drawn.
         candidates: Samples that those of a picture are chosen from.
-        neutral_data: Options of the datamodule that do not change what is predicted of an input, so
-            that a run with others can go on.
         predict_data: Options of the datamodule that prediction sets.
         trained_data: Options of the datamodule that a checkpoint holds, and that hold for it unless
             others are typed.
@@ -67,19 +65,6 @@ class Task(Generic[Data]):
     predicts: ClassVar[str] = "predictions"
     method: ClassVar[str] = "predict_step"
     candidates: ClassVar[int] = 64
-    neutral_data: ClassVar[Sequence[str]] = (
-        "batch_format",
-        "cache",
-        "cache_bytes",
-        "cache_dir",
-        "exclude",
-        "loader",
-        "mask_splits",
-        "on_bad",
-        "patterns",
-        "split_seed",
-        "splits",
-    )
     predict_data: ClassVar[Mapping[str, Any]] = {}
     trained_data: ClassVar[Sequence[str]] = ()
     unexported: ClassVar[str] = (

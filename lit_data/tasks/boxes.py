@@ -54,7 +54,6 @@ class BoxTask(Task[DetectionDataModule]):
 
     predicts = "list of objects"
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
-    neutral_data = (*Task.neutral_data, "groups", "near_duplicates", "sampling")
     trained_data = ("classes", "read", "size_px", "patch_px", "stride_px", "value_range")
     uses = Use.INPUTS | Use.FINDING | Use.VERDICTS
 

@@ -33,7 +33,6 @@ class LabelTask(Task[LabelledImageDataModule]):
     """Images with the names of their classes; predictions are a table of labels."""
 
     predicts = "probabilities [B, classes]"
-    neutral_data = (*Task.neutral_data, "fold", "folds", "groups", "near_duplicates")
     predict_data: ClassVar[Mapping[str, Any]] = {
         "splits": {"train": 1.0},
         "folds": None,

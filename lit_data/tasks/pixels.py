@@ -220,18 +220,6 @@ class PixelTask(Task[Images]):
 class InspectionTask(PixelTask[InspectionDataModule]):
     """Images with the masks of their defects; predictions are maps and tables of defects."""
 
-    neutral_data = (
-        *Task.neutral_data,
-        "groups",
-        "fold",
-        "folds",
-        "patch_px",
-        "protocol",
-        "sampling",
-        "near_duplicates",
-        "stride_px",
-        "train_on",
-    )
     predict_data: ClassVar[Mapping[str, Any]] = {
         "splits": {"train": 1.0},
         "folds": None,

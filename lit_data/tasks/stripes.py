@@ -103,7 +103,6 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
     """Target, references and mask; predictions are maps and tables of defects."""
 
     takes_augmented = True
-    neutral_data = (*Task.neutral_data, "backend", "edges", "files", "patch_px", "stride_px")
     trained_data = ("channels", "files", "layout", "read", "value_range")
     uses = Use.INPUTS | Use.FINDING | Use.TILES | Use.VERDICTS
     _drawn: DrawnImages | None = None

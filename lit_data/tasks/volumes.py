@@ -54,7 +54,6 @@ class VolumeTask(Task[CTDataModule]):
         "lit_inspect reads images, and neither NIfTI nor DICOM, and resamples no volumes: predict "
         "runs on a processor too (trainer=cpu)"
     )
-    neutral_data = (*Task.neutral_data, "augment", "processes")
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
     trained_data = ("classes", "occupied_hu", "resolution", "window")
 

@@ -11,7 +11,6 @@ from typing_extensions import override
 from lit_data.datamodules.watermarks import WatermarkDataModule
 from lit_data.io.images.readers import read_image
 from lit_data.io.images.writing import write_png_parts
-from lit_data.tasks.base import Task
 from lit_data.tasks.figures import new_axes, save_figure
 from lit_data.tasks.journal import Entry
 from lit_data.tasks.maps import ImageWriter, ProbabilityMap, WholeImages
@@ -38,7 +37,6 @@ _DRAWN_PX = 600  # longest side in predictions.png
 class MarkTask(PixelTask[WatermarkDataModule]):
     """Images with the masks of their watermarks; predictions are masks and overlays."""
 
-    neutral_data = (*Task.neutral_data, "patch_px", "progressive", "samples_per_image", "stride_px")
     uses = Use.INPUTS | Use.FINDING | Use.TILES | Use.CLEANING
 
     @override

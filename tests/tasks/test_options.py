@@ -3,13 +3,16 @@
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from omegaconf import OmegaConf
 
+from lit_data.checks import list_options, read_arguments
 from lit_data.commands.configuration.targets import read_options
+from lit_data.datamodules import CTDataModule, DetectionDataModule, InspectionDataModule
 from lit_data.errors import ConfigError
+from lit_data.loading import LoaderOptions
 from lit_data.tasks import (
     BoxTask,
     GenerateTask,
@@ -21,6 +24,7 @@ from lit_data.tasks import (
     VolumeTask,
 )
 from lit_data.tasks.options import PredictOptions, Use
+from lit_data.types import NEUTRAL
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "predict.yaml"
 
@@ -100,3 +104,28 @@ def test_options_of_other_uses_are_refused(
         return
     with pytest.raises(ConfigError, match=f"predict.{refused} means nothing for this"):
         PredictOptions(**options).refuse_unused("this", uses)
+
+
+class _Own(InspectionDataModule):
+    """Names some options itself, without their roles, and has a neutral one of its own."""
+
+    def __init__(
+        self,
+        root: str | None = None,
+        *,
+        loader: LoaderOptions | None = None,
+        patch_px: int = 8,
+        strength: float = 0.5,
+        lamp: Annotated[str, NEUTRAL] = "left",
+    ) -> None:
+        super().__init__(root, loader=loader, patch_px=patch_px)
+
+
+def test_options_of_data_say_whether_predictions_depend_on_them() -> None:
+    neutral = list_options(InspectionDataModule, NEUTRAL)
+    assert neutral >= {"loader", "batch_format", "splits", "cache", "patch_px", "folds", "exclude"}
+    assert not neutral & {"root", "size_px", "scale", "value_range", "augment", "read", "classes"}
+    assert "patch_px" not in list_options(DetectionDataModule, NEUTRAL)  # windows have that size
+    assert "augment" in list_options(CTDataModule, NEUTRAL)  # which is of training alone
+    assert list_options(_Own, NEUTRAL) == {"loader", "patch_px", "lamp"}
+    assert read_arguments(InspectionDataModule).hints["fold"] is int  # the type alone

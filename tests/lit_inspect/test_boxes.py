@@ -25,9 +25,10 @@ from lit_inspect.__main__ import main
 from lit_inspect.board import encode_board, read_board
 from lit_inspect.errors import BoardError
 from lit_inspect.inspector import Inspector
+from lit_inspect.regions import round_score
 from lit_inspect.rows import ArrayRows
 from tests.helpers.reading import opened
-from tests.tasks.running import predict
+from tests.tasks.running import predict, read_rows
 
 SIZES = {"a.png": (50, 60), "b/c.jpg": (150, 201), "d.bmp": (64, 300), "e.png": (96, 96)}
 LIMITS = {"threshold": 0.6, "min_area_px": 20}
@@ -116,6 +117,11 @@ def _compare(one: Path, other: Path) -> int:
         values = [np.array(" ".join(part).split(), float) for part in lines]
         assert_allclose(*values, atol=1e-5)
     assert (one / "bad.csv").read_bytes() == (other / "bad.csv").read_bytes()
+    rows = [read_rows(folder / "images.csv") for folder in (one, other)]
+    words = [[(row["image"], row["defects"], row["verdict"]) for row in part] for part in rows]
+    assert words[0] == words[1]
+    scores = [[float(row["score"]) for row in part] for part in rows]
+    assert_allclose(*scores, atol=2e-4)
     return len(columns[0][0])
 
 
@@ -134,13 +140,28 @@ def test_boxes_are_those_of_predict(
     assert _compare(tmp_path / "one", tmp_path / "other") > 50
 
 
+def test_verdicts_go_by_the_score_of_the_image_as_those_of_predict(
+    images: Path, board: Path, tmp_path: Path
+) -> None:
+    """The threshold of boxes is so high that none is written."""
+    limits = {"threshold": 0.95, "image_threshold": 0.74}
+    predict(_open(images, tmp_path), Detector(), tmp_path / "one", **LIMITS | limits)
+    path = _change(board, tmp_path / "a.inspect", **limits)
+    assert main([str(path), str(images), "--out", str(tmp_path / "other")]) == 0
+    assert _compare(tmp_path / "one", tmp_path / "other") == 0
+    verdicts = {row["verdict"] for row in read_rows(tmp_path / "other/images.csv")}
+    assert "defect" in verdicts
+
+
 def test_a_camera_gets_the_boxes_of_its_file(images: Path, board: Path, tmp_path: Path) -> None:
     inspector = Inspector(board, threads=1)
     of_file = inspector.inspect(inspector.open(images / "e.png"))
     pixels = cv2.imread(str(images / "e.png"))[..., ::-1]
     verdict = inspector(pixels)
     assert (verdict.verdict, verdict.boxes) == ("defect", of_file.boxes)
-    assert verdict.score == verdict.boxes[0].score == max(box.score for box in verdict.boxes)
+    highest = max(box.score for box in verdict.boxes)
+    assert verdict.boxes[0].score == highest
+    assert verdict.score == round_score(highest)
     assert {(box.kind, box.name) for box in verdict.boxes} == {(0, "dot"), (1, "bar")}
     assert len(verdict.boxes) > 5
     assert verdict.probability.size == 0

@@ -16,6 +16,7 @@ from lit_data.batch_form import count_samples, slice_batch
 from lit_data.checks import check_choice
 from lit_data.datamodules.base import BaseDataModule, Visuals
 from lit_data.datamodules.batch_format import BatchFormat, names_parts
+from lit_data.datamodules.detection_batches import IGNORED_KEY, cut_batch, describe_fit
 from lit_data.datamodules.detection_source import (
     DetectionKeywords,
     DetectionSource,
@@ -46,10 +47,6 @@ MOSAIC_KEY = "mosaic"
 """Key of a planned batch with the tiles that its device draws."""
 SHAPES_KEY = "shapes"
 """Key of a batch for a YOLO trainer with scale and padding of each image in its sample."""
-
-IGNORED_KEY = "ignored"
-"""Key of a batch with regions, in the form of ``boxes``, where objects of their class count for nothing."""
-
 _BYTE = 255.0
 _YOLO = ("image", "boxes", "path", SHAPES_KEY)
 
@@ -439,57 +436,9 @@ def find_streams(batch: Batch) -> Ints:
     return streams
 
 
-def describe_fit(dataset: DetectionDataset, batch: Batch) -> list[Any]:
-    """Return scale and padding of each image in its sample, as YOLO trainers know it.
-
-    Returns:
-        For each sample ``((height, width), ((scale of y, scale of x), (left, top)))``: px of the
-        image on the disk, or of the window, and px of the sample that lie before it; ``None`` where
-        mosaics are made.
-    """
-    if dataset.mosaic_of(int(batch["epoch"][0])) is not None:
-        return [None] * len(batch["index"])
-    numbers = batch["index"].numpy()
-    places_px = dataset.find_places(numbers)
-    pairs = zip(dataset.original_px[numbers], places_px, strict=True)
-    return [_describe_one(original_px, place_px) for original_px, place_px in pairs]
-
-
-def cut_batch(batch: Any, batch_format: BatchFormat, start: int, stop: int) -> Any:  # noqa: ANN401 - the user's format
-    """Return some samples of a batch.
-
-    Args:
-        batch: A batch in its format, or a finished dict of ours.
-        batch_format: The format, spelled out.
-        start: The first sample.
-        stop: The one behind the last.
-    """
-    if isinstance(batch, tuple):
-        names = cast(Sequence[str], batch_format)
-        return tuple(_cut(part, name, start, stop) for name, part in zip(names, batch, strict=True))
-    ours = batch_format if isinstance(batch_format, Mapping) else {}
-    return {key: _cut(part, ours.get(key, key), start, stop) for key, part in batch.items()}
-
-
-def _describe_one(
-    original_px: Ints, place_px: Ints
-) -> tuple[tuple[int, ...], tuple[tuple[float, ...], tuple[int, ...]]]:
-    scale = (place_px[2:] - place_px[:2]) / original_px
-    top, left = place_px[:2].tolist()
-    return tuple(original_px.tolist()), (tuple(scale.tolist()), (left, top))
-
-
 def _count_rows(key: str, boxes: Tensor, count: int) -> Batch:
     """Return boxes, which lie in the order of their rows, with the number of each of so many rows."""
     # `bincount` would wait for the device.
     starts = torch.arange(count + 1, dtype=boxes.dtype, device=boxes.device)
     counts = torch.searchsorted(boxes[:, 0].contiguous(), starts).diff()
     return {key: boxes, key + COUNT_SUFFIX: counts}
-
-
-def _cut(part: Any, name: str, start: int, stop: int) -> Any:  # noqa: ANN401 - a tensor, or a list
-    if name not in ("boxes", IGNORED_KEY):
-        return part[start:stop]
-    # Boxes of all images lie in one tensor, whose first column is the row of the image.
-    boxes = part[(part[:, 0] >= start) & (part[:, 0] < stop)]
-    return torch.cat((boxes[:, :1] - start, boxes[:, 1:]), dim=1)

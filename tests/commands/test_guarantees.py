@@ -27,7 +27,7 @@ from lit_data.commands.rerun import take_run
 from lit_data.datamodules import InspectionDataModule, StripeDataModule
 from lit_data.errors import ConfigError
 from lit_data.synthesis import FAMILIES, DefectSpec
-from lit_data.tasks import PredictOptions, StripeTask
+from lit_data.tasks import InspectionTask, PredictOptions, StripeTask, Task
 from lit_data.tasks.targets import Target, size_family
 from lit_inspect.__main__ import main as inspect
 from lit_inspect.board import read_board
@@ -61,15 +61,11 @@ def test_folders_that_do_not_tell_are_no_truth(tmp_path: Path) -> None:
             cv2.imwrite(str(tmp_path / "set" / kind / f"{number}.png"), noise)
     data = InspectionDataModule(tmp_path / "set", cache="none", train_on="good", patch_px=32)
     data.setup("predict")
-    prediction: Any = SimpleNamespace(
-        task=SimpleNamespace(datamodule=data), run=SimpleNamespace(chosen=None)
-    )
     with pytest.raises(ConfigError, match="no folder is known to hold good parts"):
-        KnownImages.open(prediction, None)
+        KnownImages.open(_prediction(InspectionTask(data), None), None)
 
 
-def _prediction(data: StripeDataModule, chosen: Sequence[int]) -> Any:
-    task = SimpleNamespace(datamodule=data)
+def _prediction(task: Task[Any], chosen: Sequence[int] | None) -> Any:
     return SimpleNamespace(task=task, run=SimpleNamespace(chosen=chosen))
 
 
@@ -83,7 +79,7 @@ def test_images_without_masks_are_known_by_the_defects_drawn_into_them(tmp_path:
     data.setup("predict")
     task = StripeTask(data)
     drawn = task.draw_truth("train")
-    images = KnownImages.open(_prediction(data, range(8)), "lot.", drawn)
+    images = KnownImages.open(_prediction(task, range(8)), "lot.", drawn)
     assert images.is_defective.tolist() == [False] * 4 + [True] * 4
     assert images.lots is not None
     assert images.lots.tolist() == [0, 0, 1, 1] * 2
@@ -97,7 +93,7 @@ def test_images_without_masks_are_known_by_the_defects_drawn_into_them(tmp_path:
     plain.setup("predict")
     assert StripeTask(plain).draw_truth("train") is None
     with pytest.raises(ConfigError, match="nothing says which images show a defect"):
-        KnownImages.open(_prediction(plain, range(4)), None)
+        KnownImages.open(_prediction(StripeTask(plain), range(4)), None)
 
 
 def test_families_without_a_curve_say_why() -> None:

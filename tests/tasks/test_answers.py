@@ -2,17 +2,22 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
+import cv2
+import numpy as np
 import pytest
 import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
+from lit_data.datamodules import LabelledImageDataModule
 from lit_data.errors import ConfigError
+from lit_data.tasks import PredictOptions
 from lit_data.tasks.answers import check_probabilities, refusing_nan
 from lit_data.tasks.boxes import read_boxes
 from lit_data.tasks.labels import LabelWriter
+from tests.tasks.running import make_run
 
 NAN = float("nan")
 
@@ -38,9 +43,12 @@ def _bank() -> Any:
 
 
 def test_labels_of_nan_are_refused(tmp_path: Path) -> None:
-    source = SimpleNamespace(names=lambda bank: ("0.png",))
-    data = SimpleNamespace(bank=_bank(), source=source, classes=("a", "b"), image_kinds=("",))
-    writer = LabelWriter(cast(Any, data), tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        cv2.imwrite(str(tmp_path / "set" / name / "0.png"), np.zeros((32, 32), np.uint8))
+    data = LabelledImageDataModule(tmp_path / "set", cache="none", size_px=32)
+    data.setup("predict")
+    writer = LabelWriter(data, make_run(tmp_path), PredictOptions())
     assert writer.read(torch.tensor([[0.2, 0.8]]), None) is not None
     with pytest.raises(ConfigError, match="returned NaN"):
         writer.read(torch.tensor([[NAN, 0.8]]), None)

@@ -145,17 +145,13 @@ def measure() -> dict[str, int]:
 
 
 def _list_paths() -> Iterator[Path]:
-    links = (ROOT / "lit_data/callbacks", ROOT / "lit_data/conf")
-    for top in ("lit_data", "callbacks"):
-        for path in sorted((ROOT / top).rglob("*.py")):
-            if not any(path.is_relative_to(link) for link in links):
-                yield path
+    for path in sorted((ROOT / "lit_data").rglob("*.py")):
+        if not path.is_relative_to(ROOT / "lit_data/conf"):
+            yield path
 
 
 def _name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
-    if parts[0] == "callbacks":
-        parts = ("lit_data", *parts)
     return ".".join(parts).removesuffix(".__init__")
 
 

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from lit_data.cli import main
-from lit_data.errors import ConfigError
+from lit_data.app.cli import main
+from lit_data.core.errors import ConfigError
 
 _CONF = Path(__file__).parent / "conf"
 

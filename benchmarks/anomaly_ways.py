@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from benchmarks import lite0
 from benchmarks.learning_sets import copy_images, read_split
-from lit_data.modules.pretrained.efficientnet_lite import EfficientNetLite
+from lit_data.models.pretrained.efficientnet_lite import EfficientNetLite
 
 SIZE_PX = 224
 BANK_SIZE = 10_000
@@ -78,7 +78,7 @@ class Ours(AnomalyWay):
         self._run("predict", out, f"data.root={folder}", f"ckpt={checkpoint}")
 
     def _run(self, command: str, folder: Path, *words: str) -> None:
-        from lit_data.cli import main
+        from lit_data.app.cli import main
 
         experiment = ["+experiment=anomaly", f"hydra.run.dir={folder}"]
         if main([command, *experiment, *words]) != 0:

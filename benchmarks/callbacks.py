@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from benchmarks.suite import Suite
-from lit_data.commands.benchmarks.table import collect, report_lines
-from lit_data.commands.benchmarks.training import ReplayLoader
-from lit_data.commands.build import build_callbacks
-from lit_data.commands.terminal import quieten
+from lit_data.app.benchmarks.table import collect, report_lines
+from lit_data.app.benchmarks.training import ReplayLoader
+from lit_data.app.build import build_callbacks
+from lit_data.app.terminal import quieten
 from lit_data.testing import QUIET
 
 log = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ from typing_extensions import override
 
 from benchmarks.loaders import make_textbook_loader
 from benchmarks.suite import Suite
-from lit_data.commands.benchmarks.compare import measure_lines, report
-from lit_data.commands.benchmarks.measure import Candidate
-from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.table import collect_metrics
-from lit_data.commands.configuration.targets import read_options
-from lit_data.types import Batch
+from lit_data.app.benchmarks.compare import measure_lines, report
+from lit_data.app.benchmarks.measure import Candidate
+from lit_data.app.benchmarks.options import BenchmarkOptions
+from lit_data.app.benchmarks.table import collect_metrics
+from lit_data.app.configuration.targets import read_options
+from lit_data.core.types import Batch
 
 
 class SamplesInMemory(Dataset[Batch]):

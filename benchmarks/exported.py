@@ -13,10 +13,10 @@ from omegaconf import DictConfig
 from typing_extensions import override
 
 from benchmarks.suite import Suite
-from lit_data.commands.benchmarks.table import report_lines
-from lit_data.commands.exported import open_exported
-from lit_data.errors import DataError, StoreError
-from lit_data.types import Array
+from lit_data.app.benchmarks.table import report_lines
+from lit_data.app.exported import open_exported
+from lit_data.core.errors import DataError, StoreError
+from lit_data.core.types import Array
 from lit_inspect import InspectError, Inspector
 from lit_inspect.rows import ArrayRows
 

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from benchmarks.suite import Suite
-from lit_data.commands.benchmarks.table import collect, report_lines
-from lit_data.io.progress import track
+from lit_data.app.benchmarks.table import collect, report_lines
+from lit_data.core.progress import track
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.options import WorkerKind
 

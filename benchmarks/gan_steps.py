@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_data.modules import GANModule
-from lit_data.modules.gan.conditions import Use
-from lit_data.types import Batch
+from lit_data.core.types import Batch
+from lit_data.wings.gan import GANModule
+from lit_data.wings.gan.model.conditions import Use
 
 
 def step_originally(module: GANModule, batch: Batch) -> None:

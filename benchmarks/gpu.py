@@ -17,19 +17,19 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from benchmarks.suite import Suite
+from lit_data.app.benchmarks.options import choose_device
+from lit_data.app.benchmarks.table import write_lines
+from lit_data.app.benchmarks.training import time_training
+from lit_data.app.build import build_datamodule
+from lit_data.app.machine import describe_machine
 from lit_data.callbacks import AdaptiveBatchSize, DataWaitMonitor
-from lit_data.commands.benchmarks.options import choose_device
-from lit_data.commands.benchmarks.table import write_lines
-from lit_data.commands.benchmarks.training import time_training
-from lit_data.commands.build import build_datamodule
-from lit_data.commands.machine import describe_machine
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import Batch
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.errors import ConfigError
-from lit_data.inference import TiledPredictor
 from lit_data.loading.device_timer import time_in_turn
-from lit_data.modules import GANModule
+from lit_data.predict import TiledPredictor
 from lit_data.testing import QUIET
-from lit_data.types import Batch
+from lit_data.wings.gan import GANModule
 
 log = logging.getLogger(__name__)
 

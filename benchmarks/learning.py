@@ -20,9 +20,9 @@ from typing_extensions import override
 from benchmarks.learning_detection import list_images, read_detections, read_truth, score_boxes
 from benchmarks.learning_sets import copy_images, read_split
 from benchmarks.suite import Suite
-from lit_data.checks import check_choice
-from lit_data.commands.benchmarks.table import collect, report_lines
-from lit_data.errors import ConfigError, LitDataError
+from lit_data.app.benchmarks.table import collect, report_lines
+from lit_data.core.checks import check_choice
+from lit_data.core.errors import ConfigError, LitDataError
 
 MASK_SCORES = ("pixel_ap", "best_f1", "image_auroc")
 BOX_SCORES = ("map50",)

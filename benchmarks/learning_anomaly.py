@@ -18,9 +18,9 @@ from typing_extensions import override
 from benchmarks.learning import auroc, average_precision, run_module, summarise
 from benchmarks.learning_sets import GOOD, read_split
 from benchmarks.suite import Suite
-from lit_data.checks import check_choice
-from lit_data.commands.benchmarks.table import collect, report_lines
-from lit_data.errors import ConfigError
+from lit_data.app.benchmarks.table import collect, report_lines
+from lit_data.core.checks import check_choice
+from lit_data.core.errors import ConfigError
 
 WAYS = ("ours", "plain", "patchcore", "padim")
 IMAGE_SCORES = ("image_auroc", "image_ap")

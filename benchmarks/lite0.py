@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from lit_data.io.wheels import WHEELS, verify_wheel_weights
-from lit_data.modules.weights import read_weights
+from lit_data.core.wheels import WHEELS, verify_wheel_weights
+from lit_data.models.weights import read_weights
 
 NAME = "tf_efficientnet_lite0"
 

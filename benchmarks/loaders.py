@@ -13,21 +13,18 @@ from typing_extensions import override
 from benchmarks.seed_ways import make_plain_mosaics, make_plain_windows
 from benchmarks.stripe_ways import make_stripe_ways
 from benchmarks.suite import Suite
-from lit_data.batch_form import count_samples
-from lit_data.commands.benchmarks.compare import run_loaders
-from lit_data.commands.benchmarks.measure import Candidate
-from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.table import Row
-from lit_data.commands.configuration.targets import read_options
-from lit_data.datamodules import (
-    BaseDataModule,
-    CTDataModule,
-    DetectionDataModule,
-    StripeDataModule,
-)
-from lit_data.errors import ConfigError
+from lit_data.app.benchmarks.compare import run_loaders
+from lit_data.app.benchmarks.measure import Candidate
+from lit_data.app.benchmarks.options import BenchmarkOptions
+from lit_data.app.benchmarks.table import Row
+from lit_data.app.configuration.targets import read_options
+from lit_data.core.batch_form import count_samples
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import Batch
+from lit_data.datamodules import BaseDataModule, StripeDataModule
 from lit_data.loading.samples import SingleSamples
-from lit_data.types import Batch
+from lit_data.wings.detection import DetectionDataModule
+from lit_data.wings.volumes import CTDataModule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ def make_net(name: str, classes: int) -> nn.Module:
         models = importlib.import_module("torchvision.models")
         net: nn.Module = models.resnet18(num_classes=classes)
         return net
-    from lit_data.modules import ConvClassifier
+    from lit_data.models import ConvClassifier
 
     return ConvClassifier(classes)
 

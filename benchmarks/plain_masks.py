@@ -39,7 +39,7 @@ def make_net(name: str) -> nn.Module:
         if name == "smp_lite0":
             lite0.load_lite0(net.encoder)  # type: ignore[arg-type]
         return _Grey(net)
-    from lit_data.modules import UNet
+    from lit_data.models import UNet
 
     return UNet(channels=1)
 

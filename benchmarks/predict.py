@@ -23,10 +23,10 @@ from benchmarks.predict_variants import (
     write_images,
 )
 from benchmarks.suite import Suite
-from lit_data.commands.benchmarks.options import choose_device
-from lit_data.commands.benchmarks.table import collect, report_lines
-from lit_data.commands.build import build_datamodule
-from lit_data.io.progress import track
+from lit_data.app.benchmarks.options import choose_device
+from lit_data.app.benchmarks.table import collect, report_lines
+from lit_data.app.build import build_datamodule
+from lit_data.core.progress import track
 from lit_data.loading.device_timer import time_in_turn
 
 log = logging.getLogger(__name__)

@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from lit_data.commands.benchmarks.training import train_steps
-from lit_data.commands.build import build_model, find_trained
-from lit_data.commands.checkpoints import load_weights
+from lit_data.app.benchmarks.training import train_steps
+from lit_data.app.build import build_model, find_trained
+from lit_data.app.checkpoints import load_weights
+from lit_data.core.errors import ConfigError
+from lit_data.core.progress import track
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.errors import ConfigError
-from lit_data.inference import TiledPredictor
-from lit_data.inference.batch_size_table import measure_peak_bytes
-from lit_data.inference.batches import Image
-from lit_data.inference.forward import choose_threads
-from lit_data.io.images.readers import read_image
-from lit_data.io.progress import track
-from lit_data.tasks.nets import ProbabilityNet
+from lit_data.images.readers import read_image
+from lit_data.predict import TiledPredictor
+from lit_data.predict.batch_size_table import measure_peak_bytes
+from lit_data.predict.batches import Image
+from lit_data.predict.forward import choose_threads
+from lit_data.predict.nets import ProbabilityNet
 
 log = logging.getLogger(__name__)
 

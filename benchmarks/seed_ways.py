@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from lit_data.datamodules import CTDataModule, DetectionDataModule
-from lit_data.types import Array, Batch
+from lit_data.core.types import Array, Batch
+from lit_data.wings.detection import DetectionDataModule
+from lit_data.wings.volumes import CTDataModule
 
 Floats = NDArray[np.float64]
 _FILL = 114

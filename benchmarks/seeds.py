@@ -18,12 +18,12 @@ from typing_extensions import override
 from benchmarks.gan_steps import step_originally
 from benchmarks.learning import run_module
 from benchmarks.suite import Suite
+from lit_data.app.benchmarks.table import collect, report_lines
+from lit_data.app.benchmarks.training import train_steps
+from lit_data.app.build import build_datamodule
 from lit_data.callbacks.wrapping import wrap
-from lit_data.commands.benchmarks.table import collect, report_lines
-from lit_data.commands.benchmarks.training import train_steps
-from lit_data.commands.build import build_datamodule
-from lit_data.inference.batch_size_table import measure_peak_bytes
-from lit_data.types import Batch
+from lit_data.core.types import Batch
+from lit_data.predict.batch_size_table import measure_peak_bytes
 
 log = logging.getLogger(__name__)
 

@@ -15,18 +15,18 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from benchmarks.spots import Floats, draw_everywhere, draw_in_windows, place_spots
+from lit_data.core.errors import ConfigError
+from lit_data.core.grid import cut_patch
+from lit_data.core.progress import track
+from lit_data.core.recent_cache import LruCache
+from lit_data.core.types import Array, Batch, Stage
 from lit_data.datamodules import StripeDataModule
 from lit_data.datasets import PatchDataset
 from lit_data.datasets.patch_source import GridPatches
-from lit_data.errors import ConfigError
-from lit_data.grid import cut_patch
-from lit_data.io.cache import LruCache
-from lit_data.io.images.decoders import ImageDecoder, ImageSource
-from lit_data.io.images.masks import MaskOptions, read_mask
-from lit_data.io.images.readers import read_image
-from lit_data.io.progress import track
+from lit_data.images.decoders import ImageDecoder, ImageSource
+from lit_data.images.masks import MaskOptions, read_mask
+from lit_data.images.readers import read_image
 from lit_data.synthesis import DefectPlan, DefectSpec, sample_plan
-from lit_data.types import Array, Batch, Stage
 
 
 class StripePatch(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from lit_data.checks import check_count
+from lit_data.core.checks import check_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

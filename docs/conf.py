@@ -13,8 +13,8 @@ from typing import Final
 from sphinx.application import Sphinx
 
 import lit_data
-from lit_data.commands.configuration.names import CLASSES
-from lit_data.commands.configuration.rows import read_first_comment, read_keys
+from lit_data.app.configuration.names import CLASSES
+from lit_data.app.configuration.rows import read_first_comment, read_keys
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 GENERATED: Final = ROOT / "docs" / "reference"
@@ -25,14 +25,18 @@ PACKAGES: Final = {
     "augment": "Augmentation",
     "synthesis": "Synthesis of defects",
     "datasets": "Datasets",
-    "modules": "Models",
-    "tasks": "Tasks",
-    "inference": "Inference",
-    "io": "Images, masks and stores",
+    "models": "Models",
+    "predict": "Prediction",
+    "images": "Images, masks and stores",
     "testing": "Testing",
-    "api": "Commands from Python",
-    "types": "Types and protocols",
-    "errors": "Errors",
+    "wings.detection": "Detection",
+    "wings.volumes": "Volumes",
+    "wings.watermarks": "Watermarks",
+    "wings.gan": "Generated images",
+    "wings.export": "Exported files",
+    "app.api": "Commands from Python",
+    "core.types": "Types and protocols",
+    "core.errors": "Errors",
 }
 
 project, author, release = "lit_data", "the lit_data developers", lit_data.__version__

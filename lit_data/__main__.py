@@ -1,6 +1,6 @@
 """``python -m lit_data``; Lightning's launcher starts further ranks through this module too."""
 
-from lit_data.import_path import leave_current_folder
+from lit_data.core.import_path import leave_current_folder
 
 
 def start() -> int:
@@ -9,7 +9,7 @@ def start() -> int:
     # Behind it, as imports are looked up elsewhere from now on.
     import faulthandler
 
-    from lit_data.cli import main
+    from lit_data.app.cli import main
 
     # A mapped file that is cut short ends the process: at least the line is printed.
     faulthandler.enable()

@@ -19,11 +19,11 @@ from lightning import Callback, LightningModule, Trainer
 from torch import multiprocessing
 from typing_extensions import override
 
-from lit_data.batch_form import batch_tensors, count_samples
+from lit_data.core.batch_form import batch_tensors, count_samples
+from lit_data.core.types import RowWriter, Size, Stage, read_rows
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.io.images.writing import write_image
+from lit_data.images.writing import write_image
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.types import RowWriter, Size, Stage, read_rows
 
 QUIET: Mapping[str, Any] = {
     "accelerator": "cpu",
@@ -37,7 +37,7 @@ QUIET: Mapping[str, Any] = {
 
 
 def check_dataset(dataset: RowWriter, *, epochs: Sequence[int] = (0, 1), samples: int = 8) -> None:
-    """Check what the loader relies on in a dataset that writes rows (`lit_data.types.RowWriter`).
+    """Check what the loader relies on in a dataset that writes rows (`lit_data.core.types.RowWriter`).
 
     Each sample is the same to the byte whatever is written beside it, however often it is asked
     for, in this process and in a copy that a worker gets; every key of `fields` is written, and

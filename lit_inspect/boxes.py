@@ -120,7 +120,7 @@ class BoxRules:
         if self.stride_px is None:
             pixels = self.fit(image)
             shown_px = pixels.shape[1], pixels.shape[2]
-            # Halves go to even numbers, as in `lit_data.mosaic`.
+            # Halves go to even numbers, as in `lit_data.core.mosaic`.
             left = round((self.sample_px[1] - shown_px[1]) / 2)
             top = round((self.sample_px[0] - shown_px[0]) / 2)
             yield self._place(pixels, (0, 0), (left, top))
@@ -238,7 +238,7 @@ def find_objects(
     score_threshold: float,
     iou_threshold: float,
 ) -> Objects:
-    """Find the objects of a sample, see `lit_data.modules.detection.module.find_objects`.
+    """Find the objects of a sample, see `lit_data.wings.detection.model.module.find_objects`.
 
     Args:
         values: [P, 4 + classes]: corners in fractions of the sample, and the probability of each

@@ -166,7 +166,7 @@ def check_size(height: int, width: int, options: ReadOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Size that images are brought to, see `lit_data.io.images.scaling`.
+    """Size that images are brought to, see `lit_data.images.scaling`.
 
     Attributes:
         size_px: (height, width) that images are scaled to fit, and reflect-padded to.

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_data.io.store.arrays import ArrayWriter
-from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
-from lit_data.io.store.sources import SourceTable
+from lit_data.images.store.arrays import ArrayWriter
+from lit_data.images.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
+from lit_data.images.store.sources import SourceTable
 from tests.helpers.fork_server import PICTURES, WITHOUT_PICTURES, install, make_starter
 
 LONGEST = (

@@ -18,7 +18,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from lit_data.cli import main
+from lit_data.app.cli import main
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
 QUICK = (

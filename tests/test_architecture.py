@@ -111,7 +111,7 @@ def _run(code: str) -> str:
 
 def test_importing_loads_no_heavy_library() -> None:
     steps = {
-        "lit_data.datasets.patches, lit_data.datasets.detection.dataset, lit_data.loading": {
+        "lit_data.datasets.patches, lit_data.wings.detection.dataset, lit_data.loading": {
             "lightning",
             "kornia",
             "hydra",

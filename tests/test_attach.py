@@ -18,10 +18,10 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from torch import Tensor, nn
 
+from lit_data.app.cli import main
 from lit_data.callbacks import AMP, AdaptiveBatchSize
-from lit_data.cli import main
+from lit_data.core.errors import ConfigError
 from lit_data.datamodules import StripeDataModule
-from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.testing import QUIET

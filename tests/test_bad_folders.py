@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import pytest
 
-from lit_data.cli import main
+from lit_data.app.cli import main
 
 Spoil = Callable[[Path], list[str]]
 

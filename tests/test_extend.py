@@ -16,9 +16,9 @@ import cv2
 import numpy as np
 import pytest
 
-from lit_data.cli import main
-from lit_data.errors import DataError
-from lit_data.io.images.readers import read_image
+from lit_data.app.cli import main
+from lit_data.core.errors import DataError
+from lit_data.images.readers import read_image
 from lit_data.testing import check_datamodule, write_images
 from tests.outputs import NO_TIMELINES
 

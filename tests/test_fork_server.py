@@ -44,7 +44,7 @@ def run(cfg):
 """
 SITE = """
 import sys, types
-module = types.ModuleType("lit_data.commands.show")
+module = types.ModuleType("lit_data.app.show")
 exec({code!r}, module.__dict__)
 sys.modules[module.__name__] = module
 """

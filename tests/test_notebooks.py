@@ -87,7 +87,7 @@ def test_a_notebook_runs_and_gives_what_is_stored(
 ) -> None:
     monkeypatch.setenv("LIT_DATA_CACHE", str(tmp_path))
     # On a busy machine some work takes long enough for a bar.
-    no_bars = "import lit_data.io.progress\n\nlit_data.io.progress.DELAY_S = float('inf')\n"
+    no_bars = "import lit_data.core.progress\n\nlit_data.core.progress.DELAY_S = float('inf')\n"
     (tmp_path / "no_bars.py").write_text(no_bars)
     monkeypatch.setenv("PYTHONSTARTUP", str(tmp_path / "no_bars.py"))
     assert _kinds(run(path)) == _kinds(nbformat.read(path, as_version=4))

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 import yaml
 
-from lit_data.commands.report import write_report
-from lit_data.datasets.annotations.coco import load_coco, read_coco_labels
-from lit_data.datasets.annotations.labels import Frame
-from lit_data.datasets.annotations.voc import read_voc_labels
-from lit_data.datasets.annotations.yolo import read_class_names, read_data_yaml, read_yolo_labels
-from lit_data.datasets.gan import LAYOUT_FILE, read_layout
-from lit_data.errors import LitDataError
-from lit_data.io import DecodedStore, ImageDecoder, ImageSource
-from lit_data.io.remote.fetching import MANIFEST_NAME, Manifest, MirroredFile
-from lit_data.io.remote.scope import parse_list
-from lit_data.io.remote.web import read_index
-from lit_data.io.store.arrays import META_NAME
-from lit_data.tasks.journal import FINGERPRINT, JOURNAL, Entry, Journal
-from tests.commands.reports.folders import make_run
+from lit_data.annotations.coco import load_coco, read_coco_labels
+from lit_data.annotations.labels import Frame
+from lit_data.annotations.voc import read_voc_labels
+from lit_data.annotations.yolo import read_class_names, read_data_yaml, read_yolo_labels
+from lit_data.app.report import write_report
+from lit_data.core.errors import LitDataError
+from lit_data.images import DecodedStore, ImageDecoder, ImageSource
+from lit_data.images.scope import parse_list
+from lit_data.images.store.arrays import META_NAME
+from lit_data.predict.journal import FINGERPRINT, JOURNAL, Entry, Journal
+from lit_data.wings.gan.dataset import LAYOUT_FILE, read_layout
+from lit_data.wings.remote.fetching import MANIFEST_NAME, Manifest, MirroredFile
+from lit_data.wings.remote.web import read_index
+from tests.app.reports.folders import make_run
 
 MUTANTS = 250
 LONGEST_S = 5.0

@@ -19,8 +19,8 @@ import psutil
 import pytest
 import torch
 
-from lit_data.commands.build import build_model
-from lit_data.commands.configuration.compose import compose
+from lit_data.app.build import build_model
+from lit_data.app.configuration.compose import compose
 from tests.helpers.families import ROOT, list_children, run_family
 
 IMAGES = 40

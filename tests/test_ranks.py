@@ -17,21 +17,21 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lit_data.app import predict
+from lit_data.app.configuration.compose import compose
 from lit_data.callbacks import SampleDigest
-from lit_data.commands import predict
-from lit_data.commands.configuration.compose import compose
+from lit_data.core.errors import ConfigError, RankMismatchError
+from lit_data.core.grid import PatchGrid
+from lit_data.core.rng import uniform
+from lit_data.core.types import Array, Batch, FieldSpec, Ints, Stage
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.errors import ConfigError, RankMismatchError
-from lit_data.grid import PatchGrid
 from lit_data.loading import LoaderOptions
-from lit_data.modules import CompareNet, SegmentationModule
-from lit_data.modules.scored import DefectRecall, PixelScores
-from lit_data.modules.segmentation import whole_masks
-from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
-from lit_data.modules.segmentation.whole_masks import WholeMasks
-from lit_data.rng import uniform
+from lit_data.models import CompareNet, SegmentationModule
+from lit_data.models.scored import DefectRecall, PixelScores
+from lit_data.models.segmentation import whole_masks
+from lit_data.models.segmentation.anomaly_metrics import AnomalyMetrics
+from lit_data.models.segmentation.whole_masks import WholeMasks
 from lit_data.testing import QUIET
-from lit_data.types import Array, Batch, FieldSpec, Ints, Stage
 from tests.helpers.families import run_family
 from tests.outputs import NO_TIMELINES
 

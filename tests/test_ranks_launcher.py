@@ -8,11 +8,11 @@ import pytest
 from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed import TCPStore
 
-from lit_data.commands.build import build_trainer
-from lit_data.commands.configuration.compose import check_run, compose
-from lit_data.commands.configuration.tree import open_hydra
-from lit_data.commands.launcher import check_start, is_first_of_machine, is_first_rank, place_run
-from lit_data.errors import ConfigError
+from lit_data.app.build import build_trainer
+from lit_data.app.configuration.compose import check_run, compose
+from lit_data.app.configuration.tree import open_hydra
+from lit_data.app.launcher import check_start, is_first_of_machine, is_first_rank, place_run
+from lit_data.core.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 
 SCRIPT = Path(__file__).resolve().parents[1] / "conf" / "cluster" / "slurm.sh"

@@ -218,8 +218,8 @@ DIES = """
 import os, sys
 import lightning as L
 from lightning.pytorch.demos.boring_classes import BoringModel
-from lit_data.commands.job import watching_ranks
-from lit_data.errors import LitDataError
+from lit_data.app.job import watching_ranks
+from lit_data.core.errors import LitDataError
 from tests.simulated.log import LOG
 
 class Model(BoringModel):

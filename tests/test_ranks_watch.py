@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 
-from lit_data.commands import job as rank_watch
-from lit_data.commands.job import watching_ranks
-from lit_data.errors import ConfigError, WorkerDiedError
+from lit_data.app import job as rank_watch
+from lit_data.app.job import watching_ranks
+from lit_data.core.errors import ConfigError, WorkerDiedError
 
 ROOT = Path(__file__).resolve().parents[1]
 LOST = "[../gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:33168: Connection reset by peer"
@@ -86,7 +86,7 @@ def test_ranks_have_time_to_end() -> None:
 HANGS = f"""
 import subprocess, sys, threading
 from lightning.fabric.strategies.launchers.subprocess_script import _launch_process_observer
-from lit_data.commands import job as rank_watch
+from lit_data.app import job as rank_watch
 rank_watch.GRACE_S = 0.1
 with rank_watch.watching_ranks():
     ranks = [subprocess.Popen([sys.executable, "-S", "-c", code]) for code in ({LINGER!r}, "raise SystemExit(4)")]

@@ -15,10 +15,9 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import Tensor
 
-from lit_data import api
-from lit_data.commands import ON_RUNS, TOOLS
-from lit_data.commands.build import Run as Objects
-from lit_data.commands.configuration.compose import compose
+from lit_data.app import ON_RUNS, TOOLS, api
+from lit_data.app.build import Run as Objects
+from lit_data.app.configuration.compose import compose
 from lit_data.testing import QUIET
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -53,7 +53,7 @@ def test_no_link_inside_is_dead(site: Path) -> None:
         ("callbacks", "AdaptiveBatchSize"),
         ("loading", "LoaderOptions"),
         ("testing", "check_dataset"),
-        ("types", "FieldSpec"),
+        ("core.types", "FieldSpec"),
     ],
 )
 def test_the_reference_has_public_names(package: str, name: str, site: Path) -> None:

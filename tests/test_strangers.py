@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 import torch
 
+from lit_data.app.cli import main
 from lit_data.callbacks import SampleDigest
-from lit_data.cli import main
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 from tests.outputs import NO_TIMELINES
 
 pytestmark = [
@@ -218,7 +218,7 @@ def test_a_thing_that_fails_after_training_loses_no_other(
         raise OSError(28, f"{name} is broken")
 
     for name in broken:
-        monkeypatch.setattr(f"lit_data.commands.{name}", partial(fail, name))
+        monkeypatch.setattr(f"lit_data.app.{name}", partial(fail, name))
     monkeypatch.setattr(SampleDigest, "summary", partial(fail, "the digest"))
     words = [word for word in SHORT if word != "report=false"]
     assert main(["fit", *STRIPE, *words, "hydra.run.dir=run"]) == 0
@@ -402,7 +402,7 @@ def test_wrong_names_of_a_group_are_one_line(
 @pytest.mark.strangers
 def test_a_server_that_is_not_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     torchvision = pytest.importorskip("torchvision")
-    from lit_data.modules import TorchvisionClassifier
+    from lit_data.models import TorchvisionClassifier
 
     def fail(*args: Any, **options: Any) -> None:
         raise OSError("Name or service not known")
@@ -418,7 +418,7 @@ def test_a_server_that_is_not_reached_is_one_line(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("channels", [1, 4])
 def test_any_architecture_takes_any_size_and_number_of_channels(channels: int) -> None:
     pytest.importorskip("segmentation_models_pytorch")
-    from lit_data.modules import SmpNet
+    from lit_data.models import SmpNet
 
     for architecture in ("unet", "fpn", "pspnet", "deeplabv3plus", "pan", "segformer"):
         options = {"encoder_name": "resnet18", "channels": channels}

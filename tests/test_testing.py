@@ -11,6 +11,7 @@ import torch.distributed as dist
 from lightning import Trainer
 
 from lit_data.callbacks import AdaptiveBatchSize
+from lit_data.core.types import Array, FieldSpec, Ints
 from lit_data.datamodules import StripeDataModule
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
@@ -22,7 +23,6 @@ from lit_data.testing import (
     run_on_ranks,
     write_images,
 )
-from lit_data.types import Array, FieldSpec, Ints
 from tests.helpers.stock_modules import STOCK
 
 

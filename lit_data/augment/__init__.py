@@ -15,7 +15,6 @@ from lit_data.augment.pipeline import (
     stage_augmentations,
     stripe_augment,
 )
-from lit_data.augment.volumes import VolumeAugment
 
 __all__ = [
     "Augmentation",
@@ -29,7 +28,6 @@ __all__ = [
     "Pipeline",
     "SingleTexture",
     "StripeAugment",
-    "VolumeAugment",
     "as_augmentation",
     "detection_augment",
     "draw_tiles",

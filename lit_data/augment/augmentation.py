@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_data.devices import divided, exact_products, runs_on_cpu
-from lit_data.errors import ConfigError
-from lit_data.types import Size
+from lit_data.core.devices import divided, exact_products, runs_on_cpu
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import Size
 
 BOX_COLUMNS = 6
 

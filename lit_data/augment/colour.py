@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from lit_data.augment.augmentation import Augmentation, Layers
-from lit_data.devices import change_each, reused, runs_on_cpu
-from lit_data.errors import ConfigError
-from lit_data.rng import Stream, uniform
+from lit_data.core.devices import change_each, reused, runs_on_cpu
+from lit_data.core.errors import ConfigError
+from lit_data.core.rng import Stream, uniform
 
 _KEY = "augment_colour"
 _RGB = 3

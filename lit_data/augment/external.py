@@ -25,9 +25,9 @@ from lit_data.augment.foreign import (
     moves_along,
 )
 from lit_data.augment.matrices import BoxLimits, box_corners, hull_boxes
-from lit_data.checks import check_choice
-from lit_data.errors import ConfigError
-from lit_data.rng import Stream, random_words, unchanged_generators
+from lit_data.core.checks import check_choice
+from lit_data.core.errors import ConfigError
+from lit_data.core.rng import Stream, random_words, unchanged_generators
 
 SeedPer = Literal["batch", "sample"]
 _KEY = "augment_external"

@@ -21,11 +21,11 @@ from lit_data.augment.matrices import (
     turn_covers,
 )
 from lit_data.augment.warping import Padding, Warp
-from lit_data.checks import check_choice, check_fraction, check_share
-from lit_data.errors import ConfigError
-from lit_data.grid import pair_px
-from lit_data.rng import Stream, uniform
-from lit_data.types import Doubles, Floats, Size
+from lit_data.core.checks import check_choice, check_fraction, check_share
+from lit_data.core.errors import ConfigError
+from lit_data.core.grid import pair_px
+from lit_data.core.rng import Stream, uniform
+from lit_data.core.types import Doubles, Floats, Size
 
 _ROUNDING_PX = 1e-6
 """Error of floats that makes no margin larger by a pixel."""

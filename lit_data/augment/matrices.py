@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_data.errors import ConfigError
-from lit_data.types import Size
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import Size
 
 
 @dataclass(frozen=True, slots=True, eq=False)

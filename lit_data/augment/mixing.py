@@ -11,10 +11,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from lit_data.augment.augmentation import Augmentation, Layers
-from lit_data.errors import ConfigError
-from lit_data.mosaic import FILL, MosaicPlan
-from lit_data.rng import Stream, uniform
-from lit_data.types import Doubles, Floats, Ints
+from lit_data.core.errors import ConfigError
+from lit_data.core.mosaic import FILL, MosaicPlan
+from lit_data.core.rng import Stream, uniform
+from lit_data.core.types import Doubles, Floats, Ints
 
 _KEY = "augment_mixup"
 _KNOTS = 2049

@@ -19,11 +19,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from lit_data.augment.augmentation import Augmentation, Layers
-from lit_data.checks import check_share
-from lit_data.devices import change_each, reused, runs_on_cpu
-from lit_data.errors import ConfigError
-from lit_data.rng import Stream, uniform
-from lit_data.types import Floats
+from lit_data.core.checks import check_share
+from lit_data.core.devices import change_each, reused, runs_on_cpu
+from lit_data.core.errors import ConfigError
+from lit_data.core.rng import Stream, uniform
+from lit_data.core.types import Floats
 
 Planes = Floats
 Numbers = TypeVar("Numbers", Tensor, Planes)

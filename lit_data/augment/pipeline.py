@@ -15,9 +15,9 @@ from lit_data.augment.geometry import Geometry
 from lit_data.augment.mixing import MixUp
 from lit_data.augment.photometry import Photometry
 from lit_data.augment.warping import Padding
-from lit_data.checks import check_choice
-from lit_data.errors import ConfigError
-from lit_data.types import Size, Stage
+from lit_data.core.checks import check_choice
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import Size, Stage
 
 
 def as_augmentation(value: object) -> Augmentation | None:

@@ -10,8 +10,8 @@ from kornia.geometry.transform import warp_perspective
 from torch import Tensor
 
 from lit_data.augment.matrices import invert
-from lit_data.devices import change_each, reused, runs_on_cpu, widest_float
-from lit_data.types import Array, Doubles, Ints, Size
+from lit_data.core.devices import change_each, reused, runs_on_cpu, widest_float
+from lit_data.core.types import Array, Doubles, Ints, Size
 
 Padding = Literal["reflect", "zeros", "border"]
 _OPENCV_TYPES = (torch.uint8, torch.float32)

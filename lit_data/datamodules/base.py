@@ -15,6 +15,10 @@ from lightning import LightningDataModule, Trainer
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from lit_data.core.errors import ConfigError
+from lit_data.core.lightning_internals import check_version
+from lit_data.core.types import NEUTRAL, Batch, Ints, PlannedBatch, RowWriter, Stage
+from lit_data.core.value_range import ValueRange
 from lit_data.datamodules.batch_format import BatchFormat, check_format, gives_fields
 from lit_data.datamodules.source import Source
 from lit_data.datamodules.trainer_run import (
@@ -26,17 +30,13 @@ from lit_data.datamodules.trainer_run import (
 from lit_data.datamodules.transfer import BatchTransfer, check_package
 from lit_data.datasets.split_names import SPLITS
 from lit_data.datasets.splits import check_image_count
-from lit_data.errors import ConfigError
-from lit_data.io.images.image_source import ImageBank, describe_bank
-from lit_data.io.store.store import StoredImages
-from lit_data.lightning_internals import check_version
+from lit_data.images.bank import ImageBank, describe_bank
+from lit_data.images.store.store import StoredImages
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.order import ChosenRows
 from lit_data.loading.trainer_view import note_unfinished
 from lit_data.synthesis import DefectPlan
 from lit_data.synthesis.renderer import Annotations
-from lit_data.types import NEUTRAL, Batch, Ints, PlannedBatch, RowWriter, Stage
-from lit_data.value_range import ValueRange
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
 
     Attributes:
         task: The class of how samples are drawn and predictions written, or its dotted name, if this
-            class brings its own; see `lit_data.tasks.find_task`.
+            class brings its own; see `lit_data.predict.find_task`.
         source: Where the files lie, if they are those of a `Source`.
         bank: The decoded images, if there are any; after `setup`.
         split_images: For train, val and test the numbers of their images, where whole images are

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_data.errors import ConfigError
-from lit_data.types import COUNT_SUFFIX, Batch
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import COUNT_SUFFIX, Batch
 
 BatchFormat = str | Mapping[str, str] | Sequence[str] | Callable[[Batch], Any]
 """`dict`; `classes`, `anomalib` (batches with masks), `torchvision` or `ultralytics` (batches with

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lit_data.core.grid import PatchGrid, cut_patch
+from lit_data.core.types import Array, Batch, Ints
 from lit_data.datamodules.image_transform import ImageTransform
-from lit_data.datasets.inspection.good_names import GOOD
-from lit_data.datasets.inspection.occupancy import is_defect
-from lit_data.grid import PatchGrid, cut_patch
-from lit_data.io.images.image_source import ImageBank
-from lit_data.types import Array, Batch, Ints
+from lit_data.datasets.good_names import GOOD
+from lit_data.datasets.occupancy import is_defect
+from lit_data.images.bank import ImageBank
 
 KIND = "synthetic"
 """Kind of the images that defects are drawn into."""

@@ -11,31 +11,23 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lit_data.augment import SingleTexture, stage_augmentations
+from lit_data.core.errors import ConfigError
+from lit_data.core.grid import Edges, PatchGrid, pair_px
+from lit_data.core.types import Batch, Bools, Ints, PathText, PlannedBatch, Size, Stage
+from lit_data.core.value_range import find_unit_range
 from lit_data.datamodules.base import BaseDataModule, Visuals
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image_files import LayoutKeywords, MaskedImageFolder
-from lit_data.datamodules.image_transform import (
-    ImageTransform,
-    SynthesisVisuals,
-    find_margins,
-)
+from lit_data.datamodules.image_transform import ImageTransform, SynthesisVisuals, find_margins
 from lit_data.datasets.device_bank import DevicePatches
-from lit_data.datasets.patch_source import (
-    GridPatches,
-    PatchSource,
-    make_padded_grid,
-)
+from lit_data.datasets.patch_source import GridPatches, PatchSource, make_padded_grid
 from lit_data.datasets.patches import DefectPaster, PatchDataset, PatchWriter
 from lit_data.datasets.references import rule_of
 from lit_data.datasets.split_names import SPLITS
-from lit_data.errors import ConfigError
-from lit_data.grid import Edges, PatchGrid, pair_px
-from lit_data.io.images.image_source import ImageBank, describe_bank
-from lit_data.io.images.scaling import Scaling
+from lit_data.images.bank import ImageBank, describe_bank
+from lit_data.images.scaling import Scaling
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec, Synthesis
-from lit_data.types import Batch, Bools, Ints, PathText, PlannedBatch, Size, Stage
-from lit_data.value_range import find_unit_range
 
 PATCH_PX = 128
 

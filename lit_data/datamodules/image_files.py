@@ -13,28 +13,28 @@ from typing import Annotated, ClassVar, Self
 import numpy as np
 from typing_extensions import override
 
-from lit_data.checks import check_choice
+from lit_data.annotations.formats import add_label_files
+from lit_data.core.checks import check_choice
+from lit_data.core.errors import ConfigError, DataError, list_problems, show_path
+from lit_data.core.types import NEUTRAL, Ints, PathText
 from lit_data.datamodules.source import FileKeywords, Source
-from lit_data.datasets.annotations.formats import add_label_files
 from lit_data.datasets.references import find_sources, rule_of
 from lit_data.datasets.split_lists import LIST_PATHS, find_list_files
-from lit_data.errors import ConfigError, DataError, list_problems, show_path
-from lit_data.io.discovery import compile_exclusion, find_images, match_by_stem
-from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
-from lit_data.io.images.header import EXTENSIONS
-from lit_data.io.images.header_scan import find_faults, report_bad
-from lit_data.io.images.image_source import DecodedFiles, ImageBank
-from lit_data.io.images.mask_choice import choose_inversion
-from lit_data.io.images.masks import MaskOptions
-from lit_data.io.images.options import ReadOptions
-from lit_data.io.remote import Scope
-from lit_data.io.shards.index import is_sharded
-from lit_data.io.shards.publish import ImagePublisher, PublishOptions
-from lit_data.io.shards.store import ShardedImages
-from lit_data.io.shards.writer import Holding, SetWriter, ShardOptions
-from lit_data.io.store.pixels import WHOLE, StoreOptions
-from lit_data.io.store.store import DecodedStore
-from lit_data.types import NEUTRAL, Ints, PathText
+from lit_data.images.bank import DecodedFiles, ImageBank
+from lit_data.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
+from lit_data.images.discovery import compile_exclusion, find_images, match_by_stem
+from lit_data.images.header import EXTENSIONS
+from lit_data.images.header_scan import find_faults, report_bad
+from lit_data.images.mask_choice import choose_inversion
+from lit_data.images.masks import MaskOptions
+from lit_data.images.read_options import ReadOptions
+from lit_data.images.scope import Scope
+from lit_data.images.store.pixels import WHOLE, StoreOptions
+from lit_data.images.store.store import DecodedStore
+from lit_data.wings.remote.shards.index import is_sharded
+from lit_data.wings.remote.shards.publish import ImagePublisher, PublishOptions
+from lit_data.wings.remote.shards.store import ShardedImages
+from lit_data.wings.remote.shards.writer import Holding, SetWriter, ShardOptions
 from lit_inspect.layouts import ROLES
 
 log = logging.getLogger(__name__)

@@ -10,6 +10,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.augment import Augmentation, Layers, SingleTexture
+from lit_data.core.types import Batch, PlannedBatch, Size, Stage
+from lit_data.core.value_range import ValueRange, to_unit
 from lit_data.datamodules.base import FamilyPreview, Visuals
 from lit_data.datasets.device_bank import DevicePatches
 from lit_data.datasets.patches import PatchDataset
@@ -17,8 +19,6 @@ from lit_data.datasets.writers import DefectWriter
 from lit_data.synthesis import DefectPlan, DefectSpec, render, sample_plan
 from lit_data.synthesis.families.base import Family
 from lit_data.synthesis.renderer import Annotations, annotate
-from lit_data.types import Batch, PlannedBatch, Size, Stage
-from lit_data.value_range import ValueRange, to_unit
 from lit_inspect.layouts import ROLES
 
 PLAN_KEY = "plan"

@@ -8,30 +8,30 @@ from typing import Annotated, Any, ClassVar, Literal, Unpack
 import numpy as np
 from typing_extensions import override
 
-from lit_data.checks import check_choice
+from lit_data.core.checks import check_choice
+from lit_data.core.errors import ConfigError, show_path
+from lit_data.core.types import NEUTRAL, Array, Bools, Ints, PathText, Size, Stage
 from lit_data.datamodules.base import Visuals
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image import PATCH_PX, Augment, ImageDataModule, choose_grid
 from lit_data.datamodules.image_files import MaskedKeywords
 from lit_data.datamodules.inspection_source import InspectionFiles
-from lit_data.datasets.inspection.good_names import GOOD, describe_doubt, names_defect
-from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes, is_defect
-from lit_data.datasets.inspection.patches import Paster, SampledPatches, Sampling, SamplingOptions
-from lit_data.datasets.inspection.splitting import (
+from lit_data.datasets.balanced_patches import Paster, SampledPatches, Sampling, SamplingOptions
+from lit_data.datasets.balanced_splits import (
     ImageSplitter,
     check_folds,
     describe_splits,
     find_groups,
 )
+from lit_data.datasets.good_names import GOOD, describe_doubt, names_defect
+from lit_data.datasets.occupancy import PartialMasks, count_classes, is_defect
 from lit_data.datasets.patch_source import PatchSource
 from lit_data.datasets.split_lists import TO_SHARE
 from lit_data.datasets.split_names import SPLITS
-from lit_data.errors import ConfigError, show_path
-from lit_data.io.images.image_source import describe_bank
-from lit_data.io.images.scaling import OriginalSizes, Scaling
+from lit_data.images.bank import describe_bank
+from lit_data.images.scaling import OriginalSizes, Scaling
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
-from lit_data.types import NEUTRAL, Array, Bools, Ints, PathText, Size, Stage
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class InspectionDataModule(ImageDataModule):
         patch_px: Patch size, one number or (height, width); smaller images are reflect-padded.
         size_px: Makes a sample of each whole image, in the place of patches: image and mask are
             scaled, aspect ratio kept, to fit this size, one number or (height, width), and
-            reflect-padded to it. `None` cuts patches. See `lit_data.io.images.scaling`.
+            reflect-padded to it. `None` cuts patches. See `lit_data.images.scaling`.
         fit: `stretch` brings each side to `size_px` by itself, in the place of padding.
         scale: Scales images and masks by this factor before patches are cut, such as 0.5; `None`
             leaves them.

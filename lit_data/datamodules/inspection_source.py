@@ -10,54 +10,50 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
+from lit_data.annotations.formats import add_label_files
+from lit_data.annotations.labels import check_classes
+from lit_data.annotations.mark_files import ANNOTATION_SUFFIXES, read_annotations
+from lit_data.annotations.marked import Annotated
+from lit_data.annotations.tables import ImageLabels, read_labels
+from lit_data.core.errors import ConfigError, DataError, Problems, list_problems, show_path
+from lit_data.core.files import write_json
+from lit_data.core.progress import track
+from lit_data.core.temp import temp_folder
+from lit_data.core.types import IGNORED, Bools, Ints
 from lit_data.datamodules.image_files import MaskedImageFolder
-from lit_data.datasets.annotations.formats import add_label_files
-from lit_data.datasets.annotations.labels import check_classes
-from lit_data.datasets.annotations.mark_files import (
-    ANNOTATION_SUFFIXES,
-    read_annotations,
-)
-from lit_data.datasets.annotations.marked import Annotated
-from lit_data.datasets.annotations.tables import ImageLabels, read_labels
-from lit_data.datasets.inspection.good_names import GOOD, name_kinds
-from lit_data.datasets.inspection.layouts import (
+from lit_data.datasets.good_names import GOOD, name_kinds
+from lit_data.datasets.layouts import (
     InspectionSet,
     describe_counts,
     find_inspection_set,
     leave_out_stray,
     leave_out_unlike,
 )
-from lit_data.datasets.inspection.near_duplicates import find_details, group_details
-from lit_data.datasets.inspection.occupancy import PartialMasks
+from lit_data.datasets.near_duplicates import find_details, group_details
+from lit_data.datasets.occupancy import PartialMasks
 from lit_data.datasets.split_lists import LIST_PATHS
-from lit_data.errors import ConfigError, DataError, Problems, list_problems, show_path
-from lit_data.files import write_json
-from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
-from lit_data.io.images.image_source import ImageBank
-from lit_data.io.images.mask_choice import choose_inversion, choose_mask_options
-from lit_data.io.images.masks import MaskOptions
-from lit_data.io.images.options import ReadOptions
-from lit_data.io.images.readers import read_image
-from lit_data.io.images.scaling import (
+from lit_data.datasets.synthetic.surface_set import InspectionSampleSpec
+from lit_data.images.bank import ImageBank
+from lit_data.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
+from lit_data.images.mask_choice import choose_inversion, choose_mask_options
+from lit_data.images.masks import MaskOptions
+from lit_data.images.read_options import ReadOptions
+from lit_data.images.readers import read_image
+from lit_data.images.scaling import (
     OriginalSizes,
     ScaledDecoder,
     Scaling,
     check_mask_sizes,
     read_sizes,
 )
-from lit_data.io.images.writing import write_png
-from lit_data.io.progress import track
-from lit_data.io.remote import Scope
-from lit_data.io.remote.scope import find_fault
-from lit_data.io.shards.index import is_sharded
-from lit_data.io.shards.publish import PublishOptions
-from lit_data.io.shards.writer import Holding, SetWriter, ShardOptions
-from lit_data.io.store.arrays import publish
-from lit_data.io.store.pixels import StoreOptions
-from lit_data.io.store.sources import list_sources
-from lit_data.io.temp import temp_folder
-from lit_data.samples.inspection import InspectionSampleSpec
-from lit_data.types import IGNORED, Bools, Ints
+from lit_data.images.scope import Scope, find_fault
+from lit_data.images.store.arrays import publish
+from lit_data.images.store.pixels import StoreOptions
+from lit_data.images.store.sources import list_sources
+from lit_data.images.writing import write_png
+from lit_data.wings.remote.shards.index import is_sharded
+from lit_data.wings.remote.shards.publish import PublishOptions
+from lit_data.wings.remote.shards.writer import Holding, SetWriter, ShardOptions
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +70,12 @@ class InspectionFiles(MaskedImageFolder):
 
     Args:
         masks: Folder of the masks; `None` looks for them, see
-            `lit_data.datasets.inspection.layouts`.
+            `lit_data.datasets.layouts`.
         classes: Names of the kinds of defects that are told apart, numbered from 1: of categories
             of annotations, of the numbers in masks, or of the kinds of images whose masks are black
             and white; `None`: a defect is a defect.
         good: Globs of the names of folders with good parts; `None` goes by their words, see
-            `lit_data.datasets.inspection.good_names`.
+            `lit_data.datasets.good_names`.
         scaling: Size that images and masks are brought to before they are stored; `None` keeps that
             of the files.
         takes_labels: A CSV of labels says which images are good, where no mask or folder does.

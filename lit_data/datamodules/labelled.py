@@ -9,28 +9,24 @@ from typing import Annotated, Any, ClassVar, Literal, Unpack
 import numpy as np
 from typing_extensions import override
 
+from lit_data.annotations.formats import add_label_files
+from lit_data.annotations.tables import describe_lack, read_labels
+from lit_data.core.errors import ConfigError
+from lit_data.core.grid import pair_px
+from lit_data.core.types import NEUTRAL, Ints, PathText, Size, Stage
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image import Augment
 from lit_data.datamodules.image_files import FolderKeywords
 from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles
-from lit_data.datasets.annotations.formats import add_label_files
-from lit_data.datasets.annotations.tables import describe_lack, read_labels
-from lit_data.datasets.inspection.good_names import choose_good_classes, find_good_names
-from lit_data.datasets.inspection.layouts import (
-    InspectionSet,
-    find_labelled_set,
-    leave_out_stray,
-)
-from lit_data.datasets.inspection.occupancy import PartialMasks
-from lit_data.errors import ConfigError
-from lit_data.grid import pair_px
-from lit_data.io.images.decoders import ImageDecoder
-from lit_data.io.images.image_source import ImageBank
-from lit_data.io.images.scaling import FittedDecoder
-from lit_data.io.store.pixels import StoreOptions
+from lit_data.datasets.good_names import choose_good_classes, find_good_names
+from lit_data.datasets.layouts import InspectionSet, find_labelled_set, leave_out_stray
+from lit_data.datasets.occupancy import PartialMasks
+from lit_data.images.bank import ImageBank
+from lit_data.images.decoders import ImageDecoder
+from lit_data.images.scaling import FittedDecoder
+from lit_data.images.store.pixels import StoreOptions
 from lit_data.loading import LoaderOptions
-from lit_data.types import NEUTRAL, Ints, PathText, Size, Stage
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +97,7 @@ class LabelledImageDataModule(InspectionDataModule):
         classes: Names of the classes, in the order of their numbers; images of others are left out.
             None takes all of them, ``good`` and such first and the others by name.
         good: Globs of the classes of good parts, by which images get verdicts; None goes by their
-            names, see `lit_data.datasets.inspection.good_names`.
+            names, see `lit_data.datasets.good_names`.
         size_px: Size of a sample, one number or (height, width), which images are scaled to fit,
             and reflect-padded to.
 

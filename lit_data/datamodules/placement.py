@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from lightning import Trainer
 
-from lit_data.checks import check_choice
+from lit_data.core.checks import check_choice
+from lit_data.core.errors import ConfigError
+from lit_data.core.machine import count_cores
+from lit_data.core.types import Array, read_rows
 from lit_data.datasets import PatchDataset
 from lit_data.datasets.writers import DefectWriter
-from lit_data.errors import ConfigError
-from lit_data.io.machine import count_cores
 from lit_data.loading import LoaderOptions
 from lit_data.loading.device_timer import read_clock
 from lit_data.synthesis import render, sample_plan
-from lit_data.types import Array, read_rows
 
 log = logging.getLogger(__name__)
 

@@ -10,22 +10,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypedDict, TypeVar, get_args
 
-from lit_data.checks import check_choice, check_types
+from lit_data.core.addresses import RemoteOptions, check_root, is_remote, parse_address
+from lit_data.core.checks import check_choice, check_types
+from lit_data.core.errors import ConfigError, StoreError, show_path
+from lit_data.core.leftovers import Leftovers
+from lit_data.core.parts import Part
+from lit_data.core.types import NEUTRAL, Ints, PathText
 from lit_data.datasets.splits import Splits, find_named_splits, split_images
-from lit_data.errors import ConfigError, StoreError, show_path
-from lit_data.io.discovery import name_below
-from lit_data.io.images.header_scan import OnBad
-from lit_data.io.leftovers import Leftovers
-from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
-from lit_data.io.remote.options import is_remote, parse_address
-from lit_data.io.remote.outline import Outline
-from lit_data.io.remote.transport import open_transport
-from lit_data.io.shards.index import is_sharded
-from lit_data.io.shards.store import ShardedRoot
-from lit_data.io.shards.writer import Encoding, Holding, SetWriter, ShardOptions
-from lit_data.parts import Part
-from lit_data.samples.sample_set import SampleSpec
-from lit_data.types import NEUTRAL, Ints, PathText
+from lit_data.datasets.synthetic.sample_set import SampleSpec
+from lit_data.images.discovery import name_below
+from lit_data.images.header_scan import OnBad
+from lit_data.images.scope import Scope
+from lit_data.wings.remote import Root
+from lit_data.wings.remote.outline import Outline
+from lit_data.wings.remote.shards.index import is_sharded
+from lit_data.wings.remote.shards.store import ShardedRoot
+from lit_data.wings.remote.shards.writer import Encoding, Holding, SetWriter, ShardOptions
+from lit_data.wings.remote.transport import open_transport
 
 Sharded = TypeVar("Sharded", bound=ShardedRoot)
 

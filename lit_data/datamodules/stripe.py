@@ -9,20 +9,20 @@ import numpy as np
 from typing_extensions import override
 
 from lit_data.augment import SingleTexture
+from lit_data.core.grid import Edges
+from lit_data.core.types import NEUTRAL, Array, PathText, Size, Stage
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.drawn_images import DrawnImages
 from lit_data.datamodules.image import Augment, ImageDataModule
 from lit_data.datamodules.image_files import LayoutKeywords, MaskedImageFolder
 from lit_data.datamodules.placement import Backend, DrawingBackend
-from lit_data.datasets.inspection.occupancy import is_defect
+from lit_data.datasets.occupancy import is_defect
 from lit_data.datasets.patches import PatchDataset, PatchWriter
-from lit_data.grid import Edges
-from lit_data.io.images.image_source import ImageBank
-from lit_data.io.store.store import cut_middle
+from lit_data.datasets.synthetic.stripes import StripeSampleSpec
+from lit_data.images.bank import ImageBank
+from lit_data.images.store.store import cut_middle
 from lit_data.loading import LoaderOptions
-from lit_data.samples.stripes import StripeSampleSpec
 from lit_data.synthesis import DefectSpec
-from lit_data.types import NEUTRAL, Array, PathText, Size, Stage
 from lit_inspect.layouts import ROLES
 from lit_inspect.references import MEASURED_PX, describe_misfits, find_limits, measure_fit
 

@@ -8,11 +8,11 @@ import torch.distributed as dist
 from lightning import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
+from lit_data.core.errors import ConfigError, RankMismatchError
+from lit_data.core.lightning_internals import count_trained, find_epoch, reopen_epoch
+from lit_data.core.types import Stage
 from lit_data.datamodules.transfer import BatchTransfer
-from lit_data.errors import ConfigError, RankMismatchError
-from lit_data.lightning_internals import count_trained, find_epoch, reopen_epoch
 from lit_data.loading import MicroBatchLoader
-from lit_data.types import Stage
 
 _UNUSED = (
     "the state that load_state_dict gave the datamodule is not used: a Trainer begins at the first "

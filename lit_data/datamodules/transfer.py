@@ -15,17 +15,17 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from lit_data.datamodules.batch_format import BatchFormat, format_batch, gives_dict
-from lit_data.errors import ConfigError, LitDataError
-from lit_data.lightning_internals import (
+from lit_data.core.errors import ConfigError, LitDataError
+from lit_data.core.lightning_internals import (
     call_module_hook,
     choose_hooks,
     find_conversion,
     leave_unconverted,
 )
+from lit_data.core.types import Batch, PlannedBatch, Stage
+from lit_data.datamodules.batch_format import BatchFormat, format_batch, gives_dict
 from lit_data.loading.staging import INDICES
 from lit_data.loading.transfer import StagedBatch, finish_transfer
-from lit_data.types import Batch, PlannedBatch, Stage
 
 _OTHER = "pytorch_lightning"
 

@@ -1,15 +1,9 @@
 """Map-style datasets. They know nothing of Lightning, and importing one imports neither Kornia nor Hydra."""
 
 from lit_data.datasets.bank_dataset import BankDataset
-from lit_data.datasets.ct.dataset import CTDataset
-from lit_data.datasets.detection.dataset import DetectionDataset
-from lit_data.datasets.gan import GANDataset
 from lit_data.datasets.patches import PatchDataset
 
 __all__ = [
     "BankDataset",
-    "CTDataset",
-    "DetectionDataset",
-    "GANDataset",
     "PatchDataset",
 ]

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lit_data.io.images.image_source import ImageBank
-from lit_data.types import Array, FieldSpec, Ints, LookAhead, SampleRuns, read_samples
+from lit_data.core.types import Array, FieldSpec, Ints, LookAhead, SampleRuns, read_samples
+from lit_data.images.bank import ImageBank
 
 if TYPE_CHECKING:
     import torch

@@ -9,13 +9,13 @@ import torch
 from rich.filesize import decimal
 from torch import Tensor
 
+from lit_data.core.devices import constant
+from lit_data.core.errors import ConfigError
+from lit_data.core.progress import track
+from lit_data.core.types import Batch, Size
 from lit_data.datasets.patches import PatchDataset
-from lit_data.devices import constant
-from lit_data.errors import ConfigError
-from lit_data.io.images.image_source import ImageBank
-from lit_data.io.progress import track
-from lit_data.io.store.store import DecodedStore
-from lit_data.types import Batch, Size
+from lit_data.images.bank import ImageBank
+from lit_data.images.store.store import DecodedStore
 
 CHUNK_BYTES = 2**26
 _KEPT_SHARE = 0.25

@@ -10,12 +10,12 @@ from types import MappingProxyType
 import numpy as np
 from typing_extensions import override
 
-from lit_data.checks import check_count, is_count
-from lit_data.errors import ConfigError
-from lit_data.grid import PatchGrid
-from lit_data.io.images.image_source import ImageBank
-from lit_data.rng import sample_crops
-from lit_data.types import FieldSpec, Ints, Size
+from lit_data.core.checks import check_count, is_count
+from lit_data.core.errors import ConfigError
+from lit_data.core.grid import PatchGrid
+from lit_data.core.rng import sample_crops
+from lit_data.core.types import FieldSpec, Ints, Size
+from lit_data.images.bank import ImageBank
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from typing_extensions import override
 
+from lit_data.core.errors import ConfigError, DataError, list_problems, show_path
+from lit_data.core.shared_arrays import share_state
+from lit_data.core.types import Array, Bools, FieldSpec, Ints, SampleRuns, Size
 from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.patch_source import PatchSource, Places
-from lit_data.errors import ConfigError, DataError, list_problems, show_path
-from lit_data.io.images.image_source import ImageBank
-from lit_data.io.store.shared_arrays import share_state
-from lit_data.types import Array, Bools, FieldSpec, Ints, SampleRuns, Size
+from lit_data.images.bank import ImageBank
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +85,7 @@ class PatchDataset(BankDataset):
     as large as the largest of them, and samples are written into their upper left corner.
 
     A pickled copy shares the arrays of a large set with this one, see
-    `lit_data.io.store.shared_arrays.SharedState`.
+    `lit_data.core.shared_arrays.SharedState`.
 
     Args:
         bank: Decoded images.

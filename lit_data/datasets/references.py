@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from lit_data.checks import check_choice
-from lit_data.errors import ConfigError, DataError, list_problems, show_path
-from lit_data.io.discovery import find_images
-from lit_data.io.images.decoders import ImageSource
-from lit_data.io.leftovers import Leftovers
+from lit_data.core.checks import check_choice
+from lit_data.core.errors import ConfigError, DataError, list_problems, show_path
+from lit_data.core.leftovers import Leftovers
+from lit_data.images.decoders import ImageSource
+from lit_data.images.discovery import find_images
 from lit_inspect.layouts import ROLES, find_role
 
 Layout = Literal["channels", "files", "pairs", "single"]

@@ -7,24 +7,24 @@ from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_data.datasets.annotations.coco import find_coco, load_coco
-from lit_data.datasets.annotations.tables import IMAGE_COLUMNS, choose_column, read_table
-from lit_data.datasets.annotations.voc import NameIndex
-from lit_data.datasets.annotations.yolo import (
+from lit_data.annotations.coco import find_coco, load_coco
+from lit_data.annotations.tables import IMAGE_COLUMNS, choose_column, read_table
+from lit_data.annotations.voc import NameIndex
+from lit_data.annotations.yolo import (
     YAML_FILES,
     YAML_SUFFIXES,
     find_set_yaml,
     read_data_yaml,
     read_lines,
 )
+from lit_data.core.errors import DataError, Problems, escape, show_path
 from lit_data.datasets.split_names import (
     SPLITS,
     find_listed_split,
     find_split,
     split_of_annotations,
 )
-from lit_data.errors import DataError, Problems, escape, show_path
-from lit_data.io.discovery import check_inside
+from lit_data.images.discovery import check_inside
 
 _FOLDERS = ("ImageSets/Segmentation", "ImageSets/Main", "ImageSets/Layout", "ImageSets")
 LIST_PATHS = (

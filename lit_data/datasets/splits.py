@@ -10,8 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_data.datasets.annotations.voc import NameIndex
-from lit_data.datasets.annotations.yolo import read_lines
+from lit_data.annotations.voc import NameIndex
+from lit_data.annotations.yolo import read_lines
+from lit_data.core.errors import ConfigError, DataError, list_first, show_path
+from lit_data.core.files import is_there
+from lit_data.core.leftovers import Leftovers
+from lit_data.core.rng import Stream, uniform
+from lit_data.core.types import Ints
 from lit_data.datasets.split_lists import (
     TO_SHARE,
     SplitList,
@@ -21,11 +26,6 @@ from lit_data.datasets.split_lists import (
     read_split_table,
 )
 from lit_data.datasets.split_names import SPLITS, find_split_folder, split_of
-from lit_data.errors import ConfigError, DataError, list_first, show_path
-from lit_data.files import is_there
-from lit_data.io.leftovers import Leftovers
-from lit_data.rng import Stream, uniform
-from lit_data.types import Ints
 
 Splits = str | Mapping[str, float | str | Sequence[str]]
 """`folders`, `auto`, shares that add up to 1, for each split a list of names (or a text file with

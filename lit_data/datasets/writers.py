@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
+from lit_data.core.types import Array, FieldSpec, Ints, Size
+from lit_data.core.value_range import ValueRange
 from lit_data.synthesis import DefectSpec, sample_plan
 from lit_data.synthesis.renderer import draw, draw_spots
-from lit_data.types import Array, FieldSpec, Ints, Size
-from lit_data.value_range import ValueRange
 
 
 @dataclass(frozen=True, slots=True)

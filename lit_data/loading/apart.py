@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from lit_data.child_process import watch_parent
-from lit_data.errors import ConfigError, WorkerDiedError
+from lit_data.core.child_process import watch_parent
+from lit_data.core.errors import ConfigError, WorkerDiedError
+from lit_data.core.types import RowWriter
 from lit_data.loading.options import LoaderOptions, StartMethod
 from lit_data.loading.workers import THREADS_VARIABLE, Failure, check_crossing, hang_text
-from lit_data.types import RowWriter
 
 Rows = TypeVar("Rows", bound=RowWriter)
 Result = TypeVar("Result")

@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Any, Self
 
-from lit_data.errors import ConfigError, StoreError
+from lit_data.core.errors import ConfigError, StoreError
+from lit_data.core.types import LookAhead, RowWriter
 from lit_data.loading.order import EpochOrder, OrderReader
 from lit_data.loading.staging import INDICES, Slot, Staging
 from lit_data.loading.workers import Failure, RowTask, Texts
-from lit_data.types import LookAhead, RowWriter
 
 _REMEMBERED = 64
 

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from lit_data.errors import ConfigError
-from lit_data.io.machine import available_memory_bytes, count_cores, count_local_ranks
+from lit_data.core.errors import ConfigError
+from lit_data.core.machine import available_memory_bytes, count_cores, count_local_ranks
+from lit_data.core.types import RowWriter
 from lit_data.loading.apart import can_start_processes, maps_files, read_apart
 from lit_data.loading.options import LoaderOptions, WorkerKind
 from lit_data.loading.processes import ProcessWorkers
@@ -18,7 +19,6 @@ from lit_data.loading.samples import UNREAD, SampleWriter
 from lit_data.loading.staging import Layout
 from lit_data.loading.survey import SAMPLES_PER_WORKER, may_have_workers, measure
 from lit_data.loading.workers import InlineWorkers, ThreadWorkers, Workers
-from lit_data.types import RowWriter
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from typing import NamedTuple, get_args
 
 import torch.distributed as dist
 
-from lit_data.checks import check_choice
-from lit_data.errors import ConfigError
+from lit_data.core.checks import check_choice
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import RowWriter, Stage
 from lit_data.loading.drawn import SamplerOrder, check_sampler
 from lit_data.loading.options import LoaderOptions
 from lit_data.loading.order import EpochOrder, find_windows
 from lit_data.loading.samples import MapStyle, count_samples
-from lit_data.types import RowWriter, Stage
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from lit_data.io.progress import track
+from lit_data.core.progress import track
 
 Call = Callable[[], object]
 

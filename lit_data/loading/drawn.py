@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DistributedSampler
 
-from lit_data.errors import ConfigError
-from lit_data.rng import Stream, random_words, seed_generators, unchanged_generators
-from lit_data.types import Array, Ints
+from lit_data.core.errors import ConfigError
+from lit_data.core.rng import Stream, random_words, seed_generators, unchanged_generators
+from lit_data.core.types import Array, Ints
 
 
 class SamplerOrder:

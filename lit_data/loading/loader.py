@@ -11,8 +11,9 @@ from typing import Any, Unpack
 import torch
 from torch.utils.data import SequentialSampler
 
-from lit_data.checks import check_count
-from lit_data.errors import ConfigError
+from lit_data.core.checks import check_count
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import Ints, RowWriter, Stage
 from lit_data.loading.apart import maps_files, read_apart
 from lit_data.loading.assembly import (
     Assembly,
@@ -42,7 +43,6 @@ from lit_data.loading.trainer_view import (
 )
 from lit_data.loading.transfer import SideStream, pin_tensors
 from lit_data.loading.workers import Failure, Workers, write
-from lit_data.types import Ints, RowWriter, Stage
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class MicroBatchLoader:
     it is gone.
 
     Args:
-        dataset: One that writes rows (`lit_data.types.RowWriter`), or any map-style dataset.
+        dataset: One that writes rows (`lit_data.core.types.RowWriter`), or any map-style dataset.
         options: Batch size, workers and the rest.
         shuffle: Random order, new in each epoch; otherwise ascending.
         sampler: Indices of the samples of a pass in their order, as torch's samplers give them;

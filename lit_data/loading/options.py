@@ -5,9 +5,9 @@ from typing import Literal
 
 import torch
 
-from lit_data.checks import check_count, check_types
-from lit_data.errors import ConfigError
-from lit_data.rng import check_seed
+from lit_data.core.checks import check_count, check_types
+from lit_data.core.errors import ConfigError
+from lit_data.core.rng import check_seed
 
 WorkerKind = Literal["auto", "inline", "thread", "process"]
 Locality = Literal["auto", "none", "image"]

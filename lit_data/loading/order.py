@@ -6,11 +6,11 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
+from lit_data.core.rng import Stream, random_words, shuffled
+from lit_data.core.types import Array, FieldSpec, Ints, RowWriter, SampleRuns
 from lit_data.loading.drawn import SamplerOrder
 from lit_data.loading.options import LoaderOptions
-from lit_data.rng import Stream, random_words, shuffled
-from lit_data.types import Array, FieldSpec, Ints, RowWriter, SampleRuns
 
 _BLOCK = 4096
 

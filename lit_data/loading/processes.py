@@ -15,10 +15,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from lit_data.errors import WorkerDiedError
-from lit_data.heap import return_freed_memory
-from lit_data.io.machine import count_files
-from lit_data.io.store.shared_arrays import Handle, SharedMemory, attach
+from lit_data.core.errors import WorkerDiedError
+from lit_data.core.heap import return_freed_memory
+from lit_data.core.machine import count_files
+from lit_data.core.shared_arrays import Handle, SharedMemory, attach
+from lit_data.core.types import Array, RowWriter
 from lit_data.loading.apart import describe_end, set_up_worker, start_context
 from lit_data.loading.options import StartMethod
 from lit_data.loading.samples import SampleWriter
@@ -34,7 +35,6 @@ from lit_data.loading.workers import (
     log_opencv_threads,
     write,
 )
-from lit_data.types import Array, RowWriter
 
 _GRACE_S = 1.0
 Message = tuple[int, int, int, Handle, int, int, int, int, int]

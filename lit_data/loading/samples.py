@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, default_collate
 
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
+from lit_data.core.rng import Stream, random_words, seed_generators, unchanged_generators
+from lit_data.core.types import COUNT_SUFFIX, Array, Batch, FieldSpec, Ints, RowWriter, read_samples
 from lit_data.loading.structure import Leaf, Value, build_batch, describe, fill
-from lit_data.rng import Stream, random_words, seed_generators, unchanged_generators
-from lit_data.types import COUNT_SUFFIX, Array, Batch, FieldSpec, Ints, RowWriter, read_samples
 
 Collate = Callable[[list[Value]], Any]
 """``collate_fn`` of torch's DataLoader: a list of samples becomes a batch."""
@@ -248,7 +248,7 @@ def count_samples(dataset: RowWriter | MapStyle) -> int:
         raise ConfigError(
             f"{type(dataset).__name__} cannot be read by index: give a map-style dataset with "
             "__getitem__ and __len__, or one with `fields` and `write_into` "
-            "(lit_data.types.RowWriter)"
+            "(lit_data.core.types.RowWriter)"
         )
     return len(dataset)
 

@@ -13,10 +13,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from lit_data.errors import ConfigError, DataError
-from lit_data.io.machine import available_memory_bytes
-from lit_data.io.store.shared_arrays import Handle, SharedMemory
-from lit_data.types import COUNT_SUFFIX, Array, Batch, FieldSpec, row_shapes
+from lit_data.core.errors import ConfigError, DataError
+from lit_data.core.machine import available_memory_bytes
+from lit_data.core.shared_arrays import Handle, SharedMemory
+from lit_data.core.types import COUNT_SUFFIX, Array, Batch, FieldSpec, row_shapes
 
 INDICES = "\0indices"
 """Name of the row of sample numbers, which stands before the fields: what a worker shall write."""

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lit_data.errors import ConfigError, DataError
-from lit_data.types import Array, Batch, FieldSpec
+from lit_data.core.errors import ConfigError, DataError
+from lit_data.core.types import Array, Batch, FieldSpec
 
 _VIEWED_AS = {
     torch.bfloat16: torch.int16,

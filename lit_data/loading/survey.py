@@ -9,14 +9,14 @@ from statistics import median
 import numpy as np
 import torch
 
-from lit_data.errors import ConfigError, WorkerDiedError, first_line
-from lit_data.io.machine import count_files
+from lit_data.core.errors import ConfigError, WorkerDiedError, first_line
+from lit_data.core.machine import count_files
+from lit_data.core.types import Array, RowWriter
 from lit_data.loading.apart import can_start_processes, read_apart
 from lit_data.loading.options import LoaderOptions
 from lit_data.loading.samples import UNREAD, Collate, Facts, MapStyle, SampleWriter
 from lit_data.loading.staging import INDICES, Layout
 from lit_data.loading.workers import Failure, take_one_core, write
-from lit_data.types import Array, RowWriter
 
 SAMPLES_PER_WORKER = 32
 """A dataset has no more workers than one for so many of its samples."""

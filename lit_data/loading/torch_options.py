@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 
 import torch
 
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 from lit_data.loading.options import LoaderOptions
 
 _NO_LIMIT_S = 1e6

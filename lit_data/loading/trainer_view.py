@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from torch.utils.data import Sampler, SequentialSampler
 
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 from lit_data.loading.assembly import EpochProgress
 from lit_data.loading.order import EpochOrder
 
@@ -20,7 +20,7 @@ _UNFINISHED: WeakSet[Any] = WeakSet()
 _MODULES = ("lightning.pytorch.overrides.distributed", "pytorch_lightning.overrides.distributed")
 _WRAPPER = "_IndexBatchSamplerWrapper"
 EPOCHS = 2**32
-"""Numbers of epochs from which random numbers are made, see `lit_data.rng.random_words`."""
+"""Numbers of epochs from which random numbers are made, see `lit_data.core.rng.random_words`."""
 CYCLE = 2**20
 """Added to the epoch by each further pass in it: no order and no random number is used twice."""
 PER_PASS = 2

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lit_data.out_of_memory import is_out_of_memory
+from lit_data.core.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from lit_data.errors import DataError, LitDataError, WorkerDiedError
+from lit_data.core.errors import DataError, LitDataError, WorkerDiedError
+from lit_data.core.types import Array, Ints, RowWriter
 from lit_data.loading.staging import INDICES, Slot
-from lit_data.types import Array, Ints, RowWriter
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import threading
 import torch
 from torch import Tensor
 
-from lit_data.value_range import ValueRange, to_unit
+from lit_data.core.value_range import ValueRange, to_unit
 
 _memory = threading.local()
 

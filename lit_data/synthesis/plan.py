@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lit_data.checks import check_fraction
-from lit_data.errors import ConfigError
-from lit_data.rng import Stream, uniform
+from lit_data.core.checks import check_fraction
+from lit_data.core.errors import ConfigError
+from lit_data.core.rng import Stream, uniform
+from lit_data.core.types import Bools, Doubles, Floats, Ints, Size
 from lit_data.synthesis.families import build_families
 from lit_data.synthesis.families.base import DRAWS, Family, Range, check_range
 from lit_data.synthesis.families.spot import SUBPIXELS, Spot
-from lit_data.types import Bools, Doubles, Floats, Ints, Size
 
 if TYPE_CHECKING:
     import torch

@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lit_data.core.types import Array, Floats, Ints
+from lit_data.core.value_range import ValueRange
 from lit_data.synthesis.canvas import Canvas
 from lit_data.synthesis.families.base import Family
 from lit_data.synthesis.families.spot import SUBPIXELS, spot_kernels, window_start
 from lit_data.synthesis.plan import DefectPlan, Group
 from lit_data.synthesis.windows import Pixels, Surroundings, Windows
-from lit_data.types import Array, Floats, Ints
-from lit_data.value_range import ValueRange
 
 UNIT = ValueRange()
 WORTH_PX = 2**15

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from lit_data.devices import constant, widest_float
+from lit_data.core.devices import constant, widest_float
+from lit_data.core.types import Size
 from lit_data.synthesis.canvas import Canvas
-from lit_data.types import Size
 
 _LATTICE_PX = (-11, -8, -5, -2, 1, 4, 8, 12)
 """Rows and columns of the 64 places around a defect at which its surroundings are measured.

@@ -13,8 +13,8 @@ from lit_data.augment import Augmentation, Compiled, Geometry, Pipeline, StripeA
 from lit_data.augment.augmentation import Layers
 from lit_data.augment.pipeline import detection_augment, segmentation_augment, stripe_augment
 from lit_data.augment.warping import Padding
-from lit_data.devices import change_each
-from lit_data.types import Array
+from lit_data.core.devices import change_each
+from lit_data.core.types import Array
 
 GREY_LEVEL = 1 / 255
 

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from lit_data.augment import ExternalTransform, Layers
 from lit_data.augment.external import seeded
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 
 SEEDS = ["batch", "sample"]
 

@@ -11,16 +11,12 @@ from torch import Tensor, nn
 
 from lit_data.augment import Compiled, ExternalTransform, Layers, Pipeline, StripeAugment
 from lit_data.augment.foreign import Layer
-from lit_data.datamodules import (
-    DetectionDataModule,
-    InspectionDataModule,
-    LabelledImageDataModule,
-    StripeDataModule,
-    WatermarkDataModule,
-)
-from lit_data.datamodules.ct import CTDataModule
-from lit_data.datamodules.gan import GANDataModule
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
+from lit_data.datamodules import InspectionDataModule, LabelledImageDataModule, StripeDataModule
+from lit_data.wings.detection import DetectionDataModule
+from lit_data.wings.gan.datamodule import GANDataModule
+from lit_data.wings.volumes.datamodule import CTDataModule
+from lit_data.wings.watermarks import WatermarkDataModule
 
 
 class Mirror(nn.Module):

@@ -5,7 +5,7 @@ from numpy.testing import assert_allclose
 
 from lit_data.augment import Layers, MixUp
 from lit_data.augment.mixing import invert_beta
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 
 
 def _layers(samples: int = 6) -> Layers:

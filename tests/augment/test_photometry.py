@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lit_data.augment import ColourJitter, Layers, Photometry
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 
 
 def _expose(images: Tensor, **options: Any) -> Tensor:

@@ -17,7 +17,7 @@ from lit_data.augment import (
     StripeAugment,
     stage_augmentations,
 )
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 
 
 def test_steps_run_in_their_order_with_their_own_numbers() -> None:

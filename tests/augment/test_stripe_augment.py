@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_data.augment import Layers, SingleTexture, StripeAugment
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 
 
 def _batch(batch: int, channels: int, height: int, width: int) -> tuple[Tensor, Tensor]:

@@ -4,9 +4,9 @@ import torch
 
 from lit_data.augment import draw_tiles, pack_tiles
 from lit_data.augment import mixing as module
-from lit_data.datasets.detection.dataset import draw_tiles as draw_by_worker
-from lit_data.mosaic import FILL, MosaicPlan, MosaicSpec, sample_mosaics
-from lit_data.types import Array
+from lit_data.core.mosaic import FILL, MosaicPlan, MosaicSpec, sample_mosaics
+from lit_data.core.types import Array
+from lit_data.wings.detection.dataset import draw_tiles as draw_by_worker
 
 SPECS = [
     MosaicSpec(),

@@ -9,12 +9,12 @@ import torch
 from omegaconf import DictConfig
 
 import benchmarks
-from lit_data.commands.benchmark import run
-from lit_data.commands.benchmarks.measure import Candidate, open_feed
-from lit_data.commands.benchmarks.table import MICRO_BATCHED, Row
-from lit_data.commands.configuration.compose import compose
-from lit_data.commands.configuration.names import allow_packages
-from lit_data.types import Batch
+from lit_data.app.benchmark import run
+from lit_data.app.benchmarks.measure import Candidate, open_feed
+from lit_data.app.benchmarks.table import MICRO_BATCHED, Row
+from lit_data.app.configuration.compose import compose
+from lit_data.app.configuration.names import allow_packages
+from lit_data.core.types import Batch
 
 CONF = Path(benchmarks.__path__[0]) / "conf"
 

@@ -13,7 +13,7 @@ from benchmarks.learning_detection import (
     score_boxes,
 )
 from benchmarks.learning_sets import BOARD_CLASSES, prepare_boards
-from lit_data.modules.detection.scores import BoxScores
+from lit_data.wings.detection.model.scores import BoxScores
 from tests.benchmarks.suites import read_table
 
 

@@ -7,12 +7,12 @@ import torch
 from omegaconf import DictConfig
 
 from benchmarks.loaders import find_others
-from lit_data.commands.benchmarks.compare import build_candidates
-from lit_data.commands.benchmarks.measure import Candidate
-from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.configuration.targets import read_options
-from lit_data.errors import ConfigError
-from lit_data.types import Batch
+from lit_data.app.benchmarks.compare import build_candidates
+from lit_data.app.benchmarks.measure import Candidate
+from lit_data.app.benchmarks.options import BenchmarkOptions
+from lit_data.app.configuration.targets import read_options
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import Batch
 from tests.benchmarks.suites import compose_suite, read_epoch, read_table, run_suite
 
 TOY = [

@@ -12,11 +12,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.stripe_ways import make_stripe_ways
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import Batch
 from lit_data.datamodules import StripeDataModule
-from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.synthesis import DefectSpec, SpotShape
-from lit_data.types import Batch
 from tests.helpers.reading import opened
 
 Make = Callable[..., StripeDataModule]

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.callbacks.events import Event
-from lit_data.errors import BatchMemoryError, ConfigError
+from lit_data.core.errors import BatchMemoryError, ConfigError
 from lit_data.testing import QUIET
 from tests.helpers.limited_memory import FaultPlan, Point, install, out_of_memory
 from tests.helpers.notes import Notes

@@ -18,7 +18,7 @@ from torchmetrics.classification import (
 )
 
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
-from lit_data.errors import BatchMemoryError
+from lit_data.core.errors import BatchMemoryError
 from lit_data.testing import QUIET
 from tests.callbacks.test_adaptive_twins import assert_same
 from tests.helpers.limited_memory import FaultPlan, Faults, Point, install

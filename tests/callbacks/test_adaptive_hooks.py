@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
 from lit_data.callbacks import AdaptiveBatchSize, SampleDigest
-from lit_data.errors import BatchMemoryError, ConfigError
+from lit_data.core.errors import BatchMemoryError, ConfigError
 from lit_data.testing import QUIET
 from tests.helpers.limited_memory import FaultPlan, Point, install
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
-from lit_data.batch_form import cut_evenly
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.callbacks.wrapping import wrap
-from lit_data.errors import BatchMemoryError
+from lit_data.core.batch_form import cut_evenly
+from lit_data.core.errors import BatchMemoryError
 from lit_data.testing import QUIET
 from tests.callbacks.test_adaptive_twins import assert_same
 from tests.helpers.limited_memory import out_of_memory

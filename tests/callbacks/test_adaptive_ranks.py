@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lit_data.callbacks.adaptive.ranks import find_ranks
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
-from lit_data.errors import ConfigError, LitDataError
+from lit_data.core.errors import ConfigError, LitDataError
 from lit_data.testing import QUIET
 from tests.helpers.families import run_family
 

@@ -11,7 +11,7 @@ from lightning import LightningModule, Trainer
 from torch import Tensor, nn
 
 from lit_data.callbacks import AdaptiveBatchSize
-from lit_data.errors import BatchMemoryError
+from lit_data.core.errors import BatchMemoryError
 from lit_data.testing import QUIET
 
 MIB = 2**20

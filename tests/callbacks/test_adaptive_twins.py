@@ -17,7 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 from torchmetrics.wrappers import Running
 
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
-from lit_data.errors import BatchMemoryError
+from lit_data.core.errors import BatchMemoryError
 from lit_data.testing import QUIET
 from tests.helpers.limited_memory import FaultPlan, Faults, Point, install
 

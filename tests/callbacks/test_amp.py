@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from lit_data.callbacks import precision as plugin
 from lit_data.callbacks.amp import AMP
 from lit_data.callbacks.events import Event
-from lit_data.errors import ConfigError, LitDataError
+from lit_data.core.errors import ConfigError, LitDataError
 from lit_data.testing import QUIET
 from tests.helpers.notes import Notes
 

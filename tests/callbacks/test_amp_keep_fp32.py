@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from lit_data.callbacks.amp import AMP
 from lit_data.callbacks.precision import keep_in_float32
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 from lit_data.testing import QUIET
 
 Pair = namedtuple("Pair", ["left", "right"])

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from lit_data.callbacks import precision as plugin
 from lit_data.callbacks.amp import AMP
 from lit_data.callbacks.precision import choose_precision
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 from lit_data.testing import QUIET
 from tests.helpers.notes import Notes
 

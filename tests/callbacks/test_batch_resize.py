@@ -17,12 +17,12 @@ from torch.utils.data import DataLoader
 from lit_data.callbacks.adaptive.replay import Replay
 from lit_data.callbacks.adaptive.resize import ResizeRules, Resizing
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
+from lit_data.core.errors import ConfigError
+from lit_data.core.size_search import SizeLimits
+from lit_data.core.types import Batch, Stage
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.size_search import SizeLimits
 from lit_data.testing import QUIET
-from lit_data.types import Batch, Stage
 from tests.helpers.limited_memory import SimulatedDevice, install
 from tests.helpers.tally import Meanwhile, Rows, Tally
 from tests.loading.rows import KINDS, Indices

@@ -5,12 +5,7 @@ import pytest
 import torch
 
 from lit_data.callbacks import device_memory
-from lit_data.callbacks.device_memory import (
-    CudaGauge,
-    HostGauge,
-    MemoryReading,
-    open_gauge,
-)
+from lit_data.callbacks.device_memory import CudaGauge, HostGauge, MemoryReading, open_gauge
 
 MIB = 2**20
 

@@ -16,7 +16,7 @@ from lit_data.callbacks import empty_cache
 from lit_data.callbacks.device_memory import open_cache
 from lit_data.callbacks.empty_cache import EmptyCache
 from lit_data.callbacks.events import Event
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 from lit_data.testing import QUIET
 from tests.callbacks.clock import Clock
 from tests.helpers.notes import Notes

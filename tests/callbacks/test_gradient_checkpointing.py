@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from lit_data.callbacks.gradient_checkpointing import GradientCheckpointing
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 from lit_data.testing import QUIET
 from tests.helpers.stock_modules import STOCK
 

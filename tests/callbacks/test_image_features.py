@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torchmetrics.image import fid
 
 from lit_data.callbacks.image_features import Distances, SmallFeatures, extract, open_extractor
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 
 
 def _draw(count: int, seed: int, *, noise: float = 0.0, tint: float = 0.0) -> Tensor:

@@ -10,7 +10,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import Tensor, nn
 
 from lit_data.callbacks import ImageMetrics
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 from lit_data.testing import QUIET
 from tests.callbacks.painter import Album, Painter
 from tests.helpers.notes import Notes

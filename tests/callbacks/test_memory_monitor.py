@@ -20,9 +20,9 @@ from lit_data.callbacks.memory import record as memory_record
 from lit_data.callbacks.memory.record import TreeMemory
 from lit_data.callbacks.memory_monitor import MemoryMonitor
 from lit_data.callbacks.timeline import SERIES
-from lit_data.errors import BatchMemoryError
+from lit_data.core.errors import BatchMemoryError
+from lit_data.core.types import Summarises
 from lit_data.testing import QUIET
-from lit_data.types import Summarises
 
 MIB = 2**20
 

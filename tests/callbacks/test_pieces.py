@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_data.batch_form import cut_evenly
 from lit_data.callbacks.adaptive.merge import Merger
+from lit_data.core.batch_form import cut_evenly
 
 
 class Pair(NamedTuple):

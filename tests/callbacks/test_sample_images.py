@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_data.callbacks import ImageMetrics, SampleImages
 from lit_data.callbacks.pictures import read_images
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 from lit_data.testing import QUIET
 from tests.callbacks.painter import Album, Painter, Sculptor
 from tests.helpers.notes import Notes

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lit_data.batch_form import cut_evenly
-from lit_data.size_search import SizeSearch
+from lit_data.core.batch_form import cut_evenly
+from lit_data.core.size_search import SizeSearch
 
 LIMIT_BYTES = 1000
 

@@ -9,7 +9,7 @@ from lightning import Trainer
 from torch.utils.data import DataLoader
 
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
-from lit_data.errors import BatchMemoryError
+from lit_data.core.errors import BatchMemoryError
 from lit_data.testing import QUIET
 from tests.helpers.limited_memory import SimulatedDevice, install
 from tests.helpers.tally import Meanwhile, Rows, Tally

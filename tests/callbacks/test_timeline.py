@@ -13,7 +13,7 @@ from lit_data.callbacks.timeline import (
     draw_memory,
     widen_rows,
 )
-from lit_data.types import Doubles
+from lit_data.core.types import Doubles
 
 
 def _range(value: float, other: float = math.nan) -> Doubles:

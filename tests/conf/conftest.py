@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lit_data.cli import main
+from lit_data.app.cli import main
 
 Run = Callable[..., dict[str, Any]]
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from lit_data.checks import read_arguments
-from lit_data.commands import COMMANDS
-from lit_data.commands.configuration.compose import compose
-from lit_data.commands.configuration.names import resolve_target
+from lit_data.app import COMMANDS
+from lit_data.app.configuration.compose import compose
+from lit_data.app.configuration.names import resolve_target
+from lit_data.core.checks import read_arguments
 from tests import outputs
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -83,11 +83,11 @@ MADE_BY = {  # option files that are for an experiment of their kind alone
     "model/anomaly": "anomaly",
     "model/anomaly_texture": "anomaly",
 }
-# Nets of packages that need not be installed: see tests/modules/test_pretrained.py.
+# Nets of packages that need not be installed: see tests/models/test_pretrained.py.
 FOREIGN_NETS = ("smp_unet", "timm_classifier", "torchvision_classifier")
 FOREIGN_NETS += ("torchvision_detector", "torchvision_segmentation", "monai")
 APART = [*map(Path, MADE_BY), *(Path(f"model/{name}") for name in ("voxel_vqvae", *FOREIGN_NETS))]
-# Each is named in a test below, in test_gan_configs or in tests/commands.
+# Each is named in a test below, in test_gan_configs or in tests/app.
 NAMED = {"anomaly", "classification", "ct", "ct_100k", "ct_500k", "segmentation", "watermark"}
 NAMED |= {"ct_segmentation"}
 NAMED |= {"gan", "gan_images", "gan_lowmem", "gan_rays"}
@@ -299,7 +299,7 @@ def _check_scores(run: Run, words: list[str], fitted: dict[str, Any], score: str
 
 
 @pytest.mark.slow
-def test_the_segmentation_goes_all_the_way(run: Run) -> None:  # and anomaly: see tests/commands
+def test_the_segmentation_goes_all_the_way(run: Run) -> None:  # and anomaly: see tests/app
     sizes = ["data.samples={count: 12, size_px: [96, 96]}", "data.patch_px=64", "model.net.width=4"]
     words = ["+experiment=segmentation", *QUICK, *sizes]
     fitted = run("fit", *words)

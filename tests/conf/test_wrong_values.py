@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from lit_data.commands.build import build_any_datamodule
-from lit_data.commands.configuration.compose import compose
-from lit_data.commands.configuration.targets import instantiate
-from lit_data.errors import LitDataError
+from lit_data.app.build import build_any_datamodule
+from lit_data.app.configuration.compose import compose
+from lit_data.app.configuration.targets import instantiate
+from lit_data.core.errors import LitDataError
 from tests.outputs import EXPERIMENTS
 
 SLOW = [

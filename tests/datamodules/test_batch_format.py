@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from lit_data.core.errors import ConfigError
 from lit_data.datamodules.batch_format import check_format, format_batch
-from lit_data.errors import ConfigError
 
 MASKED = {
     "image": torch.rand(3, 3, 4, 6),

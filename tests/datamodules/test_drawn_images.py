@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from lit_data.augment import StripeAugment
 from lit_data.datamodules import StripeDataModule
 from lit_data.datamodules.drawn_images import DrawnImages
-from lit_data.io.images.writing import write_png
+from lit_data.images.writing import write_png
 from lit_data.loading import LoaderOptions
-from lit_data.modules import SegmentationModule
-from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
+from lit_data.models import SegmentationModule
+from lit_data.models.segmentation.anomaly_metrics import AnomalyMetrics
 from lit_data.synthesis import DefectSpec
 from tests.helpers.reading import opened
-from tests.modules.runs import make_trainer
+from tests.models.runs import make_trainer
 
 SIZE = (72, 80)
 SPLITS = {"train": 0.4, "val": 0.4, "test": 0.2}

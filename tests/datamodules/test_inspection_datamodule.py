@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+from lit_data.core.errors import ConfigError, DataError, StoreError
+from lit_data.core.files import write_table
+from lit_data.core.types import Array, Ints
 from lit_data.datamodules import InspectionDataModule
-from lit_data.datasets.inspection.patches import SamplingOptions
+from lit_data.datasets.balanced_patches import SamplingOptions
 from lit_data.datasets.patches import PatchDataset
-from lit_data.errors import ConfigError, DataError, StoreError
-from lit_data.files import write_table
-from lit_data.io.images.masks import MaskOptions
-from lit_data.io.images.options import ReadOptions
+from lit_data.images.masks import MaskOptions
+from lit_data.images.read_options import ReadOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
-from lit_data.types import Array, Ints
 from tests.helpers.reading import opened, read_all
 
 SIZE = (96, 160)

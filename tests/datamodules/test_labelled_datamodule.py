@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from lit_data.core.errors import ConfigError, DataError
 from lit_data.datamodules import LabelledImageDataModule
-from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions
 from tests.helpers.reading import opened, read_all
 

@@ -11,12 +11,14 @@ import torch
 from lightning import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from lit_data.datamodules import CTDataModule, DetectionDataModule, InspectionDataModule
+from lit_data.core.errors import ConfigError
+from lit_data.datamodules import InspectionDataModule
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.datasets.ct.windows import WindowSpec
-from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.testing import QUIET
+from lit_data.wings.detection import DetectionDataModule
+from lit_data.wings.volumes import CTDataModule
+from lit_data.wings.volumes.datasets.windows import WindowSpec
 
 LOADER = LoaderOptions(batch_size=2, num_workers=0)
 

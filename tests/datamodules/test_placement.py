@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from lit_data.core.errors import ConfigError
+from lit_data.core.grid import PatchGrid
+from lit_data.core.types import Array
+from lit_data.core.value_range import ValueRange
 from lit_data.datamodules import placement as backend
 from lit_data.datamodules.placement import DrawingBackend, choose_drawing
 from lit_data.datasets import PatchDataset
 from lit_data.datasets.patch_source import GridPatches
 from lit_data.datasets.writers import DefectWriter
-from lit_data.errors import ConfigError
-from lit_data.grid import PatchGrid
-from lit_data.io import ImageBank
+from lit_data.images import ImageBank
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
-from lit_data.types import Array
-from lit_data.value_range import ValueRange
 
 
 def make_trainer(device: str = "cpu", ranks: int = 1) -> Any:

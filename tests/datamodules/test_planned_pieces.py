@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_data.batch_form import slice_batch
-from lit_data.commands.build import build_datamodule
-from lit_data.commands.configuration.compose import compose
+from lit_data.app.build import build_datamodule
+from lit_data.app.configuration.compose import compose
+from lit_data.core.batch_form import slice_batch
 from tests.outputs import MARKS, OBJECTS, QUICK, STRIPES
 
 TOYS = {"stripe": (*STRIPES, "data.backend=device"), "watermark": MARKS, "gan": OBJECTS}

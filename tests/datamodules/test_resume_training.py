@@ -10,11 +10,11 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lit_data.core.rng import uniform
+from lit_data.core.types import Array, Batch, FieldSpec, Ints, Stage
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.loading import LoaderOptions
-from lit_data.rng import uniform
 from lit_data.testing import QUIET
-from lit_data.types import Array, Batch, FieldSpec, Ints, Stage
 
 LENGTH, EPOCHS = 22, 2
 

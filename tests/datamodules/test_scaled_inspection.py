@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from lit_data.core.errors import ConfigError, DataError
 from lit_data.datamodules import InspectionDataModule
-from lit_data.datasets.inspection.patches import SamplingOptions
-from lit_data.errors import ConfigError, DataError
+from lit_data.datasets.balanced_patches import SamplingOptions
 from lit_data.loading import LoaderOptions
 from tests.helpers.reading import opened, read_all
 

@@ -13,11 +13,11 @@ from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import Array, Batch, FieldSpec, Ints, Stage
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.testing import QUIET
-from lit_data.types import Array, Batch, FieldSpec, Ints, Stage
 
 BATCHES, EPOCHS = 5, 2
 

@@ -12,14 +12,14 @@ import torch
 from lit_data import datamodules
 from lit_data.augment import Geometry, SingleTexture, StripeAugment
 from lit_data.callbacks import DataWaitMonitor, SampleDigest
-from lit_data.checks import read_arguments
+from lit_data.core.checks import read_arguments
+from lit_data.core.errors import ConfigError, DataError
+from lit_data.core.types import Batch, Stage
 from lit_data.datamodules import FileOptions, ImageDataModule, StripeDataModule
-from lit_data.errors import ConfigError, DataError
-from lit_data.io.images.readers import read_image
+from lit_data.images.readers import read_image
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.testing import write_images as write_noise
-from lit_data.types import Batch, Stage
 from tests.helpers.reading import Watcher, assert_equal, fit, opened
 
 Make = Callable[..., StripeDataModule]

@@ -9,8 +9,8 @@ from lightning import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.tuner.tuning import Tuner
 
+from lit_data.core.errors import ConfigError
 from lit_data.datamodules import StripeDataModule
-from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.testing import QUIET

@@ -10,13 +10,13 @@ from lightning.pytorch.trainer.connectors import data_connector
 from torch import Tensor
 
 from lit_data.callbacks import AdaptiveBatchSize
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import Array, Batch, FieldSpec, Ints, Stage
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.loading.transfer import Copy, StagedBatch
 from lit_data.testing import QUIET
-from lit_data.types import Array, Batch, FieldSpec, Ints, Stage
 from tests.helpers.limited_memory import out_of_memory
 
 BEFORE, TRANSFER, AFTER = HOOKS = (

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lit_data.io import ImageBank
-from lit_data.types import Array
+from lit_data.core.types import Array
+from lit_data.images import ImageBank
 
 
 class MemoryBank(ImageBank):

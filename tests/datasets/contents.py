@@ -8,7 +8,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from lit_data.types import Array
+from lit_data.core.types import Array
 
 SIDE = 24
 """Height and width of a picture, px."""

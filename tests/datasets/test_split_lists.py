@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from lit_data.core.errors import ConfigError, DataError
+from lit_data.core.leftovers import Leftovers
 from lit_data.datasets.split_lists import find_list_files
 from lit_data.datasets.splits import Splits, find_named_splits, split_images
-from lit_data.errors import ConfigError, DataError
-from lit_data.io.leftovers import Leftovers
 
 NAMES = tuple(f"JPEGImages/{stem}.jpg" for stem in "abcdef")
 

@@ -4,9 +4,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lit_data.core.errors import ConfigError, DataError
 from lit_data.datasets.patch_source import ProgressiveSize
 from lit_data.datasets.splits import check_image_count, split_images
-from lit_data.errors import ConfigError, DataError
 
 NAMES = [f"{n:03}.png" for n in range(100)]
 

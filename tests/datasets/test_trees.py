@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_data.errors import LitDataError
+from lit_data.core.errors import LitDataError
 from tests.datasets.trees import (
     PAGE,
     Tree,

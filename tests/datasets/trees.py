@@ -13,20 +13,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from lit_data.datamodules import (
-    CTDataModule,
-    DetectionDataModule,
-    GANDataModule,
-    InspectionDataModule,
-    LabelledImageDataModule,
-    StripeDataModule,
-    WatermarkDataModule,
-)
+from lit_data.datamodules import InspectionDataModule, LabelledImageDataModule, StripeDataModule
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.image_files import ImageFolder
 from lit_data.datasets.split_names import SPLITS
 from lit_data.synthesis import DefectSpec
-from lit_data.synthesis.watermarks import WatermarkSpec
+from lit_data.wings.detection import DetectionDataModule
+from lit_data.wings.gan import GANDataModule
+from lit_data.wings.volumes import CTDataModule
+from lit_data.wings.watermarks import WatermarkDataModule, WatermarkSpec
 from tests.datasets.contents import IMAGES, WRITERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "folders.md"

@@ -5,7 +5,7 @@ from typing import Any
 
 from PIL import Image
 
-from lit_data.types import Array
+from lit_data.core.types import Array
 
 
 def touch(folder: Path, *names: str) -> Path:

@@ -19,8 +19,8 @@ import torch
 from lightning import LightningModule
 from torch import nn
 
-from lit_data.batch_form import count_samples
 from lit_data.callbacks.device_memory import MemoryReading
+from lit_data.core.batch_form import count_samples
 
 Point = Literal[
     "transfer",  # the batch goes to the device

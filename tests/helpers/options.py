@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 
 CURES = re.compile(
     r"choose|give|must|allowed|leave|set |name at least|is below|or sizes swing|every"

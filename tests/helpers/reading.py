@@ -10,9 +10,9 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
+from lit_data.core.types import Batch, Stage
 from lit_data.datamodules import BaseDataModule
 from lit_data.testing import QUIET
-from lit_data.types import Batch, Stage
 
 Data = TypeVar("Data", bound=BaseDataModule)
 

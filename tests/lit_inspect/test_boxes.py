@@ -11,15 +11,15 @@ import torch
 from numpy.testing import assert_allclose
 from torch import Tensor
 
-from lit_data.cli import main as commands
-from lit_data.datamodules import DetectionDataModule
-from lit_data.errors import ConfigError
+from lit_data.app.cli import main as commands
+from lit_data.core.errors import ConfigError
 from lit_data.loading import LoaderOptions
-from lit_data.modules.detection import module
-from lit_data.modules.detection.net import DetectorNet, Level, Predictions, decode
-from lit_data.tasks import PredictOptions, find_task
-from lit_data.tasks.export import encode_file
-from lit_data.tasks.options import ExportRequest
+from lit_data.predict import PredictOptions, find_task
+from lit_data.predict.options import ExportRequest
+from lit_data.wings.detection import DetectionDataModule
+from lit_data.wings.detection.model import module
+from lit_data.wings.detection.model.net import DetectorNet, Level, Predictions, decode
+from lit_data.wings.export.encode import encode_file
 from lit_inspect import boxes
 from lit_inspect.__main__ import main
 from lit_inspect.board import encode_board, read_board
@@ -28,7 +28,7 @@ from lit_inspect.inspector import Inspector
 from lit_inspect.regions import round_score
 from lit_inspect.rows import ArrayRows
 from tests.helpers.reading import opened
-from tests.tasks.running import predict, read_rows
+from tests.predict.running import predict, read_rows
 
 SIZES = {"a.png": (50, 60), "b/c.jpg": (150, 201), "d.bmp": (64, 300), "e.png": (96, 96)}
 LIMITS = {"threshold": 0.6, "min_area_px": 20}

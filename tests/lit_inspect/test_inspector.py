@@ -12,19 +12,19 @@ import cv2
 import numpy as np
 import pytest
 
+from lit_data.core.errors import ConfigError
 from lit_data.datamodules import InspectionDataModule
-from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
-from lit_data.tasks import PredictOptions, find_task
-from lit_data.tasks.export import encode_file
-from lit_data.tasks.options import ExportRequest
-from lit_data.tasks.verdicts import Calibration, describe_images
+from lit_data.predict import PredictOptions, find_task
+from lit_data.predict.options import ExportRequest
+from lit_data.predict.verdicts import Calibration, describe_images
+from lit_data.wings.export.encode import encode_file
 from lit_inspect.__main__ import main
 from lit_inspect.board import encode_array, encode_board, read_board
 from lit_inspect.errors import BoardError, UsageError
 from lit_inspect.inspector import Inspector
 from lit_inspect.results import Results
-from tests.tasks.running import Marker, make_run, predict
+from tests.predict.running import Marker, make_run, predict
 
 TILES = {"tile_px": 64, "multiple_px": 4, "threshold": 0.6, "image_threshold": 0.7}
 

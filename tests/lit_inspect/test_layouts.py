@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from lit_data.augment import StripeAugment
+from lit_data.core.errors import ConfigError, DataError
 from lit_data.datamodules import StripeDataModule
 from lit_data.datasets.references import find_sources
-from lit_data.errors import ConfigError, DataError
-from lit_data.io.images.decoders import ImageDecoder, ImageSource
-from lit_data.io.images.options import ReadOptions as ReadTraining
+from lit_data.images.decoders import ImageDecoder, ImageSource
+from lit_data.images.read_options import ReadOptions as ReadTraining
 from lit_data.loading import LoaderOptions
-from lit_data.tasks import PredictOptions, find_task
-from lit_data.tasks.export import encode_file
-from lit_data.tasks.options import ExportRequest
+from lit_data.predict import PredictOptions, find_task
+from lit_data.predict.options import ExportRequest
+from lit_data.wings.export.encode import encode_file
 from lit_inspect.__main__ import main
 from lit_inspect.board import encode_board, read_board
 from lit_inspect.errors import BoardError, ImageError, UsageError
@@ -26,7 +26,7 @@ from lit_inspect.images import ReadOptions
 from lit_inspect.inspector import Inspector
 from lit_inspect.layouts import Group, Layout, find_role, group_files, open_files
 from tests.lit_inspect.boards import write_board
-from tests.tasks.running import Marker, make_run, predict, read_rows
+from tests.predict.running import Marker, make_run, predict, read_rows
 
 ROLES = ("target", "ref1", "ref2")
 TILES = {"tile_px": 64, "multiple_px": 4, "threshold": 0.08}

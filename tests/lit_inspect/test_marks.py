@@ -7,18 +7,21 @@ import cv2
 import numpy as np
 import pytest
 
-from lit_data.datamodules import CTDataModule, GANDataModule, WatermarkDataModule
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 from lit_data.loading import LoaderOptions
-from lit_data.tasks import PredictOptions, find_task, watermarks
-from lit_data.tasks.export import encode_file
-from lit_data.tasks.options import ExportRequest
+from lit_data.predict import PredictOptions, find_task
+from lit_data.predict.options import ExportRequest
+from lit_data.wings.export.encode import encode_file
+from lit_data.wings.gan import GANDataModule
+from lit_data.wings.volumes import CTDataModule
+from lit_data.wings.watermarks import WatermarkDataModule
+from lit_data.wings.watermarks import predictions as watermarks
 from lit_inspect.__main__ import main
 from lit_inspect.board import encode_board, read_board
 from lit_inspect.errors import BoardError
 from lit_inspect.inspector import Inspector
 from tests.lit_inspect.boards import write_board
-from tests.tasks.running import Marker, predict, read_rows
+from tests.predict.running import Marker, predict, read_rows
 
 TILES = {"tile_px": 64, "multiple_px": 4, "threshold": 0.3}
 

@@ -9,16 +9,16 @@ import torch
 
 from lit_data.datamodules import InspectionDataModule
 from lit_data.loading import LoaderOptions
-from lit_data.modules import AnomalyModule, MemoryBank
-from lit_data.modules.anomaly import encoder
-from lit_data.modules.anomaly.bank import find_distances
-from lit_data.tasks import PredictOptions, find_task
-from lit_data.tasks.export import encode_file
-from lit_data.tasks.options import ExportRequest
+from lit_data.models import AnomalyModule, MemoryBank
+from lit_data.models.anomaly import encoder
+from lit_data.models.anomaly.bank import find_distances
+from lit_data.predict import PredictOptions, find_task
+from lit_data.predict.options import ExportRequest
+from lit_data.wings.export.encode import encode_file
 from lit_inspect.__main__ import main
 from lit_inspect.inspector import Inspector
 from tests.helpers.reading import opened
-from tests.tasks.running import predict, read_rows
+from tests.predict.running import predict, read_rows
 
 OPTIONS = {"tile_px": 128, "overlap_px": 32, "image_score_fraction": 0.0, "image_threshold": 0.5}
 SIZES = [(1, 1), (5, 70), (33, 20), (60, 61), (128, 128), (150, 201)]

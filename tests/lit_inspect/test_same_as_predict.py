@@ -12,12 +12,12 @@ import tifffile
 import torch
 from PIL import Image
 
-from lit_data.errors import DataError
-from lit_data.inference.batches import ImageJob, MemoryTarget, open_source
-from lit_data.inference.tiling import Tiling
-from lit_data.io.images.decoders import ImageDecoder, ImageSource
-from lit_data.io.images.options import ReadOptions
-from lit_data.io.images.scaling import Scaling
+from lit_data.core.errors import DataError
+from lit_data.images.decoders import ImageDecoder, ImageSource
+from lit_data.images.read_options import ReadOptions
+from lit_data.images.scaling import Scaling
+from lit_data.predict.batches import ImageJob, MemoryTarget, open_source
+from lit_data.predict.tiling import Tiling
 from lit_inspect import images as runtime
 from lit_inspect import rows, tiles
 from lit_inspect.errors import ImageError

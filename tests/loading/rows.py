@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from lit_data.types import Array, FieldSpec, Ints
+from lit_data.core.types import Array, FieldSpec, Ints
 
 Rows = Mapping[str, Array]
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from lit_data.errors import ConfigError, DataError, WorkerDiedError
+from lit_data.core.errors import ConfigError, DataError, WorkerDiedError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from tests.loading.rows import FORK
 

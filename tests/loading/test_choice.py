@@ -4,11 +4,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_data.io import machine
+from lit_data.core import machine
+from lit_data.core.types import Array, Ints
 from lit_data.loading import LoaderOptions, MicroBatchLoader, choice, survey
 from lit_data.loading.choice import Choice
 from lit_data.loading.staging import INDICES
-from lit_data.types import Array, Ints
 from tests.loading.rows import Indices, Rows
 
 

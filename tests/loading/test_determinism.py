@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from lit_data.core.grid import PatchGrid
+from lit_data.core.types import Array
 from lit_data.datasets import PatchDataset
 from lit_data.datasets.patch_source import GridPatches
-from lit_data.grid import PatchGrid
-from lit_data.io.images.image_source import ImageBank
+from lit_data.images.bank import ImageBank
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.synthesis import DefectSpec, sample_plan
-from lit_data.types import Array
 
 SEED, EPOCH = 11, 3
 

@@ -17,11 +17,11 @@ import psutil
 import pytest
 import torch
 
+from lit_data.core.rng import Stream, random_words
+from lit_data.core.types import Array, FieldSpec, Ints
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.processes import Board, RowReader
 from lit_data.loading.staging import Layout
-from lit_data.rng import Stream, random_words
-from lit_data.types import Array, FieldSpec, Ints
 from tests.loading.rows import FORK, Indices, Rows
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("small_runs_are_fast")]
@@ -227,9 +227,9 @@ def test_what_goes_to_a_spawned_worker_is_small_beside_the_dataset() -> None:
 _MANY_FILES = """
     import resource, sys
     import numpy as np
-    from lit_data.errors import WorkerDiedError
+    from lit_data.core.errors import WorkerDiedError
     from lit_data.loading import LoaderOptions, MicroBatchLoader
-    from lit_data.types import FieldSpec
+    from lit_data.core.types import FieldSpec
 
     class Numbers:
         fields = {"index": FieldSpec((), "int64")}

@@ -17,7 +17,7 @@ _PROGRAM = """
     import os, sys, time
     import numpy as np
     from lit_data.loading import LoaderOptions, MicroBatchLoader
-    from lit_data.types import FieldSpec
+    from lit_data.core.types import FieldSpec
 
     class Numbers:
         fields = {"index": FieldSpec((), "int64"), "image": FieldSpec((64, 64), "uint8")}

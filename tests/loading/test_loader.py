@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
-from lit_data.errors import ConfigError, WorkerDiedError
+from lit_data.core.errors import ConfigError, WorkerDiedError
+from lit_data.core.types import FieldSpec, Ints
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.samples import SingleSamples
-from lit_data.types import FieldSpec, Ints
 from tests.helpers.options import assert_refused
 from tests.loading.rows import KINDS as FEW_KINDS
 from tests.loading.rows import Indices, Rows

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 from lit_data.loading.order import EpochOrder
 
 

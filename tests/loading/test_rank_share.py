@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader, current_order
 
 SAMPLES = [{"index": number} for number in range(17)]

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import FieldSpec, Ints
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.types import FieldSpec, Ints
 from tests.loading.rows import KINDS, Indices, Rows
 
 

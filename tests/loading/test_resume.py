@@ -14,11 +14,11 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 
-from lit_data.errors import ConfigError, StoreError
+from lit_data.core.errors import ConfigError, StoreError
+from lit_data.core.rng import uniform
+from lit_data.core.types import FieldSpec, Ints
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.rng import uniform
 from lit_data.testing import QUIET
-from lit_data.types import FieldSpec, Ints
 from tests.loading.rows import FORK, Indices, Rows
 
 STEPS = 40

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_data.errors import ConfigError, DataError
+from lit_data.core.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.samples import SampleWriter
 from tests.loading.rows import KINDS

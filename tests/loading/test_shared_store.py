@@ -7,11 +7,11 @@ import numpy as np
 import psutil
 import pytest
 
-from lit_data.io.images.decoders import ImageDecoder, ImageSource
-from lit_data.io.images.options import ReadOptions
-from lit_data.io.store.store import DecodedStore
+from lit_data.core.types import FieldSpec, Ints
+from lit_data.images.decoders import ImageDecoder, ImageSource
+from lit_data.images.read_options import ReadOptions
+from lit_data.images.store.store import DecodedStore
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.types import FieldSpec, Ints
 from tests.loading.rows import FORK, Indices, Rows
 
 IMAGES, SIDE_PX = 16, 2048  # 201 MB with three channels

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from lit_data.errors import DataError
+from lit_data.core.errors import DataError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 
 pytestmark = pytest.mark.timeout(60)

@@ -13,7 +13,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 
 SAMPLES = [{"index": number} for number in range(40)]

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import SampleRuns
 from lit_data.datamodules import InspectionDataModule
-from lit_data.datasets.inspection.patches import SamplingOptions
-from lit_data.errors import ConfigError
+from lit_data.datasets.balanced_patches import SamplingOptions
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.order import EpochOrder, Windows
-from lit_data.types import SampleRuns
 
 COUNTS = np.array([5, 1, 40, 7, 7, 12, 3, 30, 9, 11])
 RUNS = SampleRuns(np.cumsum(COUNTS), COUNTS * 10)

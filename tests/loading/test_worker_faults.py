@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.errors import ConfigError, DataError, StoreCorruptError, WorkerDiedError
+from lit_data.core.errors import ConfigError, DataError, StoreCorruptError, WorkerDiedError
+from lit_data.core.types import FieldSpec, Ints
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.types import FieldSpec, Ints
 from tests.loading.rows import FORK, Indices, Rows
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("small_runs_are_fast")]

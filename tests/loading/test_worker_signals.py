@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from lit_data.core.types import Ints
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.types import Ints
 from tests.helpers.families import ROOT
 from tests.helpers.fork_server import SCRIPTS_TOO
 from tests.loading.rows import FORK, Indices, Rows
@@ -25,7 +25,7 @@ _PROGRAM = """
     import os, signal, sys, threading
     import numpy as np
     from lit_data.loading import LoaderOptions, MicroBatchLoader
-    from lit_data.types import FieldSpec
+    from lit_data.core.types import FieldSpec
 
     class Pids:
         fields = {"pid": FieldSpec((), "int64")}
@@ -58,7 +58,7 @@ _PROGRAM = """
 _EXITING = """
     import torch
     from lit_data.loading import LoaderOptions, MicroBatchLoader
-    from lit_data.types import FieldSpec
+    from lit_data.core.types import FieldSpec
 
     class Slow:
         fields = {"index": FieldSpec((), "int64")}
@@ -79,9 +79,9 @@ _EXITING = """
 """
 _DYING = """
     import os, signal, time
-    from lit_data.errors import WorkerDiedError
+    from lit_data.core.errors import WorkerDiedError
     from lit_data.loading import LoaderOptions, MicroBatchLoader
-    from lit_data.types import FieldSpec
+    from lit_data.core.types import FieldSpec
 
     class Numbers:
         fields = {"index": FieldSpec((), "int64")}

@@ -20,7 +20,7 @@ def test_workers_of_dask_prepare_parts(tmp_path: Path) -> None:
             "/data": str(tmp_path),
             "PARTS = 64": f"PARTS = {PARTS}",
             "    words = [": "    die_once(part)\n    words = [",
-            "from lit_data import api\n": "from lit_data import api\nfrom dying import die_once\n",
+            "from lit_data.app import api\n": "from lit_data.app import api\nfrom dying import die_once\n",
         },
     )
     (tmp_path / "recipe.py").write_text(code)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_data.commands.configuration.compose import compose
+from lit_data.app.configuration.compose import compose
 from tests.scale.recipes import PAGES, list_commands, read_blocks
 
 NAMES = sorted(path.stem for path in PAGES.glob("*.md"))

@@ -36,7 +36,7 @@ def test_workers_of_ray_prepare_parts(tmp_path: Path) -> None:
             "PARTS = 64": f"PARTS = {PARTS}",
             "num_cpus=8": "num_cpus=1",
             "    words = [": "    die_once(part)\n    words = [",
-            "from lit_data import api\n": "from lit_data import api\nfrom dying import die_once\n",
+            "from lit_data.app import api\n": "from lit_data.app import api\nfrom dying import die_once\n",
             'ray.init()  # on a cluster: address="auto"\n': START,
         },
     )

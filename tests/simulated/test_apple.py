@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from lit_data.augment import Geometry, Layers
 from lit_data.synthesis import render
-from lit_data.synthesis.watermarks.blend import compress
+from lit_data.wings.watermarks.blend import compress
 from tests.augment.test_augmentation import ANY_CHANNELS, RGB, make_layers
 from tests.simulated.log import LOG
 from tests.synthesis.placing import many, plan_of

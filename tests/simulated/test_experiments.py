@@ -7,8 +7,8 @@ import torch
 from lightning.fabric.accelerators.mps import MPSAccelerator
 
 from benchmarks.__main__ import run as measure
-from lit_data.cli import main
-from lit_data.errors import ConfigError
+from lit_data.app.cli import main
+from lit_data.core.errors import ConfigError
 from tests.outputs import BOXES, MARKS, OBJECTS, QUICK, STRIPES, VOLUMES
 from tests.simulated.log import LOG
 from tests.simulated.phases import Phases, counting
@@ -19,10 +19,10 @@ pytestmark = [
 ]  # Lightning remarks on toy sizes
 
 ALLOWED = {
-    "modules/detection/targets.py": "how many places learn an object decides the length of the loss",
+    "wings/detection/model/targets.py": "how many places learn an object decides the length of the loss",
     "callbacks/image_features.py": "ImageMetrics looks at the first images of a training alone",
     "callbacks/image_metrics.py": "its net goes to the device once",
-    "devices.py": "small constants go to the device once",
+    "core/devices.py": "small constants go to the device once",
     "synthesis/families/base.py": "so do the arrays that families read from",
 }
 """Places of a training step where the host may wait, and why."""

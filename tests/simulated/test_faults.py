@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from lit_data.callbacks import AdaptiveBatchSize, MemoryMonitor, SampleDigest, SaveOnSignal
 from lit_data.callbacks.device_memory import CudaGauge
+from lit_data.core.out_of_memory import is_out_of_memory
+from lit_data.core.value_range import ValueRange
 from lit_data.datamodules.image_transform import ImageTransform
-from lit_data.inference import TiledPredictor
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.transfer import SideStream
-from lit_data.out_of_memory import is_out_of_memory
+from lit_data.predict import TiledPredictor
 from lit_data.testing import QUIET
-from lit_data.value_range import ValueRange
 from tests.simulated import cuda
 from tests.simulated.log import LOG
 

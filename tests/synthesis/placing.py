@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_data.core.types import Bools, Bytes, Floats
+from lit_data.core.value_range import ValueRange
 from lit_data.synthesis import FAMILIES, DefectPlan, DefectSpec, render, sample_plan
 from lit_data.synthesis.canvas import Canvas
 from lit_data.synthesis.renderer import find_touches
 from lit_data.synthesis.windows import Surroundings
-from lit_data.types import Bools, Bytes, Floats
-from lit_data.value_range import ValueRange
 
 NAMES = tuple(FAMILIES)
 GREY = ValueRange(0, 255, whole=True)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from lit_data.errors import DataError
+from lit_data.core.errors import DataError
 from lit_data.synthesis.families.region import (
     BORDER,
     TEXTURE_PX,

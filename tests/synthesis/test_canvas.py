@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from lit_data.core.value_range import ValueRange
 from lit_data.synthesis.canvas import Canvas
-from lit_data.value_range import ValueRange
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from lit_data.errors import ConfigError
+from lit_data.core.errors import ConfigError
 from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.families.region import Blur
 

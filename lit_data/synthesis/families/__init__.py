@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from lit_data.checks import call_checked
-from lit_data.errors import ConfigError
+from lit_data.core.checks import call_checked
+from lit_data.core.errors import ConfigError
 from lit_data.synthesis.families.base import Family
 from lit_data.synthesis.families.line import ExtraStripe, Line, Scratch, StripeBreak
 from lit_data.synthesis.families.region import Blur, CutPaste, Shift, Stain, Texture

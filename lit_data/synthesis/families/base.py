@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.errors import ConfigError
-from lit_data.types import Floats, Ints, Size
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import Floats, Ints, Size
 
 if TYPE_CHECKING:
     import torch

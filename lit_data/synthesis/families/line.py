@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 import numpy as np
 from typing_extensions import override
 
-from lit_data.checks import check_choice, check_fraction
-from lit_data.errors import ConfigError
+from lit_data.core.checks import check_choice, check_fraction
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import Floats, Ints, Size
 from lit_data.synthesis.families.base import (
     Drawn,
     Family,
@@ -18,7 +19,6 @@ from lit_data.synthesis.families.base import (
     spread,
     square_window,
 )
-from lit_data.types import Floats, Ints, Size
 
 if TYPE_CHECKING:
     from torch import Tensor

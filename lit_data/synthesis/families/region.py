@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_data.errors import DataError
-from lit_data.grid import mirror
-from lit_data.io.discovery import find_images
-from lit_data.io.images.readers import read_image
-from lit_data.rng import Stream, uniform
+from lit_data.core.errors import DataError
+from lit_data.core.grid import mirror
+from lit_data.core.rng import Stream, uniform
+from lit_data.core.types import Bools, Doubles, Floats, Ints, Size
+from lit_data.images.discovery import find_images
+from lit_data.images.readers import read_image
 from lit_data.synthesis.families.base import (
     Drawn,
     Family,
@@ -23,7 +24,6 @@ from lit_data.synthesis.families.base import (
     spread,
     square_window,
 )
-from lit_data.types import Bools, Doubles, Floats, Ints, Size
 
 if TYPE_CHECKING:
     from torch import Tensor

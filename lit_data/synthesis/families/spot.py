@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from typing_extensions import override
 
-from lit_data.checks import call_checked
-from lit_data.devices import constant
-from lit_data.errors import ConfigError
+from lit_data.core.checks import call_checked
+from lit_data.core.devices import constant
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import Doubles, Floats, Ints, Size
 from lit_data.synthesis.families.base import (
     Drawn,
     Family,
@@ -23,7 +24,6 @@ from lit_data.synthesis.families.base import (
     square_window,
 )
 from lit_data.synthesis.windows import SEARCH_PX
-from lit_data.types import Doubles, Floats, Ints, Size
 
 if TYPE_CHECKING:
     from torch import Tensor

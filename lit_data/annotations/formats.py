@@ -1,0 +1,177 @@
+"""Formats of the label files that lie in a folder and are not read, and what would read them."""
+
+import re
+from collections.abc import Collection, Container, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from lit_data.core.errors import DataError
+from lit_data.core.leftovers import Leftovers, Unread
+from lit_data.core.opening import open_source
+from lit_data.images.discovery import check_inside, name_below
+
+Purpose = Literal["masks", "boxes", "classes", "pairs"]
+"""What a kind of data reads from label files."""
+
+_EXTENSIONS = (".json", ".jsonl", ".geojson", ".xml", ".csv", ".tsv", ".xlsx", ".txt")
+_NO_LABELS = re.compile(
+    "(readme|licen[cs]e|copying|requirements|classes|names|splits|train|val|test|trainval).*",
+    re.IGNORECASE,
+)
+"""Names of files of no known format that are not labels either."""
+_HEAD_BYTES = 2**16
+_MOST_READ = 16  # files of an extension, of folders that are not alike
+_NUMBER = r"-?\d+(?:\.\d+)?"
+_FRACTION = r"(?:[01]|[01]?\.\d+)"
+
+_FORMATS = (
+    ("CVAT for video", ".xml", r"<track\b"),
+    ("CVAT", ".xml", r"<annotations\b", r"<image\b"),
+    ("VOC", ".xml", r"<bndbox\b"),
+    ("LabelMe", ".json", r'"shapes"\s*:'),
+    ("COCO panoptic", ".json", r'"segments_info"\s*:'),
+    ("COCO captions", ".json", r'"caption"\s*:'),
+    ("COCO", ".json", r'"images"\s*:'),
+    ("segment-anything", ".json", r'"image"\s*:', r'"segmentation"\s*:'),
+    ("Datumaro", ".json", r'"items"\s*:'),
+    ("VGG Image Annotator", ".json", r'"regions"\s*:'),
+    ("Label Studio", ".json", r'"annotations"\s*:', r'"result"\s*:'),
+    ("JSON lines", ".jsonl"),
+    ("GeoJSON", ".geojson"),
+    ("Excel", ".xlsx"),
+    ("TSV", ".tsv"),
+    ("CSV of run lengths", ".csv", r"\A[^\n]*\b(encoded_?pixels|rle|mask_rle)\b"),
+    ("CSV of boxes", ".csv", r"\A[^\n]*\b(x_?min|x1|bbox|left)\b"),
+    ("CSV of labels", ".csv", r"\A[^\n]*\b(label|class|class_?id|category)\b"),
+    ("YOLO boxes", ".txt", rf"\A\d+(?: +{_FRACTION}){{4}} *(?:\r?\n|\Z)"),
+    ("YOLO polygons", ".txt", rf"\A\d+(?: +{_FRACTION}){{6,}} *(?:\r?\n|\Z)"),
+    ("KITTI", ".txt", rf"\A[a-z_]+(?: {_NUMBER}){{14}}"),
+    ("DOTA", ".txt", rf"\A(?:imagesource:|(?:{_NUMBER} +){{8}}[a-z])"),
+    ("boxes in pixels", ".txt", rf"\A{_NUMBER}(?:[, ] *{_NUMBER}){{4,}}"),
+)
+"""Name, extension, and what is in the beginning of a file; the first that fits is taken."""
+
+_OUTLINES = ("CVAT", "LabelMe", "COCO", "CSV of run lengths", "YOLO polygons")
+_BOXES = ("VOC", "YOLO boxes", "CSV of boxes", "KITTI", "DOTA", "boxes in pixels")
+_OTHERS = {
+    "CVAT for video": "export them as CVAT for images",
+    "CSV of labels": "+experiment=classification learns them",
+    "COCO captions": "they mark nothing",
+}
+_CURES: Mapping[Purpose, Mapping[str, str]] = {
+    "masks": {
+        **dict.fromkeys(_OUTLINES, "other masks come first; data.exclude leaves those out"),
+        **dict.fromkeys(_BOXES, "+experiment=detection learns boxes"),
+        **_OTHERS,
+        "": "export them as COCO, or as masks",
+    },
+    "boxes": {
+        **dict.fromkeys(_OUTLINES, "data.boxes_from=masks puts boxes around them"),
+        "COCO": "data.annotations=FILE reads one of them",
+        **_OTHERS,
+        "VOC": "data.label_format=voc reads them",
+        "YOLO boxes": "data.label_format=yolo reads them",
+        "": "convert them to COCO, YOLO or VOC",
+    },
+    "classes": {
+        **dict.fromkeys(_OUTLINES, "+experiment=segmentation learns masks"),
+        **dict.fromkeys(_BOXES, "+experiment=detection learns boxes"),
+        "CSV of labels": "of several such tables the first by name is read",
+        "": "a CSV with the columns image and label, or a folder for each class, is read",
+    },
+    "pairs": {"": "convert them to masks, and name their folder with data.masks"},
+}
+"""What to do with files of a format; that of "" is for all others."""
+
+
+def add_label_files(
+    leftovers: Leftovers,
+    folder: Path,
+    purpose: Purpose,
+    used: Collection[Path] = (),
+    *,
+    with_unknown: bool = False,
+) -> None:
+    """Add the label files that are not used, by their formats.
+
+    Args:
+        leftovers: Takes them; it has the files that no reader of images read.
+        folder: The root.
+        purpose: What is read from label files.
+        used: Those that were read.
+        with_unknown: Add also files of which nobody knows whether they are label files.
+    """
+    cures = _CURES[purpose]
+    for label_format, names in sort_by_format(folder, leftovers.unread, used).items():
+        if label_format:
+            cure = cures.get(label_format, cures[""]).replace("FILE", names[0])
+            leftovers.add(f"label files ({label_format}) are not used", names, cure)
+        elif with_unknown:
+            names = [name for name in names if not _NO_LABELS.fullmatch(name.rpartition("/")[2])]
+            leftovers.add("files have no format that is known", names, cures[""])
+
+
+def add_unlabelled(
+    leftovers: Leftovers,
+    names: Mapping[int, str],
+    labelled: Container[int],
+    splits: Mapping[str, Collection[int]],
+) -> None:
+    """Add the images without a label file, and the splits that have none.
+
+    Args:
+        leftovers: Takes them.
+        names: Of all images, by their numbers.
+        labelled: Numbers of those with a label file.
+        splits: Numbers of the images of each.
+    """
+    unlabelled = {number: name for number, name in names.items() if number not in labelled}
+    cure = "they count as without an object; data.exclude leaves them out"
+    leftovers.add("images have no label file", list(unlabelled.values()), cure)
+    for split, numbers in splits.items():
+        if unlabelled.keys() >= set(numbers):
+            leftovers.add_split(split, [names[number] for number in numbers], "label file")
+
+
+def sort_by_format(
+    folder: Path, unread: Unread, used: Collection[Path] = ()
+) -> Mapping[str, Sequence[str]]:
+    """Return the names of label files by their format; "" for those of none that is known.
+
+    Of many files of an extension the first of each folder is looked at, and stands for all in it.
+
+    Args:
+        folder: The root.
+        unread: Files by their extension.
+        used: Those that are left out.
+    """
+    used_names = {name_below(folder, path) for path in used}
+    by_format: dict[str, list[str]] = {}
+    for extension in _EXTENSIONS:
+        paths = sorted(unread.get(extension, ()))
+        names = [name for name in paths if name not in used_names]
+        format_of: dict[str, str] = {}
+        for name in names:
+            key = name if len(names) <= _MOST_READ else name.rpartition("/")[0]
+            if key not in format_of:
+                is_read = len(format_of) < _MOST_READ
+                first = next(iter(format_of.values()), "")
+                format_of[key] = find_format(folder / name, folder) if is_read else first
+            by_format.setdefault(format_of[key], []).append(name)
+    return by_format
+
+
+def find_format(path: Path, folder: Path) -> str:
+    """Return the name of the format of a label file, by how it begins; empty for others."""
+    try:
+        check_inside(path, folder)
+        with open_source(path) as stream:
+            head = stream.read(_HEAD_BYTES)
+    except DataError:
+        return ""
+    text = head.replace(b"\0", b"").decode("utf-8-sig", "replace").lstrip()
+    for name, extension, *parts in _FORMATS:
+        is_named_so = path.suffix.lower() == extension
+        if is_named_so and all(re.search(part, text, re.IGNORECASE) for part in parts):
+            return name
+    return ""

@@ -1,0 +1,300 @@
+"""Marks of images, whatever file they were read from, and their masks and boxes.
+
+`lit_data.annotations.mark_files` reads them. What holds for marks of all formats is
+checked here, once: the frame of their image, where they lie, and what a pixel can be.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from lit_data.annotations.labels import UNSTATED, Frame, Stated
+from lit_data.annotations.marks import Draw, DrawnPixels, Mask, Patch
+from lit_data.annotations.voc import NameIndex
+from lit_data.core.errors import DataError, Problems, show_path
+from lit_data.core.types import IGNORED, Bools, Ints, Size
+from lit_data.datasets.layouts import Layout
+from lit_data.images.read_options import ReadOptions
+
+Effect = Literal["object", "hole", "ignored"]
+"""What becomes of the pixels of a mark: its class, background, or neither learned nor scored."""
+
+_INSIDE = 0.95  # of the pixels of an outline that was drawn inside of another one
+
+
+class Mark(NamedTuple):
+    """Something marked in an image.
+
+    Attributes:
+        where: It is said: the file and the place in it.
+        category: Of the defect; empty where nothing says so.
+        draw: Draws it.
+        effect: See there.
+        instance: The same for marks that are parts of one object; None: it is one of its own.
+    """
+
+    where: str
+    category: str
+    draw: Draw
+    effect: Effect = "object"
+    instance: Hashable = None
+
+
+class DrawnImage(NamedTuple):
+    """Mask and boxes that the marks of an image give.
+
+    Attributes:
+        number: Of the image.
+        mask: [H, W] class of each pixel from 1, 0 for the background, 255 for ignored ones.
+        boxes_px: [n, 5] int64 (class from 1 or 255, left, top, right, bottom), one an object.
+    """
+
+    number: int
+    mask: Mask
+    boxes_px: Ints
+
+
+@dataclass
+class Annotated:
+    """Marks and problems of files of annotations.
+
+    Attributes:
+        layout: `coco`, `csv`, `yolo`, `labelme` or `cvat`.
+        folder: Of the set.
+        index: Finds images by their names.
+        files: Those that say anything, such as the names of classes too.
+        marks: For the number of each image that is named what is marked in it.
+        problems: What is wrong with the files.
+        bad: Numbers of the images that it is wrong with.
+        sizes: Where the size of an image is stated, and its (height, width), unchecked.
+    """
+
+    layout: Layout
+    folder: Path
+    index: NameIndex
+    files: list[Path] = field(default_factory=list)
+    marks: dict[int, list[Mark]] = field(default_factory=dict)
+    problems: Problems = field(default_factory=Problems)
+    bad: set[int] = field(default_factory=set)
+    sizes: dict[int, tuple[str, Stated]] = field(default_factory=dict)
+
+    def find(self, names: Sequence[str], where: str, *, split: str | None = None) -> int | None:
+        """Return the number of the image of the first name that is known, which is then named.
+
+        None for an image that is excluded; None, and a problem, if none is known.
+        """
+        for name in names:
+            with suppress(DataError):
+                number = self.index.find(name, split)
+                if number >= self.index.count:
+                    return None
+                self.marks.setdefault(number, [])
+                return number
+        try:
+            self.index.find(names[-1], split)
+        except DataError as error:
+            self.problems.add(where, str(error))
+        return None
+
+    def add(
+        self,
+        number: int | None,
+        where: str,
+        category: object,
+        draw: Draw,
+        effect: Effect = "object",
+        instance: Hashable = None,
+    ) -> None:
+        """Note a mark of an image that was found."""
+        if number is not None:
+            mark = Mark(where, str(category).strip(), draw, effect, instance)
+            self.marks[number].append(mark)
+
+    def state_size(self, number: int | None, where: str, height: object, width: object) -> None:
+        """Note the size of an image as a file states it."""
+        if number is not None:
+            self.sizes[number] = where, (height, width)
+
+    def reject(self, number: int | None, where: str, message: str) -> None:
+        """Note what is wrong with an image."""
+        self.problems.add(where, message)
+        if number is not None:
+            self.bad.add(number)
+
+    def count_categories(self) -> "Counter[str]":
+        """Count the marked objects of each category."""
+        return Counter(mark.category for mark in self._list("object"))
+
+    def count_ignored(self) -> int:
+        """Count the marks of ignored pixels.
+
+        Raises:
+            DataError: Nothing else is marked.
+        """
+        ignored = self._list("ignored")
+        if ignored and not self._list("object"):
+            raise DataError(
+                f"{ignored[0].where}: this mark and all others are ignored (iscrowd, ignore, "
+                "difficult or __ignore__), so nothing is left to learn; set iscrowd to 0 in the files, "
+                "or take the others out"
+            )
+        return len(ignored)
+
+    def _list(self, effect: Effect) -> list[Mark]:
+        return [mark for marks in self.marks.values() for mark in marks if mark.effect == effect]
+
+    def draw(
+        self, images: Sequence[Path], read: ReadOptions, classes: Sequence[str] | None = None
+    ) -> Iterator[DrawnImage]:
+        """Yield what is drawn of each image that is named; note what does not fit.
+
+        Args:
+            images: All images.
+            read: How they are read, which decides what size they have.
+            classes: Categories that get the numbers from 1 on, all others 0; None: 1 for every
+                category.
+        """
+        for number, marks in sorted(self.marks.items()):
+            try:
+                frame = Frame.read(images[number], read)
+            except DataError:
+                continue  # the image itself is bad, which is told where images are read
+            first = marks[0].where if marks else ""
+            where, stated = self.sizes.get(number, (first, UNSTATED))
+            fault = frame.find_fault(stated, is_marked=bool(marks))
+            canvas = _Canvas(frame.size_px, classes)
+            if fault:
+                self.reject(number, where, f"{show_path(images[number])}: {fault}")
+            else:
+                self._paint(canvas, number, images[number])
+            yield DrawnImage(number, canvas.mask, canvas.list_boxes())
+
+    def _paint(self, canvas: "_Canvas", number: int, image: Path) -> None:
+        """Paint the marks of an image, one over the other."""
+        marks = self.marks[number]
+        drawn = DrawnPixels(canvas.mask.shape)
+        for mark in marks:
+            if drawn.are_too_many:
+                message = (
+                    f"{len(marks)} shapes that cover it more than {drawn.most_covers} times over; "
+                    "leave out shapes that cover most of the image, or data.exclude the image"
+                )
+                self.reject(number, mark.where, f"{show_path(image)}: {message}")
+                break
+            try:
+                patch = mark.draw(canvas.mask.shape)
+                drawn.add(patch)
+                canvas.paint(patch, mark)
+            except DataError as error:
+                self.reject(number, mark.where, f"{show_path(image)}: {error}")
+
+
+class _Canvas:
+    """Mask of an image to which marks are added where they are, as there may be 100,000 of them.
+
+    Args:
+        size_px: (height, width).
+        classes: Names of the classes from 1; None: there is one.
+    """
+
+    def __init__(self, size_px: Size, classes: Sequence[str] | None) -> None:
+        self.mask: Mask = np.zeros(size_px, np.uint8)
+        self._classes = classes
+        self._has_classes = classes is not None
+        # Of each pixel the object that it shows, from 1; of each object its class and its pixels.
+        self._objects = np.zeros(size_px if self._has_classes else (0, 0), np.int32)
+        self._numbers = [0]
+        self._visible_px = [0]
+        self._areas_px = np.zeros(256, np.int64)  # of each class
+        self._boxes_px: dict[Hashable, list[int]] = {}
+
+    def paint(self, patch: Patch, mark: Mark) -> None:
+        """Paint a mark over those before it; one that lies inside of another one stays on top.
+
+        Raises:
+            DataError: It overlaps other classes.
+        """
+        number = self._choose_number(mark)
+        if number is None or not patch.marked.any():
+            return
+        if number:
+            self._note_box(patch, mark, number)
+        marked = patch.marked
+        if self._has_classes:
+            marked = self._claim(patch, number, mark.category)
+        patch.of(self.mask)[marked] = number
+
+    def list_boxes(self) -> Ints:
+        """Return the boxes of the objects by class, from top to bottom, as `DrawnImage` has them."""
+        rows_px = np.array([*self._boxes_px.values()], np.int64).reshape(-1, 7)
+        # As OpenCV numbers connected parts: by the first square of 2 x 2 px that they touch.
+        return rows_px[np.lexsort((rows_px[:, 6], rows_px[:, 5], rows_px[:, 0])), :5]
+
+    def _choose_number(self, mark: Mark) -> int | None:
+        """Return the number that a mark paints; None where its category is none of the classes."""
+        if mark.effect != "object":
+            return IGNORED if mark.effect == "ignored" else 0
+        if self._classes is None:
+            return 1
+        return self._classes.index(mark.category) + 1 if mark.category in self._classes else None
+
+    def _note_box(self, patch: Patch, mark: Mark, number: int) -> None:
+        rows = np.flatnonzero(patch.marked.any(1)) + patch.top
+        columns = np.flatnonzero(patch.marked.any(0)) + patch.left
+        corners = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        first_rows = patch.marked[: (rows[0] | 1) + 1 - patch.top]
+        first_column = np.flatnonzero(first_rows.any(0))[0] + patch.left
+        square = [rows[0] // 2, first_column // 2]
+        key = len(self._boxes_px) if mark.instance is None else (mark.instance, number)
+        box = self._boxes_px.setdefault(key, [number, *corners, *square])
+        box[1:5] = [*map(min, box[1:3], corners[:2]), *map(max, box[3:5], corners[2:])]
+        box[5:] = min(box[5:], square)
+
+    def _claim(self, patch: Patch, number: int, category: str) -> Bools:
+        """Return the pixels that a new mark gets; objects of other classes inside of it keep theirs."""
+        objects = patch.of(self._objects)
+        marked = patch.marked
+        counts_px = np.bincount(objects[marked])
+        marked_px = int(counts_px.sum())
+        overlap_px = 0
+        on_top = np.zeros(len(counts_px), np.bool_)  # of the earlier objects
+        for earlier in np.flatnonzero(counts_px).tolist():
+            if number in (0, IGNORED) or self._numbers[earlier] in (0, number):
+                continue
+            count_px = int(counts_px[earlier])
+            is_inside = count_px >= _INSIDE * marked_px
+            holds_it = count_px >= _INSIDE * self._visible_px[earlier]
+            if is_inside == holds_it:  # neither lies inside of the other, or they are the same
+                overlap_px += count_px
+            else:
+                on_top[earlier] = holds_it
+        others_px = int(self._areas_px.sum() - self._areas_px[number])
+        # More than half of the smaller one: neighbours that only touch at their edges are no fault.
+        if 2 * overlap_px > min(marked_px, others_px):
+            raise DataError(
+                f"{category!r} overlaps other classes in {overlap_px} px; a pixel has one class"
+            )
+        if on_top.any():
+            marked = marked.copy()
+            marked[marked] = ~on_top[objects[marked]]
+        self._take(objects, marked, number)
+        return marked
+
+    def _take(self, objects: Ints, marked: Bools, number: int) -> None:
+        """Give pixels to a new object, which those that had them lose."""
+        taken_px = np.bincount(objects[marked])
+        for earlier in np.flatnonzero(taken_px).tolist():
+            self._visible_px[earlier] -= int(taken_px[earlier])
+            self._areas_px[self._numbers[earlier]] -= int(taken_px[earlier])
+        is_object = number not in (0, IGNORED)
+        objects[marked] = len(self._numbers) if is_object else 0
+        if is_object:
+            self._numbers.append(number)
+            self._visible_px.append(int(taken_px.sum()))
+            self._areas_px[number] += int(taken_px.sum())
+        self._areas_px[0] = 0  # what was background is none of an object

@@ -1,0 +1,134 @@
+"""Tables of images and their labels or runs of pixels: CSV files, as people and programs write them."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lit_data.annotations.voc import NameIndex
+from lit_data.core.errors import DataError, Problems, show_path
+from lit_data.core.opening import decode_text, open_source, read_whole
+from lit_data.images.discovery import check_inside, list_shown
+
+_MOST_TABLES = 3  # that a message describes
+BOTH_COLUMNS = "imageid_classid"  # of a column that holds both
+IMAGE_COLUMNS = (
+    "imageid",
+    "image",
+    "image_id",
+    "filename",
+    "file_name",
+    "file",
+    "name",
+    "img",
+    BOTH_COLUMNS,
+)
+CLASS_COLUMNS = (
+    "classid",
+    "class_id",
+    "class",
+    "label",
+    "category",
+    "defect",
+    "defect_type",
+)
+
+
+class ImageLabels(NamedTuple):
+    """Labels of images, and the table that they come from."""
+
+    labels: tuple[str, ...]
+    path: Path
+
+
+def read_table(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
+    """Return the names of the columns of a CSV file, and its rows.
+
+    Raises:
+        DataError: It cannot be read, or is a table of images and no UTF-8.
+    """
+    with open_source(path) as stream:
+        data = read_whole(stream)
+        # Runs of a large mask are one long field.
+        csv.field_size_limit(max(csv.field_size_limit(), len(data)))
+        text = data.decode("utf-8-sig", "replace")
+        heading = text.partition("\n")[0]
+        separator = max(",;\t", key=heading.count)  # Excel writes semicolons or tabs
+        rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
+        if choose_column(rows.fieldnames or (), IMAGE_COLUMNS):
+            # Other tables may be in any encoding.
+            text = decode_text(data)
+            rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
+        return rows.fieldnames or (), list(rows)
+
+
+def choose_column(columns: Sequence[str], known: Sequence[str]) -> str:
+    """The column of a table that has one of some names, whatever its case; empty if none has."""
+    column_of = {str(name).strip().lower(): str(name) for name in columns}
+    return next((column_of[name] for name in known if name in column_of), "")
+
+
+def read_labels(
+    folder: Path, images: Sequence[Path], excluded: Sequence[Path]
+) -> ImageLabels | None:
+    """Read the label of each image from a CSV file with a column of images and one of classes.
+
+    Args:
+        folder: The root of the set.
+        images: All images.
+        excluded: Those that are left out, which a table may name too.
+
+    Returns:
+        The labels; None where there is no such table.
+
+    Raises:
+        DataError: It names images that are not there, or leaves some out: all are listed.
+    """
+    index = NameIndex(images, excluded)
+    for path in list_shown(folder, "*.csv"):
+        check_inside(path, folder)
+        columns, rows = read_table(path)
+        image_column = choose_column(columns, IMAGE_COLUMNS)
+        class_column = choose_column(columns, CLASS_COLUMNS)
+        if rows and image_column and class_column:
+            named = [(str(row[image_column]), str(row[class_column])) for row in rows]
+            return ImageLabels(_match_labels(named, images, index, path), path)
+    return None
+
+
+def _match_labels(
+    named: Sequence[tuple[str, str]], images: Sequence[Path], index: NameIndex, path: Path
+) -> tuple[str, ...]:
+    """Return the label of each image, where a table names images and their labels."""
+    labels, problems = dict[int, str](), Problems()
+    for line, (name, label) in enumerate(named, 2):  # the first line has the names of the columns
+        where = f"{path}, row {line}"
+        try:
+            number = index.find(name)
+        except DataError as error:
+            problems.add(where, str(error))
+            continue
+        if number >= index.count:  # of an image that is left out
+            continue
+        first_label = labels.setdefault(number, label)
+        if first_label != label:
+            problems.add(where, f"a second label {label!r} of {name}, beside {first_label!r}")
+    for number, image in enumerate(images):
+        if number not in labels:
+            problems.add(image, f"an image that {show_path(str(path))} gives no label")
+    cure = "correct the table, or move it out of the folder if it labels other images"
+    problems.raise_if_any(f"{len(problems)} labels are bad", cure)
+    return tuple(labels[number] for number in range(len(images)))
+
+
+def describe_lack(folder: Path, kinds: Sequence[str]) -> str:
+    """Return the message for a folder whose images have no labels, with what was seen instead."""
+    seen = list(kinds)
+    for path in list_shown(folder, "*.csv")[:_MOST_TABLES]:
+        columns = list(map(str, read_table(path)[0]))
+        seen.append(f"{path.relative_to(folder)} with the columns {columns}")
+    return (
+        f"{show_path(folder)}: nothing says what its images show: a folder for each class does, or a "
+        f"CSV with the columns image and label (found: {', '.join(seen) or 'no labels'})"
+    )

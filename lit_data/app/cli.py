@@ -1,0 +1,252 @@
+"""``python -m lit_data COMMAND [overrides]``: words in, exit code out."""
+
+import argparse
+import errno
+import os
+import signal
+import stat
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from types import FrameType, SimpleNamespace
+
+import lit_data
+from lit_data.app import COMMANDS, ON_RUNS, TOOLS, find_module
+from lit_data.app.configuration.help import (
+    complete,
+    format_command_help,
+    format_help,
+    install_completion,
+)
+from lit_data.app.configuration.suggest import Parser, did_you_mean, nearest
+from lit_data.app.machine import naming_unfit_torchvision
+from lit_data.core.errors import (
+    ConfigError,
+    LitDataError,
+    StoreSpaceError,
+    causes_of,
+    escape,
+    find_headline,
+    settle_lines,
+)
+
+_OTHER_WORDS = {
+    "train": "fit",
+    "val": "validate",
+    "eval": "test",
+    "evaluate": "test",
+    "infer": "predict",
+    "detect": "predict",
+}
+"""Words of other programs for our commands."""
+_SHOWING_TRACEBACKS = ("LIT_DATA_TRACEBACK", "HYDRA_FULL_ERROR")
+_ENDINGS = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "stopped by SIGTERM"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the words after the program's name; by default those of `sys.argv`.
+
+    Returns:
+        The exit code; see `--help`.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    # Others must not write into the cache, whatever umask a container or a server starts with.
+    os.umask(os.umask(0) | stat.S_IWOTH)
+    with _note_sigterm() as received:
+        try:
+            with naming_unfit_torchvision():
+                code = _dispatch(words)
+        except BaseException as error:
+            code = _choose_exit_code(error)
+    if received.sigterm:
+        code = 128 + signal.SIGTERM  # whatever Lightning made of it
+    if code in _ENDINGS:
+        print(f"lit_data: {_ENDINGS[code]}.", file=sys.stderr)
+    return code
+
+
+def _dispatch(words: Sequence[str]) -> int:
+    if words and words[0] == "--complete":  # a shell asks what the last word may become
+        with _ending_with_reader():
+            for word in complete(words[1:]):
+                print(word)
+        return 0
+    if words and words[0] == "--install-completion":
+        install_completion(words[1] if len(words) > 1 else "")
+        return 0
+    if words and words[0] in TOOLS:  # they have options of their own and no configuration
+        import_module(find_module(words[0])).main(words[1:])
+        return 0
+    options = _parse(words)
+    if not (options.version or options.help or options.cfg or not words):
+        _run(_check_command(options.words), options)
+        return 0
+    with _ending_with_reader():  # not around a run, which a closed pipe would end
+        return _print(words, options)
+
+
+def _print(words: Sequence[str], options: argparse.Namespace) -> int:
+    if options.version:
+        print(f"lit_data {lit_data.__version__}")
+    elif options.help and options.words:
+        command = _check_command(options.words)
+        print(format_command_help(command, options.words[1:], options.config_dir))
+    elif options.help or not words:
+        print(format_help(options.config_dir), file=sys.stdout if words else sys.stderr)
+        return 0 if words else ConfigError.exit_code
+    else:
+        _run(_check_command(options.words), options)
+    return 0
+
+
+@contextmanager
+def _ending_with_reader() -> Iterator[None]:
+    """End without a word where the reader ends, as other programs: ``--help | head``."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGPIPE"):
+        yield
+        return
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        yield
+        sys.stdout.flush()
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    parser = Parser()
+    parser.add_argument("--version", action="store_true")
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("--cwd")
+    options = parser.read(words)
+    if options.resolve and not options.cfg:
+        raise ConfigError("--resolve belongs to --cfg: write --cfg job --resolve.")
+    return options
+
+
+def _check_command(words: Sequence[str]) -> str:
+    command = words[0] if words else ""
+    known = [*COMMANDS, *TOOLS]
+    if command not in known:
+        hint = did_you_mean(_OTHER_WORDS.get(command) or nearest(command, known))
+        raise ConfigError(f"unknown command '{command}'.{hint} Commands: {', '.join(known)}.")
+    if command in TOOLS:
+        raise ConfigError(
+            f"'{command}' comes first and has no options of a configuration: see {command} --help."
+        )
+    return command
+
+
+def _run(command: str, options: argparse.Namespace) -> None:
+    # Hydra is imported only here, to keep --help quick.
+    from lit_data.app.run import print_config, run
+
+    flags = {
+        "config_dir": options.config_dir,
+        "packages": options.package,
+        "multirun": options.multirun,
+    }
+    overrides: Sequence[str] = options.words[1:]
+    is_on_run = command in ON_RUNS and overrides and "=" not in overrides[0]
+    if options.cwd is not None and not is_on_run:
+        raise ConfigError(f"--cwd belongs to a run: write {ON_RUNS[0]} RUN --cwd FOLDER, or rerun")
+    if is_on_run:
+        from lit_data.app.rerun import take_run
+
+        on_run = take_run(command, overrides[0], overrides[1:], options.cwd)
+        overrides = on_run.overrides
+        flags["config_dir"] = options.config_dir or on_run.config_dir
+    if options.cfg:
+        print_config(command, overrides, part=options.cfg, resolve=options.resolve, **flags)
+    else:
+        run(command, overrides, **flags)
+
+
+@contextmanager
+def _note_sigterm() -> Iterator[SimpleNamespace]:
+    """Stop at SIGTERM.
+
+    While Lightning trains, it finishes the step and cleans up first, unless a second one comes.
+    """
+    note = SimpleNamespace(sigterm=False)
+    main_pid = os.getpid()
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != main_pid:  # a forked worker inherits the handler
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+        is_called_by_lightning = signal.getsignal(signum) is not stop
+        is_first = not note.sigterm
+        note.sigterm = True
+        if not (is_called_by_lightning and is_first):
+            raise SystemExit(128 + signum)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield note
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield note
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _choose_exit_code(error: BaseException) -> int:
+    # Hydra's job is left by SystemExit, whose cause is the error.
+    cause = error.__cause__ if isinstance(error, SystemExit) else error
+    if isinstance(cause, LitDataError):
+        _report(cause)
+        return cause.exit_code
+    # Lightning turns Ctrl-C into SystemExit(1).
+    if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    full = _find_full_disk(error)
+    if full is not None:
+        _report(full)
+        return full.exit_code
+    if not isinstance(error, SystemExit):
+        _print_traceback(error)
+        return 1
+    if isinstance(error.code, int):
+        return error.code
+    return 0 if error.code is None else 1
+
+
+def _find_full_disk(error: BaseException | None) -> LitDataError | None:
+    """Find an error of a full disk or quota behind another one.
+
+    Whoever wrote then, Hydra, a logger or a library: it is no fault of the program.
+    """
+    for cause in causes_of(error, contexts="all"):
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = f" ({cause.filename})" if cause.filename else ""
+            full = StoreSpaceError(
+                f"{cause.strerror}{where}: free some space, or put the runs elsewhere with "
+                "paths.runs=FOLDER and the decoded images with paths.cache=FOLDER; if /dev/shm is "
+                "full, as in a container, give it more"
+            )
+            full.__cause__ = cause
+            return full
+    return None
+
+
+def _report(error: LitDataError) -> None:
+    if any(os.environ.get(name) == "1" for name in _SHOWING_TRACEBACKS):
+        _print_traceback(error)
+    text = settle_lines(str(error))
+    headline = find_headline(text)
+    print(text.replace(headline, f"lit_data: {headline}", 1), file=sys.stderr)
+
+
+def _print_traceback(error: BaseException) -> None:
+    lines = "".join(traceback.format_exception(error)).rstrip("\n").split("\n")
+    print("\n".join(map(escape, lines)), file=sys.stderr)

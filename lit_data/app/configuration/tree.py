@@ -1,0 +1,298 @@
+"""Hydra's engine on the packaged configuration: its groups, options and files."""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Protocol
+
+from hydra import initialize_config_module
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
+from hydra.errors import HydraException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode, TaskFunction
+from omegaconf import Container, DictConfig, OmegaConf
+from typing_extensions import override
+
+from lit_data.app.configuration.installed import list_conf_packages
+from lit_data.app.configuration.names import dot_indices, join_key, walk
+from lit_data.app.configuration.suggest import did_you_mean, nearest
+from lit_data.app.configuration.words import parse_word, show_override
+from lit_data.core.errors import ConfigError
+
+_LONGEST_SHOWN = 200
+_PACKAGED_FOLDER = Path(__file__).parents[2] / "conf"
+_SEARCH_PATH = "hydra.searchpath"
+
+_folders: ContextVar[tuple[tuple[str, Path], ...]] = ContextVar("folders", default=())
+"""Folders of configurations beside ours, with the names of those that bring them."""
+
+
+class Engine(Protocol):
+    """The engine of `hydra.main`, as `GlobalHydra` hands it out."""
+
+    config_loader: Any
+
+    def compose_config(
+        self, config_name: str | None, overrides: list[str], run_mode: RunMode
+    ) -> DictConfig:
+        """Compose a configuration with its `hydra` node."""
+
+    def run(
+        self, config_name: str | None, task_function: TaskFunction, overrides: list[str]
+    ) -> JobReturn:
+        """Compose a configuration, make the run folder and call a function in it."""
+
+    def multirun(
+        self, config_name: str | None, task_function: TaskFunction, overrides: list[str]
+    ) -> Any:  # noqa: ANN401 - whatever a launcher makes
+        """Compose a configuration and call a function for each job of a sweep."""
+
+
+class ComposedLoader:
+    """Loader that hands a configuration to Hydra which is composed already.
+
+    Args:
+        loader: Hydra's own, for all else.
+        cfg: With its `hydra` node.
+    """
+
+    def __init__(self, loader: Any, cfg: DictConfig) -> None:  # noqa: ANN401 - Hydra's ConfigLoader
+        self._loader = loader
+        self._cfg = cfg
+
+    def load_configuration(self, *_: object, **__: object) -> DictConfig:
+        """Return the configuration, whatever is asked for; anew, as Hydra changes what it prints."""
+        return copy.deepcopy(self._cfg)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._loader, name)
+
+
+class Folders(SearchPathPlugin):
+    """Adds folders of configurations behind ours, which none of them can replace."""
+
+    @override
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for provider, folder in _folders.get():
+            search_path.append(provider, f"file://{folder}")
+
+
+@contextmanager
+def open_hydra(config_dir: str | Path | None = None) -> Iterator[Engine]:
+    """Open Hydra on `pkg://lit_data.conf` and the user's folders, as `hydra.main` would.
+
+    Global state is put back.
+
+    `hydra.main` itself reads `sys.argv` and turns every error into exit code 1, so its engine is
+    used directly.
+
+    Args:
+        config_dir: folder of the user's own groups and experiments.
+
+    Raises:
+        ConfigError: there is no such folder, or no such package of an entry point.
+    """
+    folders = [(installed.package, installed.folder) for installed in list_conf_packages()]
+    if config_dir is not None:
+        folder = Path(config_dir).expanduser().resolve()
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir {config_dir}: there is no such folder.")
+        folders.append(("command-line", folder))
+    Plugins.instance().register(Folders)
+    token = _folders.set(tuple(folders))
+    engine = GlobalHydra.instance()
+    job = HydraConfig.instance()
+    engine_before = engine.hydra
+    job_before = job.cfg
+    engine.clear()
+    try:
+        initialize_config_module("lit_data.conf", job_name="lit_data", version_base="1.3")
+        assert engine.hydra is not None
+        yield engine.hydra
+    finally:
+        engine.hydra = engine_before
+        job.cfg = job_before
+        _folders.reset(token)
+
+
+class ConfigTree:
+    """Files and keys that one command's configuration can be composed from.
+
+    Args:
+        hydra: the engine.
+        command: name of the primary configuration.
+        overrides: of the command line; those of `hydra.searchpath` decide where groups are
+            looked for.
+    """
+
+    def __init__(self, hydra: Engine, command: str, overrides: Sequence[str]) -> None:
+        self._hydra = hydra
+        self.command = command
+        self._search_overrides: list[str] = []
+        for line in overrides:
+            if line.lstrip("+").startswith(f"{_SEARCH_PATH}="):
+                self._search_overrides.append(line)
+        self._parsed: dict[str, Override] = {}
+        self._options: dict[tuple[str, ObjectType], list[str]] = {}
+
+    def parse(self, overrides: Sequence[str]) -> list[Override]:
+        """Read overrides.
+
+        Raises:
+            ConfigError: one is not in Hydra's grammar.
+        """
+        parser = OverridesParser.create(config_loader=self._hydra.config_loader)
+        parsed = []
+        for line in overrides:
+            try:
+                if line not in self._parsed:
+                    self._parsed[line] = parse_word(parser, line)
+                parsed.append(self._parsed[line])
+            except (HydraException, ValueError, RecursionError) as error:
+                lines = str(error).removeprefix(f"Error parsing override '{line}'\n").splitlines()
+                reason = "".join(lines[:1]).removeprefix("LexerNoViableAltException: ")
+                raise ConfigError(
+                    f"cannot read the override '{line:.200}' ({reason:.200}). {self._correct(line)}"
+                ) from error
+        return parsed
+
+    def _correct(self, line: str) -> str:
+        """Return what may have been meant by a word that cannot be read."""
+        key, equals, value = line.partition("=")
+        if equals and value:
+            quoted = show_override(key, value)
+            if len(quoted) > _LONGEST_SHOWN:
+                quoted = f"{key:.{_LONGEST_SHOWN}}='...'"
+            return f"Write key=value; a text with signs such as , = ( [ is quoted: {quoted}"
+        experiments = self.options("experiment")
+        near = line if line in experiments else nearest(line, experiments)
+        hint = did_you_mean(near and f"+experiment={near}")
+        return f"Write key=value.{hint}"
+
+    def compose(self, overrides: Sequence[str]) -> DictConfig:
+        """Return the configuration of files, with its `hydra` node; raises what Hydra raises.
+
+        Args:
+            overrides: those that `chooses_file` tells.
+        """
+        return self._hydra.compose_config(self.command, list(overrides), RunMode.RUN)
+
+    def list_files(self, overrides: Sequence[str]) -> Any:  # noqa: ANN401 - Hydra's DefaultsList
+        """Return which files `compose` puts together, in their order; raises what Hydra raises."""
+        return self._hydra.config_loader.compute_defaults_list(
+            self.command, list(overrides), RunMode.RUN
+        )
+
+    def options(self, group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
+        """Return names of the files (or groups) below a group; none if there is no such group."""
+        key = (group, kind)
+        if key not in self._options:
+            self._options[key] = self._hydra.config_loader.get_group_options(
+                group, kind, config_name=self.command, overrides=self._search_overrides
+            )
+        return self._options[key]
+
+    def has_option(self, group: str, option: str) -> bool:
+        """Return True if a group, or a folder within it, holds the file `option`."""
+        folder, _, name = f"{group}/{option}".rpartition("/")
+        return name.removesuffix(".yaml") in self.options(folder)
+
+    def list_groups(self, parent: str = "") -> list[str]:
+        """Return every group and group within a group."""
+        groups = []
+        for name in self.options(parent, ObjectType.GROUP):
+            group = f"{parent}/{name}" if parent else name
+            groups.append(group)
+            groups += self.list_groups(group)
+        return groups
+
+    def is_group(self, key: str) -> bool:
+        """Return True if a key is the name of a group."""
+        parent, _, name = key.rpartition("/")
+        return name in self.options(parent, ObjectType.GROUP)
+
+    def chooses_file(self, word: Override) -> bool:
+        """Return True for an override of a group, or of where groups are looked for."""
+        if word.key_or_group == _SEARCH_PATH:
+            return True
+        return self.is_group(word.key_or_group) and not isinstance(word.value(), dict)
+
+
+def check_files(tree: ConfigTree, cfg: DictConfig, words: Sequence[Override]) -> None:
+    """Refuse files outside of the folders, hidden files, and keys that files ask for.
+
+    OmegaConf keeps an earlier file's value under a later file's `???`, so an experiment that asks
+    for `data.root` would run without it.
+
+    Args:
+        tree: What the configuration is composed from.
+        cfg: The configuration with Hydra's node.
+        words: Of the command line.
+
+    Raises:
+        ConfigError: Names the file or the key.
+    """
+    sources = cfg.hydra.runtime.config_sources
+    folders = [Path(source.path) for source in sources if source.schema == "file"]
+    experiment = _PACKAGED_FOLDER / f"experiment/{cfg.hydra.runtime.choices.get('experiment')}.yaml"
+    if not folders and not (experiment.is_file() and "???" in experiment.read_text("utf-8")):
+        return
+    _check_hidden(folders)
+    choosing = [str(word.input_line) for word in words if tree.chooses_file(word)]
+    left_open = set()
+    for default in tree.list_files(choosing).defaults:
+        name = str(default.config_path)
+        if ".." in name.split("/"):
+            raise ConfigError(
+                f"the defaults list names '{name}': '..' leaves the configuration folders."
+            )
+        paths = [folder / f"{name}.yaml" for folder in (_PACKAGED_FOLDER, *folders)]
+        path = next((path for path in paths if path.is_file()), None)
+        content = OmegaConf.load(path) if path else OmegaConf.create()
+        for inner, value in _walk(content):
+            key = join_key(default.package or "", inner)
+            if value == "???":
+                left_open.add(key)
+            elif not isinstance(value, Mapping | list):
+                left_open.discard(key)
+    closed = ("hydra.", *(f"{word.key_or_group}." for word in words))
+    for key in sorted(left_open):
+        if not f"{key}.".startswith(closed):
+            raise ConfigError(missing_value(key))
+
+
+def _check_hidden(folders: Sequence[Path]) -> None:
+    """Refuse a user's file that has the name of a packaged one."""
+    for folder in folders:
+        for packaged in _PACKAGED_FOLDER.rglob("*.yaml"):
+            path = folder / packaged.relative_to(_PACKAGED_FOLDER)
+            if path.is_file() and not path.samefile(packaged):
+                raise ConfigError(
+                    f"{path} would never be read, for lit_data has a file of that name: rename "
+                    "yours."
+                )
+
+
+def missing_value(key: str) -> str:
+    """Return the line for a key that must be given."""
+    return f"'{key}' has no value yet: write {key}=VALUE."
+
+
+def list_keys(cfg: Container) -> list[str]:
+    """Return every dotted key of a configuration, inner nodes included."""
+    return [key for key, _ in _walk(cfg)]
+
+
+def _walk(cfg: Container) -> Iterator[tuple[str, object]]:
+    for key, value in walk(OmegaConf.to_container(cfg, resolve=False)):
+        if key:
+            yield dot_indices(key), value

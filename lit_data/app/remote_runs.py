@@ -1,0 +1,239 @@
+"""Checkpoints and runs at an address: what lies there is copied here before it is read.
+
+Lightning itself writes checkpoints (``dirpath``) and logs (``save_dir``) to addresses.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from lit_data.core.addresses import RemoteOptions, is_remote, parse_store
+from lit_data.core.errors import ConfigError, DataError
+from lit_data.core.temp import scratch_folder
+from lit_data.images.scope import Scope, find_fault
+from lit_data.wings.remote import Root
+from lit_data.wings.remote.connection import Connection, call_each
+from lit_data.wings.remote.transport import ServerTransport
+
+log = logging.getLogger(__name__)
+
+_OPTIONS = RemoteOptions(offline="error", max_bytes=None)
+_CURE = "and the credentials of this machine, see docs/remote.md"
+RECORDS = Scope((".hydra/*.yaml", "multirun.yaml", "**/.hydra/*.yaml"), unhidden=(".hydra",))
+"""How a run was started."""
+RESULTS = Scope(
+    (
+        *RECORDS.patterns,
+        "**/*.json",
+        "**/*.csv",
+        "**/*.log",
+        "**/*.txt",
+        "**/samples.png",
+        "**/predictions.png",
+        "**/worst.png",
+        "**/worst_images.png",
+        "**/families.png",
+        "**/augment.png",
+        "**/memory.png",
+        "**/throughput.png",
+        "**/images/*-*.png",
+    ),
+    unhidden=(".hydra",),
+)
+"""Everything that a report shows."""
+
+
+def fetch_checkpoint(address: str, cache: Path, key: str) -> Path:
+    """Return the local copy of a checkpoint at an address, brought up to date.
+
+    Args:
+        address: Of the file.
+        cache: Below it the copy lies, once for each address.
+        key: Of the option that names the address.
+
+    Raises:
+        ConfigError: The address cannot be read.
+        DataError: It is not there, or cannot be read now.
+    """
+    folder, name = _split(address, key)
+    return _fetch(folder, Scope(extensions=(), also=(name,)), cache / "remote", key) / name
+
+
+class Written(NamedTuple):
+    """A checkpoint below a folder; the one that was written last is the largest.
+
+    Attributes:
+        mtime_s: When.
+        rank: Of its name among those that were asked for.
+        name: Path below the folder.
+    """
+
+    mtime_s: float
+    rank: int
+    name: str
+
+    @property
+    def run(self) -> str:
+        """Folder of its run, below the folder; ``.`` for the folder itself."""
+        return str(PurePosixPath(self.name).parents[1])
+
+
+def find_newest(folder: str | Path, names: Sequence[str], cache: Path, key: str) -> Path | None:
+    """Return the checkpoint of a run that was written last, or its local copy; None without any.
+
+    Args:
+        folder: Of the run; may be an address.
+        names: Of the files; of two of one second the later name counts.
+        cache: As for `fetch_checkpoint`.
+        key: Of the option that names the address.
+
+    Raises:
+        ConfigError: The address cannot be read.
+        DataError: It cannot be read now.
+    """
+    if is_remote(folder):
+        written = _list_remote(str(folder), names, key)
+    else:
+        written = list_checkpoints(Path(folder), names, "checkpoints")
+    if not written:
+        return None
+    name = max(written).name
+    checkpoint = (
+        f"{str(folder).rstrip('/')}/{name}" if is_remote(folder) else str(Path(folder, name))
+    )
+    log.info("checkpoint: %s", checkpoint)
+    return bring_checkpoint(checkpoint, cache, key)
+
+
+def list_checkpoints(
+    folder: Path, names: Sequence[str], below: str = "**/checkpoints"
+) -> list[Written]:
+    """List the checkpoints of some names.
+
+    Args:
+        folder: Of all runs of an experiment, or of one.
+        names: Of the files.
+        below: Pattern of the folders that hold them.
+    """
+    written = []
+    for rank, name in enumerate(names):
+        for path in folder.glob(f"{below}/{name}"):
+            written.append(Written(path.stat().st_mtime, rank, path.relative_to(folder).as_posix()))
+    return written
+
+
+def _list_remote(folder: str, names: Sequence[str], key: str) -> list[Written]:
+    scope = Scope(tuple(f"checkpoints/{name}" for name in names))
+    written = []
+    with explaining_server(key), open_store(folder, key) as server:
+        for file in server.call(lambda connection: connection.list_files(scope)):
+            if find_fault(file.name) is None:  # keys may be anybody's
+                rank = names.index(file.name.rpartition("/")[2])
+                written.append(Written(file.mtime_s, rank, file.name))
+    return written
+
+
+def bring_checkpoint(checkpoint: str, cache: Path, key: str) -> Path:
+    """Return a checkpoint; of one at an address the local copy."""
+    return fetch_checkpoint(checkpoint, cache, key) if is_remote(checkpoint) else Path(checkpoint)
+
+
+@contextmanager
+def fetching_runs(runs: Sequence[str], scope: Scope) -> Iterator[list[Path]]:
+    """Give the folders of runs; of those at addresses copies that last as long as the context.
+
+    Args:
+        runs: Folders and addresses.
+        scope: Files that are copied.
+
+    Raises:
+        ConfigError: An address cannot be read.
+        DataError: There is nothing, or it cannot be read now.
+    """
+    with ExitStack() as stack:
+        folders = []
+        for run in runs:
+            folder = Path(run)
+            if is_remote(run):
+                copies = stack.enter_context(scratch_folder())
+                folder = _fetch(run, scope, copies, "RUN")
+            folders.append(folder)
+        yield folders
+
+
+def put_file(path: Path, address: str, key: str) -> None:
+    """Copy a local file to an address.
+
+    Raises:
+        ConfigError: The address cannot be read.
+        DataError: It may not be written there, or the server does not answer.
+    """
+    folder, name = _split(address, key)
+    with explaining_server(key), open_store(folder, key) as server:
+        server.put(path, name)
+
+
+def put_files(paths: Sequence[Path], folder: Path, address: str, key: str) -> None:
+    """Copy files to an address, under their paths below a folder.
+
+    Raises:
+        ConfigError: The address cannot be read.
+        DataError: One may not be written there, or the server does not answer.
+    """
+
+    async def put_all(connection: Connection) -> None:
+        async def put(path: Path) -> None:
+            await connection.put(path, path.relative_to(folder).as_posix())
+
+        await call_each(put, paths, connection.options.connections)
+
+    with explaining_server(key), open_store(address, key) as server:
+        server.call(put_all)
+
+
+def open_store(address: str, key: str) -> ServerTransport:
+    """Return the transport to a folder that results lie in, which closes as a context manager.
+
+    Raises:
+        ConfigError: The address cannot be read.
+    """
+    return ServerTransport(parse_store(address, key), _OPTIONS)
+
+
+def _split(address: str, key: str) -> tuple[str, str]:
+    """Return the folder of a file and its name."""
+    folder, _, name = address.rpartition("/")
+    if not name or not is_remote(folder):
+        raise ConfigError(f"{key}={address} names no file: write s3://BUCKET/FOLDER/FILE")
+    return folder, name
+
+
+def _fetch(address: str, scope: Scope, mirrors: Path, key: str) -> Path:
+    parse_store(address, key)
+    root = Root(address, mirrors, _OPTIONS, scope)
+    with explaining_server(key):
+        root.refresh()
+        return root.folder
+
+
+@contextmanager
+def explaining_server(key: str) -> Iterator[None]:
+    """Turn an error of a server, whose advice is that of `data.root`, into one of another option.
+
+    Raises:
+        DataError: There was one.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except DataError as error:
+        raise DataError(f"{describe_fault(error)}; check {key} {_CURE}") from error
+
+
+def describe_fault(error: Exception) -> str:
+    """Return the cause of an error of a server, without its advice."""
+    lines = str(error).strip().splitlines()
+    return lines[0].partition("; ")[0] if lines else type(error).__name__

@@ -1,0 +1,402 @@
+"""Options of a training that goes on: what is typed takes effect, and the rest is that of the checkpoint.
+
+A checkpoint holds the optimizers with their options, the schedules with their counts, and the
+weights. Lightning restores these over whatever the configuration says.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
+from omegaconf import DictConfig, OmegaConf, open_dict
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from typing_extensions import override
+
+from lit_data.app.configuration.hydra_node import find_choice, find_typed
+from lit_data.app.configuration.model_choice import WITHOUT_WEIGHTS
+from lit_data.app.configuration.names import to_plain
+from lit_data.app.record import read_record
+from lit_data.app.trained import list_targets, take_model
+from lit_data.core.errors import ConfigError, escape
+from lit_data.core.files import flatten
+from lit_data.core.lightning_internals import load_waiting_states
+
+log = logging.getLogger(__name__)
+
+_RATES = ("lr", "initial_lr")
+_OVERRULED = ("net.weights", "net.prior", "net.normalise")
+"""Options of `model` that give the weights which a new training begins with."""
+_OPTIMIZERS = "torch.optim."
+_OURS = "lit_data.models."
+_COUNTS = ("last_epoch", "_step_count", "_last_lr")
+"""Parts of a schedule's state that say where it stands."""
+_FACTORS = LambdaLR.__name__
+_NAMES = {
+    "schedule": "model.schedule",
+    "epochs": "trainer.max_epochs",
+    "steps": "trainer.max_steps",
+}
+_BEGIN_ANEW = (
+    "a training with other ones begins anew: leave out resume and ckpt, and start from the weights "
+    "with model.net.weights={start}"
+)
+
+
+def take_resumed(cfg: DictConfig, start: Path) -> None:
+    """Let a training go on with the optimizer and the schedule of its checkpoint, but for what is typed.
+
+    Where its net may be one of two, by the weights of a machine, it goes on with that too.
+
+    Args:
+        cfg: The configuration of ``fit``.
+        start: The checkpoint.
+
+    Raises:
+        ConfigError: What is typed cannot take effect: another kind of optimizer, whose state the
+            checkpoint does not hold, or weights to begin with.
+    """
+    record = read_record(start)
+    if record is None:
+        return
+    trained, typed = record["model"], find_typed()
+    if find_choice("model") in WITHOUT_WEIGHTS:
+        _take_other_net(cfg, trained, typed, start)
+    if cfg.model.get("_target_") != trained.get("_target_"):
+        return
+    _check_overruled(cfg.model, trained, typed, start)
+    for name in _list_restored(cfg.model, trained):
+        _take_option(cfg.model, name, trained[name], typed, start)
+
+
+def _take_other_net(
+    cfg: DictConfig, trained: Mapping[str, Any], typed: set[str], start: Path
+) -> None:
+    """Go on with the net of the checkpoint, which a machine without weights of ImageNet has begun."""
+    if list_targets(to_plain(cfg.model)) != list_targets(trained):
+        take_model(cfg, trained, typed, start)
+        log.info("as it was trained: the model of %s", start)
+
+
+def _list_restored(model: DictConfig, trained: Mapping[str, Any]) -> list[str]:
+    """List the options of a module whose consequences a checkpoint holds.
+
+    Which these are is known of our modules. Of others any may be a learning rate, but for parts
+    with a class of their own and what refers to other nodes.
+    """
+    if str(model.get("_target_")).startswith(_OURS):
+        return [name for name in trained if name == "schedule" or name.endswith("optimizer")]
+    plain = []
+    for name, value in trained.items():
+        is_part = name == "_target_" or isinstance(value, Mapping | list)
+        if not is_part and not (name in model and OmegaConf.is_interpolation(model, name)):
+            plain.append(name)
+    return plain
+
+
+def _check_overruled(
+    model: DictConfig, trained: Mapping[str, Any], typed: set[str], start: Path
+) -> None:
+    trained_options = flatten(trained)
+    for name in _OVERRULED:
+        key = f"model.{name}"
+        value = OmegaConf.select(model, name)
+        if key in typed and value != trained_options.get(name):
+            raise ConfigError(
+                f"{key}={value} has no effect on a training that goes on with the weights of "
+                f"{start}: leave it out, or leave out resume and ckpt to begin anew"
+            )
+
+
+def _take_option(
+    model: DictConfig, name: str, trained: object, typed: set[str], start: Path
+) -> None:
+    """Set an option of the model to that of the checkpoint, without the parts that are typed."""
+    key = f"model.{name}"
+    here: Any = to_plain(model).get(name)
+    taken: Any = here if key in typed else trained
+    if isinstance(here, Mapping) and isinstance(trained, Mapping):
+        is_same_kind = _is_same_kind(key, here, trained, typed, start)
+        taken = {**here, **trained} if is_same_kind else dict(trained)
+        for part in here:
+            if key in typed or f"{key}.{part}" in typed:
+                taken[part] = here[part]
+    for option, value in flatten({key: taken}).items():
+        if flatten({key: here}).get(option) != value:
+            log.info("as it was trained: %s=%s", option, escape(str(value)))
+    with open_dict(model):
+        model[name] = taken
+
+
+def _is_same_kind(
+    key: str,
+    here: Mapping[str, Any],
+    trained: Mapping[str, Any],
+    typed: set[str],
+    start: Path,
+) -> bool:
+    """Return False where the class of an optimizer is that of the checkpoint alone.
+
+    Raises:
+        ConfigError: Another one is typed, or it is none of torch: a checkpoint may be anybody's.
+    """
+    kind = trained.get("_target_")
+    if here.get("_target_") == kind:
+        return True
+    is_typed = {key, f"{key}._target_"} & typed
+    if is_typed or not str(kind).startswith(_OPTIMIZERS):
+        raise ConfigError(
+            f"{key}._target_={here.get('_target_')}, and {start} holds the state of "
+            f"{escape(str(kind))}: {_BEGIN_ANEW.format(start=start)}"
+        )
+    return False
+
+
+class ResumedTraining(Callback):
+    """Notes in checkpoints how optimizers and schedules began, and lets changes of that take effect.
+
+    Lightning restores both as they were saved. What this run builds differently than the first one
+    replaces that before it is restored: options of the optimizer, schedules, and the learning rate
+    that follows from them. Where nothing differs, nothing is touched.
+    """
+
+    def __init__(self) -> None:
+        self._checkpoint: dict[str, Any] | None = None
+        self._begun: dict[str, Any] = {}
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return self._begun
+
+    @override
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if trainer.state.fn != "fit":
+            return
+        _keep_patience(trainer, checkpoint)
+        self._checkpoint = checkpoint
+        if self._begun:  # a strategy that restores weights after its setup
+            self._adjust(trainer, pl_module)
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begun = _describe(trainer, pl_module)
+        self._adjust(trainer, pl_module)
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        load_waiting_states(trainer)
+
+    def _adjust(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        checkpoint, self._checkpoint = self._checkpoint, None
+        if checkpoint is None:
+            return
+        saved = checkpoint["callbacks"].get(self.state_key, {})
+        if not isinstance(saved, Mapping) or saved.keys() != self._begun.keys():
+            return  # of an earlier release, or of another program
+        if saved == self._begun:
+            return
+        changes = _change_options(checkpoint, saved, self._begun)
+        changes += _Schedules(trainer, checkpoint, saved, self._begun).change()
+        if changes:
+            log.info("the training goes on with %s", ", ".join(changes))
+
+
+def _keep_patience(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
+    """Let the patience of the configuration count, which Lightning takes from the checkpoint."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by its callback connector
+        state = checkpoint["callbacks"].get(callback.state_key)
+        if isinstance(callback, EarlyStopping) and isinstance(state, dict):
+            state["patience"] = callback.patience
+
+
+def _describe(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+    """Describe new optimizers and schedules by plain values."""
+    optimizers = []
+    for optimizer in trainer.optimizers:
+        groups = []
+        for group in optimizer.param_groups:
+            groups.append({name: value for name, value in group.items() if name != "params"})
+        optimizers.append({"kind": type(optimizer).__name__, "groups": groups})
+    schedules = []
+    for config in trainer.lr_scheduler_configs:
+        kind, interval = type(config.scheduler).__name__, config.interval
+        schedules.append(
+            {"kind": kind, "interval": interval, "state": config.scheduler.state_dict()}
+        )
+    return {
+        "optimizers": optimizers,
+        "schedules": schedules,
+        "schedule": getattr(pl_module, "schedule", None),
+        "epochs": trainer.max_epochs,
+        "steps": trainer.max_steps,
+        "epoch_steps": _count_epoch_steps(trainer),
+    }
+
+
+def _count_epoch_steps(trainer: Trainer) -> int | None:
+    """Return the steps of an epoch; None before a schedule has asked for them, or without a length."""
+    batches = trainer.num_training_batches if trainer.train_dataloader is not None else math.inf
+    if not 0 < batches < math.inf:
+        return None
+    return math.ceil(batches / trainer.accumulate_grad_batches)
+
+
+def _change_options(
+    checkpoint: Mapping[str, Any], saved: Mapping[str, Any], begun: Mapping[str, Any]
+) -> list[str]:
+    """Give the optimizers of a checkpoint the options that differ now, but for their learning rates.
+
+    Raises:
+        ConfigError: They are optimizers of another kind, whose state it does not hold.
+    """
+    changes = []
+    states = checkpoint["optimizer_states"]
+    for state, then, now in zip(states, saved["optimizers"], begun["optimizers"], strict=False):
+        if then["kind"] != now["kind"]:
+            raise ConfigError(
+                f"the checkpoint holds the state of {then['kind']}, and the optimizer is "
+                f"{now['kind']} now: resume with {then['kind']}, or begin a new training from its "
+                "weights"
+            )
+        for group, old, new in zip(
+            state["param_groups"], then["groups"], now["groups"], strict=False
+        ):
+            for name, value in new.items():
+                if name not in _RATES and old.get(name) != value:
+                    group[name] = value
+                    changes.append(f"{name}={value}")
+    return list(dict.fromkeys(changes))
+
+
+class _Schedules:
+    """The schedules of a checkpoint, and the learning rates that follow from them.
+
+    Args:
+        trainer: With new optimizers and schedules.
+        checkpoint: Which is changed.
+        saved: Description of those of its run as they began.
+        begun: Description of those of this run.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        checkpoint: dict[str, Any],
+        saved: Mapping[str, Any],
+        begun: Mapping[str, Any],
+    ) -> None:
+        self._trainer, self._checkpoint = trainer, checkpoint
+        self._saved, self._begun = saved, begun
+        kinds = [_list_kinds(description) for description in (saved, begun)]
+        self._is_same_kind = kinds[0] == kinds[1]
+
+    def change(self) -> list[str]:
+        """Change the checkpoint, and describe how."""
+        changes = []
+        states = [self._restore(number) for number in range(len(self._begun["schedules"]))]
+        self._checkpoint["lr_schedulers"] = states
+        for number, optimizer in enumerate(self._trainer.optimizers):
+            changes += self._change_rates(number, optimizer)
+        for name in ("schedule", "epochs", "steps"):
+            if self._saved[name] != self._begun[name]:
+                changes.append(f"{_NAMES[name]}={self._begun[name]} for {self._saved[name]}")
+        return changes
+
+    def _restore(self, number: int) -> dict[str, Any]:
+        """Return the state of a schedule: what it counted, with what is built differently now."""
+        now = self._begun["schedules"][number]
+        if not self._is_same_kind:
+            return self._begin(now)
+        then, state = self._saved["schedules"][number], self._checkpoint["lr_schedulers"][number]
+        for name, value in now["state"].items():
+            if name not in _COUNTS and then["state"].get(name) != value:
+                state[name] = value
+        if now["kind"] == _FACTORS and now["interval"] == "step":
+            state["last_epoch"] = self._scale(state["last_epoch"])
+        return dict(state)
+
+    def _begin(self, now: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state of a schedule of another kind: at this place of the run, if it can be."""
+        state = dict(now["state"])
+        if now["kind"] == _FACTORS:
+            progress = self._checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
+            count = progress["processed"]
+            if now["interval"] == "step":
+                steps = self._checkpoint["global_step"] // len(self._trainer.optimizers)
+                count = self._scale(steps)
+            state |= {"last_epoch": count, "_step_count": count + 1}
+        return state
+
+    def _scale(self, steps: int) -> int:
+        """Return the number of steps where epochs have another number of them now."""
+        then: int | None = self._saved["epoch_steps"]
+        now: int | None = self._begun["epoch_steps"]
+        is_counted = self._begun["steps"] > 0  # trainer.max_steps counts all that were made
+        if not then or not now or is_counted:
+            return steps
+        return round(steps * now / then)
+
+    def _change_rates(self, number: int, optimizer: Optimizer) -> list[str]:
+        """Set the learning rates of an optimizer."""
+        changes = []
+        groups = self._checkpoint["optimizer_states"][number]["param_groups"]
+        old_groups = self._saved["optimizers"][number]["groups"]
+        rates = []
+        for index, group in enumerate(groups):
+            old, new = old_groups[index], self._begun["optimizers"][number]["groups"][index]
+            rate = self._find_rate(optimizer, index, group["lr"], _base(old), _base(new))
+            if rate != group["lr"]:
+                changes.append(f"lr={rate:.3g} for {group['lr']:.3g}")
+            group |= {name: new[name] for name in _RATES if name in new} | {"lr": rate}
+            rates.append(rate)
+        schedule = self._find_schedule(optimizer)
+        if schedule is not None and "_last_lr" in self._checkpoint["lr_schedulers"][schedule]:
+            self._checkpoint["lr_schedulers"][schedule]["_last_lr"] = rates
+        return list(dict.fromkeys(changes))
+
+    def _find_rate(
+        self, optimizer: Optimizer, group: int, rate: float, old: float, new: float
+    ) -> float:
+        """Return the learning rate of a group.
+
+        Args:
+            optimizer: Whose.
+            group: Its number.
+            rate: That of the checkpoint.
+            old: The highest one, with which its run began.
+            new: The highest one now.
+        """
+        schedule = self._find_schedule(optimizer)
+        if schedule is not None:
+            scheduler: Any = self._trainer.lr_scheduler_configs[schedule].scheduler
+            if isinstance(scheduler, LambdaLR):
+                count = self._checkpoint["lr_schedulers"][schedule]["last_epoch"]
+                return float(new * scheduler.lr_lambdas[group](count))
+        if not self._is_same_kind:
+            begun: float = optimizer.param_groups[group]["lr"]
+            return begun
+        if old == new:
+            return rate
+        return new if rate == old or not old else rate * new / old
+
+    def _find_schedule(self, optimizer: Optimizer) -> int | None:
+        for number, config in enumerate(self._trainer.lr_scheduler_configs):
+            if config.scheduler.optimizer is optimizer:
+                return number
+        return None
+
+
+def _list_kinds(description: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(schedule["kind"], schedule["interval"]) for schedule in description["schedules"]]
+
+
+def _base(group: Mapping[str, Any]) -> float:
+    """Return the learning rate of a new group before its schedule."""
+    rate: float = group.get("initial_lr", group["lr"])
+    return rate

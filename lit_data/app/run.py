@@ -1,0 +1,258 @@
+"""From a checked command line into Hydra's run or sweep."""
+
+import functools
+import logging
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, read_write
+
+from lit_data.app.configuration.addresses import check_local
+from lit_data.app.configuration.compose import check_run, take_composed
+from lit_data.app.configuration.names import allow_packages
+from lit_data.app.configuration.targets import read_options
+from lit_data.app.configuration.tree import open_hydra
+from lit_data.app.configuration.words import show_override
+from lit_data.app.job import PROBLEMS, run_job
+from lit_data.app.launcher import (
+    RESUMED,
+    SWEEP_JOB,
+    check_start,
+    claim_folder,
+    has_new_folder,
+    is_first_rank,
+    is_stop,
+    place_run,
+)
+from lit_data.app.run_folder import AUTO
+from lit_data.app.sweeps.options import SweepOptions
+from lit_data.app.sweeps.process import reporting_to_sweep
+from lit_data.app.sweeps.run import run_sweep
+from lit_data.app.task_choice import choose_experiment
+from lit_data.core.errors import ConfigError, LitDataError, StoreError
+from lit_data.core.files import try_writing
+
+if TYPE_CHECKING:
+    from lit_data.app.build import Run
+
+
+def run(
+    command: str,
+    overrides: Sequence[str],
+    *,
+    config_dir: str | None = None,
+    packages: Sequence[str] = (),
+    multirun: bool = False,
+) -> Path:
+    """Check the command line, then run the command, once or for each job of a sweep.
+
+    Args:
+        command: one of `lit_data.app.COMMANDS`.
+        overrides: Hydra overrides.
+        config_dir: folder of the user's own groups and experiments.
+        packages: packages whose targets are allowed too.
+        multirun: run every combination of swept values.
+
+    Returns:
+        The folder of the run or the sweep.
+
+    Raises:
+        LitDataError: as the check raises it, or with the exit code of a sweep's first job that
+            failed.
+        SystemExit: a single job failed with the error that is its cause.
+    """
+    with reporting_to_sweep(), open_hydra(config_dir) as hydra:
+        overrides = choose_experiment(hydra, command, overrides)
+        cfg, completed = check_run(hydra, command, overrides, multirun=multirun, packages=packages)
+        is_sweep = multirun or cfg.hydra.mode is RunMode.MULTIRUN
+        options = read_options(SweepOptions, cfg.get("sweep", {}), "sweep")
+        check_start(cfg, sweeps=is_sweep)
+        folder_key = f"hydra.{'sweep' if is_sweep else 'run'}.dir"
+        if Path(cfg.paths.run).absolute() != Path(cfg.hydra.runtime.output_dir):
+            raise ConfigError(
+                f"paths.run={cfg.paths.run} moves only a part of the run's files: give "
+                f"{folder_key}={cfg.paths.run}, which moves all"
+            )
+        _check_writable(Path(OmegaConf.select(cfg, folder_key)).absolute())
+        flags = _list_flags(config_dir, packages)
+        if is_sweep:
+            return run_sweep(hydra, cfg, completed, options=options, flags=flags, packages=packages)
+        if options.resume is not None:
+            raise ConfigError("sweep.resume goes on with a sweep: add -m.")
+        task = functools.partial(_run_alone, flags=tuple(flags), packages=tuple(packages))
+        take_composed(hydra, cfg, place_run(cfg, completed))
+        # Hydra makes the run folder, sets its logs up and calls its callbacks.
+        job = hydra.run(command, task, [])
+        job_cfg: Any = job.hydra_cfg
+        return Path(job_cfg.hydra.runtime.output_dir)
+
+
+def _list_flags(config_dir: str | None, packages: Sequence[str]) -> list[str]:
+    """Options of the command line that ranks and jobs of a sweep need too."""
+    flags = []
+    for name in packages:
+        flags += ["--package", name]
+    if config_dir is not None:
+        flags += ["--config-dir", str(Path(config_dir).absolute())]
+    return flags
+
+
+def build_training(
+    overrides: Sequence[str],
+    *,
+    config_dir: str | None = None,
+    packages: Sequence[str] = (),
+    trainer: Mapping[str, Any] | None = None,
+) -> "Run":
+    """Build the objects of ``fit`` outside of a run: but for its empty folder nothing is written.
+
+    Args:
+        overrides: Hydra overrides.
+        config_dir: folder of the user's own groups and experiments.
+        packages: packages whose targets are allowed too.
+        trainer: arguments of the Trainer that replace those of the configuration.
+
+    Raises:
+        LitDataError: the configuration is refused.
+        ConfigError: processes or later starts that share a run folder would not find it.
+    """
+    from lit_data.app.build import build  # with torch, which most commands import later
+
+    with open_hydra(config_dir) as hydra, allow_packages(packages):
+        cfg, _ = check_run(hydra, "fit", overrides)
+        is_shared = os.environ.get("WORLD_SIZE", "1") != "1" or cfg.resume == AUTO
+        if is_shared and has_new_folder(cfg):
+            raise ConfigError(
+                "further processes and later starts need the same run folder, and the time names a new "
+                "one in each: give paths.run=FOLDER"
+            )
+        if has_new_folder(cfg):
+            with read_write(cfg.hydra):
+                cfg.hydra.runtime.output_dir = str(claim_folder(cfg).absolute())
+            HydraConfig.instance().set_config(cfg)
+        return build(cfg, trainer)
+
+
+def print_config(
+    command: str,
+    overrides: Sequence[str],
+    *,
+    part: str,
+    resolve: bool = False,
+    config_dir: str | None = None,
+    packages: Sequence[str] = (),
+    multirun: bool = False,
+) -> None:
+    """Print the composed configuration as YAML.
+
+    Args:
+        command: one of `lit_data.app.COMMANDS`.
+        overrides: Hydra overrides.
+        part: `job` without Hydra's node, `hydra` for that node alone, `all` for both.
+        resolve: replace interpolations by their values.
+        config_dir: folder of the user's own groups and experiments.
+        packages: packages whose targets are allowed too.
+        multirun: print the first job of a sweep.
+
+    Raises:
+        ConfigError: the configuration is refused.
+    """
+    with open_hydra(config_dir) as hydra:
+        overrides = choose_experiment(hydra, command, overrides)
+        cfg, _ = check_run(hydra, command, overrides, multirun=multirun, packages=packages)
+        keys = [str(key) for key in cfg]
+        if part == "hydra":
+            keys = ["hydra"]
+        elif part == "job":
+            keys.remove("hydra")
+        printed = OmegaConf.masked_copy(cfg, keys)
+        printed._set_parent(cfg)  # interpolations look there
+        print(OmegaConf.to_yaml(printed, resolve=resolve), end="")
+
+
+def _run_alone(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -> None:
+    try:
+        run_job(cfg, flags=flags, packages=packages)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        if is_stop(stop) and is_first_rank() and SWEEP_JOB not in os.environ:
+            print(f"lit_data: {_describe_next(cfg, flags)}", file=sys.stderr)
+        raise
+    except LitDataError as error:
+        if isinstance(error, ConfigError) and is_first_rank():
+            folder = Path(HydraConfig.get().runtime.output_dir)
+            _remove_unused(folder, Path(cfg.paths.runs).absolute())
+        raise SystemExit(error.exit_code) from error  # the one exception that Hydra leaves alone
+
+
+def _describe_next(cfg: DictConfig, flags: Sequence[str]) -> str:
+    """Return how to go on with a command that was stopped, with the line to type."""
+    changes = _list_changes(cfg, Path(HydraConfig.get().runtime.output_dir))
+    replaced = {"ckpt", *changes} if "resume" in changes else changes
+    words = []
+    for word in HydraConfig.get().overrides.task:
+        if word.lstrip("+").partition("=")[0] not in replaced:
+            words.append(word)
+    line = shlex.join(["python", "-m", "lit_data", cfg.command, *flags, *words])
+    line = " ".join([line, *(show_override(key, value) for key, value in changes.items())])
+    goes_on = changes or cfg.command == "prepare"
+    start = "go on with" if goes_on else "nothing is left to go on with, start again with"
+    return f"{start}\n{line}"
+
+
+def _list_changes(cfg: DictConfig, folder: Path) -> dict[str, object]:
+    """List the options by which a command goes on with what it left in its folder."""
+    is_saved = any((folder / "checkpoints" / name).exists() for name in RESUMED)
+    if cfg.command == "fit" and is_saved:
+        return {"resume": folder}
+    if cfg.command == "predict":
+        return {"predict.resume": True, "predict.folder": cfg.predict.folder or folder}
+    return {}
+
+
+def _remove_unused(folder: Path, runs: Path) -> None:
+    """Remove the folder of a run that came no further than a wrong value.
+
+    It holds what Hydra and the log put there, or it stays.
+    """
+    hydra = HydraConfig.get()
+    removable = {hydra.output_subdir, f"{hydra.job.name}.log", PROBLEMS}
+    removable |= {"failure.json", "report.html"}
+    names = {path.name for path in folder.iterdir()}
+    if folder.is_symlink() or not names <= removable:
+        return
+    root_logger = logging.getLogger()
+    for handler in list(root_logger.handlers):
+        path = Path(getattr(handler, "baseFilename", ""))  # of those that write files
+        if path.parent == folder:
+            root_logger.removeHandler(handler)
+            handler.close()
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    parents = [path for path in folder.parents if path.is_relative_to(runs)]
+    with suppress(OSError):  # until one holds other runs
+        for path in (folder, *parents):
+            path.rmdir()
+
+
+def _check_writable(folder: Path) -> None:
+    """Refuse a run folder that cannot be made; nothing is left behind."""
+    check_local("the run folder", folder)
+    parent = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        try_writing(parent)
+    except OSError as error:
+        raise StoreError(
+            f"the run folder {folder} cannot be made: {parent} is not a writable folder "
+            f"({error.strerror}). Set paths.runs."
+        ) from error

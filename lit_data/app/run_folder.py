@@ -1,0 +1,96 @@
+"""Folder of a run or a sweep, claimed so that no other one writes there."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from lit_data.app.untrusted import as_dict, read_text
+from lit_data.core.errors import ConfigError, DataError
+from lit_data.core.files import is_there
+from lit_data.core.plain import parse_yaml
+
+AUTO = "auto"
+"""Value of `resume` that goes on in the folder of the run itself."""
+_MARK = ".hydra"
+"""Folder that the first start makes: no second one can make it too."""
+
+
+def is_run(folder: Path) -> bool:
+    """Return True if a command of lit_data wrote this folder, also if it broke off."""
+    return is_there(folder / _MARK / "config.yaml") or is_there(folder / "summary.json")
+
+
+def claim_new(folder: Path) -> Path:
+    """Make a folder or, where another start has made it, the next free one: NAME-2, NAME-3, ..."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    claimed, number = folder, 1
+    while not _make(claimed):
+        number += 1
+        claimed = folder.with_name(f"{folder.name}-{number}")
+    return claimed
+
+
+def claim_typed(folder: Path) -> bool:
+    """Claim a folder that the user has named; return False where a run or a sweep has it."""
+    if is_run(folder):
+        return False
+    folder.mkdir(parents=True, exist_ok=True)
+    return _make(folder / _MARK)
+
+
+def _make(folder: Path) -> bool:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def check_typed(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Claim the run folder that the user has named, or refuse it.
+
+    Args:
+        cfg: The composed configuration with Hydra's node.
+        overrides: Of the command line.
+
+    Raises:
+        ConfigError: Another run lies there, and this one does not go on with it.
+    """
+    folder = Path(cfg.hydra.run.dir)
+    if claim_typed(folder) or _goes_on(cfg, folder):
+        return
+    cure = ""
+    if cfg.command == "fit":
+        cure = f", or go on with it by resume={AUTO}"
+    elif _was_started(folder, cfg.command, overrides):
+        return
+    elif cfg.command == "predict":
+        cure = ", or go on with it by predict.resume=true"
+    raise ConfigError(
+        f"hydra.run.dir={folder} holds another run already: name a folder of its own{cure}"
+    )
+
+
+def _goes_on(cfg: DictConfig, folder: Path) -> bool:
+    """Return True if a run takes up what lies in its folder, or nothing of worth lies there."""
+    if cfg.command == "predict" and cfg.predict.resume:
+        return True
+    for start in (cfg.get("ckpt"), cfg.get("resume")):
+        is_inside = Path(str(start)).absolute().is_relative_to(folder.absolute())
+        if cfg.command == "fit" and (start == AUTO or is_inside):
+            return True
+    return is_there(folder / "failure.json") and not (folder / "checkpoints").exists()
+
+
+def _was_started(folder: Path, command: str, overrides: Sequence[str]) -> bool:
+    """Return True if the same words were started there before, as where a machine has died."""
+    earlier: list[Any] = []
+    with suppress(OSError, DataError):
+        config = as_dict(parse_yaml(read_text(folder, folder / _MARK / "config.yaml")))
+        typed = parse_yaml(read_text(folder, folder / _MARK / "overrides.yaml"))
+        earlier = [config.get("command"), *typed]
+    words = [word for word in overrides if not word.lstrip("+~").startswith("hydra.")]
+    return earlier == [command, *words]

@@ -1,0 +1,256 @@
+"""Models and reading options of a checkpoint, which the commands that use it take over."""
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from lit_data.app.checkpoints import Look, absolute_root, look_at
+from lit_data.app.configuration.hydra_node import find_typed
+from lit_data.app.configuration.names import find_targets, resolve_target, to_plain
+from lit_data.app.configuration.words import show_override
+from lit_data.app.exported import is_exported, read_exported_record
+from lit_data.core.errors import ConfigError, escape
+from lit_data.core.files import flatten
+from lit_data.images.bank import ImageBank
+from lit_data.predict.options import Use
+from lit_data.predict.task import find_task_of
+
+log = logging.getLogger(__name__)
+
+_MOST_SCORES = 3  # that are logged
+_NEAR_GREY = 0.15  # of the value range: sets whose mean grey levels are so near are alike
+_PLAIN_TARGETS = ("lit_data.models.", "torch.optim.", "torch.nn.")
+_OUR_KINDS = "lit_data.datamodules."
+_EXCLUSIVE = ({"size_px", "scale"}, {"size_px", "patch_px"})
+"""Options of which one alone may be set."""
+
+
+def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
+    """Let a command have the model and the reading options that a checkpoint was trained with.
+
+    What is typed stays, and is logged where it contradicts. Checkpoints without a record leave all
+    as it is.
+
+    Returns:
+        The record, for `warn_of_other_data`.
+
+    Raises:
+        ConfigError: It was trained on another kind of data of this package, or on a folder where
+            none is given now.
+        StoreError: The file is no checkpoint, or its record is damaged.
+    """
+    from lit_data.app.record import read_record  # with pydantic, which a training does without
+
+    read = read_exported_record if is_exported(checkpoint) else read_record
+    record = read(checkpoint)
+    if record is None:
+        return None
+    if cfg.data._target_ != record["kind"]:
+        _report_other_kind(cfg, record, checkpoint)
+    log.info("%s", escape(describe_record(record, checkpoint)))
+    typed = find_typed()
+    before = _read_options(cfg)
+    take_model(cfg, record["model"], typed, checkpoint)
+    trained_data: Mapping[str, Any] = {}
+    if cfg.data._target_ == record["kind"]:
+        if _reads_images(cfg) and "data.root" not in typed:
+            _require_root(cfg.data, record, checkpoint)
+        trained_data = _choose_data(cfg.data, record["data"])
+        _take_data(cfg.data, trained_data, typed)
+    after = _read_options(cfg)
+    changes = _list_differences(before, after)
+    if changes:
+        log.info("as it was trained: %s", escape(", ".join(changes)))
+    after["data"] = {name: after["data"][name] for name in trained_data}
+    trained = {"model": record["model"], "data": trained_data}
+    contradictions = _list_differences(after, trained)
+    if contradictions:
+        log.warning(
+            "%s was trained with %s: what is found may be worse",
+            checkpoint,
+            escape(", ".join(contradictions)),
+        )
+    return record
+
+
+def _reads_images(cfg: DictConfig) -> bool:
+    """Return True for the commands that score or predict images; a generative model makes its own."""
+    if cfg.get("command") == "predict":
+        uses = find_task_of(resolve_target(cfg.data._target_, "data")).uses
+        return Use.GENERATION not in uses
+    return cfg.get("command") in ("validate", "test")
+
+
+def _require_root(data: DictConfig, record: Mapping[str, Any], checkpoint: Path) -> None:
+    """Refuse to score a model of somebody's images on a synthetic dataset unasked.
+
+    Raises:
+        ConfigError: The checkpoint was trained on a folder, and there is none here.
+    """
+    trained_root = record.get("root")
+    if trained_root is not None and "root" in data and data.root is None:
+        raise ConfigError(
+            f"{checkpoint} was trained on {trained_root}, and no data.root is given: set "
+            f"{show_override('data.root', trained_root)} or another folder, data.root=null for a "
+            "synthetic dataset"
+        )
+
+
+def _report_other_kind(cfg: DictConfig, record: Mapping[str, Any], checkpoint: Path) -> None:
+    """Refuse a checkpoint of another kind of data; of kinds of a user's own, log it.
+
+    Raises:
+        ConfigError: Both kinds are of this package, whose batches differ.
+    """
+    kind: str = cfg.data._target_
+    trained_kind: str = record["kind"]
+    experiment = escape(record["experiment"])
+    if kind.startswith(_OUR_KINDS) and trained_kind.startswith(_OUR_KINDS):
+        raise ConfigError(
+            f"{checkpoint} is of the experiment {experiment} ({trained_kind}), and the command line "
+            f"chooses {cfg.name} ({kind}): write +experiment={experiment}, or name the checkpoint by "
+            "ckpt=FILE without an experiment"
+        )
+    log.warning(
+        "%s was trained with %s, and here data come from %s", checkpoint, trained_kind, kind
+    )
+
+
+def _read_options(cfg: DictConfig) -> dict[str, Any]:
+    return {"model": to_plain(cfg.model), "data": to_plain(cfg.data)}
+
+
+def describe_record(record: Mapping[str, Any], checkpoint: Path) -> str:
+    """Return one line: which data, how many epochs, which scores."""
+    root = record.get("root") or "a synthetic dataset"
+    unit = "epoch" if record["epochs"] == 1 else "epochs"
+    text = (
+        f"{checkpoint}: experiment {record['experiment']}, trained on {root}, "
+        f"{record['epochs']} {unit}"
+    )
+    scores = list(record["scores"].items())[:_MOST_SCORES]
+    if not scores:
+        return text
+    return f"{text}; {', '.join(f'{name} {value:.3g}' for name, value in scores)}"
+
+
+def take_model(
+    cfg: DictConfig, trained: Mapping[str, Any], typed: set[str], checkpoint: Path
+) -> None:
+    """Set the model to that of a checkpoint, but for what is typed; a typed model stays as it is.
+
+    Args:
+        cfg: The configuration.
+        trained: Node of the model in the record of the checkpoint.
+        typed: Keys of the command line.
+        checkpoint: For messages.
+    """
+    if "model" in typed:
+        return
+    # A checkpoint may be anybody's, and does not choose what is imported.
+    known = set(list_targets(to_plain(cfg.model)))
+    unknown = []
+    for name in list_targets(trained):
+        if name not in known and not name.startswith(_PLAIN_TARGETS):
+            unknown.append(name)
+    if unknown:
+        names = escape(", ".join(unknown))
+        log.warning("%s was trained with %s: name it with model._target_=...", checkpoint, names)
+        return
+    model = OmegaConf.create(copy.deepcopy(dict(trained)))
+    for key in sorted(typed):
+        if key.startswith("model."):
+            value = OmegaConf.select(cfg, key)
+            OmegaConf.update(model, key.removeprefix("model."), value, force_add=True)
+    with open_dict(cfg):
+        cfg.model = model
+
+
+def _choose_data(data: DictConfig, trained: Mapping[str, Any]) -> dict[str, Any]:
+    """Reading options of a checkpoint that this kind of data takes from it."""
+    names = find_task_of(resolve_target(data._target_, "data")).trained_data
+    return {name: value for name, value in trained.items() if name in names and name in data}
+
+
+def _take_data(data: DictConfig, trained: Mapping[str, Any], typed: set[str]) -> None:
+    """Set the options of a checkpoint, but for what is typed and what that excludes."""
+    typed_names = {key.split(".")[1] for key in typed if key.startswith("data.")}
+    chosen = set(typed_names)
+    for options in _EXCLUSIVE:
+        if options & typed_names:
+            chosen |= options
+    for name, value in trained.items():
+        here = data[name]
+        if name in chosen:
+            if not (isinstance(value, Mapping) and isinstance(here, DictConfig)):
+                continue
+            parts = [str(part) for part in here]
+            typed_parts = {part: here[part] for part in parts if f"data.{name}.{part}" in typed}
+            value = {**value, **typed_parts}
+        with open_dict(data):
+            data[name] = value
+
+
+def _list_differences(here: Any, there: Any) -> list[str]:  # noqa: ANN401 - plain data
+    """Return ``key=value`` of what differs, with the value of the second, which is not null."""
+    values_here = flatten(here)
+    differences = []
+    for key, value in flatten(there).items():
+        if value is not None and values_here.get(key) != value:
+            differences.append(f"{key}={value}")
+    return differences
+
+
+def list_targets(node: Any) -> list[str]:  # noqa: ANN401 - plain data
+    """Return the classes that a node names, in their order."""
+    return [str(target) for _, target in find_targets(node)]
+
+
+def warn_of_other_data(
+    record: Mapping[str, Any] | None, root: str | None, bank: ImageBank | None
+) -> None:
+    """Warn where images of another folder are unlike those that a checkpoint was trained on.
+
+    Args:
+        record: From `take_trained`.
+        root: Of the images; None for a synthetic dataset.
+        bank: The images; None where a kind of data has none.
+    """
+    if record is None or bank is None:
+        return
+    trained = record.get("look")
+    if not isinstance(trained, Mapping):
+        return
+    differences = (
+        [] if is_trained_root(record, root) else list(_describe_unlike(trained, look_at(bank)))
+    )
+    if differences:
+        log.warning(
+            "these images are unlike those that the model was trained on (%s): %s. Is it the right "
+            "run? ckpt=PATH or run=FOLDER chooses another",
+            escape(str(record.get("root") or "a synthetic dataset")),
+            "; ".join(differences),
+        )
+
+
+def is_trained_root(record: Mapping[str, Any] | None, root: str | None) -> bool:
+    """Return True if a checkpoint was trained on the images of a root; None is a synthetic dataset."""
+    if record is None:
+        return False
+    trained_root: str | None = record.get("root")
+    return trained_root == (None if root is None else absolute_root(root))
+
+
+def _describe_unlike(trained: Mapping[str, Any], here: Look) -> Iterator[str]:
+    if here["channels"] != trained["channels"]:
+        yield f"{here['channels']} channels, not {trained['channels']}"
+    sides_px = zip(here["size_px"], trained["size_px"], strict=True)
+    ratios = [length / max(1, trained_length) for length, trained_length in sides_px]
+    if min(ratios) < 1 / 2 or max(ratios) > 2:
+        yield "{} x {} px, not {} x {}".format(*here["size_px"], *trained["size_px"])
+    if abs(here["grey"] - trained["grey"]) > max(_NEAR_GREY, 2 * trained["spread"]):
+        yield f"mean grey level {here['grey']:.2f} of the range, not {trained['grey']:.2f}"

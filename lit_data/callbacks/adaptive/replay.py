@@ -1,0 +1,384 @@
+"""Repetition of a step, in ever smaller micro-batches, until it fits into memory."""
+
+import gc
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from lightning import LightningModule, Trainer
+
+from lit_data.callbacks.adaptive.active_batch import ActiveBatch, describe_shapes
+from lit_data.callbacks.adaptive.delivery import Delivery
+from lit_data.callbacks.adaptive.merge import Merger, list_places
+from lit_data.callbacks.adaptive.snapshot import Restore, StepSnapshot, renew, save_random_state
+from lit_data.callbacks.adaptive.whole_batch import has_transfer_hooks
+from lit_data.callbacks.device_memory import MemoryGauge, MemoryReading
+from lit_data.callbacks.events import Event, announce
+from lit_data.callbacks.loader_facts import LoaderFacts, read_loader
+from lit_data.core.batch_form import HINT, batch_tensors, count_plain, count_samples, slice_batch
+from lit_data.core.errors import BatchMemoryError, ConfigError
+from lit_data.core.lightning_internals import number_batch, results_of
+from lit_data.core.out_of_memory import is_out_of_memory, make_memory_error, repeat
+from lit_data.core.size_search import SizeLimits, SizeSearch
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_GIB = 2**30
+_ASKED = re.compile(r"(?:tried to allocate|allocate) ([\d.]+ ?(?:[KMGT]i?B|bytes))", re.IGNORECASE)
+_NORM = re.compile("Expected more than 1 value per channel when training")
+
+
+@dataclass
+class Replay:
+    """Keeps each batch as it arrives, and repeats steps that run out of memory.
+
+    Attributes:
+        trainer: Whose steps.
+        module: Whose ``training_step``.
+        limits: Of the sizes.
+        gauge: Memory of the device.
+        searches: By stage and shapes.
+        active: The batch of the step under way.
+        ooms: Out-of-memory errors so far.
+        unclear: Why a batch could not be counted, if one could not.
+    """
+
+    trainer: Trainer
+    module: LightningModule
+    limits: SizeLimits
+    gauge: MemoryGauge
+    searches: dict[str, SizeSearch] = field(default_factory=dict)
+    active: ActiveBatch | None = None
+    ooms: int = 0
+    unclear: str = ""
+    _snapshot: StepSnapshot | None = None
+    _told: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._delivery = Delivery(self.trainer, self.module, self.gauge)
+
+    def receive(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Around the loop's transfer of a batch to the device.
+
+        A batch that will be cut reaches the device as a whole too, for hooks as well as for the step.
+        """
+        self.active = None
+        facts = LoaderFacts()
+        plain_samples = count_plain(batch)
+        if not plain_samples:
+            loader_number = kwargs.get("dataloader_idx", args[1] if len(args) > 1 else 0)
+            facts = read_loader(self.trainer, loader_number)
+        samples = self._count(batch, plain_samples, facts)
+        if not samples:
+            return call(batch, *args, **kwargs)
+        cut = self._find_method("slice_batch")
+        if cut is None:
+            cut = partial(slice_batch, samples=samples, stacked=facts.stacked)
+        key = self._find_key(batch, samples)
+        active = self.active = ActiveBatch(
+            host=batch,
+            samples=samples,
+            index=number_batch(self.trainer),
+            key=key,
+            search=self.searches[key],
+            move=lambda part: call(part, *args, **kwargs),
+            cut=cut,
+        )
+        self._begin_measurement(active)
+        if self.trainer.training and not self.module.automatic_optimization:
+            # The module gets its batch whole: nobody else knows how its losses belong together.
+            active.is_manual = True
+            active.largest = samples
+            active.micro_batch_count = 1
+            active.whole = active.move(batch)
+        else:
+            active.whole = self._deliver(active)
+        return batch if active.whole is None else active.whole
+
+    def save_state(self, active: ActiveBatch) -> Restore:
+        """Keep what a step changes beside gradients; the result puts it back.
+
+        These are its batch, buffers, metrics, logged values and attributes of the module, and the
+        global random generators.
+        """
+        snapshot = self._snapshot = renew(self._snapshot, self.module, results_of(self.trainer))
+        restore_random = save_random_state(self.trainer.strategy.root_device)
+        batch = self._delivery.keep(active)
+
+        def restore() -> None:
+            batch.restore()
+            snapshot.restore()
+            self._tell_left_out(snapshot.left_out)
+            restore_random()
+
+        return restore
+
+    def run(self, active: ActiveBatch, attempt: Callable[[], T], undo: Restore) -> T:
+        """Call `attempt` until it does not run out of memory.
+
+        Args:
+            active: The batch.
+            attempt: Runs the step on the micro-batches of `active`.
+            undo: Puts everything back to where the step began.
+
+        Raises:
+            BatchMemoryError: The smallest micro-batch does not fit.
+        """
+
+        def call() -> T:
+            self._delivery.choose_cut(active, undo)
+            return attempt()
+
+        def shrink(text: str) -> None:
+            undo()
+            self.shrink(active, text)
+
+        return repeat(call, shrink, partial(self.note, active=active))
+
+    def join(self, outputs: Sequence[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401 - what a step returns
+        """Join what a step returned of micro-batches, see `Merger`.
+
+        Args:
+            outputs: One for each micro-batch.
+            counts: Samples of each.
+
+        Raises:
+            ConfigError: These are predictions, and a part would be lost.
+        """
+        merger = Merger(counts)
+        joined = merger.merge(outputs)
+        if self.trainer.predicting:
+            merger.refuse_losses(outputs[0], f"use data.loader.batch_size={min(counts)}")
+            self._tell_predicted(merger)
+        elif merger.lost:
+            stage = self.trainer.state.stage
+            self._tell(
+                f"{stage}: of {list_places(merger.lost)} hooks get that of the last micro-batch"
+            )
+        return joined
+
+    def note(self, error: Exception, active: ActiveBatch) -> str:
+        """Tell all callbacks of an out-of-memory error, and raise any other error again.
+
+        Returns:
+            The first line of its text.
+
+        Raises:
+            BatchMemoryError: A micro-batch has a single sample, and batch norm cannot train on it.
+        """
+        if 1 in active.counts() and active.samples > 1 and _NORM.search(str(error)):
+            raise make_memory_error(_describe_batch_norm(active)) from None
+        if isinstance(error, BatchMemoryError) or not is_out_of_memory(error):
+            raise error
+        self.ooms += 1
+        text = str(error).split("\n")[0]
+        values = {"size": float(active.size), "index": float(active.index)}
+        event = Event("oom", f"{active.size} samples ran out of memory: {text}", values)
+        announce(self.trainer, event, error)
+        return text
+
+    def shrink(self, active: ActiveBatch, text: str) -> None:
+        """Go on with a smaller size, and give back what the failed attempt left.
+
+        Args:
+            active: The batch.
+            text: Of the error.
+
+        Raises:
+            BatchMemoryError: There is no smaller size.
+        """
+        failed_size = active.size
+        gc.collect()
+        if self.trainer.strategy.root_device.type == "cuda":
+            torch.cuda.empty_cache()
+        if active.is_measured:
+            self.gauge.reset_peak()  # that of the failed attempt is none of the size that fits
+        reading = self.gauge.read()
+        if failed_size <= active.search.min_size:
+            raise make_memory_error(_describe_no_room(active, failed_size, text, reading))
+        active.search.fail(failed_size, reading.limit_bytes)
+        log.warning(
+            "batch %d: %d samples at once ran out of memory; from here on %d",
+            active.index,
+            failed_size,
+            active.size,
+        )
+        self._announce_size(active)
+
+    def finish(self) -> ActiveBatch | None:
+        """End the step.
+
+        Returns:
+            Its batch, if it was counted, which is let go.
+        """
+        active, self.active = self.active, None
+        if active is None or not active.largest:
+            return None
+        active.search.succeed(active.largest, active.samples)
+        return active
+
+    def grow(self, active: ActiveBatch) -> None:
+        """Try a larger size after enough clean steps, if the batch went through in several micro-batches."""
+        search, grow_after = active.search, self.limits.grow_after
+        if grow_after is None or search.clean < grow_after or active.micro_batch_count == 1:
+            return
+        size_before = active.size
+        search.forget_failure(self.gauge.read().limit_bytes)
+        search.grow()
+        if active.size != size_before:
+            self._announce_size(active)
+
+    def _announce_size(self, active: ActiveBatch) -> None:
+        counts = active.counts()
+        text = f"{counts[0]} samples go through the model at once"
+        values = {"size": float(counts[0]), "pieces": float(len(counts))}
+        announce(self.trainer, Event("batch_size", text, values))
+
+    def _count(self, batch: Any, plain_samples: int, facts: LoaderFacts) -> int:  # noqa: ANN401
+        """Count samples as the module or its datamodule does if one of them can; 0 without any.
+
+        Raises:
+            ConfigError: They cannot be counted, and the batch is to be split.
+        """
+        count = self._find_method("count_samples")
+        if count is not None:
+            samples = int(count(batch))
+        else:
+            samples = plain_samples or count_samples(batch, facts.sizes, stacked=facts.stacked)
+        if samples:
+            return samples
+        lengths = sorted({len(tensor) for tensor in batch_tensors(batch)})
+        if not lengths:
+            return 0
+        text = (
+            f"AdaptiveBatchSize cannot tell how many samples a {type(batch).__name__} holds, whose "
+            f"tensors have the lengths {', '.join(map(str, lengths))}: {HINT}, and "
+            "count_samples(batch)"
+        )
+        if self.limits.initial is not None or self.limits.largest is not None:
+            raise ConfigError(text)
+        if not self.unclear:
+            log.warning("%s; until then a batch that runs out of memory ends the run", text)
+        self.unclear = text
+        return 0
+
+    def _find_method(self, name: str) -> Callable[..., Any] | None:
+        """Return a method that the module or its datamodule has for its own batches."""
+        for owner in (self.module, getattr(self.trainer, "datamodule", None)):
+            method = getattr(owner, name, None)
+            if callable(method):
+                return method  # type: ignore[no-any-return]
+        return None
+
+    def _deliver(self, active: ActiveBatch) -> Any:  # noqa: ANN401 - a batch
+        """Transfer a batch to the device as a whole; none if its smallest micro-batch does not fit."""
+        restore_random = save_random_state(self.trainer.strategy.root_device)
+        undo = self._save_transfer(restore_random)
+        on_host = False
+        while True:
+            try:
+                batch = self._delivery.move(active, undo, on_host=on_host)
+            except Exception as error:
+                # The smallest size is tried again within the step, where other ranks hear of it.
+                is_smallest = active.size <= active.search.min_size
+                text = "" if is_smallest and is_out_of_memory(error) else self.note(error, active)
+            else:
+                active.restore_random = restore_random
+                return batch
+            undo()
+            if is_smallest and on_host:
+                return None
+            if not is_smallest:
+                self.shrink(active, text)
+            on_host = True
+
+    def _save_transfer(self, restore_random: Restore) -> Restore:
+        """Keep what hooks change on a batch's way to the device; the result puts it back."""
+        if not has_transfer_hooks(self.module):
+            return restore_random
+        snapshot = self._snapshot = renew(self._snapshot, self.module, results_of(self.trainer))
+
+        def restore() -> None:
+            snapshot.restore()
+            self._tell_left_out(snapshot.left_out)
+            restore_random()
+
+        return restore
+
+    def _tell_predicted(self, merger: Merger) -> None:
+        """Say how predictions were joined that could be joined in another way."""
+        if merger.guessed:
+            self._tell(
+                f"predict: numbers in {list_places(merger.guessed)} become means over the samples"
+            )
+        if merger.ambiguous:
+            self._tell(
+                f"predict: the samples of {list_places(merger.ambiguous)} are taken to lie in its first dimension, "
+                "as another one has the same length"
+            )
+
+    def _tell_left_out(self, left_out: Mapping[str, str]) -> None:
+        """Say which attributes of the module a repeated step may have changed twice."""
+        owner = type(self.module).__name__
+        for name, reason in left_out.items():
+            self._tell(f"what the failed step did to {owner}.{name}, {reason}, cannot be undone")
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            log.warning("AdaptiveBatchSize: %s", text)
+
+    def _begin_measurement(self, active: ActiveBatch) -> None:
+        """Begin a new peak if this step may be followed by a larger size."""
+        grow_after = self.limits.grow_after
+        if grow_after is not None and active.search.clean + 1 >= grow_after:
+            self.gauge.reset_peak()
+            active.is_measured = True
+
+    def _find_key(self, batch: Any, samples: int) -> str:  # noqa: ANN401
+        """Return the key of a search, which begins with its first batch."""
+        stage = self.trainer.state.stage
+        key = f"{stage.value if stage else ''}: {describe_shapes(batch, samples)}"
+        if key not in self.searches:
+            self.searches[key] = self.limits.begin_search()
+        return key
+
+
+def _describe_no_room(active: ActiveBatch, size: int, text: str, reading: MemoryReading) -> str:
+    """Message that the smallest micro-batch does not fit.
+
+    Args:
+        active: The batch.
+        size: Samples of the micro-batch.
+        text: Of the error.
+        reading: Memory after the failed attempt was released.
+    """
+    asked = _ASKED.search(text)
+    amount = asked.group(1) if asked else "an unknown amount"
+    free_bytes = max(0, reading.limit_bytes - reading.allocated_bytes)
+    indices: Any = active.host.get("index") if isinstance(active.host, Mapping) else None
+    sample = f" (sample {int(indices[0])})" if indices is not None and len(indices) else ""
+    samples = "one sample" if size == 1 else f"the smallest micro-batch of {size} samples"
+    shapes = describe_shapes(active.host, active.samples)
+    return (
+        f"batch {active.index}{sample}: {samples} of {shapes} does not fit into memory: asked for "
+        f"{amount}, {free_bytes / _GIB:.2f} of {reading.limit_bytes / _GIB:.2f} GiB free ({text}). "
+        "Use a smaller patch or model, mixed precision (AMP), GradientCheckpointing, or free the "
+        "device of other programs"
+    )
+
+
+def _describe_batch_norm(active: ActiveBatch) -> str:
+    """Message that batch norm has nothing to normalise in a micro-batch of one sample."""
+    counts = ", ".join(map(str, active.counts()))
+    return (
+        f"batch {active.index}: {active.samples} samples go through in micro-batches of {counts}, as more do not fit "
+        "into memory, and batch norm cannot train on one: use a data.loader.batch_size that leaves no single sample, a "
+        "smaller patch or model, mixed precision (AMP), GradientCheckpointing, or a norm that does not depend on the "
+        "batch (GroupNorm)"
+    )

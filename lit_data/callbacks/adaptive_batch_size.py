@@ -1,0 +1,299 @@
+"""`AdaptiveBatchSize`: no run ends because a batch was too large."""
+
+import logging
+from contextlib import ExitStack
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from typing_extensions import override
+
+from lit_data.callbacks.adaptive.active_batch import ActiveBatch
+from lit_data.callbacks.adaptive.ranks import find_ranks
+from lit_data.callbacks.adaptive.replay import Replay
+from lit_data.callbacks.adaptive.resize import LearningRate, ResizeRules, Resizing
+from lit_data.callbacks.adaptive.steps import (
+    EvaluationSteps,
+    ManualSteps,
+    MicroBatchModule,
+    TrainingSteps,
+)
+from lit_data.callbacks.device_memory import open_gauge
+from lit_data.callbacks.events import is_logging_step, log_metrics
+from lit_data.callbacks.wrapping import CopiedCallback, wrap
+from lit_data.core.checks import check_choice, check_saved_counts
+from lit_data.core.errors import ConfigError
+from lit_data.core.lightning_internals import CLOSURE, OPTIMIZER_STEP, automatic_loop, check_version
+from lit_data.core.out_of_memory import is_out_of_memory
+from lit_data.core.size_search import SizeLimits, SizeSearch
+
+log = logging.getLogger(__name__)
+
+
+Mode = Literal["split", "resize"]
+_COUNTS = {"ooms", "base", "batch_size"}
+
+
+class AdaptiveBatchSize(CopiedCallback):
+    """Repeats a batch that runs out of memory in halves, and grows again after clean steps.
+
+    In training, an out-of-memory error in transfer, augmentation, forward or backward undoes what
+    the step did to gradients, buffers, metrics, logged values, attributes of the
+    LightningModule and random generators, and runs it again in smaller micro-batches. The gradient
+    is the mean over the samples, as for the whole batch (the loss must be a mean over its samples),
+    and the optimizer steps once, so ``global_step``, schedule and learning rate are those of a run
+    that never failed. Batch norm sees micro-batches. Validation, test and prediction are split
+    likewise, their outputs joined in order; predictions that cannot be joined are refused, and those
+    whose samples may lie in several dimensions have them in the first. An error within the
+    optimizer's own step ends the run.
+
+    Attributes are those of the module, its parts and objects that it holds, with all that lies in
+    lists, dicts, sets, arrays and tensors there. What is too large to be copied in each step, and
+    iterators, cannot be put back, which is said once.
+
+    Hooks of module and callbacks get each batch whole, on its device, and what they change in it
+    reaches the step: micro-batches are cut out of it. Where a transfer hook gives it a form that
+    cannot be cut, each micro-batch is moved anew. A batch that leaves no room for its step on the
+    device lies on the host, for hooks too, which is said once.
+
+    The size is halved at a failure and doubled after clean steps, or goes half way to what failed:
+    that is never reached again, unless there is more memory than there was then. A resumed run goes
+    on with the sizes that were found, within its own limits; another `initial_size`, or in `resize`
+    another batch size of the loader, begins anew.
+
+    Batches may be of any form that `lit_data.core.batch_form` can read: stacked tensors, lists with one
+    entry for each sample, dicts with ``batch_idx``, dataclasses. One that could be read in two ways
+    is refused where it has to be split; ``slice_batch(batch, start, stop)`` of the LightningModule
+    or its datamodule, with ``count_samples(batch)`` where that is unclear too, cuts any other.
+
+    With manual optimisation nobody but the module knows how its losses belong together. One that
+    cuts its batches itself, as `GANModule` does, gets a smaller ``micro_batch_size``
+    (`MicroBatchModule` says what it needs); for any other the error passes, and a note says so. On
+    several ranks (DDP), each finishes its gradient alone, then they meet; hooks that communicate
+    within a step, such as ``self.log(..., on_step=True, sync_dist=True)``, would not find each
+    other and are not supported.
+
+    Logged with the Trainer's ``log_every_n_steps``:
+
+    - ``batch/size``: samples that went through the model at once;
+    - ``batch/pieces``: micro-batches of the last batch;
+    - ``batch/ooms``: out-of-memory errors so far;
+    - ``batch/success_rate``: fraction of the last batches that went through at once (`resize`);
+    - ``batch/lr_factor``: factor of the learning rate (`resize`).
+
+    Args:
+        mode: `split` cuts batches and leaves the effective batch alone; `resize` moves the loader's
+            batch size, and splits only what is too large already.
+        initial_size: Samples at once to begin with; by default the whole batch.
+        min_size: Fewest samples at once, in `resize` the smallest batch.
+        max_size: Most samples at once, in `resize` the largest batch.
+        grow_after: Steps without an error before a larger size is tried; none never grows (`split`
+            only).
+        grow_below: In `resize`, fraction of the memory below which the batch may grow.
+        shrink_above: In `resize`, fraction of the memory above which the batch shrinks.
+        min_success: In `resize`, fraction of the last 20 batches that must have gone through at
+            once before it grows.
+        learning_rate: In `resize`, how it follows the batch size: `none`, `linear` or `sqrt`.
+
+    Raises:
+        ConfigError: A value is out of range; in `setup` and later: this Lightning, strategy or
+            loader cannot be used, or predictions cannot be joined.
+        BatchMemoryError: `min_size` samples do not fit, or the optimizer's step does not; a
+            torch.OutOfMemoryError too.
+    """
+
+    of_run = MappingProxyType({"_undo": ExitStack, "_replay": type(None), "_resizing": type(None)})
+
+    def __init__(
+        self,
+        mode: Mode = "split",
+        *,
+        initial_size: int | None = None,
+        min_size: int = 1,
+        max_size: int | None = None,
+        grow_after: int | None = 100,
+        grow_below: float = 0.7,
+        shrink_above: float = 0.9,
+        min_success: float = 0.95,
+        learning_rate: LearningRate = "none",
+    ) -> None:
+        check_choice("mode", mode, get_args(Mode))
+        if mode == "resize" and grow_after is None:
+            raise ConfigError(
+                "grow_after=None with mode='resize': memory is looked at every grow_after steps, so give one"
+            )
+        self.mode = mode
+        self.limits = SizeLimits(initial_size, min_size, max_size, grow_after)
+        self.rules = ResizeRules(grow_below, shrink_above, min_success, learning_rate=learning_rate)
+        self._resumed: dict[str, Any] = {}
+        self._replay: Replay | None = None
+        self._resizing: Resizing | None = None
+        self._size_of_last_batch = 0
+        self._size_of_full_batches = 0
+        self._samples_of_full_batches = 0
+        self._undo = ExitStack()
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_resumed": self.state_dict()}
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        check_version()
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        is_automatic = pl_module.automatic_optimization
+        if trainer.world_size > 1 and not is_automatic:
+            log.warning(
+                "AdaptiveBatchSize leaves manual optimisation on several ranks alone: errors pass through"
+            )
+            return
+        replay = self._install(trainer, pl_module)
+        if is_automatic:
+            ranks = find_ranks(trainer, pl_module)
+            if ranks is not None:
+                self._undo.callback(ranks.close)
+            steps = TrainingSteps(replay, ranks)
+            loop = automatic_loop(trainer)
+            self._undo.callback(wrap(loop, CLOSURE, steps.make_closure))
+            self._undo.callback(wrap(loop, OPTIMIZER_STEP, steps.optimizer_step))
+        elif isinstance(pl_module, MicroBatchModule):
+            manual = ManualSteps(replay, pl_module)
+            self._undo.callback(manual.close)
+            self._undo.callback(wrap(pl_module, "add_gradients", manual.add_gradients))
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.mode == "resize" and self._replay is not None:
+            resizing = self._resizing = Resizing(trainer.train_dataloader, self.rules, self._replay)
+            self._undo.callback(resizing.close)
+            resizing.go_on(self._resumed)
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        active = self._replay.finish() if self._replay is not None else None
+        if active is None or self._replay is None:
+            return
+        self._size_of_last_batch = active.largest
+        self._note_full_batch(active)
+        if self._resizing is not None:
+            self._resizing.follow(active)
+        else:
+            self._replay.grow(active)
+        active.release()
+        if is_logging_step(trainer, batch_idx):
+            log_metrics(trainer, self._metrics(active))
+
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.VALIDATING:  # not within a fit, which has it already
+            self._install(trainer, pl_module)
+
+    def _begin_run(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._install(trainer, pl_module)
+
+    on_test_start = on_predict_start = _begin_run
+
+    @override
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        if self._replay is not None and is_out_of_memory(exception):
+            is_manual = trainer.training and not pl_module.automatic_optimization
+            if self._replay.unclear:
+                exception.add_note(self._replay.unclear)
+            elif is_manual and not isinstance(pl_module, MicroBatchModule):
+                exception.add_note(
+                    f"AdaptiveBatchSize repeats no step of {type(pl_module).__name__}, which has "
+                    "manual optimisation: lower data.loader.batch_size, or let the module add its "
+                    "gradients up in micro-batches, as GANModule does"
+                )
+        self._uninstall()
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._uninstall()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        replay = self._replay
+        if replay is None:
+            return dict(self._resumed)
+        searches = {key: search.to_plain() for key, search in replay.searches.items()}
+        state: dict[str, Any] = {"ooms": replay.ooms, "searches": searches}
+        state["initial_size"] = self.limits.initial
+        if self._resizing is not None:
+            state["base"] = self._resizing.base
+            state["batch_size"] = self._resizing.loader.batch_size
+        return state
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # Checked here, where it is known that the checkpoint is at fault.
+        for plain in state_dict.get("searches", {}).values():
+            SizeSearch.from_plain(plain)
+        check_saved_counts("AdaptiveBatchSize", state_dict, _COUNTS & state_dict.keys())
+        self._resumed = state_dict
+
+    def summary(self) -> dict[str, float | int | str]:
+        """Return ``batch/ooms`` and, after training, ``batch/size``: samples at once in full batches."""
+        summary: dict[str, float | int | str] = {"batch/ooms": self.state_dict().get("ooms", 0)}
+        if self._size_of_full_batches:
+            summary["batch/size"] = self._size_of_full_batches
+        return summary
+
+    def leaves_on_host(self, batch: Any) -> bool:  # noqa: ANN401 - any form
+        """Return True for a batch under way whose pieces alone reach the device, and their augmentation."""
+        active = self._replay.active if self._replay is not None else None
+        return active is not None and active.whole is None and active.host is batch
+
+    def _install(self, trainer: Trainer, pl_module: LightningModule) -> Replay:
+        if self._replay is not None:
+            return self._replay
+        strategy = trainer.strategy
+        gauge = open_gauge(strategy.root_device)
+        replay = Replay(trainer, pl_module, self.limits, gauge, ooms=self._resumed.get("ooms", 0))
+        initial = self.limits.initial
+        if self._resumed.get("initial_size", initial) == initial:
+            for key, plain in self._resumed.get("searches", {}).items():
+                replay.searches[key] = self.limits.go_on(SizeSearch.from_plain(plain))
+        self._replay = replay
+        evaluation = EvaluationSteps(replay)
+        self._undo.callback(wrap(strategy, "batch_to_device", replay.receive))
+        for name in ("validation_step", "test_step", "predict_step"):
+            self._undo.callback(wrap(strategy, name, evaluation.step))
+        return replay
+
+    def _uninstall(self) -> None:
+        self._resumed = self.state_dict()
+        self._undo.close()
+        self._replay = self._resizing = None
+
+    def _note_full_batch(self, active: ActiveBatch) -> None:
+        """Keep the size of full batches: the short one at the end of an epoch is none."""
+        if active.samples >= self._samples_of_full_batches:
+            self._size_of_full_batches = active.largest
+        if self._resizing is None:  # which moves what a full batch is
+            self._samples_of_full_batches = max(self._samples_of_full_batches, active.samples)
+
+    def _metrics(self, active: ActiveBatch) -> dict[str, float]:
+        assert self._replay is not None
+        metrics = {
+            "batch/size": float(active.largest),
+            "batch/pieces": float(active.micro_batch_count),
+            "batch/ooms": float(self._replay.ooms),
+        }
+        if self._resizing is not None:
+            metrics["batch/success_rate"] = self._resizing.success_rate
+            metrics["batch/lr_factor"] = self._resizing.rate_factor
+        return metrics

@@ -1,1 +1,0 @@
-"""Parts of a report: what a run folder holds, and its page; see `lit_data.commands.report`."""

@@ -1,0 +1,248 @@
+"""Options and addresses of folders on servers, neither of which may hold credentials."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+from urllib.parse import urlsplit
+
+from lit_data.core.checks import check_choice, check_count
+from lit_data.core.errors import ConfigError, escape
+from lit_data.core.hosts import check_host
+from lit_data.core.secrets import WHERE_CREDENTIALS_BELONG, check_no_credentials
+from lit_data.core.types import PathText
+
+Offline = Literal["warn", "error", "always"]
+
+_MOST_CONNECTIONS = 256  # more would only wait: one event loop moves the bytes
+_MOST_RETRIES = 100
+
+WEB = ("http", "https")
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::|://)")
+_LOCAL = ("file", "local")
+_WRAPPERS = (
+    "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data", "dir", "filecache", "generic",
+    "libarchive", "reference", "simplecache", "tar", "zip",
+)  # fmt: skip
+"""File systems of fsspec that read through another one, or hold their content in the address."""
+
+_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory")
+"""Schemes of stores in which a file is there as a whole or as before."""
+
+_TARGET = "lit_data.core.addresses.RemoteOptions"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemoteOptions:
+    """Options of reading a folder on a server. Credentials have no place here: they belong to the machine.
+
+    Args:
+        connections: Files that are read at a time.
+        retries: How often a read is tried again after a timeout, a broken connection or an
+            overloaded server.
+        backoff_s: Longest wait before the first of these; each next one may wait twice as long, up
+            to 30 s.
+        timeout_s: Longest time without a byte.
+        max_bytes: Most bytes of all wanted files together, refused before anything is read; none
+            has no limit.
+        checksums: Compare with the sums that the server states; sizes are always compared.
+        file_list: File below the root that names the files, with or without SHA-256 sums. None:
+            ``SHA256SUMS`` where there is one.
+        offline: Where the server cannot be reached: `warn` goes on with a complete mirror, `error`
+            ends. `always` never asks the server.
+        endpoint_url: Of a server that speaks S3.
+        region: Of S3.
+        anon: Read a public S3 bucket without credentials.
+
+    Raises:
+        ConfigError: A value is not allowed.
+    """
+
+    connections: int = 16
+    retries: int = 5
+    backoff_s: float = 0.5
+    timeout_s: float = 60.0
+    max_bytes: int | None = 100 * 2**30
+    checksums: bool = True
+    file_list: str | None = None
+    offline: Offline = "warn"
+    endpoint_url: str | None = None
+    region: str | None = None
+    anon: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("remote.connections", self.connections, 1)
+        check_count("remote.retries", self.retries, 0)
+        for name, most in (("connections", _MOST_CONNECTIONS), ("retries", _MOST_RETRIES)):
+            value = getattr(self, name)
+            if value > most:
+                raise ConfigError(f"remote.{name}={value} is not allowed: at most {most} is")
+        for name in ("backoff_s", "timeout_s"):
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 < value < math.inf:
+                raise ConfigError(f"remote.{name}={value!r} is not allowed: seconds above 0 are")
+        if self.max_bytes is not None:
+            check_count("remote.max_bytes", self.max_bytes, 1)
+        check_choice("remote.checksums", self.checksums, (True, False))
+        check_choice("remote.anon", self.anon, (True, False))
+        check_choice("remote.offline", self.offline, get_args(Offline))
+        check_no_credentials(self.endpoint_url, "remote.endpoint_url")
+        if self.endpoint_url and not self.endpoint_url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"remote.endpoint_url={self.endpoint_url!r} must begin with http:// or https://"
+            )
+        if self.endpoint_url:
+            check_host(self.endpoint_url, "remote.endpoint_url")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A folder on a server.
+
+    Args:
+        scheme: In small letters.
+        place: What follows ``://``, without a slash at its end.
+        key: Of the option that names it, for messages.
+    """
+
+    scheme: str
+    place: str
+    key: str = "data.root"
+
+    def __str__(self) -> str:
+        return escape(f"{self.scheme}://{self.place}")
+
+    @property
+    def url(self) -> str:
+        """The address without a slash at its end."""
+        return f"{self.scheme}://{self.place}"
+
+    @property
+    def slug(self) -> str:
+        """The last part of the address, as a name of a local folder."""
+        return (
+            re.sub(r"[^A-Za-z0-9._-]", "_", self.place.rpartition("/")[2]).strip(".")[:64] or "root"
+        )
+
+    def name(self, name: str) -> str:
+        """A file of the folder, for messages."""
+        return f"{self}/{escape(name)}"
+
+
+def is_remote(root: PathText | None) -> bool:
+    """Return True if a root is an address on a server and not a local path."""
+    return isinstance(root, str) and _REMOTE.match(root) is not None
+
+
+def check_root(root: str | None) -> None:
+    """Refuse an address that cannot be read, before anything else is done.
+
+    Raises:
+        ConfigError: See `parse_address`.
+    """
+    if root is not None:
+        # Also of an address that is mistyped, so that it looks like a path.
+        check_no_credentials(root, "data.root")
+        if is_remote(root):
+            parse_address(root)
+
+
+def parse_address(root: str, key: str = "data.root") -> Address:
+    """Read the address of a folder.
+
+    Args:
+        root: The address.
+        key: Of the option that names it.
+
+    Raises:
+        ConfigError: It holds credentials, which are not repeated, or it is none that can be read.
+    """
+    check_no_credentials(root, key)
+    scheme, _, folder = root.partition("://")
+    scheme, folder = scheme.lower(), folder.rstrip("/")
+    address = escape(root)
+    if "::" in scheme or scheme in _WRAPPERS:
+        raise ConfigError(
+            f"{key}={address}: addresses that read through another one are not supported; unpack it"
+        )
+    if scheme in _LOCAL:
+        raise ConfigError(f"{key}={address}: give a local folder as a plain path")
+    if "?" in folder or (scheme in WEB and "#" in folder):
+        raise ConfigError(
+            f"{key}={address.partition('?')[0]}: an address has nothing behind a '?' or '#'"
+        )
+    if ".." in folder.split("/"):
+        raise ConfigError(f"{key}={address}: write it without '..'")
+    if not folder or (scheme in WEB and not urlsplit(f"{scheme}://{folder}").hostname):
+        raise ConfigError(f"{key}={address} names no folder: write {scheme}://PLACE/FOLDER")
+    if scheme not in _STORES:  # what follows is a host, not the name of a bucket
+        check_host(f"{scheme}://{folder}", key)
+    return Address(scheme, folder, key)
+
+
+def parse_store(address: str, key: str) -> Address:
+    """Read the address of a folder that results lie in.
+
+    Args:
+        address: as typed.
+        key: of the option that names it.
+
+    Raises:
+        ConfigError: it cannot be read, or half-written files would be seen there.
+    """
+    parsed = parse_address(address, key)
+    if parsed.scheme not in _STORES:
+        raise ConfigError(
+            f"{key}={parsed}: results lie in an object store (s3://, gs://, abfs://), where no file "
+            f"is seen half-written, which {parsed.scheme}:// does not promise; mount it and name "
+            "the folder"
+        )
+    return parsed
+
+
+def check_plain(node: object, key: str = "") -> None:
+    """Refuse credentials in addresses and beside the options of `RemoteOptions`.
+
+    Args:
+        node: Resolved plain data.
+        key: Where it stands.
+
+    Raises:
+        ConfigError: Names the key and never its value.
+    """
+    if isinstance(node, str):
+        check_no_credentials(node, f"'{key}'")
+    elif isinstance(node, Mapping):
+        if node.get("_target_") == _TARGET:
+            _check_names(node, key)
+        for name, value in node.items():
+            check_plain(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, Sequence):
+        for index, value in enumerate(node):
+            check_plain(value, f"{key}[{index}]")
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Refuse words of a command line that hold credentials in an address.
+
+    Args:
+        words: Such as ``data.root=s3://bucket/folder``.
+
+    Raises:
+        ConfigError: Names the key and never its value.
+    """
+    for word in words:
+        key = word.partition("=")[0]
+        check_no_credentials(word, "the command line" if ":" in key else f"'{key}'")
+
+
+def _check_names(node: Mapping[str, object], key: str) -> None:
+    known = [field.name for field in fields(RemoteOptions)]
+    for name in node:
+        if name not in (*known, "_target_"):
+            raise ConfigError(
+                f"unknown key '{key}.{name}'; known are {', '.join(known)}; "
+                f"{WHERE_CREDENTIALS_BELONG}"
+            )

@@ -1,0 +1,298 @@
+"""Files that are there as a whole or as before, however their writing ends; regular ones are read."""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from lit_data.core.errors import ConfigError, DataError, StoreError, show_path
+
+PART = re.compile(r"\.lit_data-[0-9a-f]{16}\.part")
+"""Names of files that are being written; of an interrupted run they are left over."""
+
+_MOST_NAME_BYTES = 255
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_regular(path: str | os.PathLike[str], *, links: bool = True) -> io.BufferedReader:
+    """Open a regular file for reading; a pipe or a device in its place is not waited for.
+
+    Args:
+        path: Of the file.
+        links: The path itself may be a link.
+
+    Raises:
+        OSError: It cannot be opened.
+        DataError: Says what it is instead of a regular file, without naming it.
+    """
+    flags = _NO_WAIT if links else _NO_WAIT | _NO_LINK
+    return open(path, "rb", opener=partial(_open_regular, flags))
+
+
+def _open_regular(more_flags: int, path: str, flags: int) -> int:
+    try:
+        descriptor = os.open(path, flags | more_flags)
+    except OSError:
+        with suppress(OSError):  # a socket is never opened, nor a folder on Windows
+            check_kind(Path(path).stat().st_mode)
+        raise
+    try:
+        check_kind(os.fstat(descriptor).st_mode)
+    except DataError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def check_kind(mode: int) -> None:
+    """Refuse what is no regular file.
+
+    Args:
+        mode: As of `os.stat`.
+
+    Raises:
+        DataError: Says what it is, without naming it.
+    """
+    kind = stat.S_IFMT(mode)
+    if kind != stat.S_IFREG:
+        raise DataError(f"not a regular file ({_KINDS.get(kind, 'of unknown kind')})")
+
+
+def is_there(path: str | os.PathLike[str]) -> bool:
+    """Return True if anything has this name, a broken link too: who reads it says what is wrong."""
+    return os.path.lexists(path)
+
+
+def refuse_links(folder: Path, key: str) -> None:
+    """Refuse a folder with links, through which files elsewhere would be overwritten.
+
+    Checkpoints never are.
+
+    Args:
+        folder: It may be anybody's.
+        key: Of the configuration, which names the folder.
+
+    Raises:
+        ConfigError: Names the first.
+    """
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(parent) / name
+            if path.is_symlink() and not name.endswith(".ckpt"):
+                raise ConfigError(
+                    f"{key}={show_path(folder)} holds a link, "
+                    f"{show_path(path.relative_to(folder))} to {show_path(path.readlink())}: "
+                    f"nothing is written through links; remove it, or give another {key}"
+                )
+
+
+def fit_name(name: str, ending: str) -> str:
+    """Return a name with an ending whose last part is no longer than file systems allow.
+
+    Args:
+        name: With forward slashes; the last part of a longer one is cut, and ends with a digest.
+        ending: With the dot.
+    """
+    folder, slash, last = name.rpartition("/")
+    most_bytes = _MOST_NAME_BYTES - len(ending)
+    if len(os.fsencode(last)) > most_bytes:
+        digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+        start = os.fsencode(last)[: most_bytes - len(digest) - 1].decode(errors="ignore")
+        last = f"{start}-{digest}"
+    return f"{folder}{slash}{last}{ending}"
+
+
+@contextmanager
+def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+    """Give a new file that takes the place of `path` at the end, or leaves nothing after an error.
+
+    Args:
+        path: Of the file; its folder exists. No link is followed there.
+        sync: Bring the file and its name to the disk, so that it outlasts a machine that stops.
+            Without, a program that is killed does no harm either, and thousands of small files are
+            written faster.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with replacing_by_path(path) as part, open(part, "xb", opener=_create) as file:
+        yield file
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+    if sync:
+        sync_folder(path.parent)
+
+
+def _create(path: str, flags: int) -> int:
+    """Create a file that others than its group may not write, whatever the umask is."""
+    return os.open(path, flags, 0o664)
+
+
+@contextmanager
+def replacing_by_path(path: Path) -> Iterator[Path]:
+    """Give a path instead of a file as by `replacing`, which is not brought to the disk."""
+    part = path.with_name(f".lit_data-{secrets.token_hex(8)}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        with suppress(OSError):  # it has its name; or there is worse to tell
+            part.unlink(missing_ok=True)
+
+
+def try_writing(folder: Path) -> None:
+    """Make a file in a folder, of which nothing stays.
+
+    Raises:
+        OSError: The folder is read-only or full.
+    """
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+@contextmanager
+def explaining(path: Path, cure: str = "set paths.runs") -> Iterator[None]:
+    """Turn an error of the file system into one that says which result could not be written.
+
+    Args:
+        path: Of the result.
+        cure: Option that writes it elsewhere.
+
+    Raises:
+        StoreError: There was one.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {show_path(path)}: {error.strerror}. Free the folder or {cure}."
+        ) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file; bytes of names that are not UTF-8 come out as they were.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    with explaining(path), replacing(path) as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk; mounts that cannot do so are left as they are."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def find_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, hexadecimal.
+
+    Raises:
+        OSError: It cannot be read.
+        DataError: It is no regular file.
+    """
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a small JSON file, whole or not at all.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    write_text(path, _encode_json(content))
+
+
+def write_json_once(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a small JSON file, whole or not at all, unless there is one: the first process wins.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    part = path.with_name(f".lit_data-{secrets.token_hex(8)}.part")
+    with explaining(path):
+        try:
+            part.write_text(_encode_json(content), encoding="utf-8")
+            with suppress(FileExistsError):
+                _link(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _link(part: Path, path: Path) -> None:
+    """Give a file its name if nothing has it yet; without hard links whatever has it goes.
+
+    Raises:
+        FileExistsError: Something has the name.
+    """
+    try:
+        path.hardlink_to(part)
+    except FileExistsError:
+        raise
+    except OSError:
+        part.replace(path)
+
+
+def _encode_json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
+def flatten(tree: Any, above: str = "") -> dict[str, Any]:  # noqa: ANN401 - what JSON and YAML hold
+    """Return the leaves of nested mappings by their dotted keys; a list is a leaf."""
+    if not isinstance(tree, Mapping):
+        return {above: tree}
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves |= flatten(value, f"{above}.{key}" if above else str(key))
+    return leaves
+
+
+def natural_key(name: str) -> list[tuple[str, int, str]]:
+    """Return a sort key by which numbers in names count as numbers: 2 comes before 10."""
+    return [(text, int(digits or -1), digits) for text, digits in re.findall(r"(\D*)(\d*)", name)]
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a CSV, whole or not at all; of each row only the columns.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=columns, extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows({key: plain_cell(value) for key, value in row.items()} for row in rows)
+    write_text(path, text.getvalue())
+
+
+def plain_cell(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
+    """Return a cell that no spreadsheet takes for a formula."""
+    # Names of files and messages may be anybody's.
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return value

@@ -1,0 +1,180 @@
+"""Files that were seen and are not used: counted by cause, and logged in a few lines."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lit_data.core.errors import escape, show_path
+
+log = logging.getLogger(__name__)
+
+Unread = Mapping[str, Sequence[str]]
+"""Files of no type that is read, by their extension; names are relative to the root."""
+
+_MOST_LINES = 6
+_MOST_NAMES = 3
+_IMAGES = (
+    ".jp2",
+    ".j2k",
+    ".jpx",
+    ".jxl",
+    ".webp",
+    ".avif",
+    ".heic",
+    ".heif",
+    ".gif",
+    ".tga",
+    ".ppm",
+    ".pgm",
+    ".pbm",
+    ".pnm",
+    ".exr",
+    ".hdr",
+    ".psd",
+    ".svg",
+    ".pdf",
+    ".raw",
+    ".dng",
+    ".cr2",
+    ".nef",
+    ".arw",
+    ".jfif",
+    ".ico",
+    ".dds",
+    ".svs",
+    ".ndpi",
+    ".czi",
+    ".nd2",
+)
+_READ_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")  # not where volumes are
+_READ_VOLUMES = (".nii", ".nii.gz", ".dcm", ".ima")  # not where images are
+_ARCHIVES = (
+    ".zip",
+    ".tar",
+    ".gz",
+    ".tgz",
+    ".bz2",
+    ".xz",
+    ".7z",
+    ".rar",
+    ".tfrecord",
+    ".tfrecords",
+    ".parquet",
+    ".h5",
+    ".hdf5",
+    ".lmdb",
+    ".mdb",
+    ".pkl",
+)
+_TYPES = (
+    ("images are of a type that is not read", _IMAGES, "save them as PNG or TIFF"),
+    ("archives are not read", _ARCHIVES, "unpack them into files"),
+    ("videos are not read", (".mp4", ".avi", ".mov", ".mkv"), "save their frames as images"),
+    ("images are not volumes", _READ_IMAGES, "+experiment=segmentation reads them"),
+    ("volumes are not images", _READ_VOLUMES, "+experiment=ct_segmentation reads them"),
+    (
+        "volumes are of a type that is not read",
+        (".nrrd", ".mha", ".mhd", ".mgz"),
+        "save them as NIfTI",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Files that are not used, for one cause.
+
+    Attributes:
+        cause: What is the matter, behind their count, such as ``images have no label file``.
+        names: The first ones, relative to the root.
+        count: How many there are.
+        cure: The key or the command that would use them, or what becomes of them.
+    """
+
+    cause: str
+    names: tuple[str, ...]
+    count: int
+    cure: str
+
+    def describe(self) -> str:
+        """Return ``3 archives are not read: a.zip, b.zip, c.zip; unpack them into files``."""
+        names = ", ".join(map(escape, self.names))
+        if self.count > len(self.names):
+            names += f" and {self.count - len(self.names)} more"
+        return f"{self.count} {self.cause}: {names}; {self.cure}"
+
+
+class Leftovers:
+    """Files in the folder of a dataset that are not used; its readers add to it.
+
+    Attributes:
+        unread: Files of no type that is read.
+        outside: Images that no pattern of the reader fits.
+    """
+
+    def __init__(self) -> None:
+        self.unread: Unread = {}
+        self.outside: Sequence[str] = ()
+        self._folder = ""
+        self._entries: dict[str, Leftover] = {}
+        self._logged: set[str] = set()
+
+    def take(self, folder: Path, unread: Unread, read: Collection[str]) -> None:
+        """Take the files that a walk passed over, and add those that hold images or volumes.
+
+        Args:
+            folder: The root.
+            unread: All of them.
+            read: Extensions of the others.
+        """
+        self._folder, self.unread = show_path(folder), unread
+        packed = unread.get(".gz", ())
+        volumes = [name for name in packed if name.lower().endswith(".nii.gz")]
+        others = sorted(set(packed) - set(volumes))
+        names_of = {**unread, ".gz": others, ".nii.gz": volumes}
+        for cause, extensions, cure in _TYPES:
+            names: list[str] = []
+            for extension in set(extensions).difference(read):
+                names += names_of.get(extension, ())
+            self.add(cause, sorted(names), cure)
+
+    def add(self, cause: str, names: Sequence[str], cure: str) -> None:
+        """Add files, in the place of those that were added for the same cause."""
+        if names:
+            self._entries[cause] = Leftover(cause, tuple(names[:_MOST_NAMES]), len(names), cure)
+
+    def add_split(
+        self, split: str, names: Sequence[str], label: str, *, is_left_out: bool = False
+    ) -> None:
+        """Add all images of a split, none of which has a mask or a label."""
+        cure = f"add them, or choose other data.splits: without any, scores of {split} say nothing"
+        if is_left_out:
+            cure = (
+                f"they are left out, as nothing tells which are good: add a {label} for each, or choose "
+                "other data.splits"
+            )
+        self.add(f"images are all of {split} and have no {label}", names, cure)
+
+    def extend(self, others: "Leftovers") -> None:
+        """Add what another reader of the folder left over."""
+        self._folder = others._folder
+        self._entries |= others._entries
+
+    def describe(self) -> list[str]:
+        """Return a line for each cause, those of most files first."""
+        entries = sorted(self._entries.values(), key=lambda entry: -entry.count)
+        return [entry.describe() for entry in entries[:_MOST_LINES]]
+
+    def quote(self) -> str:
+        """Return all as the lines of a message, which are not logged again."""
+        lines = self.describe()
+        self._logged.update(lines)
+        return "".join(f"\n  {line}" for line in lines)
+
+    def log(self) -> None:
+        """Log what was not logged before."""
+        for line in self.describe():
+            if line not in self._logged:
+                log.info("%s: %s", self._folder, line)
+                self._logged.add(line)

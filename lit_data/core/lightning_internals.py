@@ -1,0 +1,301 @@
+"""Every private name of Lightning that lit_data stands on: here and nowhere else.
+
+Callbacks that need one call `check_version` in ``setup``, datamodules when a Trainer is set. What
+each name has to do is watched by ``tests/core/test_lightning_internals.py``, so a new release of
+Lightning fails there and not in a run.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.loops.optimization.automatic import Closure, _AutomaticOptimization
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.trainer.call import _call_lightning_module_hook
+from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _ResultCollection,
+    _ResultMetric,
+)
+from packaging.version import Version
+from typing_extensions import override
+
+from lit_data.core.errors import ConfigError
+from lit_data.core.files import write_text
+
+LOWEST = Version("2.6.6")
+BELOW = Version("2.7")
+
+Results = _ResultCollection
+"""Values logged in a loop by their names, and the batch that they are of."""
+Metric = _ResultMetric
+"""One logged value."""
+CLOSURE = "_make_closure"
+"""Of `automatic_loop`: makes what the optimizer calls."""
+OPTIMIZER_STEP = "_optimizer_step"
+"""Of `automatic_loop`: calls the optimizer."""
+BEFORE_FETCH = "_on_before_fetch"
+"""Of the epoch's loop: runs before a batch is asked for."""
+AFTER_FETCH = "_on_after_fetch"
+"""Of the epoch's loop: runs when it is there."""
+
+
+def check_version(version: str = L.__version__) -> None:
+    """Refuse a Lightning whose insides may be different.
+
+    Raises:
+        ConfigError: It is too old or too new.
+    """
+    if not LOWEST <= Version(Version(version).base_version) < BELOW:
+        raise ConfigError(
+            f"lit_data stands on parts of Lightning that may change, and lightning {version} was "
+            f"not tested: install one from {LOWEST} to below {BELOW}"
+        )
+
+
+def automatic_loop(trainer: L.Trainer) -> _AutomaticOptimization:
+    """Return the loop that runs ``training_step``, backward and the optimizer.
+
+    Callbacks wrap its `CLOSURE` and its `OPTIMIZER_STEP`.
+    """
+    return trainer.fit_loop.epoch_loop.automatic_optimization
+
+
+def closure_parts(closure: Closure) -> tuple[Any, Any, Any]:
+    """Return the step, backward and zero_grad functions of a closure."""
+    return closure._step_fn, closure._backward_fn, closure._zero_grad_fn
+
+
+def save_progress(trainer: L.Trainer) -> Callable[[], None]:
+    """Keep Lightning's counts of gradients zeroed, which a repeated step counts again.
+
+    Returns:
+        A function that puts them back.
+    """
+    progress = automatic_loop(trainer).optim_progress.optimizer.zero_grad
+    total, current = dict(vars(progress.total)), dict(vars(progress.current))
+
+    def restore() -> None:
+        vars(progress.total).update(total)
+        vars(progress.current).update(current)
+
+    return restore
+
+
+def results_of(trainer: L.Trainer) -> _ResultCollection | None:
+    """Return the values logged in the loop that runs."""
+    return trainer._results
+
+
+def number_batch(trainer: L.Trainer) -> int:
+    """Number of the batch of its epoch that arrives next."""
+    loop: Any = trainer._active_loop
+    loop = getattr(loop, "epoch_loop", loop)
+    return int(loop.batch_progress.current.ready) if loop is not None else 0
+
+
+def is_accumulating(trainer: L.Trainer) -> bool:
+    """Return True if the step under way only adds to the gradients."""
+    return bool(trainer.fit_loop._should_accumulate())
+
+
+def shown_value(metric: Metric) -> Any:  # noqa: ANN401 - a tensor, or nothing
+    """Return what a logged value shows at this step."""
+    return metric._forward_cache
+
+
+def show_value(metric: Metric, value: Any) -> None:  # noqa: ANN401
+    """Let a logged value show another one at this step."""
+    metric._forward_cache = value
+
+
+def count_logged_steps(trainer: L.Trainer) -> int:
+    """Return the step that loggers count by: batches whose gradients were stepped with."""
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def logs_now(trainer: L.Trainer) -> bool:
+    """Return True if what is logged in this step goes to the loggers."""
+    return bool(trainer._logger_connector.should_update_logs)
+
+
+def set_stop(trainer: L.Trainer, stop: bool) -> None:
+    """Let Lightning raise its SIGTERMException after all that belongs to this step, or not.
+
+    It has no public switch.
+    """
+    trainer._signal_connector.received_sigterm = stop
+
+
+def call_module_hook(trainer: L.Trainer, hook: str, *args: Any) -> Any:  # noqa: ANN401 - any hook
+    """Run a hook of the LightningModule as Lightning does: under its profiler, its name noted."""
+    return _call_lightning_module_hook(trainer, hook, *args)
+
+
+def choose_hooks(
+    trainer: L.Trainer | None, datamodule: L.LightningDataModule, both: Callable[[str], bool]
+) -> L.LightningModule | None:
+    """Let a datamodule's hook be called, without a warning, where both it and the module have one.
+
+    Where both have a hook, Lightning calls the datamodule's, drops the module's and warns of that.
+    A Trainer makes a new selector for each run, so the one in its place lasts as long.
+
+    Args:
+        trainer: Which is about to run the datamodule.
+        datamodule: Whose hooks come first.
+        both: Returns True if the datamodule runs the module's hook of a name by itself.
+
+    Returns:
+        The module of the run; `None` where there is none, or no Trainer.
+    """
+    connector: Any = getattr(trainer, "_data_connector", None)
+    selector = getattr(connector, "_datahook_selector", None)
+    if not isinstance(selector, _DataHookSelector) or selector.datamodule is not datamodule:
+        return None
+    connector._datahook_selector = _Selector(selector.model, datamodule, both)
+    return selector.model
+
+
+def find_conversion(trainer: L.Trainer | None) -> Callable[[Any], Any] | None:
+    """Return what gives a batch the dtype of the module; None where the precision of the Trainer converts nothing."""
+    plugin: Any = getattr(getattr(trainer, "strategy", None), "precision_plugin", None)
+    if plugin is None or type(plugin).convert_input is Precision.convert_input:
+        return None
+    return partial(type(plugin).convert_input, plugin)  # not what an earlier run has put there
+
+
+def leave_unconverted(
+    trainer: L.Trainer, datamodule: L.LightningDataModule, convert: Callable[[Any], Any]
+) -> None:
+    """Let batches reach a datamodule as they are loaded: its work would begin with rounded values.
+
+    Args:
+        trainer: Whose precision converts a batch before all hooks.
+        datamodule: Converts its batches itself.
+        convert: For those of others.
+    """
+    plugin: Any = trainer.strategy.precision_plugin
+    plugin.convert_input = partial(_convert_others, trainer, datamodule, convert)
+
+
+def _convert_others(
+    trainer: L.Trainer,
+    datamodule: L.LightningDataModule,
+    convert: Callable[[Any], Any],
+    batch: Any,  # noqa: ANN401 - any form
+) -> Any:  # noqa: ANN401
+    connector: Any = trainer._data_connector
+    # `trainer.datamodule` may be that of an earlier run.
+    running = connector._datahook_selector.datamodule
+    return batch if running is datamodule else convert(batch)
+
+
+class _Selector(_DataHookSelector):
+    """Chooses whose hook Lightning calls."""
+
+    def __init__(
+        self,
+        model: L.LightningModule,
+        datamodule: L.LightningDataModule,
+        both: Callable[[str], bool],
+    ) -> None:
+        super().__init__(model, datamodule)
+        self._both = both
+
+    @override
+    def get_instance(self, hook_name: Any) -> L.LightningModule | L.LightningDataModule:
+        if self.datamodule is not None and self._both(hook_name):
+            return self.datamodule
+        return super().get_instance(hook_name)
+
+
+def count_trained(trainer: L.Trainer) -> tuple[int, int]:
+    """Return the epoch under way, and the number of its batches whose step is done.
+
+    Lightning fetches batches ahead of their steps; those are not counted.
+    """
+    loop: Any = trainer.fit_loop  # its progress is typed without `processed`
+    epoch = loop.epoch_progress.current.processed - _has_cut_epoch(trainer)
+    return epoch, loop.epoch_loop.batch_progress.current.processed
+
+
+def find_epoch(trainer: L.Trainer) -> int:
+    """Return the number that Lightning gives loaders for their next epoch of training."""
+    loop: Any = trainer.fit_loop  # its progress is typed without `processed`
+    return int(loop.epoch_progress.current.processed)
+
+
+def load_waiting_states(trainer: L.Trainer) -> None:
+    """Give loaders their states of a checkpoint, which Lightning leaves out where they came first.
+
+    That is where a schedule asks for the length of the run before the checkpoint is read.
+    """
+    trainer.fit_loop._load_combined_loader_states()
+
+
+def reopen_epoch(trainer: L.Trainer) -> None:
+    """Let a resumed run go on inside an epoch that was cut, which Lightning counts as done."""
+    loop: Any = trainer.fit_loop
+    if not _has_cut_epoch(trainer):
+        return
+    for counts in (loop.epoch_progress.current, loop.epoch_progress.total):
+        counts.processed = counts.ready - 1
+        counts.completed = min(counts.completed, counts.processed)
+    loop.restarting = True  # which Lightning left out, as there seemed to be no open epoch
+
+
+def _has_cut_epoch(trainer: L.Trainer) -> bool:
+    """Return True if `max_steps`, `max_time` or an early stop left out batches of the last epoch."""
+    loop: Any = trainer.fit_loop
+    epochs = loop.epoch_progress.current
+    is_done: bool = 0 < epochs.ready == epochs.processed
+    return is_done and not loop.epoch_loop.batch_progress.is_last_batch
+
+
+def keep_earlier_rows(logger: CSVLogger) -> None:
+    """Let a logger go on in the ``metrics.csv`` of a run that was stopped, which it would delete."""
+    logger._experiment = AppendingWriter(logger.log_dir)
+
+
+class AppendingWriter(ExperimentWriter):
+    """Writer of a ``metrics.csv`` whose earlier rows stay, up to the first step that is logged."""
+
+    def __init__(self, log_dir: str) -> None:
+        super().__init__(log_dir)
+        path = Path(self.metrics_file_path)
+        text = path.read_text("utf-8", "replace") if path.is_file() else ""
+        # A kill may have cut the last line.
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        self._earlier_rows = list(csv.DictReader(lines))
+
+    @override
+    def _check_log_dir_exists(self) -> None:
+        """Delete nothing."""
+
+    @override
+    def save(self) -> None:
+        if self._earlier_rows and self.metrics:
+            self._write_earlier_rows(self.metrics[0]["step"])
+            self._earlier_rows = []
+        super().save()
+
+    def _write_earlier_rows(self, end: float) -> None:
+        """Write the rows of steps below `end`, for the others are trained again."""
+        self.metrics_keys = list(self._earlier_rows[0])
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self.metrics_keys, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(row for row in self._earlier_rows if _find_step(row) < end)
+        write_text(Path(self.metrics_file_path), text.getvalue())
+
+
+def _find_step(row: Mapping[str, str | None]) -> float:
+    """Return the step of a row, infinity where a damaged file has none."""
+    step = row.get("step") or ""
+    return int(step) if step.isdecimal() else float("inf")

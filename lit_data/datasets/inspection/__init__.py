@@ -1,1 +1,0 @@
-"""Single inspection images with masks, in the layouts that people have."""

@@ -1,0 +1,385 @@
+"""Finding single images and their masks, in the ways in which people store them.
+
+An image without a mask shows no defect where others have one. See `division` and `lit_data.images.pairing`.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from lit_data.core.errors import DataError, show_path
+from lit_data.core.leftovers import Leftovers
+from lit_data.core.names import is_image_folder
+from lit_data.core.types import Size
+from lit_data.datasets.division import Division, FileDivider, is_anomaly, show_masks, without
+from lit_data.datasets.good_names import name_kinds, tells_quality
+from lit_data.datasets.split_names import find_split, find_split_folder, split_of
+from lit_data.images.discovery import MATLAB, MATLAB_CURE, FolderWalk
+from lit_data.images.header import read_header
+from lit_data.images.pairing import Matching, Pairing
+
+log = logging.getLogger(__name__)
+
+Layout = Literal["anomaly", "folder", "beside", "none", "coco", "labelme", "csv", "yolo", "cvat"]
+
+_MOST_NAMED = 20
+_MOST_STRAYS = 3
+_MOST_COMPARED = 64  # images whose headers are read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectionSet:
+    """The images of a set.
+
+    Attributes:
+        layout: `anomaly` for ``train/good``, ``test/KIND`` and ``ground_truth/KIND``, `folder` for
+            masks in a folder of their own, `beside` for masks beside their images, `none` without
+            masks, and the kinds of annotations.
+        images: In the order of their names.
+        masks: For each image its mask, or None.
+        kinds: For each image the kind of its defect, or ``good``; the first folder of its path
+            where that tells.
+        where: Where the masks lie, for a message.
+        bad: Images that are to be left out.
+        parts: For masks that are several files, such as those of MVTec LOCO: for the first all of
+            them.
+        excluded: Files that were to be left out, which annotations may still name.
+        boxes: File with [n, 6] (image, class from 1 or 255, left, top, right, bottom) px of all
+            objects, where annotations tell objects apart.
+    """
+
+    layout: Layout
+    images: tuple[Path, ...]
+    masks: tuple[Path | None, ...]
+    kinds: tuple[str, ...]
+    where: str = ""
+    bad: frozenset[Path] = frozenset()
+    parts: Mapping[Path, tuple[Path, ...]] = field(default_factory=dict)
+    excluded: tuple[Path, ...] = ()
+    boxes: Path | None = None
+
+    def keep(self, numbers: Sequence[int]) -> "InspectionSet":
+        """Return a set of some of the images; the others are excluded."""
+        left_out = sorted(set(range(len(self.images))) - set(numbers))
+        if not left_out:
+            return self
+        return replace(
+            self,
+            images=tuple(self.images[number] for number in numbers),
+            masks=tuple(self.masks[number] for number in numbers),
+            kinds=tuple(self.kinds[number] for number in numbers),
+            excluded=(*self.excluded, *(self.images[number] for number in left_out)),
+        )
+
+    def describe(self) -> str:
+        """Return counts of images and masks in one line."""
+        counts = Counter(self.kinds)
+        kinds = f" ({describe_counts(counts, 'no folder')})" if len(counts) > 1 else ""
+        if self.layout == "none":
+            return f"{len(self.images)} images without masks{kinds}"
+        line = f"{len(self.images)} images, masks {self.where}"
+        missing_count = self.masks.count(None)
+        if missing_count:
+            line += f", {missing_count} images have none, which counts as no defect"
+        return line + kinds
+
+
+def describe_counts(counts: Mapping[str, int], nameless: str = "") -> str:
+    """Return counts as ``dent 3, good 120``; of many names the first ones."""
+    parts = [f"{name or nameless} {count}" for name, count in sorted(counts.items())]
+    line = ", ".join(parts[:_MOST_NAMED])
+    hidden_count = len(parts) - _MOST_NAMED
+    return f"{line} and {hidden_count} more" if hidden_count > 0 else line
+
+
+def find_inspection_set(
+    folder: Path,
+    masks: str | None = None,
+    patterns: Sequence[str] = ("**/*",),
+    exclude: Sequence[str] = (),
+    *,
+    good: Sequence[str] | None = None,
+    leftovers: Leftovers | None = None,
+) -> InspectionSet:
+    """Find the images of a folder and the mask of each.
+
+    Args:
+        folder: Of the set.
+        masks: Folder of the masks, absolute or below that one, or its name in each part of the set;
+            None looks for them.
+        patterns: Globs of the images.
+        exclude: Globs of files that are left out; masks of such images are left out too.
+        good: Globs of the names of folders with good parts; None goes by their words.
+        leftovers: Takes what is there and not used.
+
+    Raises:
+        DataError: There are no images; or a mask has no image, or an image several masks: all of
+            them are listed.
+    """
+    paths, excluded, matlab_count = _list_files(folder, patterns, exclude, leftovers)
+    divider = FileDivider(folder, paths)
+    division = divider.divide() if masks is None else divider.divide_named(masks)
+    image_set = _pair(divider, division, excluded)
+    if leftovers is not None:
+        _add_repeating(leftovers, divider, division)
+    if matlab_count and image_set.layout == "none":
+        log.warning("%s: %d files of MATLAB; %s", show_path(folder), matlab_count, MATLAB_CURE)
+    kinds = name_kinds(_list_kinds(divider, division), good)
+    return replace(image_set, kinds=kinds)
+
+
+def find_labelled_set(
+    folder: Path,
+    patterns: Sequence[str] = ("**/*",),
+    exclude: Sequence[str] = (),
+    leftovers: Leftovers | None = None,
+) -> InspectionSet:
+    """Find the images of a folder that have a label each, whose kinds are the names of their folders.
+
+    Names such as ``label`` and ``p0_mask.jpg`` are those of masks only where the files look like masks.
+    Where there is one kind, masks say which images are ``good`` and which show a ``defect``.
+
+    Args:
+        folder: Of the set.
+        patterns: As those of `find_inspection_set`, like the rest.
+        exclude: See there.
+        leftovers: See there.
+
+    Raises:
+        DataError: See there.
+    """
+    paths, excluded, _ = _list_files(folder, patterns, exclude, leftovers)
+    divider = FileDivider(folder, paths)
+    division = divider.divide()
+    if division.place in ("folder", "beside") and not show_masks(division):
+        division = Division(place="none", images=paths)
+    kinds = tuple(next(iter(names), "") for names in _list_kinds(divider, division))
+    image_set = InspectionSet(
+        layout="none",
+        images=tuple(division.images),
+        masks=(None,) * len(division.images),
+        kinds=kinds,
+        excluded=tuple(excluded),
+    )
+    if len(set(kinds)) < 2 and division.masks:
+        masks = _pair(divider, division, excluded).masks
+        labels = tuple("good" if mask is None else "defect" for mask in masks)
+        image_set = replace(image_set, kinds=labels)
+    return image_set
+
+
+def _add_repeating(leftovers: Leftovers, divider: FileDivider, division: Division) -> None:
+    paths = without(divider.paths, [*division.images, *division.masks])
+    leftovers.add(
+        "images show masks or other images in another way",
+        list(map(divider.name, paths)),
+        "they are left out; move them elsewhere if they are images of their own",
+    )
+
+
+def _pair(divider: FileDivider, division: Division, excluded: Sequence[Path]) -> InspectionSet:
+    """Return the set of the images, each with its mask."""
+    if not division.images:
+        raise DataError(
+            f"{show_path(divider.folder)}: no images but the masks {division.where}; check data.root"
+        )
+    if division.place == "anomaly":
+        return _pair_anomaly(divider, division, excluded)
+    mask_of: Mapping[Path, Path] = {}
+    where = division.where
+    if division.masks:
+        pairing = Pairing(
+            divider.folder, division.images, division.masks, excluded, division.folders
+        )
+        matching = _match(pairing)
+        mask_of = matching.mask_of
+        where += f" ({matching.pair})" if matching.pair else ""
+    return InspectionSet(
+        layout=division.place,
+        images=tuple(division.images),
+        masks=tuple(map(mask_of.get, division.images)),
+        kinds=(),
+        where=where,
+        excluded=tuple(excluded),
+    )
+
+
+def _match(pairing: Pairing) -> Matching:
+    """Match all masks.
+
+    Raises:
+        DataError: Some do not fit; all are listed.
+    """
+    matching = pairing.match()
+    matching.problems.raise_if_any(
+        f"{len(matching.problems)} of {len(pairing.masks)} masks do not fit the "
+        f"{len(pairing.images)} images",
+        "correct their names, leave files out with data.exclude, or rename a folder of images that "
+        "is called as if masks were in it",
+    )
+    return matching
+
+
+def _pair_anomaly(
+    divider: FileDivider, division: Division, excluded: Sequence[Path]
+) -> InspectionSet:
+    """Pair the layout ``train/good``, ``test/KIND`` and ``ground_truth/KIND``.
+
+    It lies below the folder, or below one for each product.
+    """
+    # For an image with a folder of masks that folder, else the mask itself: its mask files.
+    parts_of: dict[Path, list[Path]] = {}
+    for path in division.masks:
+        has_folder = is_anomaly(divider.parts(path)[:-1])
+        parts_of.setdefault(path.parent if has_folder else path, []).append(path)
+
+    def name_folders(path: Path) -> tuple[str, ...]:
+        parts = divider.parts(path)
+        # PRODUCT..., test or ground_truth, KIND, NAME
+        return (*parts[:-3], *parts[-2:-1])
+
+    images = [path for path in division.images if split_of(divider.name(path)) != "train"]
+    pairing = Pairing(divider.folder, images, list(parts_of), excluded, folders_of=name_folders)
+    owner_of = _match(pairing).mask_of
+    masks = [parts_of[owner_of[path]][0] if path in owner_of else None for path in division.images]
+    several = {parts[0]: tuple(parts) for owner, parts in parts_of.items() if owner != parts[0]}
+    return InspectionSet(
+        layout="anomaly",
+        images=tuple(division.images),
+        masks=tuple(masks),
+        kinds=(),
+        where=division.where,
+        parts=several,
+        excluded=tuple(excluded),
+    )
+
+
+def _list_kinds(divider: FileDivider, division: Division) -> list[list[str]]:
+    """Return for each image the folders that may say its kind, the outermost first."""
+    if division.place == "anomaly":
+        names_above = (path.parent.name for path in division.images)
+        return [[] if find_split(name) else [name] for name in names_above]
+    folders = [divider.parts(path)[:-1] for path in division.images]
+    # A folder such as photos is a kind where it lies beside those of other kinds.
+    parents = set[tuple[str, ...]]()
+    for parts in folders if division.place == "none" else ():
+        parents.update(parts[:depth] for depth, part in enumerate(parts) if not _is_neutral(part))
+    kinds = []
+    for parts in folders:
+        names = []
+        for depth, part in enumerate(parts):
+            if not _is_neutral(part) or (is_image_folder(part) and parts[:depth] in parents):
+                names.append(part)
+        kinds.append(names)
+    if any(kinds):
+        _add_lone_split([divider.name(path) for path in division.images], kinds)
+    return kinds
+
+
+def _add_lone_split(names: Sequence[str], kinds: Sequence[list[str]]) -> None:
+    """Add the one folder named after a split that lies among folders of kinds, such as ``valid``."""
+    folder_of = [find_split_folder(name) for name in names]
+    folders = set(filter(None, folder_of))
+    in_split = [number for number, folder in enumerate(folder_of) if folder]
+    if len(folders) == 1 and not any(kinds[number] for number in in_split):
+        for number in in_split:
+            kinds[number].append(*folders)
+
+
+@lru_cache(maxsize=4096)
+def _is_neutral(part: str) -> bool:
+    """Return True for folders that only say the split, or that images are in them."""
+    return is_image_folder(part) or (find_split(part) is not None and not tells_quality(part))
+
+
+def leave_out_stray(folder: Path, image_set: InspectionSet) -> InspectionSet:
+    """Leave out the one picture that lies on top of folders of kinds, such as a preview; log it.
+
+    Args:
+        folder: Of the set.
+        image_set: Its images; with masks, or with one kind alone, it is returned as it is.
+    """
+    on_top = [number for number, path in enumerate(image_set.images) if path.parent == folder]
+    kinds = set(image_set.kinds) - {""}
+    if image_set.layout != "none" or len(on_top) != 1 or len(kinds) < 2:
+        return image_set
+    stray = on_top[0]
+    log.warning(
+        "%s is left out: it lies beside the folders of kinds; move it into one of them if it belongs",
+        show_path(image_set.images[stray]),
+    )
+    return image_set.keep([*range(stray), *range(stray + 1, len(image_set.images))])
+
+
+def leave_out_unlike(folder: Path, image_set: InspectionSet, leftovers: Leftovers) -> InspectionSet:
+    """Leave out the few pictures on top of folders of images that are like none of these, such as a contact sheet.
+
+    They have other channels, another dtype, or another size than all others, which have one.
+
+    Args:
+        folder: Of the set.
+        image_set: Its images; those with a mask stay.
+        leftovers: Takes those that are left out.
+    """
+    on_top: list[int] = []
+    others: list[Path] = []
+    for number, (image, mask) in enumerate(zip(image_set.images, image_set.masks, strict=True)):
+        if image.parent == folder and mask is None:
+            on_top.append(number)
+        else:
+            others.append(image)
+    if not 0 < len(on_top) <= _MOST_STRAYS < len(others):
+        return image_set
+    step = max(1, len(others) // _MOST_COMPARED)
+    known = list(filter(None, map(_read_form, others[::step])))
+    strays = [number for number in on_top if not _is_alike(image_set.images[number], known)]
+    names = [image_set.images[number].name for number in strays]
+    cause = "images on top of the folders are unlike all in them"
+    leftovers.add(cause, names, "they are left out; move them into a folder if they belong")
+    return image_set.keep(sorted(set(range(len(image_set.images))).difference(strays)))
+
+
+class _Form(NamedTuple):
+    channels: int
+    dtype: str
+    size_px: Size
+
+
+def _is_alike(path: Path, known: Sequence[_Form]) -> bool:
+    form = _read_form(path)
+    if form is None:
+        return True
+    if len({other.size_px for other in known}) != 1:  # any size is one more
+        return form[:2] in {other[:2] for other in known}
+    return form in known
+
+
+def _read_form(path: Path) -> _Form | None:
+    """Return the form of a file; None for one that cannot be read."""
+    try:
+        stored = read_header(path).stored
+    except DataError:
+        return None
+    channels = stored.colors + len(stored.alpha)
+    return _Form(channels, stored.dtype.str, (stored.height_px, stored.width_px))
+
+
+def _list_files(
+    folder: Path,
+    patterns: Sequence[str],
+    exclude: Sequence[str] = (),
+    leftovers: Leftovers | None = None,
+) -> tuple[list[Path], list[Path], int]:
+    """List the files, and those that are excluded; count those of MATLAB, which may be masks."""
+    if not folder.is_dir():
+        fault = "not a folder" if folder.exists() else "no such folder"
+        raise DataError(f"{show_path(folder)}: {fault}")
+    walk = FolderWalk(folder, patterns, exclude)
+    names = sorted(walk.run())
+    walk.finish(names, leftovers)
+    excluded = [folder / name for name in sorted(walk.excluded)]
+    return [folder / name for name in names], excluded, walk.ignored[MATLAB]

@@ -1,0 +1,350 @@
+"""The first pass over the sources: what their headers say, before a pixel is decoded or a byte written."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple, Self
+
+import numpy as np
+
+from lit_data.core.errors import ConfigError, DataError, Problems, list_problems, show_path
+from lit_data.core.progress import count_threads, ordered_map, track
+from lit_data.core.types import Array, Ints
+from lit_data.images.decoders import STORE_DTYPES, Decoder, ImageSource, hint_masks
+
+DTYPES = tuple(dict.fromkeys(STORE_DTYPES.values()))
+"""Of a store."""
+
+_MOST_NOTES = 20  # that are logged
+
+log = logging.getLogger(__name__)
+
+OnBad = Literal["error", "skip"]
+SKIPPING = "data.on_bad=skip leaves them out"
+
+
+def find_faults(sources: Sequence[ImageSource], decoder: Decoder) -> Problems:
+    """Decode every source strictly and keep nothing but what is wrong; log what else was noticed.
+
+    Args:
+        sources: The images.
+        decoder: Decodes one source.
+
+    Returns:
+        The bad sources by their first path, those unlike most among them.
+    """
+    problems = Problems()
+    rows = np.zeros((len(sources), 4), np.int64)
+    notes: Counter[str] = Counter()
+    checked = ordered_map(partial(_check, decoder), sources, count_threads())
+    tracked = track(checked, "checking", len(sources))
+    for number, (source, result) in enumerate(zip(sources, tracked, strict=True)):
+        if isinstance(result, str):
+            problems.add(source.paths[0], result)
+        else:
+            rows[number] = result.row
+            notes.update(result.notes)
+    if rows.any():
+        for path, fault in leave_out_unlike(rows, sources, find_usual(rows)):
+            problems.add(path, fault)
+    for note, images in notes.most_common(_MOST_NOTES):
+        log.info("%d images: %s", images, note)
+    return problems
+
+
+class _Checked(NamedTuple):
+    """Header of an image that was decoded, as `_read_header` gives it, and remarks without its path."""
+
+    row: tuple[int, int, int, int]
+    notes: list[str]
+
+
+def _check(decoder: Decoder, source: ImageSource) -> _Checked | str:
+    """Decode an image; return what is wrong with a bad one."""
+    try:
+        decoded = decoder(source)
+    except DataError as error:
+        return str(error)
+    channels, height_px, width_px = decoded.array.shape
+    row = channels, height_px, width_px, DTYPES.index(decoded.array.dtype.name)
+    return _Checked(row, [cut_path(note, source.paths) for note in decoded.notes])
+
+
+def cut_path(note: str, paths: Sequence[str]) -> str:
+    """Leave the path out, so that equal remarks about many files are counted as one."""
+    for path in paths:
+        note = note.removeprefix(f"{show_path(path)}: ")
+    return note
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The good ones of some sources.
+
+    Args:
+        images: [n] int64, their numbers among all sources.
+        heights_px: [n] int64.
+        widths_px: [n] int64.
+        channels: Channels of all of them.
+        dtype: Name of the dtype of all of them.
+        skipped: (first path, what is wrong) of the others.
+    """
+
+    images: Ints
+    heights_px: Ints
+    widths_px: Ints
+    channels: int
+    dtype: str
+    skipped: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, rows: Ints, bad: Sequence[tuple[str, str]]) -> Self:
+        """Of what `scan_headers` returns, where good images are alike and there is one at least."""
+        images = np.flatnonzero(rows[:, 0])
+        channels, heights_px, widths_px, dtypes = rows[images].T.copy()
+        dtype = DTYPES[dtypes[0]]
+        return cls(images, heights_px, widths_px, int(channels[0]), dtype, tuple(bad))
+
+    @property
+    def pixels_bytes(self) -> int:
+        """Bytes of all images, decoded."""
+        pixels = int((self.heights_px * self.widths_px).sum())
+        return pixels * self.channels * np.dtype(self.dtype).itemsize
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the largest image."""
+        most_pixels = int((self.heights_px * self.widths_px).max())
+        return most_pixels * self.channels * np.dtype(self.dtype).itemsize
+
+    def check(self, image: int, pixels: Array, path: str) -> Array:
+        """Hold a decoded image against its header.
+
+        Args:
+            image: Its place among the good ones.
+            pixels: What the decoder gave.
+            path: For the message.
+
+        Returns:
+            The pixels, contiguous and little-endian.
+
+        Raises:
+            DataError: Shape or dtype are not those of the header.
+        """
+        shape = (self.channels, int(self.heights_px[image]), int(self.widths_px[image]))
+        if pixels.shape != shape or pixels.dtype.name != self.dtype:
+            raise DataError(
+                f"{show_path(path)}: decoded to {pixels.dtype.name} {pixels.shape} but its header "
+                f"says {self.dtype} {shape}; the file is damaged or changes while it is read"
+            )
+        return np.ascontiguousarray(pixels, np.dtype(self.dtype).newbyteorder("<"))
+
+
+def survey_sources(
+    sources: Sequence[ImageSource], decoder: Decoder, *, on_bad: OnBad, progress: bool
+) -> Survey:
+    """Read the headers of all sources.
+
+    Args:
+        sources: The images.
+        decoder: Reads the headers.
+        on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out, and
+            those whose dtype or number of channels is not that of most.
+        progress: Show a bar if it takes long.
+
+    Raises:
+        ConfigError: An argument is not allowed.
+        DataError: There are no good sources, or bad ones under ``error``, or they do not share
+            dtype and channels.
+    """
+    check_on_bad(on_bad)
+    if not sources:
+        raise DataError("the list of images is empty; check the data folder and the file patterns")
+    rows, bad = scan_headers(sources, decoder, progress=progress)
+    if on_bad == "skip" and rows.any():
+        bad += leave_out_unlike(rows, sources, find_usual(rows))
+    # The others are decoded too, so that one list names all that is wrong.
+    if bad and on_bad == "error":
+        bad = find_all_faults(sources, decoder, bad)
+    raise_bad(bad, len(sources), on_bad)
+    images = np.flatnonzero(rows[:, 0])
+    check_alike(rows[images], [sources[image] for image in images.tolist()])
+    return Survey.of(rows, bad)
+
+
+def scan_headers(
+    sources: Sequence[ImageSource], decoder: Decoder, *, progress: bool
+) -> tuple[Ints, list[tuple[str, str]]]:
+    """Read the headers of some sources in threads.
+
+    Args:
+        sources: The images.
+        decoder: Reads the headers.
+        progress: Show a bar if it takes long.
+
+    Returns:
+        [n, 4] channels, height and width in px and number of the dtype of each image, 0 of bad
+        ones; and (first path, what is wrong) of these.
+    """
+    headers = ordered_map(lambda source: _read_header(decoder, source), sources, count_threads())
+    rows = np.zeros((len(sources), 4), np.int64)
+    bad: list[tuple[str, str]] = []
+    tracked = track(headers, "reading headers", len(sources), enabled=progress)
+    for number, header in enumerate(tracked):
+        if isinstance(header, str):
+            bad.append((sources[number].paths[0], header))
+        else:
+            rows[number] = header
+    return rows, bad
+
+
+def find_all_faults(
+    sources: Sequence[ImageSource], decoder: Decoder, bad: Sequence[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Decode the sources whose headers are good, to list all that is wrong in the order of the sources.
+
+    Args:
+        sources: The images.
+        decoder: Decodes one source.
+        bad: (first path, what is wrong) of those with bad headers.
+    """
+    known = {path for path, _ in bad}
+    others = [source for source in sources if source.paths[0] not in known]
+    row_of = {source.paths[0]: row for row, source in enumerate(sources)}
+    faults = [*bad, *find_faults(others, decoder).entries]
+    return sorted(faults, key=lambda entry: row_of[entry[0]])
+
+
+def check_on_bad(on_bad: str) -> None:
+    """Refuse a wrong argument before work begins.
+
+    Raises:
+        ConfigError: It is not allowed.
+    """
+    if on_bad not in ("error", "skip"):
+        raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
+
+
+def raise_bad(
+    bad: Sequence[tuple[str, str]], total: int, on_bad: OnBad, *, what: str = "images"
+) -> None:
+    """Raise one error for all bad sources.
+
+    Under ``skip`` only if no good ones are left.
+
+    Args:
+        bad: (path, what is wrong) of each.
+        total: Of all sources.
+        on_bad: ``error`` or ``skip``.
+        what: They are, for the message.
+
+    Raises:
+        DataError: Lists the bad sources.
+    """
+    if on_bad == "skip" and len(bad) < total:
+        return
+    skip = SKIPPING if on_bad == "error" and len(bad) < total else ""
+    list_problems(bad).raise_if_any(f"{len(bad)} of {total} {what} are bad", skip)
+
+
+def report_bad(problems: Problems, total: int, on_bad: OnBad, *, what: str = "images") -> None:
+    """Raise one error for all bad sources, or warn of them where they are left out; see `raise_bad`."""
+    raise_bad(problems.entries, total, on_bad, what=what)
+    problems.warn_if_any(log, f"{len(problems)} of {total} {what} are bad and left out")
+
+
+def _read_header(decoder: Decoder, source: ImageSource) -> tuple[int, int, int, int] | str:
+    """Return channels, height, width and the number of the dtype; or what is wrong."""
+    try:
+        channels, height_px, width_px, dtype = decoder.header(source)
+    except (DataError, OSError) as error:
+        return str(error)
+    name = np.dtype(dtype).name
+    path = show_path(source.paths[0])
+    if name not in DTYPES:
+        return f"{path}: dtype {name} is not allowed; allowed are {', '.join(DTYPES)}"
+    if min(channels, height_px, width_px) < 1:
+        return f"{path}: shape {(channels, height_px, width_px)} has no pixels"
+    return channels, height_px, width_px, DTYPES.index(name)
+
+
+def find_usual(rows: Ints) -> Ints:
+    """Return the first of some rows, as of `scan_headers`, with the dtype and channels that most of them have."""
+    good = rows[rows[:, 0] > 0]
+    kinds = Counter(map(tuple, good[:, [0, 3]].tolist()))
+    ((kind, _),) = kinds.most_common(1)
+    usual: Ints = good[(good[:, [0, 3]] == kind).all(axis=1).argmax()]
+    return usual
+
+
+def leave_out_unlike(
+    rows: Ints, sources: Sequence[ImageSource], usual: Ints
+) -> list[tuple[str, str]]:
+    """Make those rows 0 whose dtype or number of channels is another.
+
+    Args:
+        rows: [n, 4] as of `scan_headers`.
+        sources: Of these images.
+        usual: [4], the row that all have to be like.
+
+    Returns:
+        (first path, what is wrong) of these images.
+    """
+    is_other = (rows[:, [0, 3]] != usual[[0, 3]]).any(axis=1) & (rows[:, 0] > 0)
+    bad = []
+    for number in np.flatnonzero(is_other).tolist():
+        path = sources[number].paths[0]
+        text = f"{_describe(rows[number])}, but most images have {_describe(usual)}; convert it"
+        bad.append((path, f"{show_path(path)}: {text}"))
+    rows[is_other] = 0
+    return bad
+
+
+def _describe(row: Ints) -> str:
+    return f"{row[0]} channel(s) of {DTYPES[row[3]]}"
+
+
+def check_alike(rows: Ints, sources: Sequence[ImageSource]) -> None:
+    """Refuse images of several dtypes or numbers of channels, with an example of each.
+
+    Args:
+        rows: [n, 4] as `_read_header` gives them.
+        sources: Of these images.
+
+    Raises:
+        DataError: They do not fit together.
+    """
+    problems = Problems()
+    dtypes = [DTYPES[number] for number in rows[:, 3].tolist()]
+    convert = "convert one of them, or leave it out with data.exclude"
+    _add_others(problems, dtypes, sources, "dtype", convert)
+    counts = rows[:, 0].tolist()
+    hint = "set data.read.gray_to_rgb=true" if set(counts) == {1, 3} else convert
+    channels = [f"{count} channel(s)" for count in counts]
+    _add_others(problems, channels, sources, "number of channels", hint)
+    problems.raise_if_any(
+        "the images do not fit into one store", "data.on_bad=skip leaves out those unlike most"
+    )
+
+
+def _add_others(
+    problems: Problems,
+    values: Sequence[str],
+    sources: Sequence[ImageSource],
+    quantity: str,
+    hint: str,
+) -> None:
+    """Add the first source of each value that is not that of the first source."""
+    first_sources: dict[str, ImageSource] = {}
+    for value, source in zip(values, sources, strict=True):
+        first_sources.setdefault(value, source)
+    first_name = show_path(sources[0].paths[0])
+    for value, source in first_sources.items():
+        if value != values[0]:
+            problems.add(
+                source.paths[0],
+                f"{value}, but {first_name} has {values[0]}; one set has one {quantity}; {hint}"
+                f"{hint_masks(source)}",
+            )

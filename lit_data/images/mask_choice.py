@@ -1,0 +1,315 @@
+"""Options of masks that follow from what the masks of a dataset hold."""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from lit_data.core.errors import DataError
+from lit_data.core.files import is_there
+from lit_data.core.opening import open_source
+from lit_data.core.types import IGNORED, Array, Ints
+from lit_data.images.header import read_header
+from lit_data.images.masks import (
+    MaskOptions,
+    pack_colours,
+    show_values,
+    to_whole_numbers,
+    unpack_colours,
+    widen_bits,
+)
+from lit_data.images.read_options import ReadOptions
+from lit_data.images.readers import read_image
+
+log = logging.getLogger(__name__)
+
+_SAMPLED_MASKS = 64
+_SAMPLED_PIXELS = 2**16  # of an image, which have more colours than those of masks
+_MOST_LABEL_BYTES = 100_000
+_MOST_COLOURS = 32  # of classes; pictures have far more
+_MOST_CLASSES = 16  # as numbers that are taken for classes
+_VOC_FOLDER = "SegmentationClass"
+_MOST_VOC = 32  # numbers of classes, beside 255
+_END = 32  # grey levels next to black and to white
+# Values that class numbers beside 255 for ignored pixels do not use.
+_NEARLY_WHITE = slice(240, 255)
+_MOST_BETWEEN = 0.1  # of the pixels of masks whose edges alone are grey
+_THRESHOLD = 128
+_HALF = 0.5  # of the pixels
+_TIFF_SUFFIXES = (".tif", ".tiff")
+_MOST_HEADERS = 4096  # of TIFF masks, a fraction of a second
+_STORED = replace(MaskOptions().read, alpha="drop")
+
+
+def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
+    """Return options that fit the masks of a dataset, and log what was chosen.
+
+    Masks that are transparent outside of the defect are read from their alpha channel. Few colours
+    are those of classes; of two classes, any colour on black is the defect. Masks that were scaled
+    smoothly or saved as JPEG have grey edges: nearly all of their pixels are nearly black or nearly
+    white, and the rest lies in between. In masks of two values, such as 0 and 38, or of a few small
+    numbers, all but 0 is the defect.
+
+    Args:
+        masks: All masks of the dataset; up to 64 of them are looked at.
+        options: With a scale, a threshold or colours they are returned as they are; with more than
+            two classes only colours are looked for.
+    """
+    options = choose_inversion(masks, options)
+    is_open = options.scale == "auto" and options.threshold is None and options.ignore is None
+    if not masks or not is_open or options.colours is not None:
+        return options
+    sampled = _sample(masks)
+    readable = list(_count_readable(sampled, options))
+    if len(readable) < len(sampled):
+        options, readable = _choose_channels(sampled, options, readable)
+    if options.classes > 2 or options.colours is not None:
+        return options
+    counts = sum(readable, np.zeros(256, np.int64))
+    if sampled[0].parent.name.startswith(_VOC_FOLDER) and _are_of_voc(counts):
+        reason = "masks as of VOC, where 255 is neither (data.mask_read.ignore=255): values from"
+        return replace(_set_threshold(options, 1, reason), ignore=IGNORED)
+    return _choose_threshold(counts, len(sampled), options)
+
+
+def _sample(masks: Sequence[Path], most: int = _SAMPLED_MASKS) -> list[Path]:
+    numbers = np.linspace(0, len(masks) - 1, min(most, len(masks))).astype(np.int64)
+    return [masks[number] for number in np.unique(numbers)]
+
+
+def choose_inversion(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
+    """Return options that say whether masks which store white as 0 are taken as seen or as stored.
+
+    Some programs turn pixels round with that tag, others write it beside numbers of which 0 is the
+    background. Defects are the smaller part, so most pixels of the masks tell which.
+
+    Args:
+        masks: All masks of the dataset; the headers of up to 4096 TIFF files are looked at.
+        options: Those of which ``invert`` is not ``auto``, or that name colours or classes, are
+            returned as they are.
+    """
+    if options.invert != "auto" or options.classes > 2 or options.colours is not None:
+        return options
+    tiffs = [path for path in masks if path.suffix.lower() in _TIFF_SUFFIXES]
+    inverted = [path for path in _sample(tiffs, _MOST_HEADERS) if _stores_white_as_zero(path)]
+    if not inverted:
+        return options
+    if np.mean([_measure_zeros(path) for path in _sample(inverted)]) > _HALF:
+        reason = "stored, as most of their pixels are 0 (data.mask_read.invert=false)"
+        options = replace(options, invert=False)
+    else:
+        reason = "seen (data.mask_read.invert=photometric)"
+        options = replace(options, invert="photometric")
+    log.info("%d masks store white as 0, and are taken as they are %s", len(inverted), reason)
+    return options
+
+
+def _stores_white_as_zero(path: Path) -> bool:
+    """Return True if the tags of a TIFF say so; False also where it cannot be read."""
+    try:
+        return read_header(path, _STORED).stored.white_is_zero
+    except DataError:  # named where all masks are read
+        return False
+
+
+def _measure_zeros(path: Path) -> float:
+    """Return the share of pixels that are stored as 0; none where it cannot be read."""
+    try:
+        return float(np.mean(read_image(path, _STORED) == 0))
+    except DataError:  # named where all masks are read
+        return 0.0
+
+
+def _are_of_voc(counts: Ints) -> bool:
+    """Return True if masks hold small numbers, and 255 for pixels that count as neither."""
+    return bool(counts[0] and counts[IGNORED] and not counts[_MOST_VOC:IGNORED].any())
+
+
+def _choose_channels(
+    masks: Sequence[Path], options: MaskOptions, readable: list[Ints]
+) -> tuple[MaskOptions, list[Ints]]:
+    """Return options for masks of several channels, and how often each mask has each value then."""
+    # An opaque mask among them would be all defect; and what was asked of alpha holds.
+    if options.classes == 2 and options.alpha == "opaque" and not readable:
+        alpha_only = replace(options, alpha="only")
+        counts = list(_count_readable(masks, alpha_only))
+        if len(counts) == len(masks):
+            log.info("masks are transparent outside of the defect: data.mask_read.alpha=only")
+            return alpha_only, counts
+    pixel_counts, brightest_counts = _count_colours(masks, options)
+    if 2 <= len(pixel_counts) <= _MOST_COLOURS and not _are_grey(pixel_counts):
+        names = _read_label_map(masks[0].parent)
+        return _name_colours(pixel_counts, names, options), readable
+    are_readable = options.classes == 2 and len(brightest_counts) == len(masks)
+    if are_readable and has_grey_edges(sum(brightest_counts, np.zeros(256, np.int64))):
+        log.info("masks are colours on black: data.mask_read.channels=brightest")
+        return replace(options, channels="brightest"), brightest_counts
+    return options, readable
+
+
+def _count_colours(masks: Sequence[Path], options: MaskOptions) -> tuple[Counter[int], list[Ints]]:
+    """Read masks as colours.
+
+    Returns:
+        Pixels of each packed colour, up to one more colour than classes have; and of each mask that
+        can be read how often its largest channel has each of 256 values.
+    """
+    read = replace(options, classes=2, colours=((0, 0, 0), (255, 255, 255))).read
+    pixel_counts: Counter[int] = Counter()
+    brightest_counts = []
+    for path in masks:
+        try:
+            colours = widen_bits(read_image(path, read))
+        except DataError:  # named where all masks are read
+            continue
+        if colours.dtype != np.uint8 or len(colours) != 3:
+            continue
+        if len(pixel_counts) <= _MOST_COLOURS:
+            values, counts = np.unique(pack_colours(colours), return_counts=True)
+            pixel_counts.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+        brightest_counts.append(np.bincount(colours.max(axis=0).ravel(), minlength=256))
+    return pixel_counts, brightest_counts
+
+
+def _are_grey(packed_colours: Iterable[int]) -> bool:
+    colours = unpack_colours(np.array(list(packed_colours)))
+    return all(red == green == blue for red, green, blue in colours)
+
+
+def _choose_threshold(counts: Ints, mask_count: int, options: MaskOptions) -> MaskOptions:
+    values = np.flatnonzero(counts)
+    if set(values.tolist()) <= {0, 1} or set(values.tolist()) <= {0, 255}:
+        return options
+    if has_grey_edges(counts):
+        between = counts[_END : 256 - _END].sum() / counts.sum()
+        reason = f"masks have grey edges ({between:.2%} of the pixels of {mask_count} masks): values from"
+        return _set_threshold(options, _THRESHOLD, reason)
+    if values[0] == 0 and (len(values) == 2 or values[-1] < _MOST_CLASSES):
+        return _set_threshold(options, 1, f"masks hold {_join(values)}: values from")
+    return options
+
+
+def _name_colours(
+    pixel_counts: Counter[int], names: dict[int, str], options: MaskOptions
+) -> MaskOptions:
+    """Return options with the colours of masks, those that have names first.
+
+    The background comes before them: black, or else the most frequent colour.
+
+    Args:
+        pixel_counts: Pixels of each packed colour.
+        names: Of packed colours.
+        options: The options before.
+
+    Raises:
+        DataError: They are for another number of classes.
+    """
+    background = 0 if 0 in pixel_counts else pixel_counts.most_common(1)[0][0]
+    named = [colour for colour in names if colour != background]
+    unnamed = sorted(pixel_counts.keys() - {background} - names.keys())
+    marks = named + unnamed
+    colours = unpack_colours(np.array([background, *marks]))
+    typed = str(colours).replace(" ", "")
+    if options.classes not in (2, len(colours)):
+        raise DataError(
+            f"masks hold {len(colours)} colours, that of the background among them, and "
+            f"data.classes names {options.classes - 1}: name one for each other colour of {typed}"
+        )
+    hint = ""
+    if options.classes == 2 and len(marks) > 1:
+        classes = [names.get(colour, f"name{number}") for number, colour in enumerate(marks, 1)]
+        hint = f"; data.classes=[{','.join(classes)}] tells them apart"
+    log.info(
+        "masks hold %d colours, the background first: data.mask_read.colours=%s%s",
+        len(colours),
+        typed,
+        hint,
+    )
+    return replace(options, colours=colours)
+
+
+def _read_label_map(folder: Path) -> dict[int, str]:
+    """Read the names of colours from CVAT's ``labelmap.txt``.
+
+    It lies beside the masks or up to two folders above.
+    """
+    for label_folder in (folder, *folder.parents[:2]):
+        path = label_folder / "labelmap.txt"
+        if is_there(path):
+            with open_source(path) as stream:
+                lines = stream.read(_MOST_LABEL_BYTES).decode(errors="replace").splitlines()
+            return dict(filter(None, map(_read_label, lines)))
+    return {}
+
+
+def _read_label(line: str) -> tuple[int, str] | None:
+    """Read ``name:128,0,0::``."""
+    name, _, rest = line.partition(":")
+    parts = rest.partition(":")[0].split(",")
+    if (
+        name.startswith("#")
+        or len(parts) != 3
+        or not all(re.fullmatch("[0-9]{1,3}", part) for part in parts)
+    ):
+        return None
+    return int(pack_colours(np.array(parts, np.int64))), name
+
+
+def may_be_mask(path: Path) -> bool:
+    """Return True if an image has few values or colours, or grey edges between black and white alone."""
+    try:
+        pixels = read_image(path, ReadOptions(alpha="drop"))
+    except DataError:
+        return False
+    flat = pixels.reshape(len(pixels), -1)
+    some = flat[:, :: max(1, flat.shape[1] // _SAMPLED_PIXELS)]
+    if np.unique(some, axis=1).shape[1] <= _MOST_COLOURS:
+        return True
+    return some.dtype == np.uint8 and has_grey_edges(np.bincount(some[0], minlength=256))
+
+
+def has_grey_edges(counts: Ints) -> bool:
+    """Return True if masks are black and white but for their edges.
+
+    Args:
+        counts: [256] pixels of each value.
+    """
+    between = counts[_END : 256 - _END]
+    nearly_white = counts[_NEARLY_WHITE]
+    spreads = np.count_nonzero(between) >= _END // 4 or np.count_nonzero(nearly_white) > 1
+    return bool(counts[-_END:].any() and spreads and between.sum() <= _MOST_BETWEEN * counts.sum())
+
+
+def count_values(path: Path, options: MaskOptions) -> Ints | None:
+    """Count how often a mask has each of 256 values; None where it has others.
+
+    Raises:
+        DataError: It cannot be read as a mask.
+    """
+    mask = to_whole_numbers(read_image(path, options.read))
+    if mask.dtype.kind == "f" or mask.min() < 0 or mask.max() > 255:
+        return None
+    return np.bincount(mask.ravel(), minlength=256)
+
+
+def _count_readable(masks: Iterable[Path], options: MaskOptions) -> Iterator[Ints]:
+    for path in masks:
+        try:
+            counts = count_values(path, options)
+        except DataError:  # named where all masks are read
+            continue
+        if counts is not None:
+            yield counts
+
+
+def _join(values: Array) -> str:
+    return " and ".join(map(str, values)) if len(values) == 2 else show_values(values)
+
+
+def _set_threshold(options: MaskOptions, threshold: int, reason: str) -> MaskOptions:
+    log.info("%s %d on are the defect (data.mask_read.threshold=%d)", reason, threshold, threshold)
+    return replace(options, threshold=threshold)

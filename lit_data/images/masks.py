@@ -1,0 +1,372 @@
+"""Masks: pixels whose values are class numbers, never colours."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from lit_data.core.checks import check_choice, check_count
+from lit_data.core.errors import ConfigError, DataError
+from lit_data.core.opening import naming
+from lit_data.core.types import IGNORED, Array, Bools, Bytes, Ints, PathText
+from lit_data.images.read_options import DEFAULT_READ, Alpha, ReadOptions
+from lit_data.images.readers import read_image
+
+_MOST_SHOWN = 10
+_SMALL = 16  # class numbers that may have gaps
+_FEW = 64  # class numbers, which grey edges go far beyond
+_CHANNELS: dict[str, Literal["collapse", "brightest"]] = {
+    "equal": "collapse",
+    "brightest": "brightest",
+}
+_SCALES = {"auto": ({0, 1}, {0, 255}), "0_1": ({0, 1},), "0_255": ({0, 255},)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MaskReadOptions(ReadOptions):
+    key: ClassVar[str] = "data.mask_read"
+    alpha_cure: ClassVar[str] = (
+        "set data.mask_read.alpha=drop to read it without, or =only if it is the mask"
+    )
+    colour_cure: ClassVar[str] = (
+        "set data.mask_read.channels=brightest if all that is not black is the defect"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskOptions:
+    """Rules for turning a file into class numbers.
+
+    Attributes:
+        classes: Number of classes, background included; 2 to 256.
+        scale: Values of a mask of two classes: ``0_1``, ``0_255``, or ``auto`` for either of them,
+            or for 0 and 65535 of 16 bits, in each file. With more classes the values are the class numbers.
+        threshold: With two classes: values from it on are the defect, all below are background,
+            whatever they are; for masks with grey edges, as smooth scaling and JPEG leave them.
+            None refuses such masks.
+        palette: ``index`` takes the numbers of a palette image, ``expand`` its colours, which must
+            be greys: for black and white masks whose numbers mean nothing.
+        colours: ``[red, green, blue]`` of each class, that of the background first, where masks are
+            colours, as exports of LabelMe and CVAT are; with two classes all but the first mark the
+            defect. None: values are numbers.
+        ignore: Value of pixels that neither train nor are scored, such as 255; they get the number
+            255. None: there is none.
+        invert: False takes the numbers that are stored, ``photometric`` what is seen where the TIFF
+            tags say that white is stored as 0; numbers of classes stay. ``auto`` is settled by the
+            masks of a dataset, see `choose_inversion`, and takes what is stored in a single file.
+            True makes the background of every mask the defect, and the reverse.
+        page: As in ``ReadOptions``.
+        alpha: As in ``ReadOptions``; ``only`` for masks that are transparent outside of the defect.
+        channels: ``equal`` refuses channels that differ; ``brightest`` takes the largest of them,
+            for two classes: anything that is not black is the defect.
+        exif: As in ``ReadOptions``; choose the same for images and masks.
+        strict_extension: As in ``ReadOptions``.
+        max_pixels: As in ``ReadOptions``.
+        max_image_bytes: As in ``ReadOptions``.
+    """
+
+    classes: int = 2
+    scale: Literal["auto", "0_1", "0_255"] = "auto"
+    threshold: int | None = None
+    palette: Literal["index", "expand"] = "index"
+    colours: Sequence[Sequence[int]] | None = None
+    ignore: int | None = None
+    invert: bool | Literal["auto", "photometric"] = "auto"
+    page: int | None = None
+    alpha: Alpha = "opaque"
+    channels: Literal["equal", "brightest"] = "equal"
+    exif: Literal["ignore", "apply"] = "ignore"
+    strict_extension: bool = False
+    max_pixels: int = DEFAULT_READ.max_pixels
+    max_image_bytes: int = DEFAULT_READ.max_image_bytes
+
+    def __post_init__(self) -> None:
+        check_count("classes", self.classes, 2, 256)
+        check_choice("scale", self.scale, [*_SCALES])
+        check_choice("palette", self.palette, ("index", "expand"))
+        check_choice("invert", self.invert, (False, True, "auto", "photometric"))
+        if self.invert is True and self.classes > 2:
+            raise ConfigError(
+                f"invert=true makes the defect of the background, which is for 2 classes, and "
+                f"classes={self.classes}: leave it out"
+            )
+        if self.classes > 2 and self.scale != "auto":
+            raise ConfigError(
+                f"scale={self.scale!r} is for 2 classes; "
+                f'leave it at "auto" with classes={self.classes}'
+            )
+        if self.threshold is not None and (
+            self.classes > 2
+            or not isinstance(self.threshold, int)
+            or not 0 < self.threshold < 65536
+        ):
+            raise ConfigError(
+                f"threshold={self.threshold!r} must be a whole number from 1 to 65535, and is for "
+                "2 classes"
+            )
+        if self.ignore is not None and (not isinstance(self.ignore, int) or self.classes > IGNORED):
+            raise ConfigError(
+                f"ignore={self.ignore!r} must be a whole number, beside at most {IGNORED} classes"
+            )
+        check_choice("channels", self.channels, [*_CHANNELS])
+        if self.classes > 2 and (self.channels != "equal" or self.alpha == "only"):
+            raise ConfigError(
+                "channels=brightest and alpha=only tell a defect from the background, which is 2 "
+                f"classes, and classes={self.classes}: name the colours of the classes"
+            )
+        if self.colours is not None:
+            self._check_colours()
+        _ = self.read  # its own checks
+
+    def _check_colours(self) -> None:
+        colours = tuple(tuple(colour) for colour in self.colours or ())
+        are_bytes = all(
+            type(part) is int and 0 <= part <= 255 for colour in colours for part in colour
+        )
+        if (
+            len(set(colours)) < max(2, len(colours))
+            or {len(colour) for colour in colours} != {3}
+            or not are_bytes
+        ):
+            raise ConfigError(
+                f"colours={self.colours!r} must be two or more different [red, green, blue] of "
+                "0 to 255, that of the background first"
+            )
+        if self.classes not in (2, len(colours)):
+            raise ConfigError(
+                f"{len(colours)} colours, that of the background among them, and {self.classes} "
+                "classes"
+            )
+        if self.threshold is not None or self.ignore is not None or self.scale != "auto":
+            raise ConfigError("colours say all: leave out scale, threshold and ignore")
+        if self.channels != "equal" or self.alpha == "only":
+            raise ConfigError("colours say all: leave out channels=brightest and alpha=only")
+        object.__setattr__(self, "colours", colours)
+
+    @property
+    def read(self) -> ReadOptions:
+        """Rules for the file of a mask."""
+        has_colours = self.colours is not None
+        # Numbers of classes mean what they are, whatever would be seen.
+        is_seen = self.invert == "photometric" and (has_colours or self.classes == 2)
+        return _MaskReadOptions(
+            page=self.page,
+            alpha=self.alpha,
+            exif=self.exif,
+            palette="expand" if has_colours else self.palette,
+            strict_extension=self.strict_extension,
+            max_pixels=self.max_pixels,
+            max_image_bytes=self.max_image_bytes,
+            gray_to_rgb=has_colours,
+            equal_channels="keep" if has_colours else _CHANNELS[self.channels],
+            depth="keep",
+            invert="photometric" if is_seen else False,
+        )
+
+
+DEFAULT_MASK = MaskOptions()
+"""Two classes, stored as 0 and 1 or as 0 and 255."""
+
+
+def read_mask(path: PathText, options: MaskOptions = DEFAULT_MASK) -> Bytes:
+    """Read the mask of an image.
+
+    Args:
+        path: A file as for ``read_image``.
+        options: The rules.
+
+    Returns:
+        [1, H, W] uint8 class numbers.
+
+    Raises:
+        DataError: as ``read_image``, or a value that is no class.
+    """
+    mask = read_image(path, options.read)
+    with naming(path):
+        return number_classes(mask, options)
+
+
+def number_classes(mask: Array, options: MaskOptions) -> Bytes:
+    """Turn the values of a mask into class numbers.
+
+    Args:
+        mask: [1, H, W] as read under ``options.read``; [3, H, W] where the options name colours.
+        options: The rules.
+
+    Returns:
+        [1, H, W] uint8; 255 where pixels are ignored.
+
+    Raises:
+        DataError: a value or a colour that is no class, or values that are not whole numbers.
+    """
+    ignored = None if options.ignore is None else mask == options.ignore
+    if options.colours is not None:
+        numbers = _number_colours(mask, options.colours, options.classes)
+    elif ignored is None:
+        numbers = _number(mask, options)
+    else:
+        # They are background while the other values are checked, since their own is no class.
+        numbers = _number(np.where(ignored, mask.dtype.type(0), mask), options)
+    if options.invert is True:
+        numbers = np.uint8(1) - numbers
+    if ignored is not None:
+        numbers[ignored] = IGNORED
+    return numbers
+
+
+def to_whole_numbers(mask: Array) -> Array:
+    """Return the values of a mask as integers; other floats than whole numbers stay as they are."""
+    if mask.dtype == np.bool_:
+        return mask.view(np.uint8)
+    if mask.dtype.kind != "f" or not (np.abs(mask) < 2**31).all():  # NaN is not less either
+        return mask
+    numbers = mask.astype(np.int64)
+    return numbers if (numbers == mask).all() else mask
+
+
+def _number(mask: Array, options: MaskOptions) -> Bytes:
+    if mask.dtype == np.bool_:
+        return mask.astype(np.uint8)
+    mask = to_whole_numbers(mask)
+    values = _list_values(mask)
+    if mask.dtype.kind not in "iu":
+        raise DataError(
+            f"mask of {mask.dtype} with the values {show_values(values)}; masks are whole numbers, "
+            "save them as 8-bit PNG"
+        )
+    if options.classes > 2:
+        if values[0] < 0 or values[-1] >= options.classes:
+            allowed = f"0 to {options.classes - 1} (classes={options.classes})"
+            raise DataError(_explain(values, allowed, options))
+        return mask.astype(np.uint8)
+    if options.threshold is not None:
+        return (mask >= options.threshold).astype(np.uint8)
+    scales = _SCALES[options.scale]
+    numbers = set(values.tolist())
+    if mask.dtype == np.uint16 and numbers <= {0, 65535}:  # black and white
+        numbers = {0, 255}
+    if not any(numbers <= scale for scale in scales):
+        allowed = " or ".join(f"{min(scale)} and {max(scale)}" for scale in scales)
+        raise DataError(_explain(values, allowed, options))
+    foreground: Bools = mask != 0
+    return foreground.astype(np.uint8)
+
+
+def _number_colours(mask: Array, colours: Sequence[Sequence[int]], classes: int) -> Bytes:
+    mask = widen_bits(mask)
+    if mask.dtype != np.uint8:
+        raise DataError(f"mask of {mask.dtype}; masks of colours have 8 bits, save it as 8-bit PNG")
+    packed = pack_colours(mask)
+    numbers = np.full(mask.shape[1:], -1)  # of no colour that is named
+    for number, colour in enumerate(colours):
+        # Of two classes, all colours but the first are the defect.
+        class_number = number if classes > 2 else min(number, 1)
+        numbers[packed == pack_colours(np.array(colour))] = class_number
+    unknown = np.unique(packed[numbers < 0])
+    if len(unknown):
+        first_colours = ", ".join(map(str, unpack_colours(unknown[:_MOST_SHOWN])))
+        raise DataError(
+            f"mask with the colours {first_colours}; add them to data.mask_read.colours, which "
+            "does not name them"
+        )
+    return numbers[None].astype(np.uint8)
+
+
+def widen_bits(mask: Array) -> Array:
+    """Return a mask of single bits as black and white of 8 bits; any other as it is."""
+    return mask.view(np.uint8) * np.uint8(255) if mask.dtype == np.bool_ else mask
+
+
+def pack_colours(colours: Array) -> Ints:
+    """Pack each colour of [3, ...] into a number."""
+    red, green, blue = colours.astype(np.int64)
+    return np.asarray(red << 16 | green << 8 | blue)
+
+
+def unpack_colours(packed: Ints) -> list[list[int]]:
+    """Return red, green and blue of each packed colour."""
+    return [[value >> 16, value >> 8 & 255, value & 255] for value in packed.tolist()]
+
+
+def _list_values(mask: Array) -> Array:
+    if mask.dtype == np.uint8:  # without the sorting of `unique`
+        return np.flatnonzero(np.bincount(mask.ravel(), minlength=256))
+    return np.unique(mask)
+
+
+def _explain(values: Array, allowed: str, options: MaskOptions) -> str:
+    numbers = set(values.tolist())
+    largest = int(values.max())
+    if options.classes > 2:
+        cure = _cure_classes(values)
+    elif numbers <= {0, 255} or numbers <= {0, 1}:
+        cure = f"set data.mask_read.scale=0_{largest}"
+    elif values[0] < 0:
+        cure = "save it as 8-bit PNG, in which 0 is the background"
+    elif largest < 255:
+        cure = _cure_small_values(values, options)
+    elif largest == 255 or (largest == 65535 and len(values) > _FEW):
+        cure = _cure_edges(values)
+    else:
+        cure = (
+            "set data.mask_read.threshold=1 if all but 0 is the defect, or save the numbers of "
+            "the classes from 0 on as 8-bit PNG (KITTI: number // 256)"
+        )
+    return f"mask with the values {show_values(values)}; allowed are {allowed}; {cure}"
+
+
+def _are_class_numbers(values: Array) -> bool:
+    """Return True if values, in order, may be numbers of classes, of which some do not occur."""
+    largest = int(values[-1])
+    return largest < _SMALL or (largest < _FEW and 2 * len(values) > largest)
+
+
+def _cure_classes(values: Array) -> str:
+    if set(values.tolist()) <= {0, 255}:
+        return "set data.mask_read.classes=2"
+    if _are_class_numbers(values):
+        return f"set data.mask_read.classes={values[-1] + 1} if these are class numbers"
+    return "number the classes from 0 without gaps"
+
+
+def _cure_small_values(values: Array, options: MaskOptions) -> str:
+    largest = int(values[-1])
+    are_two = len(values) == 2
+    middle = max(1, (largest + 1) // 2)
+    edges = f"set data.mask_read.threshold={middle} if the values in between are grey edges"
+    numbers = f"set data.mask_read.classes={largest + 1} if these are class numbers"
+    cure = numbers if _are_class_numbers(values) else edges
+    if are_two and largest >= _FEW:
+        cure = "set data.mask_read.threshold=1 if all but 0 is the defect"
+    if are_two and options.palette == "index":
+        palette = "if they stand for black and white in a palette"
+        return f"{cure}, or data.mask_read.palette=expand {palette}"
+    if _are_class_numbers(values) and len(values) <= largest:  # no run of class numbers
+        return f"{edges}, as smooth scaling leaves them; {cure}"
+    return cure
+
+
+def _cure_edges(values: Array) -> str:
+    middle = (int(values[-1]) + 1) // 2
+    cure = (
+        "values in between come from JPEG or from smooth scaling: set "
+        f"data.mask_read.threshold={middle}, which counts values from {middle} on as defect"
+    )
+    below_white = values[:-1]
+    if values[-1] != 255 or len(below_white) == 0 or below_white[-1] == 0:
+        return cure
+    # Small numbers and 255: classes, and pixels that are to be ignored.
+    classes = int(below_white[-1]) + 1
+    if classes > _SMALL and (classes >= _FEW or 2 * len(values) <= classes):
+        return cure
+    options = f"data.mask_read.classes={classes} and data.mask_read.ignore=255"
+    return f"set {options} if these are class numbers; {cure}"
+
+
+def show_values(values: Array) -> str:
+    """Show the first values, and how many more there are."""
+    first = ", ".join(map(str, values[:_MOST_SHOWN]))
+    if len(values) <= _MOST_SHOWN:
+        return first
+    return f"{first}, ... {len(values) - _MOST_SHOWN} more up to {values[-1]}"

@@ -1,0 +1,483 @@
+"""Images and masks brought to another size on their way into a store, and results brought back."""
+
+import json
+import logging
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.core.checks import check_choice
+from lit_data.core.errors import ConfigError, DataError, Problems, show_path
+from lit_data.core.grid import pair_px
+from lit_data.core.types import IGNORED, Array, Bools, Bytes, Ints, Size
+from lit_data.images.bank import ImageBank
+from lit_data.images.decoders import (
+    DecodedSource,
+    Decoder,
+    ImageDecoder,
+    ImageSource,
+    MaskDecoder,
+    SourceHeader,
+)
+from lit_data.images.header_scan import survey_sources
+from lit_data.images.store.store import keep_found
+
+_FORMAT = 1  # raised when the same files and options give other pixels
+
+log = logging.getLogger(__name__)
+
+LARGEST_FACTOR = 16
+_STRIP = 4.0
+"""Images that are so many times as long as the size they are brought to lose what is small."""
+
+Fit = Literal["cover", "contain", "stretch", "keep"]
+"""How an image comes to a size: scaled until it covers it, or until it fits inside; each side
+scaled by itself; or not scaled at all. What stands over is cut off, and what is missing is padded,
+evenly on both sides."""
+
+FitPadding = Literal["reflect", "border", "zeros"]
+"""What is padded with: the image mirrored, its outermost pixels, or 0."""
+
+_PAD_MODES = {"reflect": "reflect", "border": "edge", "zeros": "constant"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """Size that images and masks are brought to; exactly one of the two is set.
+
+    Args:
+        size_px: (height, width) that each image is scaled to fit, aspect ratio kept. It lies in the
+            middle, and what is missing around it is reflect-padded.
+        factor: Multiplies height and width of every image; below 1 shrinks.
+        is_padded: False leaves out what is missing around an image that `size_px` scales.
+        fit: `stretch` scales each side to `size_px` by itself.
+    """
+
+    size_px: Size | None = None
+    factor: float | None = None
+    is_padded: bool = True
+    fit: Fit = "contain"
+
+    @classmethod
+    def of(
+        cls, size_px: int | Size | None, scale: float | None, fit: Fit = "contain"
+    ) -> Self | None:
+        """Return the scaling that options ask for; None if neither size nor scale is set.
+
+        Raises:
+            ConfigError: Both are set, or one is out of its range.
+        """
+        check_choice("fit", fit, ("contain", "stretch"))
+        if size_px is None and fit != "contain":
+            log.info("data.fit=%s changes nothing, as data.size_px is not set", fit)
+        if size_px is None and scale is None:
+            return None
+        if scale is None:
+            return cls(size_px=pair_px("size_px", size_px), fit=fit)  # type: ignore[arg-type]  # not None
+        if size_px is not None:
+            raise ConfigError(
+                f"size_px={size_px} and scale={scale} exclude each other: size_px scales each "
+                "image to one size, scale all of them by one factor; set one of them to null"
+            )
+        is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
+        if not is_number or not 0 < scale <= LARGEST_FACTOR:
+            raise ConfigError(
+                f"scale={scale!r} is not usable: give a number above 0 and up to {LARGEST_FACTOR}, "
+                "such as 0.5 for half of height and width"
+            )
+        return cls(factor=float(scale))
+
+    def scaled_px(self, size_px: Size) -> Size:
+        """Return the (height, width) of an image of `size_px` after scaling, without padding; at least 1 x 1."""
+        if self.size_px is not None:
+            return scale_size(size_px, self.size_px, self.fit)
+        assert self.factor is not None
+        height, width = size_px
+        return max(1, round(height * self.factor)), max(1, round(width * self.factor))
+
+    def stored_px(self, size_px: Size) -> Size:
+        """Return the (height, width) of an image of `size_px` after scaling and padding."""
+        if self.size_px is None or not self.is_padded:
+            return self.scaled_px(size_px)
+        return self.size_px
+
+    def scale_image(self, image: Array) -> Array:
+        """Scale and pad an image: means over areas to shrink, bilinear to enlarge.
+
+        Args:
+            image: [C, H, W] of uint8, uint16, int16 or float32.
+
+        Returns:
+            [C, h, w] of the same dtype.
+        """
+        size_px = image.shape[1], image.shape[2]
+        scaled = resize_planes(image, self.scaled_px(size_px))
+        return place_centred(scaled, self.stored_px(size_px), "reflect")
+
+    def scale_mask(self, mask: Array) -> Array:
+        """Scale and pad a mask as its image, see `scale_classes`: [1, H, W] uint8 to [1, h, w]."""
+        size_px = mask.shape[1], mask.shape[2]
+        scaled = scale_classes(mask[0], self.scaled_px(size_px))
+        return place_centred(scaled[None], self.stored_px(size_px), "reflect")
+
+    def restore(self, values: Array, size_px: Size) -> Array:
+        """Cut the padding off and scale back, bilinearly to enlarge, by means over areas to shrink.
+
+        Args:
+            values: [C, h, w] of a scaled image, such as probabilities.
+            size_px: (H, W) of its file.
+
+        Returns:
+            [C, H, W] of the same dtype.
+        """
+        restored = resize_planes(self._cut_padding(values, size_px), size_px)
+        if values.dtype.kind != "f":
+            return restored
+        # Rounded sums of floats may exceed 1, which would be 0 again as a whole number.
+        return np.clip(restored, values.min(), values.max())
+
+    def restore_mask(self, mask: Array, size_px: Size) -> Array:
+        """Cut the padding off and scale back to the (H, W) of the file: [1, h, w] uint8 to [1, H, W]."""
+        return scale_classes(self._cut_padding(mask, size_px)[0], size_px)[None]
+
+    def _cut_padding(self, values: Array, size_px: Size) -> Array:
+        # Cuts off as much as it had put on.
+        return place_centred(values, self.scaled_px(size_px), "reflect")
+
+
+def scale_classes(numbers: Bytes, size_px: Size) -> Bytes:
+    """Scale a mask so that no defect is lost and none is counted twice.
+
+    To shrink, each pixel belongs to the one scaled pixel that its centre lies in. A scaled pixel
+    has the class that most of its foreground pixels have (the smaller number of two that are
+    equal), also if they are few; without any it is ignored (255) if one of its pixels is, else
+    background. So a scaled mask shows a defect exactly where its file does, and thin ones become up
+    to one scaled pixel wide. To enlarge, a pixel takes the class of the nearest one.
+
+    Args:
+        numbers: [H, W] class numbers.
+        size_px: (h, w) that comes out.
+
+    Returns:
+        [h, w].
+    """
+    if numbers.shape == size_px:
+        return numbers
+    # An axis that shrinks stays as it is here, and one that grows is counted pixel by pixel below.
+    enlarged = numbers[_nearest(numbers.shape[0], size_px[0])]
+    enlarged = enlarged[:, _nearest(numbers.shape[1], size_px[1])]
+    starts = _starts(enlarged.shape[0], size_px[0]), _starts(enlarged.shape[1], size_px[1])
+    scaled: Bytes = np.zeros(size_px, np.uint8)
+    most_pixels = np.zeros(size_px, np.int32)
+    for number in np.unique(enlarged).tolist():  # ascending: of two that are equal the first stays
+        counts = _count(enlarged == number, starts)
+        if number == IGNORED:
+            scaled[(counts > 0) & (most_pixels == 0)] = IGNORED
+        elif number > 0:
+            is_more = counts > most_pixels
+            scaled[is_more] = number
+            most_pixels[is_more] = counts[is_more]
+    return scaled
+
+
+def _nearest(length: int, scaled: int) -> Ints:
+    """Pixels of an axis that an enlarged axis takes; all of them, once, where it shrinks."""
+    places = np.arange(max(length, scaled))
+    return (2 * places + 1) * length // (2 * len(places))
+
+
+def _starts(length: int, scaled: int) -> Ints:
+    """First pixel of each scaled one along an axis that does not grow: the first whose centre lies in it."""
+    return -((scaled - 2 * length * np.arange(scaled)) // (2 * scaled))
+
+
+def _count(is_class: Bools, starts: tuple[Ints, Ints]) -> NDArray[np.int32]:
+    """Pixels of a class in each scaled pixel: [H, W] to [h, w]."""
+    by_rows = np.add.reduceat(is_class, starts[0], axis=0, dtype=np.int32)
+    counts: NDArray[np.int32] = np.add.reduceat(by_rows, starts[1], axis=1)
+    return counts
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledDecoder:
+    """Decodes images or masks, and scales them.
+
+    Args:
+        scaling: Size that they are brought to.
+        decoder: Of the files; that of masks has them scaled as masks.
+    """
+
+    scaling: Scaling
+    decoder: ImageDecoder | MaskDecoder
+
+    @property
+    def fingerprint(self) -> str:
+        """JSON of the scaling, this decoder's format and the inner fingerprint."""
+        options = {"decoder": "scaled", "format": _FORMAT, "size_px": self.scaling.size_px}
+        options |= {"scale": self.scaling.factor, "is_padded": self.scaling.is_padded}
+        if self.scaling.fit != "contain":  # stores of others stay valid
+            options["fit"] = self.scaling.fit
+        options |= {"of": json.loads(self.decoder.fingerprint)}
+        return json.dumps(options, sort_keys=True)
+
+    def header(self, source: ImageSource) -> SourceHeader:
+        """Return what decoding will give.
+
+        Raises:
+            DataError: As the inner decoder, or it would have more pixels than a file may have.
+        """
+        header = self.decoder.header(source)
+        height, width = self.scaling.stored_px((header.height_px, header.width_px))
+        if isinstance(self.decoder, MaskDecoder):
+            key = "mask_read"
+            most_px = self.decoder.options.max_pixels
+        else:
+            key = "read"
+            most_px = self.decoder.read.max_pixels
+        if height * width > most_px:
+            raise DataError(
+                f"{show_path(source.paths[0])}: scaled to {height} x {width} px it has more than "
+                f"{key}.max_pixels={most_px}: choose a smaller data.scale or size_px"
+            )
+        return header._replace(height_px=height, width_px=width)
+
+    def __call__(self, source: ImageSource) -> DecodedSource:
+        """Decode strictly, then scale.
+
+        Raises:
+            DataError: As the inner decoder.
+        """
+        decoded = self.decoder(source)
+        is_mask = isinstance(self.decoder, MaskDecoder)
+        scale = self.scaling.scale_mask if is_mask else self.scaling.scale_image
+        return replace(decoded, array=scale(decoded.array))
+
+
+@dataclass(frozen=True, slots=True)
+class FittedDecoder:
+    """Decodes images, or sheets of square numbers of images, and brings each of them to one size.
+
+    Shrinking takes means over areas, enlarging is bilinear.
+
+    Args:
+        size_px: (height, width) that comes out; of each tile of a sheet.
+        fit: See `Fit`.
+        padding: See `FitPadding`.
+        tiles: Tiles along each side of a sheet; 1 for images.
+        decoder: How it is decoded.
+
+    Raises:
+        ConfigError: A size is below 1, or a word is unknown.
+    """
+
+    size_px: Size
+    fit: Fit = "cover"
+    padding: FitPadding = "reflect"
+    tiles: int = 1
+    decoder: ImageDecoder = field(default_factory=ImageDecoder)
+
+    def __post_init__(self) -> None:
+        """Check what was asked for."""
+        if min(*self.size_px, self.tiles) < 1:
+            raise ConfigError(
+                f"size_px={list(self.size_px)} and tiles={self.tiles} must be at least 1"
+            )
+        for name, choices in (("fit", get_args(Fit)), ("padding", get_args(FitPadding))):
+            check_choice(name, getattr(self, name), choices)
+
+    @property
+    def fingerprint(self) -> str:
+        """JSON of the options, this decoder's format and the inner fingerprint."""
+        options = {"decoder": "fitted", "format": _FORMAT, "size_px": self.size_px, "fit": self.fit}
+        options |= {"padding": self.padding, "tiles": self.tiles}
+        options |= {"of": json.loads(self.decoder.fingerprint)}
+        return json.dumps(options, sort_keys=True)
+
+    def header(self, source: ImageSource) -> SourceHeader:
+        """Tell what decoding will give.
+
+        Raises:
+            DataError: As the inner decoder, or a sheet cannot be divided into tiles.
+        """
+        header = self.decoder.header(source)
+        self._check_sheet(source, header.height_px, header.width_px)
+        height, width = self.size_px
+        return header._replace(height_px=height * self.tiles, width_px=width * self.tiles)
+
+    def __call__(self, source: ImageSource) -> DecodedSource:
+        """Decode strictly, then bring to size."""
+        decoded = self.decoder(source)
+        _, height, width = decoded.array.shape
+        self._check_sheet(source, height, width)
+        # Tile by tile, so that none shows pixels of its neighbours.
+        rows = []
+        for sheet_row in np.split(decoded.array, self.tiles, axis=1):
+            tiles = np.split(sheet_row, self.tiles, axis=2)
+            rows.append(np.concatenate([self._fit(tile) for tile in tiles], axis=2))
+        return replace(decoded, array=np.concatenate(rows, axis=1))
+
+    def _check_sheet(self, source: ImageSource, height_px: int, width_px: int) -> None:
+        if height_px % self.tiles or width_px % self.tiles:
+            raise DataError(
+                f"{show_path(source.paths[0])}: a sheet of {self.tiles} x {self.tiles} views "
+                f"cannot be {height_px} x {width_px} px: its sides must be multiples of "
+                f"{self.tiles}"
+            )
+
+    def _fit(self, image: Array) -> Array:
+        """[C, H, W] to [C, h, w]."""
+        scaled_px = scale_size((image.shape[1], image.shape[2]), self.size_px, self.fit)
+        return place_centred(resize_planes(image, scaled_px), self.size_px, self.padding)
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalSizes:
+    """Sizes that scaled images have in their files.
+
+    Args:
+        scaling: How they were scaled.
+        sizes_px: [n, 2] (height, width) of each file.
+    """
+
+    scaling: Scaling
+    sizes_px: Ints
+
+    def of(self, number: int) -> Size:
+        """Return the (height, width) of the file of an image."""
+        height, width = self.sizes_px[number].tolist()
+        return height, width
+
+    def restore(self, number: int, values: Array) -> Array:
+        """Bring values of a scaled image back to the size of its file: [C, h, w] to [C, H, W]."""
+        return self.scaling.restore(values, self.of(number))
+
+    def describe_strips(self) -> str:
+        """Return that one side of most images shrinks far more than the other, and what to do; else nothing."""
+        if self.scaling.size_px is None or not len(self.sizes_px):
+            return ""
+        factors = np.median(self.sizes_px, axis=0) / self.scaling.size_px
+        if factors.max() < _STRIP * factors.min():
+            return ""
+        height, width = np.median(self.sizes_px, axis=0).astype(int)
+        to_height, to_width = self.scaling.size_px
+        return (
+            f"images of {height} x {width} px become {to_height} x {to_width} px, so small defects "
+            f"may be lost: data.size_px=null data.patch_px={min(to_height, to_width)} takes patches "
+            "at full resolution, in more time"
+        )
+
+
+def read_sizes(bank: ImageBank, decoder: Decoder, folder: Path) -> Ints:
+    """Read the sizes that the files of scaled images have from their headers, once for a store.
+
+    Args:
+        bank: The images, or masks, as they were scaled.
+        decoder: Of their files, without scaling.
+        folder: Where they are kept.
+
+    Returns:
+        [n, 2] (height, width) px.
+
+    Raises:
+        DataError: A header is bad.
+    """
+
+    def read() -> dict[str, Ints]:
+        sources = [ImageSource((bank.name(number),)) for number in range(len(bank))]
+        survey = survey_sources(sources, decoder, on_bad="error", progress=True)
+        return {"height_px": survey.heights_px, "width_px": survey.widths_px}
+
+    sizes = keep_found(folder, bank, (), "sizes", read)
+    return np.stack((sizes["height_px"], sizes["width_px"]), axis=1)
+
+
+def check_mask_sizes(
+    images: tuple[ImageBank, Ints],
+    masks: tuple[ImageBank, Ints],
+    of_image: Ints,
+) -> None:
+    """Refuse masks that fit their images only because both were scaled.
+
+    Args:
+        images: All images, with the [n, 2] sizes of their files.
+        masks: The same of masks.
+        of_image: [n] number of the mask of each image; -1 where it has none.
+
+    Raises:
+        DataError: There are some; all of them are listed.
+    """
+    problems = Problems()
+    for image in np.flatnonzero(of_image >= 0).tolist():
+        mask = int(of_image[image])
+        size = images[1][image].tolist()
+        mask_size = masks[1][mask].tolist()
+        if size != mask_size:
+            turned = " (turned by 90 degrees?)" if size == mask_size[::-1] else ""
+            described = f"{show_path(images[0].name(image))}: {size[0]} x {size[1]}{turned}"
+            problems.add(masks[0].name(mask), f"{mask_size[0]} x {mask_size[1]}, {described}")
+    problems.raise_if_any(
+        f"{len(problems)} masks differ in size from their image (height x width px)"
+    )
+
+
+def scale_size(size_px: Size, fit_px: Size, fit: Fit) -> Size:
+    """Return the (height, width) that an image is scaled to, before it is cropped or padded.
+
+    Args:
+        size_px: (height, width) of the image.
+        fit_px: (height, width) that it comes to in the end.
+        fit: See `Fit`.
+    """
+    if fit == "keep":
+        return size_px
+    if fit == "stretch":
+        return fit_px
+    factors = fit_px[0] / size_px[0], fit_px[1] / size_px[1]
+    factor = min(factors) if fit == "contain" else max(factors)
+    height = round(size_px[0] * factor)
+    width = round(size_px[1] * factor)
+    # Rounding may miss the side that is to be met by a pixel, and a thin one may vanish.
+    if fit == "cover":
+        return max(fit_px[0], height), max(fit_px[1], width)
+    return min(fit_px[0], max(1, height)), min(fit_px[1], max(1, width))
+
+
+def resize_planes(image: Array, size_px: Size) -> Array:
+    """[C, H, W] to [C, h, w], plane by plane: means over areas to shrink, bilinear to enlarge."""
+    import cv2
+
+    if image.shape[1:] == size_px:
+        return image
+    is_smaller = size_px[0] * size_px[1] < image.shape[1] * image.shape[2]
+    method = cv2.INTER_AREA if is_smaller else cv2.INTER_LINEAR
+    return np.stack([cv2.resize(plane, size_px[::-1], interpolation=method) for plane in image])
+
+
+def place_centred(image: Array, size_px: Size, padding: FitPadding) -> Array:
+    """Crop or pad an image around its centre.
+
+    An odd pixel goes to bottom and right.
+
+    Args:
+        image: [C, H, W].
+        size_px: (h, w) that comes out.
+        padding: See `FitPadding`.
+
+    Returns:
+        [C, h, w].
+    """
+    widths = [(0, 0)]
+    for axis, target_px in enumerate(size_px, 1):
+        spare_px = image.shape[axis] - target_px
+        if spare_px > 0:
+            image = np.moveaxis(image, axis, 0)[spare_px // 2 :][:target_px]
+            image = np.moveaxis(image, 0, axis)
+        before_px = max(0, -spare_px) // 2
+        widths.append((before_px, max(0, -spare_px) - before_px))
+    if widths == [(0, 0)] * 3:
+        return image
+    padded: Array = np.pad(image, widths, mode=_PAD_MODES[padding])  # type: ignore[call-overload]
+    return padded

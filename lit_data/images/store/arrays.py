@@ -1,0 +1,497 @@
+"""Folders of arrays: a ``NAME.npy`` for each, which readers map and none copies, and ``meta.json``.
+
+The folder may also be one file, an uncompressed tar, which is mapped as it is: so a shard of a set
+on a server travels.
+
+What the folder says is believed in nothing: `meta.json` is bounded, in one canonical form, and
+carries its own CRC-32; each file must begin with the header and have the length that `meta.json`
+gives it, and each array has a CRC-32. The rules are those of safetensors
+(https://github.com/huggingface/safetensors#format).
+"""
+
+import dataclasses
+import errno
+import io
+import json
+import logging
+import mmap
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lit_data.core.errors import StoreError, show_path
+from lit_data.core.files import sync_folder
+from lit_data.core.temp import temp_folder
+from lit_data.core.types import Array, PathText
+from lit_data.images.store.files import (
+    TAR_SUFFIX,
+    Mapped,
+    Tar,
+    check_length,
+    corrupt,
+    is_there,
+    map_file,
+    new_file,
+    open_part,
+    reserve,
+    write_all,
+)
+
+log = logging.getLogger(__name__)
+
+
+META_NAME = "meta.json"
+MAX_META_BYTES = 16 * 2**20
+MAX_LENGTH = 2**62
+"""Values of an array."""
+_CHECKSUM = "crc32"
+_SYNC_BYTES = 128 * 2**20
+"""Bytes of an array that go to the disk at once."""
+_MOST_FILES = 64  # of a folder in a tar
+_NAME = re.compile(r"[a-z][a-z_0-9]{0,40}")
+_DTYPE = re.compile(r"[<|][biuf][1248]")
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayFacts:
+    """Facts of an array in `meta.json`.
+
+    Args:
+        descr: Its dtype, little-endian, as in a ``.npy`` file; a list of [name, dtype] for records.
+        shape: Of the array: (n,).
+        crc32: Of its values; None where they have checksums of their own.
+
+    Raises:
+        ValueError: There is no such array.
+    """
+
+    descr: Any
+    shape: tuple[int, ...]
+    crc32: int | None = None
+
+    def __post_init__(self) -> None:
+        has_one_axis = len(self.shape) == 1 and is_count(self.shape[0])
+        has_checksum = self.crc32 is None or (is_count(self.crc32) and self.crc32 < 2**32)
+        if not (_is_descr(self.descr) and has_one_axis and has_checksum):
+            raise ValueError(f"no array of {self!r:.80}")
+
+    @property
+    def dtype(self) -> "np.dtype[Any]":
+        """Dtype of its values."""
+        if isinstance(self.descr, str):
+            return np.dtype(self.descr)
+        return np.dtype([tuple(pair) for pair in self.descr])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return self.shape[0] * self.dtype.itemsize
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of its file."""
+        return len(self.header) + self.nbytes
+
+    @property
+    def header(self) -> bytes:
+        """First bytes of the file, as many for any length of the first axis."""
+        header = io.BytesIO()
+        fields = {
+            "descr": np.lib.format.dtype_to_descr(self.dtype),
+            "fortran_order": False,
+            "shape": self.shape,
+        }
+        np.lib.format.write_array_header_1_0(header, fields)
+        return header.getvalue()
+
+
+class ArrayFolder:
+    """The arrays of a published folder. Its files are never changed.
+
+    Args:
+        path: The folder, or a tar of it.
+        kind: What it must hold, in one word.
+        version: Layout of that kind.
+
+    Attributes:
+        key: SHA-256 of all that the arrays were made from.
+        arrays: Facts of each array, by its name.
+        facts: All else that is known, to be checked by whoever reads it.
+
+    Raises:
+        StoreError: There is none, or it cannot be read.
+        StoreCorruptError: Its `meta.json` is not one that this version wrote.
+    """
+
+    def __init__(self, path: PathText, kind: str, version: int) -> None:
+        self.path = Path(path)
+        self._tar: Tar | None = None
+        # One byte more than allowed is read of `meta.json`, so that a longer one shows.
+        if self.path.suffix == TAR_SUFFIX and self.path.is_file():
+            self._tar = Tar.open(self.path, _MOST_FILES)
+            fields = _decode_meta(self._tar.read(META_NAME, MAX_META_BYTES + 1), self.path)
+        elif is_there(self.path):
+            fields = read_meta(self.path / META_NAME)
+        else:
+            raise StoreError(
+                f"no store of {kind} at {show_path(self.path)}; "
+                "run `python -m lit_data prepare` to make it"
+            )
+        try:
+            if (fields["kind"], fields["version"]) != (kind, version):
+                raise ValueError(
+                    f"it holds {fields['kind']!r:.40} of version {fields['version']!r:.40}"
+                )
+            self.key: str = fields["key"]
+            self.facts: dict[str, Any] = dict(fields["facts"])
+            self.arrays: dict[str, ArrayFacts] = {}
+            for name, array_fields in fields["arrays"].items():
+                self.arrays[name] = _read_facts(name, array_fields)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise corrupt(
+                self.path / META_NAME, f"no {kind} of version {version} ({error!s:.200})"
+            ) from error
+        self._maps: dict[str, Mapped] = {}
+        self._tar_map: mmap.mmap | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files of arrays."""
+        return sum(facts.file_bytes for facts in self.arrays.values())
+
+    def map_again(self, name: str) -> tuple["Mapped", Array]:
+        """Map an array a second time, to be read in another way than the first.
+
+        Returns:
+            The map and where the values begin in it, and the array in it.
+        """
+        facts = self.arrays[name]
+        data, header_begin = self._map_file(name, again=True)
+        begin = header_begin + len(facts.header)
+        return Mapped(data, begin), np.ndarray(facts.shape, facts.dtype, data, begin)
+
+    def map(self, name: str, descr: Any = None, *, check: bool = False) -> Array:  # noqa: ANN401 - see `ArrayFacts`
+        """Map an array: a read-only view of its file.
+
+        Args:
+            name: Of the array.
+            descr: The dtype that it must have; None takes any.
+            check: Read all of it now and hold it against its CRC-32.
+
+        Raises:
+            StoreError: It cannot be opened.
+            StoreCorruptError: It is not there, or not what `meta.json` says.
+        """
+        path = self.path / f"{name}.npy"
+        facts = self.arrays.get(name)
+        if facts is None or (descr is not None and facts.dtype != np.dtype(descr)):
+            raise corrupt(path, f"expected an array of {descr}, found {facts}")
+        self._maps[name] = data, begin = self._map_file(name)
+        values_begin = begin + len(facts.header)
+        if data[begin:values_begin] != facts.header:
+            raise corrupt(path, "its header is not the one that was written")
+        if check:
+            damage = self._describe_damage(name)
+            if damage:
+                raise corrupt(path, damage)
+        array: Array = np.ndarray(facts.shape, facts.dtype, data, values_begin)
+        return array
+
+    def check_size(self) -> None:
+        """Compare the length of every file with `meta.json`; cheap.
+
+        Reading past the end of a file that was cut short kills a process (SIGBUS) and cannot be
+        caught, so whoever sees a worker die that way asks here first.
+
+        Raises:
+            StoreCorruptError: A file is not as long as it should be.
+        """
+        if self._tar is not None:  # its length was compared when it was mapped
+            return
+        for name, facts in self.arrays.items():
+            path = self.path / f"{name}.npy"
+            if name in self._maps:
+                # The file that is read, also where another has its name now.
+                nbytes = self._maps[name].data.size()
+            else:
+                nbytes = path.stat().st_size if path.is_file() else 0
+            check_length(path, facts.file_bytes, nbytes)
+
+    def find_damages(self) -> Iterator[str]:
+        """Read every byte of the arrays that have a CRC-32.
+
+        Yields:
+            For each array a line that says what is wrong, or "".
+        """
+        for name, facts in self.arrays.items():
+            if facts.crc32 is None:
+                continue
+            if name not in self._maps:
+                self.map(name)
+            damage = self._describe_damage(name)
+            yield f"{show_path(self.path / name)}.npy: {damage}" if damage else ""
+
+    def _map_file(self, name: str, *, again: bool = False) -> "Mapped":
+        """Return the map that holds an array, and where its header begins there."""
+        path = self.path / f"{name}.npy"
+        expected_bytes = self.arrays[name].file_bytes
+        if self._tar is None:
+            return Mapped(map_file(path, expected_bytes), 0)
+        begin, nbytes = self._tar.members.get(path.name, (0, 0))
+        check_length(path, expected_bytes, nbytes)
+        if again:
+            return Mapped(map_file(self.path, self._tar.nbytes), begin)
+        # The arrays of a tar have one map together: a file open for each would be too many.
+        if self._tar_map is None:
+            self._tar_map = map_file(self.path, self._tar.nbytes)
+        return Mapped(self._tar_map, begin)
+
+    def _describe_damage(self, name: str) -> str:
+        """Compare a mapped array with its CRC-32; return what is wrong, or ""."""
+        facts, (data, begin) = self.arrays[name], self._maps[name]
+        first = begin + len(facts.header)
+        crc32 = zlib.crc32(memoryview(data)[first : first + facts.nbytes])
+        if facts.crc32 is None or crc32 == facts.crc32:
+            return ""
+        return f"expected CRC-32 {facts.crc32:08x}, found {crc32:08x}"
+
+
+class ArrayWriter:
+    """Writes the arrays of a new folder, and `meta.json` at the end.
+
+    Args:
+        folder: An empty folder, which is published when all is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._arrays: dict[str, ArrayFacts] = {}
+
+    def add(self, name: str, array: Array) -> None:
+        """Write an array [n] in one go."""
+        self.join(name, array.dtype, [array])
+
+    def join(self, name: str, dtype: "np.dtype[Any]", parts: Iterable[Array]) -> None:
+        """Write an array [n] of parts, cast to a dtype."""
+        with self.stream(name, dtype) as stream:
+            for part in parts:
+                stream.append(part)
+
+    @contextmanager
+    def stream(
+        self,
+        name: str,
+        dtype: "np.dtype[Any]",
+        most: int = 0,
+        *,
+        checksum: bool = True,
+    ) -> Iterator["ArrayStream"]:
+        """Write an array [n], part after part.
+
+        Args:
+            name: Of the array.
+            dtype: Of its values.
+            most: Its length, or more: space that is reserved first.
+            checksum: Compute its CRC-32; False where its values have checksums of their own.
+        """
+        little = np.dtype(dtype).newbyteorder("<")
+        descr: Any = np.lib.format.dtype_to_descr(little)
+        if not isinstance(descr, str):
+            descr = [list(pair) for pair in descr]  # JSON knows no tuples
+        with new_file(self.folder / f"{name}.npy") as fd:
+            facts = ArrayFacts(descr, (most,))
+            if most:
+                reserve(fd, facts.file_bytes)
+            write_all(fd, memoryview(facts.header))
+            with ThreadPoolExecutor(1, thread_name_prefix="lit_data_sync") as syncing:
+                stream = ArrayStream(fd, little, syncing, checksum=checksum)
+                yield stream
+                stream.wait()
+            # The header is as long for any length, so that it can be written once that is known.
+            facts = ArrayFacts(descr, (stream.nbytes // little.itemsize,), stream.crc32)
+            os.pwrite(fd, facts.header, 0)
+            os.ftruncate(fd, len(facts.header) + stream.nbytes)
+        self._arrays[name] = facts
+
+    def finish(self, kind: str, version: int, key: str, facts: Mapping[str, Any]) -> None:
+        """Write `meta.json`; see `ArrayFolder`.
+
+        Raises:
+            ValueError: It is longer than `MAX_META_BYTES`.
+        """
+        arrays = {name: dataclasses.asdict(array) for name, array in self._arrays.items()}
+        text = encode_meta(
+            {"kind": kind, "version": version, "key": key, "arrays": arrays, "facts": dict(facts)}
+        )
+        if len(text) > MAX_META_BYTES:
+            raise ValueError(f"{len(text)} bytes of {META_NAME} are too many")
+        with new_file(self.folder / META_NAME) as fd:
+            write_all(fd, memoryview(text))
+
+
+class ArrayStream:
+    """Appends values to a file, which goes to the disk in the background.
+
+    Args:
+        fd: The file, open for writing.
+        dtype: Of the values.
+        syncing: One thread; it waits for the disk while the next values are computed.
+        checksum: Compute the CRC-32.
+
+    Attributes:
+        nbytes: Bytes written so far.
+        crc32: Of these bytes; None without a checksum.
+    """
+
+    def __init__(
+        self, fd: int, dtype: "np.dtype[Any]", syncing: ThreadPoolExecutor, *, checksum: bool
+    ) -> None:
+        self._fd = fd
+        self._dtype = dtype
+        self._syncing = syncing
+        self._sync: Future[None] | None = None
+        self._synced_bytes = 0
+        self.nbytes = 0
+        self.crc32 = 0 if checksum else None
+
+    def append(self, values: Array) -> None:
+        """Write values."""
+        if values.size == 0:  # of which there is no view as bytes
+            return
+        data = np.ascontiguousarray(values, self._dtype).view(np.uint8).data
+        write_all(self._fd, data)
+        self.nbytes += data.nbytes
+        if self.crc32 is not None:
+            self.crc32 = zlib.crc32(data, self.crc32)
+        is_idle = self._sync is None or self._sync.done()
+        if is_idle and self.nbytes - self._synced_bytes >= _SYNC_BYTES:
+            self.wait()
+            self._synced_bytes = self.nbytes
+            self._sync = self._syncing.submit(os.fsync, self._fd)
+
+    def wait(self) -> None:
+        """Wait until nothing goes to the disk in the background.
+
+        Raises:
+            OSError: The disk failed.
+        """
+        if self._sync is not None:
+            self._sync.result()
+
+
+def encode_meta(fields: Mapping[str, Any]) -> bytes:
+    """Return the one canonical text of these fields, its own CRC-32 included."""
+    return _dump({**fields, _CHECKSUM: zlib.crc32(_dump(fields))})
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """Return the fields of a `meta.json`, without its CRC-32.
+
+    Raises:
+        StoreError: It cannot be opened.
+        StoreCorruptError: It is not a text that `encode_meta` gives.
+    """
+    with open_part(path) as file:
+        return _decode_meta(file.read(MAX_META_BYTES + 1), path)
+
+
+def _decode_meta(raw: bytes, path: Path) -> dict[str, Any]:
+    if len(raw) > MAX_META_BYTES:
+        raise corrupt(path, f"expected at most {MAX_META_BYTES} bytes, found more")
+    try:
+        fields: dict[str, Any] = json.loads(raw, object_pairs_hook=refuse_twice)
+        # Written again, they must give the same bytes: so no text says two things to two readers.
+        del fields[_CHECKSUM]
+        is_canonical = encode_meta(fields) == raw
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise corrupt(path, f"not a text that was written ({error!s:.200})") from error
+    if not is_canonical:
+        raise corrupt(path, "its bytes are not those that were written")
+    return fields
+
+
+def keep_arrays(
+    folder: Path, key: str, kind: str, version: int, make: Callable[[], Mapping[str, Array]]
+) -> ArrayFolder:
+    """Open the arrays [n] of a key, which are made and published first if they are not there.
+
+    Args:
+        folder: Of all that is kept so; it is made.
+        key: Names what the arrays depend on, so that they are never out of date.
+        kind: Word for what they are.
+        version: Layout of that kind.
+        make: Makes them.
+
+    Raises:
+        StoreError: The folder cannot be written.
+    """
+    path = folder / key
+    if not is_there(path):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with temp_folder(folder) as temp:
+                writer = ArrayWriter(temp)
+                for name, array in make().items():
+                    writer.add(name, array)
+                writer.finish(kind, version, key, {})
+                publish(temp, path)
+        except OSError as error:
+            raise StoreError(
+                f"cannot keep {kind} in {show_path(folder)} ({error}); set data.cache_dir"
+            ) from error
+    return ArrayFolder(path, kind, version)
+
+
+def publish(temp: Path, target: Path) -> None:
+    """Give a written folder its name."""
+    sync_folder(temp)
+    try:
+        temp.rename(target)
+    except OSError as error:  # another process was first, whose folder is as good
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        log.info("%s: another process published this store first; it is used", show_path(target))
+    sync_folder(target.parent)
+
+
+def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dict of a JSON text whose names stand there once each, for `json.loads`."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a key stands there twice")
+    return fields
+
+
+def is_count(value: object) -> bool:
+    """Return True if a value of a JSON text is a whole number from 0 that fits into 62 bits."""
+    return type(value) is int and 0 <= value <= MAX_LENGTH
+
+
+def _read_facts(name: str, fields: Mapping[str, Any]) -> ArrayFacts:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"no array is called {name!r:.80}")
+    return ArrayFacts(**{**fields, "shape": tuple(fields["shape"])})
+
+
+def _is_descr(descr: Any) -> bool:  # noqa: ANN401 - of a JSON text
+    """Return True for a little-endian dtype of numbers, or for one of records of them."""
+    pairs = [["value", descr]] if isinstance(descr, str) else descr
+    if not isinstance(pairs, list) or not 0 < len(pairs) < 32:
+        return False
+    return all(_is_field(pair) for pair in pairs)
+
+
+def _is_field(pair: Any) -> bool:  # noqa: ANN401 - of a JSON text
+    return len(pair) == 2 and bool(_NAME.fullmatch(pair[0]) and _DTYPE.fullmatch(pair[1]))
+
+
+def _dump(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"

@@ -1,0 +1,166 @@
+"""Index of a store: where each image lies, which files are behind it, how these were read."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from lit_data.core.types import Array, PathText
+from lit_data.images.header_scan import DTYPES
+from lit_data.images.store.arrays import MAX_LENGTH, META_NAME, ArrayFolder, is_count
+from lit_data.images.store.files import corrupt
+from lit_data.images.store.pixels import WIDTHS, BandLayout, ImageExtents
+from lit_data.images.store.sources import SOURCE_RECORD, SourceTable
+
+KIND = "images"
+VERSION = 4
+"""Version of the layout of all files of a store; part of every key."""
+PIXELS = "pixels"
+
+IMAGE_RECORD = np.dtype(
+    [("first_source", "<u8"), ("height_px", "<u4"), ("width_px", "<u4"), ("crc32", "<u4")]
+)
+"""The first row of an image among the files, its size, the CRC-32 of its pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """The facts of one store.
+
+    Args:
+        dtype: Dtype of all pixels, one of ``DTYPES``; stored little-endian.
+        channels: Channels of every image.
+        decoder: Fingerprint of the decoder.
+        on_bad: What was asked for bad sources: ``error`` or ``skip``.
+        notes: Number of images that the decoder had each remark about.
+        skipped: (first path, what is wrong) of each source left out.
+        band_px: Width of the bands of wide images; None: no image is in bands.
+
+    Raises:
+        ValueError: or TypeError: one of them cannot be.
+    """
+
+    dtype: str
+    channels: int
+    decoder: str
+    on_bad: str
+    notes: dict[str, int]
+    skipped: tuple[tuple[str, str], ...]
+    band_px: int | None = None
+
+    def __post_init__(self) -> None:
+        pairs = tuple((path, fault) for path, fault in self.skipped)  # JSON knows lists only
+        object.__setattr__(self, "skipped", pairs)
+        is_width = is_count(self.band_px) and self.band_px in WIDTHS
+        # Anybody may have written the file that they come from.
+        checks = {
+            "dtype": self.dtype in DTYPES,
+            "channels": is_count(self.channels) and 0 < self.channels < 2**32,
+            "decoder": isinstance(self.decoder, str),
+            "on_bad": isinstance(self.on_bad, str),
+            "notes": isinstance(self.notes, dict) and all(map(is_count, self.notes.values())),
+            "skipped": all(isinstance(text, str) for pair in pairs for text in pair),
+            "band_px": self.band_px is None or is_width,
+        }
+        wrong_names = [name for name, is_right in checks.items() if not is_right]
+        if wrong_names:
+            raise ValueError(f"wrong: {', '.join(wrong_names)}")
+
+    @property
+    def item_dtype(self) -> np.dtype[np.generic]:
+        """NumPy dtype of the pixels as stored."""
+        return np.dtype(self.dtype).newbyteorder("<")
+
+    @property
+    def layout(self) -> BandLayout:
+        """Layout of its images."""
+        return BandLayout(self.band_px, self.item_dtype.itemsize)
+
+    def as_meta(self) -> dict[str, Any]:
+        """Return the fields for `meta.json`."""
+        return dataclasses.asdict(self)
+
+
+class StoreIndex(NamedTuple):
+    """Everything of a store but its pixels.
+
+    Attributes:
+        folder: Its arrays.
+        facts: About all images.
+        extents: Size and place of each image among the pixels.
+        crcs: [n] CRC-32 of the pixels of each image.
+        sources: The files behind the images.
+    """
+
+    folder: ArrayFolder
+    facts: StoreFacts
+    extents: ImageExtents
+    crcs: Array
+    sources: SourceTable
+
+    @classmethod
+    def open(cls, path: PathText) -> Self:
+        """Map the index of a store and check it.
+
+        Raises:
+            StoreError: There is no store, or it cannot be read.
+            StoreCorruptError: A file is not what was written.
+        """
+        folder = ArrayFolder(path, KIND, VERSION)
+        meta_path = folder.path / META_NAME
+        try:
+            facts = StoreFacts(**folder.facts)
+        except (ValueError, TypeError) as error:
+            raise corrupt(meta_path, f"no facts of images ({error!s:.200})") from error
+        if PIXELS not in folder.arrays:
+            raise corrupt(meta_path, "it names no pixels")
+        images = folder.map("images", IMAGE_RECORD, check=True)
+        files = folder.map("files", SOURCE_RECORD, check=True)
+        names = folder.map("names", "u1", check=True)
+        try:
+            _check_sources(images["first_source"], files["name_end"], len(names))
+            extents = _lay_out(images, facts.channels, folder.arrays[PIXELS].shape)
+        except ValueError as error:
+            raise corrupt(meta_path, str(error)) from error
+        sources = SourceTable(names, files, images["first_source"].astype(np.int64))
+        return cls(folder, facts, extents, images["crc32"], sources)
+
+
+def _lay_out(images: Array, channels: int, pixels_shape: tuple[int, ...]) -> ImageExtents:
+    """Return where the images lie, one after another.
+
+    Raises:
+        ValueError: They do not fill the array of pixels.
+    """
+    heights_px, widths_px = (
+        images["height_px"].astype(np.int64),
+        images["width_px"].astype(np.int64),
+    )
+    if min(heights_px.min(), widths_px.min()) == 0:
+        raise ValueError("an image has no pixels")
+    # In floating point first: whole numbers could wrap around at 64 bits.
+    value_count = (heights_px.astype(np.float64) * widths_px).sum() * channels
+    if value_count <= MAX_LENGTH:
+        counts = heights_px * widths_px * channels
+        ends = np.cumsum(counts)
+        if pixels_shape == (ends[-1],):
+            return ImageExtents(channels, heights_px, widths_px, ends - counts)
+    raise ValueError(f"expected images of {value_count:.0f} values, found {pixels_shape}")
+
+
+def _check_sources(first_rows: Array, name_ends: Array, names_bytes: int) -> None:
+    """Refuse files that the images, or names that the files, do not share out among them.
+
+    Raises:
+        ValueError: They do not, or there are none.
+    """
+    if not _is_rising(first_rows) or first_rows[0] != 0 or first_rows[-1] >= len(name_ends):
+        raise ValueError("the images do not share out the source files")
+    if not _is_rising(name_ends) or name_ends[0] == 0 or name_ends[-1] != names_bytes:
+        raise ValueError("the source paths do not fill their place")
+
+
+def _is_rising(numbers: Array) -> bool:
+    """Return True if there are numbers, each above the one before."""
+    return len(numbers) > 0 and bool((numbers[1:] > numbers[:-1]).all())

@@ -1,0 +1,201 @@
+"""Source files behind the images of a store: their names and states, and the key that sums them up.
+
+Kept as flat arrays (paths joined into one blob), so that a million files are three objects and
+workers that read them make no private copies (pytorch/pytorch#13246).
+"""
+
+import hashlib
+import itertools
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lit_data.core.errors import show_path
+from lit_data.core.progress import track
+from lit_data.core.types import Array, Bytes, Ints
+from lit_data.images.decoders import ImageSource
+
+SOURCE_RECORD = np.dtype(
+    [("name_end", "<u8"), ("size_bytes", "<i8"), ("mtime_ns", "<i8"), ("crc32", "<u4")]
+)
+"""End of a path among the joined paths, the file's size and time (-1: no such file), its CRC-32."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTable:
+    """Source files of n images, in order; an image may need several files.
+
+    Args:
+        names: uint8, all paths joined, as the file system encodes them.
+        files: [m] records of ``SOURCE_RECORD``.
+        firsts: [n] int64, row in ``files`` at which each image begins.
+    """
+
+    names: Bytes
+    files: Array
+    firsts: Ints
+
+    def name(self, row: int) -> str:
+        """Return the path of one file."""
+        begin = int(self.files["name_end"][row - 1]) if row else 0
+        return os.fsdecode(self.names[begin : int(self.files["name_end"][row])].tobytes())
+
+    def rows(self, image: int) -> range:
+        """Return the rows of one image's files."""
+        is_last = image + 1 == len(self.firsts)
+        end = len(self.files) if is_last else self.firsts.item(image + 1)
+        return range(self.firsts.item(image), end)
+
+    def paths(self, image: int) -> tuple[str, ...]:
+        """Return the paths of one image's files."""
+        return tuple(self.name(row) for row in self.rows(image))
+
+    def take(self, images: Ints) -> "SourceTable":
+        """Return the table of some of the images."""
+        if len(images) == len(self.firsts):
+            return self
+        rows: list[int] = []
+        paths: list[tuple[str, ...]] = []
+        for image in images.tolist():
+            rows += self.rows(image)
+            paths.append(self.paths(image))
+        table = join_paths(paths)
+        files = self.files[rows]
+        files["name_end"] = table.files["name_end"]  # the names lie elsewhere now
+        return SourceTable(table.names, files, table.firsts)
+
+    def digest(self, *more: str) -> str:
+        """Return the SHA-256 over paths, sizes and times, their images, and some texts."""
+        sha256 = hashlib.sha256()
+        parts = [text.encode() for text in more]
+        parts.append(self.firsts.astype("<i8").tobytes())
+        parts.append(self.names.tobytes())
+        for field in ("name_end", "size_bytes", "mtime_ns"):
+            parts.append(self.files[field].tobytes())
+        for part in parts:
+            sha256.update(len(part).to_bytes(8, "little"))  # no two lists of parts give one text
+            sha256.update(part)
+        return sha256.hexdigest()
+
+    @property
+    def first_states(self) -> Array:
+        """[images] CRC-32 and size of the first file of each image."""
+        files = self.files[self.firsts]
+        return np.stack((files["crc32"].astype(np.int64), files["size_bytes"]), axis=1)
+
+    def states(self) -> dict[bytes, tuple[int, int]]:
+        """Return size and modification time of each file by its path."""
+        blob = self.names.tobytes()  # cut at once, not by a call of `name` for each
+        edges = [0, *self.files["name_end"].tolist()]
+        names = [blob[begin:end] for begin, end in itertools.pairwise(edges)]
+        return dict(zip(names, self.files[["size_bytes", "mtime_ns"]].tolist(), strict=True))
+
+
+def join_paths(paths: Iterable[Sequence[str]]) -> SourceTable:
+    """Make the table of images with the paths of their files, all else left at 0."""
+    counts: list[int] = []
+    names: list[bytes] = []
+    for image_paths in paths:
+        counts.append(len(image_paths))
+        names += map(os.fsencode, image_paths)
+    files = np.zeros(len(names), SOURCE_RECORD)
+    files["name_end"] = np.cumsum([len(name) for name in names])
+    firsts = np.cumsum([0, *counts[:-1]], dtype=np.int64) if counts else np.zeros(0, np.int64)
+    return SourceTable(np.frombuffer(b"".join(names), np.uint8), files, firsts)
+
+
+def join_tables(tables: Sequence[SourceTable]) -> SourceTable:
+    """Join tables, whose offsets count from the beginning of each."""
+    names, files, firsts = [], [], []
+    name_bytes = file_count = 0
+    for table in tables:
+        moved_files = table.files.copy()
+        # Ends of names count bytes of all names before.
+        moved_files["name_end"] += np.uint64(name_bytes)
+        names.append(table.names)
+        files.append(moved_files)
+        firsts.append(table.firsts + file_count)
+        name_bytes += len(table.names)
+        file_count += len(table.files)
+    return SourceTable(np.concatenate(names), np.concatenate(files), np.concatenate(firsts))
+
+
+def list_sources(sources: Sequence[ImageSource], *, progress: bool) -> SourceTable:
+    """Make the table of the sources as they are now; a missing file has size and time -1.
+
+    Args:
+        sources: The images.
+        progress: Show a bar if it takes long.
+    """
+    table = join_paths(source.paths for source in sources)
+    paths = itertools.chain.from_iterable(source.paths for source in sources)
+    tracked = track(paths, "looking at files", len(table.files), enabled=progress)
+    states = np.array([_stat(path) for path in tracked], np.int64).reshape(-1, 2)
+    table.files["size_bytes"] = states[:, 0]
+    table.files["mtime_ns"] = states[:, 1]
+    return table
+
+
+def list_below(sources: Sequence[ImageSource], names: Mapping[str, str]) -> SourceTable:
+    """Make the table of `list_sources` under names that are the same on every machine.
+
+    Args:
+        sources: The images.
+        names: That of each file, by its path.
+    """
+    listed = list_sources(sources, progress=False)
+    table = join_paths([names[path] for path in source.paths] for source in sources)
+    for name in ("size_bytes", "mtime_ns"):
+        table.files[name] = listed.files[name]
+    return table
+
+
+def describe_change(
+    old: SourceTable, new: SourceTable, skipped: Collection[str] = ()
+) -> str | None:
+    """Say how one list of sources differs from another.
+
+    Args:
+        old: The list of a store.
+        new: The list as it is now.
+        skipped: Paths that the store left out, so that the old list has them not.
+
+    Returns:
+        One phrase, "" if they are equal but for skipped files, None if they have no file in common.
+    """
+    before = old.states()
+    after = new.states()
+    if before.keys().isdisjoint(after):
+        return None
+    skipped_names = {os.fsencode(path) for path in skipped}
+    changes: dict[str, list[bytes]] = {"changed": [], "added": [], "removed": []}
+    for name, state in after.items():
+        if name not in before and name not in skipped_names:
+            changes["added"].append(name)
+        elif name in before and before[name] != state:
+            changes["changed"].append(name)
+    changes["removed"] += [name for name in before if name not in after]
+    phrases = []
+    for change, names in changes.items():
+        if names:
+            first = show_path(os.fsdecode(names[0]))
+            phrases.append(f"{len(names)} {change} (first: {first})")
+    if phrases:
+        return "files " + ", ".join(phrases)
+    # The old list lacks what it skipped, so digests can be compared only where that is nothing.
+    if skipped_names:
+        is_same = list(before) == [name for name in after if name not in skipped_names]
+    else:
+        is_same = old.digest() == new.digest()
+    return "" if is_same else "the order or grouping of the files"
+
+
+def _stat(path: str) -> tuple[int, int]:
+    """Return size and modification time of a file, -1 and -1 where it is not there."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - Path.stat takes three times as long, and there may be a million
+    except (OSError, ValueError):
+        return -1, -1
+    return status.st_size, status.st_mtime_ns

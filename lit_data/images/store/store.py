@@ -1,0 +1,322 @@
+"""The decoded store: all images of a dataset, decoded once, in one file that every worker maps."""
+
+import hashlib
+import logging
+import zlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from rich.filesize import decimal
+from typing_extensions import override
+
+from lit_data.core.errors import DataError, list_problems, show_path
+from lit_data.core.grid import SlicedImage
+from lit_data.core.opening import open_source
+from lit_data.core.progress import track
+from lit_data.core.types import Array, Ints, PathText
+from lit_data.images.bank import ImageBank, cut_some
+from lit_data.images.decoders import Decoder, ImageSource
+from lit_data.images.header_scan import OnBad
+from lit_data.images.store.arrays import keep_arrays
+from lit_data.images.store.build import BuildOptions, build_store
+from lit_data.images.store.index import PIXELS, StoreIndex
+from lit_data.images.store.pixels import (
+    WHOLE,
+    BandedImage,
+    BandedPixels,
+    PlanarPixels,
+    StoreOptions,
+)
+from lit_data.images.store.sources import SourceTable
+
+if TYPE_CHECKING:
+    pass
+
+log = logging.getLogger(__name__)
+
+
+CHUNK_BYTES = 2**20
+
+
+class StoredImages(ImageBank):
+    """Bank of stored images, so that it is known what they are.
+
+    Attributes:
+        key: SHA-256 of all that the images were made from.
+    """
+
+    key: str
+
+    @abstractmethod
+    def open_image(self, index: int) -> Array | BandedImage:
+        """Return one image, to be read by slices: [C, H, W]."""
+
+    @property
+    @abstractmethod
+    def source_states(self) -> Array:
+        """[n, 2] CRC-32 and size of the first file of each image: equal for equal files."""
+
+    @abstractmethod
+    def verify(self, *, progress: bool = True) -> list[str]:
+        """Return a line for each image or file that is not what it was when it was stored."""
+
+
+class DecodedStore(StoredImages):
+    """Images by number, as read-only views of a memory map. Make one with ``build`` or ``open``.
+
+    Workers and later runs share one copy of the pixels in the page cache. The files of a store are
+    never changed: a rebuild makes new ones, and a process that has the old ones open reads on. A
+    store pickles as its path alone, and many threads may read it at once.
+
+    On disk it is a folder of arrays (see ``arrays``): ``pixels``, ``images`` (see ``index``),
+    ``files`` and ``names`` (see ``sources``).
+
+    Attributes:
+        path: The folder of this store.
+        key: SHA-256 over sources, decode options and layout version.
+        channels: Channels of every image.
+        dtype: Dtype of every image: uint8, uint16, int16 or float32.
+        heights_px: [n] int64, rows of each image.
+        widths_px: [n] int64, columns of each image.
+        pixels: [N], the values of all images, one after another: planar [C, H, W], or in bands, see
+            `bands`.
+        nbytes: Bytes of all pixels as they are stored.
+        notes: Number of images that the decoder had each remark about.
+        skipped: (first path, what is wrong) of each source that was left out.
+    """
+
+    def __init__(self, path: PathText) -> None:
+        self.path = Path(path).absolute()
+        index = StoreIndex.open(self.path)
+        facts = index.facts
+        self._extents = index.extents
+        self._folder = index.folder
+        self._sources = index.sources
+        self.key = index.folder.key
+        self.channels = facts.channels
+        self.dtype = facts.item_dtype
+        self.notes = facts.notes
+        self.skipped = facts.skipped
+        self.heights_px = self._extents.heights_px
+        self.widths_px = self._extents.widths_px
+        self._crcs = index.crcs
+        self.pixels: Array = self._folder.map(PIXELS, facts.item_dtype)
+        self.nbytes = self.pixels.nbytes
+        self._is_banded = facts.layout.find_banded(self.widths_px)
+        self._planar = PlanarPixels(self.pixels, self._extents)
+        self._banded: BandedPixels | None = None
+        if facts.band_px is not None and self._is_banded.any():
+            # A map of its own, since the kernel reads ahead in one that is read in order.
+            mapped, values = self._folder.map_again(PIXELS)
+            self._banded = BandedPixels(mapped, values, facts.band_px, self._extents)
+
+    @classmethod
+    def open(cls, path: PathText) -> Self:
+        """Open a store and check what it says of itself.
+
+        Args:
+            path: The folder of one store.
+
+        Raises:
+            StoreError: There is no store, or it cannot be read.
+            StoreCorruptError: A file is not what was written.
+        """
+        return cls(path)
+
+    @classmethod
+    def build(
+        cls,
+        sources: Sequence[ImageSource],
+        folder: PathText,
+        *,
+        decoder: Decoder,
+        on_bad: OnBad = "error",
+        wait_s: float = 3600,
+        rebuild: bool = True,
+        progress: bool = True,
+        store: StoreOptions | None = None,
+    ) -> Self:
+        """Open the store of these sources, building it first where it does not exist.
+
+        Args:
+            sources: The images, at least one.
+            folder: Holds the stores of one dataset, each in a folder named by its key.
+            decoder: Decodes one source.
+            on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out
+                and lists them.
+            wait_s: Longest wait for another process that builds in the same folder.
+            rebuild: False raises instead of building anew after sources or options changed.
+            progress: Show bars on work that takes longer than two seconds.
+            store: How images lie on the disk; by default whole and as they are.
+
+        Raises:
+            ConfigError: An argument is not allowed.
+            DataError: Sources are bad, or do not share one dtype and number of channels.
+            StoreStaleError: A store exists but does not fit any more, and ``rebuild`` is off.
+            StoreSpaceError: The disk has no room.
+            StoreBusyError: Another process still builds after ``wait_s``.
+            StoreCorruptError: The store exists and is damaged.
+            StoreError: The folder cannot be read or written.
+        """
+        options = BuildOptions(on_bad, wait_s, rebuild, progress, store or WHOLE)
+        opened = cls(build_store(sources, Path(folder), decoder, options))
+        bad = list_problems(opened.skipped)
+        bad.warn_if_any(log, f"{len(bad)} of {len(sources)} images are bad and left out")
+        for note, images in opened.notes.items():
+            log.info("%s: %d images: %s", show_path(folder), images, note)
+        return opened
+
+    def __len__(self) -> int:
+        return len(self.heights_px)
+
+    def __getitem__(self, index: int) -> Array:
+        """Return one image [C, H, W], read-only: a view of the map, or a copy of one in bands."""
+        image = self.open_image(index)
+        if isinstance(image, BandedImage):
+            image = np.ascontiguousarray(image)
+            image.flags.writeable = False
+        return image
+
+    @override
+    def open_image(self, index: int) -> Array | BandedImage:
+        if self._banded is not None and self._is_banded.item(index):
+            return self._banded.open(range(len(self))[index])  # negative ones count from the end
+        values = self._extents.cut_out(self.pixels, index)
+        return values.reshape(self._extents.shape(index))
+
+    @override
+    def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
+        if self._banded is None:
+            self._planar.cut_into(images, tops_px, lefts_px, rows)
+            return
+        is_banded = self._is_banded[images]
+        for pixels, is_theirs in ((self._banded, is_banded), (self._planar, ~is_banded)):
+            cut_some(pixels, np.flatnonzero(is_theirs), images, tops_px, lefts_px, rows)
+
+    def __repr__(self) -> str:
+        images = f"{len(self)} images, {self.channels} channels, {self.dtype}"
+        return f"DecodedStore({images}, {decimal(self.nbytes)}, {self.path})"
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str]]:
+        return type(self), (str(self.path),)
+
+    def name(self, index: int) -> str:
+        """Return the first source path of one image."""
+        image = range(len(self))[index]  # negative ones count from the end
+        return self._sources.name(self._sources.rows(image).start)
+
+    @property
+    @override
+    def source_states(self) -> Array:
+        return self._sources.first_states
+
+    @override
+    def check_size(self) -> None:
+        self._folder.check_size()
+
+    @override
+    def verify(self, *, progress: bool = True) -> list[str]:
+        """Read every byte and every source file again and compare them with their checksums.
+
+        Args:
+            progress: Show a bar if it takes long.
+
+        Returns:
+            One line for each image or file that is not what it was at the build.
+
+        Raises:
+            StoreCorruptError: The pixel file is not as long as it should be.
+        """
+        self.check_size()
+        image_count = len(self)
+        file_count = len(self._sources.files)
+        # The checksums of the index, of each image, and of each source file.
+        damages = [*self._folder.find_damages()]
+        damages += track(self.find_bad_images(), "checking images", image_count, enabled=progress)
+        damages += track(self._find_bad_files(), "checking sources", file_count, enabled=progress)
+        return [line for line in damages if line]
+
+    def find_bad_images(self) -> Iterator[str]:
+        """Read every image, and yield what is wrong with it, "" if all is well."""
+        for image, expected in enumerate(self._crcs.tolist()):
+            crc32 = zlib.crc32(self[image].data)
+            if crc32 == expected:
+                yield ""
+            else:
+                name = show_path(self.name(image))
+                yield f"{name}: the stored pixels have CRC-32 {crc32:08x}, expected {expected:08x}"
+
+    def _find_bad_files(self) -> Iterator[str]:
+        for row, expected in enumerate(self._sources.files["crc32"].tolist()):
+            path = self._sources.name(row)
+            try:
+                crc32 = _checksum(path)
+            except DataError as error:
+                yield str(error)
+                continue
+            if crc32 == expected:
+                yield ""
+            else:
+                yield (
+                    f"{show_path(path)}: the source has CRC-32 {crc32:08x}, "
+                    f"expected {expected:08x}; it changed"
+                )
+
+    @property
+    def sources(self) -> SourceTable:
+        """The files behind the images."""
+        return self._sources
+
+
+def _checksum(path: str) -> int:
+    """Return the CRC-32 of a file.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    crc32 = 0
+    with open_source(path) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            crc32 = zlib.crc32(chunk, crc32)
+    return crc32
+
+
+def cut_middle(bank: ImageBank, number: int, side_px: int) -> Array:
+    """Return the middle of an image, [C, h, w] of up to so many pixels a side."""
+    image: SlicedImage = bank[number]
+    if isinstance(bank, StoredImages):
+        image = bank.open_image(number)  # which reads no more than is cut
+    channels, height, width = image.shape
+    top, left = max(0, height - side_px) // 2, max(0, width - side_px) // 2
+    rows, columns = slice(top, top + side_px), slice(left, left + side_px)
+    return np.asarray(image[slice(channels), rows, columns])
+
+
+def keep_found(
+    folder: Path | None,
+    bank: ImageBank,
+    inputs: Sequence[Array | None],
+    kind: str,
+    make: Callable[[], Mapping[str, Ints]],
+    version: int = 1,
+) -> dict[str, Ints]:
+    """Return arrays [n] int64 that reading all of a dataset once gives, from the folder if possible.
+
+    Args:
+        folder: Where they are kept; None keeps nothing.
+        bank: What was read; only a store says what it holds, so of others nothing is kept.
+        inputs: What else they depend on.
+        kind: What they are.
+        make: Finds them.
+        version: Raised with every change of what `make` finds.
+    """
+    if folder is None or not isinstance(bank, StoredImages):
+        return dict(make())
+    digest = hashlib.sha256(repr((kind, version, bank.key)).encode())
+    for array in inputs:
+        digest.update(b"none" if array is None else np.ascontiguousarray(array).data)
+    arrays = keep_arrays(folder, digest.hexdigest()[:32], kind, version, make)
+    return {name: arrays.map(name, np.int64) for name in arrays.arrays}

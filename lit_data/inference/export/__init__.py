@@ -1,1 +1,0 @@
-"""Nets in other forms: ONNX, fewer bits."""

@@ -1,1 +1,0 @@
-"""Image files: strict readers, headers, resizing, writing."""

@@ -1,0 +1,227 @@
+"""Encoders for anomaly detection: from images to maps of features at a few scales."""
+
+import math
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.core.errors import ConfigError, StoreError
+from lit_data.models.weights import load_weights_file, read_weights
+
+_DEFAULT_WEIGHTS = Path(__file__).with_name("encoder.pt")
+_ANGLES = 6
+_LEVELS = 4
+_FLOOR = 0.05  # in standard deviations of the image: weaker responses are noise
+
+
+class TextureEncoder(nn.Module):
+    """Fixed oriented filters, and a small learned map of what they say, at strides of 4 and 8 px.
+
+    The filters are pairs of even and odd Gabor functions of six angles in four octaves; of their
+    amplitudes, averaged, the logarithm is taken (Bruna and Mallat, "Invariant scattering
+    convolution networks", PAMI 2013, first order); means, extremes and colours stand beside them.
+    The learned maps, one for each scale, make a metric of these numbers; they were trained on
+    textures that were drawn from random numbers. Nothing looks farther than its
+    kernels, so that a tile has the features of the whole image.
+
+    Args:
+        weights: `default` for those that come with the package; a file of a state dict, which only
+            plain data is read of; `None` for random ones.
+        width: Features of each scale.
+        hidden: Width of the layer between.
+
+    Raises:
+        ConfigError: A width is not positive.
+        DataError: The weights are no file.
+        StoreError: The file does not hold all weights of this encoder.
+    """
+
+    stride_px = 8
+    learned_metric = True
+    """Distances of its features were learned, of images of mean 0 and standard deviation 1."""
+    kernels: Tensor
+
+    def __init__(
+        self, weights: str | None = "default", *, width: int = 48, hidden: int = 96
+    ) -> None:
+        super().__init__()
+        if min(width, hidden) < 1:
+            raise ConfigError(f"net.width={width}, net.hidden={hidden}: need at least 1 of each")
+        self.register_buffer("kernels", _make_gabor_pairs(), persistent=False)
+        # An image of nothing tells how many numbers describe a place at each scale.
+        fine, coarse = self.describe(torch.zeros(1, 3, 64, 64))
+        self.fine = _Head(fine.shape[1], hidden, width)
+        self.coarse = _Head(coarse.shape[1], hidden, width)
+        if weights == "default":
+            self.load_state_dict(read_weights(_DEFAULT_WEIGHTS))
+        else:
+            taken = load_weights_file(self, weights)
+            lacking = sorted(self.state_dict().keys() - set(taken.taken)) if taken else []
+            if lacking:  # nothing trains them
+                raise StoreError(
+                    f"{weights} does not hold all weights of TextureEncoder: {', '.join(lacking)} "
+                    "lack"
+                )
+
+    @override
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Features of images.
+
+        Args:
+            images: [B, 3, H, W] with sides that are multiples of 8, of mean 0 and standard
+                deviation 1 in good images.
+
+        Returns:
+            [B, width, H / 4, W / 4] and [B, width, H / 8, W / 8].
+
+        Raises:
+            ConfigError: The images have another number of channels.
+        """
+        fine, coarse = self.describe(images)
+        return [self.fine(fine), self.coarse(coarse)]
+
+    def describe(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Describe each place by the fixed filters: [B, 34, H / 4, W / 4] and [B, 39, H / 8, W / 8]."""
+        if images.shape[1] != 3:
+            raise ConfigError(
+                f"the encoder takes images of 3 channels and these have {images.shape[1]}: set "
+                "data.read.gray_to_rgb=true for grey ones and data.read.alpha=drop for four"
+            )
+        grey = images.mean(1, keepdim=True)
+        # The third channel follows from grey and the other two.
+        colours = blur(F.avg_pool2d((images - grey)[:, :2], 4), 1.0)
+        fine = [colours]
+        coarse = [blur(F.avg_pool2d(colours, 2), 1.5)]
+        level = grey
+        for octave in range(_LEVELS):
+            amplitudes = self._find_amplitudes(level)
+            if octave < _LEVELS - 1:  # the coarsest says nothing of a single place of 4 px
+                fine.append(_average_logarithm(amplitudes, octave, 2, 1.0))
+            coarse.append(_average_logarithm(amplitudes, octave, 3, 1.5))
+            ridges = level - blur(level, 2.0)
+            # Bright and dark ones apart, as their mean is 0.
+            both = torch.cat([ridges.relu(), (-ridges).relu()], 1)
+            fine.append(_average_logarithm(both, octave, 2, 0.8))
+            coarse.append(_average_logarithm(both, octave, 3, 1.5))
+            fine.append(_bring_to(blur(level, 1.0), octave, 2))
+            if octave >= _LEVELS - 2:
+                coarse.append(blur(_bring_to(level, octave, 3), 1.5))
+            if octave < _LEVELS - 1:
+                level = F.avg_pool2d(blur(level, 0.8), 2)
+        soft = F.avg_pool2d(blur(grey, 1.0), 2)
+        extremes = torch.cat([_find_highest(soft), -_find_highest(-soft)], 1)
+        fine.append(F.avg_pool2d(extremes, 2))
+        coarse.append(blur(F.avg_pool2d(extremes, 4), 1.5))
+        wide = F.avg_pool2d(grey, 8)
+        coarse.append(blur(wide, 3.0))
+        return torch.cat(fine, 1), torch.cat(coarse, 1)
+
+    def _find_amplitudes(self, level: Tensor) -> Tensor:
+        reach = self.kernels.shape[-1] // 2
+        responses = F.conv2d(pad_reflected(level, reach, reach, reach, reach), self.kernels)
+        even = responses[:, ::2]
+        odd = responses[:, 1::2]
+        return (even.square() + odd.square() + 1e-6).sqrt()
+
+
+class _Head(nn.Module):
+    """A learned map at each place: what is linear, and a hidden layer beside it."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(inputs))
+        self.register_buffer("std", torch.ones(inputs))
+        self.plain = nn.Conv2d(inputs, outputs, 1)
+        self.first = nn.Conv2d(inputs, hidden, 1)
+        self.second = nn.Conv2d(hidden, outputs, 1)
+
+    @override
+    def forward(self, maps: Tensor) -> Tensor:
+        scaled = (maps - self.mean[:, None, None]) / self.std[:, None, None]
+        features: Tensor = self.plain(scaled) + self.second(F.relu(self.first(scaled)))
+        return features
+
+
+def _make_gabor_pairs() -> Tensor:
+    """[12, 1, 13, 13]: an even and an odd filter of each angle, longer than wide, of mean 0 and norm 1."""
+    places = torch.arange(-6.0, 7.0)
+    y = places[:, None]
+    x = places[None]
+    kernels = []
+    for number in range(_ANGLES):
+        angle = math.pi * number / _ANGLES
+        across = x * math.cos(angle) + y * math.sin(angle)
+        along = y * math.cos(angle) - x * math.sin(angle)
+        # Gaussian of 1.6 by 3.2 px, waves of 4.5 px.
+        bell = (-(across**2) / (2 * 1.6**2) - along**2 / (2 * 3.2**2)).exp()
+        phase = 2 * math.pi * across / 4.5
+        for wave in (phase.cos(), phase.sin()):
+            kernel = bell * wave
+            kernel = kernel - bell * (kernel.sum() / bell.sum())  # flat areas give 0
+            kernels.append(kernel / kernel.norm())
+    return torch.stack(kernels)[:, None]
+
+
+def _average_logarithm(maps: Tensor, octave: int, target: int, sigma: float) -> Tensor:
+    """Return the logarithm of maps of an octave at the stride of another, blurred."""
+    return (blur(_bring_to(maps, octave, target), sigma) + _FLOOR).log()
+
+
+def _bring_to(maps: Tensor, octave: int, target: int) -> Tensor:
+    """Maps of an octave, whose stride is 2 to its power, at that of another."""
+    if octave == target:
+        return maps
+    if octave < target:
+        return F.avg_pool2d(maps, 2 ** (target - octave))
+    size = [side * 2 ** (octave - target) for side in maps.shape[2:]]
+    return F.interpolate(maps, size, mode="bilinear")
+
+
+def _find_highest(maps: Tensor) -> Tensor:
+    return F.max_pool2d(pad_reflected(maps, 1, 1, 1, 1), 3, 1)
+
+
+def blur(maps: Tensor, sigma: float) -> Tensor:
+    """Blur [B, C, H, W] by a Gaussian of at most 2.5 standard deviations to each side, reflect-padded."""
+    reach = math.floor(2.5 * sigma)
+    if reach == 0:
+        return maps
+    channels = maps.shape[1]
+    places = torch.arange(-reach, reach + 1, device=maps.device, dtype=maps.dtype)
+    bell = (-0.5 * (places / sigma) ** 2).exp()
+    bell = (bell / bell.sum()).expand(channels, 1, -1)
+    rows = F.conv2d(pad_reflected(maps, 0, 0, reach, reach), bell[..., None], groups=channels)
+    return F.conv2d(pad_reflected(rows, reach, reach, 0, 0), bell[:, :, None], groups=channels)
+
+
+def pad_reflected(maps: Tensor, left: int, right: int, top: int, bottom: int) -> Tensor:
+    """Reflect-pad [B, C, H, W]; where a side is too short for that, its last value is repeated."""
+    if torch.compiler.is_exporting():  # which cannot ask how long a side is
+        return _pad_by_index(maps, (top, bottom), (left, right))
+    is_long = maps.shape[3] > max(left, right) and maps.shape[2] > max(top, bottom)
+    return F.pad(maps, (left, right, top, bottom), mode="reflect" if is_long else "replicate")
+
+
+def _pad_by_index(maps: Tensor, down: tuple[int, int], across: tuple[int, int]) -> Tensor:
+    """Reflect-pad or repeat by numbers of pixels, so that one graph is for sides of any length."""
+    is_long = torch.tensor(True)
+    numbers = []
+    for axis, (before, behind) in ((2, down), (3, across)):
+        if isinstance(behind, int) and before == behind == 0:
+            continue
+        length = maps.shape[axis]
+        last = torch.arange(length).amax(0)
+        places = torch.arange(before + length + behind) - before
+        reflected = last - (last - places.abs()).abs()
+        repeated = places.clamp(min=0).minimum(last)
+        numbers.append((axis, reflected, repeated))
+        is_long = is_long & (last >= before) & (last >= behind)
+    for axis, reflected, repeated in numbers:
+        maps = maps.index_select(axis, torch.where(is_long, reflected, repeated))
+    return maps

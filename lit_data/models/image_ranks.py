@@ -1,0 +1,229 @@
+"""`JudgedModule`: images of its data get one score each, and verdicts by a threshold that validation chooses."""
+
+import logging
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.functional.classification import binary_auroc, binary_average_precision
+from torchmetrics.utilities import dim_zero_cat
+from typing_extensions import override
+
+from lit_data.models.schedule import OptimizerFactory, Schedule
+from lit_data.models.score_curves import Curve, ImageScores, count_images, rank_curve
+from lit_data.models.scored import Confusion, ScoredModule, append_rows, find_best_f1
+
+log = logging.getLogger(__name__)
+
+NO_THRESHOLD = -1.0
+"""Threshold of images where validation had images of one kind only, or none."""
+
+OF_IMAGES = (
+    "image_auroc",
+    "image_average_precision",
+    "image_f1_max",
+    "image_f1_max_threshold",
+)
+_EPS = 1e-9  # logits go up to 20.7
+
+
+class Ranking(NamedTuple):
+    """Good and defective images by their scores.
+
+    Attributes:
+        values: Those of `OF_IMAGES`.
+        confusion: Good and defective images (rows) by what the threshold says (columns).
+        image_scores: Of the same images.
+        curve: Their recall and precision.
+    """
+
+    values: dict[str, Tensor]
+    confusion: Confusion
+    image_scores: ImageScores
+    curve: Curve
+
+
+def rank_images(scores: Tensor, defective: Tensor, threshold: float | None = None) -> Ranking:
+    """Rank images by their scores.
+
+    Args:
+        scores: [images] float in 0..1, on the host.
+        defective: [images] int64 in {0, 1}, of both kinds.
+        threshold: Score from which an image counts as defective; None: that of the largest F1.
+    """
+    best_f1, best_threshold = choose_threshold(scores, defective)
+    least = best_threshold if threshold is None else threshold
+    values = {
+        "image_auroc": binary_auroc(scores, defective),
+        "image_average_precision": binary_average_precision(scores, defective),
+        "image_f1_max": torch.tensor(best_f1),
+        "image_f1_max_threshold": torch.tensor(best_threshold),
+    }
+    confusion = count_confusion(scores >= least, defective.bool())
+    curve = rank_curve(scores, defective)
+    return Ranking(values, confusion, count_images(scores, defective, least), curve)
+
+
+def choose_threshold(scores: Tensor, defective: Tensor) -> tuple[float, float]:
+    """F1 of images at best, and the score from which an image counts as defective.
+
+    It lies halfway, in logits, between the lowest score that counts as defective where the F1 is
+    largest and the next lower one. Middles of wider ranges (thresholds of which F1 is within 1, 2,
+    5 % of the best) were no better on other images of the same sets.
+
+    Args:
+        scores: [images] float in 0..1.
+        defective: [images] int64 in {0, 1}, of both kinds.
+    """
+    ranked, order = scores.double().sort(descending=True)
+    hits = defective[order].cumsum(0)
+    f1, threshold = find_best_f1(ranked, hits, int(hits[-1]), eps=_EPS)
+    return float(f1), float(threshold)
+
+
+def count_confusion(is_alarm: Tensor, is_defective: Tensor) -> Confusion:
+    """Count good and defective images by what a model says of them; both [images] bool."""
+    counts = []
+    for is_row in (~is_defective, is_defective):
+        alarms = int((is_row & is_alarm).sum())
+        counts.append([int(is_row.sum()) - alarms, alarms])
+    return Confusion(("good", "defect"), counts)
+
+
+class ImageRanks(Metric):
+    """Scores of images whose truth is known, exact.
+
+    Attributes:
+        threshold: Score from which an image counts as defective; None: that of the largest F1.
+        ranking: As of the last `compute`; None where not both good and defective images are there.
+        lack: What is missing then, in words.
+    """
+
+    full_state_update = False
+    scores: list[Tensor]
+    defective: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threshold: float | None = None
+        self.ranking: Ranking | None = None
+        self.lack = ""
+        for name in ("scores", "defective"):
+            self.add_state(name, [], dist_reduce_fx="cat")
+
+    @override
+    def update(self, scores: Tensor, defective: Tensor) -> None:
+        """Add images; without one a rank only takes part.
+
+        Args:
+            scores: [n] float in 0..1.
+            defective: [n] bool.
+        """
+        append_rows(self.scores, scores.float())
+        append_rows(self.defective, defective.long())
+
+    @override
+    def compute(self) -> dict[str, Tensor]:
+        """Return those of `OF_IMAGES`, and the fractions ``misses`` and ``false_alarms``.
+
+        NaN are those that there are no images for.
+        """
+        scores = dim_zero_cat(self.scores).cpu().clamp(0, 1)
+        defective = dim_zero_cat(self.defective).cpu()
+        kinds = set(defective.tolist())
+        self.ranking, self.lack = None, ""
+        values = dict.fromkeys(OF_IMAGES, torch.tensor(torch.nan))
+        least = torch.nan if self.threshold is None else self.threshold
+        if len(kinds) == 2:
+            self.ranking = rank_images(scores, defective, self.threshold)
+            values = self.ranking.values
+            least = self.ranking.image_scores.threshold
+        else:
+            self.lack = "all images show a defect" if 1 in kinds else "no image shows a defect"
+        is_right = torch.where(defective == 1, scores >= least, scores < least).float()
+        rates = {}
+        for name, kind in (("misses", 1), ("false_alarms", 0)):
+            rate = 1 - is_right[defective == kind].mean()
+            rates[name] = rate if least == least else torch.tensor(torch.nan)
+        return {name: value.to(self.device) for name, value in (values | rates).items()}
+
+
+class JudgedModule(ScoredModule):
+    """A `ScoredModule` whose images get verdicts.
+
+    Beside the scores of the subclass it logs, of images that are known to be good or not:
+    ``image_auroc``, ``image_average_precision``, ``image_f1_max`` with
+    ``image_f1_max_threshold``, and ``misses`` and ``false_alarms``, fractions of the defective and
+    of the good images. Validation takes its own threshold for these, and test that of validation.
+
+    Checkpoints hold the threshold of the last validation as ``image_threshold``, which ``predict``
+    takes; -1 where validation had not both good and defective images. Checkpoints from before there
+    was one can be loaded.
+
+    Args:
+        net: The net.
+        optimizer: Makes the optimizer from the parameters.
+        schedule: Learning rate over the run.
+        thresholds: First values of other thresholds that checkpoints hold.
+    """
+
+    image_threshold: Tensor
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        optimizer: OptimizerFactory,
+        schedule: Schedule,
+        **thresholds: float,
+    ) -> None:
+        super().__init__(net, optimizer=optimizer, schedule=schedule)
+        self._thresholds = {**thresholds, "image_threshold": NO_THRESHOLD}
+        for name, value in self._thresholds.items():
+            self.register_buffer(name, torch.tensor(value))
+        self.register_load_state_dict_pre_hook(_add_thresholds)  # type: ignore[no-untyped-call]
+        self.ranks = nn.ModuleDict({"val": ImageRanks(), "test": ImageRanks()})
+        self._unranked: set[str] = set()
+
+    def rank(self, stage: str, scores: Tensor, defective: Tensor) -> None:
+        """Add images to those of a stage; see `ImageRanks.update`."""
+        ranks: Any = self.ranks[stage]
+        ranks.update(scores, defective)
+
+    def take_ranks(self, stage: str) -> dict[str, Tensor]:
+        """Return the scores of images of a stage; validation chooses the threshold by them."""
+        ranks: Any = self.ranks[stage]
+        # So that a rank without an image takes part.
+        ranks.update(torch.zeros(0, device=self.device), torch.zeros(0, device=self.device))
+        is_chosen = stage == "test" and self.image_threshold >= 0
+        ranks.threshold = float(self.image_threshold) if is_chosen else None
+        values: dict[str, Tensor] = ranks.compute()
+        ranks.reset()
+        chosen = values["image_f1_max_threshold"]
+        if stage == "val" and chosen.isfinite():
+            self.image_threshold.fill_(chosen)
+        is_trial = getattr(self._trainer, "sanity_checking", False)
+        if ranks.lack and stage not in self._unranked and not is_trial:
+            self._unranked.add(stage)
+            log.info("%s has no image AUROC: %s", stage, ranks.lack)
+        return values
+
+    def find_ranking(self, stage: str) -> Ranking | None:
+        """Return what `take_ranks` found last; None where images of one kind were there alone."""
+        ranks: Any = self.ranks[stage]
+        ranking: Ranking | None = ranks.ranking
+        return ranking
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Hold the thresholds of the last validation: callbacks that average weights average buffers."""
+        for name in self._thresholds:
+            checkpoint["state_dict"][name] = getattr(self, name)
+
+
+def _add_thresholds(module: nn.Module, states: dict[str, Any], prefix: str, *_: object) -> None:
+    """Complete the weights of a checkpoint from before there were thresholds."""
+    names: Any = module._thresholds
+    for name in names:
+        states.setdefault(prefix + name, getattr(module, name))

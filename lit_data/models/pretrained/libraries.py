@@ -1,0 +1,235 @@
+"""Libraries that nets come from, their weights, and the input that a net was trained on."""
+
+import importlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.core.errors import ConfigError, LitDataError, first_line
+from lit_data.core.types import PathText
+from lit_data.models.layers import pad_sides
+from lit_data.models.weights import are_weights_given
+
+Normalise = Literal["auto", "none"] | Mapping[str, Sequence[float]]
+"""`auto`: as the weights were trained; `none`; or ``{mean: [...], std: [...]}`` of each channel, of values 0 to 1."""
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+"""Of the three channels of ImageNet, on which most weights were trained."""
+
+_INSTALL = {
+    "monai": "monai",
+    "segmentation_models_pytorch": "segmentation-models-pytorch",
+    "timm": "timm",
+    "torchvision": "torchvision",
+}
+_LEAST_PX = 32  # deeper nets halve the resolution five times
+_PATHLIKE = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".tar")
+_RESERVED = (
+    "pretrained",
+    "checkpoint",
+    "weights",
+    "encoder_weights",
+    "cache_dir",
+    "progress",
+)
+_CHATTY = ("huggingface_hub", "timm", "httpx")
+
+
+def open_library(name: str) -> Any:  # noqa: ANN401 - a module
+    """Import a library that is no requirement.
+
+    Raises:
+        ConfigError: It is not installed, or does not fit the installed torch.
+    """
+    package = _INSTALL[name]
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        extra = "medical" if name == "monai" else "nets"
+        raise ConfigError(
+            f"model.net needs {error.name or name}: pip install {package}, or "
+            f"'lit-data-inspect[{extra}]'"
+        ) from error
+    except (ImportError, RuntimeError) as error:  # compiled for another torch
+        raise ConfigError(
+            f"{name} does not fit torch {torch.__version__} ({first_line(error)}): pip install -U "
+            f"torch {package}"
+        ) from error
+
+
+def split_weights(
+    weights: PathText | None, names: Sequence[str]
+) -> tuple[str | None, PathText | None]:
+    """Tell names of weights from files.
+
+    Args:
+        weights: As given.
+        names: Those that the library has for this net.
+
+    Returns:
+        The name, if it is one; the file, if it is one; neither where a checkpoint gives the
+        weights.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if weights is None or are_weights_given():
+        return None, None
+    if weights in names:
+        return str(weights), None
+    text = str(weights)
+    if "/" in text or text.endswith(_PATHLIKE):
+        return None, weights
+    raise ConfigError(
+        f"weights={text!r} is unknown: choose {', '.join(names) or 'none'}, null, or the path of a "
+        "file"
+    )
+
+
+def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return further arguments of a library's function.
+
+    Those that would read files or servers by themselves are left out.
+
+    Raises:
+        ConfigError: One is among these.
+    """
+    arguments = dict(options or {})
+    for name in arguments:
+        if str(name).startswith(_RESERVED):
+            raise ConfigError(f"options.{name} is not for here: say it by model.net.weights")
+    return arguments
+
+
+@contextmanager
+def building(what: str) -> Iterator[None]:
+    """Turn what a library says about its arguments into one line.
+
+    Raises:
+        ConfigError: It refuses them.
+    """
+    try:
+        yield
+    except LitDataError:
+        raise
+    except Exception as error:  # each library has its own kinds
+        raise ConfigError(
+            f"{what} cannot be built: {type(error).__name__}: {first_line(error)}"
+        ) from error
+
+
+@contextmanager
+def fetching(weights: str, net: str) -> Iterator[None]:
+    """Turn faults of a server into one line, and keep its retries out of the log.
+
+    Raises:
+        ConfigError: The weights are not on this machine and could not be fetched.
+    """
+    levels = {name: logging.getLogger(name).level for name in _CHATTY}
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        yield
+    except LitDataError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"weights={weights} of {net} are not on this machine and could not be fetched "
+            f"({type(error).__name__}: {first_line(error)}): give a file, model.net.weights=FILE, "
+            "or model.net.weights=null to start at random"
+        ) from error
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+class NormalisedNet(nn.Module):
+    """A net of another library that takes images in 0..1 of any size, as our modules give them.
+
+    Images are brought to the mean and the standard deviation that the weights were trained with,
+    which are kept in checkpoints; sides are padded to what the net can halve, by repeating the
+    edge. In training a single image goes through twice, because batch normalisation behind a mean
+    over the image needs two values; for all other layers the statistics of the batch are the same.
+
+    Args:
+        net: From [B, channels, H, W] to a tensor, a dict with ``out`` or an object with ``logits``.
+        normalise: See `Normalise`.
+        trained: Mean and standard deviation that ``auto`` stands for; those of RGB serve other
+            channels by their mean.
+        channels: Of the images.
+        multiple_px: What the net can halve.
+
+    Raises:
+        ConfigError: Means or deviations are not those of the channels.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        normalise: Normalise,
+        trained: Mapping[str, Sequence[float]],
+        channels: int,
+        multiple_px: int = 1,
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self._multiple_px = multiple_px
+        mean, std = _read_normalise(normalise, trained, channels)
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+
+    @override
+    def forward(self, images: Tensor) -> Tensor:
+        """Return what the net says, [B, K, ...]; maps have the size of the images.
+
+        Args:
+            images: [B, C, H, W] float32 in 0..1.
+        """
+        height, width = images.shape[-2:]
+        normal = (images - self.mean[:, None, None]) / self.std[:, None, None]
+        normal = pad_sides(normal, self._multiple_px, least_px=_LEAST_PX)
+        is_single = self.training and len(images) == 1
+        answer = _read_answer(self.net(normal.expand(2, -1, -1, -1) if is_single else normal))
+        answer = answer[:1] if is_single else answer
+        return answer[..., :height, :width] if answer.ndim == 4 else answer
+
+
+def _read_answer(answer: Any) -> Tensor:  # noqa: ANN401 - what the net of a library returns
+    if isinstance(answer, Mapping):  # segmentation of torchvision
+        answer = answer["out"]
+    # Inception and GoogLeNet, with their side outputs.
+    logits: Tensor = getattr(answer, "logits", answer)
+    return logits
+
+
+def _read_normalise(
+    normalise: Normalise, trained: Mapping[str, Sequence[float]], channels: int
+) -> tuple[Tensor, Tensor]:
+    if normalise == "none":
+        return torch.zeros(channels), torch.ones(channels)
+    if normalise == "auto":
+        mean = list(trained["mean"])
+        std = list(trained["std"])
+        if len(mean) != channels:
+            mean = [sum(mean) / len(mean)] * channels
+            std = [sum(std) / len(std)] * channels
+    elif isinstance(normalise, Mapping) and normalise.keys() == {"mean", "std"}:
+        mean = list(normalise["mean"])
+        std = list(normalise["std"])
+    else:
+        raise ConfigError(
+            f"normalise={normalise!r}: choose auto, none or {{mean: [...], std: [...]}}"
+        )
+    if len(mean) != channels or len(std) != channels or min(std, default=0) <= 0:
+        raise ConfigError(
+            f"normalise has mean {mean} and std {std}: need {channels} of each, std above 0"
+        )
+    return torch.tensor(mean, dtype=torch.float32), torch.tensor(std, dtype=torch.float32)

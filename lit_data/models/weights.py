@@ -1,0 +1,356 @@
+"""Weights that a net starts from: those of a file, held against the net by their names and shapes."""
+
+import logging
+import pickle
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lit_data.core.errors import ConfigError, DataError, StoreError, first_line, show_path
+from lit_data.core.opening import check_regular
+from lit_data.core.plain import check_size
+from lit_data.core.types import PathText
+
+log = logging.getLogger(__name__)
+
+# Keys under which files hold them.
+_STATES = (
+    "state_dict",
+    "model_state_dict",
+    "model_state",
+    "model",
+    "net",
+)
+_MOST_PREFIXES = 32
+_MOST_VALUES = 2_000_000  # in lists and dicts of a checkpoint
+_MOST_REPEATED_BYTES = 2**24  # of tensors that repeat what is stored, as `expand` makes them
+_SHOWN = 3  # names in a message
+_RGB = 3
+_UNDERSCORED = "_conv_stem.weight"
+"""Name by which files of EfficientNet-PyTorch are known: each part of their names begins like this."""
+_ARE_GIVEN = ContextVar("_ARE_GIVEN", default=False)
+
+
+@contextmanager
+def giving_weights() -> Iterator[None]:
+    """Build nets whose weights a checkpoint gives next: those to start from need not be there."""
+    token = _ARE_GIVEN.set(True)
+    try:
+        yield
+    finally:
+        _ARE_GIVEN.reset(token)
+
+
+def are_weights_given() -> bool:
+    """Return True inside of `giving_weights`, where a net reads no weights."""
+    return _ARE_GIVEN.get()
+
+
+class TakenWeights(NamedTuple):
+    """Outcome of `take_weights`; names are those of the net.
+
+    Attributes:
+        taken: Weights and buffers that the net now has from the file.
+        other_shape: Those that the file has in another shape, such as the head of other classes.
+        missing: Learned weights that the file does not have.
+        unused: Tensors of the file that the net has no place for.
+    """
+
+    taken: tuple[str, ...]
+    other_shape: tuple[str, ...]
+    missing: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+def load_weights_file(net: nn.Module, path: PathText | None) -> TakenWeights | None:
+    """Start a net from the weights of a file: a state dict, or a checkpoint of a LightningModule.
+
+    Only plain data is unpickled. Names may have other prefixes than in the net (``model.``,
+    ``module.``, ``backbone.`` or any other): the pair of prefixes under which most numbers fit is
+    taken, so that a classifier's weights also start the encoder of a segmenter. What has another
+    shape is left as it is, and logged with its count.
+
+    Args:
+        net: Gets the weights in place.
+        path: ``.pt``, ``.pth``, ``.ckpt`` or ``.safetensors``; None leaves the net as it is.
+
+    Raises:
+        DataError: It is not a file.
+        StoreError: It cannot be read, holds NaN, or none of its weights fits.
+    """
+    if path is None or are_weights_given():
+        return None
+    file = Path(path).expanduser()
+    try:
+        check_regular(file)
+    except DataError as error:
+        raise DataError(
+            f"weights={show_path(path)}: {error}; give a .pt, .pth, .ckpt or .safetensors, or null"
+        ) from error
+    return take_weights(net, read_weights(file), show_path(path))
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file by their names, on the host.
+
+    Raises:
+        StoreError: It cannot be read, or holds no tensors.
+    """
+    if path.suffix == ".safetensors":
+        content = _read_safetensors(path)
+    else:
+        content = read_checkpoint(path, mapped=True)
+    # A checkpoint holds its state under a name, a plain file of weights is one.
+    for state in (*(content.get(name) for name in _STATES), content):
+        if not isinstance(state, Mapping):
+            continue
+        tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
+        if tensors:
+            return _drop_underscores(tensors)
+    raise StoreError(
+        f"{show_path(path)} holds no weights: its keys are {_name_some(map(str, content))}"
+    )
+
+
+def _drop_underscores(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights of EfficientNet-PyTorch by the names of our encoder, others as they are."""
+    if _UNDERSCORED not in tensors:
+        return tensors
+    return {name.removeprefix("_").replace("._", "."): tensors[name] for name in tensors}
+
+
+def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
+    """Return the content of a file of torch on the host; only plain data is unpickled.
+
+    Args:
+        path: The file.
+        mapped: Leave the tensors on the disk until they are looked at.
+
+    Raises:
+        StoreError: The file is none.
+    """
+    try:
+        check_regular(path)
+    except DataError as error:
+        raise StoreError(f"{path} is no checkpoint that can be read: {error}") from error
+    try:
+        # Of other files torch has another way to say that they are none.
+        mapped = mapped and zipfile.is_zipfile(path)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:  # whose text recommends to run what the file says
+        raise StoreError(
+            f"{path} is no checkpoint that can be read: it is damaged, or holds more than data"
+        ) from error
+    except (
+        EOFError,
+        LookupError,
+        AttributeError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        OSError,
+    ) as error:
+        reason = "it is damaged, or no file that torch wrote"
+        if isinstance(error, OSError):
+            reason = first_line(error)
+        raise StoreError(f"{path} is no checkpoint that can be read: {reason}") from error
+    if not isinstance(content, Mapping):
+        raise StoreError(f"{path} is no checkpoint: it holds a {type(content).__name__}")
+    try:
+        _check_content(content)
+    except ValueError as error:
+        raise StoreError(f"{path} is no checkpoint that can be read: {error}") from error
+    return content
+
+
+def _check_content(content: Mapping[str, Any]) -> None:
+    """Refuse lists that unfold to more than a file can hold, and tensors that do.
+
+    Raises:
+        ValueError: There are some.
+    """
+    for value in check_size(content, most_values=_MOST_VALUES):
+        if not isinstance(value, Tensor) or value.layout != torch.strided:
+            continue
+        stored_bytes = value.untyped_storage().nbytes()
+        if value.numel() * value.element_size() > stored_bytes + _MOST_REPEATED_BYTES:
+            raise ValueError(
+                f"a tensor of {list(value.shape)} has {stored_bytes} bytes in the file"
+            )
+
+
+def _read_safetensors(path: Path) -> Mapping[str, Any]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise ConfigError(
+            f"{show_path(path)} needs safetensors: pip install safetensors"
+        ) from error
+    try:
+        content: dict[str, Tensor] = load_file(path, device="cpu")
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise StoreError(
+            f"{show_path(path)} is no file of safetensors that can be read: {first_line(error)}"
+        ) from error
+    return content
+
+
+def take_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> TakenWeights:
+    """Give a net those weights that fit by name and shape, and log how many do.
+
+    The first convolution of a net for another number of channels than RGB gets the weights of RGB,
+    see `fit_channels`.
+
+    Args:
+        net: Gets the weights in place.
+        state: Tensors by name.
+        source: Where they come from, for messages.
+
+    Raises:
+        StoreError: None fits, or one that does holds NaN.
+    """
+    expected = net.state_dict()
+    learned = {name: tuple(weight.shape) for name, weight in net.named_parameters()}
+    shapes = {name: tuple(weight.shape) for name, weight in state.items()}
+    strip, add = _find_prefixes(shapes, learned)
+    # Names of the net that the file has, with the names that they have there.
+    renamed = {add + name.removeprefix(strip): name for name in state if name.startswith(strip)}
+    fitting: dict[str, Tensor] = {}
+    other_shape = []
+    first_kernels = next((name for name, weight in expected.items() if weight.ndim == 4), None)
+    for name in expected:
+        if name not in renamed:
+            continue
+        weight = _fit(state[renamed[name]], expected[name], is_first=name == first_kernels)
+        if weight is None:
+            other_shape.append(name)
+        else:
+            fitting[name] = weight
+    if not fitting.keys() & learned.keys():
+        raise StoreError(
+            f"{source} has no weight that fits {type(net).__name__}: it holds {_name_some(state)}, "
+            f"and the net {_name_some(learned)}"
+        )
+    refuse_nan({name: fitting[name] for name in learned if name in fitting}, source)
+    net.load_state_dict(fitting, strict=False)
+    missing = [name for name in learned if name not in renamed]
+    used = {renamed[name] for name in expected if name in renamed}
+    unused = [name for name in state if name not in used]
+    taken = TakenWeights(tuple(fitting), tuple(other_shape), tuple(missing), tuple(unused))
+    _log_taken(taken, learned, source)
+    return taken
+
+
+def fit_channels(weight: Tensor, channels: int) -> Tensor:
+    """Make the kernels of a convolution of RGB images fit another number of channels.
+
+    Kernels of one channel are the sum over R, G and B, which for grey images is the same function;
+    of more channels they are repeated and scaled so that the sum stays.
+
+    Args:
+        weight: [outputs, 3, h, w].
+        channels: Of the images.
+
+    Returns:
+        [outputs, channels, h, w].
+    """
+    if channels == 1:
+        return weight.sum(1, keepdim=True)
+    repeated = weight.repeat(1, -(-channels // weight.shape[1]), 1, 1)[:, :channels]
+    return repeated * (weight.shape[1] / channels)
+
+
+def _fit(weight: Tensor, expected: Tensor, *, is_first: bool) -> Tensor | None:
+    """Return a weight as the net can take it, or None."""
+    if weight.layout != torch.strided or weight.is_floating_point() != expected.is_floating_point():
+        return None
+    if weight.shape == expected.shape:
+        return weight
+    # Kernels of RGB that differ in the number of channels alone; deeper ones mean other features.
+    if not is_first or weight.ndim != 4 or expected.ndim != 4 or weight.shape[1] != _RGB:
+        return None
+    outputs, _, *kernel_px = expected.shape
+    if weight.shape != (outputs, _RGB, *kernel_px):
+        return None
+    return fit_channels(weight, expected.shape[1])
+
+
+def _find_prefixes(
+    state: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
+) -> tuple[str, str]:
+    """Choose prefixes that names of the file lose and get, so that most numbers fit.
+
+    Of equal ones the shortest.
+    """
+    best = ("", "")
+    most = 0
+    for strip in _list_prefixes(state):
+        names = [name for name in state if name.startswith(strip)]
+        for add in _list_prefixes(expected):
+            numbers = 0
+            for name in names:
+                if expected.get(add + name.removeprefix(strip)) == state[name]:
+                    numbers += torch.Size(state[name]).numel()
+            if numbers > most:
+                best = (strip, add)
+                most = numbers
+    return best
+
+
+def _list_prefixes(names: Iterable[str]) -> list[str]:
+    """List the dotted prefixes that most names begin with: none first, then by length."""
+    counts: Counter[str] = Counter()
+    for name in names:
+        parts = name.split(".")
+        counts.update(".".join(parts[:depth]) + "." for depth in range(1, len(parts)))
+    return ["", *sorted((prefix for prefix, _ in counts.most_common(_MOST_PREFIXES)), key=len)]
+
+
+def refuse_nan(weights: Mapping[str, Tensor], source: str) -> None:
+    """Refuse learned weights of NaN, which stay so; buffers may hold what they like.
+
+    Raises:
+        StoreError: There are some.
+    """
+    bad = []
+    for name, weight in weights.items():
+        if weight.is_floating_point() and weight.isnan().any():
+            bad.append(name)
+    if bad:
+        raise StoreError(
+            f"{source} holds NaN in {len(bad)} of {len(weights)} weights, first in {bad[0]}: "
+            "training diverged before it was saved. Take an earlier checkpoint or another file, or "
+            "train again with a lower learning rate"
+        )
+
+
+def _log_taken(taken: TakenWeights, learned: Mapping[str, tuple[int, ...]], source: str) -> None:
+    fitting = [name for name in taken.taken if name in learned]
+    parts = [f"{len(fitting)} of {len(learned)} weights of the net are those of {source}"]
+    if taken.other_shape:
+        parts.append(
+            f"{len(taken.other_shape)} have another shape there ({_name_some(taken.other_shape)})"
+        )
+    if taken.missing:
+        parts.append(f"{len(taken.missing)} are not there ({_name_some(taken.missing)})")
+    if taken.unused:
+        parts.append(f"{len(taken.unused)} of the file have no place in the net")
+    level = logging.INFO if 2 * len(fitting) >= len(learned) else logging.WARNING
+    log.log(level, "%s", "; ".join(parts))
+
+
+def _name_some(names: Iterable[str]) -> str:
+    listed = list(names)
+    if not listed:
+        return "nothing"
+    if len(listed) > _SHOWN:
+        return ", ".join([*listed[:_SHOWN], "..."])
+    return ", ".join(listed)

@@ -1,1 +1,0 @@
-"""Boxes of objects."""

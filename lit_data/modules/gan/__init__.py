@@ -1,1 +1,0 @@
-"""Generated images and objects."""

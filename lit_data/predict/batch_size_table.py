@@ -1,0 +1,243 @@
+"""The batch size of each kind of sample, by what the net takes and what memory holds."""
+
+import gc
+import itertools
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from rich.filesize import decimal
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lit_data.core.out_of_memory import make_memory_error, repeat
+from lit_data.core.size_search import SizeSearch
+from lit_data.core.types import Size
+from lit_data.predict.batches import Kind
+from lit_data.predict.forward import Forward
+from lit_data.predict.tiling import measure_reach_px
+
+T = TypeVar("T")
+ADVICE = "use a smaller tile_px or model, precision=bf16, or free the device of other programs"
+GROW_AFTER = 8
+"""Full batches that must go well before a larger one is tried."""
+AHEAD = 2
+"""Batches for each of several threads: one is computed, and one or its values wait."""
+
+
+def measure_peak_bytes(call: Callable[[], object]) -> int:
+    """Return the most bytes of tensors that a call holds at one time, on any device.
+
+    Counted from the tensors that its operations return, so memory that a library takes for itself
+    within an operation (cuDNN's workspaces) is not in it, and torch's counters, which others may be
+    reading, are left alone.
+    """
+    counter = PeakCounter()
+    with counter:
+        call()
+    return counter.peak_bytes
+
+
+def count_weight_bytes(model: nn.Module) -> int:
+    """Return the bytes of parameters and buffers."""
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+class PeakCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of new storages, and of those that are freed.
+
+    Attributes:
+        peak_bytes: The most that lived at one time.
+    """
+
+    peak_bytes: int
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak_bytes = 0
+        self._bytes = 0
+        self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        result = func(*args, **(kwargs or {}))
+        inputs = _list_storages((args, kwargs))
+        for storage in _list_storages(result) - inputs:  # a view holds no memory of its own
+            self._add(storage)
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        if storage in self._seen:
+            return
+        self._seen.add(storage)
+        size = storage.nbytes()
+        self._bytes += size
+        self.peak_bytes = max(self.peak_bytes, self._bytes)
+        weakref.finalize(storage, self._release, size)
+
+    def _release(self, size: int) -> None:
+        self._bytes -= size
+
+
+def _list_storages(values: Any) -> set[torch.UntypedStorage]:  # noqa: ANN401 - any nesting
+    return {leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)}
+
+
+def try_twice(call: Callable[[], T], needs: str, device: torch.device) -> T:
+    """Return the result of a call for which a single tile must fit.
+
+    Args:
+        call: The call.
+        needs: Name of what must fit, for the message.
+        device: Whose memory is released before the second attempt.
+
+    Raises:
+        BatchMemoryError: Memory ran out, and again after all that could be was released.
+    """
+    failures: list[str] = []
+
+    def release(failure: str) -> None:
+        failures.append(failure)
+        if len(failures) == 2:
+            raise make_memory_error(f"{needs} does not fit into memory ({failure}): {ADVICE}")
+        release_memory(device)
+
+    return repeat(call, release)
+
+
+def find_reach_px(
+    forward: Forward, channels: int, tile_px: Size, *, multiple_px: int
+) -> int | None:
+    """Return the receptive field of a net to each side, px; None if it reaches beyond a tile.
+
+    Raises:
+        BatchMemoryError: A single tile does not fit into memory.
+    """
+    call = forward.call_plain
+    measure = partial(measure_reach_px, call, channels, tile_px, multiple_px=multiple_px)
+    tile = f"a single tile of {channels}x{tile_px[0]}x{tile_px[1]}"
+    return try_twice(measure, tile, forward.device)
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back memory that nobody refers to."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+@dataclass
+class BatchSize(SizeSearch):
+    """The size for samples of one kind.
+
+    Attributes:
+        alone: Memory holds a batch only if nothing else is under way.
+    """
+
+    alone: bool = False
+
+    def count_batch(self, samples: int) -> None:
+        """Count a batch of so many samples that went well."""
+        self.succeed(samples, samples)
+        if self.clean >= GROW_AFTER:
+            self.grow()
+
+    def shrink(self, samples: int) -> bool:
+        """Count a batch of so many samples that did not fit.
+
+        Returns:
+            True if there is a smaller size to try.
+        """
+        if samples <= self.min_size:
+            return False  # not remembered: a single one may fail as others hold the memory
+        self.fail(samples, 0)
+        return True
+
+
+class MemoryLimit:
+    """Memory for the weights of a net and the tiles under way.
+
+    Args:
+        forward: The net.
+        limit_bytes: Of the memory.
+        threads: Batches that are computed at one time.
+    """
+
+    def __init__(self, forward: Forward, limit_bytes: int, threads: int) -> None:
+        self._forward = forward
+        self._limit_bytes = limit_bytes
+        self._threads = threads
+
+    def fit(self, size: BatchSize, kind: Kind) -> None:
+        """Limit a size so that the batches of all threads stay below the limit; this calls the net.
+
+        Raises:
+            BatchMemoryError: The memory limit does not hold the smallest batch.
+        """
+        tile_bytes, values_bytes = self._measure_tile(kind)
+        weight_bytes = count_weight_bytes(self._forward.model)
+        left_bytes = self._limit_bytes - weight_bytes
+        most = left_bytes // tile_bytes
+        if most < size.min_size:
+            raise make_memory_error(
+                f"memory_limit_bytes={self._limit_bytes} ({decimal(self._limit_bytes)}) does not "
+                f"hold {size.min_size} tiles of {kind}: "
+                f"the model takes {decimal(weight_bytes)}, each tile {decimal(tile_bytes)}; "
+                f"{ADVICE}"
+            )
+        if self._threads > 1:
+            # Beside the batch that a thread computes lie the values of those ahead.
+            thread_tile_bytes = tile_bytes + (AHEAD - 1) * values_bytes
+            most_per_thread = left_bytes // (self._threads * thread_tile_bytes)
+            size.alone = most_per_thread < size.min_size
+            most = most if size.alone else most_per_thread
+        size.limit(min(most, size.max_size or most))
+
+    def _measure_tile(self, kind: Kind) -> tuple[int, int]:
+        """Return the bytes that a tile takes at most, and those of its values."""
+        tile = torch.from_numpy(np.zeros((1, *kind.shape), kind.dtype))
+
+        def measure() -> tuple[int, int]:
+            counter = PeakCounter()
+            with counter:
+                values = self._forward.call_plain(tile)
+            return max(1, counter.peak_bytes), values.nbytes
+
+        return try_twice(measure, f"a single tile of {kind}", self._forward.device)
+
+
+class BatchSizes:
+    """The batch size of each kind of sample; it outlives a call of the predictor.
+
+    Args:
+        start: Size of the first batch of each kind, and its limits.
+        limit: Memory for tiles; None leaves it to the device.
+    """
+
+    def __init__(self, start: BatchSize, limit: MemoryLimit | None = None) -> None:
+        self._start = start
+        self._limit = limit
+        self._sizes: dict[Hashable, BatchSize] = {}
+
+    def must_measure(self, kind: Hashable) -> bool:
+        """Return True if `of` will call the net."""
+        return self._limit is not None and kind not in self._sizes
+
+    def of(self, kind: Hashable) -> BatchSize:
+        """Return the size of one kind, a `Kind` of tiles where there is a memory limit.
+
+        Raises:
+            BatchMemoryError: The memory limit does not hold the smallest batch.
+        """
+        if kind not in self._sizes:
+            size = replace(self._start)
+            if self._limit is not None:
+                assert isinstance(kind, Kind)
+                self._limit.fit(size, kind)
+            self._sizes[kind] = size
+        return self._sizes[kind]

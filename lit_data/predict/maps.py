@@ -1,0 +1,410 @@
+"""Maps of the probability of each pixel of whole images, and how they are written."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from typing_extensions import override
+
+from lit_data.core.errors import list_problems
+from lit_data.core.files import fit_name
+from lit_data.core.types import Array, Bytes, Floats, Size
+from lit_data.datasets.occupancy import is_defect
+from lit_data.images.bank import ImageBank
+from lit_data.images.readers import read_image
+from lit_data.images.scaling import OriginalSizes
+from lit_data.images.store.store import StoredImages
+from lit_data.images.writing import write_png_parts
+from lit_data.predict.batches import ImagePixels
+from lit_data.predict.figures import (
+    CELL_INCHES,
+    TRUE_COLOUR,
+    ShownImage,
+    crop_strip,
+    draw_outline,
+    draw_whole_images,
+    new_axes,
+    save_figure,
+    shorten_name,
+    show_probability,
+    show_stored,
+)
+from lit_data.predict.journal import Entry
+from lit_data.predict.options import PredictOptions, PredictRun
+from lit_data.predict.predictor import find_defects
+from lit_data.predict.verdict_table import COUNTED_COLUMNS, VerdictTable, rank_errors, show_row
+from lit_data.predict.verdicts import KnowsTruth
+from lit_data.predict.writer import BankWriter, Written
+from lit_inspect.regions import Defect, count_top_px, mean_highest, round_score, slabs
+from lit_inspect.verdicts import GOOD
+
+log = logging.getLogger(__name__)
+
+SHOWN = 6
+_MOST_DEFECTS = 1000  # of an image in the table: more are noise, and make files of many MB
+COLUMNS = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
+_WORST = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeImages:
+    """Images of any sizes, with what is done to their pixels.
+
+    Args:
+        bank: Stored pixels [C, H, W].
+        names: Path of each image below the root, with forward slashes.
+        channels: For each channel that a model gets the one of a tile.
+        value_range: Pixel values that become 0 and 1; None: the whole range of the dtype, and
+            floats as they are.
+        classes: Names of the kinds of defects that are told apart.
+        finish: Makes the input of the model, [C, H, W], from the number of an image; None: stored
+            pixels are that input, but for the range.
+        original_sizes: Of the files, where stored images are scaled: what is predicted is brought
+            back to them.
+        shown_channels: How many stored channels pictures show, such as the target without its
+            references; None: all.
+    """
+
+    bank: ImageBank
+    names: Sequence[str]
+    channels: tuple[int, ...]
+    value_range: tuple[float, float] | None
+    classes: Sequence[str] = ()
+    finish: Callable[[int], Tensor] | None = None
+    original_sizes: OriginalSizes | None = None
+    shown_channels: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def tile_channels(self) -> int:
+        """Number of channels of a tile."""
+        return self.bank.channels if self.finish is None else len(self.channels)
+
+    def load(self, number: int) -> ImagePixels | Tensor:
+        """Return an image as it goes to the predictor: [C, H, W], read by slices.
+
+        Raises:
+            DataError: Its file is bad.
+        """
+        if self.finish is not None:
+            return self.finish(number)
+        if isinstance(self.bank, StoredImages):
+            return self.bank.open_image(number)
+        return self.bank[number]
+
+    def count_px(self, number: int) -> int:
+        """Return the pixels of an image; where it is stored scaled, of the larger of both sizes."""
+        stored_px = int(self.bank.heights_px[number] * self.bank.widths_px[number])
+        if self.original_sizes is None:
+            return stored_px
+        height, width = self.original_sizes.of(number)
+        return max(stored_px, height * width)
+
+    def restore(self, number: int, values: Array) -> Array:
+        """Scale the prediction of an image to the size of its file: [K, h, w] to [K, H, W]."""
+        if self.original_sizes is None:
+            return values
+        return self.original_sizes.restore(number, values)
+
+    def show(self, number: int) -> Array:
+        """Return stored pixels at the size of the file, for pictures: [C, H, W]."""
+        return self.restore(number, self.bank[number][: self.shown_channels])
+
+    def exceed(self, size_px: Size) -> bool:
+        """Return True if any image is higher or wider."""
+        height_px, width_px = size_px
+        is_higher = self.bank.heights_px > height_px
+        is_wider = self.bank.widths_px > width_px
+        return bool((is_higher | is_wider).any())
+
+
+@dataclass(frozen=True, slots=True)
+class ProbabilityMap:
+    """Probability of each pixel of an image.
+
+    Args:
+        values: [H, W] float32 in 0..1, or uint16 where 65535 is 1, which may be mapped from a file.
+        kinds: [K - 1, H, W] the same of each class behind the background; None where none are told
+            apart.
+    """
+
+    values: Array
+    kinds: Array | None = None
+
+    @classmethod
+    def of(cls, predicted: Array) -> "ProbabilityMap":
+        """Make a map of [1 + classes, H, W], the probability of any defect first."""
+        kinds = predicted[1:] if len(predicted) > 1 else None
+        return cls(predicted[0], kinds)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width, px."""
+        return self.values.shape[0], self.values.shape[1]
+
+    def rows(self, part: slice) -> Floats:
+        """Return some rows, [h, W] float32 in 0..1."""
+        values = self.values[part]
+        scale = np.float32(1 if values.dtype == np.float32 else 65535)
+        unit: Floats = np.divide(values, scale, dtype=np.float32)
+        return unit
+
+    def number_kinds(self, threshold: float) -> Bytes | None:
+        """Return the most probable class of each pixel that reaches a threshold.
+
+        Returns:
+            [H, W] numbers from 1, and 0 below the threshold; None without classes.
+        """
+        if self.kinds is None:
+            return None
+        numbers = np.empty(self.shape, np.uint8)
+        for part in slabs(*self.shape):
+            most_probable = 1 + self.kinds[:, part].argmax(0)
+            numbers[part] = np.where(self.rows(part) >= threshold, most_probable, 0)
+        return numbers
+
+    def encode(self, part: slice, dtype: type[np.unsignedinteger[Any]]) -> Array:
+        """Return some rows as whole numbers, [h, W]; the largest of the dtype is probability 1."""
+        if self.values.dtype == dtype:
+            return self.values[part]
+        scaled = self.rows(part) * np.float32(np.iinfo(dtype).max)
+        encoded: Array = np.rint(scaled).astype(dtype)
+        return encoded
+
+
+class ImageWriter(BankWriter):
+    """Writes predictions of whole images.
+
+    Args:
+        images: What is predicted.
+        folder: Where to write.
+        options: Threshold and the like.
+    """
+
+    def __init__(self, images: WholeImages, folder: Path, options: PredictOptions) -> None:
+        super().__init__(images.bank, images.names)
+        self.images = images
+        self.folder = folder
+        self.options = options
+
+    def path_of(self, kind: str, name: str) -> Path:
+        """Return the path of a PNG of one image, below the folder of its kind."""
+        return self.folder_of(self.folder / kind, name) / fit_name(name, ".png")
+
+    def choose_shown(self, entries: Sequence[Entry], count: int) -> list[Entry]:
+        """Choose the entries of the highest scores among the images that fit into memory."""
+        small = [entry for entry in entries if self.is_small(self.numbers[entry.image])]
+        return sorted(small, key=lambda entry: -entry.score)[:count]
+
+    def is_small(self, number: int) -> bool:
+        """Return True if an image and its map fit into memory for a picture."""
+        return self.images.count_px(number) <= self.options.large_px
+
+
+class VerdictWriter(ImageWriter):
+    """Writes ``maps/<image>.png`` (16 bit, 65535 is probability 1), tables and pictures.
+
+    Where classes are told apart, ``classes/<image>.png`` holds their numbers. At the end come
+    ``defects.csv`` with the surest 1,000 defects of each image, ``predictions.png`` with the images
+    of the highest scores, but for images of more than `large_px`, and ``images.csv`` with a verdict
+    for each image.
+
+    Its columns are the score, which is the mean of the highest probabilities as in validation, the
+    defects found at the threshold of pixels, and ``good`` or ``defect`` by the threshold of images;
+    where there is none, an image is defective in which any defect is found. All tables and counts
+    go by the verdict: a ``good`` image has no defects. A calibration has two
+    thresholds, between which images are for ``review``, and its bounds in a column ``guarantee``,
+    which says ``withdrawn`` where images are unlike those of the calibration. Where there are masks,
+    the table has the truth and the kind of the image too, and ``worst.png`` shows the defective
+    images of the lowest scores and the good ones of the highest.
+
+    Args:
+        truth: Knows masks and kinds of the images.
+        images: What is predicted.
+        run: Where to write, thresholds with bounds in the place of that of the options, and why the
+            model is worth nothing: verdicts are ``unsure`` then.
+        options: Thresholds and smallest defect.
+        find_misfits: Returns which references of an image do not fit its target, empty where all
+            do: such an image is for ``review`` and has no defects, and a column ``references``
+            says why. None: there are no references to check.
+        lists_defects: Write ``defects.csv``.
+    """
+
+    def __init__(
+        self,
+        truth: KnowsTruth,
+        images: WholeImages,
+        run: PredictRun,
+        options: PredictOptions,
+        *,
+        find_misfits: Callable[[int], str] | None = None,
+        lists_defects: bool = True,
+    ) -> None:
+        super().__init__(images, run.folder, options)
+        self._find_misfits = find_misfits
+        self._lists_defects = lists_defects
+        self._truth = truth
+        self._doubt = run.doubt
+        self._table = VerdictTable(truth, images.bank, run, options)
+        self.judge = self._table.judge
+
+    @override
+    def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
+        """Write the map of an image and find its defects, for which all of it is held in memory."""
+        name = self.images.names[number]
+        shape = answer.shape
+        threshold = self.options.least_score
+        paths = [self.path_of("maps", name)]
+        write_png_parts(paths[0], shape, (answer.encode(part, np.uint16) for part in slabs(*shape)))
+        kinds = answer.number_kinds(threshold)
+        if kinds is not None:
+            paths.append(self.path_of("classes", name))
+            write_png_parts(paths[1], shape, (kinds[part] for part in slabs(*shape)))
+        probability = answer.rows(slice(None))
+        defects = find_defects(
+            probability, threshold=threshold, min_area_px=self.options.min_area_px, kinds=kinds
+        )
+        # The surest come first, so the first score is the highest one.
+        rows = [_round(defect) for defect in defects[:_MOST_DEFECTS]]
+        note = "" if self._find_misfits is None else self._find_misfits(number)
+        return Written(paths, rows, self.score(answer), note)
+
+    def score(self, answer: ProbabilityMap) -> float:
+        """Return the score of an image, as ``images.csv`` has it."""
+        count = count_top_px(answer.values.size, self.options.top_fraction)
+        return round_score(
+            mean_highest((answer.rows(part) for part in slabs(*answer.shape)), count)
+        )
+
+    @override
+    def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        rows = [self._make_row(entry) for entry in entries]
+        cleared = [self._keep_defects(entry, row) for entry, row in zip(entries, rows, strict=True)]
+        others = () if self._find_misfits is None else ("references",)
+        metrics = self._table.write(self, rows, COUNTED_COLUMNS, others)
+        if self._lists_defects:
+            self._write_defects(cleared)
+        self._draw_surest(cleared)
+        if self._doubt:  # which is in the place of each verdict
+            marked = sum(bool(entry.rows) for entry in cleared)
+            metrics["predict/images_with_defects"] = marked
+        if self._find_misfits is not None:
+            metrics["predict/misfits"] = self._warn_of_misfits(rows)
+        if self._table.is_known(rows):
+            self._draw_worst(rows)
+        return metrics | {
+            "predict/images": len(entries),
+            "predict/defects": sum(len(entry.rows) for entry in cleared),
+        }
+
+    def _make_row(self, entry: Entry) -> dict[str, Any]:
+        """Return the row of an image in ``images.csv``."""
+        row = self._table.make_row(entry, self.numbers[entry.image], is_found=bool(entry.rows))
+        defects = len(self._keep_defects(entry, row).rows)
+        return row | {"defects": defects, "references": entry.note}
+
+    def _keep_defects(self, entry: Entry, row: Mapping[str, Any]) -> Entry:
+        """Return an image without defects where its verdict is ``good``.
+
+        What differs from references that do not fit is no defect either.
+        """
+        has_defects = row["verdict"] != GOOD and not entry.note
+        return entry if has_defects else replace(entry, rows=())
+
+    def _warn_of_misfits(self, rows: Sequence[Mapping[str, Any]]) -> int:
+        """Name the images whose references do not fit; return how many there are."""
+        misfits = [(row["image"], row["references"]) for row in rows if row["references"]]
+        cure = "their verdict is review, as what differs may be no defect"
+        list_problems(misfits).warn_if_any(
+            log, f"{len(misfits)} images have references that do not fit; {cure}"
+        )
+        return len(misfits)
+
+    def _write_defects(self, entries: Sequence[Entry]) -> None:
+        """Write ``defects.csv``, and warn of images that have too many for it."""
+        class_names = ("", *self.images.classes)  # kind 0: no class is told
+        rows = []
+        full_images = 0
+        for entry in entries:
+            full_images += len(entry.rows) == _MOST_DEFECTS
+            for row in entry.rows:
+                name = class_names[row.get("kind", 0)]
+                rows.append({"image": entry.image, **row, "class": name})
+        columns = (*COLUMNS, "class") if self.images.classes else COLUMNS
+        path = self.write_rows(self.folder / "defects", columns, rows)
+        log.info("defects: %s", path)
+        if full_images:
+            log.warning(
+                "%d images have %d defects or more, %s the one with the highest score: the threshold "
+                "%.4g is too low for them, or the model is of no use",
+                full_images,
+                _MOST_DEFECTS,
+                path.name,
+                self.options.least_score,
+            )
+
+    def _show(self, entry: Entry) -> ShownImage:
+        pixels = self.images.show(self.numbers[entry.image])
+        defects = [Defect(**row) for row in entry.rows]
+        probability = self.read_map(entry.image)
+        return ShownImage(entry.image, pixels, probability, defects)
+
+    def read_map(self, name: str) -> Array:
+        """Return the map of an image that was written, [H, W] in 0..1."""
+        probability: Array = read_image(self.bring(self.path_of("maps", name)))[0] / 65535
+        return probability
+
+    def _draw_surest(self, entries: Sequence[Entry]) -> None:
+        surest = [self._show(entry) for entry in self.choose_shown(entries, SHOWN)]
+        if surest:
+            title = "images with the highest scores, and their probability"
+            path = self.folder / "predictions.png"
+            draw_whole_images(surest, path, title, self.options.least_score)
+
+    def _draw_worst(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Draw the defective images of the lowest scores above the good ones of the highest."""
+        small = [row for row in rows if self.is_small(self.numbers[row["image"]])]
+        defective, good = rank_errors(small)
+        columns = min(_WORST, max(len(defective), len(good), 1))
+        figure, axes = new_axes(4, columns, 4 * CELL_INCHES + 0.9)
+        # Two lines of cells for each: an image above its probability.
+        for pairs, chosen in ((axes[:2].T, defective), (axes[2:].T, good)):
+            for cells, row in zip(pairs, chosen, strict=False):
+                self._draw_pair(cells, row)
+            unused_cells: list[Any] = list(pairs[len(chosen) :].flat)
+            for cell in unused_cells:
+                cell.set_axis_off()
+        title = (
+            "defects of the lowest scores, and below good images of the highest, "
+            "each above its probability"
+        )
+        save_figure(figure, self.folder / "worst.png", title, ("defect",))
+
+    def _draw_pair(self, cells: Sequence[Any], row: Mapping[str, Any]) -> None:
+        name = str(row["image"])
+        number = self.numbers[name]
+        pixels = self.images.show(number)
+        probability = self.read_map(name)
+        mask = self._truth.read_mask(number)
+        is_marked = np.zeros(probability.shape, np.bool_) if mask is None else is_defect(mask)
+        part = crop_strip(probability.shape, find_defects(is_marked.astype(np.float32)))
+        show_stored(cells[0], pixels[:, *part])
+        show_probability(cells[1], probability[part])
+        title = f"{shorten_name(name)}\n{show_row(row)}"
+        cells[0].set_title(title, fontsize=7)
+        for cell in cells:
+            draw_outline(cell, is_marked[part], colour=TRUE_COLOUR)
+
+
+def _round(defect: Defect) -> dict[str, float]:
+    """Return the row of a defect; its kind is left out where there are no classes."""
+    row = {name: round(value, 3) for name, value in asdict(defect).items()}
+    if not defect.kind:
+        del row["kind"]
+    return row

@@ -1,0 +1,291 @@
+"""Nets that are exported: what makes their input of an image, and what a file says of them beside its graph."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import Array
+from lit_data.core.value_range import ValueRange, to_unit
+from lit_data.datamodules.image import ImageDataModule
+from lit_data.datamodules.image_files import ImageFolder, MaskedImageFolder
+from lit_data.datamodules.labelled import LabelledFiles
+from lit_data.datasets.references import rule_of
+from lit_data.images.bank import ImageBank
+from lit_data.images.decoders import ImageDecoder, ImageSource
+from lit_data.images.scaling import Scaling
+from lit_data.predict.batch_size_table import find_reach_px
+from lit_data.predict.forward import Forward, ForwardOptions
+from lit_data.predict.maps import WholeImages
+from lit_data.predict.nets import (
+    LabelNet,
+    ProbabilityNet,
+    measure_overlap_px,
+    open_predictor,
+    read_tiles,
+    takes_any_size,
+)
+from lit_data.predict.options import ExportRequest, PredictOptions, Use
+
+PROBES = 4
+"""Inputs that a written graph is compared with torch on."""
+_CPU = torch.device("cpu")
+
+NO_MAP: dict[str, Any] = {
+    "tiling": None,
+    "threshold": 0.0,
+    "image_threshold": None,
+    "top_fraction": 0.0,
+    "min_area_px": 0,
+    "large_px": 0,
+}
+"""Settings of a file that gives no maps."""
+UNUSED = (
+    *PredictOptions.list_names(decides=False),
+    *PredictOptions.list_names(Use.CLEANING | Use.GENERATION),
+    "precision",
+    "augment",
+)
+"""Options of ``predict`` that mean nothing in a file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetFacts:
+    """Net that is exported, and all that a file says of it.
+
+    Args:
+        net: From images [B, C, h, w] float32 in 0..1 to what the file answers.
+        probes: Inputs [C, h, w] of the net.
+        settings: Of the manifest, by their names there.
+        scaling: Size that images are brought to before they are the input.
+        values: Stored values that mean 0 and 1.
+        options: Of ``predict``.
+        bank: Images, some of which become golden inputs.
+        source: Says how their files are read.
+        answer: From stored pixels [C, h, w] and options to the answer of torch.
+    """
+
+    net: nn.Module
+    probes: Sequence[Tensor]
+    settings: dict[str, Any]
+    scaling: Scaling | None
+    values: ValueRange
+    options: PredictOptions
+    bank: ImageBank
+    source: ImageFolder
+    answer: Callable[[Array, PredictOptions], Array]
+
+    @property
+    def has_one_size(self) -> bool:
+        """True if all images are brought to one size, so that none is smaller."""
+        return self.scaling is not None and self.scaling.size_px is not None
+
+
+def describe_maps(
+    data: ImageDataModule,
+    images: WholeImages,
+    request: ExportRequest,
+    *,
+    scaling: Scaling | None = None,
+    shows: Literal["defects", "marks"] = "defects",
+) -> NetFacts:
+    """Describe the net of a model that predicts maps.
+
+    Args:
+        data: Opened; some of its images become golden inputs.
+        images: All of them.
+        request: Model and options.
+        scaling: Size that images are brought to before they are stored.
+        shows: What a map shows.
+
+    Raises:
+        ConfigError: The pixels are changed before the model gets them, or an option is not for files.
+        DataError: No image can be read.
+    """
+    _refuse_finish(data, images)
+    options, model = request.options, request.model
+    classes = len(images.classes)
+    net = ProbabilityNet(
+        model, images.channels, data.batch_format, data.channel_names, classes
+    ).eval()
+    options = _settle_tiles(net, images, scaling, options)
+    if net(torch.zeros(1, images.tile_channels, *options.tile_sides_px)).shape[1] == 1:
+        classes = 0
+
+    def answer(pixels: Array, options: PredictOptions) -> Array:
+        predictor = open_predictor(net, images, options, _CPU, overlap_px=options.overlap_px or 0)
+        scaled = pixels if scaling is None else scaling.scale_image(pixels)
+        values = next(predictor.predict([scaled]))[1].numpy()
+        size_px = (pixels.shape[1], pixels.shape[2])
+        return values if scaling is None else scaling.restore(values, size_px)
+
+    return NetFacts(
+        net=net,
+        probes=read_tiles(images, options.tile_sides_px, PROBES),
+        settings={
+            "task": "maps",
+            "classes": list(images.classes[:classes]),
+            **list_verdicts(request),
+            "expand": list(images.channels),
+            **_list_references(data.source, request),
+            "shows": shows,
+            **_list_thresholds(options),
+        },
+        scaling=scaling,
+        values=data.transformation.values,
+        options=options,
+        bank=data.bank,
+        source=data.source,
+        answer=answer,
+    )
+
+
+def describe_labels(
+    data: ImageDataModule, request: ExportRequest, good: Collection[int]
+) -> NetFacts:
+    """Describe the net of a model that names the class of images.
+
+    Args:
+        data: As for `describe_maps`, as are the errors.
+        request: Model and options.
+        good: Numbers of the classes of good parts; without any there are no verdicts.
+    """
+    files = data.source
+    assert isinstance(files, LabelledFiles)
+    classes = list(data.classes or ())
+    net = LabelNet(request.model, data.batch_format, len(classes)).eval()
+    scaling = Scaling(size_px=files.size_px)
+    values = data.transformation.values
+
+    def answer(pixels: Array, options: PredictOptions) -> Array:
+        with torch.inference_mode():
+            probabilities: Array = net(to_input(scaling.scale_image(pixels), values))[0].numpy()
+        return probabilities
+
+    probes = []
+    for pixels in read_spread(data.bank, files, PROBES):
+        probes.append(to_input(scaling.scale_image(pixels), values)[0])
+    return NetFacts(
+        net=net,
+        probes=probes,
+        settings={
+            **NO_MAP,
+            "task": "labels",
+            "classes": classes,
+            "good": sorted(good),
+            **list_verdicts(request),
+            "image_threshold": request.options.image_threshold,
+        },
+        scaling=scaling,
+        values=values,
+        options=request.options,
+        bank=data.bank,
+        source=files,
+        answer=answer,
+    )
+
+
+def _refuse_finish(data: ImageDataModule, images: WholeImages) -> None:
+    """Refuse images whose pixels are changed before a model gets them.
+
+    Raises:
+        ConfigError: They are.
+    """
+    if images.finish is None:
+        return
+    if data.nuisance is not None:
+        raise ConfigError(
+            f"data.layout={data.source.layout} makes the references of the target itself, so that an "
+            ".inspect file would find nothing: train with references (data.layout=channels, files "
+            "or pairs), or without any (+experiment=segmentation)"
+        )
+    raise ConfigError(
+        "an .inspect file takes images as they are, and the predict stage augments them: leave "
+        "predict out of data.augment, and train again"
+    )
+
+
+def _list_references(files: MaskedImageFolder, request: ExportRequest) -> dict[str, Any]:
+    """Return the files of target and references for a manifest, and the limits of those that fit."""
+    rule = rule_of(files.layout)
+    layout: dict[str, Any] | None = None
+    if rule.roles:
+        assert files.files is not None
+        layout = {"channels": None, "files": [files.files[role] for role in rule.roles]}
+    elif rule.expand is not None:
+        layout = {"channels": list(files.channels), "files": None}
+    limits = None if layout is None else request.reference_limits
+    return {"layout": layout, "reference_limits": limits}
+
+
+def list_verdicts(request: ExportRequest) -> dict[str, Any]:
+    """Return what verdicts are worth, and what the model was trained on."""
+    calibration = request.calibration
+    review = guarantee = None
+    if calibration is not None:
+        review = [calibration.good_below, calibration.defect_above]
+        # Doubtful verdicts are unsure, and nothing is promised of them.
+        if not request.doubt:
+            guarantee = {"promise": calibration.promise, "features": calibration.features}
+    return {
+        "doubt": request.doubt,
+        "review": review,
+        "guarantee": guarantee,
+        "trained": request.trained,
+    }
+
+
+def _list_thresholds(options: PredictOptions) -> dict[str, Any]:
+    return {
+        "threshold": options.least_score,
+        "image_threshold": options.image_threshold,
+        "top_fraction": options.top_fraction,
+        "min_area_px": options.min_area_px,
+        "large_px": options.large_px,
+    }
+
+
+def _settle_tiles(
+    net: nn.Module, images: WholeImages, scaling: Scaling | None, options: PredictOptions
+) -> PredictOptions:
+    """Return the options with all that ``predict`` measures of the net at its first image."""
+    options.refuse("an .inspect file", *UNUSED)
+    channels, multiple_px = images.tile_channels, options.multiple_px
+    are_alike = scaling is not None and scaling.size_px is not None
+    if options.overlap_px is None and are_alike and not images.exceed(options.tile_sides_px):
+        options = replace(options, overlap_px=0)  # there are no seams, in images to come either
+    if options.overlap_px is None:
+        overlap_px = measure_overlap_px(net, channels, options, _CPU)
+        options = replace(options, overlap_px=overlap_px)
+    assert options.overlap_px is not None
+    if options.blend == "gaussian" and options.margin_px is None:
+        forward = Forward(net, _CPU, ForwardOptions())
+        reach_px = find_reach_px(forward, channels, options.tile_sides_px, multiple_px=multiple_px)
+        if reach_px is not None and reach_px <= options.overlap_px // 2:
+            options = replace(options, margin_px=reach_px)
+    if options.round_px is None:
+        is_free = takes_any_size(net, channels, multiple_px, _CPU)
+        options = replace(options, round_px=1 if is_free else multiple_px)
+    return options
+
+
+def read_spread(bank: ImageBank, source: ImageFolder, count: int) -> Iterator[Array]:
+    """Yield some images as they are read, before any scaling."""
+    spread = np.linspace(0, len(bank) - 1, min(count, len(bank))).round().astype(int)
+    decoder = ImageDecoder(source.read)
+    # Files that lie in shards are not here.
+    is_as_read = isinstance(source.decoder, ImageDecoder) or source.shards is not None
+    for number in spread.tolist():
+        if is_as_read:
+            yield np.asarray(bank[number])
+        else:
+            yield decoder(ImageSource((bank.name(number),))).array
+
+
+def to_input(pixels: Array, values: ValueRange) -> Tensor:
+    """Return stored pixels [C, h, w] as the input of a net, [1, C, h, w] float32 in 0..1."""
+    return to_unit(torch.from_numpy(pixels.astype(np.float32))[None], values)

@@ -1,0 +1,343 @@
+"""Options of ``predict``, and facts of a run that writers need."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from enum import Flag, auto
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning import LightningModule, Trainer
+
+from lit_data.core.checks import check_count, check_fraction, check_types
+from lit_data.core.errors import ConfigError
+from lit_data.core.grid import pair_px
+from lit_data.core.parts import Part
+from lit_data.images.header_scan import OnBad
+from lit_data.models.segmentation.top_pixels import SCORE_FRACTION
+from lit_data.predict.forward import Augment, Precision
+from lit_data.predict.verdicts import Calibration
+from lit_inspect.tiles import Blend
+
+
+class Use(Flag):
+    """Kinds of prediction that an option means something for."""
+
+    ANY = auto()
+    """All of them."""
+    INPUTS = auto()
+    """Inputs that are predicted one by one, also by several processes, or in a run that goes on."""
+    FINDING = auto()
+    """Defects, marks and objects, by their scores and sizes."""
+    TILES = auto()
+    """Images that are predicted tile by tile."""
+    WINDOWS = auto()
+    """Inputs that the datamodule cuts into windows."""
+    VERDICTS = auto()
+    """Images that get a verdict."""
+    CLEANING = auto()
+    """Images that something is taken out of."""
+    GENERATION = auto()
+    """Images that a model makes."""
+
+
+def _role(use: Use = Use.ANY, *, decides: bool = True) -> dict[str, Any]:
+    """Return what `PredictOptions` knows of an option.
+
+    Args:
+        use: What it means something for.
+        decides: False for how the work is done, which changes results by no more than rounding.
+    """
+    return {"use": use, "decides": decides}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictOptions:
+    """The options of ``predict``; conf/predict.yaml has one line for each.
+
+    `tile_px`, `blend`, `margin_px`, `multiple_px`, `memory_limit_bytes`, `precision`, `compile`,
+    `augment` and `readers` are those of `TiledPredictor`, and mean something for images that are
+    predicted tile by tile only.
+
+    Args:
+        threshold: Least probability of a marked pixel or a voxel, least score of an object; `None`:
+            the one that the model's checkpoint holds as ``predict_threshold``, else 0.5.
+        image_threshold: Least score of a defective image; `None`: the one that the model's
+            checkpoint holds as ``image_threshold``, and without that an image is defective in which
+            any defect is found.
+        image_score_fraction: An image scores as the mean of this fraction of its pixels, the
+            highest ones; `None`: as the model has it, else 0.0005. See `count_top_px`.
+        min_area_px: Smallest defect or object.
+        on_bad: `skip` predicts the rest and ends with exit code 3, `error` ends before anything is
+            predicted; in the place of ``data.on_bad``.
+        folder: Where the files go, a folder or an address; `None`: into the run folder.
+        resume: Go on in a folder where a run was interrupted; for all but generated images.
+        part: Predict a part of the inputs, a number from 0 or ``0/4``, into a folder that all parts
+            share; a part goes on where it was interrupted. For all but generated images.
+        of: Number of parts, where `part` does not say it.
+        finish: Predict nothing, and write the tables of all parts.
+        many_inputs: From so many inputs on, files lie in folders by prefix, and tables are Parquet.
+        clean: Write watermarked images with the marks painted over as well.
+        count: Images that a generative model makes; `None`: 64.
+        large_px: Images of more pixels are predicted through a temporary file.
+        overlap_px: Pixels that tiles share; `None`: as the net's receptive field asks for, at most
+            half a tile.
+        round_px: Sides shorter than a tile are filled up to a multiple of it; `None`: 1, so that
+            nets see edges as they are, or `multiple_px` for nets that do not take any size.
+        batch_size: Samples or tiles at once; `None`: as the loader says, but of tiles on the CPU 1
+            in each of several threads, or 4, and 16 elsewhere.
+        min_batch_size: If so many do not fit into memory, the run ends.
+        max_batch_size: Grows up to it while batches go well; `None`: `batch_size`.
+        channels_last: Memory format of weights and tiles; `None`: on the CPU, and elsewhere in half
+            precision.
+        threads: Inference threads, which call the net side by side on the CPU; `None`: for tiles one for each
+            core that torch uses, at most 4, and one for what is compiled; else one.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    threshold: float | None = field(default=None, metadata=_role(Use.FINDING))
+    image_threshold: float | None = field(default=None, metadata=_role(Use.VERDICTS))
+    image_score_fraction: float | None = field(default=None, metadata=_role(Use.VERDICTS))
+    min_area_px: int = field(default=2, metadata=_role(Use.FINDING))
+    on_bad: OnBad = field(default="skip", metadata=_role(decides=False))
+    folder: str | None = field(default=None, metadata=_role(decides=False))
+    resume: bool = field(default=False, metadata=_role(Use.INPUTS, decides=False))
+    part: int | str | None = field(default=None, metadata=_role(Use.INPUTS, decides=False))
+    of: int | None = field(default=None, metadata=_role(Use.INPUTS, decides=False))
+    finish: bool = field(default=False, metadata=_role(Use.INPUTS, decides=False))
+    many_inputs: int = field(default=100_000, metadata=_role(Use.INPUTS, decides=False))
+    clean: bool = field(default=False, metadata=_role(Use.CLEANING))
+    count: int | None = field(default=None, metadata=_role(Use.GENERATION))
+    large_px: int = field(default=50_000_000, metadata=_role(Use.TILES))
+    tile_px: int | Sequence[int] = field(default=512, metadata=_role(Use.TILES))
+    overlap_px: int | None = field(default=None, metadata=_role(Use.TILES | Use.WINDOWS))
+    blend: Blend = field(default="constant", metadata=_role(Use.TILES))
+    margin_px: int | None = field(default=None, metadata=_role(Use.TILES))
+    multiple_px: int = field(default=16, metadata=_role(Use.TILES))
+    round_px: int | None = field(default=None, metadata=_role(Use.TILES))
+    batch_size: int | None = field(default=None, metadata=_role(decides=False))
+    min_batch_size: int = field(default=1, metadata=_role(decides=False))
+    max_batch_size: int | None = field(default=None, metadata=_role(decides=False))
+    memory_limit_bytes: int | None = field(default=None, metadata=_role(Use.TILES, decides=False))
+    precision: Precision = field(default="fp32", metadata=_role(Use.TILES))
+    channels_last: bool | None = field(default=None, metadata=_role(Use.TILES, decides=False))
+    compile: bool = field(default=False, metadata=_role(Use.TILES, decides=False))
+    augment: Augment | None = field(default=None, metadata=_role(Use.TILES))
+    threads: int | None = field(default=None, metadata=_role(decides=False))
+    readers: int = field(default=2, metadata=_role(Use.TILES, decides=False))
+
+    def __post_init__(self) -> None:
+        """Check what `TiledPredictor` does not."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        check_types(PredictOptions, values, "predict")
+        check_fraction("predict.threshold", self.least_score)
+        if self.image_threshold is not None:
+            check_fraction("predict.image_threshold", self.image_threshold)
+        check_fraction("predict.image_score_fraction", self.top_fraction)
+        if min(self.min_area_px, self.large_px) < 0:
+            raise ConfigError(
+                f"predict.min_area_px={self.min_area_px}, predict.large_px={self.large_px}: need "
+                "at least 0"
+            )
+        self._check_parts()
+        check_count("predict.min_batch_size", self.min_batch_size, 1)
+        if self.max_batch_size is not None:
+            check_count("predict.max_batch_size", self.max_batch_size, self.min_batch_size)
+        if self.count is not None and self.count < 1:
+            raise ConfigError(f"predict.count={self.count} must be at least 1")
+        if self.overlap_px is None and self.margin_px is not None:
+            raise ConfigError(f"predict.margin_px={self.margin_px} needs predict.overlap_px too")
+
+    @property
+    def least_score(self) -> float:
+        """Return `threshold`, or 0.5."""
+        return 0.5 if self.threshold is None else self.threshold
+
+    @property
+    def top_fraction(self) -> float:
+        """Return `image_score_fraction`, or 0.0005."""
+        return SCORE_FRACTION if self.image_score_fraction is None else self.image_score_fraction
+
+    @property
+    def chosen_part(self) -> Part | None:
+        """Return the part of the inputs; None for all of them."""
+        return Part.read("predict", self.part, self.of)
+
+    def _check_parts(self) -> None:
+        check_count("predict.many_inputs", self.many_inputs, 1)
+        part = self.chosen_part
+        if part is not None and self.finish:
+            raise ConfigError(
+                f"predict.part={part} and predict.finish=true exclude each other: finish once, when "
+                "all parts are predicted"
+            )
+        if self.folder is None and (part is not None or self.finish):
+            option = "predict.finish=true" if self.finish else f"predict.part={part}"
+            raise ConfigError(
+                f"{option} needs predict.folder=FOLDER, into which all parts are predicted"
+            )
+
+    @property
+    def tile_sides_px(self) -> tuple[int, int]:
+        """Height and width of a tile."""
+        sides = self.tile_px if isinstance(self.tile_px, int) else tuple(self.tile_px)
+        return pair_px("predict.tile_px", sides)  # type: ignore[arg-type]  # it checks the length
+
+    def identity(self) -> dict[str, Any]:
+        """Return the options that decide what is written."""
+        # The threshold that is used, so that 0.5 typed out and left out are the same run.
+        values = asdict(self) | {"threshold": self.least_score}
+        return {name: values[name] for name in self.list_names(decides=True)}
+
+    def list_scoring(self) -> dict[str, Any]:
+        """Return the options that scores of images depend on."""
+        names = [*self.list_names(Use.TILES, decides=True), "image_score_fraction"]
+        values = asdict(self) | {"image_score_fraction": self.top_fraction}
+        return {name: values[name] for name in sorted(names)}
+
+    @classmethod
+    def list_names(cls, uses: Use | None = None, *, decides: bool | None = None) -> list[str]:
+        """Return the names of the options that mean something for any of some uses.
+
+        Args:
+            uses: None: all of them.
+            decides: True for those that decide what is written, False for the others.
+        """
+        names = []
+        for each in fields(cls):
+            is_used = uses is None or each.metadata["use"] & uses
+            if is_used and decides in (None, each.metadata["decides"]):
+                names.append(each.name)
+        return names
+
+    def refuse_unused(self, what: str, uses: Use) -> None:
+        """Raise for options that are set and mean something for none of these uses.
+
+        Raises:
+            ConfigError: One is.
+        """
+        used = set(self.list_names(uses | Use.ANY))
+        self.refuse(what, *(name for name in self.list_names() if name not in used))
+
+    def refuse(self, what: str, *names: str) -> None:
+        """Raise for options that are set and mean nothing here.
+
+        Raises:
+            ConfigError: One is.
+        """
+        defaults = {field.name: field.default for field in fields(self)}
+        for name in names:
+            value = getattr(self, name)
+            if value != defaults[name]:
+                # As it is typed: Hydra writes true, not True.
+                stated = str(value).lower() if isinstance(value, bool) else value
+                raise ConfigError(f"predict.{name}={stated} means nothing for {what}: leave it out")
+
+
+def _wait_for_nobody() -> None:
+    pass
+
+
+def _is_here(path: Path) -> Path:
+    return path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Inputs of one of several processes that predict into a folder.
+
+    Args:
+        number: Which of the processes, from 0 on.
+        count: How many there are.
+        leads: This process opens the folder for the others, and writes the tables of all. It is the
+            only one, the first rank, or the one that finishes parts.
+        wait: Returns when all ranks have called it; parts wait for nobody.
+    """
+
+    number: int = 0
+    count: int = 1
+    leads: bool = True
+    wait: Callable[[], None] = _wait_for_nobody
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    @property
+    def suffix(self) -> str:
+        """Return what tells files of this process from those of others; empty for the only one."""
+        return "" if self.count == 1 else f"-{self.number}-of-{self.count}"
+
+    def take(self, inputs: Sequence[int], block: int) -> list[int]:
+        """Return every so many-th block of inputs: neighbours, which are alike, go to all."""
+        taken: list[int] = []
+        step = block * self.count
+        for start in range(block * self.number, len(inputs), step):
+            taken += inputs[start : start + block]
+        return taken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictRun:
+    """One run of ``predict``.
+
+    Args:
+        folder: Where the files go.
+        identity: What decides the predictions beside the options, as plain data: model, weights,
+            how images are read.
+        trainer: Of one process, without callbacks.
+        share: Inputs that this process predicts.
+        doubt: Why verdicts of this model are worth nothing; None where they are.
+        calibration: Thresholds of verdicts with their bounds; None where there are none.
+        chosen: Numbers of the images that are predicted; None: all.
+        lists_defects: Write a table of the defects of images.
+        reference_limits: Of references that fit, see `describe_misfits`; None where none are known.
+        remote_sizes: Bytes of files that lie at the address of the folder, by their names below it.
+        bring: Returns a path of the folder, after the file came from that address if it is not
+            here.
+    """
+
+    folder: Path
+    identity: Mapping[str, Any]
+    trainer: Trainer
+    share: Share = Share()
+    doubt: str | None = None
+    calibration: Calibration | None = None
+    chosen: Sequence[int] | None = None
+    lists_defects: bool = True
+    reference_limits: Sequence[float] | None = None
+    remote_sizes: Mapping[str, int] = field(default_factory=dict)
+    bring: Callable[[Path], Path] = _is_here
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRequest:
+    """Model of an export, and the options that go into its file.
+
+    Args:
+        model: With its weights, on the host, in evaluation mode.
+        options: Of ``predict``, with the thresholds of the model.
+        doubt: Why verdicts of this model are worth nothing; None where they are.
+        calibration: Thresholds of verdicts with their bounds; None where there are none.
+        trained: What the checkpoint says of its training; None where it says nothing.
+        reference_limits: As those of a `PredictRun`.
+    """
+
+    model: LightningModule
+    options: PredictOptions
+    doubt: str | None
+    calibration: Calibration | None = None
+    trained: Mapping[str, Any] | None = None
+    reference_limits: Sequence[float] | None = None
+
+
+class Predicted(NamedTuple):
+    """Result of a run.
+
+    Attributes:
+        metrics: Numbers for summary.json.
+        bad: (path, what is wrong) of each input without a prediction.
+    """
+
+    metrics: dict[str, Any]
+    bad: Sequence[tuple[str, str]] = ()

@@ -1,0 +1,312 @@
+"""Tasks of images with masks: patches, predictions of them, and predictions of whole images."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from lightning import LightningModule
+from matplotlib.axes import Axes
+from torch import Tensor
+from typing_extensions import TypeVar, override
+
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import IGNORED, Batch, Stage
+from lit_data.core.value_range import ValueRange
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.datamodules.image import ImageDataModule
+from lit_data.datamodules.inspection import InspectionDataModule
+from lit_data.predict.answers import ask_step, read_kinds, read_probability, read_threshold
+from lit_data.predict.figures import (
+    CLASS_COLOURS,
+    FOUND_COLOUR,
+    TRUE_COLOUR,
+    draw_before_after,
+    number_classes,
+    open_figure,
+    outline_mask,
+    save_figure,
+    shorten_name,
+    show_mask,
+    show_pixels,
+    show_probability,
+)
+from lit_data.predict.maps import ImageWriter, VerdictWriter, WholeImages
+from lit_data.predict.net_facts import NetFacts, describe_maps
+from lit_data.predict.options import ExportRequest, Predicted, PredictOptions, PredictRun, Use
+from lit_data.predict.predict import predict_images
+from lit_data.predict.task import Task, register
+from lit_data.predict.verdicts import KnowsTruth
+
+_UNMARKED = 2  # samples without a mark in a picture, where there are enough with one
+Images = TypeVar("Images", bound=ImageDataModule)
+
+
+class PixelTask(Task[Images]):
+    """Images with masks; a model gives the probability of each pixel.
+
+    A subclass has the writer of its predictions.
+
+    Attributes:
+        takes_augmented: Whole images may be predicted as the predict stage augments them.
+    """
+
+    takes_augmented: ClassVar[bool] = False
+    predicts = "dict with `probability`"
+    predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}, "mask_splits": []}
+
+    @override
+    def draw_samples(
+        self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
+    ) -> list[int]:
+        """Draw samples as the model sees them, with their masks, the largest first."""
+        classes = self.datamodule.classes or ()
+        masks = masks_of(batch)
+        order = torch.argsort(_measure_marked(masks), descending=True, stable=True)
+        rows: list[int] = order[:count].tolist()
+        titles = ["image", "edge of the mask", "mask"]
+        if "clean" in batch:
+            titles.append("clean")
+        figure, axes = open_figure(len(rows), titles)
+        for cells, row in zip(axes, rows, strict=True):
+            show_pixels(cells[0], batch["image"][row])
+            _show_outlined(cells[1], batch["image"][row], masks[row, 0], classes=len(classes))
+            show_mask(cells[2], masks[row, 0], classes=len(classes))
+            if "clean" in batch:
+                show_pixels(cells[3], batch["clean"][row])
+            cells[0].set_ylabel(name_sample(self.datamodule, batch, row), fontsize=8)
+        save_figure(figure, path, title, number_classes(classes), CLASS_COLOURS)
+        return rows
+
+    @override
+    def draw_predictions(
+        self, model: LightningModule, batch: Batch, path: Path, title: str, *, count: int
+    ) -> bool:
+        """Draw samples from the largest mark to none, beside the predictions of a model."""
+        classes = self.datamodule.classes or ()
+        rows = _choose_marked(_measure_marked(masks_of(batch)), count)
+        chosen = {key: value[rows] for key, value in batch.items()}
+        outputs = ask_step(model, chosen)
+        probability = read_probability(outputs)
+        if probability is None:
+            return False
+        threshold = read_threshold(model)
+        marks = (probability >= threshold).float()
+        kinds = read_kinds(outputs) if classes else None
+        if kinds is not None:
+            marks = marks * (1 + kinds.argmax(1, keepdim=True))  # numbers of classes, from 1
+        marks = marks.cpu()
+        probability = probability.float().cpu()
+        masks = masks_of(chosen)
+        titles = ("image", "mask", f"predicted (p >= {threshold:.2g})", "model")
+        figure, axes = open_figure(len(rows), titles)
+        for row, cells in enumerate(axes):
+            cells[0].set_ylabel(name_sample(self.datamodule, chosen, row), fontsize=8)
+            show_pixels(cells[0], chosen["image"][row])
+            _show_outlined(cells[1], chosen["image"][row], masks[row, 0], classes=len(classes))
+            show_pixels(cells[2], chosen["image"][row])
+            outline_mask(cells[2], marks[row, 0], classes=len(classes), colour=FOUND_COLOUR)
+            show_probability(cells[3], probability[row, 0].numpy(), interpolation="nearest")
+            cells[3].set_xlabel(f"highest {float(probability[row].max()):.2f}", fontsize=8)
+            outline_mask(cells[3], masks[row, 0], classes=len(classes), width=0.6)
+        if classes:
+            save_figure(figure, path, title, number_classes(classes), CLASS_COLOURS)
+        else:
+            save_figure(figure, path, title, ("mask", "predicted"), (TRUE_COLOUR, FOUND_COLOUR))
+        return True
+
+    @override
+    def draw_augmented(
+        self, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
+    ) -> None:
+        """Draw samples and their masks before and after augmentation, if there is any."""
+        classes = len(self.datamodule.classes or ())
+
+        def show(cells: Sequence[Axes], batch: Batch, row: int) -> None:
+            show_pixels(cells[0], batch["image"][row])
+            show_mask(cells[1], masks_of(batch)[row, 0], classes=classes)
+
+        draw_before_after(
+            self.datamodule, planned, rows, path, stage=stage, show=show, columns=("image", "mask")
+        )
+
+    def open_images(self) -> WholeImages:
+        """Return the images to predict.
+
+        Where their finishing is more than choosing channels and scaling (a nuisance for layout
+        `single`, an augmentation of the predict stage), the datamodule finishes a whole image as it
+        would finish a patch.
+
+        Raises:
+            ConfigError: The predict stage has an augmentation, and maps are not of what it makes.
+        """
+        data = self.datamodule
+        if "predict" in data.augment and not self.takes_augmented:
+            raise ConfigError("predict takes images as they are: leave predict out of data.augment")
+        transform = data.transformation
+        is_finished = transform.nuisance is not None or "predict" in transform.augment
+        values = transform.values
+        is_scaled = not is_finished and values != ValueRange()  # floats stay as they are
+        return WholeImages(
+            bank=data.bank,
+            names=data.source.names(data.bank),
+            channels=tuple(range(len(transform.expand))) if is_finished else transform.expand,
+            value_range=(values.low, values.high) if is_scaled else None,
+            classes=tuple(data.classes or ()),
+            finish=self._finish if is_finished else None,
+            shown_channels=1 if "target" in data.channel_names else None,
+        )
+
+    def _finish(self, number: int) -> Tensor:
+        """Return an image as the predict stage of the datamodule finishes it, [C, H, W]."""
+        pixels = np.array(self.datamodule.bank[number])  # a copy: torch warns of read-only arrays
+        image_index = torch.tensor([number])
+        batch = {
+            "image": torch.from_numpy(pixels)[None],
+            "index": image_index,
+            "image_index": image_index,
+            "position": torch.zeros(1, 2, dtype=torch.int64),
+            "epoch": torch.zeros(1, dtype=torch.int64),
+        }
+        finished: Tensor = self.datamodule.transform(batch, "predict")["image"][0]
+        finished_px = list(finished.shape[1:])
+        image_px = list(pixels.shape[1:])
+        if finished_px != image_px:
+            raise ConfigError(
+                f"the augmentation of the predict stage makes {finished_px} of {image_px} px: "
+                "maps have the size of their images, so leave out what crops or resizes"
+            )
+        return finished
+
+    def writer(self, run: PredictRun, options: PredictOptions) -> ImageWriter:
+        """Return the writer of the predictions of whole images."""
+        raise NotImplementedError
+
+    def write_verdicts(
+        self,
+        truth: KnowsTruth,
+        images: WholeImages,
+        run: PredictRun,
+        options: PredictOptions,
+        find_misfits: Callable[[int], str] | None = None,
+    ) -> VerdictWriter:
+        """Return the writer of maps and verdicts."""
+        options.refuse_unused("maps of defects", self.uses)
+        return VerdictWriter(
+            truth,
+            images,
+            run,
+            options,
+            find_misfits=find_misfits,
+            lists_defects=run.lists_defects,
+        )
+
+    @override
+    def predict(
+        self, model: LightningModule, run: PredictRun, options: PredictOptions
+    ) -> Predicted:
+        return predict_images(self.datamodule, model, self.writer(run, options), run, options)
+
+
+@register(InspectionDataModule)
+class InspectionTask(PixelTask[InspectionDataModule]):
+    """Images with the masks of their defects; predictions are maps and tables of defects."""
+
+    predict_data: ClassVar[Mapping[str, Any]] = {
+        "splits": {"train": 1.0},
+        "folds": None,
+        "fold": 0,
+        "protocol": "auto",
+    }
+    trained_data = (
+        "classes",
+        "fit",
+        "mask_read",
+        "patch_px",
+        "read",
+        "scale",
+        "size_px",
+        "value_range",
+    )
+    uses = Use.INPUTS | Use.FINDING | Use.TILES | Use.VERDICTS
+
+    @override
+    def writer(self, run: PredictRun, options: PredictOptions) -> VerdictWriter:
+        images = replace(self.open_images(), original_sizes=self.datamodule.original_sizes)
+        return self.write_verdicts(self.datamodule, images, run, options)
+
+    @override
+    def predict(
+        self, model: LightningModule, run: PredictRun, options: PredictOptions
+    ) -> Predicted:
+        return super().predict(model, run, self._fit_tile(options, model))
+
+    @override
+    def export(self, request: ExportRequest) -> NetFacts:
+        request = replace(request, options=self._fit_tile(request.options, request.model))
+        scaling = self.datamodule.source.scaling
+        return describe_maps(self.datamodule, self.open_images(), request, scaling=scaling)
+
+    def _fit_tile(self, options: PredictOptions, model: LightningModule) -> PredictOptions:
+        """Make the size of whole images, or of patches that a model needs, the default tile."""
+        scaling = self.datamodule.source.scaling
+        if scaling is not None and scaling.size_px is not None:
+            size_px = scaling.size_px
+        elif getattr(model, "needs_one_size", False):
+            size_px = self.datamodule.patch_px
+        else:
+            return options
+        if options.tile_px != PredictOptions().tile_px:
+            return options
+        stride_px = options.multiple_px
+        # Tiles are multiples of the stride of the net; images are padded to that.
+        height_px, width_px = (-(-side_px // stride_px) * stride_px for side_px in size_px)
+        return replace(options, tile_px=(height_px, width_px))
+
+
+def name_sample(datamodule: BaseDataModule, batch: Batch, row: int) -> str:
+    """Return the name of the image of a sample, and the position of the sample in it."""
+    number = int(batch["image_index"][row])
+    bank = getattr(datamodule, "bank", None)
+    name = f"image {number}" if bank is None else shorten_name(Path(bank.name(number)).name)
+    if "position" not in batch:
+        return name
+    top, left = batch["position"][row].tolist()
+    return f"{name}\ny {top}, x {left}"
+
+
+def masks_of(batch: Batch) -> Tensor:
+    """Return the masks of a batch, [B, 1, H, W]; without masks nothing is marked."""
+    if "mask" in batch:
+        return batch["mask"]
+    return torch.zeros_like(batch["image"][:, :1])
+
+
+def _show_outlined(cell: Axes, image: Tensor, mask: Tensor, *, classes: int) -> None:
+    """Show an image [C, H, W] with a line around what a mask [H, W] marks; see `outline_mask`."""
+    show_pixels(cell, image)
+    outline_mask(cell, mask, classes=classes, width=0.8)
+
+
+def _choose_marked(marked: Tensor, count: int) -> list[int]:
+    """Choose samples of all sizes of mark, from the largest, and behind them a few without any.
+
+    Args:
+        marked: [B] how much of each mask is marked.
+        count: Samples at most.
+    """
+    order = torch.argsort(marked, descending=True, stable=True)
+    with_mark = order[marked[order] > 0]
+    without = order[marked[order] == 0]
+    # Samples without a mark fill what those with one leave, but get at least `_UNMARKED` rows.
+    free = count - min(len(without), _UNMARKED)
+    spread = torch.linspace(0, len(with_mark) - 1, min(free, len(with_mark))).round().long()
+    chosen: list[int] = torch.cat([with_mark[spread], without]).tolist()
+    return chosen[:count]
+
+
+def _measure_marked(masks: Tensor) -> Tensor:
+    """Return the marked area of each mask, [B] px; pixels that are ignored do not count."""
+    return masks.masked_fill(masks == IGNORED, 0).clamp(max=1).flatten(1).sum(1)

@@ -1,0 +1,204 @@
+"""Tasks of patches whose first channel is a target, and of whole images with references."""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from lightning import LightningModule
+from matplotlib.axes import Axes
+from torch import Tensor
+from typing_extensions import override
+
+from lit_data.core.types import Array, Batch, Stage
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.datamodules.drawn_images import DrawnImages
+from lit_data.datamodules.stripe import StripeDataModule
+from lit_data.predict.answers import ask_step, read_probability, read_threshold
+from lit_data.predict.figures import (
+    DISTRACTOR_COLOUR,
+    FOUND_COLOUR,
+    TRUE_COLOUR,
+    circle_mask,
+    draw_outline,
+    open_figure,
+    outline_mask,
+    save_figure,
+    show_images,
+    show_mask,
+    show_probability,
+)
+from lit_data.predict.maps import VerdictWriter, WholeImages
+from lit_data.predict.net_facts import NetFacts, describe_maps
+from lit_data.predict.options import ExportRequest, PredictOptions, PredictRun, Use
+from lit_data.predict.pixels import PixelTask, masks_of, name_sample
+from lit_data.predict.task import Data, Task, register
+
+log = logging.getLogger(__name__)
+
+
+@register(BaseDataModule)
+class PatchTask(Task[Data]):
+    """Images with masks, whose first channel is a target; of datamodules that have no other task."""
+
+    predicts = "dict with `probability`"
+
+    @override
+    def draw_predictions(
+        self, model: LightningModule, batch: Batch, path: Path, title: str, *, count: int
+    ) -> bool:
+        """Draw samples with the largest masks, and the one with the smallest, beside predictions."""
+        if "mask" not in batch:
+            return False
+        marked = batch["mask"].flatten(1).sum(1)
+        rows = torch.argsort(marked, descending=True, stable=True)[: count - 1].tolist()
+        rows += torch.argsort(marked, stable=True)[:1].tolist()
+        chosen = {key: value[rows] for key, value in batch.items()}
+        probability = read_probability(ask_step(model, chosen))
+        if probability is None:
+            return False
+        probability = probability.float().cpu()
+        threshold = read_threshold(model)
+        titles = (
+            "target",
+            "reference 1",
+            "|target - mean(ref)|",
+            f"predicted (p >= {threshold:.2g})",
+        )
+        figure, axes = open_figure(len(rows), (*titles, "model"))
+        for row, cells in enumerate(axes):
+            cells[0].set_ylabel(name_sample(self.datamodule, chosen, row), fontsize=8)
+            image = chosen["image"][row]
+            mask = chosen["mask"][row, 0]
+            _draw_patch(cells, image, mask, probability[row, 0].numpy(), threshold)
+        save_figure(figure, path, title, ("true defect", "predicted"), (TRUE_COLOUR, FOUND_COLOUR))
+        return True
+
+    @override
+    def draw_augmented(
+        self, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
+    ) -> None:
+        """Draw as many samples before and after augmentation, those with the largest masks first."""
+        before = self.datamodule.inspect(stage).draw(planned)
+        if before is None:
+            return
+        after = self.datamodule.finish_batch(planned, stage)
+        marked = masks_of(before).flatten(1).sum(1)
+        largest = torch.argsort(marked, descending=True, stable=True)[: len(rows)].tolist()
+        titles = ("before", "reference 1", "after", "reference 1", "mask after")
+        figure, axes = open_figure(len(largest), titles)
+        for cells, row in zip(axes, largest, strict=True):
+            _show_circled(cells[:2], before, row)
+            _show_circled(cells[2:4], after, row)
+            if "mask" in after:
+                show_mask(cells[4], after["mask"][row, 0])
+        epoch = int(planned["epoch"][0])
+        title = f"{stage} samples before and after augmentation, epoch {epoch}"
+        save_figure(figure, path, title, ("true defect",))
+
+
+@register(StripeDataModule)
+class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
+    """Target, references and mask; predictions are maps and tables of defects."""
+
+    takes_augmented = True
+    trained_data = ("channels", "files", "layout", "read", "value_range")
+    uses = Use.INPUTS | Use.FINDING | Use.TILES | Use.VERDICTS
+    _drawn: DrawnImages | None = None
+
+    @override
+    def draw_truth(self, split: Stage) -> DrawnImages | None:
+        numbers = self.datamodule.split_images[split].tolist()
+        if any(self.datamodule.has_defect(number) is None for number in numbers):
+            self._drawn = self.datamodule.draw_images(split)
+        return self._drawn
+
+    @override
+    def open_images(self) -> WholeImages:
+        images = super().open_images()
+        drawn = self._drawn
+        if drawn is None:
+            return images
+        channels = tuple(range(drawn.channels))
+        return WholeImages(
+            bank=drawn, names=drawn.names, channels=channels, value_range=None, shown_channels=1
+        )
+
+    @override
+    def draw_samples(
+        self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
+    ) -> list[int]:
+        """Draw target, references and mask, with true defects and distractors circled.
+
+        Samples with true defects come first, then those with distractors.
+        """
+        distractors = _mark_distractors(self.datamodule, planned, stage)
+        masks = masks_of(batch)
+        interest = 2.0 * masks.flatten(1).amax(1)
+        if distractors is not None:
+            interest += distractors.flatten(1).amax(1).float()
+        rows: list[int] = torch.argsort(interest, descending=True, stable=True)[:count].tolist()
+        figure, axes = open_figure(len(rows), ("target", "reference 1", "reference 2", "mask"))
+        for cells, row in zip(axes, rows, strict=True):
+            show_images(cells[:3], batch["image"][row])
+            show_mask(cells[3], masks[row, 0])
+            circle_mask(cells[0], masks[row, 0], TRUE_COLOUR)
+            if distractors is not None:
+                for channel, cell in enumerate(cells[:3]):
+                    circle_mask(cell, distractors[row, channel], DISTRACTOR_COLOUR)
+            cells[0].set_ylabel(name_sample(self.datamodule, batch, row), fontsize=8)
+        save_figure(figure, path, title, ("true defect", "distractor (not in the mask)"))
+        return rows
+
+    @override
+    def writer(self, run: PredictRun, options: PredictOptions) -> VerdictWriter:
+        if self.datamodule.source.layout == "single":
+            log.warning(
+                "layout=single: target and references are one image, so what is really in it is "
+                "in all three and not found; the maps show false alarms only"
+            )
+        truth, images = self._drawn or self.datamodule, self.open_images()
+        find_misfits = None
+        limits = run.reference_limits
+        if limits is not None and self._drawn is None and self.datamodule.has_references:
+            find_misfits = partial(self.datamodule.describe_misfits, limits=limits)
+        return self.write_verdicts(truth, images, run, options, find_misfits)
+
+    @override
+    def export(self, request: ExportRequest) -> NetFacts:
+        return describe_maps(self.datamodule, self.open_images(), request)
+
+
+def _show_circled(cells: Sequence[Axes], batch: Batch, row: int) -> None:
+    """Show target and first reference of a sample, with its true defects circled."""
+    show_images(cells, batch["image"][row])
+    if "mask" in batch:
+        circle_mask(cells[0], batch["mask"][row, 0], TRUE_COLOUR)
+
+
+def _draw_patch(
+    cells: Sequence[Axes], image: Tensor, mask: Tensor, probability: Array, threshold: float
+) -> None:
+    """Draw one patch: target, reference, their difference, predicted defects, and probability."""
+    show_images(cells[:2], image)
+    difference = (image[0] - image[1:].mean(0)).abs()
+    brightest = max(float(difference.max()), 0.1)  # so that noise alone stays dark
+    cells[2].imshow(difference.numpy(), cmap="magma", vmin=0, vmax=brightest)
+    show_images(cells[3:4], image[:1])
+    draw_outline(cells[3], probability >= threshold, colour=FOUND_COLOUR)
+    show_probability(cells[4], probability)
+    cells[4].set_xlabel(f"highest {float(probability.max()):.2f}", fontsize=8)
+    outline_mask(cells[0], mask)
+    outline_mask(cells[4], mask)
+
+
+def _mark_distractors(datamodule: BaseDataModule, planned: Batch, stage: Stage) -> Tensor | None:
+    """Return the pixels of distractors, [B, C, H, W] bool; None without synthetic defects."""
+    annotated = datamodule.inspect(stage).annotate(planned)
+    if annotated is None:
+        return None
+    plan, annotations = annotated
+    # Label 0 is the background, label n the n-th synthetic object of the plan.
+    is_distractor = torch.cat((torch.zeros(1, dtype=torch.bool), ~plan.is_true))
+    return is_distractor[annotations.labels.long()]

@@ -1,0 +1,216 @@
+"""`Task`: drawing of samples of a kind of data, drawing and writing of predictions.
+
+`find_task` gives that of a datamodule: the attribute ``task`` of its class, which is a `Task` or its
+dotted name, or the one that `register` noted for the class; else that of its parents. A package of
+your own brings its own kind of data in this way; ``docs/extend.md`` walks through one.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+from lightning import LightningModule
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import Batch, Stage
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.datamodules.drawn_images import DrawnImages
+from lit_data.predict.figures import (
+    CELL_INCHES,
+    draw_before_after,
+    new_axes,
+    save_figure,
+    show_pixels,
+)
+from lit_data.predict.net_facts import NetFacts
+from lit_data.predict.options import ExportRequest, Predicted, PredictOptions, PredictRun, Use
+from lit_data.predict.predict import predict_batches
+from lit_data.predict.verdicts import TellsDoubt
+from lit_data.predict.writer import PredictionWriter
+
+log = logging.getLogger(__name__)
+
+
+Data = TypeVar("Data", bound=BaseDataModule)
+_TASKS: "dict[type[Any], type[Task[Any]]]" = {}
+"""Tasks that `register` noted, by the classes of their datamodules."""
+
+
+class Task(Generic[Data]):
+    """Kind of data as the commands see it.
+
+    This one draws images under ``image`` and predicts nothing.
+
+    Args:
+        datamodule: Prepared and opened.
+
+    Attributes:
+        predicts: What `method` must return, in words.
+        method: What a module needs for its predictions to be drawn.
+        candidates: Samples that those of a picture are chosen from.
+        predict_data: Options of the datamodule that prediction sets.
+        trained_data: Options of the datamodule that a checkpoint holds, and that hold for it unless
+            others are typed.
+        unexported: Why there is no file for `lit_inspect`, and what to do.
+        uses: What options of ``predict`` mean something for here; others are refused.
+        shares: Several processes may predict some of the inputs each; `predict` then heeds the
+            share of the run.
+    """
+
+    predicts: ClassVar[str] = "predictions"
+    method: ClassVar[str] = "predict_step"
+    candidates: ClassVar[int] = 64
+    predict_data: ClassVar[Mapping[str, Any]] = {}
+    trained_data: ClassVar[Sequence[str]] = ()
+    unexported: ClassVar[str] = (
+        "lit_inspect knows maps of images, classes and boxes alone: predict with the checkpoint"
+    )
+    shares: ClassVar[bool] = True
+    uses: ClassVar[Use] = Use.INPUTS | Use.FINDING
+
+    def __init__(self, datamodule: Data) -> None:
+        self.datamodule = datamodule
+
+    @property
+    def truth(self) -> TellsDoubt:
+        """Truth of images, for kinds with verdicts; by default the datamodule knows it."""
+        truth: Any = self.datamodule
+        known: TellsDoubt = truth
+        return known
+
+    def list_split(self, split: Stage) -> list[int]:
+        """Return the numbers of the images of a split."""
+        numbers: list[int] = self.datamodule.split_images[split].tolist()
+        return numbers
+
+    @classmethod
+    def has_verdicts(cls) -> bool:
+        """Return True if images of this kind get verdicts, by a threshold of their own."""
+        return Use.VERDICTS in cls.uses
+
+    def can_draw(self, model: LightningModule) -> bool:
+        """Return True if a model has the method that `draw_predictions` calls."""
+        step = getattr(model, self.method, None)
+        if step is None:
+            return False
+        # Lightning's base class has a `predict_step` too, which predicts nothing to draw.
+        function = getattr(step, "__func__", step)
+        return function is not getattr(LightningModule, self.method, None)
+
+    def draw_samples(
+        self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
+    ) -> list[int]:
+        """Draw up to `count` samples of a finished batch on the host, spread evenly over it.
+
+        Returns:
+            Rows of the batch that are drawn; empty if it has no images.
+        """
+        images = batch.get("image") if isinstance(batch, dict) else None
+        if not isinstance(images, Tensor) or images.ndim != 4:
+            log.info("no %s: the batch has no image [B, C, H, W]", path.name)
+            return []
+        spread = np.linspace(0, len(images) - 1, min(len(images), count))
+        rows: list[int] = np.unique(spread.astype(np.int64)).tolist()
+        figure, axes = new_axes(1, len(rows), CELL_INCHES + 0.5)
+        for cell, row in zip(axes[0], rows, strict=True):
+            show_pixels(cell, images[row].float())
+            cell.set_title(self.describe_sample(batch, row), fontsize=8)
+        save_figure(figure, path, title, ())
+        return rows
+
+    def describe_sample(self, batch: Batch, row: int) -> str:
+        """Return the title of a sample."""
+        return ""
+
+    def draw_predictions(
+        self, model: LightningModule, batch: Batch, path: Path, title: str, *, count: int
+    ) -> bool:
+        """Draw samples beside the predictions of a model; return True if these could be drawn."""
+        return False
+
+    def draw_augmented(
+        self, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
+    ) -> None:
+        """Draw samples before and after augmentation, if there is any."""
+
+        def show(cells: Sequence[Axes], batch: Batch, row: int) -> None:
+            show_pixels(cells[0], batch["image"][row])
+
+        draw_before_after(self.datamodule, planned, rows, path, stage=stage, show=show)
+
+    def writer(self, run: PredictRun, options: PredictOptions) -> PredictionWriter:
+        """Return the writer of predictions.
+
+        Raises:
+            ConfigError: There is none, or not with these options.
+        """
+        raise ConfigError(
+            "predict does not know how to write what is predicted for a "
+            f"{type(self.datamodule).__name__}: give it a `task` with a `writer`, see docs/extend.md"
+        )
+
+    def predict(
+        self, model: LightningModule, run: PredictRun, options: PredictOptions
+    ) -> Predicted:
+        """Predict all samples, batch by batch, and write the predictions into the run folder."""
+        return predict_batches(self.datamodule, model, self.writer(run, options), run, options)
+
+    def draw_truth(self, split: Stage) -> DrawnImages | None:
+        """Turn to the images of a split as they are and with synthetic defects, and predict those.
+
+        Returns:
+            None where other truth is known, or none can be drawn.
+        """
+        return None
+
+    def export(self, request: ExportRequest) -> NetFacts:
+        """Return the net of a model, and what an ``.inspect`` file says of it.
+
+        Raises:
+            ConfigError: There is none for this kind of data.
+        """
+        raise ConfigError(
+            f"a {type(self.datamodule).__name__} is not exported, as {self.unexported}"
+        )
+
+
+def find_task(datamodule: BaseDataModule) -> Task[Any]:
+    """Return the task of a datamodule: its own ``task``, else that of its class."""
+    return find_task_of(type(datamodule))(datamodule)
+
+
+def find_task_of(kind: object) -> type[Task[Any]]:
+    """Return the task of a class of datamodules; for a function that makes one, the general task.
+
+    Raises:
+        ConfigError: A task is named that is not there.
+    """
+    datamodule_class = kind if isinstance(kind, type) else BaseDataModule
+    for parent in datamodule_class.__mro__:
+        task = vars(parent).get("task") or _TASKS.get(parent)
+        if task is not None:
+            return _import_task(task) if isinstance(task, str) else task
+    return Task
+
+
+def register(kind: type[Any]) -> Callable[[type[Task[Any]]], type[Task[Any]]]:
+    """Decorate the `Task` of a class of datamodules and of those derived from it."""
+
+    def note(task: type[Task[Any]]) -> type[Task[Any]]:
+        _TASKS[kind] = task
+        return task
+
+    return note
+
+
+def _import_task(name: str) -> type[Task[Any]]:
+    module, _, class_name = name.rpartition(".")
+    task: type[Task[Any]] | None = getattr(import_module(module), class_name, None)
+    if task is None:
+        raise ConfigError(f"task={name!r} of a datamodule names nothing that is there")
+    return task

@@ -1,0 +1,159 @@
+"""`VerdictTable`: ``images.csv``, the verdicts of all images of a run, the same for all kinds of data."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lit_data.images.bank import ImageBank
+from lit_data.predict.journal import Entry
+from lit_data.predict.options import PredictOptions, PredictRun
+from lit_data.predict.verdicts import KnowsTruth, choose_judge, score_verdicts
+from lit_data.predict.writer import PredictionWriter
+from lit_inspect.verdicts import DEFECT, GOOD, REVIEW, UNSURE
+
+log = logging.getLogger(__name__)
+
+Row = Mapping[str, Any]
+
+COLUMNS = ("image", "score", "verdict")
+COUNTED_COLUMNS = ("image", "score", "defects", "verdict")
+"""Where the defects of an image are counted."""
+
+_TRUTHS = (GOOD, DEFECT)
+_MANY = 10  # images that are not all defective, as a rule
+
+
+class VerdictTable:
+    """Verdicts of the images of a run, by their scores and one rule.
+
+    The columns ``image``, ``score`` and ``verdict`` are always there; ``truth`` and ``kind`` where the
+    truth is known of every image; ``guarantee`` of a calibrated run.
+
+    Args:
+        truth: Knows which images show a defect.
+        bank: The images.
+        run: With the calibration, if there is one, and the doubt.
+        options: With the threshold of images.
+        expects_good: Many images that are all defective are worth a warning, also where no score
+            decides; with boxes they may be photographs that all show an object.
+
+    Attributes:
+        judge: The rule.
+    """
+
+    def __init__(
+        self,
+        truth: KnowsTruth,
+        bank: ImageBank,
+        run: PredictRun,
+        options: PredictOptions,
+        *,
+        expects_good: bool = True,
+    ) -> None:
+        self._truth = truth
+        self._bank = bank
+        self._kinds = truth.image_kinds
+        self._calibration = run.calibration
+        self._doubt = run.doubt
+        self._folder = run.folder
+        self.judge = choose_judge(options.image_threshold, run.calibration, run.doubt)
+        self._expects_good = expects_good or self.judge.goes_by_score
+
+    def make_row(self, entry: Entry, number: int, *, is_found: bool) -> dict[str, Any]:
+        """Return the row of an image; its truth is empty where nothing says it.
+
+        Args:
+            entry: Its score, and as its note which references do not fit.
+            number: Of the image.
+            is_found: A defect is found in it.
+        """
+        has_defect = self._truth.has_defect(number)
+        return {
+            "image": entry.image,
+            "score": entry.score,
+            "verdict": self.judge(entry.score, is_found=is_found, fits=not entry.note),
+            "truth": "" if has_defect is None else _TRUTHS[has_defect],
+            "kind": self._kinds[number] if self._kinds else "",
+        }
+
+    def write(
+        self,
+        writer: PredictionWriter,
+        rows: Sequence[Row],
+        columns: Sequence[str],
+        others: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Write ``images.csv``.
+
+        Args:
+            writer: Of the run.
+            rows: Of all images, see `make_row`.
+            columns: Those that come first.
+            others: Columns that come behind the truth.
+
+        Returns:
+            Images with the verdict ``defect``, and where they are known the guarantee, misses, false
+            alarms and AUROC.
+        """
+        is_known = self.is_known(rows)
+        names = (*columns, *(("truth", "kind") if is_known else ()), *others)
+        guarantee = self._find_guarantee(writer, rows)
+        if guarantee:
+            names = (*names, "guarantee")
+        table = [{**row, "guarantee": guarantee} for row in rows]
+        path = writer.write_rows(self._folder / "images", names, table)
+        log.info("verdicts: %s", path)
+        self._warn(rows)
+        judged_bad = sum(row["verdict"] == DEFECT for row in rows)
+        metrics: dict[str, Any] = {"predict/images_with_defects": judged_bad}
+        if guarantee:
+            metrics["predict/guarantee"] = guarantee
+            metrics["predict/review"] = sum(row["verdict"] == REVIEW for row in rows)
+        if not is_known:
+            return metrics
+        truths = {row["truth"] for row in rows}
+        if len(truths) == 1:
+            lack = "all images show a defect" if DEFECT in truths else "no image shows a defect"
+            log.info("%s, so there is no image AUROC", lack)
+        return metrics | score_verdicts(rows)
+
+    def is_known(self, rows: Sequence[Row]) -> bool:
+        """Return True if the truth of every image is known; that of some alone is of no help."""
+        return bool(rows) and all(row["truth"] for row in rows)
+
+    def _find_guarantee(self, writer: PredictionWriter, rows: Sequence[Row]) -> str:
+        """Return the bounds of the verdicts, or that they are withdrawn; empty without any."""
+        if self._calibration is None or self._doubt:
+            return ""
+        numbers = [writer.numbers[row["image"]] for row in rows]
+        return self._calibration.guarantee(self._bank, numbers)
+
+    def _warn(self, rows: Sequence[Row]) -> None:
+        if self._doubt:
+            log.warning(
+                "%s: verdicts are %s, train longer or look at report.html of the run",
+                self._doubt,
+                UNSURE,
+            )
+            return
+        is_odd = len(rows) >= _MANY and all(row["verdict"] == DEFECT for row in rows)
+        if is_odd and self._expects_good:
+            log.warning(
+                "all %d images are defective: is this the right model, and does its threshold fit "
+                "these images? predict.image_threshold sets another",
+                len(rows),
+            )
+
+
+def rank_errors(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Return defective images from the lowest score up, and good ones from the highest down."""
+    defective = [row for row in rows if row["truth"] == DEFECT]
+    good = [row for row in rows if row["truth"] == GOOD]
+    defective.sort(key=lambda row: row["score"])
+    good.sort(key=lambda row: -row["score"])
+    return defective, good
+
+
+def show_row(row: Row) -> str:
+    """Return the kind and the score of an image, for the title of a picture."""
+    return f"{row['kind'] or row['truth']}, score {row['score']:.2f}"

@@ -1,0 +1,143 @@
+"""Images with their boxes, in cells of figures and painted into pixels."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, cast
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from lit_data.core.types import Array, Batch
+from lit_data.predict.figures import CELL_INCHES, PERCENTILES, new_axes, show_pixels
+
+COLUMNS = 3
+INCHES = 2 * CELL_INCHES  # of an image: objects may be small
+_RGB = 3
+_STEP = 4  # px between those that say how dark and bright an image is
+_PAIRS = 2  # in a row
+_NAME_HEIGHT = 0.03  # of a picture
+_COLOURS = matplotlib.colormaps["tab10"]
+
+
+class Boxes(NamedTuple):
+    """Objects of one image.
+
+    Attributes:
+        corners: [n, 4] (left, top, right, bottom) px.
+        classes: [n] int64.
+        scores: [n] float32 in 0..1; empty for boxes that no model has found.
+    """
+
+    corners: Tensor
+    classes: Tensor
+    scores: Tensor
+
+
+def find_true(batch: Batch, row: int) -> Boxes:
+    """Return the true boxes of a sample of a finished batch."""
+    height, width = batch["image"].shape[-2:]
+    boxes = batch["boxes"][batch["boxes"][:, 0] == row]
+    # A row of boxes is (sample, class, cx, cy, w, h), the last four in fractions of the image.
+    centre = boxes[:, 2:4]
+    half_size = boxes[:, 4:] / 2
+    corners = torch.cat((centre - half_size, centre + half_size), dim=1)
+    corners_px = corners * torch.tensor([width, height, width, height])
+    return Boxes(corners_px, boxes[:, 1].long(), boxes.new_empty(0))
+
+
+def paint_boxes(pixels: Array, boxes: Boxes, names: Sequence[str]) -> Array:
+    """Return a copy of a stored image with its objects drawn into it, [3, H, W] uint8."""
+    import cv2
+
+    painted = np.ascontiguousarray(np.moveaxis(to_bytes(pixels), 0, -1))
+    for corners, kind, name in _name_boxes(boxes, names):
+        left, top, right, bottom = np.rint(corners).astype(np.int64).tolist()
+        colour = [round(255 * part) for part in _COLOURS(kind % 10)[:3]]
+        # OpenCV draws its second corner too; right and bottom of a box lie behind its last pixel.
+        last_pixel = (max(left, right - 1), max(top, bottom - 1))
+        cv2.rectangle(painted, (left, top), last_pixel, colour, 1)
+        origin = (left, max(8, top - 2))  # below the upper edge of the image
+        cv2.putText(
+            painted,
+            name,
+            origin,
+            cv2.FONT_HERSHEY_SIMPLEX,
+            0.3,
+            colour,
+            1,
+            cv2.LINE_AA,
+        )
+    return np.moveaxis(painted, -1, 0)
+
+
+def to_bytes(pixels: Array) -> Array:
+    """Return an image as it is shown: [3, H, W] uint8.
+
+    Bytes of three channels stay as they are. Of other images three channels, or else the first one
+    in grey, reach from their darkest to their brightest.
+
+    Args:
+        pixels: [C, H, W] of any dtype.
+    """
+    if len(pixels) == _RGB and pixels.dtype == np.uint8:
+        return pixels
+    if len(pixels) != _RGB:
+        pixels = pixels[:1]
+    low, high = np.percentile(pixels[:, ::_STEP, ::_STEP], PERCENTILES)
+    stretched = (pixels.astype(np.float32) - low) * (255 / max(high - low, 1e-6))
+    planes: Array = stretched.clip(0, 255).astype(np.uint8)
+    return np.repeat(planes, _RGB // len(planes), axis=0)
+
+
+def open_cells(count: int, columns: int) -> tuple[Figure, list[Axes]]:
+    """Return at least `count` cells in rows; those beyond it are not visible."""
+    rows = -(-count // columns)
+    figure, axes = new_axes(rows, columns, INCHES * rows + 0.7, width_inches=INCHES * columns)
+    cells = cast(list[Axes], list(axes.flat))
+    for cell in cells[count:]:
+        cell.set_visible(False)
+    return figure, cells
+
+
+def open_pairs(count: int, titles: tuple[str, str]) -> tuple[Figure, list[Axes]]:
+    """Return two cells side by side for each of `count` samples, with a title over each column."""
+    columns = 2 * min(_PAIRS, count)
+    figure, cells = open_cells(2 * count, columns)
+    for column, cell in enumerate(cells[:columns]):
+        cell.set_title(titles[column % 2], fontsize=10)
+    return figure, cells
+
+
+def show_boxes(cell: Axes, image: Tensor, boxes: Boxes, names: Sequence[str]) -> None:
+    """Show an image, [C, H, W] in 0..1, with a rectangle and a name for each box."""
+    show_pixels(cell, image)
+    for corners, kind, name in _name_boxes(boxes, names):
+        # Matplotlib puts the centres of pixels at whole numbers, boxes put their corners there.
+        left, top, right, bottom = (edge - 0.5 for edge in corners)
+        colour = _COLOURS(kind % 10)
+        rectangle = Rectangle(
+            (left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.2
+        )
+        cell.add_patch(rectangle)
+        frame = {"facecolor": colour, "edgecolor": "none", "pad": 0.6}
+        # Above the box; inside where nothing of the image is above it, as the name would be cut off.
+        side = "bottom" if top > _NAME_HEIGHT * image.shape[-2] else "top"
+        left, top = max(left, -0.5), max(top, -0.5)
+        cell.text(left, top, name, fontsize=6, color="white", va=side, bbox=frame, clip_on=True)
+
+
+def _name_boxes(boxes: Boxes, names: Sequence[str]) -> Iterator[tuple[list[float], int, str]]:
+    """Yield corners, class and text of each box.
+
+    A class that the dataset does not know has its number for a name; true boxes have no score.
+    """
+    corners = boxes.corners.tolist()
+    scores = boxes.scores.tolist()
+    for number, kind in enumerate(boxes.classes.tolist()):
+        name = names[kind] if kind < len(names) else str(kind)
+        score = f" {scores[number]:.2f}" if scores else ""
+        yield corners[number], kind, f"{name}{score}"

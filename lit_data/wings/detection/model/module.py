@@ -1,0 +1,402 @@
+"""`DetectionModule`: learn to find objects and to say what they are."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.core.checks import check_choice
+from lit_data.core.devices import constant
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import Batch
+from lit_data.models.image_ranks import JudgedModule
+from lit_data.models.schedule import OptimizerFactory, Schedule
+from lit_data.models.score_curves import ScoreCurves
+from lit_data.wings.detection.model.boxes import Objects, non_maximum_suppression, soft_suppression
+from lit_data.wings.detection.model.net import Predictions
+from lit_data.wings.detection.model.scores import SIZE_LIMITS_PX, SIZES, BoxScores
+from lit_data.wings.detection.model.seams import WindowObjects, score_objects
+from lit_data.wings.detection.model.targets import Truths, detection_loss, read_truths
+from lit_data.wings.detection.windows import MarkedBoxes
+from lit_inspect.boxes import LEAST_SCORE
+
+Suppression = Literal["hard", "soft"]
+
+MOST_KEPT = 100  # boxes of an image; what COCO counts of a class
+_MOST_COMPARED = 1000  # boxes of an image that non-maximum suppression looks at
+_UNCHOSEN = 0.25  # score of objects before a validation has found any
+_LEAST_PROBABILITY = 1e-12  # in an exported file
+
+
+class DetectionModule(JudgedModule):
+    """A net that finds objects, its loss, and mean average precision.
+
+    Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``boxes`` [N, 6] float32: row in
+    the batch, class, and centre x, centre y, width, height as fractions of the image; see
+    `read_truths`. In the regions of ``ignored``, of the same form, objects of their class are
+    neither learned nor wrong.
+
+    Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/``
+    before it, see `BoxScores`:
+
+    - ``map50``: mean over the classes of the average precision at IoU 0.5;
+    - ``map``: the same, mean over IoU 0.5, 0.55 .. 0.95; ``map_small``, ``map_medium`` and
+      ``map_large`` of the objects of a size;
+    - ``ap50_NAME`` and ``ap_NAME`` of each class, where the datamodule names them;
+    - ``froc_0.1``, ``froc_1``, ``froc_10``: fraction of the objects found at so many false alarms
+      per image;
+    - ``object_f1_max`` and the score it has, which checkpoints hold as ``predict_threshold``: that
+      of the last validation, which ``predict`` takes;
+    - what `JudgedModule` says of images. An image scores as its surest box, or 0 where none has
+      0.01; it shows a defect where it has a box, and those with ignored regions alone count not.
+
+    Where samples are windows of large images, what is found in the windows of an image is joined, see
+    `lit_inspect.boxes.join_windows`, and compared with the boxes of the image. An image of which
+    windows are missing, as with ``limit_val_batches``, counts not.
+
+    `load_from_checkpoint(path, net=DetectorNet(3))` restores the plain arguments; net and optimizer
+    are given again.
+
+    Args:
+        net: From [B, 3, H, W] images to `Predictions`; see `DetectorNet`.
+        optimizer: Makes the optimizer from the parameters; AdamW by default.
+        schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the
+            optimizer has it.
+        box_weight: Weight of the boxes in the loss, see `detection_loss`.
+        score_threshold: Predicted objects have a higher score; none takes the one that validation
+            chose, 0.25 before. Evaluation has its own, 0.01.
+        iou_threshold: Of two objects of a class that overlap more, the one with the higher score
+            stays.
+        nms: `hard` drops objects so. `soft` multiplies their score by 1 - IoU instead, and keeps those
+            that stay above the threshold: for objects that lie close together.
+        size_limits_px: Sides of squares whose areas part small, medium and large objects, px of the
+            image on the disk.
+
+    Raises:
+        ConfigError: The schedule is unknown, or a threshold is no fraction; later, that the
+            dataset has more classes than the net.
+    """
+
+    predict_threshold: Tensor
+    exported_as = "boxes"
+    not_in_bar: ClassVar[tuple[str, ...]] = (
+        "map_",
+        "ap50_",
+        "ap_",
+        "froc_",
+        "object_f1_max",
+        "image_",
+        "misses",
+        "false_alarms",
+    )
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        optimizer: OptimizerFactory | None = None,
+        schedule: Schedule = "warmup_cosine",
+        box_weight: float = 2.0,
+        score_threshold: float | None = None,
+        iou_threshold: float = 0.6,
+        nms: Suppression = "hard",
+        size_limits_px: Sequence[float] = SIZE_LIMITS_PX,
+    ) -> None:
+        optimizer = optimizer or partial(torch.optim.AdamW, lr=5e-3, weight_decay=5e-2)
+        super().__init__(net, optimizer=optimizer, schedule=schedule, predict_threshold=_UNCHOSEN)
+        if not (0 <= (score_threshold or 0) < 1 and 0 < iou_threshold <= 1):
+            raise ConfigError(
+                f"score_threshold={score_threshold}, iou_threshold={iou_threshold}: need 0 <= "
+                "score_threshold < 1 and 0 < iou_threshold <= 1"
+            )
+        check_choice("nms", nms, get_args(Suppression))
+        _check_limits(size_limits_px)
+        self.box_weight = box_weight
+        self.score_threshold = score_threshold
+        self.iou_threshold = iou_threshold
+        self.nms: Suppression = nms
+        self.scores = nn.ModuleDict(
+            {"val": BoxScores(size_limits_px), "test": BoxScores(size_limits_px)}
+        )
+        self._windows = {"val": WindowObjects(), "test": WindowObjects()}
+        # Plain values only, so that checkpoints load with weights_only=True.
+        self.save_hyperparameters(
+            "schedule", "box_weight", "score_threshold", "iou_threshold", "nms", "size_limits_px"
+        )
+
+    @override
+    def setup(self, stage: str) -> None:
+        """Compare the classes of the net with those of the dataset, where both say them.
+
+        Raises:
+            ConfigError: The set has more: their objects would fit no output of the net; or images
+                have other channels than the net takes.
+        """
+        trainer: Any = self.trainer
+        _check_channels(self.net, trainer.datamodule)
+        net_classes = getattr(self.net, "classes", None)
+        names = getattr(trainer.datamodule, "classes", None)
+        if not isinstance(names, Sequence):
+            return
+        metrics: Any = self.scores.children()
+        for metric in metrics:
+            metric.names = names
+        if not isinstance(net_classes, int):
+            return
+        if len(names) > net_classes:
+            raise ConfigError(
+                f"the dataset has {len(names)} classes, the net {net_classes}: set "
+                f"model.net.classes={len(names)}"
+            )
+
+    @override
+    def forward(self, images: Tensor) -> Predictions:
+        """Return the net's predictions at its places in images [B, 3, H, W]."""
+        predictions: Predictions = self.net(images)
+        return predictions
+
+    @override
+    def find_loss(self, batch: Batch) -> Tensor:
+        return detection_loss(
+            self(batch["image"]),
+            read_truths(batch),
+            _read_ignored(batch),
+            box_weight=self.box_weight,
+        )
+
+    @override
+    def predict_step(self, batch: Batch, batch_idx: int) -> list[Objects]:
+        """The objects of each image.
+
+        Returns:
+            For each image up to 100 objects, the highest score first: ``boxes`` [n, 4] float32
+            (left, top, right, bottom) in pixels of the batch image, ``scores`` [n] float32 in 0..1,
+            ``classes`` [n] int64.
+        """
+        threshold = self.score_threshold
+        if threshold is None:
+            threshold = float(self.predict_threshold)
+        return self._find(batch["image"], threshold)
+
+    def _find(self, images: Tensor, score_threshold: float) -> list[Objects]:
+        height_px, width_px = images.shape[-2:]
+        predictions = self(images)
+        limits = constant(
+            (width_px, height_px) * 2, predictions.boxes.device, predictions.boxes.dtype
+        )
+        boxes = predictions.boxes.clamp(min=0).minimum(limits)
+        objects = []
+        for logits, places in zip(predictions.logits, boxes, strict=True):
+            objects.append(
+                find_objects(logits, places, score_threshold, self.iou_threshold, self.nms)
+            )
+        return objects
+
+    @override
+    def invert(self, answers: Tensor, images: Tensor) -> Predictions:
+        """Return predictions by [B, P, 4 + classes]: boxes in parts of an image, probabilities."""
+        height_px, width_px = images.shape[-2:]
+        limits = answers.new_tensor((width_px, height_px) * 2)
+        logits = answers[..., 4:].double().logit(eps=_LEAST_PROBABILITY).float()
+        return Predictions(logits, answers[..., :4] * limits, ())
+
+    @override
+    def score(self, batch: Batch, stage: str) -> None:
+        predicted = self._find(batch["image"], LEAST_SCORE)
+        if self._has_windows:
+            self._windows[stage].add(predicted, batch)
+            # Images are done one after the other, so few are open, but on several ranks.
+            for image in set(batch["image_index"].tolist()):
+                self._score_whole(image, stage)
+            return
+        count = len(batch["image"])
+        true = _list_objects(read_truths(batch), count)
+        regions = _read_ignored(batch)
+        ignored = None if regions is None else _list_objects(regions, count)
+        scales = _find_scales(batch)
+        if scales is not None:
+            _cut_to_images(predicted, batch, scales)
+        for row, objects in enumerate(predicted):
+            unknown = ignored is not None and len(ignored[row]["classes"]) > 0
+            self._rank(stage, score_objects(objects), len(true[row]["classes"]), unknown=unknown)
+        metric: Any = self.scores[stage]
+        metric.update(predicted, true, ignored, scales)
+
+    def _rank(self, stage: str, score: float, boxes: int, *, unknown: bool) -> None:
+        """Rank an image by the score of its surest box.
+
+        Args:
+            stage: Whose.
+            score: Of that box.
+            boxes: True boxes of the image.
+            unknown: It has ignored regions, and without a box they may show a defect or not.
+        """
+        if boxes or not unknown:
+            shows = torch.tensor([boxes > 0], device=self.device)
+            self.rank(stage, torch.tensor([score], device=self.device), shows)
+
+    @property
+    def _has_windows(self) -> bool:
+        """True if samples are windows of images, which are scored as a whole."""
+        trainer: Any = self._trainer
+        return bool(getattr(getattr(trainer, "datamodule", None), "joins_windows", False))
+
+    def _score_whole(self, image: int, stage: str) -> None:
+        """Score an image if all of its windows are there."""
+        trainer: Any = self.trainer
+        whole_image = trainer.datamodule.find_whole(image)
+        joined = self._windows[stage].take(image, whole_image)
+        if joined is None:
+            return
+        objects, score = joined
+        best = {name: values[:_MOST_COMPARED] for name, values in objects.items()}
+        true, ignored = (
+            _read_marked(whole_image.objects),
+            _read_marked(whole_image.ignored),
+        )
+        unknown = len(ignored["classes"]) > 0
+        self._rank(stage, score, len(true["classes"]), unknown=unknown)
+        self._update(stage, best, true, ignored)
+
+    def _update(self, stage: str, *objects: Objects) -> None:
+        """Score what is found in an image, its true boxes and its ignored regions."""
+        metric: Any = self.scores[stage]
+        parts = []
+        for of_kind in objects:
+            parts.append([{name: values.to(self.device) for name, values in of_kind.items()}])
+        metric.update(*parts)
+
+    def _score_rest(self, stage: str) -> None:
+        """Score images whose windows lie on several ranks; those with windows that are missing count not."""
+        self._windows[stage].gather()
+        for image in list(self._windows[stage].parts):
+            self._score_whole(image, stage)
+        self._windows[stage].parts.clear()
+        metric: Any = self.scores[stage]
+        metric.update([], [])  # so that a rank without an image takes part
+
+    @override
+    def take_scores(self, stage: str) -> dict[str, Tensor]:
+        metric: Any = self.scores[stage]
+        if self._has_windows:
+            self._score_rest(stage)
+        values: dict[str, Tensor] = metric.compute()
+        images = self.take_ranks(stage)
+        curves = {} if metric.curve is None else {"objects": metric.curve}
+        self.curves[stage] = ScoreCurves(curves)
+        ranking = self.find_ranking(stage)
+        if ranking is not None:
+            self.confusion[stage] = ranking.confusion
+            self.curves[stage] = ScoreCurves(
+                {"images": ranking.curve, **curves}, ranking.image_scores
+            )
+        metric.reset()
+        chosen = values["object_f1_max_threshold"]
+        if stage == "val" and chosen.isfinite():
+            self.predict_threshold.fill_(chosen)
+        return values | images
+
+
+def _check_limits(limits_px: Sequence[float]) -> None:
+    is_pair = len(limits_px) == len(SIZES) - 1
+    if not is_pair or not 0 < limits_px[0] < limits_px[1]:
+        raise ConfigError(
+            f"size_limits_px={list(limits_px)} must be two sides that rise from above 0"
+        )
+
+
+def _check_channels(net: nn.Module, datamodule: object) -> None:
+    net_channels = getattr(net, "channels", None)
+    image_channels = getattr(getattr(datamodule, "bank", None), "channels", net_channels)
+    if net_channels != image_channels and isinstance(net_channels, int):
+        raise ConfigError(
+            f"images have {image_channels} channels and the net takes {net_channels}: set "
+            f"model.net.channels={image_channels}, or data.read.gray_to_rgb=true for grey images"
+        )
+
+
+def _read_ignored(batch: Batch) -> Truths | None:
+    return read_truths(batch, "ignored") if "ignored" in batch else None
+
+
+def _list_objects(truths: Truths, count: int) -> list[Objects]:
+    """Return the boxes of each of so many images."""
+    images = []
+    for row in range(count):
+        objects = truths.of(row)
+        images.append({"boxes": objects.boxes, "classes": objects.classes})
+    return images
+
+
+def _find_scales(batch: Batch) -> list[float] | None:
+    """Return the px of each image on the disk for one px of its sample, into which it is fitted."""
+    if "shape" not in batch or "window" in batch:  # windows are as large as on the disk
+        return None
+    fractions = batch["shape"] / batch["shape"].new_tensor(batch["image"].shape[-2:])
+    scales: list[float] = fractions.amax(1).tolist()
+    return scales
+
+
+def _cut_to_images(found: Sequence[Objects], batch: Batch, scales: Sequence[float]) -> None:
+    """Cut boxes where their image ends in the middle of its sample, as `predict` does.
+
+    Those that lie beside it are left out.
+    """
+    sample_px = batch["shape"].new_tensor(batch["image"].shape[-2:])
+    for objects, shape_px, scale in zip(found, batch["shape"], scales, strict=True):
+        margin_px = (sample_px - shape_px / scale) / 2
+        low = (margin_px - 0.5).floor().clamp(min=0)  # images begin at a whole pixel
+        corners = torch.stack([low, sample_px - low]).flip(1).to(objects["boxes"])
+        boxes = objects["boxes"].clamp(corners[0].repeat(2), corners[1].repeat(2))
+        is_inside = (boxes[:, 2:] > boxes[:, :2]).all(1)
+        objects["boxes"] = boxes[is_inside]
+        for name in ("classes", "scores"):
+            objects[name] = objects[name][is_inside]
+
+
+def _read_marked(marked: MarkedBoxes) -> Objects:
+    boxes = torch.from_numpy(marked.corners).float()
+    return {"boxes": boxes, "classes": torch.from_numpy(marked.classes)}
+
+
+def find_objects(
+    logits: Tensor,
+    boxes: Tensor,
+    score_threshold: float,
+    iou_threshold: float,
+    nms: Suppression = "hard",
+) -> Objects:
+    """Find the objects of one image.
+
+    Each place and class above the threshold, less those that a better one overlaps too much.
+
+    Args:
+        logits: [P, classes].
+        boxes: [P, 4] corners in pixels.
+        score_threshold: Objects have a higher score.
+        iou_threshold: See `non_maximum_suppression`.
+        nms: `soft` for `soft_suppression`.
+
+    Returns:
+        ``boxes`` [n, 4], ``scores`` [n], ``classes`` [n] int64 of up to 100 objects, the highest
+        score first.
+    """
+    scores = logits.sigmoid().flatten()
+    scores, flat = scores.topk(min(_MOST_COMPARED, len(scores)))
+    flat = flat[scores > score_threshold]
+    scores = scores[scores > score_threshold]
+    places = flat // logits.shape[1]
+    classes = flat % logits.shape[1]
+    corners = boxes[places]
+    limits: dict[str, Any] = {"iou_threshold": iou_threshold, "most": MOST_KEPT}
+    if nms == "soft":
+        best, best_scores = soft_suppression(
+            corners, scores, classes, least_score=score_threshold, **limits
+        )
+    else:
+        best = non_maximum_suppression(corners, scores, classes, **limits)
+        best_scores = scores[best]
+    return {"boxes": corners[best], "scores": best_scores, "classes": classes[best]}

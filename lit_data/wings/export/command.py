@@ -1,0 +1,205 @@
+"""``export``: one file of a trained model, which `lit_inspect` runs without torch."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import fields
+from pathlib import Path, PurePath
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from lit_data.app.build import build_input_data, build_model
+from lit_data.app.checkpoints import find_checkpoint, load_weights
+from lit_data.app.configuration.names import allow_packages
+from lit_data.app.configuration.suggest import Parser
+from lit_data.app.configuration.targets import read_options
+from lit_data.app.exported import SUFFIX, open_exported
+from lit_data.app.predict import list_conditions, read_limits, take_thresholds
+from lit_data.app.quality import find_doubt
+from lit_data.app.rerun import read_config, read_started
+from lit_data.app.trained import take_trained
+from lit_data.core.errors import ConfigError, StoreError, first_line, show_path
+from lit_data.core.files import explaining, replacing_by_path
+from lit_data.datamodules.source import find_cache
+from lit_data.predict import find_task
+from lit_data.predict.options import ExportRequest, PredictOptions
+from lit_data.predict.verdicts import find_calibration
+from lit_data.wings.export.encode import encode_file
+from lit_data.wings.export.int8 import Int8Options, choose_precision
+
+log = logging.getLogger(__name__)
+
+_INT8 = tuple(field.name for field in fields(Int8Options))
+_KEYS = ("data.root", "data.read.max_pixels", "ckpt", "paths.cache", *_INT8)
+_HELP = """\
+usage: python -m lit_data export RUN [FILE] [key=value ...] [--package NAME]
+
+Writes the best checkpoint of a run as one .inspect file, by default RUN/model.inspect, for `python -m lit_inspect FILE
+IMAGES --out DIR`, which needs neither torch nor lit_data. It is for maps of defects, also of targets with references,
+masks of watermarks, classes of images and boxes. Keys:
+data.root=FOLDER of images that the file is checked with, where those of the training are gone; data.read.max_pixels of
+the largest image; ckpt=best, last or a path; paths.cache=FOLDER for decoded images; options of tiles and thresholds of
+predict, such as predict.tile_px=256; and int8=true for a net in int8, if the score of validation drops by no more than
+int8_drop=0.01 (ranges are those of int8_images=64 samples of the training).
+--package NAME allows classes of a package of yours."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Export a run.
+
+    Args:
+        arguments: Those behind ``export``.
+
+    Raises:
+        LitDataError: There is no such run, or its model cannot be exported.
+    """
+    parser = Parser("export")
+    options = parser.read(arguments)
+    if options.help:
+        print(_HELP)
+        return
+    overrides = [text for text in options.words if "=" in text]
+    paths = [text for text in options.words if "=" not in text]
+    if not 1 <= len(paths) <= 2:
+        raise ConfigError(
+            "export needs the folder of a run, and takes a file: export RUN board.inspect"
+        )
+    run = Path(paths[0])
+    path = Path(paths[1]) if len(paths) > 1 else run / f"model{SUFFIX}"
+    if path.suffix != SUFFIX:
+        raise ConfigError(f"{path}: name a file that ends in {SUFFIX}")
+    with allow_packages(options.package):
+        data = encode_run(run, _read_keys(overrides))
+    _write(path, data)
+
+
+def _read_keys(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the values of the keys that are typed.
+
+    Raises:
+        ConfigError: A key is none of those that change an export, or a value cannot be read.
+    """
+    try:
+        typed = OmegaConf.from_dotlist(list(overrides))
+    except (ValueError, YAMLError, OmegaConfBaseException, RecursionError) as error:
+        raise ConfigError(f"the words behind export cannot be read: {first_line(error)}") from error
+    predict = OmegaConf.select(typed, "predict")
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key not in _KEYS and not key.startswith("predict."):
+            raise ConfigError(f"'{key}' changes no export: {', '.join(_KEYS)} and predict.* do")
+    values = {} if predict is None else OmegaConf.to_container(predict)
+    root, ckpt = OmegaConf.select(typed, "data.root"), OmegaConf.select(typed, "ckpt")
+    most_px = OmegaConf.select(typed, "data.read.max_pixels")
+    cache = OmegaConf.select(typed, "paths.cache")
+    int8 = Int8Options(**{name: typed[name] for name in _INT8 if name in typed})
+    return {
+        "predict": values,
+        "root": root,
+        "max_pixels": most_px,
+        "ckpt": ckpt,
+        "cache": cache,
+        "int8": int8,
+    }
+
+
+def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
+    """Return the bytes of the file of a run.
+
+    Args:
+        run: The run folder, whose configuration says which model and data.
+        typed: Options of ``predict`` and of int8, and in the place of those of the run `root`,
+            `max_pixels`, `ckpt` and `cache`.
+
+    Raises:
+        LitDataError: The configuration is refused, or the model cannot be exported.
+    """
+    cfg = read_config(run)
+    checkpoint = _find(typed["ckpt"], run, Path(typed["cache"] or find_cache()))
+    record = take_trained(cfg, checkpoint)
+    _settle_paths(cfg, typed, read_started(run).folder)
+    cfg.ckpt = str(checkpoint)
+    if typed["max_pixels"] is not None:
+        cfg.data.read.max_pixels = typed["max_pixels"]
+    training = deepcopy(cfg)
+    datamodule = build_input_data(cfg, "skip")
+    datamodule.setup("predict")
+    model = build_model(cfg, trained=checkpoint)
+    load_weights(model, checkpoint)
+    task = find_task(datamodule)
+    options = read_options(PredictOptions, typed["predict"], "predict")
+    has_verdicts = task.has_verdicts()
+    options = take_thresholds(model, options, has_verdicts=has_verdicts)
+    calibration = None
+    if has_verdicts and "image_threshold" not in typed["predict"]:
+        calibration = find_calibration(checkpoint, list_conditions(cfg, task, options))
+    doubt = find_doubt(record)
+    if doubt is not None:
+        log.warning("%s: verdicts of the file are unsure, train longer", doubt)
+    request = ExportRequest(
+        model=model.eval(),
+        options=options,
+        doubt=doubt,
+        calibration=calibration,
+        trained=_list_trained(record),
+        reference_limits=read_limits(model),
+    )
+    encoded = encode_file(task.export(request))
+    int8: Int8Options = typed["int8"]
+    return choose_precision(encoded, training, int8) if int8.int8 else encoded
+
+
+def _settle_paths(cfg: DictConfig, typed: Mapping[str, Any], folder: Path) -> None:
+    """Let images be read where the run read them, and decoded where this user does.
+
+    A run folder may be anybody's, and does not choose what is written to.
+
+    Args:
+        cfg: The configuration of the run.
+        typed: See `encode_run`.
+        folder: Where the run was started, from which its paths are relative.
+    """
+    cfg.paths.cache = str(typed["cache"] or find_cache())
+    if "cache_dir" in cfg.data:
+        cfg.data.cache_dir = cfg.paths.cache
+    root = cfg.data.get("root") if typed["root"] is None else typed["root"]
+    if root is not None and typed["root"] is None and "://" not in str(root):
+        root = str(folder / Path(root).expanduser())
+    cfg.data.root = root
+    splits = cfg.data.get("splits")
+    if isinstance(splits, str) and splits.lower().endswith(".csv"):
+        cfg.data.splits = str(folder / splits)
+
+
+def _list_trained(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return what a file says of its training: of the images the last name alone."""
+    if record is None:
+        return None
+    root = record["root"]
+    return {**record, "root": None if root is None else PurePath(root).name}
+
+
+def _find(ckpt: object, run: Path, cache: Path) -> Path:
+    is_path = ckpt not in (None, "best", "last")
+    return find_checkpoint(ckpt, None if is_path else str(run), run, cache)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file that the runtime has accepted.
+
+    Raises:
+        StoreError: It cannot be written, or gives other answers than torch did.
+    """
+    with explaining(path, "name another file: export RUN board.inspect"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_by_path(path) as part:
+            part.write_bytes(data)
+            try:
+                inspector = open_exported(part, is_patient=True)
+            except StoreError as error:
+                raise StoreError(f"{show_path(path)} was not written: {error}") from error
+    settings = inspector.settings
+    print(f"{path}: {settings.task}, {len(data)} bytes, {settings.golden} golden answers agree")

@@ -1,0 +1,147 @@
+"""Files for the runtime `lit_inspect`: a net, how images become its input, and golden answers."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import lit_data
+from lit_data.core.errors import ConfigError
+from lit_data.core.temp import scratch_folder
+from lit_data.core.types import Array
+from lit_data.core.value_range import ValueRange
+from lit_data.images.read_options import ReadOptions
+from lit_data.predict.net_facts import NetFacts, read_spread
+from lit_data.predict.options import PredictOptions
+from lit_data.wings.export.onnx_file import export_onnx
+
+log = logging.getLogger(__name__)
+
+_GOLDEN = 5
+_GOLDEN_PX = 160  # longest side, so that the runtime starts quickly
+_READ = (
+    "alpha",
+    "cv2_order",
+    "gray_to_rgb",
+    "equal_channels",
+    "nan_fill",
+    "as_float",
+    "max_pixels",
+)
+"""Options of reading that the runtime knows."""
+
+
+def encode_file(facts: NetFacts) -> bytes:
+    """Return the bytes of an ``.inspect`` file of a net.
+
+    Args:
+        facts: The net, on the host and in evaluation mode.
+
+    Raises:
+        ConfigError: The net cannot be written as ONNX, or the runtime lacks an option.
+        DataError: The ONNX file gives other values than the net, or no image can be read.
+    """
+    from lit_inspect.board import NET, encode_array, encode_board
+
+    graph, options = _write_graph(facts)
+    bank, values, scaling = facts.bank, facts.values, facts.scaling
+    settings = facts.settings
+    if settings["task"] == "maps":
+        settings = settings | {"tiling": _list_tiles(options)}
+    parts = {NET: graph}
+    for number, pixels in enumerate(_read_golden(facts)):
+        parts[f"golden/{number}.npy"] = encode_array(pixels)
+        parts[f"golden/{number}_answer.npy"] = encode_array(facts.answer(pixels, options))
+    sizes = None
+    if scaling is not None:
+        size_px = None if scaling.size_px is None else list(scaling.size_px)
+        sizes = {"size_px": size_px, "factor": scaling.factor, "fit": scaling.fit}
+    manifest = {
+        "boxes": None,
+        **settings,
+        "read": _list_read(facts.source.read),
+        "channels": bank.channels,
+        "dtype": bank.dtype.name,
+        "value_range": None if values == ValueRange() else [values.low, values.high],
+        "scaling": sizes,
+        "golden": _GOLDEN,
+        "versions": {"lit_data": lit_data.__version__, "torch": torch.__version__},
+    }
+    return encode_board(manifest, parts)
+
+
+def _write_graph(facts: NetFacts) -> tuple[bytes, PredictOptions]:
+    """Return the ONNX graph, and the options with what its axes allow.
+
+    Raises:
+        ConfigError: See `export_onnx`; or the file takes no single image.
+    """
+    options = facts.options
+    with scratch_folder() as folder:
+        exported = export_onnx(facts.net, Path(folder, "net.onnx"), facts.probes)
+        graph = exported.path.read_bytes()
+    if "batch" not in exported.free_axes:
+        raise ConfigError(
+            "the net cannot be written for single images: it must take a batch of any size "
+            "(images.shape[0], not len(images))"
+        )
+    is_map = facts.settings["task"] == "maps"
+    if is_map and not {"height", "width"} <= set(exported.free_axes):
+        sides = options.tile_sides_px
+        if not facts.has_one_size:
+            log.warning(
+                "the net can be written for tiles of %d x %d px alone: smaller images are filled up "
+                "to that by repeating their edge",
+                *sides,
+            )
+        options = replace(options, round_px=max(sides))
+    return graph, options
+
+
+def _list_tiles(options: PredictOptions) -> dict[str, Any]:
+    return {
+        "tile_px": list(options.tile_sides_px),
+        "overlap_px": options.overlap_px,
+        "margin_px": options.margin_px,
+        "blend": options.blend,
+        "multiple_px": options.multiple_px,
+        "round_px": options.round_px,
+    }
+
+
+def _list_read(read: ReadOptions) -> dict[str, Any]:
+    """Return the options of reading for a manifest.
+
+    Raises:
+        ConfigError: One is set that the runtime lacks.
+    """
+    values = asdict(read)
+    for name, default in asdict(type(read)()).items():
+        # Depths that are scaled are those of files that the runtime refuses.
+        is_known = name in (*_READ, "max_image_bytes", "depth")
+        if not is_known and values[name] != default:
+            raise ConfigError(
+                f"data.read.{name}={values[name]} is none of the options that lit_inspect knows "
+                f"({', '.join(_READ)}): leave it out"
+            )
+    if read.alpha not in ("opaque", "drop"):
+        raise ConfigError(
+            f"data.read.alpha={read.alpha} is not for an .inspect file: set opaque or drop"
+        )
+    return {name: values[name] for name in _READ}
+
+
+def _read_golden(facts: NetFacts) -> Iterator[Array]:
+    """Yield parts of images as they are read, before any scaling: [C, h, w]."""
+    pictures = list(read_spread(facts.bank, facts.source, _GOLDEN))
+    for number in range(_GOLDEN):
+        pixels = pictures[number % len(pictures)]
+        # Of few images other parts are taken.
+        top = max(pixels.shape[1] - _GOLDEN_PX, 0) * number // _GOLDEN
+        left = max(pixels.shape[2] - _GOLDEN_PX, 0) * number // _GOLDEN
+        part = pixels[:, top : top + _GOLDEN_PX, left : left + _GOLDEN_PX]
+        yield np.ascontiguousarray(part)

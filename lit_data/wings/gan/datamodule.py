@@ -1,0 +1,385 @@
+"""`GANDataModule`: images for generative models, and objects that are seen from several sides."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Unpack, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.augment import Augmentation, Layers, stage_augmentations
+from lit_data.core.checks import check_choice
+from lit_data.core.errors import ConfigError, DataError, Problems
+from lit_data.core.files import write_json
+from lit_data.core.grid import pair_px
+from lit_data.core.types import Batch, Ints, PathText, PlannedBatch, Size, Stage
+from lit_data.core.value_range import ValueRange, find_unit_range, to_unit
+from lit_data.datamodules.base import BaseDataModule, Visuals
+from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.image_files import FolderKeywords, ImageFolder
+from lit_data.datasets.split_lists import LIST_PATHS
+from lit_data.datasets.split_names import SPLITS
+from lit_data.images.bank import ImageBank
+from lit_data.images.decoders import Decoder, ImageDecoder, ImageSource
+from lit_data.images.read_options import ReadOptions
+from lit_data.images.scaling import Fit, FitPadding, FittedDecoder
+from lit_data.images.scope import Scope
+from lit_data.loading import LoaderOptions
+from lit_data.wings.gan.dataset import (
+    LAYOUT_FILE,
+    Cut,
+    GANDataset,
+    Labels,
+    SampleTable,
+    ViewLayout,
+    Views,
+    check_views,
+    lie_in_splits,
+    read_layout,
+    tabulate,
+)
+from lit_data.wings.gan.sample_set import GANSampleSpec
+
+ViewOption = Literal["auto"] | Views
+FitOption = Fit | Literal["patches"]
+
+_CHOICES = {
+    "views": ("auto", *get_args(Views)),
+    "fit": (*get_args(Fit), "patches"),
+    "padding": get_args(FitPadding),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GANSource(ImageFolder):
+    """The files of a GAN set; by default alpha is dropped and grey images keep one channel.
+
+    Args:
+        views: `none`, `folders`, `sheet`, or `auto`: as ``views.json`` in the root says, and `none`
+            without it.
+        tiles: Views along each side of a sheet; by default tiles have the size of a sample.
+        azimuth_deg: Of the first view, and where the circle ends; by default as ``views.json``
+            says, or 0 to 360.
+        elevation_deg: Lowest and highest; by default as ``views.json`` says, or 0 to 60.
+        image_px: (height, width) of a sample.
+        fit: `cover`, `contain`, `stretch` and `keep` as `Fit` says, once for the store. `patches`
+            scales nothing: samples are patches of images of any size, at random places for
+            training, else of a grid.
+        padding: `reflect`, `border` or `zeros`, where `contain` and `keep` leave room.
+    """
+
+    views: ViewOption = "auto"
+    tiles: int | None = None
+    azimuth_deg: tuple[float, float] | None = None
+    elevation_deg: tuple[float, float] | None = None
+    image_px: Size
+    fit: FitOption = "cover"
+    padding: FitPadding = "reflect"
+    read: ReadOptions = field(default_factory=partial(ReadOptions, alpha="drop"))
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the disk."""
+        super().__post_init__()
+        for name, choices in _CHOICES.items():
+            check_choice(name, getattr(self, name), choices)
+        if self.tiles is not None and self.views != "sheet":
+            raise ConfigError(
+                f"tiles={self.tiles} divides sheets: set data.views=sheet, or leave data.tiles out"
+            )
+        if self.fit == "patches" and self.views in ("folders", "sheet"):
+            raise ConfigError(
+                f"views={self.views} with fit=patches: patches have no pose; choose another fit"
+            )
+
+    part = "gan"
+    takes_shards = True
+    sample_spec = GANSampleSpec
+
+    @cached_property
+    def layout(self) -> ViewLayout:
+        """Layout of the views: as the options say, and otherwise as ``views.json`` of the dataset."""
+        layout = read_layout(self.folder)
+        # Options go before the file: they are there to try another reading of the same images.
+        if self.views != "auto" and self.views != layout.views:
+            layout = replace(layout, views=self.views, tiles=None)
+        layout = replace(
+            layout,
+            tiles=self.tiles or layout.tiles,
+            azimuth_deg=self.azimuth_deg or layout.azimuth_deg,
+            elevation_deg=self.elevation_deg or layout.elevation_deg,
+        )
+        if self.fit == "patches" and layout.views != "none":
+            raise ConfigError(
+                f"{self.folder} holds views, and fit=patches cuts them: "
+                "set data.views=none, or another fit"
+            )
+        # Without a number of tiles, the size of a sample says how many a sheet has.
+        if layout.views == "sheet" and layout.tiles is None:
+            return replace(layout, tiles=self._count_tiles(self.list_images()))
+        return layout
+
+    def list_names(self) -> list[str]:
+        """Names of all images, good or bad."""
+        return [self.name(source.paths[0]) for source in self.list_images()]
+
+    @property
+    @override
+    def decoder(self) -> Decoder:
+        decoder = ImageDecoder(self.read)
+        if self.fit == "patches":
+            return decoder  # nothing is scaled: patches are cut when they are read
+        return FittedDecoder(self.image_px, self.fit, self.padding, self.layout.tiles or 1, decoder)
+
+    @property
+    @override
+    def _scope(self) -> Scope:
+        return Scope.of_images(self.patterns, also=(LAYOUT_FILE, *LIST_PATHS))
+
+    @override
+    def list_beside(self, scratch: Path) -> dict[str, Path]:
+        """The layout of the views; the tiles of sheets, which their images say, are written into it."""
+        write_json(scratch / LAYOUT_FILE, asdict(self.layout))
+        return super().list_beside(scratch) | {LAYOUT_FILE: scratch / LAYOUT_FILE}
+
+    def _count_tiles(self, sources: Sequence[ImageSource]) -> int:
+        """Tiles along each side of sheets whose tiles have the size of a sample.
+
+        Raises:
+            DataError: They are not square, or not all the same.
+        """
+        problems, counts, (height, width) = Problems(), {}, self.image_px
+        for source in sources:
+            try:
+                header = ImageDecoder(self.read).header(source)
+            except DataError:
+                continue  # found again, and listed, where it is decoded
+            rows, columns = header.height_px / height, header.width_px / width
+            if rows != columns or rows != int(rows):
+                problems.add(
+                    source.paths[0], f"{rows:g} x {columns:g} views of {height} x {width} px"
+                )
+            counts[self.name(source.paths[0])] = int(rows * columns)
+        problems.raise_if_any(
+            "sheets need as many views across as down: set data.tiles or data.image_px"
+        )
+        return check_views(counts) if counts else 1
+
+
+class GANVisuals(Visuals):
+    """See `Visuals`.
+
+    Args:
+        dataset: The images of the stage.
+        values: The pixel values that become 0 and 1.
+        plain: Finishes a planned batch without augmentation; None where nothing is augmented.
+    """
+
+    def __init__(
+        self, dataset: GANDataset, values: ValueRange, plain: Callable[[Batch], Batch] | None
+    ) -> None:
+        super().__init__(plain)
+        self._dataset = dataset
+        self._values = values
+
+    @override
+    def whole_values(self) -> tuple[str, ValueRange] | None:
+        if self._finish_plain or not self._values.whole:  # augmentation blends pixels
+            return None
+        return self._dataset.bank.dtype.name, self._values
+
+    def views_of(self, number: int) -> Tensor:
+        """Return all views of one object: [V, C, h, w] float32 in 0..1."""
+        return to_unit(torch.from_numpy(self._dataset.views_of(number)), self._values)
+
+
+class GANDataModule(BaseDataModule[GANDataset]):
+    """Images of one size, with labels, and with poses where objects are seen from several sides.
+
+    A batch is a dict:
+
+    ===============  =======================  ==================================================================
+    key              shape, dtype             what
+    ===============  =======================  ==================================================================
+    ``image``        [B, C, H, W] float32     0..1; three channels are R, G, B
+    ``label``        [B] int64                class, view or object, as `labels` says; 0 without
+    ``view``         [B] int64                number of the view; with views only, as the next two
+    ``object``       [B] int64                number of the object among those of all splits
+    ``pose``         [B, 2] float32           (azimuth, elevation) of the camera, rad; augmentation does not change it
+    ``index``        [B] int64                number of the sample among those of all images
+    ``image_index``  [B] int64                number of the image
+    ``epoch``        [B] int64                epoch the sample was drawn for
+    ===============  =======================  ==================================================================
+
+    Objects have k * k views, of k azimuths and k elevations. The azimuth changes fastest: view =
+    number of the elevation * k + number of the azimuth. Views lie in a folder for each object, in
+    the order of their names, or are the tiles of a sheet, row by row. A split has whole objects.
+
+    Args, beside those of `GANSource` and `BaseDataModule`:
+        splits: Images, or objects, to train, val, test as `split_images` says; or `same`: each
+            split has all of them, as metrics of generated images are mostly given.
+        image_px: Size of a sample, one number or (height, width).
+        labels: `none`, `folders` (the folder of the image or object), `views` or `objects`.
+        samples_per_image: Training patches of each image in an epoch, for `fit=patches`.
+        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1
+            for float32.
+        augment: Augmentation of the training split, or a mapping of stages to theirs.
+
+    Raises:
+        ConfigError: An option is out of its range.
+    """
+
+    task = "lit_data.wings.gan.predictions.GenerateTask"
+    bank: ImageBank
+    table: SampleTable
+    batch_keys: ClassVar[Sequence[str]] = (
+        "image",
+        "label",
+        "view",
+        "object",
+        "pose",
+        "index",
+        "image_index",
+        "epoch",
+    )
+
+    def __init__(
+        self,
+        root: PathText | None = None,
+        *,
+        image_px: int | Size = 64,
+        views: ViewOption = "auto",
+        tiles: int | None = None,
+        azimuth_deg: tuple[float, float] | None = None,
+        elevation_deg: tuple[float, float] | None = None,
+        labels: Labels = "none",
+        fit: FitOption = "cover",
+        padding: FitPadding = "reflect",
+        samples_per_image: int = 16,
+        value_range: tuple[float, float] | None = None,
+        loader: LoaderOptions | None = None,
+        augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
+        batch_format: BatchFormat = "dict",
+        **options: Unpack[FolderKeywords],
+    ) -> None:
+        super().__init__(loader=loader, batch_format=batch_format)
+        self.image_px = pair_px("image_px", image_px)
+        self.source: GANSource = GANSource.of(
+            root=root,
+            image_px=self.image_px,
+            views=views,
+            tiles=tiles,
+            azimuth_deg=azimuth_deg,
+            elevation_deg=elevation_deg,
+            fit=fit,
+            padding=padding,
+            **options,
+        )
+        if value_range is not None:
+            self.source = self.source.keeping_numbers()
+        self.labels = labels
+        self.samples_per_image = samples_per_image
+        self.value_range = value_range
+        self.augment = stage_augmentations(augment, self.batch_keys)
+        self._check()
+
+    @property
+    def channels(self) -> int:
+        """Channels of every image; after `setup`."""
+        return self.bank.channels
+
+    @property
+    def num_labels(self) -> int:
+        """Labels that there are, 0 without labels; after `setup`."""
+        return self.table.num_labels
+
+    @property
+    def poses(self) -> Tensor | None:
+        """(azimuth, elevation) of each view in rad, [V, 2] float32, none without views; after `setup`."""
+        return None if self.table.poses is None else torch.from_numpy(self.table.poses)
+
+    def build_dataset(self, stage: Stage) -> GANDataset:
+        """Images of one stage; all of them to predict."""
+        # Training cuts patches anew in each epoch, the other stages those of a grid.
+        cut: Cut = "random" if stage == "train" else "grid"
+        return GANDataset(
+            self.bank,
+            self.table,
+            samples=None
+            if stage == "predict"
+            else self.table.samples_of(self.split_objects[stage]),
+            image_px=self.image_px,
+            cut=cut if self.source.fit == "patches" else "whole",
+            samples_per_image=self.samples_per_image,
+            seed=self.loader.seed,
+        )
+
+    def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
+        """Draw the augmentation of each sample from its own stream."""
+        # Numbers are drawn on the host, so that the device is never waited for.
+        if stage not in self.augment:
+            return batch
+        index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
+        return batch | self.augment[stage].draw(
+            self.loader.seed, epoch, index, batch["image"].shape[1]
+        )
+
+    def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
+        """Cast to 0..1 and augment."""
+        return self._finish(batch, self.augment.get(stage))
+
+    @override
+    def inspect(self, stage: Stage) -> GANVisuals:
+        plain = partial(self._finish, augment=None) if stage in self.augment else None
+        return GANVisuals(self.dataset(stage), self._values, plain)
+
+    @override
+    def check_sources(self) -> dict[str, int]:
+        report = super().check_sources()
+        table = self._tabulate(self.source.list_names(), ())  # of all files, also of bad ones
+        counts = {f"{split}_objects": len(objects) for split, objects in self._split(table).items()}
+        return report | {"objects": len(table.objects)} | counts
+
+    def describe(self) -> dict[str, Any]:
+        """Numbers about the opened set: images, objects, samples of each split, labels, bytes of its pixels."""
+        views = 0 if self.table.poses is None else len(self.table.poses)
+        counts = {"objects": len(self.table.objects), "views": views, "labels": self.num_labels}
+        return super().describe() | counts
+
+    def _finish(self, batch: PlannedBatch, augment: Augmentation | None) -> Batch:
+        images = to_unit(batch["image"], self._values)
+        if augment is not None:
+            images = augment.forward(Layers(images), batch).images
+        return {key: batch[key] for key in self.batch_keys if key in batch} | {"image": images}
+
+    @override
+    def open_source(self) -> None:
+        bank = self.source.open_images()
+        self._values = find_unit_range(bank.dtype, self.value_range)
+        names = [self.source.name(bank.name(number)) for number in range(len(bank))]
+        self.table = self._tabulate(names, [self.source.name(path) for path, _ in bank.skipped])
+        self.split_objects = self._split(self.table)
+        self.bank = bank
+
+    def _tabulate(self, names: Sequence[str], skipped: Sequence[str]) -> SampleTable:
+        in_splits = lie_in_splits(names, self.source.splits)
+        return tabulate(
+            names, self.source.layout, self.labels, skipped=skipped, in_splits=in_splits
+        )
+
+    def _split(self, table: SampleTable) -> dict[str, Ints]:
+        if self.source.splits == "same":  # as metrics of generated images are mostly given
+            return dict.fromkeys(SPLITS, np.arange(len(table.objects)))
+        return self.source.split(table.objects)
+
+    def _check(self) -> None:
+        check_choice("labels", self.labels, ("none", "folders", "views", "objects"))
+        for stage, augment in self.augment.items():
+            if augment.crop_px not in (None, self.image_px):
+                raise ConfigError(
+                    f"the augmentation of {stage} crops to {augment.crop_px}: samples of all stages have one size, set "
+                    "data.image_px"
+                )

@@ -1,0 +1,1 @@
+"""`GANModule`, its nets, and what they are conditioned on."""

@@ -1,0 +1,384 @@
+"""`GANModule`: a generator and a discriminator that learn from each other within a given memory."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lit_data.core.batch_form import count_samples
+from lit_data.core.checks import check_choice
+from lit_data.core.errors import ConfigError
+from lit_data.core.types import Batch, Size
+from lit_data.models.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
+from lit_data.wings.gan.model.conditions import Conditions, Part, PartDraws, RayPatches, Use
+from lit_data.wings.gan.model.generator import GeneratorModule, check_net
+from lit_data.wings.gan.model.nets import ConvDiscriminator, ConvGenerator, widen
+
+GANLoss = Literal["non_saturating", "hinge"]
+_PLAIN = (
+    "image_px",
+    "channels",
+    "latent_size",
+    "num_labels",
+    "seed",
+    "loss",
+    "r1_weight",
+    "r1_every",
+    "micro_batch_size",
+    "r1_micro_batch_size",
+    "ema_decay",
+    "schedule",
+    "gradient_clip_norm",
+)
+"""Options that checkpoints hold: plain values only, so that they load with weights_only=True."""
+
+
+class ScoreLosses(NamedTuple):
+    """Losses of scores [B], each [B].
+
+    Attributes:
+        real: Of the discriminator, for scores of real images.
+        fake: Of the discriminator, for scores of fakes.
+        generator: Of the generator, for scores of fakes.
+    """
+
+    real: Callable[[Tensor], Tensor]
+    fake: Callable[[Tensor], Tensor]
+    generator: Callable[[Tensor], Tensor]
+
+
+def _softplus_below(score: Tensor) -> Tensor:
+    return F.softplus(-score)
+
+
+LOSSES: dict[GANLoss, ScoreLosses] = {
+    # Goodfellow et al., "Generative adversarial nets", NeurIPS 2014, section 3.
+    "non_saturating": ScoreLosses(_softplus_below, F.softplus, _softplus_below),
+    # Lim and Ye, "Geometric GAN", 2017.
+    "hinge": ScoreLosses(
+        lambda score: F.relu(1 - score), lambda score: F.relu(1 + score), torch.neg
+    ),
+}
+
+
+class GANModule(GeneratorModule):
+    """Two nets, two optimizers, manual optimisation.
+
+    Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``index`` [B] int64; ``label`` [B]
+    int64 and ``pose`` [B, 2] float32 (azimuth, elevation; rad) where the nets depend on them. Fakes
+    get the labels and poses of the real images of the batch; their latents are a pure function of
+    (seed, epoch, index), as are the places of patches. So neither micro-batches, nor a resume, nor a
+    step that is repeated changes what is drawn.
+
+    What keeps memory low: the discriminator learns from fakes that were made once, without a graph,
+    and from fakes, real images and penalty one after the other, each graph gone before the next;
+    gradients are gone once an optimizer has stepped; while the generator learns, the
+    discriminator's weights have no gradients; and micro-batches of `micro_batch_size` samples,
+    weighted by their number, give the step of the whole batch. `AdaptiveBatchSize` halves that size
+    when memory runs out, and `add_gradients` begins again.
+
+    Logs in each step:
+
+    - ``train/generator_loss``, ``train/discriminator_loss``: the latter without the penalty;
+    - ``train/r1``: mean squared norm of the score's gradient, the last one that was computed;
+    - ``train/real_score``, ``train/fake_score``: mean scores as the discriminator learned from
+      them;
+
+    and ``val/real_score`` or ``test/real_score`` of images held out: far below that of training
+    where the discriminator has learned its images by heart.
+
+    A module of another kind may take the place of each net: the generator from latents [B,
+    latent_size] and `Conditions` to images in -1..1, the discriminator from images and `Conditions`
+    to scores [B].
+
+    Args:
+        generator: `ConvGenerator` by default.
+        discriminator: `ConvDiscriminator` by default.
+        image_px: Height and width of the images, or both in one number; of the default nets.
+        channels: Of the images; of the default nets.
+        latent_size: Length of the latents.
+        num_labels: Labels of the data; 0 where the nets know none.
+        seed: Draws latents and patches.
+        loss: ``non_saturating`` or ``hinge``.
+        r1_weight: Weight of the penalty, half of which is counted (gamma in the paper); 0 leaves it
+            out.
+        r1_every: The penalty is computed in every so many steps, and weighs so many times as much.
+        micro_batch_size: Samples that go through the nets at once; none: the whole batch.
+        r1_micro_batch_size: The same for the penalty, whose graph is some three times as large;
+            none: as for the rest, and never more than that.
+        ema_decay: Samples come from a running mean of the generator's weights, which keeps this
+            fraction in each step; less in the first steps.
+        patches: Train on random patches of the images; none: on whole images.
+        generator_optimizer: Makes the optimizer from the parameters; Adam by default.
+        discriminator_optimizer: The same for the discriminator.
+        schedule: Of both learning rates over the run, see `learning_rate_factor`; `none` leaves
+            them.
+        gradient_clip_norm: Gradients of each net are cut to this L2 norm before its step; none
+            leaves them.
+
+    Raises:
+        ConfigError: An option is unknown or out of range.
+    """
+
+    nets_learn_in_turn: ClassVar[bool] = True
+    """DDP must not wait for the gradients of the net that rests, see `docs/ranks.md`."""
+
+    last_r1: Tensor
+
+    def __init__(
+        self,
+        generator: nn.Module | None = None,
+        discriminator: nn.Module | None = None,
+        *,
+        image_px: int | Size = 64,
+        channels: int = 3,
+        latent_size: int = 64,
+        num_labels: int = 0,
+        seed: int = 0,
+        loss: GANLoss = "non_saturating",
+        r1_weight: float = 1.0,
+        r1_every: int = 16,
+        micro_batch_size: int | None = None,
+        r1_micro_batch_size: int | None = None,
+        ema_decay: float = 0.995,
+        patches: RayPatches | None = None,
+        generator_optimizer: OptimizerFactory | None = None,
+        discriminator_optimizer: OptimizerFactory | None = None,
+        schedule: Schedule = "none",
+        gradient_clip_norm: float | None = None,
+    ) -> None:
+        sizes: dict[str, Any] = {
+            "image_px": image_px,
+            "channels": channels,
+            "num_labels": num_labels,
+        }
+        super().__init__(
+            generator or ConvGenerator(latent_size=latent_size, **sizes),
+            latent_size=latent_size,
+            num_labels=num_labels,
+            seed=seed,
+            ema_decay=ema_decay,
+        )
+        _check_choices(loss, schedule)
+        _check_ranges(r1_weight, r1_every, gradient_clip_norm)
+        _check_sizes(micro_batch_size, r1_micro_batch_size)
+        self.automatic_optimization = False
+        self.discriminator = discriminator or ConvDiscriminator(**sizes)
+        check_net(self.discriminator, {"num_labels": num_labels}, "the module has")
+        posed = any(getattr(net, "posed", False) for net in (self.generator, self.discriminator))
+        self.draws = PartDraws(latent_size, self.seed, patches, posed)
+        self.losses = LOSSES[loss]
+        self.schedule = schedule
+        self.r1_weight = r1_weight
+        self.r1_every = r1_every
+        self.gradient_clip_norm = gradient_clip_norm
+        self.micro_batch_size = micro_batch_size
+        self.r1_micro_batch_size = r1_micro_batch_size
+        adam = partial(torch.optim.Adam, lr=1e-3, betas=(0.0, 0.99))
+        self.make_generator_optimizer = generator_optimizer or adam
+        self.make_discriminator_optimizer = discriminator_optimizer or adam
+        self.register_buffer("last_r1", torch.zeros(()))
+        self.save_hyperparameters(*_PLAIN)
+
+    @property
+    def batches_done(self) -> int:
+        """Batches of the run before the one under way."""
+        return self.trainer.fit_loop.total_batch_idx
+
+    @override
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        optimizers: Any = self.optimizers()
+        generator_optimizer, discriminator_optimizer = optimizers
+        logged = self.add_gradients(discriminator_optimizer, self._teach_discriminator, batch)
+        _step(discriminator_optimizer)
+        # The generator learns from a discriminator that has just stepped.
+        logged |= self.add_gradients(generator_optimizer, self._teach_generator, batch)
+        _step(generator_optimizer)
+        self.follow_generator(self.batches_done)
+        samples = count_samples(batch)
+        for name, value in logged.items():
+            # Not in the progress bar, which would wait for the device after each step.
+            self.log(f"train/{name}", value, batch_size=samples)
+
+    def add_gradients(
+        self,
+        optimizer: LightningOptimizer,
+        learn: Callable[[Batch], dict[str, Tensor]],
+        batch: Batch,
+    ) -> dict[str, Tensor]:
+        """Add the gradients of a batch up in micro-batches, for an optimizer that has none before.
+
+        Nothing but gradients and buffers changes, so that it may be called again when memory ran
+        out.
+
+        Args:
+            optimizer: Of the net that learns; the other one has no gradients meanwhile.
+            learn: Called with the batch.
+            batch: As ``training_step`` got it.
+
+        Returns:
+            What `learn` returns.
+        """
+        with self.toggled_optimizer(optimizer):
+            return learn(batch)
+
+    @override
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self._score_real(batch, "val")
+
+    @override
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self._score_real(batch, "test")
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Move the learning rates up to this batch, which manual optimisation leaves to the module."""
+        for config in self.trainer.lr_scheduler_configs:
+            now = self.batches_done if config.interval == "step" else self.current_epoch
+            scheduler: Any = config.scheduler
+            while scheduler.last_epoch < now:
+                scheduler.step()
+
+    @override
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Clip gradients here, where they hold no loss scale."""
+        if self.gradient_clip_norm is not None:
+            self.clip_gradients(optimizer, self.gradient_clip_norm, "norm")
+
+    @override
+    def configure_optimizers(self) -> Any:
+        optimizers = (
+            self.make_generator_optimizer(self.generator.parameters()),
+            self.make_discriminator_optimizer(self.discriminator.parameters()),
+        )
+        return [
+            schedule_optimizer(optimizer, self.schedule, self.trainer, optimizers=2)
+            for optimizer in optimizers
+        ]
+
+    def _teach_discriminator(self, batch: Batch) -> dict[str, Tensor]:
+        fake = torch.zeros(2, device=self.device)  # loss, score
+        real = torch.zeros(2, device=self.device)
+        for part in self._cut(batch, self.micro_batch_size, Use.DISCRIMINATOR):
+            with torch.no_grad():
+                fakes = self.generator(part.latents, part.conditions)
+            fake += self._learn(fakes, part, self.losses.fake)
+            real += self._learn(part.read_real(), part, self.losses.real)
+        if self.r1_weight and self.batches_done % self.r1_every == 0:
+            self._penalise(batch)
+        return {
+            "discriminator_loss": fake[0] + real[0],
+            "real_score": real[1],
+            "fake_score": fake[1],
+            "r1": self.last_r1.clone(),
+        }
+
+    def _teach_generator(self, batch: Batch) -> dict[str, Tensor]:
+        loss = torch.zeros((), device=self.device)
+        for part in self._cut(batch, self.micro_batch_size, Use.GENERATOR):
+            fakes = self.generator(part.latents, part.conditions)
+            part_loss, _ = self._learn(fakes, part, self.losses.generator)
+            loss += part_loss
+        return {"generator_loss": loss}
+
+    def _cut(self, batch: Batch, size: int | None, use: Use) -> Iterator[Part]:
+        return self.draws.cut(batch, size, epoch=self.current_epoch, use=use)
+
+    def _learn(self, images: Tensor, part: Part, find_loss: Callable[[Tensor], Tensor]) -> Tensor:
+        """Go through the discriminator and back; no graph is left.
+
+        Args:
+            images: [B, C, H, W] in -1..1.
+            part: Where they belong.
+            find_loss: From scores [B] to losses [B].
+
+        Returns:
+            [2]: the part's fraction of the mean loss and of the mean score.
+        """
+        scores = widen(self.discriminator(images, part.conditions))
+        loss = part.fraction * find_loss(scores).mean()
+        self._backward(loss)
+        return torch.stack((loss.detach(), part.fraction * scores.detach().mean()))
+
+    def _penalise(self, batch: Batch) -> None:
+        """Go through the discriminator, to the gradient of the score, and back through both."""
+        # Half of gamma, as in the paper, for all the steps up to the next penalty.
+        weight = 0.5 * self.r1_weight * self.r1_every
+        sizes = [size for size in (self.micro_batch_size, self.r1_micro_batch_size) if size]
+        self.last_r1.zero_()
+        for part in self._cut(batch, min(sizes, default=None), Use.DISCRIMINATOR):
+            penalties = find_r1(self.discriminator, part.read_real(), part.conditions)
+            penalty = part.fraction * penalties.mean()
+            self._backward(weight * penalty)
+            self.last_r1 += penalty.detach()
+
+    def _backward(self, loss: Tensor) -> None:
+        # The second derivatives of the penalty would run under autocast, and torch advises against
+        # backward there.
+        with torch.autocast(loss.device.type, enabled=False):
+            self.manual_backward(loss)
+
+    def _score_real(self, batch: Batch, stage: str) -> None:
+        (part,) = self.draws.cut(batch, None, epoch=0, use=Use.SAMPLES)
+        scores = self.discriminator(part.read_real(), part.conditions)
+        self.log(
+            f"{stage}/real_score", scores.float().mean(), batch_size=len(scores), sync_dist=True
+        )
+
+
+def find_r1(discriminator: nn.Module, images: Tensor, conditions: Conditions) -> Tensor:
+    """Squared norm of the gradient of each real image's score (Mescheder et al., ICML 2018).
+
+    In float32 where autocast would take fewer bits: squares of small gradients underflow, and torch
+    computes the inner gradient under autocast, too.
+
+    Args:
+        discriminator: From images and conditions to scores.
+        images: [B, C, H, W] in -1..1.
+        conditions: What they show.
+
+    Returns:
+        [B], with a graph down to the discriminator's weights.
+    """
+    with torch.enable_grad(), torch.autocast(images.device.type, enabled=False):
+        images = images.detach().requires_grad_()
+        scores = discriminator(images, conditions)
+        (gradients,) = torch.autograd.grad(scores.sum(), images, create_graph=True)
+    penalties: Tensor = gradients.square().sum((1, 2, 3))
+    return penalties
+
+
+def _step(optimizer: LightningOptimizer) -> None:
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _check_choices(loss: str, schedule: Schedule) -> None:
+    check_schedule(schedule)
+    if schedule == "plateau":
+        raise ConfigError(
+            "schedule='plateau' goes by a metric, and two losses that fight have none: choose another"
+        )
+    check_choice("loss", loss, tuple(LOSSES))
+
+
+def _check_ranges(r1_weight: float, r1_every: int, clip_norm: float | None) -> None:
+    if r1_weight < 0 or r1_every < 1:
+        raise ConfigError(
+            f"r1_weight={r1_weight}, r1_every={r1_every}: need 0 or more, and 1 or more"
+        )
+    if clip_norm is not None and not clip_norm > 0:
+        raise ConfigError(f"gradient_clip_norm={clip_norm}: need a number above 0, or none")
+
+
+def _check_sizes(micro_size: int | None, r1_size: int | None) -> None:
+    if any(size is not None and size < 1 for size in (micro_size, r1_size)):
+        raise ConfigError(
+            f"micro_batch_size={micro_size}, r1_micro_batch_size={r1_size}: need 1 or more each, or none"
+        )

@@ -1,0 +1,280 @@
+"""`RayGenerator`: pictures of a field of light and matter, along the rays of a camera."""
+
+import math
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_data.core.checks import check_counts
+from lit_data.core.errors import ConfigError
+from lit_data.core.grid import pair_px
+from lit_data.core.types import Size
+from lit_data.wings.gan.model.conditions import Conditions, make_grid
+from lit_data.wings.gan.model.nets import (
+    StyledBlock,
+    StyleNet,
+    double,
+    plan_sizes,
+    start_weights,
+    widen,
+)
+
+_SIDES = ((0, 1), (0, 2), (1, 2))  # axes of the three planes
+# Shifted so that an untrained field can be seen through (Barron et al., "Mip-NeRF", ICCV 2021), and
+# steep, so that small weights make a surface within a piece of a ray.
+_SHIFT = 3.0
+_SHARPNESS = 20.0
+
+
+class RayGenerator(nn.Module):
+    """From latents to an object in space, and from there to what a camera sees of it.
+
+    A convolutional generator makes three planes of features, on which each point is projected; a
+    small perceptron turns the sum of what it finds there into density and colour (Chan et al.,
+    "Efficient geometry-aware 3D generative adversarial networks", CVPR 2022), which are summed up
+    along rays as light is (Mildenhall et al., "NeRF", ECCV 2020), with a ground of one colour
+    behind. Memory grows with the rays that are asked for: a patch in training, and `ray_chunk` at a
+    time where no gradients are wanted.
+
+    The camera looks at the origin from `distance`; z is up, the azimuth turns from x to y, and the
+    elevation is that above the plane of x and y. The object lies within a ball around the origin.
+
+    Args:
+        image_px: Height and width of whole images, or both in one number.
+        channels: Of the images.
+        latent_size: Length of the latents.
+        num_labels: Labels to tell apart; 0 for none.
+        plane_px: Size of the planes; halving it must lead to 4 to 7 px in whole numbers.
+        features: Channels of the planes.
+        width: Channels of the net that makes them at full size, doubled at each halving.
+        max_width: At most so many.
+        hidden: Width of the perceptron.
+        points: Points of each ray within the ball.
+        ray_chunk: Rays of a batch that are followed at once without gradients.
+        distance: Of the camera from the origin.
+        field_of_view_deg: From the lower to the upper edge of the image.
+        radius: Of the ball.
+        style_size: Length of the style.
+
+    Raises:
+        ConfigError: A number is out of range, or the camera stands within the ball.
+    """
+
+    posed = True
+    repeatable = False  # the gradient of grid_sample
+
+    def __init__(
+        self,
+        *,
+        image_px: int | Size = 64,
+        channels: int = 3,
+        latent_size: int = 64,
+        num_labels: int = 0,
+        plane_px: int = 32,
+        features: int = 16,
+        width: int = 32,
+        max_width: int = 128,
+        hidden: int = 32,
+        points: int = 16,
+        ray_chunk: int = 16384,
+        distance: float = 4.0,
+        field_of_view_deg: float = 30.0,
+        radius: float = 1.0,
+        style_size: int = 128,
+    ) -> None:
+        super().__init__()
+        check_counts(
+            channels=channels,
+            latent_size=latent_size,
+            features=features,
+            width=width,
+            max_width=max_width,
+            hidden=hidden,
+            points=points,
+            ray_chunk=ray_chunk,
+            style_size=style_size,
+        )
+        if not 0 < radius < distance or not 0 < field_of_view_deg < 180:
+            raise ConfigError(
+                f"radius={radius}, distance={distance}, field_of_view_deg={field_of_view_deg}: need 0 < radius < "
+                "distance, and an angle between 0 and 180"
+            )
+        self.image_px = pair_px("image_px", image_px)
+        self.channels = channels
+        self.latent_size = latent_size
+        self.num_labels = num_labels
+        self.points = points
+        self.ray_chunk = ray_chunk
+        self.distance = distance
+        self.radius = radius
+        self.half_height = math.tan(math.radians(field_of_view_deg) / 2)
+        self.style = StyleNet(latent_size, num_labels, posed=False, style_size=style_size)
+        self.planes = PlaneNet(
+            plane_px, features, width=width, max_width=max_width, style_size=style_size
+        )
+        self.field = nn.Sequential(
+            nn.Linear(features, hidden), nn.Softplus(), nn.Linear(hidden, 1 + channels)
+        )
+        self.ground = nn.Linear(style_size, channels)
+        start_weights(self)
+
+    @override
+    def forward(self, latents: Tensor, conditions: Conditions) -> Tensor:
+        """Render what the camera sees.
+
+        Args:
+            latents: [B, latent_size] float32.
+            conditions: Poses, and the places of the rays.
+
+        Returns:
+            [B, C, K, L] in -1..1 of the grids; [B, C, H, W] without.
+        """
+        styles = self.style(latents, conditions)
+        planes = widen(self.planes(styles))
+        ground = widen(self.ground(styles))
+        poses = conditions.poses.to(planes.dtype)
+        grids = conditions.grids
+        if grids is None:
+            grids = make_grid(*self.image_px, latents.device).expand(len(latents), -1, -1, -1)
+        places = grids.flatten(1, 2).to(planes.dtype)  # [B, R, 2]
+        if conditions.offsets is None:
+            offsets = torch.full_like(places[..., 0], 0.5)
+        else:
+            offsets = conditions.offsets.flatten(1)
+        # With gradients nothing is saved by chunks: the graph keeps them all.
+        ray_count = places.shape[1]
+        if not torch.is_grad_enabled():
+            ray_count = max(1, self.ray_chunk // len(latents))
+        chunks = zip(
+            torch.split(places, ray_count, 1), torch.split(offsets, ray_count, 1), strict=True
+        )
+        colours = [self._follow(planes, ground, poses, *chunk) for chunk in chunks]
+        return torch.cat(colours, dim=1).mT.reshape(len(latents), self.channels, *grids.shape[1:3])
+
+    def _follow(
+        self, planes: Tensor, ground: Tensor, poses: Tensor, places: Tensor, offsets: Tensor
+    ) -> Tensor:
+        """Return the colours [B, R, C] of rays through places [B, R, 2]."""
+        height, width = self.image_px
+        origins, directions = find_rays(
+            poses, places, self.distance, self.half_height, width / height
+        )
+        step = 2 * self.radius / self.points
+        numbers = torch.arange(self.points, device=places.device) + offsets[..., None]
+        depths = self.distance - self.radius + step * numbers.to(places.dtype)  # [B, R, points]
+        points = origins[:, None, None] + depths[..., None] * directions[:, :, None]
+        features = read_planes(planes, points.flatten(1, 2) / self.radius)
+        values = widen(self.field(features)).view(*points.shape[:3], -1)
+        is_inside = points.norm(dim=-1) < self.radius
+        density = _SHARPNESS / self.radius * F.softplus(values[..., 0] - _SHIFT) * is_inside
+        colours = values[..., 1:].sigmoid().mul(2).sub(1)
+        return sum_up(density * step, colours, ground[:, None].tanh())
+
+
+class PlaneNet(nn.Module):
+    """Three planes of features from styles.
+
+    Args:
+        plane_px: Size of the planes.
+        features: Channels of each.
+        width: Channels at full size, doubled at each halving.
+        max_width: At most so many.
+        style_size: Length of the style.
+    """
+
+    def __init__(
+        self, plane_px: int, features: int, *, width: int, max_width: int, style_size: int
+    ) -> None:
+        super().__init__()
+        _, coarsest, widths = plan_sizes(plane_px, width, max_width)
+        self.start = nn.Parameter(torch.randn(1, widths[-1], *coarsest))
+        steps = [(widths[-1], widths[-1]), *pairwise(reversed(widths))]
+        self.blocks = nn.ModuleList(StyledBlock(coarse, fine, style_size) for coarse, fine in steps)
+        self.last = nn.Conv2d(widths[0], 3 * features, 1)
+
+    @override
+    def forward(self, styles: Tensor) -> Tensor:
+        """Return planes [B, 3, features, P, P] of styles [B, style_size]."""
+        features = self.start.expand(len(styles), -1, -1, -1)
+        for number, block in enumerate(self.blocks):
+            if number > 0:
+                features = double(features)
+            features = block(features, styles)
+        planes: Tensor = self.last(features)
+        return planes.view(len(planes), 3, -1, *planes.shape[2:])
+
+
+def find_rays(
+    poses: Tensor, places: Tensor, distance: float, half_height: float, aspect: float
+) -> tuple[Tensor, Tensor]:
+    """Return the rays of cameras that look at the origin, z up.
+
+    Args:
+        poses: [B, 2] azimuth and elevation, rad.
+        places: [B, R, 2] (x, y) in the image, -1..1 from edge to edge, y down.
+        distance: Of the camera.
+        half_height: Tangent of half the field of view.
+        aspect: Width of the image by its height.
+
+    Returns:
+        Origins [B, 3], and directions [B, R, 3] whose part towards the origin has length 1.
+    """
+    azimuth, elevation = poses.unbind(1)
+    x = elevation.cos() * azimuth.cos()
+    y = elevation.cos() * azimuth.sin()
+    outward = torch.stack((x, y, elevation.sin()), dim=1)
+    right = torch.stack((-azimuth.sin(), azimuth.cos(), torch.zeros_like(azimuth)), dim=1)
+    up = torch.linalg.cross(outward, right)
+    across, down = (places * half_height)[..., None].unbind(2)
+    directions = aspect * across * right[:, None] - down * up[:, None] - outward[:, None]
+    return distance * outward, directions
+
+
+def read_planes(planes: Tensor, points: Tensor) -> Tensor:
+    """Sum of the features of three planes at points.
+
+    Args:
+        planes: [B, 3, F, P, P] float32, over x and y, x and z, y and z.
+        points: [B, N, 3] in -1..1.
+
+    Returns:
+        [B, N, F].
+    """
+    total = planes.new_zeros(())
+    for plane, axes in zip(planes.unbind(1), _SIDES, strict=True):
+        row = torch.stack([points[..., axis] for axis in axes], dim=-1)
+        grid = row[:, None]  # an image of one row
+        features = F.grid_sample(plane, grid, padding_mode="border", align_corners=False)
+        total = total + features[:, :, 0]
+    return total.mT
+
+
+def sum_up(thickness: Tensor, colours: Tensor, ground: Tensor) -> Tensor:
+    """Sum up the light that comes along rays, front to back.
+
+    Max, "Optical models for direct volume rendering", TVCG 1995.
+
+    Args:
+        thickness: [B, R, N] density by length of each piece of a ray, the nearest first.
+        colours: [B, R, N, C].
+        ground: [B, 1, C], behind all.
+
+    Returns:
+        [B, R, C].
+    """
+    thickness_before = F.pad(_accumulate(thickness), (1, 0))
+    passing = torch.exp(-thickness_before)  # fraction of the light that comes so far
+    weights = passing[..., :-1] - passing[..., 1:]
+    return (weights[..., None] * colours).sum(2) + passing[..., -1:] * ground
+
+
+def _accumulate(thickness: Tensor) -> Tensor:
+    """Sums from the first to each."""
+    if not thickness.is_cuda or not torch.are_deterministic_algorithms_enabled():
+        return thickness.cumsum(-1)
+    # `cumsum` of floats has no deterministic kernel on CUDA, a product has one.
+    with torch.autocast(thickness.device.type, enabled=False):
+        return thickness @ thickness.new_ones(thickness.shape[-1:] * 2).triu()

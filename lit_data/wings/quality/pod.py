@@ -1,0 +1,483 @@
+"""``pod``: probability of detection by the size of a defect, and the places where none is found."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from omegaconf import DictConfig
+
+from lit_data.app.build import find_trained
+from lit_data.app.configuration.names import resolve_target
+from lit_data.app.predict import Prediction
+from lit_data.app.result import print_table
+from lit_data.core.checks import check_choice, check_count, check_types
+from lit_data.core.errors import ConfigError
+from lit_data.core.files import write_json, write_table
+from lit_data.predict.figures import FOUND_COLOUR, TRUE_COLOUR, new_axes, save_figure
+from lit_data.predict.maps import VerdictWriter
+from lit_data.predict.nets import ProbabilityNet, open_predictor
+from lit_data.predict.pixels import PixelTask
+from lit_data.predict.task import find_task_of
+from lit_data.synthesis import FAMILIES
+from lit_data.synthesis.families.base import check_range
+from lit_data.wings.quality.bounds import count_needed, lower_rate, upper_rate
+from lit_data.wings.quality.calibrate import open_split, read_own_options
+from lit_data.wings.quality.detection_curve import DetectionCurve, fit_curve
+from lit_data.wings.quality.targets import Bench, Target, open_marks
+
+log = logging.getLogger(__name__)
+
+_CONFIDENCE = 0.95
+_FOUND = 0.9  # probability of detection of a90
+_SIZES = 10
+_NUMBERS = 10**6  # of the targets of a size, which no other size shares
+_CELLS = 6  # along each side of the map of places
+_LEAST_IN_CELL = 20
+_BLIND = 0.999  # confidence that a place is worse than the others, as there are many
+_ANY = "all"
+_CONTRASTS = ("weak", "medium", "strong")
+_COLUMNS = 4
+_CURVE_COLOURS = ("#9ecae1", "#4292c6", "#08519c")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodOptions:
+    """The options of ``pod``; conf/pod.yaml has one line for each.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    targets: int
+    families: Sequence[str] | None
+    size_px: tuple[float, float]
+    amplitude: tuple[float, float]
+    images: Literal["test", "val", "all"]
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check_types(PodOptions, vars(self))
+        check_count("targets", self.targets, _SIZES)
+        names = list(FAMILIES if self.families is None else self.families)
+        for name in names:
+            check_choice("families", name, tuple(FAMILIES))
+        if not names or len(set(names)) < len(names):  # the same targets would count twice
+            raise ConfigError(f"families={names}: name each once, or leave it out for all twelve")
+        low, high = check_range("size_px", self.size_px, (1.0, 1000.0))
+        if not low < high:
+            raise ConfigError(f"size_px=[{low:g}, {high:g}]: the largest must exceed the smallest")
+        if check_range("amplitude", self.amplitude, (0.0, 1.0))[1] == 0:
+            raise ConfigError("amplitude=[0, 0] draws nothing: the strongest must exceed 0")
+
+
+def run(cfg: DictConfig) -> dict[str, Any]:
+    """Draw defects of known sizes on good images that did not train, and fit what is found.
+
+    - ``pod.csv``: a row for each target
+    - ``pod.json``: a50, a90 and a90/95 of each family and contrast, false calls, places
+    - ``pod.png`` and ``places.png``, which ``report.html`` shows
+
+    Returns:
+        The a90/95 of each family, and the rate of false calls.
+
+    Raises:
+        ConfigError: Models of this kind of data give no maps of defects, or no image is good.
+    """
+    options = read_own_options(PodOptions, cfg)
+    _refuse_other_kinds(cfg)
+    if cfg.data.get("cache") == "device":
+        cfg.data.cache = "store"  # patches are drawn on here
+    prediction = open_split(cfg, find_trained(cfg), options.images)
+    prediction = prediction.take_calibration()
+    writer = prediction.task.writer(prediction.run, prediction.options)
+    assert isinstance(writer, VerdictWriter)  # of all kinds with maps
+    if writer.images.original_sizes is not None:
+        raise ConfigError(
+            "pod draws defects at the size of the files: leave data.size_px and data.scale out"
+        )
+    _check_patches(options, min(prediction.task.datamodule.patch_px))
+    prediction.start()
+    bench = _open_bench(prediction, writer, options, int(cfg.seed))
+    warn_of_few_images(len(bench.list_images()), options.targets)
+    targets = judge_families(bench, options)
+    images = _list_images(prediction, writer)
+    targets += bench.judge_real(images)
+    false_calls = bench.count_false_calls()
+    warn_of_false_calls(*false_calls)
+    result = summarise(targets, false_calls)
+    _write(prediction.run.folder, targets, result)
+    return _list_metrics(result)
+
+
+def _refuse_other_kinds(cfg: DictConfig) -> None:
+    """Refuse kinds of data whose models give no maps of defects.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    kind = resolve_target(cfg.data._target_, "data")
+    task = find_task_of(kind)
+    if not (issubclass(task, PixelTask) and task.has_verdicts()):
+        raise ConfigError(
+            f"pod draws defects and looks for them in maps, which a {kind.__name__} has none of: use "
+            "+experiment=stripe, segmentation or anomaly"
+        )
+
+
+def _check_patches(options: PodOptions, patch_px: int) -> None:
+    """Refuse defects that are larger than the patches that they are drawn on.
+
+    Raises:
+        ConfigError: They are.
+    """
+    smallest_px, largest_px = options.size_px
+    if largest_px > patch_px:
+        raise ConfigError(
+            f"size_px=[{smallest_px:g}, {largest_px:g}]: defects are drawn on patches, so the largest "
+            f"has at most their {patch_px} px: set size_px or data.patch_px"
+        )
+
+
+def _list_images(prediction: Prediction, writer: VerdictWriter) -> Sequence[int]:
+    chosen = prediction.run.chosen
+    numbers = range(len(writer.names)) if chosen is None else chosen
+    return [number for number in numbers if writer.is_small(number)]  # maps are held in memory
+
+
+def _open_bench(
+    prediction: Prediction, writer: VerdictWriter, options: PodOptions, seed: int
+) -> Bench:
+    datamodule = prediction.task.datamodule
+    device = prediction.run.trainer.strategy.root_device
+    prediction.model.to(device)
+    channels = tuple(range(len(datamodule.transformation.expand)))
+    net = ProbabilityNet(
+        prediction.model, channels, datamodule.batch_format, datamodule.channel_names
+    )
+    predict = prediction.options
+    # Patches come as floats in 0..1, and have the sizes that the net was trained with.
+    predict = replace(predict, round_px=predict.round_px or predict.multiple_px)
+    patches = replace(writer.images, value_range=None)
+    bench = Bench(
+        datamodule,
+        open_predictor(net, patches, predict, device, overlap_px=0),
+        writer,
+        prediction.options,
+        _list_images(prediction, writer),
+        read_marks=open_marks(datamodule),
+        amplitude=options.amplitude,
+        seed=seed,
+    )
+    if not len(bench.patches):
+        raise ConfigError(
+            f"images={options.images} has no good image to draw defects on: choose images=val, or "
+            "images=all data.root=FOLDER of good parts"
+        )
+    return bench
+
+
+def warn_of_few_images(images: int, targets: int) -> None:
+    """Warn where fewer images than the bound needs carry all targets, which it takes for independent.
+
+    Args:
+        images: Good ones.
+        targets: Of a family.
+    """
+    needed = count_needed(1 - _FOUND, _CONFIDENCE)
+    if images < needed:
+        log.warning(
+            "%d good images carry all %d targets of a family, and hits on one image are alike: a90/95 "
+            "holds for these images and may be too small for others, of which it needs at least %d; "
+            "give more good parts, images=all data.root=FOLDER",
+            images,
+            targets,
+            needed,
+        )
+
+
+def warn_of_false_calls(calls: int, images: int) -> None:
+    """Warn where so many good images are called that this finds a part of the defects.
+
+    Args:
+        calls: Images that are not called good.
+        images: Good ones.
+    """
+    rate = calls / images
+    if rate > 1 - _FOUND:
+        log.warning(
+            "%d of %d good images are called without a defect, so defects on them count as found: at "
+            "a90 %.0f %% are found for themselves; train longer, or calibrate again",
+            calls,
+            images,
+            100 * max(0.0, (_FOUND - rate) / (1 - rate)),
+        )
+
+
+def judge_families(bench: Bench, options: PodOptions) -> list[Target]:
+    """Draw and judge the targets of all families at all sizes."""
+    low, high = options.size_px
+    sizes_px = np.geomspace(low, high, _SIZES).round().astype(int).tolist()
+    counts = np.diff(np.linspace(0, options.targets, _SIZES + 1).round()).astype(int).tolist()
+    names = list(FAMILIES)
+    targets = []
+    for family in options.families or names:
+        for position, (size_px, count) in enumerate(zip(sizes_px, counts, strict=True)):
+            # So that the targets of a family are the same beside others and alone.
+            first = (names.index(family) * _SIZES + position) * _NUMBERS
+            targets += bench.judge(family, size_px, count, first)
+        if not any(target.family == family for target in targets):
+            log.warning("%s: none of its defects can be seen on these images", family)
+    return targets
+
+
+def summarise(targets: Sequence[Target], false_calls: tuple[int, int]) -> dict[str, Any]:
+    """Return what ``pod.json`` holds.
+
+    Args:
+        targets: All of them.
+        false_calls: Calls without a defect, and how often there was a chance for one.
+    """
+    calls, chances = false_calls
+    rows = []
+    for family in dict.fromkeys(target.family for target in targets):
+        of_family = [target for target in targets if target.family == family]
+        rows.append(_fit(family, _ANY, of_family))
+        rows += _fit_contrasts(family, of_family)
+    return {
+        "confidence": _CONFIDENCE,
+        "false_calls": calls,
+        "false_call_chances": chances,
+        "false_call_rate": calls / chances,
+        "false_call_bound": upper_rate(calls, chances, _CONFIDENCE),
+        "families": rows,
+        "places": map_places(targets),
+    }
+
+
+def _fit_contrasts(family: str, targets: Sequence[Target]) -> list[dict[str, Any]]:
+    """Return a row for each third of the contrasts; none of real defects, whose own is not known."""
+    contrasts = np.array([target.contrast for target in targets])
+    if np.isnan(contrasts).any() or len(targets) < _LEAST_IN_CELL:
+        return []
+    # Thirds, so that each has targets enough; their limits stand in the table.
+    edges = np.quantile(contrasts, (1 / 3, 2 / 3))
+    third = np.searchsorted(edges, contrasts)
+    rows = []
+    for number, name in enumerate(_CONTRASTS):
+        of_third = [targets[position] for position in np.flatnonzero(third == number).tolist()]
+        if of_third:
+            rows.append(_fit(family, name, of_third))
+    return rows
+
+
+def _fit(family: str, contrast: str, targets: Sequence[Target]) -> dict[str, Any]:
+    """Return a row: sizes found with 50 and 90 %, the bound of the second, and why one is missing."""
+    sizes_px = np.array([target.size_px for target in targets])
+    hits = np.array([target.hit for target in targets])
+    contrasts = [target.contrast for target in targets]
+    curve = fit_curve(sizes_px, hits)
+    a50 = curve.size_at(0.5) if curve else None
+    a90 = curve.size_at(_FOUND) if curve else None
+    bound = curve.bound_at(_FOUND, _CONFIDENCE) if curve else None
+    drawn_px = float(sizes_px.min()), float(sizes_px.max())
+    return {
+        "family": family,
+        "contrast": contrast,
+        "contrast_low": None if np.isnan(contrasts[0]) else round(min(contrasts), 4),
+        "contrast_high": None if np.isnan(contrasts[0]) else round(max(contrasts), 4),
+        "targets": len(targets),
+        "hits": int(hits.sum()),
+        "a50_px": _within(a50, drawn_px),
+        "a90_px": _within(a90, drawn_px),
+        "a90_95_px": _within(bound, drawn_px),
+        "note": _explain(hits, curve, drawn_px[1]),
+    }
+
+
+def _within(size_px: float | None, drawn_px: tuple[float, float]) -> float | None:
+    """Return a size that was drawn, at least the smallest; None beyond, where nothing was tried."""
+    smallest_px, largest_px = drawn_px
+    if size_px is None or size_px > largest_px:
+        return None
+    return round(max(size_px, smallest_px), 2)
+
+
+def _explain(hits: NDArray[np.bool_], curve: DetectionCurve | None, largest_px: float) -> str:
+    """Return why a figure is missing, or is not to be trusted; empty otherwise."""
+    count, trials = int(hits.sum()), len(hits)
+    if not count:
+        at_most = upper_rate(0, trials, _CONFIDENCE)
+        return f"no a90: never found, detection at most {at_most:.2f}"
+    if count == trials:
+        at_least = lower_rate(count, trials, _CONFIDENCE)
+        return f"always found, detection at least {at_least:.2f}"
+    a90 = None if curve is None else curve.size_at(_FOUND)
+    if curve is None or a90 is None:
+        return "no a90: larger ones are not found more often"
+    if a90 > largest_px:
+        return f"no a90 up to {largest_px:g} px"
+    bound = curve.bound_at(_FOUND, _CONFIDENCE)
+    if bound is None or bound > largest_px:
+        return f"no a90/95 up to {largest_px:g} px: more targets, or larger ones"
+    return "hits do not follow the curve: see the picture" if curve.is_poor else ""
+
+
+def map_places(targets: Sequence[Target]) -> list[dict[str, Any]]:
+    """Return hits in each cell of the images, beside those that sizes and families let expect.
+
+    A cell is blind where the bound of its hits is below what is expected.
+    """
+    # Places are compared by defects that may lie anywhere; real ones lie where they come from.
+    synthetic = [target for target in targets if not np.isnan(target.contrast)]
+    expected = _expect(synthetic)
+    hits = np.array([target.hit for target in synthetic])
+    places = np.array([(target.place_y, target.place_x) for target in synthetic]).reshape(-1, 2)
+    cells = np.minimum((places * _CELLS).astype(int), _CELLS - 1)
+    rows = []
+    for y, x in np.ndindex(_CELLS, _CELLS):
+        is_here = (cells == (y, x)).all(1)
+        count = int(is_here.sum())
+        row = {"row": y, "column": x, "targets": count, "hits": int(hits[is_here].sum())}
+        row["expected"] = round(float(expected[is_here].sum()), 1)
+        bound = upper_rate(row["hits"], count, _BLIND) if count >= _LEAST_IN_CELL else 1.0
+        row["blind"] = bound * count < row["expected"]
+        rows.append(row)
+    return rows
+
+
+def _expect(targets: Sequence[Target]) -> NDArray[np.float64]:
+    """Return [n] probability of a hit by family and size, wherever the target is."""
+    expected = np.zeros(len(targets))
+    families = np.array([target.family for target in targets])
+    sizes_px = np.array([target.size_px for target in targets])
+    hits = np.array([target.hit for target in targets], np.bool_)
+    for family in np.unique(families):
+        is_of_family = families == family
+        curve = fit_curve(sizes_px[is_of_family], hits[is_of_family])
+        if curve is None:  # always or never found, whatever the size
+            expected[is_of_family] = hits[is_of_family].mean()
+        else:
+            expected[is_of_family] = curve.at(sizes_px[is_of_family])
+    return expected
+
+
+def _write(folder: Path, targets: Sequence[Target], result: dict[str, Any]) -> None:
+    write_table(folder / "pod.csv", Target._fields, [target._asdict() for target in targets])
+    write_json(folder / "pod.json", result)
+    draw_curves(targets, result, folder / "pod.png")
+    draw_places(result, folder / "places.png")
+    rows = []
+    for row in result["families"]:
+        if row["contrast"] == _ANY:
+            sizes = [_show(row[name]) for name in ("a50_px", "a90_px", "a90_95_px")]
+            rows.append([row["family"], row["targets"], row["hits"], *sizes, row["note"]])
+    print_table(
+        ["family", "targets", "found", "a50 px", "a90 px", "a90/95 px", ""],
+        rows,
+        texts=["family", ""],
+        title="size that is found",
+        caption=f"false calls: {result['false_calls']} of {result['false_call_chances']}",
+    )
+
+
+def _show(size_px: float | None) -> str:
+    return "-" if size_px is None else f"{size_px:.1f}"
+
+
+def _list_metrics(result: dict[str, Any]) -> dict[str, Any]:
+    metrics: dict[str, Any] = {
+        "pod/false_call_rate": result["false_call_rate"],
+        "pod/false_call_bound": result["false_call_bound"],
+        "pod/blind_places": sum(cell["blind"] for cell in result["places"]),
+    }
+    for row in result["families"]:
+        if row["contrast"] == _ANY:
+            name = row["family"].replace(" ", "_")
+            metrics[f"pod/{name}_a90_95_px"] = row["a90_95_px"]
+            metrics[f"pod/{name}_found_fraction"] = row["hits"] / row["targets"]
+    return metrics
+
+
+def draw_curves(targets: Sequence[Target], result: dict[str, Any], path: Path) -> None:
+    """Draw detection over size: a cell for each family, the bound dashed, thirds of contrast thin."""
+    families = list(dict.fromkeys(target.family for target in targets))
+    columns = min(_COLUMNS, len(families))
+    lines = -(-len(families) // columns)
+    figure, axes = new_axes(lines, columns, 2.4 * lines + 0.8, width_inches=3.0 * columns)
+    cells: list[Any] = list(axes.flat)
+    for cell, family in zip(cells, families, strict=False):
+        _draw_family(cell, [target for target in targets if target.family == family], result)
+    for cell in cells[len(families) :]:
+        cell.set_axis_off()
+    title = "probability of detection over size, px; dots: found of each size; blue: weak to strong"
+    save_figure(figure, path, title, ("a90/95",), (TRUE_COLOUR,))
+
+
+def _draw_family(cell: Any, targets: Sequence[Target], result: dict[str, Any]) -> None:  # noqa: ANN401 - axes
+    family = targets[0].family
+    sizes_px = np.array([target.size_px for target in targets])
+    hits = np.array([target.hit for target in targets])
+    contrasts = np.array([target.contrast for target in targets])
+    drawn_px = np.geomspace(sizes_px.min(), max(sizes_px.max(), sizes_px.min() * 1.1), 60)
+    rows = [row for row in result["families"] if row["family"] == family]
+    for row, colour in zip(rows[1:], _CURVE_COLOURS, strict=False):
+        is_here = (contrasts >= row["contrast_low"]) & (contrasts <= row["contrast_high"])
+        _draw_curve(cell, fit_curve(sizes_px[is_here], hits[is_here]), drawn_px, colour, 1.0)
+    curve = fit_curve(sizes_px, hits)
+    _draw_curve(cell, curve, drawn_px, "black", 1.8)
+    if curve is not None:
+        levels = np.linspace(0.05, 0.95, 19)
+        bounds = np.array([curve.bound_at(level, _CONFIDENCE) or np.nan for level in levels])
+        cell.plot(bounds, levels, color="black", linestyle="--", linewidth=1)
+    values, group = np.unique(sizes_px, return_inverse=True)
+    if len(values) <= 2 * _SIZES:  # of real defects each has a size of its own
+        fractions = np.bincount(group, hits) / np.bincount(group)
+        cell.plot(values, fractions, "o", color=FOUND_COLOUR, markersize=3)
+    bound_px = rows[0]["a90_95_px"]
+    if bound_px is not None:
+        cell.axvline(bound_px, color=TRUE_COLOUR, linewidth=1)
+    cell.set_xscale("log")
+    cell.set_xlim(drawn_px[0] * 0.9, drawn_px[-1] * 1.1)
+    cell.set_ylim(-0.03, 1.03)
+    cell.set_yticks([0, 0.5, 0.9, 1])
+    ticks = [size for size in (2, 5, 10, 20, 50, 100, 200) if drawn_px[0] <= size <= drawn_px[-1]]
+    cell.set_xticks(ticks, [str(size) for size in ticks], minor=False)
+    cell.minorticks_off()
+    cell.tick_params(labelsize=7)
+    words = rows[0]["note"].partition(":")[0] if bound_px is None else f"a90/95 {bound_px:.1f} px"
+    cell.set_title(f"{family}\n{words}", fontsize=8)
+
+
+def _draw_curve(
+    cell: Any,  # noqa: ANN401 - axes
+    curve: DetectionCurve | None,
+    sizes_px: NDArray[np.float64],
+    colour: str,
+    width: float,
+) -> None:
+    if curve is not None:
+        cell.plot(sizes_px, curve.at(sizes_px), color=colour, linewidth=width)
+
+
+def draw_places(result: dict[str, Any], path: Path) -> None:
+    """Draw found and expected targets of each cell of the images; blind ones have a frame."""
+    ratios = np.full((_CELLS, _CELLS), np.nan)
+    figure, axes = new_axes(1, 1, 5.0, width_inches=5.4)
+    axis: Any = axes[0, 0]
+    for cell in result["places"]:
+        if not cell["expected"]:
+            continue
+        y, x = cell["row"], cell["column"]
+        ratios[y, x] = cell["hits"] / cell["expected"]
+        words = f"{cell['hits']}\nof {cell['expected']:.0f}"
+        axis.text(x, y, words, ha="center", va="center", fontsize=8)
+        if cell["blind"]:
+            sides = np.array([(-1, -1), (-1, 1), (1, 1), (1, -1), (-1, -1)]) * 0.45
+            axis.plot(x + sides[:, 0], y + sides[:, 1], color=TRUE_COLOUR, linewidth=2.5)
+    axis.imshow(ratios, cmap="RdYlGn", vmin=0.5, vmax=1.5)
+    title = "targets found, of those expected there"
+    save_figure(figure, path, title, ("blind",), (TRUE_COLOUR,))

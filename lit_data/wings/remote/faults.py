@@ -1,0 +1,157 @@
+"""Faults of reading from a server: worth another try or not, in text without anything secret.
+
+Errors of clients carry addresses, which after a redirect may hold signatures; so no such error is
+ever chained to one of ours, and none is raised further.
+"""
+
+import asyncio
+import errno
+import logging
+import secrets
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from lit_data.core.addresses import RemoteOptions
+from lit_data.core.errors import DataError, LitDataError, StoreSpaceError, causes_of
+from lit_data.core.secrets import WHERE_CREDENTIALS_BELONG, redact
+
+log = logging.getLogger(__name__)
+
+
+T = TypeVar("T")
+
+_LONGEST_WAIT_S = 30.0
+_TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
+_LASTING = (
+    ssl.SSLError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ImportError,
+    NotImplementedError,
+)
+"""Errors without an answer of the server that another try cannot help."""
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SHOWN = 200
+
+ACCESS_ADVICE = f"; {WHERE_CREDENTIALS_BELONG}; public S3 buckets need data.remote.anon=true"
+
+
+class UnreachableError(DataError):
+    """A server did not answer, or only with errors that pass, as often as it was asked."""
+
+
+def too_large(what: str, most_bytes: int) -> DataError:
+    """Return the error for a file that is larger than it may be."""
+    return DataError(
+        f"{what}: more than the {most_bytes} bytes that it may have; it changes just now, or has "
+        "to be prepared again"
+    )
+
+
+class BrokenReadError(Exception):
+    """Bytes that are not those that the server announced; another try may give them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Meaning of an error of a client.
+
+    Args:
+        passes: Whether another try may succeed.
+        text: For a message.
+    """
+
+    passes: bool
+    text: str
+
+
+def describe_fault(error: BaseException) -> Fault:
+    """Judge an error of fsspec or of a library below it.
+
+    What has a status is an answer of the server, and says by itself if another try may help;
+    without one the connection is at fault, except for `_LASTING`.
+    """
+    chain = list(causes_of(error, contexts="shown"))
+    status = _find_status(chain)
+    has_no_credentials = any(type(link).__name__ == "NoCredentialsError" for link in chain)
+    if status in (401, 403) or has_no_credentials:
+        answer = "no credentials were found" if status is None else f"access denied ({status})"
+        return Fault(False, f"{answer}{ACCESS_ADVICE}")
+    if status in (404, 410):
+        return Fault(
+            False,
+            f"not found ({status}); check data.root, or begin anew if the folder is just changing",
+        )
+    if isinstance(error, BrokenReadError):
+        return Fault(True, str(error))
+    reason = redact(str(error))[:_SHOWN] or "no reason given"
+    if status is not None:
+        return Fault(status in _TRANSIENT_STATUS, f"the server answers {status} ({reason})")
+    if any(isinstance(link, ssl.SSLError) for link in chain):
+        return Fault(False, f"no trusted connection ({type(error).__name__}: {reason})")
+    if isinstance(error, _LASTING):
+        return Fault(False, f"cannot be read ({type(error).__name__}: {reason})")
+    if isinstance(error, TimeoutError):
+        return Fault(True, "no answer in time")
+    return Fault(True, f"no connection ({reason})")
+
+
+async def insist(call: Callable[[], Awaitable[T]], what: str, options: RemoteOptions) -> T:
+    """Call until it works, with longer and longer waits, as long as errors pass.
+
+    Args:
+        call: Begins anew at each call.
+        what: Address, for messages.
+        options: How often, and how long to wait.
+
+    Raises:
+        UnreachableError: All tries failed.
+        DataError: An error that does not pass.
+        StoreSpaceError: The local disk is full.
+        OSError: A local file cannot be written.
+    """
+    fault = Fault(True, "")
+    for number in range(options.retries + 1):
+        if number:
+            log.info("%s: %s; try %d of %d", what, fault.text, number + 1, options.retries + 1)
+            longest_s = min(_LONGEST_WAIT_S, options.backoff_s * 2 ** (number - 1))
+            # A random part, so that many readers do not come back together; not from a generator
+            # that training draws from.
+            await asyncio.sleep(longest_s * (0.5 + secrets.randbelow(1001) / 2000))
+        try:
+            return await call()
+        except LitDataError:
+            raise
+        except Exception as error:  # clients of file systems raise anything at all
+            is_full = isinstance(error, OSError) and error.errno in _NO_SPACE
+            if isinstance(error, OSError) and error.filename is not None and not is_full:
+                raise  # of a local file: servers' errors name none
+            fault = describe_fault(error)
+        if is_full:  # raised here and below, behind the block, so that nothing is chained
+            raise StoreSpaceError(
+                f"{what}: the local disk is full; free some space, or set paths.cache=<folder>"
+            )
+        if not fault.passes:
+            raise DataError(f"{what}: {fault.text}")
+    raise UnreachableError(
+        f"{what}: {fault.text}, {options.retries + 1} times; try again later, or raise "
+        "data.remote.retries or data.remote.timeout_s"
+    )
+
+
+def _find_status(chain: Sequence[BaseException]) -> int | None:
+    """Return the status of HTTP that an error of aiohttp or botocore carries, or stands for."""
+    for link in chain:
+        status = getattr(link, "status", None)
+        response = getattr(link, "response", None)
+        if isinstance(response, dict):
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if isinstance(status, int) and not isinstance(status, bool) and 300 <= status < 600:
+            return status
+    if isinstance(chain[0], FileNotFoundError):
+        return 404
+    return 403 if isinstance(chain[0], PermissionError) else None

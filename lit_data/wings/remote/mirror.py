@@ -1,0 +1,300 @@
+"""A local folder with the files of a folder on a server.
+
+A mirror rather than reads from the server while training: the decoders, their strict second
+reading, CRC checks and memory maps need files; workers that are forked must hold no connection; and
+a fault of the network shows before the first epoch, not in the middle of the fifth. Each file
+appears under its name once it is whole and compared, with a time made from the server's version of
+it, so that decoded stores notice what has changed.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from rich.filesize import decimal
+
+from lit_data.core.addresses import Address, RemoteOptions, is_remote, parse_address
+from lit_data.core.errors import ConfigError, DataError, StoreError, StoreSpaceError, show_path
+from lit_data.core.progress import ProgressBar
+from lit_data.core.temp import build_lock, sweep, temp_folder
+from lit_data.images.scope import SUMS_NAME, Scope, check_names, find_fault
+from lit_data.wings.remote.connection import Connection, RemoteFile
+from lit_data.wings.remote.faults import UnreachableError
+from lit_data.wings.remote.fetching import Fetcher, Manifest
+from lit_data.wings.remote.transport import ServerTransport
+
+log = logging.getLogger(__name__)
+
+_WAIT_S = 24 * 3600
+"""For another process that fills the same mirror; it shows that it lives."""
+
+
+class Root:
+    """A local folder, or the mirror of a folder on a server, which its first use fills.
+
+    Args:
+        root: A local path, or an address such as ``s3://bucket/folder`` or ``https://host/folder``.
+        mirrors: Where mirrors lie.
+        options: How a server is read.
+        scope: The wanted files; by default all.
+
+    Raises:
+        ConfigError: The address holds credentials, or cannot be read.
+    """
+
+    def __init__(
+        self, root: str, mirrors: Path, options: RemoteOptions, scope: Scope | None = None
+    ) -> None:
+        self._local = Path(root)
+        self._mirror: Mirror | None = None  # none also once it was opened
+        if is_remote(root):
+            self._mirror = Mirror(parse_address(root), mirrors, options, scope or Scope())
+
+    @property
+    def folder(self) -> Path:
+        """Return the local folder of a root.
+
+        For a server it is a complete copy; whether something has changed is not asked.
+
+        Raises:
+            ConfigError: The files are more than allowed.
+            DataError: The server cannot be reached, or files are missing, forbidden or damaged.
+            StoreError: The mirror cannot be written.
+        """
+        self._open(refresh=False)
+        return self._local
+
+    def refresh(self) -> None:
+        """Ask a server for changes, once: what was opened before must not change under its readers.
+
+        Raises:
+            LitDataError: As `folder`.
+        """
+        self._open(refresh=True)
+
+    def _open(self, *, refresh: bool) -> None:
+        if self._mirror is not None:
+            self._local = self._mirror.open(refresh=refresh)
+            self._mirror = None
+
+
+class Mirror:
+    """The mirror of one folder on a server.
+
+    Args:
+        address: Of the folder.
+        mirrors: Where mirrors lie.
+        options: How the server is read.
+        scope: The wanted files; what other datasets want of the same folder stays.
+    """
+
+    def __init__(
+        self, address: Address, mirrors: Path, options: RemoteOptions, scope: Scope
+    ) -> None:
+        self.address = address
+        self.options = options
+        self.scope = scope
+        self._identity = f"{address.url} {options.endpoint_url or ''}"
+        digest = hashlib.sha256(self._identity.encode("utf-8", "surrogateescape")).hexdigest()
+        self.shelf = mirrors / f"{address.slug}-{digest[:12]}"
+        self.folder = self.shelf / address.slug
+
+    def open(self, *, refresh: bool) -> Path:
+        """Return the folder, after it was filled or brought up to date if need be.
+
+        Args:
+            refresh: Ask the server for changes; otherwise a complete mirror is taken as it is,
+                without a connection.
+
+        Raises:
+            ConfigError: The files are more than allowed.
+            DataError: The server cannot be reached, or files are missing, forbidden or damaged.
+            StoreError: A folder of the mirror is a link, or somebody else's, or cannot be written.
+        """
+        if self.options.offline == "always" or not refresh:
+            if self._is_complete():
+                return self.folder
+            if self.options.offline == "always":
+                raise DataError(
+                    f"{self.address}: remote.offline=always, and there is no complete mirror in "
+                    f"{self._shown}"
+                )
+        try:
+            # Before anything is written.
+            _check_real((self.shelf.parent, self.shelf, self.folder))
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with build_lock(self.shelf, wait_s=_WAIT_S, is_done=lambda: False):
+                # Another process may have filled it while this one waited.
+                if refresh or not self._is_complete():
+                    sweep(self.shelf)
+                    self._update()
+        except OSError as error:
+            raise StoreError(
+                f"{self._shown}: the mirror of {self.address} cannot be written there "
+                f"({error.strerror}); make it writable, or choose another folder with "
+                "paths.cache=<folder>"
+            ) from error
+        return self.folder
+
+    def _update(self) -> None:
+        try:
+            with (
+                temp_folder(self.shelf) as temp,
+                ServerTransport(self.address, self.options) as server,
+            ):
+                server.call(partial(self._bring_up_to_date, temp))
+        except UnreachableError as error:
+            if self.options.offline == "error" or not self._is_complete():
+                raise
+            log.warning(
+                "%s; going on with the complete mirror in %s, which may be out of date",
+                error,
+                self._shown,
+            )
+
+    async def _bring_up_to_date(self, temp: Path, connection: Connection) -> None:
+        files: dict[str, RemoteFile] = {}
+        lists = (SUMS_NAME, self.options.file_list)  # no part of the dataset
+        listed = await connection.list_files(self.scope)
+        check_names((file.name for file in listed if file.name not in lists), self.address)
+        for file in listed:
+            if file.name not in lists:
+                files[file.name] = file
+        manifest = Manifest(self.shelf, self._identity)
+        inner_folders = _list_folders(self.folder, [*files, *manifest.entries])
+        _check_real(folder for folder in inner_folders if folder.is_symlink())
+        todo = [file for file in files.values() if not self._is_current(file, manifest)]
+        gone = [name for name in manifest.entries if name not in files and self.scope.wants(name)]
+        self._check_sizes(files, todo, len(gone))
+        if todo or gone:
+            self._remove(gone)
+            # First, so that after a kill the record still knows what is left.
+            manifest.begin(gone)
+        total_bytes = sum(file.size_bytes for file in todo)
+        with ProgressBar("reading", total_bytes, in_bytes=True) as bar:
+            fetcher = Fetcher(connection, manifest, folder=self.folder, temp=temp, bar=bar)
+            await fetcher.run(todo)
+        manifest.finish(self.scope.key, len(files))
+
+    def _is_current(self, file: RemoteFile, manifest: Manifest) -> bool:
+        entry = manifest.entries.get(file.name)
+        if entry is None or (entry.version, entry.size_bytes) != (file.version, file.size_bytes):
+            return False
+        return entry.is_at(self.folder / file.name)
+
+    def _check_sizes(
+        self, files: Mapping[str, RemoteFile], todo: Sequence[RemoteFile], gone: int
+    ) -> None:
+        """Refuse what is too large, before anything is read or removed, and log what will be done.
+
+        Raises:
+            ConfigError: More than the options allow.
+            DataError: There is no file.
+            StoreSpaceError: More than the disk has room for.
+        """
+        if not files:
+            raise DataError(
+                f"{self.address}: no file there is wanted; wanted are {self.scope.key}; check "
+                "data.root"
+            )
+        total_bytes = sum(file.size_bytes for file in files.values())
+        todo_bytes = sum(file.size_bytes for file in todo)
+        most_bytes = self.options.max_bytes
+        if most_bytes is not None and total_bytes > most_bytes:
+            raise ConfigError(
+                f"{self.address}: {len(files)} files of {decimal(total_bytes)} ({total_bytes} "
+                f"bytes) are more than data.remote.max_bytes={most_bytes} ({decimal(most_bytes)}); "
+                "raise it, or narrow data.patterns"
+            )
+        # Old versions are replaced one by one, so what they take is not counted.
+        free_bytes = shutil.disk_usage(self.shelf).free
+        if todo_bytes > free_bytes:
+            raise StoreSpaceError(
+                f"{self._shown}: no room for the mirror of {self.address}: it needs "
+                f"{decimal(todo_bytes)}, free are {decimal(free_bytes)}; free some space, or "
+                "choose another folder with paths.cache=<folder>"
+            )
+        log.info(
+            "%s: %d files, %s; %d to read (%s), %d gone; mirror in %s",
+            self.address,
+            len(files),
+            decimal(total_bytes),
+            len(todo),
+            decimal(todo_bytes),
+            gone,
+            self._shown,
+        )
+        unversioned = sum(not file.version for file in files.values())
+        if unversioned:
+            log.warning(
+                "%s: of %d files the server states neither ETag nor time: changes of equal size "
+                "are not noticed",
+                self.address,
+                unversioned,
+            )
+
+    def _is_complete(self) -> bool:
+        """Return True if all files of the scope are there, as the server last listed them."""
+        manifest = Manifest(self.shelf, self._identity)
+        names = [name for name in manifest.entries if self.scope.wants(name)]
+        if manifest.complete.get(self.scope.key) != len(names):
+            return False
+        for name in names:
+            # A record that somebody changed may name files elsewhere.
+            if find_fault(name) or not manifest.entries[name].is_at(self.folder / name):
+                return False
+        return True
+
+    def _remove(self, names: Sequence[str]) -> None:
+        """Remove files that the record lists, and the folders that this leaves empty."""
+        for name in names:
+            if find_fault(name) is not None:
+                continue  # as in `_is_complete`
+            path = self.folder / name
+            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                # From the inside out, until one is not empty.
+                for folder in path.parents[: name.count("/")]:
+                    folder.rmdir()
+
+    @property
+    def _shown(self) -> str:
+        return show_path(self.shelf)
+
+
+def _list_folders(root: Path, names: Iterable[str]) -> set[Path]:
+    """Return the folders below a root that hold files of some names."""
+    folders: set[Path] = set()
+    for name in {name.rpartition("/")[0] for name in names}:
+        if name and find_fault(name) is None:
+            folder = root / name
+            folders.update((folder, *folder.parents[: name.count("/")]))
+    return folders
+
+
+def _check_real(folders: Iterable[Path]) -> None:
+    """Refuse links and other people's folders: what is removed or written there would be theirs.
+
+    Raises:
+        StoreError: One is no folder of this user.
+    """
+    for folder in folders:
+        if not os.path.lexists(folder):
+            continue
+        status = folder.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            what = "a link"
+        elif not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            what = "no folder of this user"
+        else:
+            continue
+        raise StoreError(
+            f"{show_path(folder)} is {what}, and a mirror lies in folders of its own: remove it, "
+            "or choose another folder with paths.cache=<folder>"
+        )

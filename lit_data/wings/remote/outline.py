@@ -1,0 +1,230 @@
+"""`Outline`: a folder on a server without the content of its images, which come for as long as they are needed.
+
+Lists of files, and the keys that are made of their names, sizes and times, are those of a mirror;
+what takes room are some files at a time. Whoever opens a stand-in nevertheless, such as to look at
+a header, reads parts of the file from the server.
+"""
+
+import io
+import logging
+import os
+import stat
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from typing_extensions import Buffer, override
+
+from lit_data.core.addresses import Address, RemoteOptions
+from lit_data.core.errors import MachineError
+from lit_data.core.opening import opening_with
+from lit_data.core.progress import ProgressBar
+from lit_data.core.temp import temp_folder
+from lit_data.images.scope import SUMS_NAME, Scope, check_names
+from lit_data.wings.remote.connection import Connection, RemoteFile
+from lit_data.wings.remote.faults import UnreachableError
+from lit_data.wings.remote.fetching import Fetcher, Manifest, choose_mtime_ns
+from lit_data.wings.remote.transport import ServerTransport
+
+log = logging.getLogger(__name__)
+
+_STAND_IN = 0o200  # mode of a file without its content, which nobody may read
+_BLOCK_BYTES = 2**16  # that are read ahead of a header
+
+
+class Outline:
+    """A local folder with the files of a folder on a server, most of them without their content.
+
+    Args:
+        folder: Where its files lie, below `scratch`.
+        scratch: For files that are not whole yet.
+        files: All files, by their paths below the folder.
+        server: Where they are read.
+    """
+
+    def __init__(
+        self, folder: Path, scratch: Path, files: Sequence[RemoteFile], server: ServerTransport
+    ) -> None:
+        self.folder = folder
+        self._scratch = scratch
+        self._files = {file.name: file for file in files}
+        self._server = server
+        self._manifest = Manifest(scratch, str(server))
+        self._manifest.begin()
+        self._users: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls,
+        address: Address,
+        options: RemoteOptions,
+        *,
+        scope: Scope,
+        late_suffixes: tuple[str, ...],
+        scratch: Path,
+    ) -> Iterator[Self | None]:
+        """List a folder and outline it below a local one, until the block ends.
+
+        Args:
+            address: Of the folder.
+            options: How the server is read.
+            scope: The files.
+            late_suffixes: Of those whose content may come late, as that of names without one;
+                others, such as lists and annotations, are brought at once.
+            scratch: A local folder.
+
+        Yields:
+            The outline; None where most of it would have to come at once.
+
+        Raises:
+            DataError: The server cannot be reached, or there is no such folder.
+        """
+        with temp_folder(scratch) as temp, ServerTransport(address, options) as server:
+            listed = server.call(lambda connection: connection.list_files(scope))
+            lists = (SUMS_NAME, options.file_list)  # no part of the dataset
+            files = [file for file in listed if file.name not in lists]
+            check_names((file.name for file in files), address)
+            early = [file for file in files if not _is_late(file.name, late_suffixes)]
+            early_bytes = _count_bytes(early)
+            is_small = options.max_bytes is None or early_bytes <= options.max_bytes
+            if not is_small or 2 * early_bytes > _count_bytes(files):
+                yield None
+                return
+            folder = temp / address.slug
+            for parent in {(folder / file.name).parent for file in files}:
+                parent.mkdir(parents=True, exist_ok=True)
+            for file in files:
+                _put_stand_in(folder / file.name, file)
+            outline = cls(folder, temp, files, server)
+            log.info("%s: %d files, of which some are read at a time", address, len(files))
+            beside = [str(folder / file.name) for file in early]
+            with opening_with(folder, outline.open_file), outline.holding(beside):
+                yield outline
+
+    @contextmanager
+    def holding(self, paths: Iterable[str]) -> Iterator[None]:
+        """Have the content of files here while the block runs; those that lie elsewhere are left alone.
+
+        Raises:
+            UnreachableError: The server does not answer any more.
+            DataError: Lists all files that cannot be read, or are not what the server states.
+        """
+        prefix = f"{self.folder}/"
+        names = {path.removeprefix(prefix) for path in paths if path.startswith(prefix)}
+        names &= self._files.keys()
+        with self._lock:
+            new_names = [name for name in sorted(names) if not self._users[name]]
+            self._users.update(names)
+        try:
+            # Files that two need at a time are waited for by neither: images share none.
+            self._fetch(new_names)
+            yield
+        finally:
+            with self._lock:
+                self._users.subtract(names)
+                unused = [name for name in names if not self._users[name]]
+            for name in unused:
+                _put_stand_in(self.folder / name, self._files[name])
+
+    def open_file(self, path: Path) -> BinaryIO | None:
+        """Open a file whose content is not here, of which as much is read as is asked for; None if it is."""
+        if not _is_stand_in(path):
+            return None
+        file = self._files[path.relative_to(self.folder).as_posix()]
+        return io.BufferedReader(_RemoteReader(self._server, file), _BLOCK_BYTES)
+
+    def _fetch(self, names: Sequence[str]) -> None:
+        if not names:
+            return
+        files = [self._files[name] for name in names]
+
+        async def run(temp: Path, connection: Connection) -> None:
+            bar = ProgressBar("reading", 0, enabled=False)
+            fetcher = Fetcher(connection, self._manifest, folder=self.folder, temp=temp, bar=bar)
+            await fetcher.run(files)
+
+        with temp_folder(self._scratch) as temp:
+            self._server.call(partial(run, temp))
+
+
+class _RemoteReader(io.RawIOBase):
+    """A file on a server, of which parts are read.
+
+    Args:
+        server: Where it lies.
+        file: Which one.
+    """
+
+    def __init__(self, server: ServerTransport, file: RemoteFile) -> None:
+        self.name = file.name
+        self._server = server
+        self._file = file
+        self._position = 0
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        starts = {
+            os.SEEK_SET: 0,
+            os.SEEK_CUR: self._position,
+            os.SEEK_END: self._file.size_bytes,
+        }
+        self._position = starts[whence] + offset
+        return self._position
+
+    @override
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Read as much as there is room for.
+
+        Raises:
+            MachineError: The server does not answer.
+            DataError: The file cannot be read there.
+        """
+        room = memoryview(buffer)
+        begin, name = self._position, self._file.name
+        end = min(begin + len(room), self._file.size_bytes)
+        if end <= begin:
+            return 0
+        try:
+            content = self._server.call(lambda connection: connection.read_range(name, begin, end))
+        except UnreachableError as error:
+            # Were the file called bad, it could be left out for good.
+            raise MachineError(str(error)) from None
+        room[: len(content)] = content
+        self._position = end
+        return len(content)
+
+
+def _is_late(name: str, suffixes: tuple[str, ...]) -> bool:
+    """Return True for files of some suffixes, and for those without any, such as slices of DICOM."""
+    return name.lower().endswith(suffixes) or "." not in name.rpartition("/")[2]
+
+
+def _count_bytes(files: Iterable[RemoteFile]) -> int:
+    return sum(file.size_bytes for file in files)
+
+
+def _is_stand_in(path: Path) -> bool:
+    return stat.S_IMODE(path.stat().st_mode) == _STAND_IN
+
+
+def _put_stand_in(path: Path, file: RemoteFile) -> None:
+    """Put a file of the size and time of one on a server, which takes no room, in its place."""
+    with path.open("wb") as stream:
+        stream.truncate(file.size_bytes)
+    path.chmod(_STAND_IN)
+    mtime_ns = choose_mtime_ns(file)
+    os.utime(path, ns=(mtime_ns, mtime_ns))

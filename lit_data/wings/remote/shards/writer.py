@@ -1,0 +1,247 @@
+"""`SetWriter`: brings shards, notes and what makes them a dataset to an address."""
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar, get_args
+
+from rich.filesize import decimal
+
+from lit_data.core.checks import check_choice, check_count
+from lit_data.core.errors import ConfigError, DataError, StoreError
+from lit_data.core.files import find_sha256
+from lit_data.core.parts import Part
+from lit_data.core.temp import sweep, temp_folder
+from lit_data.images.store.files import explain_errors, write_tar
+from lit_data.wings.remote.shards.index import FORMAT, PACKED_SUFFIX, POINTER, Packed, Shard
+from lit_data.wings.remote.transport import Transport
+
+log = logging.getLogger(__name__)
+
+Entry = TypeVar("Entry")
+Note = TypeVar("Note")
+
+READERS = 16  # threads that wait for a server
+Encoding = Literal["decoded", "source"]
+Holding = Callable[[Iterable[str]], AbstractContextManager[None]]
+
+
+class Packing(NamedTuple):
+    """Way of sending the files of a shard in its place.
+
+    Attributes:
+        pack: Returns a folder of what is sent, below a temporary folder, for the folder of a store.
+        unpack: Returns the tar of a store, below a temporary folder, for a file that was sent.
+    """
+
+    pack: Callable[[Path, Path], Path]
+    unpack: Callable[[Path, Path], Path]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardOptions:
+    """Options of writing a dataset in shards, and which part of it is written.
+
+    Args:
+        shard_bytes: Decoded bytes of the images of a shard, of at least one image.
+        part: The part of the shards that is written; None writes all, and what makes them a
+            dataset.
+        finish: Write only what makes the shards of all parts a dataset.
+        encoding: `decoded` pixels, or the `source` files, which machines decode when they need
+            them.
+    """
+
+    shard_bytes: int = 2**25
+    part: Part | None = None
+    finish: bool = False
+    encoding: Encoding = "decoded"
+
+    def __post_init__(self) -> None:
+        check_count("prepare.shard_bytes", self.shard_bytes, 1)
+        check_choice("prepare.encoding", self.encoding, get_args(Encoding))
+        if self.finish and self.part is not None:
+            raise ConfigError(
+                f"prepare.finish=true joins all parts: leave prepare.part={self.part} out"
+            )
+
+
+def _read_encoding(name: str) -> Encoding:
+    """Return the encoding of a shard by its name."""
+    return "source" if name.endswith(PACKED_SUFFIX) else "decoded"
+
+
+class SetWriter:
+    """Brings the files of a set to where it will be.
+
+    Args:
+        transport: To that place.
+        scratch: A folder for what is under way; it is made.
+        encoding: Of the shards.
+
+    Attributes:
+        there: Name of each shard that is there already, by its key.
+    """
+
+    def __init__(self, transport: Transport, scratch: Path, encoding: Encoding = "decoded") -> None:
+        self.transport = transport
+        self.scratch = scratch
+        scratch.mkdir(parents=True, exist_ok=True)
+        sweep(scratch)
+        self._note_sizes = transport.list_sizes("notes")
+        # After the notes, whose shards were there before them.
+        self._sizes = transport.list_sizes("shards")
+        names = [name for name in self._sizes if _read_encoding(name) == encoding]
+        self.there = {name.partition("-")[0]: name for name in names}  # KEY-SUM.tar
+
+    def bring(
+        self,
+        key: str,
+        build: Callable[[Path], Path],
+        describe: Callable[[Shard, Path], Entry],
+        *,
+        nbytes: int = 0,
+        packing: Packing | None = None,
+    ) -> Entry | DataError:
+        """Bring a shard to its place if it is not there.
+
+        Args:
+            key: Of the shard.
+            build: Writes a folder of what is in it below an empty one, and returns it.
+            describe: Reads what the index says of a shard from its local copy.
+            nbytes: That building takes on the disk.
+            packing: Packs the files of the shard, which are sent in its place.
+
+        Returns:
+            What is described; the error of `build` where what the shard holds is bad.
+
+        Raises:
+            DataError: The place does not answer, which is nothing to skip, or holds damaged shards.
+        """
+        with temp_folder(self.scratch) as temp, explain_errors(self.scratch, nbytes):
+            tar = temp / "shard.tar"
+            if key in self.there:
+                shard = self._fetch_shard(key, temp, packing)
+                return describe(shard, tar)
+            try:
+                folder = build(temp)
+            except DataError as error:
+                return error
+            write_tar({path.name: path for path in folder.iterdir()}, tar)
+            shard = Shard(key, find_sha256(tar), tar.stat().st_size)
+            file = tar
+            if packing is not None:
+                file = temp / "packed.tar"
+                packed = packing.pack(temp, folder)
+                write_tar({path.name: path for path in packed.iterdir()}, file)
+                shard = shard._replace(packed=Packed(find_sha256(file), file.stat().st_size))
+            self.transport.put(file, shard.name)
+            return describe(shard, tar)
+
+    def finish(
+        self,
+        shards: Sequence[Shard],
+        write_index: Callable[[Path], None],
+        files: Mapping[str, Path],
+    ) -> dict[str, int]:
+        """Send what makes shards a set.
+
+        Args:
+            shards: All of them, which are there.
+            write_index: Writes the index into an empty folder.
+            files: What is read beside, by its path below the root.
+
+        Returns:
+            Numbers for a report.
+        """
+        with temp_folder(self.scratch) as temp:
+            write_index(temp)
+            sums = {"index": self._send({path.name: path for path in temp.iterdir()}, "index")}
+        sums["files"] = self._send(files, "files")
+        # Last, so that readers find the old set until all of the new one is there.
+        pointer = self.scratch / POINTER
+        pointer.write_text(json.dumps({"format": FORMAT, **sums}), encoding="utf-8")
+        self.transport.put(pointer, POINTER)
+        return self.report(shards)
+
+    def report(self, shards: Sequence[Shard], what: str = "") -> dict[str, int]:
+        """Log how many shards are written and how many were there, and return the numbers.
+
+        Args:
+            shards: Of the set, or of a part.
+            what: Which part, for the log.
+        """
+        kept_count = sum(shard.key in self.there for shard in shards)
+        nbytes = sum(shard.file_bytes for shard in shards)
+        size = decimal(nbytes)
+        numbers = {"shards": len(shards), "shards_kept": kept_count, "bytes": nbytes}
+        if any(shard.packed is not None for shard in shards):
+            numbers["decoded_bytes"] = sum(shard.nbytes for shard in shards)
+            size += f", decoded {decimal(numbers['decoded_bytes'])}"
+        counts = len(shards), size, kept_count
+        log.info("%s: %s%d shards, %s; %d were there", self.transport, what, *counts)
+        return numbers
+
+    def has(self, shard: Shard) -> bool:
+        """Return True if a shard was at its place before this process wrote any."""
+        return self._sizes.get(shard.name.removeprefix("shards/")) == shard.file_bytes
+
+    def find_note(self, name: str, read: Callable[[bytes], Note]) -> Note | None:
+        """Read a note; None where it was not there, or is damaged and has to be written anew.
+
+        Args:
+            name: Of the note.
+            read: Reads its content.
+
+        Raises:
+            DataError: The place does not answer.
+        """
+        if name not in self._note_sizes:
+            return None
+        try:
+            return read(self.transport.read(f"notes/{name}", self._note_sizes[name]))
+        except StoreError as error:
+            log.warning("%s/notes/%s is not used: %s", self.transport, name, error)
+            return None
+
+    def send_note(self, name: str, content: bytes) -> None:
+        """Bring a note to its place, when all shards that it names are at theirs."""
+        with temp_folder(self.scratch) as temp:
+            (temp / name).write_bytes(content)
+            self.transport.put(temp / name, f"notes/{name}")
+
+    def _fetch_shard(self, key: str, temp: Path, packing: Packing | None) -> Shard:
+        """Fetch a shard that is there, as what the index says of it is found in it alone.
+
+        Args:
+            key: Of the shard.
+            temp: Where its store is put, as ``shard.tar``.
+            packing: Unpacks it, where it is packed.
+
+        Raises:
+            DataError: It is damaged.
+        """
+        name, tar = f"shards/{self.there[key]}", temp / "shard.tar"
+        file = tar if packing is None else temp / "packed.tar"
+        self.transport.get(name, file, self._sizes[self.there[key]])
+        sha256, nbytes = find_sha256(file), file.stat().st_size
+        shard = Shard(key, sha256, nbytes)
+        if packing is not None:
+            packing.unpack(file, temp).rename(tar)
+            shard = Shard(key, find_sha256(tar), tar.stat().st_size, Packed(sha256, nbytes))
+        if shard.name != name:
+            raise DataError(
+                f"{self.transport}/{name} is damaged: remove it there and run this again"
+            )
+        return shard
+
+    def _send(self, files: Mapping[str, Path], part: str) -> str:
+        """Send files in a tar; return its SHA-256 sum."""
+        with temp_folder(self.scratch) as temp:
+            tar = temp / f"{part}.tar"
+            write_tar(files, tar)
+            sha256 = find_sha256(tar)
+            self.transport.put(tar, f"{part}-{sha256}.tar")
+            return sha256

@@ -1,0 +1,1 @@
+"""Samples of volumes: their occupied voxels, or windows of them."""

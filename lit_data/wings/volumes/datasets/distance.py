@@ -1,0 +1,247 @@
+"""Signed distance to the surface of a set of voxels, in mm."""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+from rich.filesize import decimal
+
+from lit_data.core.errors import ConfigError, StoreError
+from lit_data.core.progress import track
+from lit_data.core.recent_cache import LruCache
+from lit_data.core.temp import sweep
+from lit_data.core.types import Bools, Floats, Spacing, Triple
+from lit_data.images.store.arrays import keep_arrays
+from lit_data.wings.volumes.files.sparse import SparseVolume, VolumeBank
+from lit_data.wings.volumes.files.sparse_file import MAX_OPEN
+
+SLAB_VOXELS = 2**25  # measured at once
+_VOXEL_BYTES = 6  # of memory for each, about
+
+Mask = Bools
+Distances = Floats
+
+FORMAT_VERSION = 3  # raise it with every change of a distance
+
+
+def measure_signed(occupied: Mask, spacing_mm: Spacing, most_mm: float) -> Distances:
+    """Measure the distance of each voxel to the nearest one of the other kind, negative inside.
+
+    It is that from centre to centre. What lies outside the array counts as neither kind.
+
+    Args:
+        occupied: [Z, Y, X].
+        spacing_mm: (z, y, x) between voxel centres.
+        most_mm: Larger distances are cut to this.
+
+    Returns:
+        [Z, Y, X] float32 mm.
+
+    Raises:
+        ConfigError: The package edt is not installed.
+    """
+    inside = measure_depth(occupied, spacing_mm, most_mm)
+    return np.where(occupied, -inside, measure_depth(~occupied, spacing_mm, most_mm))
+
+
+def measure_depth(occupied: Mask, spacing_mm: Spacing, most_mm: float) -> Distances:
+    """Measure the distance of each occupied voxel to the nearest free one; 0 for free ones.
+
+    See `measure_signed`.
+    """
+    transform = _import_transform()
+    depth_mm = np.zeros(occupied.shape, np.float32)
+    box = find_box(occupied)
+    inside = np.ascontiguousarray(occupied[box])
+    if inside.size:
+        inside_mm = transform(inside, anisotropy=spacing_mm, black_border=False)
+        # The distance is infinite where nothing is free.
+        np.minimum(inside_mm, np.float32(most_mm), out=inside_mm)
+        if inside.shape == occupied.shape:
+            return inside_mm  # without a copy, which takes four bytes a voxel
+        depth_mm[box] = inside_mm
+    return depth_mm
+
+
+def measure_points(
+    positions: NDArray[np.signedinteger],
+    shape: Triple,
+    spacing_mm: Spacing,
+    most_mm: float | None,
+) -> Distances:
+    """Measure the signed distance of occupied voxels, slab by slab along z where it is truncated.
+
+    Args:
+        positions: [N] flat positions in C order, ascending.
+        shape: (Z, Y, X) of the volume.
+        spacing_mm: (z, y, x) between voxel centres.
+        most_mm: Larger distances are cut to this; none measures all of them, over the whole volume
+            at once.
+
+    Returns:
+        [N] float32 mm, none of them positive.
+    """
+    depth, height, width = shape
+    area = height * width
+    limit_mm, (margin, _, _) = read_limit(shape, spacing_mm, most_mm)
+    step = depth
+    if most_mm is not None:
+        # At least half of what is measured is used, also where the limit is many slices.
+        step = max(1, 2 * margin, SLAB_VOXELS // area - 2 * margin)
+    distances_mm = np.empty(len(positions), np.float32)
+    for top in range(0, depth, step):
+        bottom = min(top + step, depth)
+        rows = _find_rows(positions, top * area, bottom * area)
+        if rows.start == rows.stop:
+            continue
+        # The slab has the slices around these too, on which the distances depend.
+        first, end = max(0, top - margin), min(depth, bottom + margin)
+        slab = empty_box((end - first, height, width))
+        slab_rows = _find_rows(positions, first * area, end * area)
+        slab.reshape(-1)[positions[slab_rows] - first * area] = True
+        slab_mm = measure_depth(slab, spacing_mm, limit_mm).reshape(-1)
+        distances_mm[rows] = -slab_mm[positions[rows] - first * area]
+    return distances_mm
+
+
+def empty_box(shape: Sequence[int]) -> Mask:
+    """Return a box of free voxels whose distances are to be measured.
+
+    Raises:
+        ConfigError: The machine has no memory for them.
+    """
+    need_bytes = _VOXEL_BYTES * math.prod(shape)
+    if need_bytes > psutil.virtual_memory().total:
+        raise ConfigError(
+            f"signed distances of {' x '.join(map(str, shape))} voxels at once need "
+            f"{decimal(need_bytes)}: give a smaller largest distance, such as data.sdf=3, or "
+            "data.sdf=null"
+        )
+    return np.zeros(tuple(shape), np.bool_)
+
+
+def _find_rows(positions: NDArray[np.signedinteger], begin: int, end: int) -> slice:
+    """Return the rows of the positions from ``begin`` up to ``end``."""
+    # Edges of another dtype than the positions would make a copy of all of them.
+    edges = np.array([begin, end], positions.dtype)
+    first, last = np.searchsorted(positions, edges).tolist()
+    return slice(first, last)
+
+
+def read_limit(shape: Triple, spacing_mm: Spacing, most_mm: float | None) -> tuple[float, Triple]:
+    """Return the largest distance, and the voxels around a region that distances depend on.
+
+    Args:
+        shape: (z, y, x) of the volume.
+        spacing_mm: (z, y, x) between voxel centres.
+        most_mm: Larger distances are cut to this; None cuts none.
+
+    Returns:
+        mm, and (z, y, x) voxels.
+    """
+    if most_mm is None:
+        return math.dist((0.0, 0.0, 0.0), np.multiply(shape, spacing_mm).tolist()), shape
+    depth_mm, height_mm, width_mm = spacing_mm
+    margin = (
+        math.ceil(most_mm / depth_mm),
+        math.ceil(most_mm / height_mm),
+        math.ceil(most_mm / width_mm),
+    )
+    return most_mm, margin
+
+
+def find_box(occupied: Mask) -> tuple[slice, ...]:
+    """Return the box around the occupied voxels, and one voxel more on each side.
+
+    No free voxel outside of it is the nearest one of any.
+    """
+    box = []
+    for other_axes in ((1, 2), (0, 2), (0, 1)):
+        planes = np.flatnonzero(occupied.any(other_axes))
+        if planes.size == 0:
+            return slice(0, 0), slice(0, 0), slice(0, 0)
+        box.append(slice(max(0, int(planes[0]) - 1), int(planes[-1]) + 2))
+    return tuple(box)
+
+
+def _import_transform() -> Callable[..., Distances]:
+    """Import the exact transform, by parabolas along one axis after the other.
+
+    It takes a tenth of the time and a fifth of the memory of scipy's.
+
+    Raises:
+        ConfigError: The package is not installed.
+    """
+    try:
+        from edt import edt
+    except ImportError as error:
+        raise ConfigError(
+            "signed distances need edt: pip install edt, or set data.sdf=null"
+        ) from error
+    transform: Callable[..., Distances] = edt
+    return transform
+
+
+class PointDistances:
+    """Distances by number: `distances[i]` are those of volume i of a bank, measured once.
+
+    A folder is named by what the distances depend on, so it is never out of date, and is renamed
+    when it is complete, so several processes may measure the same volume.
+
+    Args:
+        bank: The volumes.
+        folder: Where distances are kept.
+        most_mm: Larger distances are cut to this; none keeps all.
+    """
+
+    def __init__(self, bank: VolumeBank, folder: Path, most_mm: float | None) -> None:
+        self.bank, self.folder, self.most_mm = bank, folder, most_mm
+        self._mapped: LruCache[int, Distances] = LruCache(max_items=MAX_OPEN)
+
+    def __getitem__(self, number: int) -> Distances:
+        """Return the distances of one volume: [N] float32 mm, none of them positive; read-only."""
+        return self._mapped.get_or_load(number, lambda: self._open(self.bank[number]))
+
+    def prepare(self, *, progress: bool = True) -> None:
+        """Measure what is not measured yet.
+
+        Raises:
+            StoreError: The folder cannot be written.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sweep(self.folder)
+        count = len(self.bank)
+        for number in track(range(count), "measuring distances", count, enabled=progress):
+            self[number]
+
+    def _open(self, volume: SparseVolume) -> Distances:
+        key = self._identify(volume)
+        arrays = keep_arrays(
+            self.folder,
+            key,
+            "distances",
+            FORMAT_VERSION,
+            lambda: {
+                "distances": measure_points(
+                    volume.positions, volume.shape, volume.spacing_mm, self.most_mm
+                )
+            },
+        )
+        distances: Distances = arrays.map("distances", np.float32)
+        if len(distances) != len(volume):
+            raise StoreError(
+                f"{self.folder / key} holds {len(distances)} distances "
+                f"of {len(volume)} voxels; remove it"
+            )
+        return distances
+
+    def _identify(self, volume: SparseVolume) -> str:
+        """Return the name of the folder of a volume's distances."""
+        facts = repr((FORMAT_VERSION, volume.shape, volume.spacing_mm, self.most_mm))
+        digest = hashlib.blake2b(facts.encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(volume.positions).data)
+        return digest.hexdigest()

@@ -1,0 +1,294 @@
+"""The sparse store: occupied voxels of the volumes of a dataset, indexed once and mapped."""
+
+import hashlib
+import logging
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from rich.filesize import decimal
+from typing_extensions import override
+
+from lit_data.core.child_process import watch_parent
+from lit_data.core.errors import DataError, StoreError, WorkerDiedError, list_problems, show_path
+from lit_data.core.progress import ordered_map, track
+from lit_data.core.recent_cache import LruCache
+from lit_data.core.temp import build_lock, remove_folder, sweep
+from lit_data.core.types import Ints, PathText
+from lit_data.images.decoders import ImageSource
+from lit_data.images.header_scan import OnBad, raise_bad
+from lit_data.images.store.files import explain_errors
+from lit_data.images.store.sources import list_sources
+from lit_data.wings.volumes.files.indexing import IndexOptions
+from lit_data.wings.volumes.files.sources import VolumeSource
+from lit_data.wings.volumes.files.sparse import SparseVolume, VolumeBank
+from lit_data.wings.volumes.files.sparse_file import (
+    MAX_OPEN,
+    SUFFIX,
+    StoredVolume,
+    make_key,
+    write_volume,
+)
+
+log = logging.getLogger(__name__)
+
+_WAIT_S = 3600.0
+"""For another process that builds in the same folder."""
+
+SkippedVolumes = tuple[tuple[str, str], ...]
+"""(path, what is wrong) of each volume that was left out."""
+
+Write = Callable[[VolumeSource, Path, IndexOptions], None]
+"""Indexes a volume into a new folder, as `write_volume` does."""
+
+
+class SparseStore(VolumeBank):
+    """Sparse volumes by number, as read-only views of memory maps; made by ``build``.
+
+    On disk it is a folder with one of arrays per volume (see ``sparse_file``), named by its key.
+    They are published whole and never changed; a build that was killed goes on where it was. A
+    store pickles as its paths alone.
+
+    Args:
+        paths: Folder of each volume.
+        skipped: (path, what is wrong) of each volume that was left out.
+    """
+
+    def __init__(self, paths: Sequence[Path], skipped: SkippedVolumes = ()) -> None:
+        self.paths = list(paths)
+        self.skipped = skipped
+        self._volumes = [StoredVolume(path) for path in self.paths]
+        self.counts = np.array([volume.points for volume in self._volumes], np.int64)
+        self.shapes = [volume.facts.shape for volume in self._volumes]
+        self.has_labels = ["labels" in volume.folder.arrays for volume in self._volumes]
+        array_bytes = [volume.array_bytes for volume in self._volumes]
+        self._array_bytes: Ints = np.array(array_bytes, np.int64)
+        self.nbytes = sum(array_bytes)
+        self.dense_bytes = sum(volume.dense_bytes for volume in self._volumes)
+        # Each mapped volume holds descriptors, of which a process has few.
+        self._mapped: LruCache[Path, SparseVolume] = LruCache(max_items=MAX_OPEN)
+
+    @classmethod
+    def build(
+        cls,
+        sources: Sequence[VolumeSource],
+        folder: PathText,
+        *,
+        options: IndexOptions,
+        processes: int = 1,
+        on_bad: OnBad = "error",
+        progress: bool = True,
+    ) -> Self:
+        """Open the store of these volumes, indexing first those that have no file yet.
+
+        Args:
+            sources: The volumes, at least one.
+            folder: Holds the stores of one dataset, each in a folder named by its options.
+            options: Which voxels are occupied.
+            processes: That index at the same time; 1 works in this one.
+            on_bad: ``error`` raises one error that lists all bad volumes, ``skip`` leaves them out
+                and lists them.
+            progress: Show a bar on work that takes longer than two seconds, and the sizes.
+
+        Raises:
+            DataError: volumes are bad, and are not to be skipped or none is left.
+            StoreSpaceError: the disk has no room.
+            StoreBusyError: another process still builds after an hour.
+            StoreCorruptError: a file exists and is damaged.
+            StoreError: the folder cannot be read or written.
+            WorkerDiedError: a process died.
+        """
+        # Other options make another store beside this one.
+        digest = hashlib.sha256(options.fingerprint().encode()).hexdigest()
+        build = _Build(
+            sources=sources,
+            folder=Path(folder).absolute() / digest[:16],
+            options=options,
+            processes=processes,
+            progress=progress,
+        )
+        paths, skipped = build.run(on_bad)
+        store = cls(paths, skipped)
+        list_problems(skipped).warn_if_any(
+            log, f"{len(skipped)} of {len(sources)} volumes are bad and left out"
+        )
+        if progress:
+            log.info("sparse store in %s: %s", show_path(build.folder), store)
+        return store
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> SparseVolume:
+        """Map one volume; nothing is read before it is used.
+
+        Raises:
+            StoreCorruptError: its file is damaged.
+        """
+        path = self.paths[operator.index(index)]
+        return self._mapped.get_or_load(path, lambda: StoredVolume(path).map())
+
+    def __str__(self) -> str:
+        fraction = self.nbytes / max(self.dense_bytes, 1)
+        return (
+            f"{len(self)} volumes, {self.counts.sum()} occupied voxels: "
+            f"{decimal(self.dense_bytes)} dense, {decimal(self.nbytes)} sparse ({fraction:.2%}); "
+            f"{len(self.skipped)} refused"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.paths, self.skipped)
+
+    @override
+    def name(self, index: int) -> str:
+        return self._volumes[index].facts.path
+
+    @override
+    def count_bytes(self, numbers: Ints) -> Ints:
+        return self._array_bytes[numbers]
+
+    @override
+    def check_size(self) -> None:
+        for volume in self._volumes:
+            volume.folder.check_size()
+
+    @override
+    def find_damages(self) -> list[str]:
+        damages: list[str] = []
+        for volume in self._volumes:
+            damages += filter(None, volume.folder.find_damages())
+        return damages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Build:
+    """Index of the volumes that have none yet; see ``SparseStore.build``."""
+
+    sources: Sequence[VolumeSource]
+    folder: Path
+    options: IndexOptions
+    processes: int
+    progress: bool
+
+    def run(self, on_bad: OnBad) -> tuple[list[Path], SkippedVolumes]:
+        """Return the folders of the good volumes in their order, and the bad volumes."""
+        targets = [self._find_target(source) for source in self.sources]
+        faults: dict[int, str] = {}
+        # A whole store is opened without its lock: it may be read-only.
+        if not _are_there(targets):
+            with explain_errors(self.folder, 0):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with build_lock(self.folder, wait_s=_WAIT_S, is_done=lambda: _are_there(targets)):
+                    sweep(self.folder)
+                    try:
+                        faults = self._write_missing(targets)
+                    finally:
+                        sweep(self.folder)  # of processes that died in the middle of their work
+                    self._remove_stale(targets)
+        skipped = []
+        for number, fault in sorted(faults.items()):
+            skipped.append((self.sources[number].path, fault))
+        raise_bad(skipped, len(self.sources), on_bad, what="volumes")
+        paths = [target for number, target in enumerate(targets) if number not in faults]
+        return paths, tuple(skipped)
+
+    def _find_target(self, source: VolumeSource) -> Path:
+        """Return the folder that a volume is, or will be, indexed into."""
+        files = list_sources([ImageSource(source.all_files)], progress=False)
+        return self.folder / f"{make_key(files, source.name, self.options)}{SUFFIX}"
+
+    def _write_missing(self, targets: Sequence[Path]) -> dict[int, str]:
+        """Return number and fault of each bad volume."""
+        missing = [number for number, target in enumerate(targets) if not target.exists()]
+        processes = max(1, min(self.processes, len(missing)))
+        file_bytes = 0
+        for number in missing:
+            for path in self.sources[number].all_files:
+                with suppress(OSError):  # it is bad, which is said when it is read
+                    file_bytes += Path(path).stat().st_size
+        task = f"indexing {decimal(file_bytes)}"
+        if self.progress and missing:
+            shown_folder = show_path(self.folder)
+            log.info(
+                "%s: %s in %d volumes, %d processes", shown_folder, task, len(missing), processes
+            )
+        faults: dict[int, str] = {}
+        with open_writer(processes) as write:
+
+            def find_fault(number: int) -> str | None:
+                try:
+                    write(self.sources[number], targets[number], self.options)
+                except DataError as error:
+                    return str(error)
+                return None
+
+            results = ordered_map(find_fault, missing, processes)
+            with closing(track(results, task, len(missing), enabled=self.progress)) as tracked:
+                for number, fault in zip(missing, tracked, strict=True):
+                    if fault is not None:
+                        faults[number] = fault
+        return faults
+
+    def _remove_stale(self, targets: Sequence[Path]) -> None:
+        """Remove folders of volumes whose files changed since; whoever has one mapped reads on."""
+        current_targets = set(targets)
+        known_volumes = {(source.name, source.path) for source in self.sources}
+        for path in self.folder.glob(f"*{SUFFIX}"):
+            if path in current_targets:
+                continue
+            # One that cannot be read, or that another process removes just now, is left alone.
+            with suppress(StoreError, OSError):
+                facts = StoredVolume(path).facts
+                if (facts.name, facts.path) in known_volumes:
+                    remove_folder(path)
+                    log.info("%s: its volume changed; removed", show_path(path))
+
+
+@contextmanager
+def open_writer(processes: int) -> Iterator[Write]:
+    """Give a function that indexes a volume, in this process or in one of several others.
+
+    Call it from as many threads as there are processes; these end with the block, and within a
+    second of the death of this process.
+
+    Args:
+        processes: 1 starts none.
+    """
+    if processes == 1:
+        yield write_volume
+        return
+    # A child that waits for tasks holds both ends of their pipe, and so never sees its end.
+    with ProcessPoolExecutor(processes, initializer=watch_parent) as pool:
+
+        def write(source: VolumeSource, target: Path, options: IndexOptions) -> None:
+            try:
+                pool.submit(_write_volume, source, target, options).result()
+            except BrokenProcessPool as error:
+                raise WorkerDiedError(
+                    f"{show_path(source.path)}: a process died while it indexed this volume or one "
+                    "beside it; if memory ran out, lower processes=, and see the messages above"
+                ) from error
+
+        yield write
+
+
+def _write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> None:
+    """Index a volume in a process of the pool.
+
+    Raises:
+        DataError: it is bad, or one slab of it does not fit into memory.
+    """
+    try:
+        write_volume(source, target, options)
+    except MemoryError as error:
+        raise DataError(f"{show_path(source.path)}: no memory for a slab of it") from error
+
+
+def _are_there(targets: Sequence[Path]) -> bool:
+    return all(target.exists() for target in targets)

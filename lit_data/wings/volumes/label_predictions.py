@@ -1,0 +1,327 @@
+"""Labels of whole volumes, joined from overlapping windows, written and scored."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning import LightningModule
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import override
+
+from lit_data.core.errors import ConfigError
+from lit_data.core.files import explaining, fit_name, replacing
+from lit_data.core.types import Array, Batch, Bytes
+from lit_data.predict.answers import ask_step, check_probabilities
+from lit_data.predict.journal import Entry
+from lit_data.predict.writer import PredictionWriter, Written
+from lit_data.wings.volumes.datamodule import CTDataModule
+from lit_data.wings.volumes.datasets.points import WindowRows
+from lit_data.wings.volumes.files.resampling import resample_labels
+from lit_data.wings.volumes.files.sources import open_labels, open_volume
+from lit_data.wings.volumes.files.volume import Volume, import_medical
+from lit_data.wings.volumes.joined_windows import WindowBlend
+from lit_data.wings.volumes.scores import average_scores, score_class
+from lit_data.wings.volumes.views import LabelledSlices, cut_labelled, draw_labelled
+
+log = logging.getLogger(__name__)
+
+_SCORES = ("dice", "surface_dice", "hausdorff_95_mm")
+COLUMNS = ("volume", "file", "class", "voxels", "volume_ml", "true_ml", *_SCORES)
+_DECIMALS = {"volume_ml": 4, "true_ml": 4, "hausdorff_95_mm": 4}
+_PARTS = ".shown"  # folder of what the picture shows, which another process may draw
+_DRAWN = 4  # volumes in a picture
+_AXES = ("z", "y", "x")
+
+
+class InputVolumesWriter(PredictionWriter):
+    """Writer of predictions of whole volumes, one for each input.
+
+    Args:
+        datamodule: The volumes.
+        folder: Where to write.
+    """
+
+    def __init__(self, datamodule: CTDataModule, folder: Path) -> None:
+        self._folder = folder
+        self._volumes = datamodule.volumes
+        self._numbers: list[int] = datamodule.volumes.of("predict").tolist()
+        self.names = [self._volumes.sources[number].name for number in self._numbers]
+        self.bad = self._volumes.bank.skipped
+
+    @override
+    def stamp(self, number: int) -> Sequence[int]:
+        return self._volumes.bank.stamp(self._numbers[number])
+
+    @override
+    def path(self, number: int) -> str:
+        return self._volumes.bank.name(self._numbers[number])
+
+    def make_part_path(self, number: int) -> Path | None:
+        """Return where to put what the picture shows of a volume; None if it does not show it."""
+        if number >= _DRAWN:
+            return None
+        path = self._folder / _PARTS / f"{self.names[number]}.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def bring_parts(self, entries: Sequence[Entry]) -> list[Path]:
+        """Return the files of `make_part_path` of the volumes that are done."""
+        paths = []
+        for entry in entries[:_DRAWN]:
+            for file_name in entry.files:
+                if file_name.startswith(f"{_PARTS}/"):
+                    paths.append(self.bring(self._folder / file_name))
+        return paths
+
+
+class LabelWriter(InputVolumesWriter):
+    """Writes the labels of each volume as soon as its last window is predicted.
+
+    Into the folder go ``labels/<name>.nii.gz`` with the grid and the affine of the input, ``.npy``
+    where that has no affine; and ``volumes.csv`` with a row for each class of each volume: its
+    voxels and volume, and beside labels of the input their volume, Dice, and the scores of
+    `score_surfaces`, which are left out where one of both is empty; and ``predictions.png`` with
+    slices of the first ones.
+
+    Args:
+        datamodule: The volumes.
+        folder: Where to write.
+        surface_mm: Surfaces that are nearer agree.
+    """
+
+    expects = "probabilities [B, K, D, H, W] of the background and of each class"
+
+    def __init__(self, datamodule: CTDataModule, folder: Path, *, surface_mm: float) -> None:
+        super().__init__(datamodule, folder)
+        self._classes = datamodule.classes
+        self._surface_mm = surface_mm
+        self._sides = datamodule.windows.sides
+        self._window = datamodule.window
+        self._blends: dict[int, WindowBlend] = {}
+        resolution = datamodule.source.resolution
+        has_files = not self._volumes.bank.fetches
+        if resolution.fit != "resample" or not (has_files or resolution.is_original):
+            raise ConfigError(
+                "labels are written on the grid of the input, which is not known of shards with "
+                "data.resolution, nor with data.resolution.fit=pad_crop: leave these out"
+            )
+        dataset = datamodule.dataset("predict")
+        assert isinstance(dataset.rows, WindowRows)  # classes are refused of others
+        self._rows = dataset.rows
+        volumes = self._rows.volumes_of(np.arange(len(dataset)))
+        # Windows of a volume follow one another.
+        self._starts = np.searchsorted(volumes, self._numbers).tolist()
+        self._ends = np.searchsorted(volumes, self._numbers, side="right").tolist()
+
+    @override
+    def samples(self, number: int) -> Sequence[int]:
+        return range(self._starts[number], self._ends[number])
+
+    @override
+    def read(self, outputs: Any, batch: Any) -> Sequence[int] | None:
+        """Add windows to their volumes; the answer for each is the number of its volume."""
+        if not isinstance(outputs, Tensor) or outputs.ndim != 5:
+            return None
+        count = len(self._classes) + 1
+        if outputs.shape[1] != count:
+            raise ConfigError(
+                f"the model tells {outputs.shape[1]} classes apart and {count} are needed, for the "
+                f"background and {', '.join(self._classes)}"
+            )
+        check_probabilities(outputs)
+        volumes: list[int] = batch["volume_index"].tolist()
+        starts = batch["position"].tolist()
+        for row, (volume, start) in enumerate(zip(volumes, starts, strict=True)):
+            if volume not in self._blends:
+                shape = self._volumes.bank.shapes[volume]
+                self._blends[volume] = WindowBlend(shape, self._sides, count)
+            probability = outputs[row].float().cpu().numpy()
+            self._blends[volume].add(probability, start)
+        return volumes
+
+    @override
+    def join(self, number: int, answers: Sequence[int]) -> Bytes:
+        return self._blends.pop(self._numbers[number]).finish()
+
+    @override
+    def write(self, number: int, answer: Bytes, seconds: float) -> Written:
+        volume_number = self._numbers[number]
+        volume = self._volumes.bank[volume_number]
+        picture_parts = self._write_slices(number, answer)
+        spacing_mm, affine = volume.spacing_mm, volume.affine
+        true: NDArray[np.generic] | None = None
+        if not self._volumes.bank.fetches:
+            # The bank knows the resampled volume alone.
+            source = self._volumes.sources[volume_number]
+            with open_volume(source) as original:
+                answer = resample_labels(answer, original, spacing_mm)
+                spacing_mm, affine = original.spacing_mm, original.affine
+                true = _read_true(open_labels(source, original))
+        path = self._write_labels(self.names[number], answer, affine)
+        file_name = path.relative_to(self._folder).as_posix()
+        rows = []
+        for label, name in enumerate(self._classes, 1):
+            row: dict[str, Any] = {"volume": self.names[number], "file": file_name, "class": name}
+            true_mask = None if true is None else true == label
+            scores = score_class(answer == label, true_mask, spacing_mm, self._surface_mm)
+            for score, value in scores.items():
+                row[score] = round(value, _DECIMALS.get(score, 6))
+            rows.append(row)
+        return Written([path, *picture_parts], rows)
+
+    def _write_slices(self, number: int, labels: Bytes) -> list[Path]:
+        """Write what the picture shows of a volume, if it shows it; return the path of the file."""
+        path = self.make_part_path(number)
+        if path is None:
+            return []
+        dense = self._rows.densify(self._numbers[number])
+        slices = cut_labelled(
+            self.names[number][-24:],
+            dense.values,
+            labels,
+            dense.labels,
+            spacing_mm=self._volumes.bank[self._numbers[number]].spacing_mm,
+            window=self._window,
+        )
+        save_slices(path, slices)
+        return [path]
+
+    def _write_labels(self, name: str, labels: Bytes, affine: Array | None) -> Path:
+        ending = ".npy" if affine is None else ".nii.gz"
+        path = self.folder_of(self._folder / "labels", name) / fit_name(name, ending)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with explaining(path), replacing(path) as file:
+            if affine is None:
+                np.save(file, labels)
+            else:
+                file.write(pack_nifti(labels, affine))
+        return path
+
+    @override
+    def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        rows = [row for entry in entries for row in entry.rows]
+        path = self.write_rows(self._folder / "volumes", COLUMNS, rows)
+        log.info("volumes: %s", path)
+        slices = [load_slices(path) for path in self.bring_parts(entries)]
+        if slices:
+            title = "volumes with their labels, and with those predicted"
+            path = self._folder / "predictions.png"
+            draw_labelled(slices, self._classes, path, title, beside="predicted")
+        metrics: dict[str, Any] = {"predict/volumes": len(entries)}
+        for name, value in average_scores(rows, self._classes, _SCORES).items():
+            metrics[f"predict/{name}"] = value
+        return metrics
+
+
+def save_slices(path: Path, slices: LabelledSlices) -> None:
+    """Write slices of a volume for a picture that is drawn later."""
+    parts: dict[str, Any] = dict(zip(_AXES, slices.planes, strict=True))
+    parts |= {"spacing_mm": slices.spacing_mm, "positions": slices.positions}
+    with explaining(path), replacing(path) as file:
+        np.savez(file, name=slices.name, **parts)
+
+
+def load_slices(path: Path) -> LabelledSlices:
+    """Read what `save_slices` wrote."""
+    with np.load(path, allow_pickle=False) as parts:
+        spacing_mm: Any = tuple(parts["spacing_mm"].tolist())
+        positions: Any = tuple(parts["positions"].tolist())
+        z, y, x = (parts[axis] for axis in _AXES)
+        return LabelledSlices(str(parts["name"]), spacing_mm, positions, (z, y, x))
+
+
+def pack_nifti(labels: Bytes, affine: Array) -> bytes:
+    """Return the bytes of a ``.nii.gz`` file.
+
+    Args:
+        labels: [z, y, x].
+        affine: [4, 4] from (x, y, z) voxel numbers to mm.
+
+    Raises:
+        ConfigError: nibabel is not installed.
+    """
+    import gzip
+
+    nibabel = import_medical("nibabel")
+    image = nibabel.Nifti1Image(labels.T, affine)
+    image.header.set_xyzt_units("mm")
+    return gzip.compress(image.to_bytes(), compresslevel=1, mtime=0)
+
+
+def _read_true(labels: Volume | None) -> Array | None:
+    """Return labels that lie beside a volume, [Z, Y, X], and close their file."""
+    if labels is None:
+        return None
+    with labels:
+        true = np.empty(labels.shape, np.uint8)  # more than 254 classes are refused
+        for begin, end in labels.slabs():
+            true[begin:end] = labels.read(begin, end)
+    return true
+
+
+def draw_labels(
+    datamodule: CTDataModule,
+    model: LightningModule,
+    batch: Batch,
+    path: Path,
+    title: str,
+    *,
+    count: int,
+) -> bool:
+    """Draw windows with their labels beside those that a model predicts.
+
+    Args:
+        datamodule: Its window is that of the values.
+        model: Its `predict_step` returns probabilities [B, K, D, H, W].
+        batch: A finished batch of windows on the host.
+        path: The PNG to write.
+        title: Of the picture.
+        count: Most windows of it.
+
+    Returns:
+        True if it was drawn; False if the model returns something else.
+    """
+    batch = datamodule.slice_batch(batch, 0, count)
+    outputs = ask_step(model, batch)
+    if not isinstance(outputs, Tensor) or outputs.ndim != 5:
+        return False
+    predicted = outputs.argmax(1).to("cpu", torch.uint8).numpy()
+    windows = []
+    for row, labels in enumerate(predicted):
+        windows.append(_cut_window(batch, row, labels, batch["mask"][row, 0].numpy()))
+    draw_labelled(windows, datamodule.classes, path, title, beside="predicted")
+    return True
+
+
+def draw_label_samples(
+    datamodule: CTDataModule, batch: Batch, path: Path, title: str, *, count: int
+) -> list[int]:
+    """Draw windows, and beside each of their slices the same one with its labels.
+
+    Args:
+        datamodule: Has the names of the classes.
+        batch: A finished batch of windows on the host.
+        path: The PNG to write.
+        title: Of the picture.
+        count: Most windows of it.
+
+    Returns:
+        Rows of the batch that are drawn: those with the most labelled voxels.
+    """
+    voxels = (batch["mask"] > 0).flatten(1).sum(1)
+    rows: list[int] = torch.argsort(voxels, descending=True, stable=True)[:count].tolist()
+    windows = [_cut_window(batch, row, batch["mask"][row, 0].numpy(), None) for row in rows]
+    draw_labelled(windows, datamodule.classes, path, title, beside="labels")
+    return rows
+
+
+def _cut_window(batch: Batch, row: int, labels: Array, true: Array | None) -> LabelledSlices:
+    """Cut the slices to draw of a window of a batch; see `cut_labelled`."""
+    name = Path(str(batch["path"][row])).name[-24:]
+    spacing_mm: Any = tuple(batch["spacing"][row].tolist())
+    image = batch["image"][row, 0].numpy()
+    return cut_labelled(name, image, labels, true, spacing_mm=spacing_mm)

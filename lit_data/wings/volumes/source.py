@@ -1,0 +1,399 @@
+"""Source of a CT dataset: its files, the index of their occupied voxels, and synthetic volumes."""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from typing_extensions import override
+
+from lit_data.core.checks import check_choice, check_count
+from lit_data.core.errors import ConfigError, DataError, Problems, show_path
+from lit_data.core.machine import count_cores
+from lit_data.core.progress import ordered_map, track
+from lit_data.core.types import IGNORED, Ints, Stage
+from lit_data.datamodules.source import Source
+from lit_data.datasets.split_names import SPLITS
+from lit_data.wings.remote.shards.writer import Holding, SetWriter, ShardOptions
+from lit_data.wings.volumes.files.dicom import EXTENSIONS
+from lit_data.wings.volumes.files.hounsfield import Window
+from lit_data.wings.volumes.files.indexing import IndexOptions, index_source
+from lit_data.wings.volumes.files.resampling import Resolution
+from lit_data.wings.volumes.files.sources import SUFFIXES, VolumeSource, find_volumes
+from lit_data.wings.volumes.files.sparse import VolumeBank
+from lit_data.wings.volumes.files.sparse_store import SparseStore
+from lit_data.wings.volumes.sample_set import CTSampleSpec
+from lit_data.wings.volumes.shards import ShardedVolumeRoot, publish_volumes
+
+log = logging.getLogger(__name__)
+SampleKind = Literal["points", "windows"]
+TooFew = Literal["error", "skip"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CTVolumes:
+    """The good volumes, in the order of their names.
+
+    Args:
+        bank: Their occupied voxels; it may hold more volumes than there are in the splits.
+        sources: Their files.
+        splits: For each of train, val, test the ascending numbers of its volumes.
+        too_few: Number of volumes that were left out because too few voxels are occupied.
+    """
+
+    bank: VolumeBank
+    sources: Sequence[VolumeSource]
+    splits: Mapping[str, Ints]
+    too_few: int
+
+    @property
+    def has_labels(self) -> bool:
+        """True if any volume has labels."""
+        return any(self.bank.has_labels)
+
+    def of(self, stage: Stage) -> Ints:
+        """Return the numbers of the volumes of a stage: to predict, those of all splits."""
+        if stage == "predict":
+            return np.sort(np.concatenate([self.splits[split] for split in SPLITS]))
+        return self.splits[stage]
+
+    def labelled(self, numbers: Ints) -> Ints:
+        """Return those of some volumes that have labels, in their order.
+
+        Raises:
+            ConfigError: No volume of the dataset has any.
+        """
+        has_labels = np.array(self.bank.has_labels, np.bool_)
+        if not has_labels.any():
+            raise ConfigError(
+                f"none of {len(has_labels)} volumes has labels: put them beside NAME as "
+                "NAME_labels, NAME_seg or NAME_mask, or in a folder labelsTr beside imagesTr"
+            )
+        labelled_numbers = numbers[has_labels[numbers]]
+        unlabelled = Problems()
+        for number in numbers[~has_labels[numbers]].tolist():
+            unlabelled.add(self.bank.name(number), "no labels beside it")
+        unlabelled.warn_if_any(
+            log, f"{len(unlabelled)} of {len(numbers)} volumes have no labels and are left out"
+        )
+        return labelled_numbers
+
+    def find_room(self, max_points: int | None) -> int:
+        """Return the largest number of points of a sample."""
+        # Rows of a batch have room for at least one point.
+        largest_count = max(1, int(self.bank.counts[self.of("predict")].max(initial=0)))
+        return largest_count if max_points is None else min(max_points, largest_count)
+
+    def describe(self) -> dict[str, Any]:
+        """Return numbers for a report."""
+        bank = self.bank
+        numbers: dict[str, Any] = {
+            "volumes": len(self.of("predict")),
+            "refused": len(bank.skipped),
+            "too_few": self.too_few,
+            "labelled": sum(bank.has_labels),
+            "points": int(bank.counts.sum()),
+            "dense_bytes": bank.dense_bytes,
+            "sparse_bytes": bank.nbytes,
+            "sparse_share": bank.nbytes / bank.dense_bytes,
+        }
+        for split in SPLITS:
+            numbers[f"{split}_volumes"] = len(self.splits[split])
+        return numbers
+
+
+def read_range(
+    occupied_hu: Sequence[float | None] | None, window: Window
+) -> tuple[float, float | None]:
+    """Return the Hounsfield units that are occupied.
+
+    Args:
+        occupied_hu: (low, high), each None for no limit; None for all above the window's low edge.
+        window: Whose lower edge stands for a missing first number.
+
+    Returns:
+        Occupied are those above the first number, and not above the second one if there is one.
+
+    Raises:
+        ConfigError: Not two numbers.
+    """
+    if occupied_hu is None:
+        return window.low_hu, None
+    # One number, or text, is no pair.
+    is_single = isinstance(occupied_hu, str | float | int)
+    pair = (occupied_hu,) if is_single else tuple(occupied_hu)
+    if len(pair) != 2 or not all(value is None or _is_number(value) for value in pair):
+        raise ConfigError(
+            f"occupied_hu={occupied_hu!r} is not allowed: [low, high] in HU or null is; "
+            "null for no limit"
+        )
+    low, high = pair
+    return (window.low_hu if low is None else low), high
+
+
+def read_classes(classes: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of the labels 1, 2, ...; none for null.
+
+    Raises:
+        ConfigError: Two are equal, or there are more than masks can number.
+    """
+    if isinstance(classes, str):
+        raise ConfigError(f"classes={classes!r} is not allowed: a list of names or null is")
+    names = tuple(map(str, classes or ()))
+    if len(set(names)) < len(names) or len(names) >= IGNORED:
+        raise ConfigError(f"classes={list(names)}: give up to {IGNORED - 1} names, each once")
+    return names
+
+
+def read_sdf(sdf: float | str | None) -> float | None:
+    """Return the largest signed distance in mm; None without a limit, or without distances.
+
+    Raises:
+        ConfigError: No distance.
+    """
+    if sdf is None or sdf == "exact":
+        return None
+    if not _is_number(sdf) or not 0 < float(sdf) < math.inf:
+        raise ConfigError(f"sdf={sdf!r} is not allowed: the largest distance in mm, exact, or null")
+    return float(sdf)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CTSource(Source):
+    """Files of a CT dataset: `.npy`, `.npz`, NIfTI and DICOM volumes in a folder, or one file.
+
+    Args:
+        occupied_hu: Voxels above the first and not above the second number are occupied, `None` has
+            no limit; by default those above the lower edge of the window.
+        resolution: What volumes are brought to before they are indexed.
+        min_points: Volumes with fewer occupied voxels are bad.
+        too_few: `error` lists them and ends; `skip` leaves them out and counts them.
+        processes: Of the indexing; `auto` takes the cores.
+        nan_fill: Replaces NaN and infinite voxels, which are bad otherwise.
+        class_count: Highest label, above which volumes are bad; None takes any.
+
+    Raises:
+        ConfigError: An option is out of its range.
+    """
+
+    occupied_hu: tuple[float, float | None]
+    resolution: Resolution = field(default_factory=Resolution)
+    min_points: int
+    too_few: TooFew
+    processes: int | Literal["auto"]
+    nan_fill: float | None
+    class_count: int | None = None
+
+    takes_shards = True
+    late_suffixes = (*SUFFIXES, *EXTENSIONS)
+    sample_spec = CTSampleSpec
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("too_few", self.too_few, get_args(TooFew))
+        check_count("min_points", self.min_points, 0)
+        if self.processes != "auto":
+            check_count("processes", self.processes, 1)
+
+    @cached_property
+    @override
+    def shards(self) -> ShardedVolumeRoot | None:
+        return self._find_shards(ShardedVolumeRoot, self.cache_bytes)
+
+    @override
+    def _publish(
+        self, writer: SetWriter, options: ShardOptions, holding: Holding
+    ) -> dict[str, int]:
+        if options.encoding != "decoded":
+            raise ConfigError(
+                f"prepare.encoding={options.encoding} is for images: of volumes their occupied voxels "
+                "are stored, which are not in the files; leave it out"
+            )
+        sources = find_volumes(self.folder)
+        # The root may be one file.
+        root = self.folder if self.folder.is_dir() else self.folder.parent
+        names: dict[str, str] = {}
+        for source in sources:
+            for path in source.all_files:
+                names[path] = Path(path).relative_to(root).as_posix()
+        return publish_volumes(
+            writer,
+            sources,
+            names,
+            options=self.index_options,
+            shards=options,
+            holding=holding,
+            processes=self.workers,
+            on_bad=self.on_bad,
+        )
+
+    @property
+    @override
+    def store_folder(self) -> Path:
+        return super().store_folder / "ct"
+
+    @cached_property
+    def index_options(self) -> IndexOptions:
+        """Options of the index: which voxels are occupied, and how volumes are read."""
+        low_hu, high_hu = self.occupied_hu
+        return IndexOptions(
+            low_hu=low_hu,
+            high_hu=high_hu,
+            resolution=self.resolution,
+            nan_fill=self.nan_fill,
+            classes=self.class_count,
+        )
+
+    @property
+    def workers(self) -> int:
+        """Processes that index."""
+        return count_cores() if self.processes == "auto" else self.processes
+
+    def open(self) -> CTVolumes:
+        """Return the good volumes and their splits; volumes without an index are indexed first.
+
+        Raises:
+            DataError: Volumes are bad or have too few points; all of them are listed.
+        """
+        sources, bank = self._open_bank()
+        # A bank leaves out bad volumes, which changes no split: it is one of all sources.
+        names = [source.name for source in sources]
+        splits = self.split(names)
+        self._add_unlabelled(sources)
+        numbers = _find_good(sources, bank)
+        # Numbers in the bank.
+        too_few = self._find_too_few(bank)
+        bank_numbers = {number: row for row, number in enumerate(numbers) if row not in too_few}
+        split_rows: dict[str, Ints] = {}
+        for split in SPLITS:
+            rows = [bank_numbers[n] for n in splits[split].tolist() if n in bank_numbers]
+            split_rows[split] = np.array(sorted(rows), np.int64)
+        good_sources = [sources[number] for number in numbers]
+        return CTVolumes(bank, good_sources, split_rows, too_few=len(too_few))
+
+    def _add_unlabelled(self, sources: Sequence[VolumeSource]) -> None:
+        """Add volumes without labels to what is not used, where classes of labels are named."""
+        unlabelled = [source.name for source in sources if source.labels is None]
+        if self.class_count and self.shards is None:
+            cure = (
+                "put them beside NAME as NAME_labels, NAME_seg or NAME_mask, or in a folder "
+                "labelsTr beside imagesTr"
+            )
+            self.leftovers.add("volumes have no labels", unlabelled, cure)
+
+    def _open_bank(self) -> tuple[Sequence[VolumeSource], VolumeBank]:
+        if self.shards is not None:
+            sharded_volumes = self.shards.open_volumes(self.index_options)
+            return sharded_volumes.list_sources(), sharded_volumes
+        bad_names = Problems()
+        # Names are refused also where bad volumes are left out.
+        sources = find_volumes(
+            self.folder, None if self.on_bad == "skip" else bad_names, self.leftovers
+        )
+        try:
+            store = SparseStore.build(
+                sources,
+                self.store_folder,
+                options=self.index_options,
+                processes=self.workers,
+                on_bad=self.on_bad,
+            )
+        except DataError as error:
+            if not bad_names or not error.problems:
+                raise
+            for path, fault in error.problems:
+                bad_names.add(path, fault)
+            raise bad_names.make_error(
+                f"{len(bad_names)} bad names and volumes under {show_path(self.folder)}"
+            ) from error
+        bad_names.raise_if_any(f"{len(bad_names)} bad names under {show_path(self.folder)}")
+        return sources, store
+
+    def check(self) -> dict[str, int]:
+        """Read every volume and its labels strictly, and keep nothing.
+
+        Raises:
+            DataError: Lists everything that is wrong.
+        """
+        self._refuse_shards()
+        self.refresh()
+        bad_names = Problems()
+        sources = find_volumes(self.folder, bad_names, self.leftovers)
+        self._add_unlabelled(sources)
+        problems, points = Problems(), 0
+        counts = ordered_map(self._count, sources, self.workers)
+        for source, count in zip(sources, track(counts, "checking", len(sources)), strict=True):
+            if isinstance(count, str):
+                problems.add(source.path, count)
+            elif count < self.min_points:
+                problems.add(source.path, self._describe_too_few(count))
+            else:
+                points += count
+        headline = f"{len(problems)} of {len(sources)} volumes are bad"
+        if bad_names:
+            headline = f"{len(bad_names)} names and {headline}"
+        bad_names.extend(problems)
+        bad_names.raise_if_any(headline)
+        labelled = sum(source.labels is not None for source in sources)
+        return {"volumes": len(sources), "labelled": labelled, "points": points}
+
+    def verify(self, volumes: CTVolumes) -> list[str]:
+        """Return a line for each volume whose index differs from what its files give now."""
+        damages: list[str] = []
+        if volumes.bank.fetches:  # there are no files to compare with
+            return volumes.bank.find_damages()
+        for number, source in enumerate(track(volumes.sources, "verifying", len(volumes.sources))):
+            stored, fresh = volumes.bank[number], index_source(source, self.index_options)
+            is_equal = (
+                np.array_equal(stored.positions, fresh.positions)
+                and np.array_equal(stored.values, fresh.values)
+                and np.array_equal(stored.slices, fresh.slices)
+            )
+            if not is_equal:
+                damages.append(f"{show_path(source.path)}: its index is not what the file gives")
+        return damages + volumes.bank.find_damages()
+
+    def _count(self, source: VolumeSource) -> int | str:
+        """Return the occupied voxels of a volume, or what is wrong with it."""
+        try:
+            return len(index_source(source, self.index_options))
+        except DataError as error:
+            return str(error)
+
+    def _find_too_few(self, bank: VolumeBank) -> set[int]:
+        """Return the numbers of the volumes with too few points.
+
+        Raises:
+            DataError: There are any, and they are not to be skipped.
+        """
+        problems = Problems()
+        too_few: list[int] = np.flatnonzero(bank.counts < self.min_points).tolist()
+        for number in too_few:
+            problems.add(bank.name(number), self._describe_too_few(int(bank.counts[number])))
+        headline = f"{len(too_few)} of {len(bank)} volumes have too few points"
+        if self.too_few == "error":
+            cure = "choose data.window by their values, lower data.min_points, or set data.too_few=skip"
+            problems.raise_if_any(headline, cure)
+        problems.warn_if_any(log, f"{headline}; they are left out")
+        return set(too_few)
+
+    def _describe_too_few(self, count: int) -> str:
+        return f"{count} occupied voxels, fewer than data.min_points={self.min_points}"
+
+
+def _find_good(sources: Sequence[VolumeSource], bank: VolumeBank) -> list[int]:
+    """Return the number among all sources of each volume of a bank, which leaves out bad ones."""
+    numbers: list[int] = []
+    for number, source in enumerate(sources):
+        # Both lists have one order, so the next volume of the bank is the next equal name.
+        if len(numbers) < len(bank) and bank.name(len(numbers)) == source.path:
+            numbers.append(number)
+    return numbers

@@ -1,0 +1,138 @@
+"""`new-kind`: what it writes, and what it refuses."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lit_data
+from lit_data.app.cli import main
+from lit_data.app.new_kind import write_kind
+from lit_data.core.errors import ConfigError
+
+ROOT = Path(lit_data.__file__).parents[1]
+FILES = ["conf/experiment/parts.yaml", "parts.py", "test_parts.py"]
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def _list_files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*"))
+
+
+def test_three_files_are_written_and_named(
+    in_empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (in_empty_folder / "parts").mkdir()  # a folder of images may have its name
+    assert main(["new-kind", "parts"]) == 0
+    assert _list_files(in_empty_folder) == FILES
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines[:3]) == FILES
+    assert "python -m pytest test_parts.py" in lines[4]
+    text = "".join((in_empty_folder / name).read_text() for name in FILES)
+    assert "my_kind" not in text.lower().replace("mykind", "my_kind")
+    assert "class PartsDataModule(" in text
+    assert main(["new-kind", "boards"]) == 0  # a second kind lies beside the first
+    assert len(_list_files(in_empty_folder)) == 6
+    capsys.readouterr()
+    assert main(["new-kind", "--help"]) == 0
+    assert "conf/experiment/NAME.yaml" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_written_test_passes_and_tests_something(in_empty_folder: Path) -> None:
+    write_kind("round_parts2", in_empty_folder)
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+
+    def run_test() -> int:
+        done = subprocess.run([*words], cwd=in_empty_folder, env=environment, check=False)
+        return done.returncode
+
+    assert run_test() == 0
+    module = in_empty_folder / "round_parts2.py"
+    text = module.read_text()
+    module.write_text(text.replace("self.labels[numbers]", "np.arange(len(numbers))"))
+    assert run_test() == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], [""], ["parts", "more"], ["--force", "parts"]],
+    ids=["none", "empty", "two", "option"],
+)
+def test_anything_but_one_name_is_refused(
+    words: list[str], in_empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new-kind", *words]) == 2
+    assert capsys.readouterr().err.startswith("lit_data: ")
+    assert list(in_empty_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (("a/b", "/parts", "..", "../parts", "parts.py"), "names a Python module"),
+        (("Parts", "2parts", "_parts", "my-parts", "my parts"), "names a Python module"),
+        (("parts\n", "größe", "p" * 41), "names a Python module"),
+        (("class", "import", "null", "true", "no", "nan", "conftest"), "something else"),
+        (("json", "sys", "torch", "lit_data"), "a module of this name"),
+        (("classification",), "an experiment of this name"),
+    ],
+)
+def test_a_name_that_cannot_be_one_is_refused(
+    names: tuple[str, ...], reason: str, in_empty_folder: Path, tmp_path: Path
+) -> None:
+    for name in names:
+        with pytest.raises(ConfigError, match=f"^new-kind .*{reason}"):
+            write_kind(name, in_empty_folder)
+    assert list(tmp_path.rglob("*.*")) == []
+
+
+@pytest.mark.parametrize(
+    ("taken", "kind"),
+    list(zip([*FILES, FILES[0]], ["file", "folder", "link", "link to nothing"], strict=True)),
+)
+def test_what_is_there_is_not_touched(taken: str, kind: str, in_empty_folder: Path) -> None:
+    path, other = in_empty_folder / taken, in_empty_folder.parent / "other"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "file":
+        path.write_text("mine")
+    else:
+        if kind == "link":
+            other.write_text("mine")
+        path.symlink_to(other)
+    with pytest.raises(ConfigError, match=r"is there already: choose another name"):
+        write_kind("parts", in_empty_folder)
+    assert _list_files(in_empty_folder) == [taken]
+    assert kind != "file" or path.read_text() == "mine"
+    assert other.exists() == (kind == "link")
+    assert kind != "link" or other.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["conf", "conf/experiment"])
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_folder_that_leads_elsewhere_is_refused(
+    name: str, kind: str, in_empty_folder: Path
+) -> None:
+    path, other = in_empty_folder / name, in_empty_folder.parent / "other"
+    path.parent.mkdir(exist_ok=True)
+    other.mkdir()
+    if kind == "file":
+        path.write_text("mine")
+    else:
+        path.symlink_to(other)
+    with pytest.raises(ConfigError, match=r"is a link or no folder"):
+        write_kind("parts", in_empty_folder)
+    assert list(other.iterdir()) == []
+    assert _list_files(in_empty_folder) == []

@@ -12,32 +12,63 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "lit_data"
-FILES = sorted({*PACKAGE.rglob("*.py"), *(PACKAGE / "callbacks").rglob("*.py")})
+FILES = sorted(PACKAGE.rglob("*.py"))
 
-LAYERS = {
-    "__init__": 1, "errors": 0, "checks": 0, "files": 0, "child_process": 0, "import_path": 0,
-    "types": 0, "rng": 0, "grid": 0, "mosaic": 0, "out_of_memory": 0, "parts": 0, "size_search": 0, "batch_form": 0, "value_range": 0, "devices": 0, "heap": 0,
-    "io": 1,
-    "risk": 1,
-    "synthesis": 2,
-    "datasets": 3, "loading": 3, "augment": 3, "inference": 3,
-    "lightning_internals": 4, "samples": 4,
-    "datamodules": 5, "modules": 5, "callbacks": 5,
-    "tasks": 6, "testing": 6,
-    "commands": 7, "cli": 7, "api": 7, "__main__": 7,
-}  # fmt: skip
+ROOMS = (
+    "core",
+    "images",
+    "annotations",
+    "synthesis",
+    "augment",
+    "loading",
+    "datasets",
+    "datamodules",
+    "models",
+    "callbacks",
+    "predict",
+    "app",
+)
+"""Rooms of the core: each imports those before it. Wings stand beside them."""
+BACKWARD = {
+    # Files of annotations are looked for where the images and masks of a set are.
+    ("annotations", "datasets"),
+}
+WINGS_FROM_ELSEWHERE = {
+    # A root may be an address or a set of shards: sources open both by themselves.
+    "datamodules/source.py": "remote",
+    "datamodules/image_files.py": "remote",
+    "datamodules/inspection_source.py": "remote",
+    "app/prepare.py": "remote",
+    # Runs at an address.
+    "app/remote_runs.py": "remote",
+    # Volumes in shards.
+    "wings/volumes/shards.py": "remote",
+    "wings/volumes/source.py": "remote",
+    # The experiment that a folder looks like.
+    "app/task_choice.py": "detection, volumes",
+}
+"""Files that import a wing which is not theirs, and why: this list only gets shorter."""
 DECODERS = {"cv2", "tifffile", "PIL", "imagecodecs", "simplejpeg", "nibabel", "pydicom", "edt"}
-OUTSIDE = [
-    {"numpy", "pydantic", "lit_inspect"},
-    DECODERS | {"filelock", "psutil", "rich", "yaml", "fsspec", "aiohttp"},
-    {"torch", "onnx", "onnxruntime"},
-    {"kornia", "torchvision"},
-    {"lightning", "packaging"},
-    {"torchmetrics", "faster_coco_eval", "anomalib", "safetensors"},
-    {"matplotlib", "pyarrow"},
-    {"hydra", "omegaconf", "yaml", "jinja2", "markupsafe"},
-]
-"""What each layer may import beside the layers below it."""
+NEEDS_NO_TORCH = ("core", "images", "annotations", "wings/remote")
+"""Import torch inside functions, if at all."""
+HOMES = {
+    "kornia": ("augment",),
+    "hydra": ("app", "wings/quality", "wings/export"),
+    "omegaconf": ("app", "wings/quality", "wings/export"),
+    "matplotlib": ("predict", "app", "callbacks", "wings"),
+    "torchmetrics": ("models", "callbacks", "predict", "wings"),
+    "lightning": (
+        "core/lightning_internals.py",
+        "datamodules",
+        "models",
+        "callbacks",
+        "predict",
+        "app",
+        "wings",
+        "testing.py",
+    ),
+}
+"""Where alone a library is imported."""
 
 PRIVATE_USES = {
     "test_adaptive_twins.py: _size_of_last_batch",  # sizes of pieces are forced, which nobody else may do
@@ -45,12 +76,6 @@ PRIVATE_USES = {
     "fork_server.py: _local",  # of others
     # refused as targets
     *(f"test_targets.py: {name}" for name in ("_load", "_locate", "_remove_stale")),
-}
-ONLY_HERE = {
-    "kornia": ["augment"],
-    "hydra": ["commands"],
-    "omegaconf": ["commands"],
-    "matplotlib": ["tasks", "commands", "callbacks"],  # timelines are drawn in plain scripts too
 }
 INSIDE_FUNCTIONS_ONLY = DECODERS | {"onnx", "onnxruntime", "fsspec", "aiohttp"}
 INSIDE_FUNCTIONS_ONLY |= {"anomalib", "safetensors", "torchvision", "faster_coco_eval"}
@@ -69,33 +94,52 @@ def _parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def test_files_import_from_below_and_from_their_own_folder() -> None:
+def test_the_core_imports_no_wing_and_a_wing_no_other() -> None:
+    found: dict[str, set[str]] = {}
     for path in FILES:
-        _check_imports(path)
+        for name, _, _ in _imports(path):
+            wing = _wing(name.replace(".", "/"))
+            if wing and wing != _wing(f"lit_data/{_name(path)}"):
+                found.setdefault(_name(path), set()).add(wing)
+    assert {file: ", ".join(sorted(wings)) for file, wings in found.items()} == WINGS_FROM_ELSEWHERE
 
 
-def _check_imports(path: Path) -> None:
-    room = _room(path)
-    layer = LAYERS[room]
-    allowed = set().union(*OUTSIDE[: layer + 1]) | sys.stdlib_module_names | {"typing_extensions"}
-    for name, in_function, for_types in _imports(path):
-        top, *rest = name.split(".")
-        if top == "lit_data":
-            other = rest[0] if rest else None
-            assert other is None or _may_import(room, other), f"{path} must not import {name}"
-        elif for_types or (top == "torch" and in_function):
-            continue  # torch for annotations anywhere, and inside functions that make tensors
-        else:
-            drawing = room == "callbacks" and top == "matplotlib" and in_function
-            assert top in allowed or drawing, f"{path} must not import {name}"
-            assert room in ONLY_HERE.get(top, [room]), f"{path}: {name} belongs elsewhere"
-            is_light = top not in INSIDE_FUNCTIONS_ONLY
-            assert in_function or is_light, f"{path}: import {name} inside a function"
+def _wing(path: str) -> str | None:
+    parts = path.split("/")
+    return parts[2] if parts[:2] == ["lit_data", "wings"] and len(parts) > 2 else None
 
 
-def test_nothing_outside_of_io_asks_where_a_bank_lies() -> None:
+def _name(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def test_rooms_of_the_core_import_those_before_them() -> None:
+    places = {room: number for number, room in enumerate(ROOMS)}
     for path in FILES:
-        if _room(path) == "io":
+        room = _name(path).split("/")[0]
+        for name, _, _ in _imports(path):
+            other = name.split(".")[1] if name.startswith("lit_data.") else ""
+            if room in places and other in places and (room, other) not in BACKWARD:
+                assert places[other] <= places[room], f"{path} must not import {name}"
+
+
+def test_libraries_are_imported_where_they_belong() -> None:
+    for path in FILES:
+        file = _name(path)
+        for name, in_function, for_types in _imports(path):
+            top = name.split(".")[0]
+            if for_types:
+                continue
+            assert in_function or top not in INSIDE_FUNCTIONS_ONLY, f"{file}: {name} in a function"
+            assert file.startswith(HOMES.get(top, file)), f"{file}: {name} belongs elsewhere"
+            if top == "torch" and file.startswith(NEEDS_NO_TORCH):
+                is_internal = file == "core/lightning_internals.py"
+                assert in_function or is_internal, f"{file}: import {name} inside a function"
+
+
+def test_nothing_outside_of_banks_asks_where_one_lies() -> None:
+    for path in FILES:
+        if _name(path).startswith(("images", "wings/remote", "wings/volumes")):
             continue
         for node in ast.walk(_parse(path)):
             if isinstance(node, ast.Name | ast.alias):
@@ -153,23 +197,10 @@ def test_files_and_functions_stay_short() -> None:
 
 
 def test_the_top_level_is_what_the_design_says() -> None:
-    links = {name: (PACKAGE / name).readlink() for name in ("callbacks", "conf")}
-    assert links == {"callbacks": Path("../callbacks"), "conf": Path("../conf")}
+    links = {name: (PACKAGE.parent / name).readlink() for name in ("callbacks", "conf")}
+    assert links == {"callbacks": Path("lit_data/callbacks"), "conf": Path("lit_data/conf")}
+    assert not [path for path in PACKAGE.rglob("*") if path.is_symlink()]
     assert not list((PACKAGE.parent / "tests").rglob("__init__.py"))
-
-
-def _room(path: Path) -> str:
-    first = path.relative_to(PACKAGE).parts[0]
-    return first.removesuffix(".py")
-
-
-def _may_import(room: str, other: str) -> bool:
-    if other not in LAYERS:
-        return False
-    same_room, below = room == other, LAYERS[other] < LAYERS[room]
-    facts = LAYERS[room] == LAYERS[other] == 0
-    programs = LAYERS[room] == LAYERS[other] == 7
-    return same_room or below or facts or programs
 
 
 def _imports(path: Path) -> Iterator[tuple[str, bool, bool]]:
@@ -219,7 +250,7 @@ def test_the_runtime_of_exported_files_stands_alone() -> None:
 
 def test_no_private_name_of_hydra_optuna_or_fsspec_is_imported() -> None:
     found = []
-    for top in ("lit_data", "callbacks", "lit_inspect", "benchmarks"):
+    for top in ("lit_data", "lit_inspect", "benchmarks"):
         for path in sorted((PACKAGE.parent / top).rglob("*.py")):
             for node in ast.walk(_parse(path)):
                 found += [f"{path.name}: {name}" for name in _list_private(node)]

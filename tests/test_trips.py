@@ -1,0 +1,140 @@
+"""Files of the package in which a function runs for one task: counted by running.
+
+Imports are done before. `MOST` holds today's numbers: a number falls, and then its ceiling with it.
+"""
+
+import inspect
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+import pytest
+from lightning import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from typing_extensions import override
+
+import lit_data
+from lit_data.app import api
+from lit_data.app.cli import main
+from lit_data.testing import QUIET, write_images
+
+PACKAGE = Path(lit_data.__file__).resolve().parent
+TOY = (
+    "trainer=cpu",
+    "trainer.max_epochs=1",
+    "data.loader.num_workers=0",
+    "data.loader.batch_size=4",
+    "data.patch_px=32",
+    "model.net.width=4",
+)
+STRIPE = (*TOY, "data.samples={count: 8, height_px: 128, width_px: 112}")
+SEGMENTATION = (*TOY, "data.samples={count: 8, size_px: [96, 96]}")
+MOST = {"batch": 31, "fit": 89, "predict": 135}
+
+
+class Trips:
+    """Counts the files of the package in which a function runs, in all threads."""
+
+    def __init__(self) -> None:
+        self._files: set[str] = set()
+
+    def __enter__(self) -> Self:
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Count no more."""
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]  # as its documentation has it
+
+    def _note(self, frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        # Modules and bodies of classes run when they are imported.
+        if event == "call" and code.co_flags & inspect.CO_OPTIMIZED:
+            self._files.add(code.co_filename)
+
+    def check(self, task: str) -> None:
+        """Compare the number of files with the ceiling."""
+        paths = [Path(file).resolve() for file in self._files]
+        ours = {path for path in paths if PACKAGE in path.parents}
+        names = ", ".join(sorted(f"{path.parent.name}/{path.name}" for path in ours))
+        assert len(ours) == MOST[task], f"{task}: {len(ours)} files: {names}"
+
+
+class _Counter(Callback):
+    """Counts from the end of the second step to the begin of the third."""
+
+    def __init__(self) -> None:
+        self.trips = Trips()
+
+    @override
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        if trainer.global_step == 2:
+            self.trips.__enter__()
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
+        self.trips.stop()
+
+
+class _Plain(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    @override
+    def training_step(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.layer(batch["image"].float().mean().reshape(1)).sum()
+
+    @override
+    def configure_optimizers(self) -> Any:
+        from torch.optim import SGD
+
+        return SGD(self.parameters(), 0.1)
+
+
+def _places(folder: Path) -> tuple[str, str]:
+    return f"paths.runs={folder}/runs", f"paths.cache={folder}/cache"
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*", "ignore:You passed in a `val_d.*"
+)
+def test_a_warm_batch_of_stripe(tmp_path: Path) -> None:
+    built = api.build("stripe", *STRIPE, *_places(tmp_path), f"paths.run={tmp_path}/run")
+    counter = _Counter()
+    trainer = Trainer(**QUIET, max_steps=4, callbacks=[counter], limit_val_batches=0)
+    trainer.fit(_Plain(), built.datamodule)
+    counter.trips.check("batch")
+
+
+def test_fit_from_words_to_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trips: list[Trips] = []
+
+    def stop(datamodule: object) -> None:
+        trips[-1].stop()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lit_data.app.fit.prepare", stop)
+    for _ in range(2):
+        with Trips() as counted:
+            trips.append(counted)
+            main(["fit", "+experiment=stripe", *STRIPE, *_places(tmp_path)])
+    trips[1].check("fit")
+
+
+def test_predict_of_a_folder_of_images(tmp_path: Path, without_pictures: None) -> None:
+    run = api.fit("segmentation", *SEGMENTATION, *_places(tmp_path))
+    write_images(tmp_path / "images", 4, (96, 96), channels=1)
+    words = ["predict", "+experiment=segmentation", f"run={run.folder}", *_places(tmp_path)]
+    words.append(f"data.root={tmp_path}/images")
+    assert main(words) == 0
+    with Trips() as trips:
+        assert main(words) == 0
+    trips.check("predict")

@@ -44,8 +44,6 @@ WINGS_FROM_ELSEWHERE = {
     # Volumes in shards.
     "wings/volumes/shards.py": "remote",
     "wings/volumes/source.py": "remote",
-    # The experiment that a folder looks like.
-    "app/task_choice.py": "detection, volumes",
 }
 """Files that import a wing which is not theirs, and why: this list only gets shorter."""
 DECODERS = {"cv2", "tifffile", "PIL", "imagecodecs", "simplejpeg", "nibabel", "pydicom", "edt"}

@@ -1,40 +1,42 @@
-"""The commands of ``python -m lit_data``, one module each, imported when the command runs."""
+"""The commands of ``python -m lit_data``, one module each, imported when the command runs.
+
+A wing says in its package which commands it brings: under the names that are used here.
+"""
+
+from lit_data.app.wings import list_brought
 
 COMMANDS: dict[str, str] = {
     "fit": "train, validate while training, test the best checkpoint, write pictures",
     "validate": "score a checkpoint on the validation split",
     "test": "score a checkpoint on the test split",
     "predict": "write what a model finds in every image or volume of a folder",
-    "calibrate": "bound the misses and false alarms of verdicts: calibrate RUN miss=0.02",
-    "pod": "measure the smallest defect that a model finds, with a bound: pod RUN",
     "prepare": "check all files and decode them ahead of the first run",
     "benchmark": "measure loading and training speed",
     "show": "draw what a model will see",
     "doctor": "examine this machine for causes of slow or failed runs, with remedies",
+    **list_brought("COMMANDS"),
 }
 """Name of each command and what it does, in the order of ``--help``."""
 
-ON_RUNS = ("calibrate", "pod")
+ON_RUNS = tuple(list_brought("ON_RUNS"))
 """Those of them that may be given the folder of a run of ``fit``, whose options they take over."""
 
 TOOLS: dict[str, str] = {
     "report": "write one HTML page of a run, of several, or of a sweep: report RUN...",
     "rerun": "start a run again, with changes if any: rerun RUN [key=value ...]",
-    "export": "write a trained model as one file that runs without torch: export RUN [FILE]",
     "new-kind": "write a kind of data of your own, with a test: new-kind NAME",
+    **list_brought("TOOLS"),
 }
 """The same of commands that have no configuration: each module has `main`, which gets the words that follow."""
 
-_MODULES = {
+MODULES = {
     "validate": "lit_data.app.evaluate",
     "test": "lit_data.app.evaluate",
-    "calibrate": "lit_data.wings.quality.calibrate",
-    "pod": "lit_data.wings.quality.pod",
-    "export": "lit_data.wings.export.command",
+    **list_brought("MODULES"),
 }
 """Modules of commands that do not lie in this package under the name of the command."""
 
 
 def find_module(command: str) -> str:
     """Return the dotted name of the module of a command."""
-    return _MODULES.get(command, f"{__name__}.{command.replace('-', '_')}")
+    return MODULES.get(command, f"{__name__}.{command.replace('-', '_')}")

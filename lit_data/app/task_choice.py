@@ -9,6 +9,7 @@ import numpy as np
 
 from lit_data.app.configuration.tree import ConfigTree, Engine
 from lit_data.app.configuration.words import read_override
+from lit_data.app.wings import recognise
 from lit_data.core.addresses import is_remote
 from lit_data.core.errors import ConfigError, DataError, escape, show_path
 
@@ -91,7 +92,6 @@ def _read_experiment(ckpt: str | None, run: str | None, experiments: Sequence[st
 def _recognise(root: str) -> Iterator[str]:
     """Yield the experiments that a folder may be for, the likeliest first; no image is decoded."""
     from lit_data.datasets.layouts import find_inspection_set
-    from lit_data.wings.detection.files import list_dataset
 
     folder = Path(root).expanduser().resolve()
     if is_remote(root) or not folder.is_dir():
@@ -100,13 +100,11 @@ def _recognise(root: str) -> Iterator[str]:
     with suppress(DataError):
         images = find_inspection_set(folder)
     if images is None or all(map(_is_volume, images.images)):
-        yield from _recognise_volumes(folder)
+        yield from recognise(folder, has_images=False)
         return
     if images.layout in _MASKED:
         yield "segmentation"
-    with suppress(DataError):
-        list_dataset(folder, "auto", None, None, "auto", "skip", ())
-        yield "detection"
+    yield from recognise(folder, has_images=True)
     kinds = dict(zip(images.images, images.kinds, strict=True))
     trained = {kind for path, kind in kinds.items() if "train" in path.relative_to(folder).parts}
     if images.layout == "anomaly" or (trained or set(images.kinds)) == {"good"}:
@@ -123,11 +121,3 @@ def _is_volume(path: Path) -> bool:
         return False
     shape = np.load(path, mmap_mode="r", allow_pickle=False).shape
     return (len(shape) == 3 and shape[-1] > _MOST_CHANNELS) or len(shape) > 3
-
-
-def _recognise_volumes(folder: Path) -> Iterator[str]:
-    from lit_data.wings.volumes import find_volumes
-
-    with suppress(DataError):
-        has_labels = any(volume.labels for volume in find_volumes(folder))
-        yield "ct_segmentation" if has_labels else "ct"

@@ -12,6 +12,11 @@ __all__ = [
     "export_onnx",
 ]
 
+TOOLS = {
+    "export": "write a trained model as one file that runs without torch: export RUN [FILE]",
+}
+MODULES = {"export": f"{__name__}.command"}
+
 __getattr__, __dir__ = offer(
     __name__,
     {

@@ -1,0 +1,18 @@
+"""The experiment that a folder of volumes is for."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from lit_data.core.errors import DataError
+
+
+def recognise(folder: Path, *, has_images: bool) -> Iterator[str]:
+    """Yield an experiment on volumes, where a folder holds some and no images."""
+    from lit_data.wings.volumes.files import find_volumes
+
+    if has_images:
+        return
+    with suppress(DataError):
+        has_labels = any(volume.labels for volume in find_volumes(folder))
+        yield "ct_segmentation" if has_labels else "ct"

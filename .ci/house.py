@@ -1,6 +1,6 @@
 """Measures of the house, and what some must not exceed: ends with 1 where one got worse.
 
-They are those of `lit_data` and `callbacks`. Code lines and tokens leave out blanks, comments and docstrings. Dense
+They are those of `lit_data`. Code lines and tokens leave out blanks, comments and docstrings. Dense
 expressions are comprehensions, lambdas, conditional expressions and assignments inside of expressions. A lone file has
 under 80 lines and one file alone imports it.
 """

@@ -16,9 +16,9 @@ from typing import Any, TypeGuard
 from omegaconf import Container, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lit_data.app import MODULES
 from lit_data.app.configuration.installed import list_conf_packages
 from lit_data.app.configuration.suggest import did_you_mean, nearest
-from lit_data.app.wings import list_brought
 from lit_data.core.errors import ConfigError
 from lit_data.core.import_path import admit_packages
 
@@ -254,7 +254,7 @@ def _list_allowed(key: str) -> tuple[str, ...]:
 def _is_below(name: str, allowed: Sequence[str]) -> bool:
     """Return True if a name is allowed or lies below one that is, and is not refused."""
     dotted = f"{name}."
-    all_refused = (*_REFUSED, *list_brought("MODULES").values())
+    all_refused = (*_REFUSED, *MODULES.values())
     is_refused = any(dotted.startswith(f"{refused}.") for refused in all_refused)
     if is_refused and name not in CLASSES:
         return False

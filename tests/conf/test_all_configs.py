@@ -349,7 +349,7 @@ def test_the_classification_goes_all_the_way(run: Run) -> None:
     for folder in (fitted["folder"], given_back["folder"]):
         confusions.append(json.loads((folder / "confusion.json").read_text()))
     assert confusions[0]["test"] == confusions[1]["test"]
-    assert confusions[0].keys() == {"classes", "val", "test"}
+    assert confusions[0].keys() == {"classes", "val", "test", "verdicts"}
     predicted = run("predict", *words)
     with (predicted["folder"] / "labels.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

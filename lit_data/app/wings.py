@@ -31,5 +31,5 @@ def recognise(folder: Path, *, has_images: bool) -> Iterator[str]:
         has_images: Images were found in it, and are no volumes.
     """
     for wing in list_wings():
-        if "recognise" in dir(wing):
+        if hasattr(wing, "recognise"):
             yield from wing.recognise(folder, has_images=has_images)

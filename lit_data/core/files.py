@@ -20,7 +20,6 @@ from lit_data.core.errors import ConfigError, DataError, StoreError, show_path
 PART = re.compile(r"\.lit_data-[0-9a-f]{16}\.part")
 """Names of files that are being written; of an interrupted run they are left over."""
 
-_MOST_NAME_BYTES = 255
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _KINDS = {
@@ -102,22 +101,6 @@ def refuse_links(folder: Path, key: str) -> None:
                     f"{show_path(path.relative_to(folder))} to {show_path(path.readlink())}: "
                     f"nothing is written through links; remove it, or give another {key}"
                 )
-
-
-def fit_name(name: str, ending: str) -> str:
-    """Return a name with an ending whose last part is no longer than file systems allow.
-
-    Args:
-        name: With forward slashes; the last part of a longer one is cut, and ends with a digest.
-        ending: With the dot.
-    """
-    folder, slash, last = name.rpartition("/")
-    most_bytes = _MOST_NAME_BYTES - len(ending)
-    if len(os.fsencode(last)) > most_bytes:
-        digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
-        start = os.fsencode(last)[: most_bytes - len(digest) - 1].decode(errors="ignore")
-        last = f"{start}-{digest}"
-    return f"{folder}{slash}{last}{ending}"
 
 
 @contextmanager

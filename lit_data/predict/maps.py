@@ -11,7 +11,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.core.errors import list_problems
-from lit_data.core.files import fit_name
 from lit_data.core.types import Array, Bytes, Floats, Size
 from lit_data.datasets.occupancy import is_defect
 from lit_data.images.bank import ImageBank
@@ -39,6 +38,7 @@ from lit_data.predict.predictor import find_defects
 from lit_data.predict.verdict_table import COUNTED_COLUMNS, VerdictTable, rank_errors, show_row
 from lit_data.predict.verdicts import KnowsTruth
 from lit_data.predict.writer import BankWriter, Written
+from lit_inspect.files import fit_name
 from lit_inspect.regions import Defect, count_top_px, mean_highest, round_score, slabs
 from lit_inspect.verdicts import GOOD
 

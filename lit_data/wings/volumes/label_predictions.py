@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.core.errors import ConfigError
-from lit_data.core.files import explaining, fit_name, replacing
+from lit_data.core.files import explaining, replacing
 from lit_data.core.types import Array, Batch, Bytes
 from lit_data.predict.answers import ask_step, check_probabilities
 from lit_data.predict.journal import Entry
@@ -26,6 +26,7 @@ from lit_data.wings.volumes.files.volume import Volume, import_medical
 from lit_data.wings.volumes.joined_windows import WindowBlend
 from lit_data.wings.volumes.scores import average_scores, score_class
 from lit_data.wings.volumes.views import LabelledSlices, cut_labelled, draw_labelled
+from lit_inspect.files import fit_name
 
 log = logging.getLogger(__name__)
 

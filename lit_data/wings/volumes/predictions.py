@@ -13,7 +13,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.core.errors import ConfigError
-from lit_data.core.files import fit_name
 from lit_data.core.types import COUNT_SUFFIX, Array, Batch, Stage
 from lit_data.predict.answers import ask_step, check_probabilities
 from lit_data.predict.figures import CELL_INCHES, new_axes, save_figure
@@ -31,6 +30,7 @@ from lit_data.wings.volumes.label_predictions import (
     draw_labels,
 )
 from lit_data.wings.volumes.views import PLANES, VolumeShown, show_slice, show_view
+from lit_inspect.files import fit_name
 
 log = logging.getLogger(__name__)
 

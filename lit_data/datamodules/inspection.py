@@ -370,8 +370,10 @@ class InspectionDataModule(ImageDataModule):
             counts = describe_splits(self.split_images, self.image_kinds, self._is_positive)
             log.info("splits: %s", counts)
             sizes = self.original_sizes
-            if sizes is not None and (strips := sizes.describe_strips()):
-                log.warning("%s", strips)
+            if sizes is not None and (loss := sizes.scaling.describe_loss(sizes.sizes_px)):
+                view_px = min(sizes.scaling.size_px or ())
+                cure = f"data.size_px=null data.patch_px={view_px} takes patches at full resolution"
+                log.warning("%s: %s, in more time", loss, cure)
 
     @override
     def open_all_masks(self) -> None:

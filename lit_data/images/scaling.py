@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self, get_args
@@ -142,6 +143,24 @@ class Scaling:
     def restore_mask(self, mask: Array, size_px: Size) -> Array:
         """Cut the padding off and scale back to the (H, W) of the file: [1, h, w] uint8 to [1, H, W]."""
         return scale_classes(self._cut_padding(mask, size_px)[0], size_px)[None]
+
+    def describe_loss(self, sizes_px: Ints | Sequence[Size]) -> str:
+        """Return that one side of most images shrinks far more than the other; else nothing.
+
+        Args:
+            sizes_px: [n, 2] (height, width) of files.
+        """
+        if self.size_px is None or not len(sizes_px):
+            return ""
+        height, width = np.median(sizes_px, axis=0).astype(int)
+        to_height, to_width = self.size_px
+        factors = height / to_height, width / to_width
+        if max(factors) < _STRIP * min(factors):
+            return ""
+        return (
+            f"images of {height} x {width} px become {to_height} x {to_width} px, so small defects "
+            "may be lost"
+        )
 
     def _cut_padding(self, values: Array, size_px: Size) -> Array:
         # Cuts off as much as it had put on.
@@ -353,21 +372,6 @@ class OriginalSizes:
     def restore(self, number: int, values: Array) -> Array:
         """Bring values of a scaled image back to the size of its file: [C, h, w] to [C, H, W]."""
         return self.scaling.restore(values, self.of(number))
-
-    def describe_strips(self) -> str:
-        """Return that one side of most images shrinks far more than the other, and what to do; else nothing."""
-        if self.scaling.size_px is None or not len(self.sizes_px):
-            return ""
-        factors = np.median(self.sizes_px, axis=0) / self.scaling.size_px
-        if factors.max() < _STRIP * factors.min():
-            return ""
-        height, width = np.median(self.sizes_px, axis=0).astype(int)
-        to_height, to_width = self.scaling.size_px
-        return (
-            f"images of {height} x {width} px become {to_height} x {to_width} px, so small defects "
-            f"may be lost: data.size_px=null data.patch_px={min(to_height, to_width)} takes patches "
-            "at full resolution, in more time"
-        )
 
 
 def read_sizes(bank: ImageBank, decoder: Decoder, folder: Path) -> Ints:

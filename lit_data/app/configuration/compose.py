@@ -31,6 +31,7 @@ from lit_data.app.configuration.tree import (
     open_hydra,
 )
 from lit_data.app.configuration.values import ComposedJob, compose_job, open_arguments, set_value
+from lit_data.app.configuration.view_choice import choose_view
 from lit_data.core.addresses import check_plain, check_words
 from lit_data.core.checks import check_types
 from lit_data.core.errors import ConfigError
@@ -104,6 +105,7 @@ def check_run(
             parsed = tree.parse(overrides)
             completed = [_normalise(tree, word, parsed) for word in parsed]
             completed += choose_model(tree, tree.parse(completed))
+            completed += choose_view(tree, tree.parse(completed))
             jobs = _plan_jobs(tree, completed, multirun=multirun)
         first = _check_job(tree, next(jobs))
         for job in jobs:

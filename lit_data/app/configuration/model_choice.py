@@ -19,7 +19,8 @@ WITHOUT_WEIGHTS = {
     "unet_lite0": ("model=unet",),
 }
 """Models that start from weights of ImageNet, with words that choose what takes their place without."""
-_TRAINING = ("fit", "benchmark")
+TRAINING = ("fit", "benchmark")
+"""Commands that begin a training."""
 _CHOOSING = ("experiment", "data")
 _GOING_ON = ("ckpt", "run", "resume")
 _CHOICES_OF_WEIGHTS = ("model", "size", "weights")
@@ -36,15 +37,11 @@ def choose_model(tree: ConfigTree, overrides: Sequence[Override]) -> list[str]:
         tree: What the configuration is composed from.
         overrides: Of the command line, as Hydra needs them.
     """
-    if tree.command not in _TRAINING or any(map(_decides, overrides)):
+    if tree.command not in TRAINING or any(map(_decides, overrides)):
         return []
     if find_wheel_weights(DEFAULT_SIZE) is not None:
         return []
-    choosing = []
-    for word in overrides:
-        if tree.chooses_file(word) and not word.is_sweep_override():
-            choosing.append(str(word.input_line))
-    model = str(tree.list_files(choosing).overrides.known_choices.get("model"))
+    model = find_choice(tree, overrides, "model")
     if model not in WITHOUT_WEIGHTS:
         return []
     typed = {override.key_or_group for override in overrides}
@@ -58,12 +55,26 @@ def choose_model(tree: ConfigTree, overrides: Sequence[Override]) -> list[str]:
     return words
 
 
+def find_choice(tree: ConfigTree, overrides: Sequence[Override], group: str) -> str:
+    """Return the option of a group that files and words choose, those of a sweep left out."""
+    choosing = []
+    for word in overrides:
+        if tree.chooses_file(word) and not word.is_sweep_override():
+            choosing.append(str(word.input_line))
+    return str(tree.list_files(choosing).overrides.known_choices.get(group))
+
+
+def goes_on(override: Override) -> bool:
+    """Return True for a word that continues what was trained before."""
+    return override.key_or_group in _GOING_ON and override.value() not in (None, AUTO)
+
+
 def _decides(override: Override) -> bool:
     """Return True for a word after which no other model takes the place of the composed one."""
     key = override.key_or_group
     if key in _CHOOSING:
         return override.is_sweep_override()
     if key in _GOING_ON:
-        return override.value() not in (None, AUTO)
+        return goes_on(override)
     first, _, _ = key.partition(".")
     return first == "model" and key.rpartition(".")[2] in _CHOICES_OF_WEIGHTS

@@ -1,0 +1,78 @@
+"""Long strips train in patches at full resolution, unless a size is typed; the choice is said and written down."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from lit_data.app.configuration.compose import check_run
+from lit_data.app.configuration.tree import ConfigTree, Engine, open_hydra
+from lit_data.app.configuration.view_choice import PATCHES, VIEW_PX, choose_view
+
+
+@pytest.fixture(scope="module")
+def hydra() -> Iterator[Engine]:
+    with open_hydra() as engine:
+        yield engine
+
+
+@pytest.fixture
+def strips(tmp_path: Path) -> Path:
+    folder = tmp_path / "strips"
+    (folder / "good").mkdir(parents=True)
+    for number in range(3):
+        cv2.imwrite(str(folder / "good" / f"{number}.png"), np.zeros((64, 1024), np.uint8))
+    (folder / "good" / "damaged.png").write_bytes(b"no image")
+    (folder / "notes.txt").write_text("")
+    return folder
+
+
+def test_strips_train_in_patches(
+    strips: Path, hydra: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = ["+experiment=anomaly", f"data.root={strips}"]
+    cfg, completed = check_run(hydra, "fit", typed)
+    plain, _ = check_run(hydra, "fit", typed[:1])
+    assert completed == [*typed, *PATCHES]
+    assert (cfg.data.size_px, cfg.data.patch_px) == (None, VIEW_PX)
+    assert plain.data.size_px == VIEW_PX
+    said = capsys.readouterr().err
+    assert "images of 64 x 1024 px become 256 x 256 px" in said
+    assert f"data.size_px={VIEW_PX} takes whole images" in said
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "predict",
+        "fit data.size_px=256",
+        "fit data.patch_px=64",
+        "fit data.fit=contain",
+        "fit model=anomaly_texture",
+        "fit resume=latest",
+        "fit ckpt=last.ckpt",
+        "fit +experiment=segmentation",
+        "fit data.root=nowhere",
+        "fit data.root=a,b",
+    ],
+)
+def test_what_is_typed_stays(
+    line: str, strips: Path, hydra: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *words = line.split()
+    keys = {word.partition("=")[0] for word in words}
+    if "+experiment" not in keys:
+        words.append("+experiment=anomaly")
+    if "data.root" not in keys:
+        words.append(f"data.root={strips}")
+    tree = ConfigTree(hydra, command, [])
+    assert choose_view(tree, tree.parse(words)) == []
+    assert not capsys.readouterr().err
+
+
+def test_images_of_usual_shape_train_whole(tmp_path: Path, hydra: Engine) -> None:
+    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((300, 400), np.uint8))
+    tree = ConfigTree(hydra, "fit", [])
+    assert choose_view(tree, tree.parse(["+experiment=anomaly", f"data.root={tmp_path}"])) == []

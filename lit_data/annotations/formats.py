@@ -55,13 +55,13 @@ _OUTLINES = ("CVAT", "LabelMe", "COCO", "CSV of run lengths", "YOLO polygons")
 _BOXES = ("VOC", "YOLO boxes", "CSV of boxes", "KITTI", "DOTA", "boxes in pixels")
 _OTHERS = {
     "CVAT for video": "export them as CVAT for images",
-    "CSV of labels": "+experiment=classification learns them",
+    "CSV of labels": "experiment=classification learns them",
     "COCO captions": "they mark nothing",
 }
 _CURES: Mapping[Purpose, Mapping[str, str]] = {
     "masks": {
         **dict.fromkeys(_OUTLINES, "other masks come first; data.exclude leaves those out"),
-        **dict.fromkeys(_BOXES, "+experiment=detection learns boxes"),
+        **dict.fromkeys(_BOXES, "experiment=detection learns boxes"),
         **_OTHERS,
         "": "export them as COCO, or as masks",
     },
@@ -74,8 +74,8 @@ _CURES: Mapping[Purpose, Mapping[str, str]] = {
         "": "convert them to COCO, YOLO or VOC",
     },
     "classes": {
-        **dict.fromkeys(_OUTLINES, "+experiment=segmentation learns masks"),
-        **dict.fromkeys(_BOXES, "+experiment=detection learns boxes"),
+        **dict.fromkeys(_OUTLINES, "experiment=segmentation learns masks"),
+        **dict.fromkeys(_BOXES, "experiment=detection learns boxes"),
         "CSV of labels": "of several such tables the first by name is read",
         "": "a CSV with the columns image and label, or a folder for each class, is read",
     },

@@ -221,7 +221,7 @@ def _add_coco(
         message = f"a category {quote(category)} that categories does not hold"
         annotated.reject(number, where, message)
     elif not segmentation and entry.get("bbox"):
-        message = "a box without an outline; +experiment=detection learns boxes"
+        message = "a box without an outline; experiment=detection learns boxes"
         annotated.reject(number, where, message)
     else:
         are_runs = isinstance(segmentation, Mapping)
@@ -326,7 +326,7 @@ def _explain_line(line: str, match: re.Match[str] | None, name_of: Mapping[int, 
     if len(line.split()) == 5:
         return (
             "a box among outlines; draw its outline, or learn the boxes of a set that has no "
-            "outlines with +experiment=detection"
+            "outlines with experiment=detection"
         )
     return f"{quote(line)} is no class with three points or more, x and y in fractions of the image"
 

@@ -3,6 +3,8 @@
 The command that runs hands its configuration over here; behind this file there are objects only.
 """
 
+import logging
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +17,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lit_data.app.checkpoints import (
     AtomicCheckpointIO,
@@ -42,6 +44,8 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.models.net_size import check_numbers, refusing_larger
 from lit_data.models.weights import giving_weights
 from lit_data.predict.task import find_task_of
+
+log = logging.getLogger(__name__)
 
 _SUMMARY = "enable_model_summary"
 _OURS = ("lit_data.", "torch.")
@@ -325,9 +329,30 @@ def _wrong_kind(key: str, built: object, kind: str) -> ConfigError:
 
 
 def build_callbacks(cfg: DictConfig) -> dict[str, L.Callback]:
-    """Build the callbacks of the configuration, by their names there; null stands for none."""
-    callbacks: dict[str, L.Callback | None] = instantiate(cfg.callbacks) or {}
+    """Build the callbacks of the configuration, by their names there; null stands for none.
+
+    Raises:
+        ConfigError: Something is typed of a callback that is not there.
+    """
+    nodes = _leave_out_callbacks(cfg) if find_choice("callbacks") == "none" else cfg.callbacks
+    callbacks: dict[str, L.Callback | None] = instantiate(nodes) or {}
     return {name: callback for name, callback in callbacks.items() if callback is not None}
+
+
+def _leave_out_callbacks(cfg: DictConfig) -> DictConfig:
+    """Return the callbacks that were asked for one by one, without those of the experiment."""
+    typed = {key.split(".")[1] for key in find_typed() if key.startswith("callbacks.")}
+    asked_for = typed.union(re.findall(r"\w+", find_choice("extra_callbacks") or ""))
+    for name in sorted(typed):
+        if "_target_" not in (cfg.callbacks.get(name) or {"_target_": None}):
+            raise ConfigError(
+                f"callbacks=none has no callback {name!r}: leave callbacks.{name} out, or choose "
+                "another set, such as callbacks=base"
+            )
+    left_out = [str(name) for name in cfg.callbacks if name not in asked_for]
+    if left_out:
+        log.info("callbacks=none leaves out those of the experiment: %s", ", ".join(left_out))
+    return OmegaConf.masked_copy(cfg.callbacks, [*asked_for.intersection(cfg.callbacks)])
 
 
 def build_bare_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN401 - any Trainer argument

@@ -26,7 +26,7 @@ NAME is that of a Python module. Nothing is overwritten. docs/extend.md goes on 
 _NEXT = """\
 next:
   python -m pytest test_{name}.py
-  python -m lit_data fit +experiment={name} data.root=FOLDER --config-dir conf --package {name}"""
+  python -m lit_data fit experiment={name} data.root=FOLDER --config-dir conf --package {name}"""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _VALUES = frozenset({"null", "true", "false", "yes", "no", "on", "off", "nan", "inf"})

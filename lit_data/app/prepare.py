@@ -37,8 +37,8 @@ Split = Literal["train", "val", "test"]
 _MOST_DAMAGED = 100  # that a message lists
 _NO_MASKS = (
     "no image has a mask, so fit has nothing to learn: name their folder, data.masks=FOLDER, draw "
-    "defects, synthesis=library, learn good parts alone, +experiment=anomaly, or folders as "
-    "labels, +experiment=classification"
+    "defects, synthesis=library, learn good parts alone, experiment=anomaly, or folders as "
+    "labels, experiment=classification"
 )
 
 _BATCH = 32

@@ -27,6 +27,8 @@ _MASKED = ("folder", "beside")
 def choose_experiment(hydra: Engine, command: str, overrides: Sequence[str]) -> list[str]:
     """Return the overrides with the experiment of the checkpoint, where they choose no data.
 
+    A word without a key that is the name of an experiment chooses that.
+
     Args:
         hydra: The engine of `open_hydra`.
         command: The word on the command line.
@@ -37,27 +39,28 @@ def choose_experiment(hydra: Engine, command: str, overrides: Sequence[str]) -> 
         DataError: There is no such checkpoint.
         StoreError: It is damaged.
     """
+    tree = ConfigTree(hydra, command, overrides)
+    experiments = tree.options("experiment")
+    overrides = [f"experiment={word}" if word in experiments else word for word in overrides]
     typed = {word.lstrip("+").partition("=")[0]: word for word in overrides}
     if command in _WITHOUT_DATA or any(key in typed for key in _CHOOSING):
         return [*overrides, *_name_after_data(typed)]
-    tree = ConfigTree(hydra, command, overrides)
     tree.parse(overrides)  # what is misspelt is named first
-    experiments = tree.options("experiment")
     texts = {key: read_override(word) for key, word in typed.items()}
     ckpt, run = texts.get("ckpt"), texts.get("run")
     has_checkpoint = any(text is not None and text not in _NAMED for text in (ckpt, run))
     if command in _OF_TRAINED and has_checkpoint:
-        return [f"+experiment={_read_experiment(ckpt, run, experiments)}", *overrides]
+        return [f"experiment={_read_experiment(ckpt, run, experiments)}", *overrides]
     root = texts.get("data.root")
     for name in () if root is None else _recognise(root):
         if name in experiments:
-            line = shlex.join(["lit-data", command, f"+experiment={name}", *overrides])
+            line = shlex.join(["lit-data", command, f"experiment={name}", *overrides])
             raise ConfigError(
                 f"no experiment is chosen, and {show_path(root or '')} looks like {name}: {line}"
             )
     where = "" if root is None else f", and {show_path(root)} looks like none"
     raise ConfigError(
-        f"no experiment is chosen{where}: add +experiment=NAME, one of {', '.join(experiments)}; "
+        f"no experiment is chosen{where}: add experiment=NAME, one of {', '.join(experiments)}; "
         "lit-data --help tells what each is for"
     )
 
@@ -84,7 +87,7 @@ def _read_experiment(ckpt: str | None, run: str | None, experiments: Sequence[st
         if name:
             fault = f"is of {escape(name)}, which is not here"
         raise ConfigError(
-            f"{show_path(checkpoint)} {fault}: add +experiment=NAME, or --config-dir FOLDER with yours"
+            f"{show_path(checkpoint)} {fault}: add experiment=NAME, or --config-dir FOLDER with yours"
         )
     return name
 

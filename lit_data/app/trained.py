@@ -112,7 +112,7 @@ def _report_other_kind(cfg: DictConfig, record: Mapping[str, Any], checkpoint: P
     if kind.startswith(_OUR_KINDS) and trained_kind.startswith(_OUR_KINDS):
         raise ConfigError(
             f"{checkpoint} is of the experiment {experiment} ({trained_kind}), and the command line "
-            f"chooses {cfg.name} ({kind}): write +experiment={experiment}, or name the checkpoint by "
+            f"chooses {cfg.name} ({kind}): write experiment={experiment}, or name the checkpoint by "
             "ckpt=FILE without an experiment"
         )
     log.warning(

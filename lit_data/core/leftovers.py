@@ -71,8 +71,8 @@ _TYPES = (
     ("images are of a type that is not read", _IMAGES, "save them as PNG or TIFF"),
     ("archives are not read", _ARCHIVES, "unpack them into files"),
     ("videos are not read", (".mp4", ".avi", ".mov", ".mkv"), "save their frames as images"),
-    ("images are not volumes", _READ_IMAGES, "+experiment=segmentation reads them"),
-    ("volumes are not images", _READ_VOLUMES, "+experiment=ct_segmentation reads them"),
+    ("images are not volumes", _READ_IMAGES, "experiment=segmentation reads them"),
+    ("volumes are not images", _READ_VOLUMES, "experiment=ct_segmentation reads them"),
     (
         "volumes are of a type that is not read",
         (".nrrd", ".mha", ".mhd", ".mgz"),

@@ -188,7 +188,7 @@ class InspectionDataModule(ImageDataModule):
             raise ConfigError(
                 f"{show_path(self.source.folder)}: no masks were found: name their folder with "
                 "data.masks, see docs/inspection.md for the layouts that are known, draw defects with "
-                "synthesis=library, or take +experiment=anomaly, for which good images are enough"
+                "synthesis=library, or take experiment=anomaly, for which good images are enough"
                 f"{self.source.leftovers.quote()}"
             )
         if stage == "train" and self.train_on == "all" and self.synthesis is None:
@@ -203,7 +203,7 @@ class InspectionDataModule(ImageDataModule):
             raise ConfigError(
                 f"{show_path(self.source.folder)}: no image of train has a mask, and those of "
                 f"other splits train only where that is typed: {TO_SHARE} shares all images out; "
-                "+experiment=anomaly learns from good images alone"
+                "experiment=anomaly learns from good images alone"
             )
 
     def describe_doubt(self) -> str:

@@ -201,7 +201,7 @@ def _refuse_finish(data: ImageDataModule, images: WholeImages) -> None:
         raise ConfigError(
             f"data.layout={data.source.layout} makes the references of the target itself, so that an "
             ".inspect file would find nothing: train with references (data.layout=channels, files "
-            "or pairs), or without any (+experiment=segmentation)"
+            "or pairs), or without any (experiment=segmentation)"
         )
     raise ConfigError(
         "an .inspect file takes images as they are, and the predict stage augments them: leave "

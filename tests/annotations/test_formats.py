@@ -74,7 +74,7 @@ def test_one_of_many_files_of_a_folder_is_read(tmp_path: Path) -> None:
     [
         ("masks", "other masks come first; data.exclude leaves those out"),
         ("boxes", "data.annotations=b.json reads one of them"),
-        ("classes", "+experiment=segmentation learns masks"),
+        ("classes", "experiment=segmentation learns masks"),
         ("pairs", "convert them to masks, and name their folder with data.masks"),
     ],
 )

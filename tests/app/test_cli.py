@@ -18,6 +18,7 @@ from PIL import Image
 
 import lit_data
 from lit_data.app import COMMANDS, TOOLS
+from lit_data.app.build import build_callbacks
 from lit_data.app.cli import main
 from lit_data.app.configuration.targets import instantiate
 from lit_data.app.result import KEYS
@@ -102,7 +103,7 @@ def test_nothing_heavy_is_imported_before_a_command_runs(words: list[str], heavy
     ("words", "message"),
     [
         ("fitt", f"unknown command 'fitt'. Did you mean 'fit'? Commands: {ALL}."),
-        ("train", f"unknown command 'train'. Did you mean 'fit'? Commands: {ALL}."),
+        ("val", f"unknown command 'val'. Did you mean 'validate'? Commands: {ALL}."),
         ("zzz", f"unknown command 'zzz'. Commands: {ALL}."),
         ("-m", f"unknown command ''. Commands: {ALL}."),
         ("show --multrun", "unknown option '--multrun'. Did you mean '--multirun'? See python -m"),
@@ -132,6 +133,59 @@ def test_mistake_ends_with_one_line_and_exit_2(
     assert out == ""
     assert err.startswith(f"lit_data: {message}")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "show segmentation",
+        "show experiment=segmentation",
+        "show +experiment=segmentation",
+        "show -m segmentation seed=1,2",
+        "show -m experiment=segmentation,stripe",
+        "show -m +experiment=segmentation,stripe",
+    ],
+)
+def test_an_experiment_is_named_with_or_without_its_key(
+    words: str, install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = []
+
+    def run(cfg: DictConfig) -> dict[str, Any]:
+        names.append(cfg.name)
+        return {}
+
+    install(run)
+    assert main([*words.split(), "sweep.isolate=none"]) == 0
+    assert names[0] == "segmentation"
+    assert len(names) == 1 + ("-m" in words)
+
+
+def test_train_is_another_word_for_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "segmentation", "seed=3", "--cfg", "job"]) == 0
+    said = capsys.readouterr()
+    assert "name: segmentation\nseed: 3\n" in said.out
+    assert said.err == "lit_data: train is called fit here\n"
+
+
+def test_no_callbacks_are_those_that_were_asked_for_one_by_one(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = []
+
+    def run(cfg: DictConfig) -> dict[str, Any]:
+        names.append(sorted(build_callbacks(cfg)))
+        return {}
+
+    install(run)
+    words = ["show", "segmentation", "callbacks=none"]
+    own = "+callbacks.mine._target_=lightning.pytorch.callbacks.RichModelSummary"
+    assert main(words) == 0
+    assert main([*words, "extra_callbacks=[learning_rate]", own]) == 0
+    assert names == [[], ["learning_rate", "mine"]]
+    assert main([*words, "+callbacks.memory.every_n_steps=3"]) == 2
 
 
 def test_command_runs_in_its_folder_and_prints_its_summary(

@@ -20,6 +20,8 @@ from lit_data.app.configuration.help import complete
         ("fit ", {"experiment=", "resume=", "data.root="}, {"hydra=", "data._target_="}),
         ("fit experiment=det", {"experiment=detection"}, {"experiment=ct"}),
         ("fit +experiment=det", {"+experiment=detection"}, set()),
+        ("fit det", {"detection"}, {"ct"}),
+        ("fit detection data.mos", {"data.mosaic.probability="}, {"ct"}),
         ("fit experiment=detection data.mos", {"data.mosaic.probability="}, set()),
         ("fit experiment=segmentation model.schedule=", {"model.schedule=cosine"}, set()),
         ("fit callbacks.adaptive.mode=", {"callbacks.adaptive.mode=split"}, set()),

@@ -44,9 +44,7 @@ def test_the_experiment_that_a_folder_looks_like_is_proposed(
     _draw(tmp_path / "set", TREES[kind])
     experiment = kind.partition(" ")[0]
     words = [f"data.root={tmp_path}/set", "seed=1"]
-    message = (
-        f"set looks like {experiment}: lit-data {command} \\+experiment={experiment} {words[0]}"
-    )
+    message = f"set looks like {experiment}: lit-data {command} experiment={experiment} {words[0]}"
     with pytest.raises(ConfigError, match=message):
         api.start(command, *words)
 
@@ -56,11 +54,11 @@ def test_the_experiment_that_a_folder_looks_like_is_proposed(
     [
         (
             "data.root=empty",
-            "no experiment is chosen, and empty looks like none: add \\+experiment",
+            "no experiment is chosen, and empty looks like none: add experiment",
         ),
         ("data.root=nowhere", "no experiment is chosen, and nowhere looks like none: add"),
         ("data.root=s3://bucket/a", "no experiment is chosen, and s3://bucket/a looks like none"),
-        ("seed=1", "no experiment is chosen: add \\+experiment=NAME, one of anomaly, bccd,"),
+        ("seed=1", "no experiment is chosen: add experiment=NAME, one of anomaly, bccd,"),
     ],
 )
 def test_without_a_folder_that_tells_the_experiments_are_listed(

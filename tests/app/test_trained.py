@@ -124,7 +124,7 @@ def test_a_checkpoint_of_another_experiment_is_refused_in_one_line(
     error = capsys.readouterr().err
     assert "is of the experiment segmentation" in error
     assert "trained on" not in error
-    assert "write +experiment=segmentation, or name the checkpoint by ckpt=FILE without" in error
+    assert "write experiment=segmentation, or name the checkpoint by ckpt=FILE without" in error
 
 
 def test_a_model_of_images_is_not_scored_on_synthetic_ones_unasked(

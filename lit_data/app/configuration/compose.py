@@ -43,6 +43,7 @@ class _Common(NamedTuple):
     """Keys of every command."""
 
     name: str | float
+    tags: Sequence[str | float]
     seed: int
     paths: Mapping[str, str | None]
 
@@ -62,7 +63,7 @@ def compose(
 
     Args:
         command: one of `lit_data.app.COMMANDS`.
-        overrides: Hydra overrides such as `+experiment=stripe` or `data.loader.batch_size=64`.
+        overrides: Hydra overrides such as `experiment=stripe` or `data.loader.batch_size=64`.
         config_dir: folder of the user's own groups and experiments.
         packages: packages whose targets are allowed too.
 
@@ -87,7 +88,7 @@ def check_run(
     Args:
         hydra: the engine of `open_hydra`.
         command: name of the primary configuration.
-        overrides: as typed; `experiment=stripe` stands for `+experiment=stripe`.
+        overrides: as typed; `experiment=stripe` stands for `+experiment=stripe`, which Hydra wants.
         multirun: sweeps are allowed; the first job is returned, and every option of a swept group
             is checked.
         packages: packages whose targets are allowed too.

@@ -28,7 +28,7 @@ usage: python -m lit_data COMMAND [key=value ...] [options]
 commands (COMMAND --help lists its keys):
 {commands}
 
-experiments (+experiment=NAME):
+experiments (experiment=NAME):
 {experiments}
 
 options:
@@ -40,19 +40,19 @@ options:
   -h, --help, --version
 
 examples:
-  python -m lit_data fit +experiment=stripe
-  python -m lit_data fit +experiment=stripe data.root=images trainer.max_epochs=20 data.loader.batch_size=64
-  python -m lit_data test +experiment=stripe ckpt=runs/fit/stripe/RUN/checkpoints/best.ckpt
-  python -m lit_data fit -m +experiment=stripe seed=1,2,3
+  python -m lit_data fit experiment=stripe
+  python -m lit_data fit experiment=stripe data.root=images trainer.max_epochs=20 data.loader.batch_size=64
+  python -m lit_data test experiment=stripe ckpt=runs/fit/stripe/RUN/checkpoints/best.ckpt
+  python -m lit_data fit -m experiment=stripe seed=1,2,3
   python -m lit_data report runs/fit/stripe/RUN
-  python -m lit_data fit +experiment=mine --config-dir conf --package my_project
+  python -m lit_data fit experiment=mine --config-dir conf --package my_project
 
 exit codes:
   0 done   2 configuration   3 data   4 stored file   5 memory   6 worker or rank   1 bug   130 Ctrl-C   143 SIGTERM
   LIT_DATA_TRACEBACK=1 or HYDRA_FULL_ERROR=1 shows where an error was raised."""
 
 _COMMAND_PAGE = """\
-usage: lit-data {command} [+experiment=NAME] [key=value ...] [options]
+usage: lit-data {command} [experiment=NAME] [key=value ...] [options]
 
 {what}
 {chosen}
@@ -61,7 +61,7 @@ usage: lit-data {command} [+experiment=NAME] [key=value ...] [options]
 
 {more}"""
 _OPTIONS = """\
-{command} +experiment=NAME --cfg job prints all as YAML; lit-data --help lists the experiments."""
+{command} experiment=NAME --cfg job prints all as YAML; lit-data --help lists the experiments."""
 _GROUPS = """\
 groups (GROUP=OPTION; each option is a file of lit_data/conf/GROUP):
 {groups}
@@ -170,7 +170,7 @@ def format_command_help(command: str, words: Sequence[str], config_dir: str | No
 
     Args:
         command: One of `lit_data.app.COMMANDS`.
-        words: Overrides, such as ``+experiment=NAME``; with ``all`` all keys are shown, else the
+        words: Overrides, such as ``experiment=NAME``; with ``all`` all keys are shown, else the
             usual ones.
         config_dir: The user's own folder of configurations.
     """
@@ -199,10 +199,10 @@ def _describe_choice(files: Files, words: Sequence[str]) -> str:
     path = files.find("experiment", name)
     if path is None:
         names = ", ".join(sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
-        return textwrap.fill(f"values without an experiment, of +experiment={names}", _measure())
+        return textwrap.fill(f"values without an experiment, of experiment={names}", _measure())
     choices = files.choose(words).items()
     options = " ".join(f"{group}={option}" for group, option in choices if option != "null")
-    text = f"+experiment={name}: {read_first_comment(path)}\n{options}"
+    text = f"experiment={name}: {read_first_comment(path)}\n{options}"
     return "\n".join(textwrap.fill(line, _measure()) for line in text.splitlines())
 
 
@@ -320,7 +320,12 @@ def _list_candidates(before: Sequence[str], name: str) -> Sequence[str]:
     key, equals, _ = name.partition("=")
     if equals:
         return [f"{key}={value}" for value in _list_values(key, before)]
-    return [f"{key}=" for key in _list_completed_keys(before)]
+    keys = [f"{key}=" for key in _list_completed_keys(before)]
+    return (
+        keys
+        if "experiment" in read_words(before[1:])
+        else [*_list_values("experiment", before), *keys]
+    )
 
 
 def _list_values(key: str, words: Sequence[str]) -> Iterator[str]:

@@ -98,11 +98,14 @@ class Files:
 
 
 def read_words(words: Sequence[str]) -> dict[str, str]:
-    """Return the values of overrides by their keys, without a leading +."""
+    """Return the values of overrides by their keys, without a leading +; a name alone is an experiment."""
     typed = {}
     for word in words:
-        key, _, value = word.partition("=")
-        typed[key.lstrip("+")] = value
+        key, equals, value = word.partition("=")
+        if equals:
+            typed[key.lstrip("+")] = value
+        elif word[:1].isalpha():
+            typed.setdefault("experiment", word)
     return typed
 
 

@@ -173,10 +173,11 @@ class ConfigTree:
             if len(quoted) > _LONGEST_SHOWN:
                 quoted = f"{key:.{_LONGEST_SHOWN}}='...'"
             return f"Write key=value; a text with signs such as , = ( [ is quoted: {quoted}"
-        experiments = self.options("experiment")
-        near = line if line in experiments else nearest(line, experiments)
-        hint = did_you_mean(near and f"+experiment={near}")
-        return f"Write key=value.{hint}"
+        near = nearest(line, self.options("experiment"))
+        meant = near and f"experiment={near}"
+        if meant is None and Path(line).exists():
+            meant = show_override("data.root", line)
+        return f"Write key=value.{did_you_mean(meant)}"
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """Return the configuration of files, with its `hydra` node; raises what Hydra raises.

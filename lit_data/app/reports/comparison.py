@@ -35,6 +35,8 @@ def find_differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     """
     leaves_of = [flatten(run.settings.config) for run in runs]
     typed_keys: dict[str, None] = {}  # in the order of the command lines
+    if any(run.settings.config.get("tags") for run in runs):
+        typed_keys["tags"] = None
     for run in runs:
         typed_keys |= dict.fromkeys(map(_read_key, run.settings.overrides))
     typed: list[dict[str, str]] = []

@@ -1,8 +1,8 @@
 #!/bin/bash
 # Trains on the GPUs of several machines under SLURM, and goes on by itself where a time limit or a preemption stopped it.
 #
-#   sbatch conf/cluster/slurm.sh +experiment=stripe trainer=ddp data.loader.global_batch_size=512
-#   sbatch --nodes=8 --ntasks-per-node=4 --gres=gpu:4 conf/cluster/slurm.sh +experiment=stripe trainer=fsdp
+#   sbatch conf/cluster/slurm.sh experiment=stripe trainer=ddp data.loader.global_batch_size=512
+#   sbatch --nodes=8 --ntasks-per-node=4 --gres=gpu:4 conf/cluster/slurm.sh experiment=stripe trainer=fsdp
 #
 # One task is one rank, so --ntasks-per-node is the number of GPUs of a machine. Lightning reads the rest from SLURM.
 #SBATCH --job-name=lit_data

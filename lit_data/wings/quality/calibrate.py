@@ -145,7 +145,7 @@ def open_split(
     if not find_task_of(kind).has_verdicts():
         raise ConfigError(
             f"{cfg.command} is for verdicts on whole images, and a {kind.__name__} has none: use "
-            "+experiment=stripe, segmentation, anomaly, classification or detection"
+            "experiment=stripe, segmentation, anomaly, classification or detection"
         )
     options = read_options(PredictOptions, cfg.predict, "predict")
     import_special()  # where it is missing, nothing is scored first

@@ -124,7 +124,7 @@ def _refuse_other_kinds(cfg: DictConfig) -> None:
     if not (issubclass(task, PixelTask) and task.has_verdicts()):
         raise ConfigError(
             f"pod draws defects and looks for them in maps, which a {kind.__name__} has none of: use "
-            "+experiment=stripe, segmentation or anomaly"
+            "experiment=stripe, segmentation or anomaly"
         )
 
 

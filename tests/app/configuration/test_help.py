@@ -86,7 +86,7 @@ def test_the_usual_keys_of_an_experiment_come_first_on_one_screen(
 
 
 def test_what_is_typed_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["+experiment=segmentation", "trainer.max_epochs=3", "model=smp_unet"]
+    words = ["segmentation", "trainer.max_epochs=3", "model=smp_unet"]
     assert main(["fit", *words, "--help"]) == 0
     page = capsys.readouterr().out
     assert "trainer.max_epochs=3 " in page
@@ -99,7 +99,7 @@ def test_without_an_experiment_the_experiments_are_named(
 ) -> None:
     assert main(["predict", "--help"]) == 0
     page = capsys.readouterr().out
-    assert "+experiment=anomaly, bccd" in page
+    assert "of experiment=anomaly, bccd" in page
     assert "\n  predict.threshold=null" in page
 
 

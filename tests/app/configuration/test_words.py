@@ -2,6 +2,7 @@
 
 import random
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -39,8 +40,9 @@ def test_a_path_may_stand_without_quotation_marks(path: str) -> None:
     [
         ("data.root=中,b", "is quoted: 'data.root=\"中,b\"'"),
         ("data.classes=[Öl]", "is quoted: 'data.classes=\"\\[Öl\\]\"'"),
-        ("segmentation", "Did you mean '\\+experiment=segmentation'"),
-        ("segmentaton", "Did you mean '\\+experiment=segmentation'"),
+        ("segmentation", "Did you mean 'experiment=segmentation'"),
+        ("segmentaton", "Did you mean 'experiment=segmentation'"),
+        (str(Path(__file__).parent), "Did you mean 'data.root=/"),
     ],
 )
 def test_a_word_that_cannot_be_read_is_answered_with_a_cure(word: str, message: str) -> None:

@@ -28,6 +28,12 @@ def test_only_options_that_differ_are_columns(tmp_path: Path) -> None:
     assert comparison.find_differences(runs) == {"model.depth": ["3", "-"]}
 
 
+def test_tags_of_runs_come_first(tmp_path: Path) -> None:
+    tagged = {"overrides": ("seed=2",), "config": CONFIG | {"seed": 2, "tags": ["night", "line2"]}}
+    differences = comparison.find_differences(read_runs(tmp_path, tagged, {}))
+    assert next(iter(differences.items())) == ("tags", ['["night", "line2"]', "-"])
+
+
 def test_ranks_follow_the_monitor_and_leave_out_what_has_no_number(tmp_path: Path) -> None:
     config = CONFIG | {"callbacks": {"checkpoint": {"monitor": "val/odd", "mode": "min"}}}
     summaries = [SUMMARY | {"val/odd": value} for value in (3.0, None, 1.0)]

@@ -25,6 +25,7 @@ OF_IMAGES = (
     "image_f1_max",
     "image_f1_max_threshold",
 )
+_ERRORS = ("misses", "false_alarms")
 _EPS = 1e-9  # logits go up to 20.7
 
 
@@ -91,6 +92,15 @@ def count_confusion(is_alarm: Tensor, is_defective: Tensor) -> Confusion:
     return Confusion(("good", "defect"), counts)
 
 
+def rate_errors(is_alarm: Tensor, is_defective: Tensor) -> dict[str, Tensor]:
+    """Return ``misses`` among defective images and ``false_alarms`` among good ones, as fractions.
+
+    Both arguments are [images] bool. NaN are the fractions of no images.
+    """
+    rates = (~is_alarm[is_defective]).float().mean(), is_alarm[~is_defective].float().mean()
+    return dict(zip(_ERRORS, rates, strict=True))
+
+
 class ImageRanks(Metric):
     """Scores of images whose truth is known, exact.
 
@@ -133,20 +143,17 @@ class ImageRanks(Metric):
         defective = dim_zero_cat(self.defective).cpu()
         kinds = set(defective.tolist())
         self.ranking, self.lack = None, ""
-        values = dict.fromkeys(OF_IMAGES, torch.tensor(torch.nan))
-        least = torch.nan if self.threshold is None else self.threshold
+        values = dict.fromkeys((*OF_IMAGES, *_ERRORS), torch.tensor(torch.nan))
+        least = self.threshold
         if len(kinds) == 2:
             self.ranking = rank_images(scores, defective, self.threshold)
-            values = self.ranking.values
+            values |= self.ranking.values
             least = self.ranking.image_scores.threshold
         else:
             self.lack = "all images show a defect" if 1 in kinds else "no image shows a defect"
-        is_right = torch.where(defective == 1, scores >= least, scores < least).float()
-        rates = {}
-        for name, kind in (("misses", 1), ("false_alarms", 0)):
-            rate = 1 - is_right[defective == kind].mean()
-            rates[name] = rate if least == least else torch.tensor(torch.nan)
-        return {name: value.to(self.device) for name, value in (values | rates).items()}
+        if least is not None:
+            values |= rate_errors(scores >= least, defective.bool())
+        return {name: value.to(self.device) for name, value in values.items()}
 
 
 class JudgedModule(ScoredModule):

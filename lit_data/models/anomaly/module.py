@@ -16,6 +16,7 @@ from lit_data.core.types import Batch
 from lit_data.models.anomaly.bank import MemoryBank
 from lit_data.models.anomaly.encoder import TextureEncoder, blur, pad_reflected
 from lit_data.models.anomaly.normality import Candidates, Normality, take_sizes
+from lit_data.models.image_ranks import rate_errors
 from lit_data.models.one_pass import OnePassModule, count_steps
 from lit_data.models.scored import is_marked
 from lit_data.models.segmentation.anomaly_metrics import (
@@ -277,12 +278,11 @@ class AnomalyModule(OnePassModule):
         if not metric.update_count:  # Lightning tries validation before training
             return {}
         _, scores, is_defective = metric.score_images()
-        highest = scores.to(self.device)
-        defective = is_defective.to(self.device).bool()
         named: dict[str, Tensor] = {}
         before = self.threshold.clone()
-        if stage == "val" and (~defective).any():
-            named = self.choose_threshold(scores[is_defective == 0], scores[is_defective == 1])
+        good, defective = scores[is_defective == 0], scores[is_defective == 1]
+        if stage == "val" and len(good):
+            named = self.choose_threshold(good, defective)
         # The scores were taken with the threshold as it was.
         metric.threshold = float(find_probability(self.threshold, before))
         metric.image_threshold = metric.threshold
@@ -290,10 +290,8 @@ class AnomalyModule(OnePassModule):
         if metric.confusion is not None:
             self.confusion[stage] = metric.confusion
         self.curves[stage] = join_curves({"images": metric})
-        is_alarm = highest >= metric.threshold
-        # Of no image the mean is NaN.
-        named["false_alarms"] = is_alarm[~defective].float().mean()
-        named["misses"] = (~is_alarm[defective]).float().mean()
+        rates = rate_errors(scores >= metric.threshold, is_defective.bool())
+        named |= {name: rate.to(self.device) for name, rate in rates.items()}
         named |= values
         for name in ("f1_max_threshold", "image_f1_max_threshold"):
             distance = find_distance(values[name], before)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lit_data.core.errors import ConfigError
-from lit_data.core.types import Floats, Ints
+from lit_data.core.types import Batch, Floats, Ints
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +61,16 @@ class Stream(IntEnum):
     PASTES = 18
     WINDOWS = 19
     SAMPLER = 20
+
+
+def find_streams(batch: Batch) -> Ints:
+    """[B] numbers whose streams the samples of a batch on the host draw from.
+
+    They are the ``index`` of samples, or their number in the split, under ``draw``, where they are
+    chosen anew in each epoch.
+    """
+    numbers: Ints = batch.get("draw", batch["index"]).numpy()
+    return numbers
 
 
 def check_seed(seed: int) -> int:

@@ -129,10 +129,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
 
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
         """Draw defects, nuisance and augmentation of each sample from its own stream."""
-        # Samples that are chosen anew in each epoch draw from the stream of their number in the split.
-        planned: PlannedBatch = batch | {"index": batch.get("draw", batch["index"])}
-        planned = self.transformation.plan(planned, stage)
-        return planned | {"index": batch["index"]}
+        return self.transformation.plan(batch, stage)
 
     def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
         """Cut patches that the loader did not cut, cast to float, render defects, augment."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.augment import Augmentation, Layers, SingleTexture
+from lit_data.core.rng import find_streams
 from lit_data.core.types import Batch, PlannedBatch, Size, Stage
 from lit_data.core.value_range import ValueRange, to_unit
 from lit_data.datamodules.base import FamilyPreview, Visuals
@@ -59,16 +60,16 @@ class ImageTransform:
         Returns:
             The batch with a few small tensors more.
         """
-        index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
+        streams, epoch = find_streams(batch), int(batch["epoch"][0])
         channels = len(self.expand)
         # Workers who draw give a mask too.
         if self.draws(stage, has_masks="mask" in batch or "mask_index" in batch):
             batch = self.add_plan(batch, stage)
         # Every kind of draw has a stream of its own, so none depends on whether the others are on.
         if self.nuisance:
-            batch = batch | self.nuisance.draw(self.seed, epoch, index, channels)
+            batch = batch | self.nuisance.draw(self.seed, epoch, streams, channels)
         if stage in self.augment:
-            batch = batch | self.augment[stage].draw(self.seed, epoch, index, channels)
+            batch = batch | self.augment[stage].draw(self.seed, epoch, streams, channels)
         return batch
 
     @property
@@ -92,10 +93,10 @@ class ImageTransform:
         """Add the synthetic defects of each sample, whether they are drawn yet or not; if any."""
         if self.synthesis is None:
             return batch
-        index, epoch, channels = batch["index"].numpy(), int(batch["epoch"][0]), len(self.expand)
+        epoch, channels = int(batch["epoch"][0]), len(self.expand)
         # A defect of one image is planned for one channel, and then lies in all of them.
         shape = (1 if self.is_single else channels, *self.read_px[stage])
-        plan = sample_plan(self.synthesis, self.seed, epoch, index, shape)
+        plan = sample_plan(self.synthesis, self.seed, epoch, find_streams(batch), shape)
         if self.is_single:
             plan = replace(plan, channels=np.ones((len(plan), channels), np.bool_))
         return batch | {PLAN_KEY: plan.to("cpu")}

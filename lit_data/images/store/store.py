@@ -6,7 +6,7 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 from rich.filesize import decimal
@@ -31,9 +31,6 @@ from lit_data.images.store.pixels import (
     StoreOptions,
 )
 from lit_data.images.store.sources import SourceTable
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 

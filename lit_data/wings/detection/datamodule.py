@@ -18,6 +18,7 @@ from lit_data.core.checks import check_choice
 from lit_data.core.errors import ConfigError, DataError, show_path
 from lit_data.core.grid import pair_px
 from lit_data.core.mosaic import FILL, MosaicSpec
+from lit_data.core.rng import find_streams
 from lit_data.core.types import (
     COUNT_SUFFIX,
     NEUTRAL,
@@ -437,12 +438,6 @@ def plan_mosaics(dataset: DetectionDataset, batch: Batch) -> Batch:
         "boxes": torch.from_numpy(mosaics.boxes),
         "boxes" + COUNT_SUFFIX: torch.from_numpy(mosaics.counts),
     }
-
-
-def find_streams(batch: Batch) -> Ints:
-    """Return the numbers of the samples' random streams, [B]."""
-    streams: Ints = batch.get("draw", batch["index"]).numpy()
-    return streams
 
 
 def _count_rows(key: str, boxes: Tensor, count: int) -> Batch:

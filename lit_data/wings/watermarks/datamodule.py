@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.core.errors import ConfigError
+from lit_data.core.rng import find_streams
 from lit_data.core.types import NEUTRAL, Batch, Ints, PathText, PlannedBatch, Size, Stage
 from lit_data.core.value_range import ValueRange, to_unit
 from lit_data.datamodules.batch_format import BatchFormat
@@ -101,9 +102,9 @@ class WatermarkTransform(ImageTransform):
         """
         if self.spec is None or "cover" not in batch:
             return None
-        index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
+        streams, epoch = find_streams(batch), int(batch["epoch"][0])
         # The same numbers as those the workers drew the cover by.
-        plan = sample_watermarks(self.spec, self.seed, epoch, index, size_px)
+        plan = sample_watermarks(self.spec, self.seed, epoch, streams, size_px)
         return keep_visible(plan, batch["under"].numpy())
 
     @override

@@ -34,16 +34,8 @@ BACKWARD = {
     ("annotations", "datasets"),
 }
 WINGS_FROM_ELSEWHERE = {
-    # A root may be an address or a set of shards: sources open both by themselves.
-    "datamodules/source.py": "remote",
-    "datamodules/image_files.py": "remote",
-    "datamodules/inspection_source.py": "remote",
-    "app/prepare.py": "remote",
-    # Runs at an address.
-    "app/remote_runs.py": "remote",
     # Volumes in shards.
     "wings/volumes/shards.py": "remote",
-    "wings/volumes/source.py": "remote",
 }
 """Files that import a wing which is not theirs, and why: this list only gets shorter."""
 DECODERS = {"cv2", "tifffile", "PIL", "imagecodecs", "simplejpeg", "nibabel", "pydicom", "edt"}

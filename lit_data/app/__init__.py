@@ -3,7 +3,7 @@
 A wing says in its package which commands it brings: under the names that are used here.
 """
 
-from lit_data.app.wings import list_brought
+from lit_data.core.wings import list_brought
 
 COMMANDS: dict[str, str] = {
     "fit": "train, validate while training, test the best checkpoint, write pictures",

@@ -23,10 +23,10 @@ from lit_data.core.progress import limit_threads, track
 from lit_data.core.types import Array, Batch, Bools, Stage
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datasets.split_names import SPLITS
+from lit_data.images.roots import Encoding
 from lit_data.images.writing import write_image
 from lit_data.loading import MicroBatchLoader
 from lit_data.synthesis import FAMILIES
-from lit_data.wings.remote.shards.writer import Encoding
 
 log = logging.getLogger(__name__)
 

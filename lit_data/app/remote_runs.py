@@ -4,7 +4,7 @@ Lightning itself writes checkpoints (``dirpath``) and logs (``save_dir``) to add
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -12,10 +12,9 @@ from typing import NamedTuple
 from lit_data.core.addresses import RemoteOptions, is_remote, parse_store
 from lit_data.core.errors import ConfigError, DataError
 from lit_data.core.temp import scratch_folder
+from lit_data.core.wings import find_part
+from lit_data.images.roots import Root, Store
 from lit_data.images.scope import Scope, find_fault
-from lit_data.wings.remote import Root
-from lit_data.wings.remote.connection import Connection, call_each
-from lit_data.wings.remote.transport import ServerTransport
 
 log = logging.getLogger(__name__)
 
@@ -127,11 +126,11 @@ def list_checkpoints(
 def _list_remote(folder: str, names: Sequence[str], key: str) -> list[Written]:
     scope = Scope(tuple(f"checkpoints/{name}" for name in names))
     written = []
-    with explaining_server(key), open_store(folder, key) as server:
-        for file in server.call(lambda connection: connection.list_files(scope)):
-            if find_fault(file.name) is None:  # keys may be anybody's
-                rank = names.index(file.name.rpartition("/")[2])
-                written.append(Written(file.mtime_s, rank, file.name))
+    with explaining_server(key), open_store(folder, key) as store:
+        for name, mtime_s in store.list_times(scope).items():
+            if find_fault(name) is None:  # keys may be anybody's
+                rank = names.index(name.rpartition("/")[2])
+                written.append(Written(mtime_s, rank, name))
     return written
 
 
@@ -171,8 +170,8 @@ def put_file(path: Path, address: str, key: str) -> None:
         DataError: It may not be written there, or the server does not answer.
     """
     folder, name = _split(address, key)
-    with explaining_server(key), open_store(folder, key) as server:
-        server.put(path, name)
+    with explaining_server(key), open_store(folder, key) as store:
+        store.put(path, name)
 
 
 def put_files(paths: Sequence[Path], folder: Path, address: str, key: str) -> None:
@@ -182,24 +181,18 @@ def put_files(paths: Sequence[Path], folder: Path, address: str, key: str) -> No
         ConfigError: The address cannot be read.
         DataError: One may not be written there, or the server does not answer.
     """
-
-    async def put_all(connection: Connection) -> None:
-        async def put(path: Path) -> None:
-            await connection.put(path, path.relative_to(folder).as_posix())
-
-        await call_each(put, paths, connection.options.connections)
-
-    with explaining_server(key), open_store(address, key) as server:
-        server.call(put_all)
+    with explaining_server(key), open_store(address, key) as store:
+        store.put_all(paths, folder)
 
 
-def open_store(address: str, key: str) -> ServerTransport:
-    """Return the transport to a folder that results lie in, which closes as a context manager.
+def open_store(address: str, key: str) -> Store:
+    """Return the folder at an address that results lie in, which closes as a context manager.
 
     Raises:
         ConfigError: The address cannot be read.
     """
-    return ServerTransport(parse_store(address, key), _OPTIONS)
+    kind: Callable[..., Store] = find_part("ROOTS", "store")
+    return kind(parse_store(address, key), _OPTIONS)
 
 
 def _split(address: str, key: str) -> tuple[str, str]:
@@ -212,7 +205,8 @@ def _split(address: str, key: str) -> tuple[str, str]:
 
 def _fetch(address: str, scope: Scope, mirrors: Path, key: str) -> Path:
     parse_store(address, key)
-    root = Root(address, mirrors, _OPTIONS, scope)
+    open_mirror: Callable[..., Root] = find_part("ROOTS", "mirror")
+    root = open_mirror(address, mirrors, _OPTIONS, scope)
     with explaining_server(key):
         root.refresh()
         return root.folder

@@ -9,9 +9,9 @@ import numpy as np
 
 from lit_data.app.configuration.tree import ConfigTree, Engine
 from lit_data.app.configuration.words import read_override
-from lit_data.app.wings import recognise
 from lit_data.core.addresses import is_remote
 from lit_data.core.errors import ConfigError, DataError, escape, show_path
+from lit_data.core.wings import recognise
 
 _OF_TRAINED = ("validate", "test", "predict", "calibrate", "pod", "benchmark")
 """Commands that take a checkpoint."""

@@ -20,6 +20,7 @@ _MOST_RETRIES = 100
 
 WEB = ("http", "https")
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::|://)")
+SHARDS_SUFFIX = ".shards"
 _LOCAL = ("file", "local")
 _WRAPPERS = (
     "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data", "dir", "filecache", "generic",
@@ -134,6 +135,11 @@ class Address:
 def is_remote(root: PathText | None) -> bool:
     """Return True if a root is an address on a server and not a local path."""
     return isinstance(root, str) and _REMOTE.match(root) is not None
+
+
+def is_sharded(root: PathText | None) -> bool:
+    """Return True if the name of a root is that of a dataset of shards."""
+    return root is not None and str(root).rstrip("/").endswith(SHARDS_SUFFIX)
 
 
 def check_root(root: str | None) -> None:

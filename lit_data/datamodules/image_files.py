@@ -4,9 +4,9 @@ import copy
 import logging
 import os
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
@@ -14,9 +14,11 @@ import numpy as np
 from typing_extensions import override
 
 from lit_data.annotations.formats import add_label_files
+from lit_data.core.addresses import is_sharded
 from lit_data.core.checks import check_choice
 from lit_data.core.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.core.types import NEUTRAL, Ints, PathText
+from lit_data.core.wings import find_part
 from lit_data.datamodules.source import FileKeywords, Source
 from lit_data.datasets.references import find_sources, rule_of
 from lit_data.datasets.split_lists import LIST_PATHS, find_list_files
@@ -28,13 +30,10 @@ from lit_data.images.header_scan import find_faults, report_bad
 from lit_data.images.mask_choice import choose_inversion
 from lit_data.images.masks import MaskOptions
 from lit_data.images.read_options import ReadOptions
+from lit_data.images.roots import ImageRoot, PublishedImages, ShardSet
 from lit_data.images.scope import Scope
 from lit_data.images.store.pixels import WHOLE, StoreOptions
 from lit_data.images.store.store import DecodedStore
-from lit_data.wings.remote.shards.index import is_sharded
-from lit_data.wings.remote.shards.publish import ImagePublisher, PublishOptions
-from lit_data.wings.remote.shards.store import ShardedImages
-from lit_data.wings.remote.shards.writer import Holding, SetWriter, ShardOptions
 from lit_inspect.layouts import ROLES
 
 log = logging.getLogger(__name__)
@@ -141,8 +140,11 @@ class ImageFolder(Source):
 
     @cached_property
     @override
-    def shards(self) -> ShardedImages | None:
-        return self._find_shards(ShardedImages, self.cache_bytes)
+    def shards(self) -> ImageRoot | None:
+        if not is_sharded(self.root):
+            return None
+        kind: Callable[..., ImageRoot] = find_part("ROOTS", "image_shards")
+        return self.open_shards(kind)
 
     def list_images(self) -> Sequence[ImageSource]:
         """List the files of each image; of a set of shards those that were, which are not here.
@@ -198,27 +200,25 @@ class ImageFolder(Source):
         return {self.name(path): path for path in find_list_files(self.folder)}
 
     @override
-    def _publish(
-        self, writer: SetWriter, options: ShardOptions, holding: Holding
-    ) -> dict[str, int]:
+    def write_into(self, shards: ShardSet) -> dict[str, int]:
+        return shards.write_images(self.describe_published(shards.scratch))
+
+    def describe_published(self, scratch: Path) -> PublishedImages:
+        """Return the images as they are written in shards; for args see `list_beside`."""
         sources = self.list_published()
         # Shards know images by their paths below the root, so that they can lie anywhere.
         names = {path: self.name(path) for source in sources for path in source.paths}
         # As the paths begin: some kinds of data make those of a relative root absolute.
         path, name = next(iter(names.items()))
-        root = path.removesuffix(f"/{name}")
-        publisher = ImagePublisher(
-            writer=writer,
-            decoder=self.decoder,
-            root=Path(root),
+        return PublishedImages(
+            sources=sources,
+            root=Path(path.removesuffix(f"/{name}")),
             names=names,
-            options=self._choose_publishing(options),
-            holding=holding,
+            decoder=self.decoder,
+            store=self._layout,
+            on_bad=self.on_bad,
+            list_beside=partial(self.list_beside, scratch),
         )
-        return publisher.write(sources, lambda: self.list_beside(writer.scratch))
-
-    def _choose_publishing(self, options: ShardOptions) -> PublishOptions:
-        return PublishOptions(shards=options, store=self._layout, on_bad=self.on_bad)
 
     def _open_bank(self, sources: Sequence[ImageSource], decoder: Decoder, part: str) -> ImageBank:
         if self.cache in ("store", "device"):
@@ -248,7 +248,7 @@ class ImageFolder(Source):
 
     @property
     @override
-    def _scope(self) -> Scope | None:
+    def scope(self) -> Scope | None:
         return Scope.of_images(self.patterns, also=LIST_PATHS)
 
 
@@ -456,7 +456,7 @@ class MaskedImageFolder(ImageFolder):
 
     @property
     @override
-    def _scope(self) -> Scope | None:
+    def scope(self) -> Scope | None:
         has_roles = bool(rule_of(self.layout).roles)
         patterns = tuple((self.files or {}).values()) if has_roles else self.patterns
         return Scope.of_images(patterns, masks=self.masks, also=LIST_PATHS)

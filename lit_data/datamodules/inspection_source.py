@@ -15,6 +15,7 @@ from lit_data.annotations.labels import check_classes
 from lit_data.annotations.mark_files import ANNOTATION_SUFFIXES, read_annotations
 from lit_data.annotations.marked import Annotated
 from lit_data.annotations.tables import ImageLabels, read_labels
+from lit_data.core.addresses import is_sharded
 from lit_data.core.errors import ConfigError, DataError, Problems, list_problems, show_path
 from lit_data.core.files import write_json
 from lit_data.core.progress import track
@@ -39,6 +40,7 @@ from lit_data.images.mask_choice import choose_inversion, choose_mask_options
 from lit_data.images.masks import MaskOptions
 from lit_data.images.read_options import ReadOptions
 from lit_data.images.readers import read_image
+from lit_data.images.roots import PublishedImages
 from lit_data.images.scaling import (
     OriginalSizes,
     ScaledDecoder,
@@ -51,9 +53,6 @@ from lit_data.images.store.arrays import publish
 from lit_data.images.store.pixels import StoreOptions
 from lit_data.images.store.sources import list_sources
 from lit_data.images.writing import write_png
-from lit_data.wings.remote.shards.index import is_sharded
-from lit_data.wings.remote.shards.publish import PublishOptions
-from lit_data.wings.remote.shards.writer import Holding, SetWriter, ShardOptions
 
 log = logging.getLogger(__name__)
 
@@ -198,11 +197,10 @@ class InspectionFiles(MaskedImageFolder):
         return super(MaskedImageFolder, self).list_beside(scratch) | files | {_SET: scratch / _SET}
 
     @override
-    def _publish(
-        self, writer: SetWriter, options: ShardOptions, holding: Holding
-    ) -> dict[str, int]:
+    def describe_published(self, scratch: Path) -> PublishedImages:
         self._refuse_scaled_shards()
-        return super()._publish(writer, options, holding)
+        images = super().describe_published(scratch)
+        return replace(images, summarise=find_details, group=group_details)
 
     def _refuse_scaled_shards(self) -> None:
         # A set of shards holds no files, and so not the sizes that predictions are brought back to.
@@ -218,11 +216,6 @@ class InspectionFiles(MaskedImageFolder):
                 f"good={list(self.good)}: a set of shards is read as it was written: give data.good "
                 "to the `python -m lit_data prepare` that writes it with prepare.shards"
             )
-
-    @override
-    def _choose_publishing(self, options: ShardOptions) -> PublishOptions:
-        publishing = super()._choose_publishing(options)
-        return replace(publishing, summarise=find_details, group=group_details)
 
     @cached_property
     def mask_options(self) -> MaskOptions:
@@ -403,7 +396,7 @@ class InspectionFiles(MaskedImageFolder):
             fill: Writes the masks into a folder.
         """
         sources = list_sources([ImageSource((str(path),)) for path in paths], progress=False)
-        folder = self._cache / "annotations" / sources.digest(purpose)
+        folder = self.cache_folder / "annotations" / sources.digest(purpose)
         if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)
             # Made aside and renamed, so that a folder is complete, also after a kill.
@@ -453,7 +446,7 @@ class InspectionFiles(MaskedImageFolder):
 
     @property
     @override
-    def _scope(self) -> Scope:
+    def scope(self) -> Scope:
         return Scope.of_images(
             self.patterns, masks=self.masks, beside=ANNOTATION_SUFFIXES, also=LIST_PATHS
         )

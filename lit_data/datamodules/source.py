@@ -3,32 +3,28 @@
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypedDict, TypeVar, get_args
 
-from lit_data.core.addresses import RemoteOptions, check_root, is_remote, parse_address
+from lit_data.core.addresses import RemoteOptions, check_root, is_remote, is_sharded
 from lit_data.core.checks import check_choice, check_types
 from lit_data.core.errors import ConfigError, StoreError, show_path
 from lit_data.core.leftovers import Leftovers
 from lit_data.core.parts import Part
 from lit_data.core.types import NEUTRAL, Ints, PathText
+from lit_data.core.wings import find_part
 from lit_data.datasets.splits import Splits, find_named_splits, split_images
 from lit_data.datasets.synthetic.sample_set import SampleSpec
 from lit_data.images.discovery import name_below
 from lit_data.images.header_scan import OnBad
+from lit_data.images.roots import Encoding, Root, ShardOptions, ShardSet
 from lit_data.images.scope import Scope
-from lit_data.wings.remote import Root
-from lit_data.wings.remote.outline import Outline
-from lit_data.wings.remote.shards.index import is_sharded
-from lit_data.wings.remote.shards.store import ShardedRoot
-from lit_data.wings.remote.shards.writer import Encoding, Holding, SetWriter, ShardOptions
-from lit_data.wings.remote.transport import open_transport
 
-Sharded = TypeVar("Sharded", bound=ShardedRoot)
+Sharded = TypeVar("Sharded", bound=Root)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,17 +133,27 @@ class Source(FileOptions, ABC):
     @cached_property
     def folder(self) -> Path:
         """The root or its mirror; without one, the synthetic dataset; the first call makes what is not there."""
-        return (self.shards or self._root).folder if self.root else self._make_samples()
+        if not self.root:
+            return self._make_samples()
+        return Path(self.root) if self._elsewhere is None else self._elsewhere.folder
 
     def refresh(self) -> None:
         """Bring the mirror of a root on a server, or what is known of a set of shards, up to date."""
-        if self.root:
-            (self.shards or self._root).refresh()
+        if self._elsewhere is not None:
+            self._elsewhere.refresh()
 
     @cached_property
-    def shards(self) -> ShardedRoot | None:
+    def shards(self) -> Root | None:
         """The set of shards, where the root is one."""
         return None
+
+    @cached_property
+    def _elsewhere(self) -> Root | None:
+        """Local side of a root that is no folder of this machine; None for others."""
+        if self.shards is not None or not is_remote(self.root):
+            return self.shards
+        open_mirror: Callable[..., Root] = find_part("ROOTS", "mirror")
+        return open_mirror(self.root, self.cache_folder / "remote", self.remote, self.scope)
 
     @cached_property
     def leftovers(self) -> Leftovers:
@@ -238,42 +244,17 @@ class Source(FileOptions, ABC):
                 f"prepare.shards={address}: give a folder or an address whose name ends with .shards, and as data.root "
                 "the files of a set, of a kind that can lie in shards"
             )
-        # Temporary files of several sets must not meet.
-        digest = hashlib.sha256(address.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-        scratch = self._cache / "shards" / f"written-{digest}"
-        writer = SetWriter(open_transport(address, self.remote), scratch, encoding)
-        with self._open_outline(scratch) as outline:
-            if outline is not None:
-                outlined = replace(self)  # without what was listed so far
-                object.__setattr__(outlined, "folder", outline.folder)
-                return outlined._publish(writer, options, outline.holding)
-        self.refresh()
-        return self._publish(writer, options, _hold_local)
+        write_shards: Callable[..., dict[str, int]] = find_part("ROOTS", "write_shards")
+        return write_shards(self, address, options)
 
-    def _open_outline(self, scratch: Path) -> AbstractContextManager[Outline | None]:
-        """Outline a root on a server; None for others, and where a mirror is needed to list it."""
-        root = self.root or ""
-        is_listed = self.late_suffixes and is_remote(root) and self.remote.offline != "always"
-        if not is_listed:
-            return nullcontext()
-        return Outline.open(
-            parse_address(root),
-            self.remote,
-            scope=self._scope or Scope(),
-            late_suffixes=self.late_suffixes,
-            scratch=scratch,
-        )
+    def in_folder(self, folder: Path) -> Self:
+        """Return this source with its files in another folder, of which nothing was listed so far."""
+        moved = replace(self)
+        object.__setattr__(moved, "folder", folder)
+        return moved
 
-    def _publish(
-        self, writer: SetWriter, options: ShardOptions, holding: Holding
-    ) -> dict[str, int]:
-        """Write the set, of a kind that can lie in shards.
-
-        Args:
-            writer: Brings it to its place.
-            options: How, and which part.
-            holding: Has files here while a block runs.
-        """
+    def write_into(self, shards: ShardSet) -> dict[str, int]:
+        """Write the set in shards, of a kind that can lie in them; return numbers for a report."""
         raise NotImplementedError
 
     def _refuse_shards(self) -> None:
@@ -282,10 +263,9 @@ class Source(FileOptions, ABC):
                 "prepare.check reads files, and a set of shards has none: set prepare.verify=true"
             )
 
-    def _find_shards(self, kind: Callable[..., Sharded], max_bytes: int) -> Sharded | None:
-        if self.root is None or not is_sharded(self.root):
-            return None
-        return kind(self.root, self._cache / "shards", self.remote, max_bytes)
+    def open_shards(self, kind: Callable[..., Sharded]) -> Sharded:
+        """Open the set of shards at the root, of a kind."""
+        return kind(self.root, self.cache_folder / "shards", self.remote, self.cache_bytes)
 
     @property
     def kept_folder(self) -> Path:
@@ -299,7 +279,7 @@ class Source(FileOptions, ABC):
         digest = hashlib.sha256(
             (self._identity + self._exclusion).encode("utf-8", "surrogateescape")
         ).hexdigest()[:12]
-        return self._cache / "stores" / f"{self.folder.name}-{digest}"
+        return self.cache_folder / "stores" / f"{self.folder.name}-{digest}"
 
     def name(self, path: str | Path) -> str:
         """Return a path relative to the root, with forward slashes."""
@@ -322,15 +302,16 @@ class Source(FileOptions, ABC):
         if self.sample_spec is None:
             raise ConfigError("there is no synthetic dataset for this kind of data: set data.root")
         check_types(self.sample_spec, self.samples, "samples")  # they come from a configuration
-        return self.sample_spec(**self.samples).ensure(self._cache / "samples")
+        return self.sample_spec(**self.samples).ensure(self.cache_folder / "samples")
 
     @property
-    def _scope(self) -> Scope | None:
+    def scope(self) -> Scope | None:
         """The wanted files of a server; none for all."""
         return None
 
     @property
-    def _cache(self) -> Path:
+    def cache_folder(self) -> Path:
+        """Folder of stores, mirrors and synthetic datasets."""
         folder = Path(self.cache_dir or find_cache()).expanduser()
         with suppress(PermissionError):  # said where the cache is written
             existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -339,15 +320,6 @@ class Source(FileOptions, ABC):
                     f"paths.cache={show_path(folder)}: {show_path(existing)} is no folder; name another"
                 )
         return folder
-
-    @cached_property
-    def _root(self) -> Root:
-        return Root(self.root or "", self._cache / "remote", self.remote, self._scope)
-
-
-def _hold_local(paths: Iterable[str]) -> AbstractContextManager[None]:
-    """Leave files alone that are all on this machine."""
-    return nullcontext()
 
 
 def find_cache() -> Path:

@@ -221,7 +221,7 @@ class DetectionSource(ImageFolder):
 
     @property
     @override
-    def _scope(self) -> Scope | None:
+    def scope(self) -> Scope | None:
         return None  # labels are files of many kinds
 
     @property

@@ -136,7 +136,7 @@ class GANSource(ImageFolder):
 
     @property
     @override
-    def _scope(self) -> Scope:
+    def scope(self) -> Scope:
         return Scope.of_images(self.patterns, also=(LAYOUT_FILE, *LIST_PATHS))
 
     @override

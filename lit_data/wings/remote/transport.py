@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,8 +25,15 @@ from lit_data.core.addresses import WEB, Address, RemoteOptions, is_remote, pars
 from lit_data.core.errors import ConfigError, DataError, StoreSpaceError, show_path
 from lit_data.core.files import open_regular
 from lit_data.core.temp import sweep, temp_folder
+from lit_data.images.scope import Scope
 from lit_data.images.store.files import NO_SPACE
-from lit_data.wings.remote.connection import S3, Connection, ListedConnection, S3Connection
+from lit_data.wings.remote.connection import (
+    S3,
+    Connection,
+    ListedConnection,
+    S3Connection,
+    call_each,
+)
 from lit_data.wings.remote.faults import UnreachableError, too_large
 from lit_data.wings.remote.web import WebConnection
 
@@ -205,6 +212,22 @@ class ServerTransport(Transport):
     @override
     def list_sizes(self, folder: str) -> dict[str, int]:
         return self.call(lambda connection: connection.list_sizes(folder))
+
+    def put_all(self, paths: Sequence[Path], folder: Path) -> None:
+        """Copy local files there, several at a time, under their paths below a folder."""
+
+        async def put_each(connection: Connection) -> None:
+            async def put(path: Path) -> None:
+                await connection.put(path, path.relative_to(folder).as_posix())
+
+            await call_each(put, paths, connection.options.connections)
+
+        self.call(put_each)
+
+    def list_times(self, scope: Scope) -> dict[str, float]:
+        """Return when each file of a scope was written, seconds since 1970, by its path."""
+        files = self.call(lambda connection: connection.list_files(scope))
+        return {file.name: file.mtime_s for file in files}
 
     @override
     def __str__(self) -> str:

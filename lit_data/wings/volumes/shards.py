@@ -15,6 +15,7 @@ from lit_data.core.progress import ordered_map, track
 from lit_data.core.types import Array, Triple
 from lit_data.images.decoders import ImageSource
 from lit_data.images.header_scan import OnBad, raise_bad
+from lit_data.images.roots import ShardSet
 from lit_data.images.store.arrays import META_NAME, ArrayFolder, ArrayWriter, is_count
 from lit_data.images.store.files import corrupt
 from lit_data.images.store.sources import list_below
@@ -28,8 +29,9 @@ from lit_data.wings.remote.shards.index import (
     locate_below,
     read_shards,
 )
+from lit_data.wings.remote.shards.publish import WrittenSet
 from lit_data.wings.remote.shards.store import ShardedRoot
-from lit_data.wings.remote.shards.writer import READERS, Holding, SetWriter, ShardOptions
+from lit_data.wings.remote.shards.writer import READERS
 from lit_data.wings.volumes.files.indexing import IndexOptions
 from lit_data.wings.volumes.files.sources import VolumeSource
 from lit_data.wings.volumes.files.sparse import SparseVolume, VolumeBank, index_dtype
@@ -99,25 +101,21 @@ class Described(NamedTuple):
 
 
 def publish_volumes(
-    writer: SetWriter,
+    shards: ShardSet,
     sources: Sequence[VolumeSource],
     names: Mapping[str, str],
     *,
     options: IndexOptions,
-    shards: ShardOptions,
-    holding: Holding,
     processes: int,
     on_bad: OnBad,
 ) -> dict[str, int]:
     """Index volumes and write those that are not there, then what makes them a set.
 
     Args:
-        writer: Brings them to their place.
+        shards: The set, and which of the volumes.
         sources: The volumes, sorted by name.
         names: Path of each of their files below the root, by its local path.
         options: Which voxels are occupied.
-        shards: Which of the volumes.
-        holding: Has files here while a block runs, if they lie elsewhere.
         processes: That index at the same time.
         on_bad: `error` raises one error that lists all bad volumes, `skip` leaves them out.
 
@@ -127,16 +125,18 @@ def publish_volumes(
     Raises:
         DataError: Volumes are bad; or the address cannot be written; or parts are missing there.
     """
-    if shards.part is not None:
-        sources = [sources[number] for number in shards.part.take(len(sources))]
-    publisher = _VolumePublisher(
-        writer, names, options=options, holding=holding, notes_bad=on_bad == "skip"
-    )
+    assert isinstance(shards, WrittenSet)  # as `write_shards` gives it
+    writer, part = shards.writer, shards.options.part
+    if part is not None:
+        sources = [sources[number] for number in part.take(len(sources))]
+    publisher = _VolumePublisher(shards, names, options=options, notes_bad=on_bad == "skip")
     volumes: list[Described] = []
     bad: list[tuple[str, str]] = []
     missing: list[str] = []
     results = (
-        publisher.read_notes(sources) if shards.finish else publisher.write(sources, processes)
+        publisher.read_notes(sources)
+        if shards.options.finish
+        else publisher.write(sources, processes)
     )
     for source, result in zip(sources, results, strict=True):
         name = names[source.files[0]]
@@ -152,16 +152,16 @@ def publish_volumes(
             f"options have it, such as {show_path(missing[0])}: run their parts again, or "
             "prepare.shards without a part, which writes what is missing"
         )
-    if sources and (shards.part is None or on_bad == "error"):
+    if sources and (part is None or on_bad == "error"):
         raise_bad(bad, len(sources), on_bad, what="volumes")
     counts = {
         "volumes": len(volumes),
         "skipped": len(bad),
         "points": sum(entry.points for entry in volumes),
     }
-    if shards.part is not None:
+    if part is not None:
         written = [entry.shard for entry in volumes]
-        return counts | writer.report(written, f"part {shards.part}: ")
+        return counts | writer.report(written, f"part {part}: ")
     index = VolumeIndex.of(volumes, {"options": options.fingerprint(), "skipped": bad})
     return counts | writer.finish(index.shards, index.write, {})
 
@@ -170,26 +170,24 @@ class _VolumePublisher:
     """Writes volumes and their notes; see `publish_volumes`.
 
     Args:
-        writer: Brings them to their place.
+        shards: The set.
         names: Path of each file below the root, by its local path.
         options: Which voxels are occupied.
-        holding: Has files here while a block runs.
         notes_bad: Bad volumes are to be left out, so that the last part has to know of them.
     """
 
     def __init__(
         self,
-        writer: SetWriter,
+        shards: WrittenSet,
         names: Mapping[str, str],
         *,
         options: IndexOptions,
-        holding: Holding,
         notes_bad: bool,
     ) -> None:
-        self._writer = writer
+        self._writer = shards.writer
+        self._holding = shards.holding
         self._names = names
         self._options = options
-        self._holding = holding
         self._notes_bad = notes_bad
 
     def write(

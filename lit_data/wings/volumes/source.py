@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from typing_extensions import override
 
+from lit_data.core.addresses import is_sharded
 from lit_data.core.checks import check_choice, check_count
 from lit_data.core.errors import ConfigError, DataError, Problems, show_path
 from lit_data.core.machine import count_cores
@@ -18,7 +19,7 @@ from lit_data.core.progress import ordered_map, track
 from lit_data.core.types import IGNORED, Ints, Stage
 from lit_data.datamodules.source import Source
 from lit_data.datasets.split_names import SPLITS
-from lit_data.wings.remote.shards.writer import Holding, SetWriter, ShardOptions
+from lit_data.images.roots import ShardSet
 from lit_data.wings.volumes.files.dicom import EXTENSIONS
 from lit_data.wings.volumes.files.hounsfield import Window
 from lit_data.wings.volumes.files.indexing import IndexOptions, index_source
@@ -206,15 +207,13 @@ class CTSource(Source):
     @cached_property
     @override
     def shards(self) -> ShardedVolumeRoot | None:
-        return self._find_shards(ShardedVolumeRoot, self.cache_bytes)
+        return self.open_shards(ShardedVolumeRoot) if is_sharded(self.root) else None
 
     @override
-    def _publish(
-        self, writer: SetWriter, options: ShardOptions, holding: Holding
-    ) -> dict[str, int]:
-        if options.encoding != "decoded":
+    def write_into(self, shards: ShardSet) -> dict[str, int]:
+        if shards.options.encoding != "decoded":
             raise ConfigError(
-                f"prepare.encoding={options.encoding} is for images: of volumes their occupied voxels "
+                f"prepare.encoding={shards.options.encoding} is for images: of volumes their occupied voxels "
                 "are stored, which are not in the files; leave it out"
             )
         sources = find_volumes(self.folder)
@@ -225,12 +224,10 @@ class CTSource(Source):
             for path in source.all_files:
                 names[path] = Path(path).relative_to(root).as_posix()
         return publish_volumes(
-            writer,
+            shards,
             sources,
             names,
             options=self.index_options,
-            shards=options,
-            holding=holding,
             processes=self.workers,
             on_bad=self.on_bad,
         )

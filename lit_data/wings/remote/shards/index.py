@@ -24,14 +24,13 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from lit_data.core.errors import StoreCorruptError
-from lit_data.core.types import Array, Ints, PathText
+from lit_data.core.types import Array, Ints
 from lit_data.images.header_scan import DTYPES
 from lit_data.images.scope import find_fault
 from lit_data.images.store.arrays import META_NAME, ArrayFolder, ArrayWriter
 from lit_data.images.store.files import corrupt
 from lit_data.images.store.sources import SOURCE_RECORD, SourceTable
 
-SUFFIX = ".shards"
 PACKED_SUFFIX = ".packed.tar"
 POINTER = "set.json"
 FORMAT = 1
@@ -51,11 +50,6 @@ PLACE = np.dtype(
     ]
 )
 """Where an image is, its size, and its first row among the source files."""
-
-
-def is_sharded(root: PathText | None) -> bool:
-    """Return True if the name of a root is that of a dataset of shards."""
-    return root is not None and str(root).rstrip("/").endswith(SUFFIX)
 
 
 class Packed(NamedTuple):

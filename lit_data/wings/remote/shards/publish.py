@@ -1,29 +1,33 @@
 """Writing a set of shards: images are decoded, packed and sent shard by shard, and what is there already stays."""
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lit_data.core.addresses import is_remote, parse_address
 from lit_data.core.errors import DataError, list_problems, show_path
 from lit_data.core.progress import ProgressBar, count_threads, limit_threads, ordered_map, track
-from lit_data.core.types import Array, Ints
-from lit_data.images.bank import ImageBank
-from lit_data.images.decoders import Decoder, ImageSource
+from lit_data.core.types import Ints
+from lit_data.images.decoders import ImageSource
 from lit_data.images.header_scan import (
-    OnBad,
     Survey,
     check_alike,
     find_all_faults,
     raise_bad,
     scan_headers,
 )
+from lit_data.images.roots import PublishedImages, ShardOptions
+from lit_data.images.scope import Scope
 from lit_data.images.store.build import BuildOptions, Recipe, name_below_root, write_store
-from lit_data.images.store.pixels import StoreOptions
-from lit_data.images.store.sources import join_tables, list_below
+from lit_data.images.store.sources import SourceTable, join_tables, list_below
 from lit_data.images.store.store import DecodedStore
+from lit_data.wings.remote.outline import Outline
 from lit_data.wings.remote.shards.groups import (
     Group,
     Reference,
@@ -37,73 +41,114 @@ from lit_data.wings.remote.shards.groups import (
 )
 from lit_data.wings.remote.shards.index import PLACE, Shard, ShardIndex, join_key
 from lit_data.wings.remote.shards.packed import pack, unpack
-from lit_data.wings.remote.shards.writer import READERS, Holding, Packing, SetWriter, ShardOptions
+from lit_data.wings.remote.shards.writer import READERS, Holding, Packing, SetWriter
+from lit_data.wings.remote.transport import open_transport
+
+if TYPE_CHECKING:
+    from lit_data.datamodules.source import Source
 
 FIRST_IMAGES = 15  # whose headers say how many images a group has
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishOptions:
-    """Options of writing images in shards.
+def write_shards(source: "Source", address: str, options: ShardOptions) -> dict[str, int]:
+    """Write the set of a source in shards, or what is not there yet of it.
 
     Args:
-        shards: How large, and which of them.
-        store: How images lie in a shard.
-        on_bad: As `BuildOptions` has it.
-        summarise: What is remembered of the images of a shard, [values]; `group` makes of those of
-            all shards the number of a group of each image.
-        group: See there.
-    """
+        source: Whose set it is.
+        address: A folder or an address.
+        options: How, and which part of it.
 
-    shards: ShardOptions
-    store: StoreOptions
-    on_bad: OnBad = "error"
-    summarise: Callable[[ImageBank], Array] | None = None
-    group: Callable[[Array], Ints] | None = None
+    Returns:
+        Numbers for a report.
+
+    Raises:
+        DataError: Files are bad, or the address cannot be written; or shards of other parts are
+            not there.
+    """
+    # Temporary files of several sets must not meet.
+    digest = hashlib.sha256(address.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    scratch = source.cache_folder / "shards" / f"written-{digest}"
+    writer = SetWriter(open_transport(address, source.remote), scratch, options.encoding)
+    with _outlining(source, scratch) as outline:
+        if outline is not None:
+            outlined = source.in_folder(outline.folder)
+            return outlined.write_into(WrittenSet(writer, options, outline.holding))
+    source.refresh()
+    return source.write_into(WrittenSet(writer, options, _hold_local))
+
+
+def _outlining(source: "Source", scratch: Path) -> AbstractContextManager[Outline | None]:
+    """Outline a root on a server; None for others, and where a mirror is needed to list it."""
+    root = source.root or ""
+    is_listed = source.late_suffixes and is_remote(root) and source.remote.offline != "always"
+    if not is_listed:
+        return nullcontext()
+    return Outline.open(
+        parse_address(root),
+        source.remote,
+        scope=source.scope or Scope(),
+        late_suffixes=source.late_suffixes,
+        scratch=scratch,
+    )
+
+
+def _hold_local(paths: Iterable[str]) -> AbstractContextManager[None]:
+    """Leave files alone that are all on this machine."""
+    return nullcontext()
 
 
 @dataclass(frozen=True)
-class ImagePublisher:
-    """Writes a set of images.
+class WrittenSet:
+    """A set of shards that is being written.
 
     Args:
         writer: Brings it to its place.
-        decoder: Decodes one source.
-        root: Local folder that the images lie in.
-        names: Path of each file below the root, by its local path.
-        options: How.
+        options: How, and which part of it.
         holding: Has files here while a block runs, if they lie elsewhere.
     """
 
     writer: SetWriter
-    decoder: Decoder
-    root: Path
-    names: Mapping[str, str]
-    options: PublishOptions
+    options: ShardOptions
     holding: Holding
 
-    def write(
-        self, sources: Sequence[ImageSource], list_beside: Callable[[], Mapping[str, Path]]
-    ) -> dict[str, int]:
+    @property
+    def scratch(self) -> Path:
+        """Local folder for what is under way."""
+        return self.writer.scratch
+
+    def write_images(self, images: PublishedImages) -> dict[str, int]:
         """Write the shards that are not there, then the index, and then what makes it the set.
-
-        Args:
-            sources: The images.
-            list_beside: Returns what is read beside them, by its path below the root.
-
-        Returns:
-            Numbers for a report.
 
         Raises:
             DataError: Images are bad; or the address cannot be written; or parts are missing there.
         """
-        part = self.options.shards.part
-        files = {} if part is not None else list_beside()
+        return _ImagePublisher(self, images).write()
+
+
+class _ImagePublisher:
+    """Writes a set of images.
+
+    Args:
+        shards: Where to, and which of them.
+        images: The images, and how they lie in a shard.
+    """
+
+    def __init__(self, shards: WrittenSet, images: PublishedImages) -> None:
+        self.images = images
+        self.writer = shards.writer
+        self.options = shards.options
+        self.holding = shards.holding
+
+    def write(self) -> dict[str, int]:
+        """Write them; see `WrittenSet.write_images`."""
+        sources = self.images.sources
+        part = self.options.part
+        files = {} if part is not None else self.images.list_beside()
         reference, group_images = self._read_first(sources)
         groups = self._cut_groups(sources, group_images)
         if part is not None:
             groups = [groups[number] for number in part.take(len(groups))]
-        if self.options.shards.finish:
+        if self.options.finish:
             written = self._read_notes(groups)
         else:
             written = self._write_groups(groups, reference)
@@ -131,26 +176,25 @@ class ImagePublisher:
         for begin in range(0, len(sources), FIRST_IMAGES):
             some = sources[begin : begin + FIRST_IMAGES]
             with self.holding(path for source in some for path in source.paths):
-                rows, bad = scan_headers(some, self.decoder, progress=False)
+                rows, bad = scan_headers(some, self.images.decoder, progress=False)
             good = np.flatnonzero(rows[:, 0])
             if good.size:
                 reference = Reference(some[good[0]], rows[good[0]])
-                return reference, count_group_images(rows[good], self.options.shards.shard_bytes)
+                return reference, count_group_images(rows[good], self.options.shard_bytes)
             all_bad += bad
         raise list_problems(all_bad).make_error(f"{len(all_bad)} of {len(sources)} images are bad")
 
     def _cut_groups(self, sources: Sequence[ImageSource], group_images: int) -> list[Group]:
         options = self.options
-        table = list_below(sources, self.names)
+        table = list_below(sources, self.images.names)
         # Of each image, whose files follow one another.
         file_bytes = np.add.reduceat(table.files["size_bytes"], table.firsts)
         groups = []
         for images in cut_groups(file_bytes, group_images):
             of_group = table.take(np.arange(images.start, images.stop))
-            recipe = Recipe(of_group, self.decoder.fingerprint, options.on_bad, options.store)
-            has_summary = options.summarise is not None
-            shards = options.shards
-            key = name_note(recipe, shards.shard_bytes, has_summary, shards.encoding)
+            recipe = self._make_recipe(of_group)
+            has_summary = self.images.summarise is not None
+            key = name_note(recipe, options.shard_bytes, has_summary, options.encoding)
             groups.append(Group(key, sources[images.start : images.stop]))
         return groups
 
@@ -164,7 +208,7 @@ class ImagePublisher:
         notes = list(track(read, "reading notes", len(groups)))
         missing = [group for group, note in zip(groups, notes, strict=True) if note is None]
         if missing:
-            first_name = self.names[missing[0].paths[0]]
+            first_name = self.images.names[missing[0].paths[0]]
             raise DataError(
                 f"{self.writer.transport}: {len(missing)} of {len(groups)} groups of images are not "
                 f"written as these options have it, the first begins with {show_path(first_name)}: "
@@ -187,7 +231,7 @@ class ImagePublisher:
             DataError: Images are bad, and are not to be skipped: all of them are listed.
         """
         image_count = sum(len(group.sources) for group in groups)
-        threads = count_threads(self.options.shards.shard_bytes)
+        threads = count_threads(self.options.shard_bytes)
         at_once = max(1, min(threads, len(groups)))
 
         def write(group: Group) -> WrittenGroup | Sequence[tuple[str, str]]:
@@ -221,12 +265,12 @@ class ImagePublisher:
         if note is not None:
             return note
         with self.holding(group.paths):
-            rows, bad = scan_headers(group.sources, self.decoder, progress=False)
+            rows, bad = scan_headers(group.sources, self.images.decoder, progress=False)
             good = np.flatnonzero(rows[:, 0])
             good_sources = [group.sources[number] for number in good.tolist()]
             check_alike(np.vstack((reference.row, rows[good])), [reference.source, *good_sources])
-            if bad and self.options.on_bad == "error":
-                return find_all_faults(group.sources, self.decoder, bad)
+            if bad and self.images.on_bad == "error":
+                return find_all_faults(group.sources, self.images.decoder, bad)
             results = []
             if good.size:
                 results = self._write_shards(good_sources, Survey.of(rows, bad))
@@ -238,9 +282,9 @@ class ImagePublisher:
                 raise result
             else:  # no image of the shard is good, or bad ones are not to be skipped
                 bad += result.problems
-        if bad and self.options.on_bad == "error":
+        if bad and self.images.on_bad == "error":
             return bad
-        named = name_below_root(bad, str(self.root))
+        named = name_below_root(bad, str(self.images.root))
         joined = WrittenGroup.join(group.key, reference, written, named)
         self.writer.send_note(f"{group.key}.tar", joined.pack(self.writer.scratch))
         return joined
@@ -248,7 +292,7 @@ class ImagePublisher:
     def _write_shards(
         self, sources: Sequence[ImageSource], survey: Survey
     ) -> list[WrittenShard | DataError]:
-        shard_bytes = self.options.shards.shard_bytes
+        shard_bytes = self.options.shard_bytes
 
         def write(chunk: Ints) -> WrittenShard | DataError:
             chosen = [sources[number] for number in chunk.tolist()]
@@ -261,18 +305,17 @@ class ImagePublisher:
         self, sources: Sequence[ImageSource], survey: Survey
     ) -> WrittenShard | DataError:
         """Bring a shard to its place; return an error where its images are bad."""
-        options = self.options
-        table = list_below(sources, self.names)
-        recipe = Recipe(table, self.decoder.fingerprint, options.on_bad, options.store)
+        images = self.images
+        recipe = self._make_recipe(list_below(sources, images.names))
 
         def build(temp: Path) -> Path:
             folder = temp / "store"
             folder.mkdir()
-            write_store(folder, sources, self.decoder, recipe, survey, self._building)
+            write_store(folder, sources, images.decoder, recipe, survey, self._building)
             return folder
 
         def describe(shard: Shard, tar: Path) -> WrittenShard:
-            return WrittenShard.of(shard, DecodedStore.open(tar), options.summarise)
+            return WrittenShard.of(shard, DecodedStore.open(tar), images.summarise)
 
         def pack_files(temp: Path, store: Path) -> Path:
             folder = temp / "packed"
@@ -281,18 +324,22 @@ class ImagePublisher:
             return folder
 
         def unpack_files(tar: Path, temp: Path) -> Path:
-            return unpack(tar, temp, survey.pixels_bytes, decoder=self.decoder)
+            return unpack(tar, temp, survey.pixels_bytes, decoder=images.decoder)
 
         nbytes, packing = survey.pixels_bytes, None
-        if options.shards.encoding == "source":
+        if self.options.encoding == "source":
             packing = Packing(pack_files, unpack_files)
         return self.writer.bring(recipe.key, build, describe, nbytes=nbytes, packing=packing)
+
+    def _make_recipe(self, table: SourceTable) -> Recipe:
+        images = self.images
+        return Recipe(table, images.decoder.fingerprint, images.on_bad, images.store)
 
     @property
     def _building(self) -> BuildOptions:
         """Options of the store of a shard."""
-        on_bad, store = self.options.on_bad, self.options.store
-        return BuildOptions(on_bad=on_bad, progress=False, store=store, root=str(self.root))
+        on_bad, store = self.images.on_bad, self.images.store
+        return BuildOptions(on_bad=on_bad, progress=False, store=store, root=str(self.images.root))
 
     def _index(
         self, written: Sequence[WrittenGroup], skipped: Sequence[tuple[str, str]]
@@ -309,12 +356,12 @@ class ImagePublisher:
         facts = {
             "dtype": written[0].dtype,
             "channels": written[0].channels,
-            "decoder": self.decoder.fingerprint,
+            "decoder": self.images.decoder.fingerprint,
             "skipped": skipped,
         }
         shards = tuple(shard for group in written for shard in group.shards)
         similar = None
-        if self.options.group is not None:
+        if self.images.group is not None:
             summaries = [group.summary for group in written if len(group.summary)]
-            similar = self.options.group(np.concatenate(summaries))
+            similar = self.images.group(np.concatenate(summaries))
         return ShardIndex(Path(), join_key(shards), facts, places, shards, table, similar)

@@ -4,17 +4,15 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import NamedTuple, TypeVar
 
 from rich.filesize import decimal
 
-from lit_data.core.checks import check_choice, check_count
-from lit_data.core.errors import ConfigError, DataError, StoreError
+from lit_data.core.errors import DataError, StoreError
 from lit_data.core.files import find_sha256
-from lit_data.core.parts import Part
 from lit_data.core.temp import sweep, temp_folder
+from lit_data.images.roots import Encoding
 from lit_data.images.store.files import explain_errors, write_tar
 from lit_data.wings.remote.shards.index import FORMAT, PACKED_SUFFIX, POINTER, Packed, Shard
 from lit_data.wings.remote.transport import Transport
@@ -25,8 +23,8 @@ Entry = TypeVar("Entry")
 Note = TypeVar("Note")
 
 READERS = 16  # threads that wait for a server
-Encoding = Literal["decoded", "source"]
 Holding = Callable[[Iterable[str]], AbstractContextManager[None]]
+"""Has files here while a block runs, if they lie elsewhere."""
 
 
 class Packing(NamedTuple):
@@ -39,33 +37,6 @@ class Packing(NamedTuple):
 
     pack: Callable[[Path, Path], Path]
     unpack: Callable[[Path, Path], Path]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardOptions:
-    """Options of writing a dataset in shards, and which part of it is written.
-
-    Args:
-        shard_bytes: Decoded bytes of the images of a shard, of at least one image.
-        part: The part of the shards that is written; None writes all, and what makes them a
-            dataset.
-        finish: Write only what makes the shards of all parts a dataset.
-        encoding: `decoded` pixels, or the `source` files, which machines decode when they need
-            them.
-    """
-
-    shard_bytes: int = 2**25
-    part: Part | None = None
-    finish: bool = False
-    encoding: Encoding = "decoded"
-
-    def __post_init__(self) -> None:
-        check_count("prepare.shard_bytes", self.shard_bytes, 1)
-        check_choice("prepare.encoding", self.encoding, get_args(Encoding))
-        if self.finish and self.part is not None:
-            raise ConfigError(
-                f"prepare.finish=true joins all parts: leave prepare.part={self.part} out"
-            )
 
 
 def _read_encoding(name: str) -> Encoding:

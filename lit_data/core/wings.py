@@ -1,10 +1,11 @@
-"""Wings as the command line sees them, by what their packages say."""
+"""Wings as the core sees them, by what their packages say."""
 
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
+from typing import Any
 
 import lit_data.wings
 
@@ -21,6 +22,12 @@ def list_brought(attribute: str) -> dict[str, str]:
     for wing in list_wings():
         brought |= getattr(wing, attribute, {})
     return brought
+
+
+def find_part(attribute: str, name: str) -> Any:  # noqa: ANN401 - a class or function
+    """Import what a wing brings: `attribute` of its package has its dotted name under this name."""
+    module, _, part = list_brought(attribute)[name].rpartition(".")
+    return getattr(import_module(module), part)
 
 
 def recognise(folder: Path, *, has_images: bool) -> Iterator[str]:

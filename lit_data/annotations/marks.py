@@ -324,6 +324,17 @@ def counts(segmentation: Any) -> Draw:  # noqa: ANN401 - as a file gives it
     return draw
 
 
+def run_lengths(mask: Bools) -> list[int]:
+    """Return the lengths of the runs of a mask by columns, background first, as `counts` takes them."""
+    # COCO counts down the columns.
+    flat = mask.T.ravel()
+    edges = np.flatnonzero(np.diff(flat)) + 1
+    lengths: list[int] = np.diff(np.concatenate(([0], edges, [flat.size]))).tolist()
+    if flat.size and flat[0]:  # the first run of background is empty
+        return [0, *lengths]
+    return lengths
+
+
 def _check_end(shape: Size, end: int) -> None:
     if end > shape[0] * shape[1]:
         raise DataError(f"runs up to pixel {end} of an image of {shape[0] * shape[1]}")

@@ -12,6 +12,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from lit_data.annotations.marks import run_lengths
 from lit_data.app.build import build_datamodule
 from lit_data.app.configuration.names import to_plain
 from lit_data.app.configuration.targets import read_options
@@ -369,16 +370,5 @@ def _outline(is_shown: Tensor) -> dict[str, Any]:
         "bbox": box_px,
         "area": int(mask.sum()),
         "iscrowd": 0,
-        "segmentation": {"size": list(mask.shape), "counts": _run_lengths(mask)},
+        "segmentation": {"size": list(mask.shape), "counts": run_lengths(mask)},
     }
-
-
-def _run_lengths(mask: Bools) -> list[int]:
-    """Lengths of the runs of a mask by columns, background first: COCO's uncompressed form."""
-    # COCO counts down the columns.
-    flat = mask.T.ravel()
-    edges = np.flatnonzero(np.diff(flat)) + 1
-    lengths: list[int] = np.diff(np.concatenate(([0], edges, [flat.size]))).tolist()
-    if flat.size and flat[0]:  # the first run of background is empty
-        return [0, *lengths]
-    return lengths

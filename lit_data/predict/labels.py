@@ -10,6 +10,7 @@ from lightning import LightningModule
 from torch import Tensor
 from typing_extensions import override
 
+from lit_data.annotations.writing import ImageLabels, Labelled
 from lit_data.core.errors import ConfigError
 from lit_data.core.types import Batch
 from lit_data.datamodules.labelled import LabelledImageDataModule
@@ -154,21 +155,22 @@ class LabelWriter(BankWriter):
     """
 
     expects = "probabilities [B, classes]"
+    labels = "classes"
 
     def __init__(
         self, datamodule: LabelledImageDataModule, run: PredictRun, options: PredictOptions
     ) -> None:
         super().__init__(datamodule.bank, datamodule.source.names(datamodule.bank))
-        self._classes = tuple(datamodule.classes or ())
+        self.class_names = tuple(datamodule.classes or ())
         self._folder = run.folder
         self._good = number_good(datamodule)
         self._doubt = datamodule.describe_doubt()
         self._table = VerdictTable(datamodule, datamodule.bank, run, options)
-        self._truth = [kind if kind in self._classes else "" for kind in datamodule.image_kinds]
+        self._truth = [kind if kind in self.class_names else "" for kind in datamodule.image_kinds]
 
     @override
     def read(self, outputs: Any, batch: Any) -> Sequence[Tensor] | None:
-        probabilities = read_labels(outputs, len(self._classes))
+        probabilities = read_labels(outputs, len(self.class_names))
         if probabilities is None:
             return None
         check_probabilities(probabilities)
@@ -178,12 +180,36 @@ class LabelWriter(BankWriter):
     def write(self, number: int, answer: Tensor, seconds: float) -> Written:
         probability, label = answer.max(0)
         row = {
-            "label": self._classes[int(label)],
+            "label": self.class_names[int(label)],
             "score": round(float(probability), 4),
             "truth": self._truth[number],
         }
         score = round_score(score_labels(answer.numpy(), self._good))
         return Written([], [row], score)
+
+    @override
+    def measure_margin(self, entry: Entry) -> float:
+        if not self._good:  # the lower the surest class is, the less sure
+            return float(entry.rows[0]["score"])
+        return self._table.measure_margin(entry.score, 0.5)
+
+    @override
+    def label(self, entry: Entry) -> ImageLabels:
+        number = self.numbers[entry.image]
+        height, width = int(self.bank.heights_px[number]), int(self.bank.widths_px[number])
+        [row] = entry.rows
+        label = str(row["label"])
+        box = 0, 0, width, height
+        return ImageLabels(
+            kind="classes",
+            name=entry.image,
+            stem=self.stems[entry.image],
+            path=self.path(number),
+            size_px=(height, width),
+            score=entry.score if self._good else row["score"],
+            margin=self.measure_margin(entry),
+            objects=[Labelled(label, 1 + self.class_names.index(label), row["score"], box)],
+        )
 
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
@@ -208,7 +234,7 @@ class LabelWriter(BankWriter):
         if not self._good:
             log.info("%s", self._doubt)
             return {}
-        good = {self._classes[number] for number in self._good}
+        good = {self.class_names[number] for number in self._good}
         rows = []
         for entry in entries:
             is_found = entry.rows[0]["label"] not in good

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
+from lit_data.annotations.writing import ImageLabels, Labelled
 from lit_data.core.errors import list_problems
 from lit_data.core.types import Array, Bytes, Floats, Size
 from lit_data.datasets.occupancy import is_defect
@@ -33,6 +34,7 @@ from lit_data.predict.figures import (
     show_stored,
 )
 from lit_data.predict.journal import Entry
+from lit_data.predict.label_files import find_regions
 from lit_data.predict.options import PredictOptions, PredictRun
 from lit_data.predict.predictor import find_defects
 from lit_data.predict.verdict_table import COUNTED_COLUMNS, VerdictTable, rank_errors, show_row
@@ -40,7 +42,7 @@ from lit_data.predict.verdicts import KnowsTruth
 from lit_data.predict.writer import BankWriter, Written
 from lit_inspect.files import fit_name
 from lit_inspect.regions import Defect, count_top_px, mean_highest, round_score, slabs
-from lit_inspect.verdicts import GOOD
+from lit_inspect.verdicts import DEFECT, GOOD
 
 log = logging.getLogger(__name__)
 
@@ -236,6 +238,8 @@ class VerdictWriter(ImageWriter):
         lists_defects: Write ``defects.csv``.
     """
 
+    labels = "regions"
+
     def __init__(
         self,
         truth: KnowsTruth,
@@ -247,6 +251,7 @@ class VerdictWriter(ImageWriter):
         lists_defects: bool = True,
     ) -> None:
         super().__init__(images, run.folder, options)
+        self.class_names = tuple(images.classes) or (DEFECT,)
         self._find_misfits = find_misfits
         self._lists_defects = lists_defects
         self._truth = truth
@@ -357,8 +362,36 @@ class VerdictWriter(ImageWriter):
 
     def read_map(self, name: str) -> Array:
         """Return the map of an image that was written, [H, W] in 0..1."""
-        probability: Array = read_image(self.bring(self.path_of("maps", name)))[0] / 65535
+        probability: Array = self._read("maps", name) / 65535
         return probability
+
+    def _read(self, kind: str, name: str) -> Array:
+        return read_image(self.bring(self.path_of(kind, name)))[0]
+
+    @override
+    def measure_margin(self, entry: Entry) -> float:
+        return self._table.measure_margin(entry.score, self.options.least_score)
+
+    @override
+    def label(self, entry: Entry) -> ImageLabels:
+        name = entry.image
+        number = self.numbers[name]
+        values = self._read("maps", name)
+        objects: Sequence[Labelled] = ()
+        if self._make_row(entry)["defects"]:
+            file = self.path_of("classes", name).relative_to(self.folder).as_posix()
+            kinds = self._read("classes", name) if file in entry.files else None
+            objects = find_regions(values, kinds, self.class_names, self.options)
+        return ImageLabels(
+            kind="regions",
+            name=name,
+            stem=self.stems[name],
+            path=self.path(number),
+            size_px=(values.shape[0], values.shape[1]),
+            score=entry.score,
+            margin=self.measure_margin(entry),
+            objects=objects,
+        )
 
     def _draw_surest(self, entries: Sequence[Entry]) -> None:
         surest = [self._show(entry) for entry in self.choose_shown(entries, SHOWN)]

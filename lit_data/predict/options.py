@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from lightning import LightningModule, Trainer
 
-from lit_data.core.checks import check_count, check_fraction, check_types
+from lit_data.annotations.writing import FORMS
+from lit_data.core.checks import check_choice, check_count, check_fraction, check_types
 from lit_data.core.errors import ConfigError
 from lit_data.core.grid import pair_px
 from lit_data.core.parts import Part
@@ -75,6 +76,9 @@ class PredictOptions:
             share; a part goes on where it was interrupted. For all but generated images.
         of: Number of parts, where `part` does not say it.
         finish: Predict nothing, and write the tables of all parts.
+        to: Also write label files of another tool: ``coco``, ``cvat``, ``fiftyone``, ``labelme``,
+            ``labelstudio`` or ``masks``, the images that the model is least sure of first.
+        first: Write label files of so many images alone; `None`: of all.
         many_inputs: From so many inputs on, files lie in folders by prefix, and tables are Parquet.
         clean: Write watermarked images with the marks painted over as well.
         count: Images that a generative model makes; `None`: 64.
@@ -107,6 +111,8 @@ class PredictOptions:
     of: int | None = field(default=None, metadata=_role(Use.INPUTS, decides=False))
     finish: bool = field(default=False, metadata=_role(Use.INPUTS, decides=False))
     many_inputs: int = field(default=100_000, metadata=_role(Use.INPUTS, decides=False))
+    to: str | None = field(default=None, metadata=_role(Use.INPUTS, decides=False))
+    first: int | None = field(default=None, metadata=_role(Use.INPUTS, decides=False))
     clean: bool = field(default=False, metadata=_role(Use.CLEANING))
     count: int | None = field(default=None, metadata=_role(Use.GENERATION))
     large_px: int = field(default=50_000_000, metadata=_role(Use.TILES))
@@ -141,6 +147,7 @@ class PredictOptions:
                 "at least 0"
             )
         self._check_parts()
+        self._check_labels()
         check_count("predict.min_batch_size", self.min_batch_size, 1)
         if self.max_batch_size is not None:
             check_count("predict.max_batch_size", self.max_batch_size, self.min_batch_size)
@@ -176,6 +183,17 @@ class PredictOptions:
             option = "predict.finish=true" if self.finish else f"predict.part={part}"
             raise ConfigError(
                 f"{option} needs predict.folder=FOLDER, into which all parts are predicted"
+            )
+
+    def _check_labels(self) -> None:
+        if self.to is not None:
+            check_choice("predict.to", self.to, tuple(FORMS))
+        if self.first is None:
+            return
+        check_count("predict.first", self.first, 1)
+        if self.to is None:
+            raise ConfigError(
+                f"predict.first={self.first} counts the images of label files: set predict.to"
             )
 
     @property

@@ -59,6 +59,18 @@ class VerdictTable:
         self.judge = choose_judge(options.image_threshold, run.calibration, run.doubt)
         self._expects_good = expects_good or self.judge.goes_by_score
 
+    def measure_margin(self, score: float, default: float) -> float:
+        """Return how far a score is from where the verdict changes.
+
+        Args:
+            score: Of an image.
+            default: Where that is if no score decides.
+        """
+        judge = self.judge
+        if judge.review is not None:
+            return abs(score - sum(judge.review) / 2)
+        return abs(score - (default if judge.threshold is None else judge.threshold))
+
     def make_row(self, entry: Entry, number: int, *, is_found: bool) -> dict[str, Any]:
         """Return the row of an image; its truth is empty where nothing says it.
 

@@ -14,10 +14,12 @@ from typing import Any, ClassVar, NamedTuple
 
 from typing_extensions import override
 
+from lit_data.annotations.writing import ImageLabels, Kind
 from lit_data.core.errors import ConfigError, StoreError, show_path
 from lit_data.core.files import explaining, replacing, write_table
 from lit_data.images.bank import ImageBank
 from lit_data.predict.journal import FINGERPRINT, Entry, Journal
+from lit_data.predict.label_files import check_form, write_label_files
 from lit_data.predict.options import Predicted, PredictOptions, PredictRun
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,8 @@ class PredictionWriter(ABC):
         has_many: There are so many inputs that one folder is not to hold the files of all of them,
             and that tables are Parquet; see `folder_of` and `write_rows`.
         bring: Returns the path of a file that was written, see `PredictRun`.
+        labels: What `label` returns; None where there is nothing to label.
+        class_names: Of what `label` returns.
     """
 
     expects: ClassVar[str] = "answers, one for each sample"
@@ -63,6 +67,8 @@ class PredictionWriter(ABC):
     bad: Sequence[tuple[str, str]] = ()
     has_many: bool = False
     bring: Callable[[Path], Path] = staticmethod(Path)
+    labels: ClassVar[Kind | None] = None
+    class_names: Sequence[str] = ()
 
     @cached_property
     def numbers(self) -> Mapping[str, int]:
@@ -132,6 +138,14 @@ class PredictionWriter(ABC):
         """Return the answer for an input of those for its samples; by default that for the only one."""
         return answers[0]
 
+    def label(self, entry: Entry) -> ImageLabels:
+        """Return the labels of an input, for tools that people label with."""
+        raise NotImplementedError
+
+    def measure_margin(self, entry: Entry) -> float:
+        """Return how far an input is from another answer; people are to look at low ones first."""
+        raise NotImplementedError
+
     @abstractmethod
     def write(self, number: int, answer: Any, seconds: float) -> Written:  # noqa: ANN401 - one of `read`
         """Write the answer for one input, as `join` gives it; `seconds` is the time since the one before."""
@@ -200,6 +214,9 @@ class Work:
         self.bad: dict[int, str] = {}
         self._run = run
         self._share = run.share
+        self._options = options
+        if options.to is not None and run.share.leads:
+            check_form(writer.labels, run.folder, options)
         self._is_joint = options.finish or run.share.count > 1
         self._chosen = chosen
         self._block = block
@@ -314,7 +331,10 @@ class Work:
         rows = [{"image": path, "reason": reason} for path, reason in bad]
         write_table(self._run.folder / "bad.csv", ("image", "reason"), rows)
         counts = {"predict/images_kept": self._kept, "predict/images_bad": len(bad)}
-        return Predicted({**self.writer.finish(entries), **counts}, bad)
+        metrics = {**self.writer.finish(entries), **counts}
+        if self._options.to is not None:
+            write_label_files(self.writer, entries, self._run.folder, self._options)
+        return Predicted(metrics, bad)
 
     def _count_share(self) -> dict[str, Any]:
         if self.bad:

@@ -66,7 +66,7 @@ def test_a_tile_is_one_or_two_sizes(tile: Any) -> None:
 
 
 def test_options_say_what_they_are_for() -> None:
-    inputs = ["resume", "part", "of", "finish", "many_inputs"]
+    inputs = ["resume", "part", "of", "finish", "many_inputs", "to", "first"]
     assert PredictOptions.list_names(Use.INPUTS) == inputs
     assert set(PredictOptions.list_names(Use.TILES)) >= {"tile_px", "overlap_px", "compile"}
     work = ["memory_limit_bytes", "channels_last", "compile", "readers"]

@@ -13,6 +13,7 @@ from lightning import LightningModule
 from matplotlib.axes import Axes
 from typing_extensions import override
 
+from lit_data.annotations.writing import ImageLabels, Labelled
 from lit_data.core.errors import ConfigError
 from lit_data.core.files import write_text
 from lit_data.core.types import Array, Batch, Stage
@@ -240,6 +241,7 @@ class BoxWriter(BankWriter):
         "a list with a dict for each image: boxes [n, 4] px (left, top, right, bottom), "
         "classes [n] and scores [n]"
     )
+    labels = "boxes"
 
     def __init__(
         self,
@@ -249,7 +251,7 @@ class BoxWriter(BankWriter):
         options: PredictOptions,
     ) -> None:
         self._dataset = datamodule.dataset("predict")
-        self._classes = datamodule.classes
+        self.class_names = datamodule.classes
         self._labels = datamodule.files.labels
         self._folder = run.folder
         self._options = options
@@ -265,7 +267,7 @@ class BoxWriter(BankWriter):
 
     @override
     def read(self, outputs: Any, batch: Any) -> Sequence[Boxes] | None:
-        return read_boxes(outputs, len(self._classes))
+        return read_boxes(outputs, len(self.class_names))
 
     @override
     def samples(self, number: int) -> Sequence[int]:
@@ -309,8 +311,33 @@ class BoxWriter(BankWriter):
         folder = self.folder_of(self._folder / "pictures", name)
         stem = folder / self.stems[name]
         stem.parent.mkdir(parents=True, exist_ok=True)
-        file_name = write_image(stem, paint_boxes(self.bank[number], boxes, self._classes))
+        file_name = write_image(stem, paint_boxes(self.bank[number], boxes, self.class_names))
         return stem.with_name(file_name)
+
+    @override
+    def measure_margin(self, entry: Entry) -> float:
+        return self._table.measure_margin(entry.score, self._options.least_score)
+
+    @override
+    def label(self, entry: Entry) -> ImageLabels:
+        number = self.numbers[entry.image]
+        height, width = self._sizes_px[number]
+        objects = []
+        for row in entry.rows:
+            kind = row["category_id"]
+            left, top, box_width, box_height = row["bbox"]
+            box = left, top, box_width, box_height
+            objects.append(Labelled(self.class_names[kind - 1], kind, row["score"], box))
+        return ImageLabels(
+            kind="boxes",
+            name=entry.image,
+            stem=self.stems[entry.image],
+            path=self.path(number),
+            size_px=(int(height), int(width)),
+            score=entry.score,
+            margin=self.measure_margin(entry),
+            objects=objects,
+        )
 
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
@@ -341,7 +368,7 @@ class BoxWriter(BankWriter):
             def paint(row: Row) -> Array:
                 number = self.numbers[row["image"]]
                 boxes = self._shrink(number, _read_rows(entry_of[row["image"]]))
-                return paint_boxes(self.bank[number], boxes, self._classes)
+                return paint_boxes(self.bank[number], boxes, self.class_names)
 
             draw_worst(rows, self._folder / "worst_images.png", paint)
         return metrics
@@ -371,7 +398,9 @@ class BoxWriter(BankWriter):
             image_id = self.numbers[entry.image] + 1
             for row in entry.rows:
                 annotations.append({"id": len(annotations) + 1, "image_id": image_id, **row})
-        categories = [{"id": number, "name": name} for number, name in enumerate(self._classes, 1)]
+        categories = [
+            {"id": number, "name": name} for number, name in enumerate(self.class_names, 1)
+        ]
         table = {"images": images, "annotations": annotations, "categories": categories}
         path = self._folder / "detections.json"
         write_text(path, json.dumps(table, indent=1))
@@ -386,7 +415,7 @@ class BoxWriter(BankWriter):
             image = torch.from_numpy(to_bytes(pixels) / np.float32(255))
             boxes = self._shrink(number, _read_rows(entry))  # in pixels of the stored image
             boxes = boxes._replace(corners=boxes.corners / step)
-            show_boxes(cell, image, boxes, self._classes)
+            show_boxes(cell, image, boxes, self.class_names)
             name = PurePath(entry.image).name[-32:]
             cell.set_title(f"{name}: {len(entry.rows)} objects", fontsize=8)
         path = self._folder / "predictions.png"

@@ -1,0 +1,104 @@
+"""Predictions as label files of other tools, the least sure first: ``predict.to``."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lit_data.annotations.writing import FORMS, Kind, Labelled
+from lit_data.core.errors import ConfigError, show_path
+from lit_data.core.files import explaining, write_table
+from lit_data.core.temp import temp_folder
+from lit_data.core.types import Array, Bytes
+from lit_data.predict.journal import Entry
+
+if TYPE_CHECKING:
+    from lit_data.predict.options import PredictOptions
+    from lit_data.predict.writer import PredictionWriter
+
+log = logging.getLogger(__name__)
+
+_MOST_OBJECTS = 1000  # of an image, as in tables
+
+
+def check_form(kind: Kind | None, folder: Path, options: "PredictOptions") -> None:
+    """Refuse label files that have no place for what is predicted, or that would replace others.
+
+    Raises:
+        ConfigError: They do.
+    """
+    assert options.to is not None
+    forms = [name for name, (_, kinds) in FORMS.items() if kind in kinds]
+    if options.to not in forms:
+        what = "these predictions" if kind is None else f"predicted {kind}"
+        cure = f"choose one of {', '.join(forms)}" if forms else "leave it out"
+        raise ConfigError(f"predict.to={options.to} has no place for {what}: {cure}")
+    target = folder / options.to
+    if target.exists():
+        raise ConfigError(
+            f"{show_path(target)} is there, and may hold labels that somebody corrected: move it, or "
+            "name another predict.folder"
+        )
+
+
+def write_label_files(
+    writer: "PredictionWriter", entries: Sequence[Entry], folder: Path, options: "PredictOptions"
+) -> None:
+    """Write the label files of the images that are predicted, and their order.
+
+    Args:
+        writer: Reads what was written for an image.
+        entries: Of all images.
+        folder: Of the predictions, below which they get one of their own.
+        options: The form, and how many images.
+
+    Raises:
+        ConfigError: The images are not there.
+        StoreError: A file cannot be written.
+    """
+    assert options.to is not None
+    write, _ = FORMS[options.to]
+    margins = {entry.image: writer.measure_margin(entry) for entry in entries}
+    chosen = sorted(entries, key=lambda entry: margins[entry.image])[: options.first]
+    target = folder / options.to
+    with explaining(target, "set predict.folder"), temp_folder(folder) as part:
+        write((writer.label(entry) for entry in chosen), writer.class_names, part)
+        part.rename(target)
+    rows = []
+    for entry in chosen:
+        margin = round(margins[entry.image], 6)
+        rows.append({"image": entry.image, "score": entry.score, "margin": margin})
+    write_table(folder / "order.csv", ("image", "score", "margin"), rows)
+    log.info("labels of %d images, the least sure first: %s", len(chosen), show_path(target))
+
+
+def find_regions(
+    values: Array, kinds: Bytes | None, names: Sequence[str], options: "PredictOptions"
+) -> list[Labelled]:
+    """Return the connected regions of a map, the surest first, at most 1,000.
+
+    Args:
+        values: [H, W] uint16, of which 65535 is probability 1.
+        kinds: [H, W] numbers of classes, 0 where nothing is marked; None where they are not told
+            apart, and all is of the first.
+        names: Of the classes.
+        options: Threshold and smallest region.
+    """
+    import cv2
+
+    if kinds is None:
+        kinds = (values >= round(options.least_score * 65535)).astype(np.uint8)
+    regions = []
+    for number, name in enumerate(names, 1):
+        is_marked = (kinds == number).astype(np.uint8)
+        _, labels, stats, _ = cv2.connectedComponentsWithStats(is_marked, connectivity=8)
+        for region, (left, top, width, height, area_px) in enumerate(stats.tolist()):
+            if region == 0 or area_px < options.min_area_px:
+                continue
+            part = slice(top, top + height), slice(left, left + width)
+            pixels = labels[part] == region
+            score = round(float(values[part][pixels].max()) / 65535, 4)
+            regions.append(Labelled(name, number, score, (left, top, width, height), pixels))
+    return sorted(regions, key=lambda region: -region.score)[:_MOST_OBJECTS]

@@ -1,4 +1,4 @@
-"""``python -m lit_inspect FILE IMAGES --out DIR``: verdicts of all images of a folder."""
+"""``lit-inspect FILE IMAGES --out DIR``: verdicts of all images of a folder."""
 
 import argparse
 import os
@@ -25,7 +25,7 @@ from lit_inspect.verdicts import REVIEW
 from lit_inspect.version import VERSION
 
 _EPILOG = """\
-DIR gets what `python -m lit_data predict` writes, but for its pictures: images.csv, defects.csv and maps/;
+DIR gets what `lit-data predict` writes, but for its pictures: images.csv, defects.csv and maps/;
 labels.csv of classes; detections.json and labels/ of boxes; and bad.csv. Exit codes: 0 good; 2 wrong arguments; 3
 images are bad, or the net has no answer for them, all others have a verdict; 4 the file is damaged, takes too much,
 gives other answers on this machine, or DIR cannot be written."""
@@ -33,8 +33,8 @@ gives other answers on this machine, or DIR cannot be written."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser("python -m lit_inspect", epilog=_EPILOG)
-    parser.add_argument("file", type=Path, help="an .inspect file of `python -m lit_data export`")
+    parser = argparse.ArgumentParser("lit-inspect", epilog=_EPILOG)
+    parser.add_argument("file", type=Path, help="an .inspect file of `lit-data export`")
     parser.add_argument(
         "images",
         type=Path,

@@ -1,4 +1,4 @@
-"""Errors that a user can act on, with the exit codes of ``python -m lit_inspect``."""
+"""Errors that a user can act on, with the exit codes of ``lit-inspect``."""
 
 from typing import ClassVar
 

@@ -89,7 +89,7 @@ def test_lit_data_and_its_runtime_alone_are_importable(wheel_names: list[str]) -
     assert {top for top in tops if not top.endswith(".dist-info")} == {"lit_data", "lit_inspect"}
     modules = {f"lit_inspect/{path.name}" for path in (ROOT / "lit_inspect").glob("*.py")}
     of_runtime = {name for name in wheel_names if name.startswith("lit_inspect/")}
-    assert of_runtime == modules | {"lit_inspect/py.typed"}
+    assert of_runtime == modules | {"lit_inspect/py.typed", "lit_inspect/pyproject.toml"}
 
 
 def test_an_editable_checkout_brings_the_runtime_too(tmp_path: Path) -> None:

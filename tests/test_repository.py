@@ -50,3 +50,40 @@ def test_pythons_of_the_workflow_are_those_that_the_package_states() -> None:
     stated = [text.removeprefix(name) for text in project["classifiers"] if text.startswith(name)]
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
     assert jobs["tests"]["strategy"]["matrix"]["python"] == stated
+
+
+@pytest.mark.parametrize(("name", "project"), [("train", "."), ("line", "lit_inspect")])
+def test_what_an_image_installs_and_starts_is_there(name: str, project: str) -> None:
+    lines = (ROOT / f"docker/{name}.Dockerfile").read_text().splitlines()
+    steps = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
+    assert {step[0] for step in steps} <= {
+        "FROM",
+        "ARG",
+        "WORKDIR",
+        "RUN",
+        "COPY",
+        "ENV",
+        "USER",
+        "ENTRYPOINT",
+        "CMD",
+    }
+    arguments = dict(step[1].split("=", 1) for step in steps if step[0] == "ARG")
+    stated = tomllib.loads((ROOT / project / "pyproject.toml").read_text())["project"]
+    copied = []
+    for command, rest in steps:
+        if command == "COPY":
+            copied += rest.split()[:-1]
+        if command == "ENTRYPOINT":
+            assert rest.strip('[]"') in stated["scripts"]
+    assert all((ROOT / source).exists() for source in copied)
+    installs = [rest for command, rest in steps if command == "RUN"]
+    assert all(re.match(r"pip install --no-cache-dir \S", rest) for rest in installs)
+    if name == "line":
+        assert installs == ["pip install --no-cache-dir ./lit_inspect"]
+        return
+    assert installs[-1].endswith('".[${EXTRAS}]"')
+    assert set(arguments["EXTRAS"].split(",")) <= stated["optional-dependencies"].keys()
+    # What the build of the package reads, and the packages themselves.
+    assert {"pyproject.toml", "setup.py", "README.md", "LICENSE", "lit_data", "lit_inspect"} == set(
+        copied
+    )

@@ -134,7 +134,7 @@ def write_labelme(images: Images, classes: Sequence[str], folder: Path) -> None:
         target = folder / f"{number:05d}-{PurePosixPath(image.name).name}"
         shutil.copyfile(image.path, target)
         height, width = image.size_px
-        content = {
+        content: dict[str, Any] = {
             "version": "5.5.0",
             "flags": {},
             "shapes": [_draw_shape(labelled) for labelled in image.objects],
@@ -148,7 +148,12 @@ def write_labelme(images: Images, classes: Sequence[str], folder: Path) -> None:
 
 def _draw_shape(labelled: Labelled) -> dict[str, Any]:
     left, top, width, height = labelled.box
-    shape = {"label": labelled.name, "group_id": None, "flags": {}, "description": ""}
+    shape: dict[str, Any] = {
+        "label": labelled.name,
+        "group_id": None,
+        "flags": {},
+        "description": "",
+    }
     if labelled.pixels is None:
         corners = [[left, top], [left + width, top + height]]
         return shape | {"shape_type": "rectangle", "points": corners}

@@ -179,7 +179,7 @@ def find_trained(cfg: DictConfig) -> Path:
     if is_exported(cfg.ckpt) and cfg.command not in EXPORTED_COMMANDS:
         raise ConfigError(
             f"ckpt={cfg.ckpt} is an exported file, which {', '.join(EXPORTED_COMMANDS)} take: "
-            "python -m lit_inspect FILE IMAGES --out DIR predicts with it"
+            "lit-inspect FILE IMAGES --out DIR predicts with it"
         )
     return find_checkpoint(cfg.ckpt, cfg.get("run"), _fit_folder(cfg), Path(cfg.paths.cache))
 

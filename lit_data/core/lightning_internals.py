@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.core.module import _jit_is_scripting
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loops.optimization.automatic import Closure, _AutomaticOptimization
@@ -36,6 +37,8 @@ Results = _ResultCollection
 """Values logged in a loop by their names, and the batch that they are of."""
 Metric = _ResultMetric
 """One logged value."""
+tracing = _jit_is_scripting
+"""Context in which ``torch.jit.trace`` takes modules that have no Trainer."""
 CLOSURE = "_make_closure"
 """Of `automatic_loop`: makes what the optimizer calls."""
 OPTIMIZER_STEP = "_optimizer_step"

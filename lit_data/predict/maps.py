@@ -366,7 +366,8 @@ class VerdictWriter(ImageWriter):
         return probability
 
     def _read(self, kind: str, name: str) -> Array:
-        return read_image(self.bring(self.path_of(kind, name)))[0]
+        values: Array = read_image(self.bring(self.path_of(kind, name)))[0]
+        return values
 
     @override
     def measure_margin(self, entry: Entry) -> float:

@@ -1,11 +1,12 @@
-"""``export``: one file of a trained model, which `lit_inspect` runs without torch."""
+"""``export``: one file of a trained model, for `lit_inspect` or for another runtime."""
 
 import logging
+import shutil
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -16,30 +17,40 @@ from lit_data.app.checkpoints import find_checkpoint, load_weights
 from lit_data.app.configuration.names import allow_packages
 from lit_data.app.configuration.suggest import Parser
 from lit_data.app.configuration.targets import read_options
-from lit_data.app.exported import SUFFIX, open_exported
+from lit_data.app.exported import SUFFIX, open_exported, read_exported
 from lit_data.app.predict import list_conditions, read_limits, take_thresholds
 from lit_data.app.quality import find_doubt
 from lit_data.app.rerun import read_config, read_started
 from lit_data.app.trained import take_trained
+from lit_data.core.checks import check_choice
 from lit_data.core.errors import ConfigError, StoreError, first_line, show_path
 from lit_data.core.files import explaining, replacing_by_path
+from lit_data.core.temp import scratch_folder
 from lit_data.datamodules.source import find_cache
 from lit_data.predict import find_task
+from lit_data.predict.net_facts import NetFacts
 from lit_data.predict.options import ExportRequest, PredictOptions
 from lit_data.predict.verdicts import find_calibration
 from lit_data.wings.export.encode import encode_file
 from lit_data.wings.export.int8 import Int8Options, choose_precision
+from lit_data.wings.export.plain import FORMS, check_form
+from lit_data.wings.export.runtime import write_runtime
 
 log = logging.getLogger(__name__)
 
 _INT8 = tuple(field.name for field in fields(Int8Options))
-_KEYS = ("data.root", "data.read.max_pixels", "ckpt", "paths.cache", *_INT8)
+_INSPECT = "inspect"
+_ELSEWHERE = "name another file: export RUN board.inspect"
+_SUFFIXES = {_INSPECT: SUFFIX} | {form: suffix for form, (suffix, _) in FORMS.items()}
+_KEYS = ("to", "runtime", "data.root", "data.read.max_pixels", "ckpt", "paths.cache", *_INT8)
 _HELP = """\
-usage: python -m lit_data export RUN [FILE] [key=value ...] [--package NAME]
+usage: lit-data export RUN [FILE] [key=value ...] [--package NAME]
 
-Writes the best checkpoint of a run as one .inspect file, by default RUN/model.inspect, for `python -m lit_inspect FILE
-IMAGES --out DIR`, which needs neither torch nor lit_data. It is for maps of defects, also of targets with references,
-masks of watermarks, classes of images and boxes. Keys:
+Writes the best checkpoint of a run as one .inspect file, by default RUN/model.inspect, for `lit-inspect FILE IMAGES
+--out DIR`, which needs neither torch nor lit_data. It is for maps of defects, also of targets with references, masks of
+watermarks, classes of images and boxes. Keys:
+to=onnx, openvino or torchscript for a plain graph that other runtimes read, with its input, output, thresholds and
+classes as metadata, instead of to=inspect; runtime=true also writes the wheel of lit_inspect beside the file;
 data.root=FOLDER of images that the file is checked with, where those of the training are gone; data.read.max_pixels of
 the largest image; ckpt=best, last or a path; paths.cache=FOLDER for decoded images; options of tiles and thresholds of
 predict, such as predict.tile_px=256; and int8=true for a net in int8, if the score of validation drops by no more than
@@ -67,13 +78,22 @@ def main(arguments: Sequence[str]) -> None:
         raise ConfigError(
             "export needs the folder of a run, and takes a file: export RUN board.inspect"
         )
+    typed = _read_keys(overrides)
+    form: str = typed["to"]
+    suffix = _SUFFIXES[form]
     run = Path(paths[0])
-    path = Path(paths[1]) if len(paths) > 1 else run / f"model{SUFFIX}"
-    if path.suffix != SUFFIX:
-        raise ConfigError(f"{path}: name a file that ends in {SUFFIX}")
+    path = Path(paths[1]) if len(paths) > 1 else run / f"model{suffix}"
+    if path.suffix != suffix:
+        raise ConfigError(f"{path}: name a file that ends in {suffix}, as to={form} writes it")
     with allow_packages(options.package):
-        data = encode_run(run, _read_keys(overrides))
-    _write(path, data)
+        encoded = encode_run(run, typed)
+    _write(path, encoded, form)
+    if typed["runtime"]:
+        with explaining(path, _ELSEWHERE):
+            wheel = write_runtime(path.parent)
+        print(
+            f"{wheel}: at the line, pip install {wheel.name} && lit-inspect {path.name} IMAGES --out DIR"
+        )
 
 
 def _read_keys(overrides: Sequence[str]) -> dict[str, Any]:
@@ -96,7 +116,15 @@ def _read_keys(overrides: Sequence[str]) -> dict[str, Any]:
     most_px = OmegaConf.select(typed, "data.read.max_pixels")
     cache = OmegaConf.select(typed, "paths.cache")
     int8 = Int8Options(**{name: typed[name] for name in _INT8 if name in typed})
+    form = typed.get("to", _INSPECT)
+    check_choice("to", form, tuple(_SUFFIXES))
+    check_form(form, int8=int8.int8)
+    runtime = typed.get("runtime", False)
+    if not isinstance(runtime, bool) or (runtime and form != _INSPECT):
+        raise ConfigError("runtime must be true or false, and true is for to=inspect")
     return {
+        "to": form,
+        "runtime": runtime,
         "predict": values,
         "root": root,
         "max_pixels": most_px,
@@ -106,8 +134,20 @@ def _read_keys(overrides: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
-    """Return the bytes of the file of a run.
+class Encoded(NamedTuple):
+    """Model of a run, encoded.
+
+    Attributes:
+        facts: The net.
+        data: Bytes of its ``.inspect`` file.
+    """
+
+    facts: NetFacts
+    data: bytes
+
+
+def encode_run(run: Path, typed: Mapping[str, Any]) -> Encoded:
+    """Return the model of a run, and the bytes of its file.
 
     Args:
         run: The run folder, whose configuration says which model and data.
@@ -147,9 +187,10 @@ def encode_run(run: Path, typed: dict[str, Any]) -> bytes:
         trained=_list_trained(record),
         reference_limits=read_limits(model),
     )
-    encoded = encode_file(task.export(request))
+    facts = task.export(request)
+    data = encode_file(facts)
     int8: Int8Options = typed["int8"]
-    return choose_precision(encoded, training, int8) if int8.int8 else encoded
+    return Encoded(facts, choose_precision(data, training, int8) if int8.int8 else data)
 
 
 def _settle_paths(cfg: DictConfig, typed: Mapping[str, Any], folder: Path) -> None:
@@ -187,19 +228,26 @@ def _find(ckpt: object, run: Path, cache: Path) -> Path:
     return find_checkpoint(ckpt, None if is_path else str(run), run, cache)
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Write a file that the runtime has accepted.
+def _write(path: Path, encoded: Encoded, form: str) -> None:
+    """Write a file whose answers the runtime of this machine confirms.
 
     Raises:
         StoreError: It cannot be written, or gives other answers than torch did.
     """
-    with explaining(path, "name another file: export RUN board.inspect"):
+    with explaining(path, _ELSEWHERE):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing_by_path(path) as part:
-            part.write_bytes(data)
+        with scratch_folder() as folder:
+            board = Path(folder, f"model{SUFFIX}")
+            board.write_bytes(encoded.data)
             try:
-                inspector = open_exported(part, is_patient=True)
+                settings = open_exported(board, is_patient=True).settings
             except StoreError as error:
                 raise StoreError(f"{show_path(path)} was not written: {error}") from error
-    settings = inspector.settings
-    print(f"{path}: {settings.task}, {len(data)} bytes, {settings.golden} golden answers agree")
+            if form == _INSPECT:
+                with replacing_by_path(path) as part:
+                    shutil.copyfile(board, part)
+            else:
+                _, write = FORMS[form]
+                write(encoded.facts, read_exported(board), path)
+    size_bytes = path.stat().st_size
+    print(f"{path}: {settings.task}, {size_bytes} bytes, {settings.golden} golden answers agree")

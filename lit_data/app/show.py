@@ -1,5 +1,6 @@
 """``show`` draws what a model will see; ``fit`` takes the same pictures of samples and predictions."""
 
+import copy
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +15,14 @@ from torch import Tensor
 
 from lit_data.app.build import build_datamodule
 from lit_data.app.configuration.targets import read_options
+from lit_data.augment.host import HostRows
 from lit_data.core.checks import check_count
 from lit_data.core.files import write_table
 from lit_data.core.types import Batch, Stage
 from lit_data.datamodules.base import BaseDataModule, FamilyPreview
 from lit_data.predict import find_task
 from lit_data.predict.answers import AskedModule
-from lit_data.predict.figures import open_figure, save_figure, show_images, show_mask
+from lit_data.predict.figures import UNCHANGED, open_figure, save_figure, show_images, show_mask
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +89,10 @@ def _read_samples(
     count = min(length, most)
     positions = np.unique(np.linspace(0, length - 1, count).astype(np.int64))
     planned = datamodule.plan_batch(loader.read(positions, epoch), stage)
+    if isinstance(loader.dataset, HostRows):
+        unchanged = copy.copy(loader)
+        unchanged.dataset = loader.dataset.dataset
+        planned[UNCHANGED] = datamodule.plan_batch(unchanged.read(positions, epoch), stage)
     return planned, datamodule.finish_batch(planned, stage)
 
 

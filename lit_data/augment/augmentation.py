@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import ArrayLike
@@ -13,6 +13,9 @@ from typing_extensions import override
 from lit_data.core.devices import divided, exact_products, runs_on_cpu
 from lit_data.core.errors import ConfigError
 from lit_data.core.types import Size
+
+if TYPE_CHECKING:
+    from lit_data.augment.host import HostTransform
 
 BOX_COLUMNS = 6
 
@@ -94,6 +97,11 @@ class Augmentation(nn.Module, ABC):
     def takes_bytes(self) -> bool:
         """Return True if `transform` takes uint8 on a CPU too, a quarter of the memory to move."""
         return False
+
+    @property
+    def host_steps(self) -> "tuple[HostTransform, ...]":
+        """Steps that the workers of the loader run; by default none."""
+        return ()
 
     @property
     @abstractmethod
@@ -191,6 +199,11 @@ class Compiled(Augmentation):
     def draw_keys(self) -> tuple[str, ...]:
         """Keys of the augmentation."""
         return self.augmentation.draw_keys
+
+    @property
+    @override
+    def host_steps(self) -> "tuple[HostTransform, ...]":
+        return self.augmentation.host_steps
 
     @override
     def check_layers(self, *, masks: bool, boxes: bool) -> None:

@@ -127,11 +127,11 @@ class ExternalTransform(Augmentation):
         seeds = draws[_KEY].tolist()
         if self.seed_per == "batch":
             with seeded(seeds[0], device):
-                return self._run(layers)
+                return self.run(layers)
         results = []
         for row, seed in enumerate(seeds):
             with seeded(seed, device):
-                results.append(self._run(_take_row(layers, row)))
+                results.append(self.run(_take_row(layers, row)))
         return _join(results)
 
     def _settle(self, device: torch.device) -> None:
@@ -169,7 +169,8 @@ class ExternalTransform(Augmentation):
             f"lit_data.augment, kornia.augmentation or torchvision.transforms.v2 that moves {layer}{cure}"
         )
 
-    def _run(self, layers: Layers) -> Layers:
+    def run(self, layers: Layers) -> Layers:
+        """Run the module with the global generators as they are."""
         self.check_layers(masks=layers.masks is not None, boxes=layers.boxes is not None)
         if is_kornia(self.module):
             return self._run_kornia(layers)

@@ -12,6 +12,7 @@ from lit_data.augment.augmentation import Augmentation, Layers
 from lit_data.augment.colour import ColourJitter
 from lit_data.augment.external import ExternalTransform
 from lit_data.augment.geometry import Geometry
+from lit_data.augment.host import HostTransform
 from lit_data.augment.mixing import MixUp
 from lit_data.augment.photometry import Photometry
 from lit_data.augment.warping import Padding
@@ -85,6 +86,16 @@ class Pipeline(Augmentation):
         for key, times in Counter(self.draw_keys).items():
             if times > 1:
                 raise ConfigError(f"two steps of the pipeline draw {key!r}: join them into one")
+        if any(step.host_steps for step in self._each()[1:]):
+            raise ConfigError(
+                "steps that run in the workers come first in a pipeline: put Albumentations or "
+                "Torchvision before the others"
+            )
+
+    @property
+    @override
+    def host_steps(self) -> tuple[HostTransform, ...]:
+        return tuple(inner for step in self._each() for inner in step.host_steps)
 
     @property
     def takes_bytes(self) -> bool:

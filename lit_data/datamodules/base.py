@@ -15,6 +15,7 @@ from lightning import LightningDataModule, Trainer
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from lit_data.augment import augment_rows
 from lit_data.core.errors import ConfigError
 from lit_data.core.lightning_internals import check_version
 from lit_data.core.types import NEUTRAL, Batch, Ints, PlannedBatch, RowWriter, Stage
@@ -314,7 +315,7 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
 
     def make_loader(self, stage: Stage) -> MicroBatchLoader:
         """Make a loader over one stage: shuffled for training, each sample once and in order otherwise."""
-        dataset: RowWriter = self.dataset(stage)
+        dataset = augment_rows(self.dataset(stage), vars(self), stage, self.loader.seed)
         if stage == "predict" and self._predicted_samples is not None:
             dataset = ChosenRows(dataset, self._predicted_samples)
         rank, world_size = 0, 1
@@ -483,8 +484,7 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
 
     def _open_loader(self, stage: Stage) -> MicroBatchLoader:
         """Make a loader for the Trainer, which asks on all ranks."""
-        loader = self.make_loader(stage)
-        self._run.loaders[stage] = loader  # to be closed in `teardown`
+        loader = self._run.loaders[stage] = self.make_loader(stage)  # `teardown` closes it
         if loader.order.world_size > 1:
             check_ranks_agree(loader, self.trainer)
         if self.trainer is None:

@@ -30,6 +30,10 @@ from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec, Synthesis
 
 PATCH_PX = 128
+_DRAWN_LATE = (
+    "synthetic defects of these images are drawn on the device, behind transforms that run in the workers, which "
+    "would not change them: set synthesis=none, or take an augmentation of the device, such as augment=segmentation"
+)
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +154,11 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
             return make(GridPatches(self.grid))
         images, masks = self.open_split_masks(stage)
         patches = self.choose_patches(images, stage)
-        if masks is not None or not self.transformation.draws(stage, has_masks=False):
+        is_drawn = self.transformation.draws(stage, has_masks=masks is not None)
+        workers_must_draw = is_drawn and self.transformation.runs_on_host(stage)
+        if masks is not None or not is_drawn:
+            if workers_must_draw:
+                raise ConfigError(_DRAWN_LATE)
             paster = self.choose_paster(patches)
             return make(
                 patches, masks=masks, labels=self.labels, unmarked=self.unmarked, paster=paster
@@ -158,6 +166,10 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         # Who draws is measured on samples that nothing is drawn into.
         dataset = make(patches)
         writer = self.choose_writer(dataset)
+        if workers_must_draw:
+            writer = None if self.transformation.is_single else self.transformation.make_writer()
+            if writer is None:
+                raise ConfigError(_DRAWN_LATE)
         return dataset if writer is None else make(patches, writer=writer)
 
     def choose_patches(self, images: Ints, stage: Stage) -> PatchSource:

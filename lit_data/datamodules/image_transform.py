@@ -148,6 +148,10 @@ class ImageTransform:
             return self.nuisance.forward(to_unit(images, self.values), batch), ValueRange()
         return images, self.values
 
+    def runs_on_host(self, stage: Stage) -> bool:
+        """Return True if workers augment the samples of a stage, all or in part."""
+        return stage in self.augment and len(self.augment[stage].host_steps) > 0
+
     def keeps_whole_values(self, stage: Stage) -> bool:
         """Return True if finished samples are whole pixel values, only scaled."""
         return self.values.whole and self.nuisance is None and stage not in self.augment
@@ -175,10 +179,11 @@ class ImageTransform:
 
         Returns:
             The plan and its annotations, with labels as the model sees them; none for a batch
-            without a plan.
+            without a plan, or of samples that workers have augmented.
         """
         plan = self._plan_of(batch)
-        if plan is None:
+        # What workers have moved lies where no plan says.
+        if plan is None or self.runs_on_host(stage):
             return None
         images, values = self.spread(clean, batch)
         annotations = annotate(images.contiguous(), plan, values)

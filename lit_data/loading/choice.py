@@ -149,15 +149,20 @@ def _check_kind(rows: RowWriter, kind: WorkerKind) -> tuple[WorkerKind, str]:
             "worker_kind=process: this process is a daemon, as workers of loaders are, and daemons "
             "start no processes: set worker_kind=thread or num_workers=0"
         )
-    if kind != "thread" or not isinstance(rows, SampleWriter) or not rows.isolated:
+    if kind != "thread" or not is_isolated(rows):
         return kind, "as configured"
     log.warning(
         "worker_kind=thread: %s draws from the global generators of torch, NumPy or random, which "
         "threads share with training, so samples would change from run to run: the main thread "
         "reads it alone; for several workers set worker_kind=process",
-        type(rows.dataset).__name__,
+        type(rows.dataset if isinstance(rows, SampleWriter) else rows).__name__,
     )
     return "inline", "the dataset draws from global generators, which threads share"
+
+
+def is_isolated(rows: RowWriter) -> bool:
+    """Return True if samples draw from global generators, which threads must not share."""
+    return bool(getattr(rows, "isolated", False))
 
 
 def _choose(rows: RowWriter, layout: Layout, options: LoaderOptions, world_size: int) -> Choice:
@@ -172,7 +177,7 @@ def _choose(rows: RowWriter, layout: Layout, options: LoaderOptions, world_size:
             return Choice(kind="process", workers=1, reason=_KEEPS_FILES)
         reason = f"{len(rows)} samples are fewer than {SAMPLES_PER_WORKER}"
         return Choice(kind="inline", workers=0, reason=reason)
-    if getattr(rows, "fetches", False):
+    if getattr(rows, "fetches", False) and not is_isolated(rows):
         workers = _count_workers("thread", num_workers, len(rows), world_size)
         reason = "samples all over the set are not here to be measured"
         return Choice(kind="thread", workers=workers, reason=reason)
@@ -203,7 +208,7 @@ def _time(rows: RowWriter, layout: Layout, options: LoaderOptions) -> tuple[floa
         assert rows.facts.sample_s is not None
         return rows.facts.sample_s, None
     if maps_files(rows) or not can_start_processes():
-        return measure(rows, layout, threads=True)
+        return measure(rows, layout, threads=not is_isolated(rows))
     try:
         return read_apart(partial(measure, layout=layout, threads=True), rows, options)
     except ConfigError:  # it cannot be sent to a process, and none will be forked after this

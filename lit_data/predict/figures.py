@@ -36,6 +36,8 @@ CLASS_COLOURS = (
     "#5ac8fa",
     "#ff2d92",
 )
+UNCHANGED = "unchanged"
+"""Key of a planned batch with its samples before workers augmented them."""
 CELL_INCHES = 2.1
 _LONGEST_SHAPE = 2.0  # long side by short side: longer images are cropped
 _MOST_CENTRES = 50  # defects around which a part of a strip is looked for
@@ -354,7 +356,7 @@ def draw_before_after(
     Returns:
         True if it was drawn; False if the stage has no augmentation.
     """
-    before = datamodule.inspect(stage).draw(planned)
+    before = datamodule.inspect(stage).draw(planned.get(UNCHANGED, planned))
     if before is None:
         return False
     after = datamodule.finish_batch(planned, stage)

@@ -86,7 +86,13 @@ MADE_BY = {  # option files that are for an experiment of their kind alone
 # Nets of packages that need not be installed: see tests/models/test_pretrained.py.
 FOREIGN_NETS = ("smp_unet", "timm_classifier", "torchvision_classifier")
 FOREIGN_NETS += ("torchvision_detector", "torchvision_segmentation", "monai")
-APART = [*map(Path, MADE_BY), *(Path(f"model/{name}") for name in ("voxel_vqvae", *FOREIGN_NETS))]
+# Of packages that need not be installed: see tests/augment/test_host.py and tests/app/test_loggers.py.
+FOREIGN = [Path("augment/albumentations"), Path("augment/torchvision")]
+APART = [
+    *FOREIGN,
+    *map(Path, MADE_BY),
+    *(Path(f"model/{name}") for name in ("voxel_vqvae", *FOREIGN_NETS)),
+]
 # Each is named in a test below, in test_gan_configs or in tests/app.
 NAMED = {"anomaly", "classification", "ct", "ct_100k", "ct_500k", "segmentation", "watermark"}
 NAMED |= {"ct_segmentation"}

@@ -28,6 +28,8 @@ ALLOWED = (
     "torch.nn",
     "torchmetrics",
     "kornia.augmentation",
+    "albumentations",
+    "torchvision.transforms.v2",
     "lightning.pytorch.Trainer",
     "lightning.pytorch.trainer.trainer.Trainer",  # the same class under its own name
     "lightning.pytorch.callbacks",
@@ -51,6 +53,7 @@ _REFUSED = (
     "torchmetrics.text",  # these load models by a name or a path that they are given
     "torchmetrics.audio",
     "torchmetrics.multimodal",
+    "albumentations.core.hub_mixin",  # it loads what a server has
     "optuna.samplers.CmaEsSampler",  # it unpickles what stands in hydra.sweeper.storage
     "optuna.samplers._cmaes",
 )

@@ -26,7 +26,7 @@ from lit_data.core.errors import ConfigError, LitDataError, first_line
 log = logging.getLogger(__name__)
 
 _SPECIAL_KEYS = ("_target_", "_args_", "_partial_", "_convert_", "_recursive_")
-_CHECKED = ("torch", "torchmetrics", "kornia", "lightning")
+_CHECKED = ("torch", "torchmetrics", "kornia", "lightning", "albumentations", "torchvision")
 """Packages whose constructors refuse wrong options with errors of many kinds."""
 _BROUGHT_ALONG = ("synthesis", "augment")  # groups that put themselves below `data`
 

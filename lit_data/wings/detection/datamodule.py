@@ -181,6 +181,11 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         self.sampling = sampling or BoxSampling()
         self.mosaic = mosaic
         self.augment = stage_augmentations(augment, self.batch_keys)
+        if is_on_device and any(step.host_steps for step in self.augment.values()):
+            raise ConfigError(
+                "mosaic_on=device makes mosaics behind the transforms that run in the workers: set "
+                "mosaic_on=worker, or mosaic=null"
+            )
         self.workers_draw = mosaic_on == "worker"
         self.near_duplicates = near_duplicates
         self.groups = groups

@@ -334,9 +334,9 @@ def _read_pipeline(library: Any, transforms: Sequence[Any] | Mapping[str, Any] |
         if isinstance(transforms, Mapping):
             return library.from_dict(dict(transforms))
     except Exception as error:  # of many kinds
-        shown = transforms if isinstance(transforms, str) else "the pipeline"
+        source = transforms if isinstance(transforms, str) else "the pipeline"
         raise ConfigError(
-            f"augment: albumentations cannot read {shown} ({type(error).__name__}: "
+            f"augment: albumentations cannot read {source} ({type(error).__name__}: "
             f"{first_line(error)}): write it with albumentations.save(PIPELINE, FILE, 'yaml')"
         ) from error
     return transforms

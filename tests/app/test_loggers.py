@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import CometLogger, WandbLogger
 
+from lit_data.app.configuration.compose import compose
 from lit_data.app.configuration.targets import instantiate
 from lit_data.core.errors import ConfigError
 from tests.helpers.families import ROOT
@@ -74,3 +75,23 @@ def test_a_logger_whose_package_is_not_there_is_one_line(monkeypatch: pytest.Mon
     target = f"{WandbLogger.__module__}.{WandbLogger.__qualname__}"
     with pytest.raises(ConfigError, match="WandbLogger needs a package"):
         instantiate({"_target_": target, "project": "x"})
+
+
+def test_comet_is_the_class_of_lightning_and_its_package_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    node = compose("fit", ["+experiment=stripe", "logger=comet", f"paths.run={tmp_path}"]).logger
+    monkeypatch.setattr("lightning.pytorch.loggers.comet._COMET_AVAILABLE", False)
+    with pytest.raises(ConfigError, match="CometLogger needs a package"):
+        instantiate(node.comet)
+    built: list[dict[str, object]] = []
+    monkeypatch.setattr(CometLogger, "__init__", lambda _, **options: built.append(options))
+    assert isinstance(instantiate(node.comet), CometLogger)
+    assert built == [
+        {
+            "project": "lit_data",
+            "name": "stripe",
+            "online": True,
+            "offline_directory": f"{tmp_path}/comet",
+        }
+    ]

@@ -87,7 +87,7 @@ MADE_BY = {  # option files that are for an experiment of their kind alone
 FOREIGN_NETS = ("smp_unet", "timm_classifier", "torchvision_classifier")
 FOREIGN_NETS += ("torchvision_detector", "torchvision_segmentation", "monai")
 # Of packages that need not be installed: see tests/augment/test_host.py and tests/app/test_loggers.py.
-FOREIGN = [Path("augment/albumentations"), Path("augment/torchvision")]
+FOREIGN = [Path("augment/albumentations"), Path("augment/torchvision"), Path("logger/comet")]
 APART = [
     *FOREIGN,
     *map(Path, MADE_BY),

@@ -68,7 +68,8 @@ PRIVATE_USES = {
     *(f"test_targets.py: {name}" for name in ("_load", "_locate", "_remove_stale")),
 }
 INSIDE_FUNCTIONS_ONLY = DECODERS | {"onnx", "onnxruntime", "fsspec", "aiohttp"}
-INSIDE_FUNCTIONS_ONLY |= {"anomalib", "safetensors", "torchvision", "faster_coco_eval", "albumentations"}
+INSIDE_FUNCTIONS_ONLY |= {"anomalib", "safetensors", "torchvision", "faster_coco_eval"}
+INSIDE_FUNCTIONS_ONLY |= {"albumentations", "datasets", "webdataset", "litdata", "fiftyone"}
 
 
 @pytest.fixture(scope="module", autouse=True)

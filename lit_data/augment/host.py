@@ -205,7 +205,7 @@ class Albumentations(HostTransform):
         library = _open_albumentations()
         loaded = _read_pipeline(library, transforms)
         steps = list(loaded.transforms if isinstance(loaded, library.Compose) else loaded)
-        boxes = {"min_width": min_box_px, "min_height": min_box_px}
+        boxes: dict[str, Any] = {"min_width": min_box_px, "min_height": min_box_px}
         boxes |= {"min_visibility": min_box_visible}
         processor = getattr(loaded, "processors", {}).get("bboxes")
         if processor is not None:

@@ -356,7 +356,8 @@ def draw_before_after(
     Returns:
         True if it was drawn; False if the stage has no augmentation.
     """
-    before = datamodule.inspect(stage).draw(planned.get(UNCHANGED, planned))
+    unchanged: Any = planned.get(UNCHANGED, planned)
+    before = datamodule.inspect(stage).draw(unchanged)
     if before is None:
         return False
     after = datamodule.finish_batch(planned, stage)

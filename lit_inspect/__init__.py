@@ -5,6 +5,7 @@ from lit_inspect import Inspector
 inspector = Inspector("board.inspect")
 verdict = inspector(pixels)
 print(verdict.verdict, verdict.score, verdict.defects)
+picture = verdict.overlay()
 """
 
 from importlib import import_module

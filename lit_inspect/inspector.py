@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from lit_inspect.images import list_images
 from lit_inspect.layouts import Group, group_files, open_files, take_arrays
 from lit_inspect.marks import measure_marked
 from lit_inspect.net import Limits, Net
+from lit_inspect.overlay import Shown
 from lit_inspect.references import MEASURED_PX, describe_misfits
 from lit_inspect.regions import (
     Defect,
@@ -27,7 +28,7 @@ from lit_inspect.regions import (
     slabs,
 )
 from lit_inspect.rows import ArrayRows, MapFile
-from lit_inspect.settings import read_settings
+from lit_inspect.settings import Settings, read_settings
 from lit_inspect.tiles import Rows, cut, read_middle, stitch
 from lit_inspect.verdicts import GOOD, score_labels
 
@@ -59,6 +60,7 @@ class Verdict:
         marked_share: Fraction of the pixels that a watermark covers.
         references: Which references do not fit, and why: the image is for review then, and has no
             defects, as what differs may be none.
+        shown: The image, for `overlay`.
     """
 
     verdict: str
@@ -70,6 +72,35 @@ class Verdict:
     marked_share: float = 0.0
     references: str = ""
     label: str = ""
+    shown: Shown | None = field(default=None, repr=False, compare=False)
+
+    def overlay(self) -> NDArray[np.uint8]:
+        """Draw what was found over the image: [H, W, 3], R, G, B.
+
+        Defects get a red outline, objects a frame with class and score, and marks are tinted; where
+        nothing was found, it is the image itself.
+
+        Raises:
+            UsageError: The image is not at hand, as it was judged by its map alone.
+        """
+        if self.shown is None:
+            raise UsageError("only a verdict of `inspect` has its image: call the inspector itself")
+        if self.boxes:
+            return self.shown.frame(self.boxes)
+        if self.marked_share:
+            return self.shown.tint(self.probability)
+        return self.shown.outline(self.probability) if self.defects else self.shown.paint()
+
+
+class Answers(Protocol):
+    """The net of an inspector."""
+
+    @property
+    def input_shape(self) -> list[int | str]:
+        """Length of each axis of a batch; the name of one that is free."""
+
+    def run(self, images: Floats) -> Floats:
+        """Return the answers for a batch [B, C, h, w] in 0..1."""
 
 
 class Inspector:
@@ -102,21 +133,41 @@ class Inspector:
         try:
             self.settings = read_settings(board.manifest)
             self._judge = self.settings.judge
-            self._net = Net(board.parts.get(NET, b""), threads, limits)
+            net = Net(board.parts.get(NET, b""), threads, limits)
+            self._net: Answers = net
         except BoardError as error:
             raise BoardError(
                 f"{path}: no usable .inspect file ({error}): export the run again, with the "
                 "release of lit_data that this lit_inspect belongs to"
             ) from error
         try:
-            with self._net.hurrying():
+            with net.hurrying():
                 self._check_golden(board)
         except BoardError as error:
             raise BoardError(f"{path}: {error}") from error
 
-    def __call__(self, *arrays: NDArray[Any]) -> Verdict:
-        """Inspect an image of a camera; for arguments and errors see `take`."""
-        return self.inspect(self.take(*arrays))
+    @classmethod
+    def of(cls, settings: Settings, net: Answers) -> "Inspector":
+        """Return an inspector whose net is at hand, such as one of torch."""
+        inspector = cls.__new__(cls)
+        inspector.settings, inspector._judge, inspector._net = settings, settings.judge, net
+        return inspector
+
+    def __call__(self, *images: NDArray[Any] | str | os.PathLike[str]) -> Verdict:
+        """Inspect an image: arrays of a camera, see `take`, or files, see `open`.
+
+        Raises:
+            UsageError: As there, or there are both, or something else.
+            ImageError: As there.
+        """
+        arrays = [image for image in images if isinstance(image, np.ndarray)]
+        paths = [image for image in images if isinstance(image, str | os.PathLike)]
+        if max(len(arrays), len(paths)) < len(images):
+            kinds = ", ".join(type(image).__name__ for image in images)
+            raise UsageError(
+                f"an image of {kinds}: give paths, or NumPy arrays, such as numpy.asarray(image)"
+            )
+        return self.inspect(self.open(*paths) if paths else self.take(*arrays))
 
     def take(self, *arrays: NDArray[Any]) -> Rows:
         """Return an image of a camera, for `inspect` and `describe`.
@@ -181,6 +232,13 @@ class Inspector:
         Raises:
             UsageError: It has other channels or another dtype than the images that were trained on.
         """
+        channels: tuple[int, ...] = (0,)
+        if image.shape[0] == 3 and self.settings.layout is None:
+            channels = (2, 1, 0) if self.settings.read.cv2_order else (0, 1, 2)
+        shown = Shown(image, channels, self.settings.threshold)
+        return replace(self._inspect(image), shown=shown)
+
+    def _inspect(self, image: Rows) -> Verdict:
         if self.settings.task == "labels":
             return self._classify(image)
         if self.settings.task == "boxes":

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import lightning as L
 
     from lit_data.app.build import Run as Built
+    from lit_data.app.one_image import Image, ImagePredictor
+    from lit_inspect import Verdict
 
 _OF_FIT = ("resume", "report", "ckpt")
 
@@ -86,6 +88,36 @@ class Run:
         `overrides` come on top, such as ``data.root=new``.
         """
         return self._go_on("predict", overrides)
+
+    def predict_image(self, *image: "Image") -> "Verdict":
+        """Return the verdict of one image in memory; nothing is written.
+
+            verdict = run.predict_image("part.png")
+            print(verdict.verdict, verdict.score, verdict.defects)
+            picture = verdict.overlay()  # [H, W, 3] uint8
+
+        Verdict and score are those that `predict` writes into ``images.csv``. The first call loads
+        the best checkpoint, which is kept for the others.
+
+        Args:
+            image: The path of a file, or an array [H, W] or [H, W, C] with pixels and channels as
+                in the files of the training; target and references are one each.
+
+        Returns:
+            The record that `lit_inspect.Inspector` returns too, with the map in ``probability``.
+
+        Raises:
+            ConfigError: Images of this kind, or with these options, are predicted by `predict`
+                alone; or there are too many or too few for an image.
+            DataError: The image is bad, or unlike those of the training.
+        """
+        return self._image_predictor(*image)
+
+    @cached_property
+    def _image_predictor(self) -> "ImagePredictor":
+        from lit_data.app.one_image import ImagePredictor
+
+        return ImagePredictor(self.folder, self.best, self.packages)
 
     def test(self, *overrides: str) -> "Run":
         """Score the best checkpoint on the test split, set up as this run and `overrides`."""

@@ -27,7 +27,13 @@ from lit_data.core.types import NEUTRAL, Stage
 from lit_data.predict import find_task, find_task_of
 from lit_data.predict.answers import read_image_threshold
 from lit_data.predict.journal import FINGERPRINT
-from lit_data.predict.options import Predicted, PredictOptions, PredictRun, Share
+from lit_data.predict.options import (
+    ExportRequest,
+    Predicted,
+    PredictOptions,
+    PredictRun,
+    Share,
+)
 from lit_data.predict.task import Task
 from lit_data.predict.verdicts import find_calibration
 
@@ -160,6 +166,40 @@ def prepare_prediction(
     )
     conditions = list_conditions(cfg, task, options)
     return Prediction(task, model, run, options, checkpoint, record, conditions)
+
+
+def prepare_export(
+    cfg: DictConfig,
+    typed: Mapping[str, Any],
+    checkpoint: Path,
+    record: Mapping[str, Any] | None,
+) -> tuple[Task[Any], ExportRequest]:
+    """Open the data and the model of a run, of which its task makes what `lit_inspect` runs.
+
+    Args:
+        cfg: The configuration of the run, with the model and the reading options of the checkpoint.
+        typed: Options of ``predict``.
+        checkpoint: The file of the weights.
+        record: What `take_trained` returned.
+    """
+    datamodule = build_input_data(cfg, "skip")
+    datamodule.setup("predict")
+    model = build_model(cfg, trained=checkpoint)
+    load_weights(model, checkpoint)
+    task = find_task(datamodule)
+    options = read_options(PredictOptions, typed, "predict")
+    has_verdicts = task.has_verdicts()
+    options = take_thresholds(model, options, has_verdicts=has_verdicts)
+    calibration = None
+    if has_verdicts and "image_threshold" not in typed:
+        calibration = find_calibration(checkpoint, list_conditions(cfg, task, options))
+    return task, ExportRequest(
+        model=model.eval(),
+        options=options,
+        doubt=find_doubt(record),
+        calibration=calibration,
+        reference_limits=read_limits(model),
+    )
 
 
 def read_limits(model: LightningModule) -> Sequence[float] | None:

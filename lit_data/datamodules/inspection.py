@@ -16,6 +16,7 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image import PATCH_PX, Augment, ImageDataModule, choose_grid
 from lit_data.datamodules.image_files import MaskedKeywords
 from lit_data.datamodules.inspection_source import InspectionFiles
+from lit_data.datamodules.own_files import MadeOfFiles
 from lit_data.datasets.balanced_patches import Paster, SampledPatches, Sampling, SamplingOptions
 from lit_data.datasets.balanced_splits import (
     ImageSplitter,
@@ -36,7 +37,7 @@ from lit_data.synthesis import DefectSpec
 log = logging.getLogger(__name__)
 
 
-class InspectionDataModule(ImageDataModule):
+class InspectionDataModule(MadeOfFiles, ImageDataModule):
     """Patches of single images with the masks of their defects.
 
     A batch is a dict:

@@ -16,7 +16,7 @@ from lit_data.annotations.mark_files import ANNOTATION_SUFFIXES, read_annotation
 from lit_data.annotations.marked import Annotated
 from lit_data.annotations.tables import ImageLabels, read_labels
 from lit_data.core.addresses import is_sharded
-from lit_data.core.errors import ConfigError, DataError, Problems, list_problems, show_path
+from lit_data.core.errors import ConfigError, DataError, Problems, list_problems
 from lit_data.core.files import write_json
 from lit_data.core.progress import track
 from lit_data.core.temp import temp_folder
@@ -30,6 +30,7 @@ from lit_data.datasets.layouts import (
     leave_out_stray,
     leave_out_unlike,
 )
+from lit_data.datasets.listed import SET_FILE, read_set
 from lit_data.datasets.near_duplicates import find_details, group_details
 from lit_data.datasets.occupancy import PartialMasks
 from lit_data.datasets.split_lists import LIST_PATHS
@@ -48,7 +49,7 @@ from lit_data.images.scaling import (
     check_mask_sizes,
     read_sizes,
 )
-from lit_data.images.scope import Scope, find_fault
+from lit_data.images.scope import Scope
 from lit_data.images.store.arrays import publish
 from lit_data.images.store.pixels import StoreOptions
 from lit_data.images.store.sources import list_sources
@@ -57,7 +58,6 @@ from lit_data.images.writing import write_png
 log = logging.getLogger(__name__)
 
 ANNOTATION_FORMAT = 6  # raise it with every change of a drawn mask
-_SET = "inspection.json"
 _BOXES = "boxes.npy"
 _ALL = {"train": 1.0}
 _DRAWN = ("coco", "labelme", "csv", "yolo", "cvat")
@@ -78,6 +78,7 @@ class InspectionFiles(MaskedImageFolder):
         scaling: Size that images and masks are brought to before they are stored; `None` keeps that
             of the files.
         takes_labels: A CSV of labels says which images are good, where no mask or folder does.
+        listed: Images, masks and kinds in the place of those that are found below the root.
 
     Raises:
         ConfigError: Masks of several classes, and no names of them; or a set of shards is to be
@@ -89,6 +90,7 @@ class InspectionFiles(MaskedImageFolder):
     good: Sequence[str] | None = None
     scaling: Scaling | None = None
     takes_labels: bool = False
+    listed: InspectionSet | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,7 +113,10 @@ class InspectionFiles(MaskedImageFolder):
     def image_set(self) -> InspectionSet:
         """The images, and the mask of each that has one."""
         if self.shards is not None:
-            return _read_set(self.folder)
+            return read_set(self.folder)
+        if self.listed is not None:
+            labels = [[kind] if kind else [] for kind in self.listed.kinds]
+            return replace(self.listed, kinds=name_kinds(labels, self.good))
         image_set = self._named_set
         if image_set.layout == "none":
             # No file is a mask: annotations may say where defects are.
@@ -146,7 +151,7 @@ class InspectionFiles(MaskedImageFolder):
     @property
     def _listed_set(self) -> InspectionSet:
         """A set with the images of `image_set`, for which no mask is drawn if names say which they are."""
-        if self.shards is not None:
+        if self.shards is not None or self.listed is not None:
             return self.image_set
         named = self._named_set
         # One image may be left out then, unless annotations say where defects are.
@@ -193,8 +198,12 @@ class InspectionFiles(MaskedImageFolder):
             "where": self.image_set.where,
             "bad": [self.name(image) for image in sorted(self.image_set.bad)],
         }
-        write_json(scratch / _SET, listing)
-        return super(MaskedImageFolder, self).list_beside(scratch) | files | {_SET: scratch / _SET}
+        write_json(scratch / SET_FILE, listing)
+        return (
+            super(MaskedImageFolder, self).list_beside(scratch)
+            | files
+            | {SET_FILE: scratch / SET_FILE}
+        )
 
     @override
     def describe_published(self, scratch: Path) -> PublishedImages:
@@ -446,38 +455,16 @@ class InspectionFiles(MaskedImageFolder):
 
     @property
     @override
+    def _identity(self) -> str:
+        listed = self.listed
+        return super()._identity + ("" if listed is None else repr((listed.images, listed.masks)))
+
+    @property
+    @override
     def scope(self) -> Scope:
         return Scope.of_images(
             self.patterns, masks=self.masks, beside=ANNOTATION_SUFFIXES, also=LIST_PATHS
         )
-
-
-def _read_set(folder: Path) -> InspectionSet:
-    """Read what `InspectionFiles.list_beside` wrote of a set of shards, whose images are not here.
-
-    Raises:
-        DataError: It cannot be read.
-    """
-    try:
-        listing = json.loads((folder / _SET).read_bytes())
-        images, masks, kinds = listing["images"], listing["masks"], listing["kinds"]
-        # The list comes from a server: its names must not lead out of the folder.
-        if any(find_fault(name) for name in (*images, *filter(None, masks))):
-            raise ValueError("its lists do not fit")
-        if not len(images) == len(masks) == len(kinds):
-            raise ValueError("its lists do not fit")
-        return InspectionSet(
-            layout=listing["layout"],
-            images=tuple(folder / name for name in images),
-            masks=tuple(name and folder / name for name in masks),
-            kinds=tuple(kinds),
-            where=listing["where"],
-            bad=frozenset(folder / name for name in listing["bad"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{show_path(folder / _SET)}: no list of an inspection set ({error!s:.80})"
-        ) from error
 
 
 def _check_known(classes: Sequence[str], known: set[str], what: str) -> None:

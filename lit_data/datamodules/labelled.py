@@ -55,6 +55,8 @@ class LabelledFiles(InspectionFiles):
     def image_set(self) -> InspectionSet:
         if self.shards is not None:
             return super().image_set
+        if self.listed is not None:
+            return self.listed
         every = find_labelled_set(self.folder, self.patterns, self.exclude, self.leftovers)
         image_set = self.leave_out_others(every)
         table = read_labels(self.folder, image_set.images, image_set.excluded)

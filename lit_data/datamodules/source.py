@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,8 @@ from typing import Annotated, Any, ClassVar, Self, TypedDict, TypeVar, get_args
 
 from lit_data.core.addresses import RemoteOptions, check_root, is_remote, is_sharded
 from lit_data.core.checks import check_choice, check_types
-from lit_data.core.errors import ConfigError, StoreError, show_path
+from lit_data.core.errors import ConfigError, DataError, StoreError, show_path
+from lit_data.core.files import explaining, replacing_by_path
 from lit_data.core.leftovers import Leftovers
 from lit_data.core.parts import Part
 from lit_data.core.types import NEUTRAL, Ints, PathText
@@ -132,10 +134,14 @@ class Source(FileOptions, ABC):
 
     @cached_property
     def folder(self) -> Path:
-        """The root or its mirror; without one, the synthetic dataset; the first call makes what is not there."""
+        """The root or its mirror; without one, the synthetic dataset; the first call makes what is not there.
+
+        A root that is one file stands for a folder with that file alone.
+        """
         if not self.root:
             return self._make_samples()
-        return Path(self.root) if self._elsewhere is None else self._elsewhere.folder
+        folder = Path(self.root) if self._elsewhere is None else self._elsewhere.folder
+        return self._hold_alone(folder) if folder.is_file() else folder
 
     def refresh(self) -> None:
         """Bring the mirror of a root on a server, or what is known of a set of shards, up to date."""
@@ -297,6 +303,24 @@ class Source(FileOptions, ABC):
     def _exclusion(self) -> str:
         """Text that differs where files are left out; empty without any."""
         return ""
+
+    def _hold_alone(self, path: Path) -> Path:
+        """Return a folder of the cache with one file: linked, or copied where it cannot be.
+
+        So neither masks nor labels nor lists of splits that lie beside it are looked at.
+        """
+        if not os.access(path, os.R_OK):
+            raise DataError(f"{show_path(path)}: not readable by this user")
+        digest = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:12]
+        folder = self.cache_folder / "single" / digest
+        with explaining(folder, "set paths.cache"):
+            folder.mkdir(parents=True, exist_ok=True)
+            with replacing_by_path(folder / path.name) as part:
+                try:
+                    os.link(path.resolve(), part)
+                except OSError:
+                    shutil.copy2(path, part)
+        return folder
 
     def _make_samples(self) -> Path:
         if self.sample_spec is None:

@@ -1,7 +1,7 @@
 """Nets that are exported: what makes their input of an image, and what a file says of them beside its graph."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from lit_data.datamodules.labelled import LabelledFiles
 from lit_data.datasets.references import rule_of
 from lit_data.images.bank import ImageBank
 from lit_data.images.decoders import ImageDecoder, ImageSource
+from lit_data.images.read_options import ReadOptions
 from lit_data.images.scaling import Scaling
 from lit_data.predict.batch_size_table import find_reach_px
 from lit_data.predict.forward import Forward, ForwardOptions
@@ -44,6 +45,16 @@ NO_MAP: dict[str, Any] = {
     "large_px": 0,
 }
 """Settings of a file that gives no maps."""
+_READ = (
+    "alpha",
+    "cv2_order",
+    "gray_to_rgb",
+    "equal_channels",
+    "nan_fill",
+    "as_float",
+    "max_pixels",
+)
+"""Options of reading that the runtime knows."""
 UNUSED = (
     *PredictOptions.list_names(decides=False),
     *PredictOptions.list_names(Use.CLEANING | Use.GENERATION),
@@ -83,6 +94,67 @@ class NetFacts:
     def has_one_size(self) -> bool:
         """True if all images are brought to one size, so that none is smaller."""
         return self.scaling is not None and self.scaling.size_px is not None
+
+
+def list_settings(facts: NetFacts, options: PredictOptions) -> dict[str, Any]:
+    """Return what `lit_inspect` knows of a net and its images, see `lit_inspect.settings.Settings`.
+
+    Args:
+        facts: The net.
+        options: Those of it, which a graph may have changed.
+
+    Raises:
+        ConfigError: The runtime lacks an option of reading.
+    """
+    bank, values, scaling = facts.bank, facts.values, facts.scaling
+    sizes = None
+    if scaling is not None:
+        size_px = None if scaling.size_px is None else list(scaling.size_px)
+        sizes = {"size_px": size_px, "factor": scaling.factor, "fit": scaling.fit}
+    tiling = {"tiling": _list_tiles(options)} if facts.settings["task"] == "maps" else {}
+    return {
+        "boxes": None,
+        **facts.settings,
+        **tiling,
+        "read": _list_read(facts.source.read),
+        "channels": bank.channels,
+        "dtype": bank.dtype.name,
+        "value_range": None if values == ValueRange() else [values.low, values.high],
+        "scaling": sizes,
+    }
+
+
+def _list_tiles(options: PredictOptions) -> dict[str, Any]:
+    return {
+        "tile_px": list(options.tile_sides_px),
+        "overlap_px": options.overlap_px,
+        "margin_px": options.margin_px,
+        "blend": options.blend,
+        "multiple_px": options.multiple_px,
+        "round_px": options.round_px,
+    }
+
+
+def _list_read(read: ReadOptions) -> dict[str, Any]:
+    """Return the options of reading for a manifest.
+
+    Raises:
+        ConfigError: One is set that the runtime lacks.
+    """
+    values = asdict(read)
+    for name, default in asdict(type(read)()).items():
+        # Depths that are scaled are those of files that the runtime refuses.
+        is_known = name in (*_READ, "max_image_bytes", "depth")
+        if not is_known and values[name] != default:
+            raise ConfigError(
+                f"data.read.{name}={values[name]} is none of the options that lit_inspect knows "
+                f"({', '.join(_READ)}): leave it out"
+            )
+    if read.alpha not in ("opaque", "drop"):
+        raise ConfigError(
+            f"data.read.alpha={read.alpha} is not for an .inspect file: set opaque or drop"
+        )
+    return {name: values[name] for name in _READ}
 
 
 def describe_maps(

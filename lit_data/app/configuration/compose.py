@@ -111,6 +111,7 @@ def check_run(
         first = _check_job(tree, next(jobs))
         for job in jobs:
             _check_job(tree, job)
+        HydraConfig.instance().set_config(first.cfg)  # to which the run folder refers
     return first.cfg, open_arguments(tree.parse(completed), first.opened)
 
 

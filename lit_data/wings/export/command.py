@@ -4,7 +4,7 @@ import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -12,14 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from lit_data.app.build import build_input_data, build_model
-from lit_data.app.checkpoints import find_checkpoint, load_weights
+from lit_data.app.checkpoints import find_checkpoint
 from lit_data.app.configuration.names import allow_packages
 from lit_data.app.configuration.suggest import Parser
-from lit_data.app.configuration.targets import read_options
 from lit_data.app.exported import SUFFIX, open_exported, read_exported
-from lit_data.app.predict import list_conditions, read_limits, take_thresholds
-from lit_data.app.quality import find_doubt
+from lit_data.app.predict import prepare_export
 from lit_data.app.rerun import read_config, read_started
 from lit_data.app.trained import take_trained
 from lit_data.core.checks import check_choice
@@ -27,10 +24,7 @@ from lit_data.core.errors import ConfigError, StoreError, first_line, show_path
 from lit_data.core.files import explaining, replacing_by_path
 from lit_data.core.temp import scratch_folder
 from lit_data.datamodules.source import find_cache
-from lit_data.predict import find_task
 from lit_data.predict.net_facts import NetFacts
-from lit_data.predict.options import ExportRequest, PredictOptions
-from lit_data.predict.verdicts import find_calibration
 from lit_data.wings.export.encode import encode_file
 from lit_data.wings.export.int8 import Int8Options, choose_precision
 from lit_data.wings.export.plain import FORMS, check_form
@@ -165,29 +159,10 @@ def encode_run(run: Path, typed: Mapping[str, Any]) -> Encoded:
     if typed["max_pixels"] is not None:
         cfg.data.read.max_pixels = typed["max_pixels"]
     training = deepcopy(cfg)
-    datamodule = build_input_data(cfg, "skip")
-    datamodule.setup("predict")
-    model = build_model(cfg, trained=checkpoint)
-    load_weights(model, checkpoint)
-    task = find_task(datamodule)
-    options = read_options(PredictOptions, typed["predict"], "predict")
-    has_verdicts = task.has_verdicts()
-    options = take_thresholds(model, options, has_verdicts=has_verdicts)
-    calibration = None
-    if has_verdicts and "image_threshold" not in typed["predict"]:
-        calibration = find_calibration(checkpoint, list_conditions(cfg, task, options))
-    doubt = find_doubt(record)
-    if doubt is not None:
-        log.warning("%s: verdicts of the file are unsure, train longer", doubt)
-    request = ExportRequest(
-        model=model.eval(),
-        options=options,
-        doubt=doubt,
-        calibration=calibration,
-        trained=_list_trained(record),
-        reference_limits=read_limits(model),
-    )
-    facts = task.export(request)
+    task, request = prepare_export(cfg, typed["predict"], checkpoint, record)
+    if request.doubt is not None:
+        log.warning("%s: verdicts of the file are unsure, train longer", request.doubt)
+    facts = task.export(replace(request, trained=_list_trained(record)))
     data = encode_file(facts)
     int8: Int8Options = typed["int8"]
     return Encoded(facts, choose_precision(data, training, int8) if int8.int8 else data)

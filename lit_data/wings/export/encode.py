@@ -2,9 +2,8 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +12,7 @@ import lit_data
 from lit_data.core.errors import ConfigError
 from lit_data.core.temp import scratch_folder
 from lit_data.core.types import Array
-from lit_data.core.value_range import ValueRange
-from lit_data.images.read_options import ReadOptions
-from lit_data.predict.net_facts import NetFacts, read_spread
+from lit_data.predict.net_facts import NetFacts, list_settings, read_spread
 from lit_data.predict.options import PredictOptions
 from lit_data.wings.export.onnx_file import export_onnx
 
@@ -23,16 +20,6 @@ log = logging.getLogger(__name__)
 
 _GOLDEN = 5
 _GOLDEN_PX = 160  # longest side, so that the runtime starts quickly
-_READ = (
-    "alpha",
-    "cv2_order",
-    "gray_to_rgb",
-    "equal_channels",
-    "nan_fill",
-    "as_float",
-    "max_pixels",
-)
-"""Options of reading that the runtime knows."""
 
 
 def encode_file(facts: NetFacts) -> bytes:
@@ -48,26 +35,12 @@ def encode_file(facts: NetFacts) -> bytes:
     from lit_inspect.board import NET, encode_array, encode_board
 
     graph, options = _write_graph(facts)
-    bank, values, scaling = facts.bank, facts.values, facts.scaling
-    settings = facts.settings
-    if settings["task"] == "maps":
-        settings = settings | {"tiling": _list_tiles(options)}
     parts = {NET: graph}
     for number, pixels in enumerate(_read_golden(facts)):
         parts[f"golden/{number}.npy"] = encode_array(pixels)
         parts[f"golden/{number}_answer.npy"] = encode_array(facts.answer(pixels, options))
-    sizes = None
-    if scaling is not None:
-        size_px = None if scaling.size_px is None else list(scaling.size_px)
-        sizes = {"size_px": size_px, "factor": scaling.factor, "fit": scaling.fit}
     manifest = {
-        "boxes": None,
-        **settings,
-        "read": _list_read(facts.source.read),
-        "channels": bank.channels,
-        "dtype": bank.dtype.name,
-        "value_range": None if values == ValueRange() else [values.low, values.high],
-        "scaling": sizes,
+        **list_settings(facts, options),
         "golden": _GOLDEN,
         "versions": {"lit_data": lit_data.__version__, "torch": torch.__version__},
     }
@@ -100,39 +73,6 @@ def _write_graph(facts: NetFacts) -> tuple[bytes, PredictOptions]:
             )
         options = replace(options, round_px=max(sides))
     return graph, options
-
-
-def _list_tiles(options: PredictOptions) -> dict[str, Any]:
-    return {
-        "tile_px": list(options.tile_sides_px),
-        "overlap_px": options.overlap_px,
-        "margin_px": options.margin_px,
-        "blend": options.blend,
-        "multiple_px": options.multiple_px,
-        "round_px": options.round_px,
-    }
-
-
-def _list_read(read: ReadOptions) -> dict[str, Any]:
-    """Return the options of reading for a manifest.
-
-    Raises:
-        ConfigError: One is set that the runtime lacks.
-    """
-    values = asdict(read)
-    for name, default in asdict(type(read)()).items():
-        # Depths that are scaled are those of files that the runtime refuses.
-        is_known = name in (*_READ, "max_image_bytes", "depth")
-        if not is_known and values[name] != default:
-            raise ConfigError(
-                f"data.read.{name}={values[name]} is none of the options that lit_inspect knows "
-                f"({', '.join(_READ)}): leave it out"
-            )
-    if read.alpha not in ("opaque", "drop"):
-        raise ConfigError(
-            f"data.read.alpha={read.alpha} is not for an .inspect file: set opaque or drop"
-        )
-    return {name: values[name] for name in _READ}
 
 
 def _read_golden(facts: NetFacts) -> Iterator[Array]:

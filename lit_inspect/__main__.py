@@ -21,7 +21,7 @@ from lit_inspect.inspector import Inspector
 from lit_inspect.layouts import Group
 from lit_inspect.net import Limits
 from lit_inspect.results import Results
-from lit_inspect.verdicts import REVIEW
+from lit_inspect.verdicts import REVIEW, describe_counts
 from lit_inspect.version import VERSION
 
 _EPILOG = """\
@@ -97,8 +97,7 @@ def _run(options: argparse.Namespace) -> int:
             f"{results.misfits} images have references that do not fit, as the column references of "
             "images.csv says; their verdict is review, as what differs may be no defect"
         )
-    listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-    print(escape(f"{len(groups)} images: {listed}; {options.out}"))
+    print(escape(f"{describe_counts(counts)}; {options.out}"))
     return ImageError.exit_code if results.has_bad else 0
 
 

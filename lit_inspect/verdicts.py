@@ -1,7 +1,7 @@
 """`Judge`: the one rule by which images get verdicts, of maps, boxes and labels alike."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,3 +64,9 @@ def score_labels(probabilities: NDArray[Any], good: Collection[int]) -> float:
     """
     others = [number for number in range(len(probabilities)) if number not in good]
     return min(1.0, float(probabilities[others].sum(dtype=np.float64)))
+
+
+def describe_counts(counts: Mapping[str, int]) -> str:
+    """Return images by their verdicts in words: ``180 images: 111 defect, 69 good``."""
+    listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()) if count)
+    return f"{sum(counts.values())} images: {listed}"

@@ -35,7 +35,7 @@ from lit_data.app.launcher import is_first_of_machine
 from lit_data.app.monitor_guard import MonitorGuard, leave_undefined_empty
 from lit_data.app.rerun import read_config
 from lit_data.app.resuming import ResumedTraining, take_resumed
-from lit_data.app.terminal import LogInterval, ParameterTable, RunBar, quieten
+from lit_data.app.terminal import Forecast, LogInterval, ParameterTable, RunBar, quieten
 from lit_data.app.trained import take_trained
 from lit_data.callbacks.wrapping import wrap
 from lit_data.core.checks import read_arguments
@@ -414,6 +414,7 @@ def _choose_callbacks(cfg: DictConfig) -> list[L.Callback]:
     callbacks.append(MonitorGuard(knows_names=knows_names))
     if cfg.command != "fit":
         return [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
+    callbacks.append(Forecast())
     if "trainer.log_every_n_steps" not in typed:
         callbacks.insert(0, LogInterval())  # others read the interval as training starts
         warnings.filterwarnings(

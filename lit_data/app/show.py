@@ -55,7 +55,7 @@ def draw_samples(
 def draw_predictions(
     datamodule: BaseDataModule, model: LightningModule, path: Path, *, count: int = 8
 ) -> None:
-    """Draw test samples beside what the model makes of them.
+    """Draw test images, or samples of them, beside what the model makes of them.
 
     Where the test split is empty, they are of the validation, else of the training.
 
@@ -72,6 +72,8 @@ def draw_predictions(
         return
     stages: tuple[Stage, ...] = ("test", "val", "train")
     stage = next(stage for stage in stages if len(datamodule.dataset(stage)))
+    if task.draw_whole(model, stage, path, f"predictions on {stage} images", count=count):
+        return
     _, batch = _read_samples(datamodule, stage, 0, task.candidates)
     asked: Any = AskedModule(model, datamodule)  # which gets batches in its own form
     title = f"predictions on {stage} samples"

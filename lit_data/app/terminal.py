@@ -3,6 +3,7 @@
 import logging
 import math
 import sys
+import time
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -10,8 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import RichModelSummary, RichProgressBar
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    RichModelSummary,
+    RichProgressBar,
+    Timer,
+)
 from lightning.pytorch.utilities.model_summary.model_summary import get_human_readable_count
+from rich.console import Console
 from typing_extensions import override
 
 from lit_data.app.quality import describe_threshold
@@ -21,6 +28,12 @@ from lit_data.app.result import is_score, print_table, split_stage
 _NOISE = ("💡 Tip", "Loading `train_dataloader` to estimate", "TPU available: False")
 _SHORT = {"average_precision": "ap", "defect_recall": "recall", "accuracy": "acc"}
 _LONGEST = 12
+_BESIDE_SCORES = 70  # columns of a bar for its name, its batches, its times and its speed
+_FEWEST_BATCHES, _SHORTEST_S = 3, 3.0  # by which a training is timed
+_WORTH_SAYING_S = 20.0
+_VALIDATION = 0.4  # time of a batch of validation, by that of a training batch
+log = logging.getLogger(__name__)
+
 _COLUMNS = ("val", "test", "baseline")
 
 
@@ -41,7 +54,7 @@ class RunBar(RichProgressBar):
             short_name = shorten(name)
             is_unique = counts[short_name] == 1
             shown_metrics[short_name if is_unique else name] = value
-        return shown_metrics
+        return _fit_line(shown_metrics, Console().width - _BESIDE_SCORES)
 
     @override
     def _get_train_description(self, current_epoch: int) -> str:
@@ -81,7 +94,8 @@ class ParameterTable(RichModelSummary):
             )
             return
         columns = dict(summary_data)
-        rows = list(zip(columns["Name"], columns["Type"], columns["Params"], strict=True))
+        parts = zip(columns["Name"], columns["Type"], columns["Params"], strict=True)
+        rows = [part for part in parts if part[2].strip() != "0"]  # losses and metrics have none
         rows.append(("all", "", get_human_readable_count(total_parameters)))
         if trainable_parameters < total_parameters:
             rows.append(("trained", "", get_human_readable_count(trainable_parameters)))
@@ -100,6 +114,90 @@ class LogInterval(Callback):
         batches = trainer.num_training_batches
         if 0 < batches < trainer.log_every_n_steps:  # type: ignore[attr-defined]
             trainer.log_every_n_steps = int(batches)  # type: ignore[attr-defined]  # its logger connector set it
+
+
+class Forecast(Callback):
+    """Says once, after the first batches, how long the training takes on this machine."""
+
+    def __init__(self) -> None:
+        self._began_s: float | None = None
+        self._batches = 0
+        self._steps = 0
+        self._is_said = False
+
+    @override
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        if self._is_said or not trainer.is_global_zero:
+            return
+        now_s = time.monotonic()
+        if self._began_s is None:  # the first batch may compile, and fill caches
+            self._began_s, self._steps = now_s, trainer.global_step
+            return
+        self._batches += 1
+        passed_s = now_s - self._began_s
+        if self._batches >= _FEWEST_BATCHES and passed_s >= _SHORTEST_S:
+            self._is_said = True
+            steps_a_batch = (trainer.global_step - self._steps) / self._batches
+            text = describe_duration(trainer, passed_s / self._batches, steps_a_batch)
+            if text:
+                log.info("training takes %s on this machine", text)
+
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # What is timed is training alone.
+        self._began_s, self._batches = None, 0
+
+
+def describe_duration(trainer: Trainer, batch_s: float, steps_a_batch: float) -> str:
+    """Return how long a training still takes; empty of a short one, and where nothing says its end.
+
+    Args:
+        trainer: In its training.
+        batch_s: Seconds of a training batch.
+        steps_a_batch: Steps of optimizers for each.
+    """
+    batches = float(trainer.num_training_batches)
+    epoch_s = batch_s * batches
+    if trainer.enable_validation:
+        every = trainer.check_val_every_n_epoch or 1
+        epoch_s += batch_s * _VALIDATION * sum(trainer.num_val_batches) / every
+    limits_s = []
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+        limits_s.append(epoch_s * (trainer.max_epochs - trainer.current_epoch))
+    if trainer.max_steps >= 0 and steps_a_batch > 0:
+        left = (trainer.max_steps - trainer.global_step) / steps_a_batch
+        limits_s.append(left * (epoch_s / batches if math.isfinite(batches) else batch_s))
+    is_stopped_early = False
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by its callback connector
+        is_stopped_early |= isinstance(callback, EarlyStopping)
+        if isinstance(callback, Timer) and callback.time_remaining() is not None:
+            limits_s.append(float(callback.time_remaining() or 0))
+    total_s = min(filter(math.isfinite, limits_s), default=0.0)
+    if total_s < _WORTH_SAYING_S:
+        return ""
+    text = f"about {_round(total_s)} in all"
+    if epoch_s < total_s:
+        text = f"about {_round(epoch_s)} an epoch, {_round(total_s)} in all"
+    return f"{text}, less if it is stopped early," if is_stopped_early else text
+
+
+def _round(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def _fit_line(metrics: Mapping[str, Any], columns: int) -> dict[str, Any]:
+    """Return the metrics that fit into one line beside the bar, the first ones; at least one."""
+    shown: dict[str, Any] = {}
+    for name, value in metrics.items():
+        number = value if isinstance(value, str) else f"{value:.3f}"
+        columns -= len(f"{name}: {number} ")
+        if columns < 0 and shown:
+            break
+        shown[name] = value
+    return shown
 
 
 def shorten(name: str) -> str:

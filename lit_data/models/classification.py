@@ -84,8 +84,8 @@ class ClassificationModule(JudgedModule):
 
     Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``label`` [B] int64.
 
-    Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/``
-    before it: ``accuracy``; ``f1`` and ``recall``, the means over the classes that there are;
+    Logs ``train/loss`` in each step, ``val/loss`` in training, and after validation and test, with
+    ``val/`` or ``test/`` before it: ``accuracy``; ``f1`` and ``recall``, the means over the classes that there are;
     ``f1_NAME`` of each of these; and where a class is good, by its name or as the datamodule says,
     what `JudgedModule` says of images. An image scores as the probability that it is of no good
     class.
@@ -108,6 +108,7 @@ class ClassificationModule(JudgedModule):
     weights: Tensor
     not_in_bar: ClassVar[tuple[str, ...]] = ("recall", "image_", "misses", "false_alarms")
     exported_as = "labels"
+    notes_loss = True
 
     def __init__(
         self,
@@ -175,7 +176,11 @@ class ClassificationModule(JudgedModule):
 
     @override
     def find_loss(self, batch: Batch) -> Tensor:
-        logits = self(batch["image"]).float()
+        return self._compare(self(batch["image"]), batch)
+
+    def _compare(self, answers: Tensor, batch: Batch) -> Tensor:
+        """Return the loss of logits."""
+        logits = answers.float()
         losses = F.cross_entropy(
             logits, batch["label"], reduction="none", label_smoothing=self.label_smoothing
         )
@@ -199,6 +204,7 @@ class ClassificationModule(JudgedModule):
     def score(self, batch: Batch, stage: str) -> None:
         scores: Any = self.scores[f"{stage}_labels"]
         logits, labels = self(batch["image"]), batch["label"]
+        self.note_loss(batch, lambda: self._compare(logits, batch))
         scores.update(logits, labels)
         if self.good:
             is_bad = [name not in self.good for name in self.classes]

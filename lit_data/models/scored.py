@@ -1,15 +1,16 @@
 """`ScoredModule`: the hooks that our modules share."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from lightning import LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import LRSchedulerTypeUnion
 from torch import Tensor, nn
-from torchmetrics import Metric
+from torchmetrics import MeanMetric, Metric
 from torchmetrics.utilities import dim_zero_cat
 from typing_extensions import override
 
@@ -323,9 +324,9 @@ class Confusion(NamedTuple):
 class ScoredModule(LightningModule):
     """A net that learns by one loss and is scored on whole stages.
 
-    Logs ``train/loss`` in each step, and what `take_scores` gives after validation and test, with
-    ``val/`` or ``test/`` before it; names that hold one of `not_in_bar` stay out of the progress
-    bar.
+    Logs ``train/loss`` in each step, ``val/loss`` after each validation of a training, and what
+    `take_scores` gives after validation and test, with ``val/`` or ``test/`` before it; names that
+    hold one of `not_in_bar` stay out of the progress bar.
 
     Args:
         net: The net.
@@ -344,6 +345,8 @@ class ScoredModule(LightningModule):
 
     not_in_bar: ClassVar[tuple[str, ...]] = ("_baseline",)
     exported_as: ClassVar[str | None] = None
+    notes_loss: ClassVar[bool] = False
+    """`score` calls `note_loss` with its answers, so that no batch goes through the net for it again."""
 
     def __init__(self, net: nn.Module, *, optimizer: OptimizerFactory, schedule: Schedule) -> None:
         super().__init__()
@@ -353,6 +356,7 @@ class ScoredModule(LightningModule):
         self.schedule = schedule
         self.confusion: dict[str, Confusion] = {}
         self.curves: dict[str, ScoreCurves] = {}
+        self.losses = MeanMetric(nan_strategy="disable")  # of a validation
         parameter_count = sum(weight.numel() for weight in net.parameters())
         self.save_hyperparameters({"num_parameters": parameter_count})
 
@@ -370,6 +374,23 @@ class ScoredModule(LightningModule):
 
         Those that the stage has nothing for are NaN: a recall of no defects is neither 0 nor 1.
         """
+
+    def note_loss(self, batch: Batch, find: Callable[[], Tensor]) -> None:
+        """Take the loss of a batch into ``val/loss``; outside of a training's validation do nothing.
+
+        Args:
+            batch: Of a validation.
+            find: Returns the loss of the batch, a scalar, from answers that the net gave already.
+        """
+        if self._is_validating:
+            self.losses.update(find().detach(), weight=count_samples(batch))
+
+    @property
+    def _is_validating(self) -> bool:
+        trainer = self._trainer
+        return (
+            trainer is not None and trainer.state.fn == TrainerFn.FITTING and not trainer.training
+        )
 
     def invert(self, answers: Tensor, images: Tensor) -> Any:  # noqa: ANN401 - as `forward` gives it
         """Return what `forward` gives for images, by what an exported file says of them.
@@ -416,6 +437,10 @@ class ScoredModule(LightningModule):
             super().lr_scheduler_step(scheduler, metric)
 
     def _log_scores(self, stage: str) -> None:
+        if self.notes_loss and self._is_validating:
+            self.losses.update(0.0, weight=0.0)  # so that a rank without a batch takes part
+            self.log(f"{stage}/loss", self.losses.compute(), batch_size=1)
+            self.losses.reset()
         for name, value in self.take_scores(stage).items():
             in_bar = not any(part in name for part in self.not_in_bar)
             self.log(f"{stage}/{name}", value, prog_bar=in_bar, batch_size=1, sync_dist=True)

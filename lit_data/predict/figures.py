@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_data.core.files import explaining, replacing
-from lit_data.core.types import IGNORED, Array, Batch, Bools, Size, Stage
-from lit_data.datamodules.base import BaseDataModule
+from lit_data.core.types import IGNORED, Array, Batch, Bools, Bytes, Size
+from lit_data.datasets.occupancy import is_defect
 from lit_data.predict.predictor import find_defects
 from lit_inspect.regions import Defect
 
@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 
 TRUE_COLOUR = "#ff3b30"
 DISTRACTOR_COLOUR = "#34aadc"
-FOUND_COLOUR = "#4cd964"
+FOUND_COLOUR = "#2bd66a"
+FALSE_COLOUR = "#ffb000"
+OTHER_COLOUR = "#bf5af2"
 CLASS_COLOURS = (
     "#ff3b30",
     "#34aadc",
@@ -36,12 +38,28 @@ CLASS_COLOURS = (
     "#5ac8fa",
     "#ff2d92",
 )
-UNCHANGED = "unchanged"
-"""Key of a planned batch with its samples before workers augmented them."""
 CELL_INCHES = 2.1
+_TOGETHER = 2
+_STEP = 4  # px between those that say how dark and bright an image is
 _LONGEST_SHAPE = 2.0  # long side by short side: longer images are cropped
 _MOST_CENTRES = 50  # defects around which a part of a strip is looked for
 _LONGEST_NAME = 24  # characters that fit over a cell
+SHOWN_PX = 480  # longest side of an image in a cell
+_OVERLAY_PX = 720  # longest side of an image in a file of its own
+_CAPTION_PX, _CAPTION_WIDTH_PX = 24, 240
+_QUALITY = 88  # of a JPEG
+_HEAT = 0.7  # opacity of a probability from the threshold on
+_HOTTEST = 235  # of 255 colours, whose last ones are dark
+_FILL = 0.4  # opacity of labels
+_LINE_PX = 2
+_FOUND, _OTHER, _MISSED, _FALSE = 1, 2, 3, 4
+_OUTCOMES = {
+    _FOUND: ("found", FOUND_COLOUR),
+    _OTHER: ("of another class", OTHER_COLOUR),
+    _MISSED: ("missed", TRUE_COLOUR),
+    _FALSE: ("false alarm", FALSE_COLOUR),
+}
+"""What becomes of a region, in all pictures: its word, and its colour."""
 PERCENTILES = (0.5, 99.5)  # of the grey values that become black and white
 ShowSample = Callable[[Sequence[Axes], Batch, int], None]
 """Fills one cell for each column with a sample of a batch."""
@@ -90,14 +108,22 @@ def show_pixels(cell: Axes, image: Tensor) -> None:
 
 
 def show_stored(cell: Axes, pixels: Array) -> None:
-    """Show stored pixels [C, H, W] of any range from their darkest to their brightest.
+    """Show stored pixels [C, H, W] of any range from their darkest to their brightest."""
+    cell.imshow(np.moveaxis(stretch(pixels), 0, -1))
 
-    Three channels are shown in their colours, otherwise the first one in grey.
+
+def stretch(pixels: Array) -> Bytes:
+    """Return stored pixels [C, H, W] of any range as bytes [3, H, W], from darkest to brightest.
+
+    Bytes of three channels stay as they are; of another number of channels the first one is grey.
     """
-    image = np.moveaxis(pixels, 0, -1) if len(pixels) == 3 else pixels[0]
-    low, high = np.percentile(image, PERCENTILES)
-    stretched = (image.astype(np.float32) - low) / max(high - low, 1e-3)
-    cell.imshow(stretched.clip(0, 1), cmap="gray", vmin=0, vmax=1)
+    if len(pixels) == 3 and pixels.dtype == np.uint8:
+        return pixels
+    planes = pixels if len(pixels) == 3 else pixels[:1]
+    low, high = np.percentile(planes[:, ::_STEP, ::_STEP], PERCENTILES)
+    scaled = (planes.astype(np.float32) - low) * (255 / max(high - low, 1e-6))
+    stretched: Bytes = scaled.clip(0, 255).astype(np.uint8)
+    return np.repeat(stretched, 3 // len(planes), axis=0)
 
 
 def show_probability(
@@ -171,25 +197,6 @@ def draw_outline(cell: Axes, is_marked: Bools, *, colour: str, width: float = 1.
     _fit_cell(cell, (height, width_px))
 
 
-def circle_mask(cell: Axes, mask: Tensor, colour: str) -> None:
-    """Circle every connected piece of a mask, [H, W]."""
-    circle(cell, find_defects(mask.numpy()), tuple(mask.shape), colour)
-
-
-def circle(cell: Axes, defects: Sequence[Defect], shape: tuple[int, ...], colour: str) -> None:
-    """Circle defects, and show no more of the cell than an image of `shape`."""
-    angle = np.linspace(0, 2 * np.pi, 40)
-    for defect in defects:
-        radius = max(defect.height_px, defect.width_px) / 2 + 3
-        cell.plot(
-            defect.x + radius * np.cos(angle),
-            defect.y + radius * np.sin(angle),
-            color=colour,
-            linewidth=1.2,
-        )
-    _fit_cell(cell, shape)
-
-
 def _fit_cell(cell: Axes, shape: tuple[int, ...]) -> None:
     cell.set_xlim(-0.5, shape[1] - 0.5)
     cell.set_ylim(shape[0] - 0.5, -0.5)
@@ -239,65 +246,220 @@ def shorten_name(name: str) -> str:
 
 
 class ShownImage(NamedTuple):
-    """A whole image with its predicted defects.
+    """An image with what a model says of it.
 
     Attributes:
         name: Of the image.
+        text: Verdict and score.
         pixels: [C, H, W] as stored.
         probability: [H, W] in 0..1.
-        defects: Predicted ones.
+        predicted: [H, W] uint8 numbers of the predicted classes, 1 without classes, 0 for none.
+        truth: [H, W] uint8 the same of the mask, 255 where pixels are ignored; None: not known.
+        least: Probability from which a pixel is marked.
+        is_wrong: The verdict is not the truth.
     """
 
     name: str
+    text: str
     pixels: Array
     probability: Array
-    defects: Sequence[Defect]
+    predicted: Bytes
+    truth: Bytes | None
+    least: float
+    is_wrong: bool = False
+
+    def crop(self) -> "ShownImage":
+        """Return the part of a long strip with the most defects; other images as they are."""
+        marks = self.predicted > 0
+        if self.truth is not None:
+            marks |= is_defect(self.truth)
+        part = crop_strip(self.probability.shape, find_defects(marks.astype(np.float32)))
+        if self.probability[part].shape == self.probability.shape:
+            return self
+        rows, columns = part
+        return self._replace(
+            text=f"{self.text}, from y {rows.start}, x {columns.start}",
+            pixels=self.pixels[:, *part],
+            probability=self.probability[part],
+            predicted=self.predicted[part],
+            truth=None if self.truth is None else self.truth[part],
+        )
 
 
-def draw_whole_images(images: Sequence[ShownImage], path: Path, title: str, least: float) -> None:
-    """Draw whole images, each beside its probability, with outlined defects.
+def paint(image: ShownImage, side_px: int) -> tuple[Bytes, Bytes, Bytes]:
+    """Paint an image: as it is, below its probability, and with what is found, missed or false.
 
-    Wide images are stacked, image and probability side by side; others stand in a row, each above
-    its probability. Of a long strip the part with the most defects is shown.
+    What the model finds is outlined, and labels are filled. Where there are none, all that the
+    model finds counts as found.
+
+    Args:
+        image: Of any size.
+        side_px: Longest side of the pictures.
+
+    Returns:
+        [h, w, 3] uint8 each.
+    """
+    import cv2
+
+    factor = side_px / max(image.probability.shape)
+    if factor > 1:
+        factor = int(factor)  # pixels stay squares
+    size = tuple(max(1, round(factor * side)) for side in image.probability.shape[::-1])
+    way = cv2.INTER_AREA if factor < 1 else cv2.INTER_NEAREST
+
+    def scale(values: Array) -> Array:
+        scaled: Array = cv2.resize(np.ascontiguousarray(values), size, interpolation=way)
+        return scaled
+
+    plain = scale(np.moveaxis(stretch(image.pixels), 0, -1))
+    heat = _lay_heat(plain, scale(image.probability.astype(np.float32)), image.least)
+    result = plain.copy()
+    lines, fills = sort_regions(image.predicted, image.truth)
+    for outcome, (_, colour) in _OUTCOMES.items():
+        paint_rgb = np.array(to_rgb(colour)) * 255
+        filled = scale((fills == outcome).astype(np.float32)) > 0
+        result[filled] = (1 - _FILL) * result[filled] + _FILL * paint_rgb
+        outlined = lines == outcome if outcome != _MISSED else fills == outcome
+        marks = scale(outlined.astype(np.float32)) > 0
+        # Outside of the region, so that nothing of it is hidden.
+        around = cv2.dilate(marks.astype(np.uint8), np.ones((5, 5), np.uint8))
+        contours, _ = cv2.findContours(around, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+        cv2.drawContours(result, contours, -1, paint_rgb.tolist(), _LINE_PX, cv2.LINE_AA)
+    return plain, heat, result
+
+
+def _lay_heat(plain: Bytes, probability: Array, least: float) -> Bytes:
+    """Lay a probability [h, w] over an image [h, w, 3], opaque from the threshold on."""
+    import cv2
+
+    levels = np.rint(_HOTTEST * probability.clip(0, 1)).astype(np.uint8)
+    colours = cv2.applyColorMap(levels, cv2.COLORMAP_TURBO)[..., ::-1]
+    weight = _HEAT * (probability / max(least, 1e-6)).clip(0, 1)[..., None]
+    laid: Bytes = ((1 - weight) * plain + weight * colours).astype(np.uint8)
+    return laid
+
+
+def sort_regions(predicted: Bytes, truth: Bytes | None) -> tuple[Bytes, Bytes]:
+    """Sort the predicted regions and the true ones by what becomes of them.
+
+    A region is found where a pixel of it is right, of another class where both meet but no pixel is
+    right, and otherwise missed or a false alarm.
+
+    Args:
+        predicted: [H, W] numbers of classes, 0 for none.
+        truth: The same, 255 where pixels are ignored; None: all that is predicted is found.
+
+    Returns:
+        The outcome of each predicted region, and of each true one, [H, W] uint8; 0 elsewhere.
+    """
+    if truth is None:
+        return np.where(predicted > 0, _FOUND, 0).astype(np.uint8), np.zeros_like(predicted)
+    is_known = truth != IGNORED
+    predicted, truth = predicted * is_known, truth * is_known
+    meets = (predicted > 0) & (truth > 0)
+    is_right = meets & (predicted == truth)
+    return _sort(predicted, meets, is_right, _FALSE), _sort(truth, meets, is_right, _MISSED)
+
+
+def _sort(classes: Bytes, meets: Bools, is_right: Bools, alone: int) -> Bytes:
+    import cv2
+
+    outcomes = np.zeros_like(classes)
+    for number in np.unique(classes[classes > 0]):
+        marks = (classes == number).astype(np.uint8)
+        count, regions = cv2.connectedComponents(marks, connectivity=8)
+        outcome_of = np.full(count, alone, np.uint8)
+        outcome_of[regions[meets]] = _OTHER
+        outcome_of[regions[is_right]] = _FOUND
+        outcome_of[0] = 0
+        outcomes += outcome_of[regions]
+    return outcomes
+
+
+def drop_small(classes: Bytes, least_px: int) -> Bytes:
+    """Return numbers of classes [H, W] without the regions of fewer pixels."""
+    import cv2
+
+    _, regions, stats, _ = cv2.connectedComponentsWithStats((classes > 0).astype(np.uint8))
+    is_large = stats[:, cv2.CC_STAT_AREA] >= least_px
+    kept: Bytes = classes * is_large[regions]
+    return kept
+
+
+def write_overlay(image: ShownImage, path: Path) -> None:
+    """Write an image below its probability beside what is found in it, with its verdict, as JPEG.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    import cv2
+
+    _, heat, result = paint(image, _OVERLAY_PX)
+    height, width = heat.shape[:2]
+    axis = 1 if width <= 2 * height else 0  # wide ones below each other
+    picture = np.concatenate((heat, result), axis)
+    caption = np.full((_CAPTION_PX, max(picture.shape[1], _CAPTION_WIDTH_PX), 3), 255, np.uint8)
+    # OpenCV has no letters beyond ASCII.
+    text = image.text.encode("ascii", "replace").decode()
+    colour = np.array(to_rgb(TRUE_COLOUR if image.is_wrong else "black")) * 255
+    font = cv2.FONT_HERSHEY_SIMPLEX
+    cv2.putText(caption, text, (4, _CAPTION_PX - 7), font, 0.5, colour.tolist(), 1, cv2.LINE_AA)
+    right = caption.shape[1] - picture.shape[1]
+    picture = np.pad(picture, ((0, 0), (0, right), (0, 0)), constant_values=255)
+    picture = np.concatenate((caption, picture))
+    _, encoded = cv2.imencode(".jpg", picture[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
+    with explaining(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, sync=False) as file:
+            file.write(encoded.tobytes())
+
+
+def draw_whole_images(images: Sequence[ShownImage], path: Path, title: str) -> None:
+    """Draw images beside their probability and what is found, missed or false in them.
+
+    Of a long strip the part with the most defects is shown. Wrong verdicts are red.
 
     Args:
         images: At least one.
         path: The PNG to write.
         title: Of the picture.
-        least: Probability from which a pixel is outlined.
     """
-    parts = [crop_strip(image.probability.shape, image.defects) for image in images]
-    # Wide or tall as most of what is shown, and not of what the images are.
-    shapes = [image.probability[part].shape for image, part in zip(images, parts, strict=True)]
-    height, width = np.max(shapes, axis=0)
-    if width > height:
-        row_inches = 2 * CELL_INCHES * height / width + 0.4
-        height_inches = row_inches * len(images) + 0.7
-        figure, axes = new_axes(len(images), 2, height_inches, width_inches=4 * CELL_INCHES)
-    else:
-        height_inches = 2 * CELL_INCHES * height / width + 1.1
-        figure, axes = new_axes(2, len(images), height_inches)
-        axes = axes.T  # a row of cells for each image again
-    for image, part, cells in zip(images, parts, axes, strict=True):
-        _draw_whole_image(cells, image, part, least)
-    save_figure(figure, path, title, ("predicted",), (FOUND_COLOUR,))
+    painted = [paint(image.crop(), SHOWN_PX) for image in images]
+    shapes = np.array([plain.shape[:2] for plain, _, _ in painted])
+    height, width = shapes.max(0)
+    # Three cells of an image side by side, and beside them those of another one unless it is wide.
+    together = min(len(images), _TOGETHER if height > width / 2 else 1)
+    rows = -(-len(images) // together)
+    row_inches = CELL_INCHES * min(height / width, _LONGEST_SHAPE) + 0.45
+    figure, axes = new_axes(rows, 3 * together, row_inches * rows + 0.7)
+    triples = axes.reshape(rows * together, 3)
+    for image, pictures, cells in zip(images, painted, triples, strict=False):
+        for cell, picture in zip(cells, pictures, strict=True):
+            cell.imshow(picture)
+        cells[0].set_title(
+            f"{shorten_name(image.name)}\n{image.text}",
+            fontsize=8,
+            loc="left",
+            color="crimson" if image.is_wrong else "black",
+        )
+    for cells in triples[len(images) :]:
+        for cell in cells:
+            cell.set_axis_off()
+    words, colours = list_outcomes(
+        knows_truth=any(image.truth is not None for image in images),
+        has_classes=any(image.predicted.max(initial=0) > 1 for image in images),
+    )
+    save_figure(figure, path, title, words, colours)
 
 
-def _draw_whole_image(
-    cells: Sequence[Axes], image: ShownImage, part: tuple[slice, slice], least: float
-) -> None:
-    probability = image.probability[part]
-    show_stored(cells[0], image.pixels[:, *part])
-    count = len(image.defects)
-    description = "1 defect" if count == 1 else f"{count} defects"
-    if probability.shape != image.probability.shape:  # cropped
-        rows, columns = part
-        description += f", from y {rows.start}, x {columns.start}"
-    cells[0].set_title(f"{shorten_name(image.name)}\n{description}", fontsize=8)
-    show_probability(cells[1], probability)
-    cells[1].set_title(f"highest {float(image.probability.max()):.2f}", fontsize=8)
-    for cell in cells if image.defects else ():
-        draw_outline(cell, probability >= least, colour=FOUND_COLOUR)
+def list_outcomes(
+    *, knows_truth: bool = True, has_classes: bool = False
+) -> tuple[list[str], list[str]]:
+    """Return the legend of pictures: words and colours of what becomes of regions."""
+    if not knows_truth:
+        return ["predicted"], [FOUND_COLOUR]
+    shown = [pair for outcome, pair in _OUTCOMES.items() if outcome != _OTHER or has_classes]
+    return [word for word, _ in shown], [colour for _, colour in shown]
 
 
 def save_figure(
@@ -328,45 +490,3 @@ def _leave_out_empty(figure: Figure) -> None:
     for cell in figure.axes:
         for edge in (cell.xaxis, cell.yaxis):
             edge.set_visible(bool(edge.get_label_text() or len(edge.get_majorticklocs())))
-
-
-def draw_before_after(
-    datamodule: BaseDataModule,
-    planned: Batch,
-    rows: Sequence[int],
-    path: Path,
-    *,
-    stage: Stage,
-    show: ShowSample,
-    columns: Sequence[str] = ("",),
-    cell_inches: float = CELL_INCHES,
-) -> bool:
-    """Draw samples before and after augmentation.
-
-    Args:
-        datamodule: A prepared and opened datamodule.
-        planned: A planned batch on the host.
-        rows: Its samples to draw.
-        path: The PNG to write.
-        stage: Whose samples.
-        show: Fills the cells of a sample.
-        columns: Titles of these.
-        cell_inches: Side of a cell.
-
-    Returns:
-        True if it was drawn; False if the stage has no augmentation.
-    """
-    unchanged: Any = planned.get(UNCHANGED, planned)
-    before = datamodule.inspect(stage).draw(unchanged)
-    if before is None:
-        return False
-    after = datamodule.finish_batch(planned, stage)
-    titles = []
-    for moment in ("before", "after"):
-        titles += [f"{name} {moment}".strip() for name in columns]
-    figure, axes = open_figure(len(rows), titles, cell_inches)
-    for cells, row in zip(axes, rows, strict=True):
-        show(cells[: len(columns)], before, row)
-        show(cells[len(columns) :], after, row)
-    save_figure(figure, path, f"{stage} samples before and after augmentation", ())
-    return True

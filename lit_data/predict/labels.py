@@ -6,21 +6,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 from lightning import LightningModule
 from torch import Tensor
 from typing_extensions import override
 
 from lit_data.annotations.writing import ImageLabels, Labelled
 from lit_data.core.errors import ConfigError
-from lit_data.core.types import Batch
+from lit_data.core.types import Batch, Bytes
 from lit_data.datamodules.labelled import LabelledImageDataModule
 from lit_data.predict.answers import ask_step, check_probabilities, read_image_threshold
-from lit_data.predict.figures import CELL_INCHES, TRUE_COLOUR, new_axes, save_figure, show_pixels
+from lit_data.predict.figures import (
+    CELL_INCHES,
+    TRUE_COLOUR,
+    new_axes,
+    save_figure,
+    show_pixels,
+    stretch,
+)
 from lit_data.predict.journal import Entry
 from lit_data.predict.net_facts import NetFacts, describe_labels
 from lit_data.predict.options import ExportRequest, PredictOptions, PredictRun, Use
 from lit_data.predict.task import Task, register
-from lit_data.predict.verdict_table import COLUMNS, VerdictTable
+from lit_data.predict.verdict_table import COLUMNS, Row, VerdictTable
 from lit_data.predict.worst_images import draw_worst
 from lit_data.predict.writer import BankWriter, Written
 from lit_inspect.regions import round_score
@@ -242,7 +250,12 @@ class LabelWriter(BankWriter):
         metrics = self._table.write(self, rows, COLUMNS)
         if self._table.is_known(rows):
             path = self._folder / "worst.png"
-            draw_worst(rows, path, lambda row: self.bank[self.numbers[row["image"]]])
+
+            def paint(row: Row) -> Sequence[Bytes]:
+                pixels = stretch(self.bank[self.numbers[row["image"]]])
+                return [np.moveaxis(pixels, 0, -1)]
+
+            draw_worst(rows, path, paint)
         return metrics
 
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -12,8 +12,7 @@ from typing_extensions import override
 
 from lit_data.annotations.writing import ImageLabels, Labelled
 from lit_data.core.errors import list_problems
-from lit_data.core.types import Array, Bytes, Floats, Size
-from lit_data.datasets.occupancy import is_defect
+from lit_data.core.types import IGNORED, Array, Bytes, Floats, Size
 from lit_data.images.bank import ImageBank
 from lit_data.images.readers import read_image
 from lit_data.images.scaling import OriginalSizes
@@ -21,24 +20,26 @@ from lit_data.images.store.store import StoredImages
 from lit_data.images.writing import write_png_parts
 from lit_data.predict.batches import ImagePixels
 from lit_data.predict.figures import (
-    CELL_INCHES,
-    TRUE_COLOUR,
     ShownImage,
-    crop_strip,
-    draw_outline,
     draw_whole_images,
-    new_axes,
-    save_figure,
-    shorten_name,
-    show_probability,
-    show_stored,
+    drop_small,
+    list_outcomes,
+    paint,
+    write_overlay,
 )
 from lit_data.predict.journal import Entry
 from lit_data.predict.label_files import find_regions
 from lit_data.predict.options import PredictOptions, PredictRun
 from lit_data.predict.predictor import find_defects
-from lit_data.predict.verdict_table import COUNTED_COLUMNS, VerdictTable, rank_errors, show_row
+from lit_data.predict.verdict_table import (
+    COUNTED_COLUMNS,
+    Row,
+    VerdictTable,
+    describe_row,
+    is_wrong,
+)
 from lit_data.predict.verdicts import KnowsTruth
+from lit_data.predict.worst_images import draw_worst
 from lit_data.predict.writer import BankWriter, Written
 from lit_inspect.files import fit_name
 from lit_inspect.regions import Defect, count_top_px, mean_highest, round_score, slabs
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 SHOWN = 6
 _MOST_DEFECTS = 1000  # of an image in the table: more are noise, and make files of many MB
 COLUMNS = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
-_WORST = 6
+_WORST_PX = 300  # longest side of an image in ``worst.png``
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,10 +210,28 @@ class ImageWriter(BankWriter):
         return self.images.count_px(number) <= self.options.large_px
 
 
+class _Found(NamedTuple):
+    """What is found in an image.
+
+    Attributes:
+        probability: [H, W].
+        kinds: [H, W] numbers of classes; None without classes.
+        written: Defects and score, without files.
+        row: Of ``images.csv``.
+    """
+
+    probability: Floats
+    kinds: Bytes | None
+    written: Written
+    row: Row
+
+
 class VerdictWriter(ImageWriter):
     """Writes ``maps/<image>.png`` (16 bit, 65535 is probability 1), tables and pictures.
 
-    Where classes are told apart, ``classes/<image>.png`` holds their numbers. At the end come
+    Where classes are told apart, ``classes/<image>.png`` holds their numbers.
+    ``pictures/<image>.jpg`` shows the verdict, the probability over the image and what is found, but
+    for images of more than `large_px`. At the end come
     ``defects.csv`` with the surest 1,000 defects of each image, ``predictions.png`` with the images
     of the highest scores, but for images of more than `large_px`, and ``images.csv`` with a verdict
     for each image.
@@ -235,7 +254,7 @@ class VerdictWriter(ImageWriter):
         find_misfits: Returns which references of an image do not fit its target, empty where all
             do: such an image is for ``review`` and has no defects, and a column ``references``
             says why. None: there are no references to check.
-        lists_defects: Write ``defects.csv``.
+        lists_defects: Write ``defects.csv``, and a picture of each image where options ask for them.
     """
 
     labels = "regions"
@@ -252,6 +271,7 @@ class VerdictWriter(ImageWriter):
     ) -> None:
         super().__init__(images, run.folder, options)
         self.class_names = tuple(images.classes) or (DEFECT,)
+        self._draws = options.pictures and lists_defects
         self._find_misfits = find_misfits
         self._lists_defects = lists_defects
         self._truth = truth
@@ -264,13 +284,27 @@ class VerdictWriter(ImageWriter):
         """Write the map of an image and find its defects, for which all of it is held in memory."""
         name = self.images.names[number]
         shape = answer.shape
-        threshold = self.options.least_score
         paths = [self.path_of("maps", name)]
         write_png_parts(paths[0], shape, (answer.encode(part, np.uint16) for part in slabs(*shape)))
-        kinds = answer.number_kinds(threshold)
+        found = self._find(number, answer)
+        kinds = found.kinds
         if kinds is not None:
             paths.append(self.path_of("classes", name))
             write_png_parts(paths[1], shape, (kinds[part] for part in slabs(*shape)))
+        if self._draws and self.is_small(number):
+            paths.append(self.path_of("pictures", name).with_suffix(".jpg"))
+            write_overlay(self._show(found.row, found.probability, kinds), paths[-1])
+        return found.written._replace(files=paths)
+
+    def show(self, number: int, answer: ProbabilityMap) -> ShownImage:
+        """Return an image with what a model says of it, as pictures show it."""
+        found = self._find(number, answer)
+        return self._show(found.row, found.probability, found.kinds)
+
+    def _find(self, number: int, answer: ProbabilityMap) -> "_Found":
+        """Return the defects of an image, and its verdict."""
+        threshold = self.options.least_score
+        kinds = answer.number_kinds(threshold)
         probability = answer.rows(slice(None))
         defects = find_defects(
             probability, threshold=threshold, min_area_px=self.options.min_area_px, kinds=kinds
@@ -278,7 +312,17 @@ class VerdictWriter(ImageWriter):
         # The surest come first, so the first score is the highest one.
         rows = [_round(defect) for defect in defects[:_MOST_DEFECTS]]
         note = "" if self._find_misfits is None else self._find_misfits(number)
-        return Written(paths, rows, self.score(answer), note)
+        written = Written([], rows, self.score(answer), note)
+        entry = Entry(
+            image=self.images.names[number],
+            stamp=(),
+            files={},
+            rows=rows,
+            score=written.score,
+            note=note,
+        )
+        row = self._table.make_row(entry, number, is_found=bool(rows)) | {"references": note}
+        return _Found(probability, kinds, written, row)
 
     def score(self, answer: ProbabilityMap) -> float:
         """Return the score of an image, as ``images.csv`` has it."""
@@ -295,14 +339,15 @@ class VerdictWriter(ImageWriter):
         metrics = self._table.write(self, rows, COUNTED_COLUMNS, others)
         if self._lists_defects:
             self._write_defects(cleared)
-        self._draw_surest(cleared)
+        small = [row for row in rows if self.is_small(self.numbers[row["image"]])]
+        self._draw_surest(small)
         if self._doubt:  # which is in the place of each verdict
             marked = sum(bool(entry.rows) for entry in cleared)
             metrics["predict/images_with_defects"] = marked
         if self._find_misfits is not None:
             metrics["predict/misfits"] = self._warn_of_misfits(rows)
         if self._table.is_known(rows):
-            self._draw_worst(rows)
+            self._draw_worst(small)
         return metrics | {
             "predict/images": len(entries),
             "predict/defects": sum(len(entry.rows) for entry in cleared),
@@ -354,15 +399,41 @@ class VerdictWriter(ImageWriter):
                 self.options.least_score,
             )
 
-    def _show(self, entry: Entry) -> ShownImage:
-        pixels = self.images.show(self.numbers[entry.image])
-        defects = [Defect(**row) for row in entry.rows]
-        probability = self.read_map(entry.image)
-        return ShownImage(entry.image, pixels, probability, defects)
+    def _show(self, row: Row, probability: Floats, kinds: Bytes | None) -> ShownImage:
+        """Return an image as pictures show it, by its row of ``images.csv``."""
+        number = self.numbers[row["image"]]
+        mask = self._truth.read_mask(number)
+        if mask is None and row["truth"] == GOOD:
+            mask = np.zeros(probability.shape, np.uint8)
+        if mask is not None and not self.images.classes:
+            mask = np.where(mask == IGNORED, IGNORED, mask > 0).astype(np.uint8)
+        least = self.options.least_score
+        if row["verdict"] == GOOD or row.get("references"):
+            predicted = np.zeros(probability.shape, np.uint8)  # which have no defects
+        else:
+            predicted = (probability >= least).astype(np.uint8) if kinds is None else kinds
+        return ShownImage(
+            name=row["image"],
+            text=describe_row(row),
+            pixels=self.images.show(number),
+            probability=probability,
+            predicted=drop_small(predicted, self.options.min_area_px),
+            truth=mask,
+            least=least,
+            is_wrong=is_wrong(row),
+        )
 
-    def read_map(self, name: str) -> Array:
+    def _read_shown(self, row: Row) -> ShownImage:
+        """Return an image that was written as pictures show it."""
+        name = row["image"]
+        kinds = None
+        if self.images.classes:
+            kinds = self._read("classes", name)
+        return self._show(row, self.read_map(name), kinds)
+
+    def read_map(self, name: str) -> Floats:
         """Return the map of an image that was written, [H, W] in 0..1."""
-        probability: Array = self._read("maps", name) / 65535
+        probability: Floats = self._read("maps", name).astype(np.float32) / np.float32(65535)
         return probability
 
     def _read(self, kind: str, name: str) -> Array:
@@ -394,46 +465,21 @@ class VerdictWriter(ImageWriter):
             objects=objects,
         )
 
-    def _draw_surest(self, entries: Sequence[Entry]) -> None:
-        surest = [self._show(entry) for entry in self.choose_shown(entries, SHOWN)]
+    def _draw_surest(self, rows: Sequence[Row]) -> None:
+        surest = sorted(rows, key=lambda row: -row["score"])[:SHOWN]
         if surest:
-            title = "images with the highest scores, and their probability"
+            title = "images with the highest scores, with their probability and the result"
             path = self.folder / "predictions.png"
-            draw_whole_images(surest, path, title, self.options.least_score)
+            draw_whole_images([self._read_shown(row) for row in surest], path, title)
 
-    def _draw_worst(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _draw_worst(self, rows: Sequence[Row]) -> None:
         """Draw the defective images of the lowest scores above the good ones of the highest."""
-        small = [row for row in rows if self.is_small(self.numbers[row["image"]])]
-        defective, good = rank_errors(small)
-        columns = min(_WORST, max(len(defective), len(good), 1))
-        figure, axes = new_axes(4, columns, 4 * CELL_INCHES + 0.9)
-        # Two lines of cells for each: an image above its probability.
-        for pairs, chosen in ((axes[:2].T, defective), (axes[2:].T, good)):
-            for cells, row in zip(pairs, chosen, strict=False):
-                self._draw_pair(cells, row)
-            unused_cells: list[Any] = list(pairs[len(chosen) :].flat)
-            for cell in unused_cells:
-                cell.set_axis_off()
-        title = (
-            "defects of the lowest scores, and below good images of the highest, "
-            "each above its probability"
-        )
-        save_figure(figure, self.folder / "worst.png", title, ("defect",))
 
-    def _draw_pair(self, cells: Sequence[Any], row: Mapping[str, Any]) -> None:
-        name = str(row["image"])
-        number = self.numbers[name]
-        pixels = self.images.show(number)
-        probability = self.read_map(name)
-        mask = self._truth.read_mask(number)
-        is_marked = np.zeros(probability.shape, np.bool_) if mask is None else is_defect(mask)
-        part = crop_strip(probability.shape, find_defects(is_marked.astype(np.float32)))
-        show_stored(cells[0], pixels[:, *part])
-        show_probability(cells[1], probability[part])
-        title = f"{shorten_name(name)}\n{show_row(row)}"
-        cells[0].set_title(title, fontsize=7)
-        for cell in cells:
-            draw_outline(cell, is_marked[part], colour=TRUE_COLOUR)
+        def paint_row(row: Row) -> Sequence[Bytes]:
+            return paint(self._read_shown(row).crop(), _WORST_PX)[1:]
+
+        legend = list_outcomes(has_classes=bool(self.images.classes))
+        draw_worst(rows, self.folder / "worst.png", paint_row, legend=legend)
 
 
 def _round(defect: Defect) -> dict[str, float]:

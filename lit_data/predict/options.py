@@ -35,6 +35,8 @@ class Use(Flag):
     """Inputs that the datamodule cuts into windows."""
     VERDICTS = auto()
     """Images that get a verdict."""
+    PICTURES = auto()
+    """Images with what is found drawn into each."""
     CLEANING = auto()
     """Images that something is taken out of."""
     GENERATION = auto()
@@ -80,6 +82,7 @@ class PredictOptions:
             ``labelstudio`` or ``masks``, the images that the model is least sure of first.
         first: Write label files of so many images alone; `None`: of all.
         many_inputs: From so many inputs on, files lie in folders by prefix, and tables are Parquet.
+        pictures: Write a picture of each image with what is found in it.
         clean: Write watermarked images with the marks painted over as well.
         count: Images that a generative model makes; `None`: 64.
         large_px: Images of more pixels are predicted through a temporary file.
@@ -113,6 +116,7 @@ class PredictOptions:
     many_inputs: int = field(default=100_000, metadata=_role(Use.INPUTS, decides=False))
     to: str | None = field(default=None, metadata=_role(Use.INPUTS, decides=False))
     first: int | None = field(default=None, metadata=_role(Use.INPUTS, decides=False))
+    pictures: bool = field(default=True, metadata=_role(Use.PICTURES))
     clean: bool = field(default=False, metadata=_role(Use.CLEANING))
     count: int | None = field(default=None, metadata=_role(Use.GENERATION))
     large_px: int = field(default=50_000_000, metadata=_role(Use.TILES))
@@ -308,7 +312,7 @@ class PredictRun:
         doubt: Why verdicts of this model are worth nothing; None where they are.
         calibration: Thresholds of verdicts with their bounds; None where there are none.
         chosen: Numbers of the images that are predicted; None: all.
-        lists_defects: Write a table of the defects of images.
+        lists_defects: Write a table of the defects of images, and pictures of them.
         reference_limits: Of references that fit, see `describe_misfits`; None where none are known.
         remote_sizes: Bytes of files that lie at the address of the folder, by their names below it.
         bring: Returns a path of the folder, after the file came from that address if it is not

@@ -1,6 +1,7 @@
 """Tasks of images with masks: patches, predictions of them, and predictions of whole images."""
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,18 +13,23 @@ from matplotlib.axes import Axes
 from torch import Tensor
 from typing_extensions import TypeVar, override
 
-from lit_data.core.errors import ConfigError
+from lit_data.core.errors import ConfigError, LitDataError
 from lit_data.core.types import IGNORED, Batch, Stage
 from lit_data.core.value_range import ValueRange
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.image import ImageDataModule
 from lit_data.datamodules.inspection import InspectionDataModule
-from lit_data.predict.answers import ask_step, read_kinds, read_probability, read_threshold
+from lit_data.predict.answers import (
+    ask_step,
+    read_image_threshold,
+    read_kinds,
+    read_probability,
+    read_threshold,
+)
 from lit_data.predict.figures import (
     CLASS_COLOURS,
-    FOUND_COLOUR,
-    TRUE_COLOUR,
-    draw_before_after,
+    ShownImage,
+    draw_whole_images,
     number_classes,
     open_figure,
     outline_mask,
@@ -31,16 +37,20 @@ from lit_data.predict.figures import (
     shorten_name,
     show_mask,
     show_pixels,
-    show_probability,
 )
 from lit_data.predict.maps import ImageWriter, VerdictWriter, WholeImages
 from lit_data.predict.net_facts import NetFacts, describe_maps
 from lit_data.predict.options import ExportRequest, Predicted, PredictOptions, PredictRun, Use
-from lit_data.predict.predict import predict_images
-from lit_data.predict.task import Task, register
+from lit_data.predict.predict import predict_few, predict_images
+from lit_data.predict.task import Task, choose_strata, draw_before_after, register
 from lit_data.predict.verdicts import KnowsTruth
+from lit_inspect.verdicts import DEFECT, GOOD
 
-_UNMARKED = 2  # samples without a mark in a picture, where there are enough with one
+_WHOLE_PX = (
+    2**23
+)  # of all images together that are predicted for a picture, which takes half a minute
+log = logging.getLogger(__name__)
+
 Images = TypeVar("Images", bound=ImageDataModule)
 
 
@@ -61,11 +71,11 @@ class PixelTask(Task[Images]):
     def draw_samples(
         self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
     ) -> list[int]:
-        """Draw samples as the model sees them, with their masks, the largest first."""
+        """Draw samples of all classes and sizes as the model sees them, with their masks."""
         classes = self.datamodule.classes or ()
         masks = masks_of(batch)
-        order = torch.argsort(_measure_marked(masks), descending=True, stable=True)
-        rows: list[int] = order[:count].tolist()
+        kinds = self._name_kinds(batch)
+        rows = choose_strata(kinds, _measure_marked(masks).tolist(), count, good=GOOD)
         titles = ["image", "edge of the mask", "mask"]
         if "clean" in batch:
             titles.append("clean")
@@ -76,46 +86,99 @@ class PixelTask(Task[Images]):
             show_mask(cells[2], masks[row, 0], classes=len(classes))
             if "clean" in batch:
                 show_pixels(cells[3], batch["clean"][row])
-            cells[0].set_ylabel(name_sample(self.datamodule, batch, row), fontsize=8)
+            name = name_sample(self.datamodule, batch, row)
+            cells[0].set_ylabel(f"{kinds[row]}\n{name}", fontsize=8)
         save_figure(figure, path, title, number_classes(classes), CLASS_COLOURS)
         return rows
+
+    def _name_kinds(self, batch: Batch) -> list[str]:
+        """Return the kind of each sample: ``good`` without a mark, else by its mask or its folder."""
+        classes = self.datamodule.classes or ()
+        masks = masks_of(batch)
+        known = getattr(self.datamodule, "image_kinds", ())
+        kinds = []
+        for row, marked in enumerate(_measure_marked(masks).tolist()):
+            numbers = masks[row][(masks[row] > 0) & (masks[row] != IGNORED)]
+            kind = known[int(batch["image_index"][row])] if known else ""
+            if classes and marked:
+                kind = classes[int(numbers.long().mode().values) - 1]
+            is_named = kind not in ("", GOOD)
+            kinds.append((kind if is_named else DEFECT) if marked else GOOD)
+        return kinds
+
+    @override
+    def draw_whole(
+        self, model: LightningModule, stage: Stage, path: Path, title: str, *, count: int
+    ) -> bool:
+        """Draw whole images of all kinds beside what a model makes of them.
+
+        Not where nothing is known of them, or where the first one is too large.
+        """
+        try:
+            shown = list(self._show_whole(model, stage, path.parent, count))
+        except LitDataError as error:
+            log.debug("no whole images in %s: %s", path.name, error)
+            return False
+        if not shown:
+            return False
+        draw_whole_images(shown, path, title)
+        return True
+
+    def _show_whole(
+        self, model: LightningModule, stage: Stage, folder: Path, count: int
+    ) -> Iterator[ShownImage]:
+        """Predict images of a split in memory, and yield them as pictures show them."""
+        trainer = self.datamodule.trainer
+        if not self.has_verdicts() or trainer is None:
+            return
+        truth: KnowsTruth = self.datamodule  # type: ignore[assignment]  # as all with verdicts
+        options = PredictOptions(
+            threshold=read_threshold(model),
+            image_threshold=read_image_threshold(model),
+            image_score_fraction=getattr(model, "image_score_fraction", None),
+        )
+        options = self.fit_tile(options, model)
+        images = self.open_images()
+        run = PredictRun(folder=folder, identity={}, trainer=trainer)
+        writer = self.write_verdicts(truth, images, run, options)
+        numbers = self._choose_whole(truth, self.list_split(stage), count)
+        sizes_px = np.cumsum([images.count_px(number) for number in numbers])
+        numbers = [
+            number for number, sum_px in zip(numbers, sizes_px, strict=True) if sum_px <= _WHOLE_PX
+        ]
+        for number, answer in predict_few(self.datamodule, model, images, options, numbers):
+            yield writer.show(number, answer)
+
+    def _choose_whole(self, truth: KnowsTruth, numbers: Sequence[int], count: int) -> list[int]:
+        """Choose images of a split of which the truth is known, of all kinds."""
+        spread = np.linspace(0, len(numbers) - 1, min(len(numbers), self.candidates)).astype(int)
+        known: dict[int, str] = {}
+        kinds = truth.image_kinds
+        for number in (numbers[place] for place in spread):
+            has_defect = truth.has_defect(number)
+            if has_defect is not None:
+                kind = kinds[number] if kinds else ""
+                known[number] = (kind or DEFECT) if has_defect else GOOD
+        rows = choose_strata(list(known.values()), [0.0] * len(known), count, good=GOOD)
+        return [list(known)[row] for row in rows]
+
+    def fit_tile(self, options: PredictOptions, model: LightningModule) -> PredictOptions:
+        """Return the options with the tile that a model and its images need; by default as they are."""
+        return options
 
     @override
     def draw_predictions(
         self, model: LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
-        """Draw samples from the largest mark to none, beside the predictions of a model."""
-        classes = self.datamodule.classes or ()
-        rows = _choose_marked(_measure_marked(masks_of(batch)), count)
+        """Draw samples of all classes and sizes beside the predictions of a model."""
+        masks = masks_of(batch)
+        strata = self._name_kinds(batch)
+        rows = choose_strata(strata, _measure_marked(masks).tolist(), count, good=GOOD)
         chosen = {key: value[rows] for key, value in batch.items()}
-        outputs = ask_step(model, chosen)
-        probability = read_probability(outputs)
-        if probability is None:
-            return False
-        threshold = read_threshold(model)
-        marks = (probability >= threshold).float()
-        kinds = read_kinds(outputs) if classes else None
-        if kinds is not None:
-            marks = marks * (1 + kinds.argmax(1, keepdim=True))  # numbers of classes, from 1
-        marks = marks.cpu()
-        probability = probability.float().cpu()
-        masks = masks_of(chosen)
-        titles = ("image", "mask", f"predicted (p >= {threshold:.2g})", "model")
-        figure, axes = open_figure(len(rows), titles)
-        for row, cells in enumerate(axes):
-            cells[0].set_ylabel(name_sample(self.datamodule, chosen, row), fontsize=8)
-            show_pixels(cells[0], chosen["image"][row])
-            _show_outlined(cells[1], chosen["image"][row], masks[row, 0], classes=len(classes))
-            show_pixels(cells[2], chosen["image"][row])
-            outline_mask(cells[2], marks[row, 0], classes=len(classes), colour=FOUND_COLOUR)
-            show_probability(cells[3], probability[row, 0].numpy(), interpolation="nearest")
-            cells[3].set_xlabel(f"highest {float(probability[row].max()):.2f}", fontsize=8)
-            outline_mask(cells[3], masks[row, 0], classes=len(classes), width=0.6)
-        if classes:
-            save_figure(figure, path, title, number_classes(classes), CLASS_COLOURS)
-        else:
-            save_figure(figure, path, title, ("mask", "predicted"), (TRUE_COLOUR, FOUND_COLOUR))
-        return True
+        shown = show_samples(self.datamodule, model, chosen)
+        if shown is not None:
+            draw_whole_images(shown, path, title)
+        return shown is not None
 
     @override
     def draw_augmented(
@@ -230,7 +293,7 @@ class InspectionTask(PixelTask[InspectionDataModule]):
         "size_px",
         "value_range",
     )
-    uses = Use.INPUTS | Use.FINDING | Use.TILES | Use.VERDICTS
+    uses = Use.INPUTS | Use.FINDING | Use.TILES | Use.VERDICTS | Use.PICTURES
 
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> VerdictWriter:
@@ -241,15 +304,16 @@ class InspectionTask(PixelTask[InspectionDataModule]):
     def predict(
         self, model: LightningModule, run: PredictRun, options: PredictOptions
     ) -> Predicted:
-        return super().predict(model, run, self._fit_tile(options, model))
+        return super().predict(model, run, self.fit_tile(options, model))
 
     @override
     def export(self, request: ExportRequest) -> NetFacts:
-        request = replace(request, options=self._fit_tile(request.options, request.model))
+        request = replace(request, options=self.fit_tile(request.options, request.model))
         scaling = self.datamodule.source.scaling
         return describe_maps(self.datamodule, self.open_images(), request, scaling=scaling)
 
-    def _fit_tile(self, options: PredictOptions, model: LightningModule) -> PredictOptions:
+    @override
+    def fit_tile(self, options: PredictOptions, model: LightningModule) -> PredictOptions:
         """Make the size of whole images, or of patches that a model needs, the default tile."""
         scaling = self.datamodule.source.scaling
         if scaling is not None and scaling.size_px is not None:
@@ -290,21 +354,47 @@ def _show_outlined(cell: Axes, image: Tensor, mask: Tensor, *, classes: int) -> 
     outline_mask(cell, mask, classes=classes, width=0.8)
 
 
-def _choose_marked(marked: Tensor, count: int) -> list[int]:
-    """Choose samples of all sizes of mark, from the largest, and behind them a few without any.
+def show_samples(
+    datamodule: BaseDataModule, model: LightningModule, batch: Batch
+) -> list[ShownImage] | None:
+    """Return samples with what a model says of them, as pictures show them; None if it says nothing.
 
     Args:
-        marked: [B] how much of each mask is marked.
-        count: Samples at most.
+        datamodule: Whose samples.
+        model: See `read_probability`.
+        batch: A finished batch on the host.
     """
-    order = torch.argsort(marked, descending=True, stable=True)
-    with_mark = order[marked[order] > 0]
-    without = order[marked[order] == 0]
-    # Samples without a mark fill what those with one leave, but get at least `_UNMARKED` rows.
-    free = count - min(len(without), _UNMARKED)
-    spread = torch.linspace(0, len(with_mark) - 1, min(free, len(with_mark))).round().long()
-    chosen: list[int] = torch.cat([with_mark[spread], without]).tolist()
-    return chosen[:count]
+    classes = getattr(datamodule, "classes", None) or ()
+    outputs = ask_step(model, batch)
+    probability = read_probability(outputs)
+    if probability is None:
+        return None
+    least = read_threshold(model)
+    predicted = (probability >= least).to(torch.uint8)
+    kinds = read_kinds(outputs) if classes else None
+    if kinds is not None:
+        predicted = predicted * (1 + kinds.argmax(1, keepdim=True))  # numbers of classes, from 1
+    predicted, probability = predicted.cpu(), probability.float().cpu()
+    masks = masks_of(batch)
+    shown = []
+    for row in range(len(masks)):
+        mask = masks[row, 0].float().masked_fill(masks[row, 0] == IGNORED, 0)
+        truth = mask if classes else (mask > 0) & (mask >= mask.max() / 2)
+        truth = truth.to(torch.uint8).masked_fill(masks[row, 0] == IGNORED, IGNORED)
+        place = name_sample(datamodule, batch, row).partition("\n")
+        highest = f"highest {float(probability[row].max()):.2f}"
+        shown.append(
+            ShownImage(
+                name=place[0],
+                text=f"{place[2]}, {highest}".removeprefix(", "),
+                pixels=batch["image"][row].float().numpy(),
+                probability=probability[row, 0].numpy(),
+                predicted=predicted[row, 0].to(torch.uint8).numpy(),
+                truth=truth.numpy(),
+                least=least,
+            )
+        )
+    return shown
 
 
 def _measure_marked(masks: Tensor) -> Tensor:

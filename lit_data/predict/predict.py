@@ -1,7 +1,7 @@
 """``predict``: batch by batch with a Trainer, and whole images tile by tile."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import cached_property, partial
 from pathlib import Path
@@ -285,17 +285,7 @@ def predict_images(
     chosen = range(len(images)) if run.chosen is None else run.chosen
     work = Work(writer, run, options, chosen[: _limit(trainer, len(chosen))])
     if work.waiting:
-        # Moved by itself: within another module Lightning's modules do not learn their device.
-        model.to(device)
-        net = ProbabilityNet(
-            model,
-            images.channels,
-            datamodule.batch_format,
-            datamodule.channel_names,
-            len(images.classes),
-        )
-        overlap_px = choose_overlap_px(net, images, options, device)
-        predictor = open_predictor(net, images, options, device, overlap_px=overlap_px)
+        predictor = _open_predictor(datamodule, model, images, options, device)
         small = [number for number in work.waiting if images.count_px(number) <= options.large_px]
         large = [number for number in work.waiting if images.count_px(number) > options.large_px]
         has_bar = trainer.progress_bar_callback is not None
@@ -304,6 +294,56 @@ def predict_images(
             path = run.folder / f".large{run.share.suffix}.npy"
             _predict_large(predictor, work, images, large, bar, path)
     return work.finish()
+
+
+def predict_few(
+    datamodule: BaseDataModule,
+    model: LightningModule,
+    images: WholeImages,
+    options: PredictOptions,
+    numbers: Sequence[int],
+) -> Iterator[tuple[int, ProbabilityMap]]:
+    """Predict some images in memory, where the model is, and write nothing.
+
+    Args:
+        datamodule: Whose images they are.
+        model: See `predict_images`.
+        images: All of them.
+        options: How.
+        numbers: Of those that are predicted.
+
+    Yields:
+        The number of an image, and its map.
+
+    Raises:
+        ConfigError: See `predict_images`, as of `BatchMemoryError`.
+    """
+    predictor = _open_predictor(datamodule, model, images, options, model.device)
+    loads = [partial(images.load, number) for number in numbers]
+    for position, values in predictor.predict(loads):
+        check_probabilities(values)
+        number = numbers[position]
+        yield number, ProbabilityMap.of(images.restore(number, values.numpy()))
+
+
+def _open_predictor(
+    datamodule: BaseDataModule,
+    model: LightningModule,
+    images: WholeImages,
+    options: PredictOptions,
+    device: torch.device,
+) -> TiledPredictor:
+    # Moved by itself: within another module Lightning's modules do not learn their device.
+    model.to(device)
+    net = ProbabilityNet(
+        model,
+        images.channels,
+        datamodule.batch_format,
+        datamodule.channel_names,
+        len(images.classes),
+    )
+    overlap_px = choose_overlap_px(net, images, options, device)
+    return open_predictor(net, images, options, device, overlap_px=overlap_px)
 
 
 def _limit(trainer: Trainer, count: int) -> int:

@@ -5,35 +5,35 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from lightning import LightningModule
 from matplotlib.axes import Axes
 from torch import Tensor
 from typing_extensions import override
 
-from lit_data.core.types import Array, Batch, Stage
+from lit_data.core.types import Batch, Stage
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.drawn_images import DrawnImages
 from lit_data.datamodules.stripe import StripeDataModule
-from lit_data.predict.answers import ask_step, read_probability, read_threshold
 from lit_data.predict.figures import (
     DISTRACTOR_COLOUR,
-    FOUND_COLOUR,
+    SHOWN_PX,
     TRUE_COLOUR,
-    circle_mask,
-    draw_outline,
+    ShownImage,
+    list_outcomes,
     open_figure,
-    outline_mask,
+    paint,
     save_figure,
     show_images,
     show_mask,
-    show_probability,
 )
 from lit_data.predict.maps import VerdictWriter, WholeImages
 from lit_data.predict.net_facts import NetFacts, describe_maps
 from lit_data.predict.options import ExportRequest, PredictOptions, PredictRun, Use
-from lit_data.predict.pixels import PixelTask, masks_of, name_sample
-from lit_data.predict.task import Data, Task, register
+from lit_data.predict.pixels import PixelTask, masks_of, name_sample, show_samples
+from lit_data.predict.predictor import find_defects
+from lit_data.predict.task import Data, Task, choose_strata, register
 
 log = logging.getLogger(__name__)
 
@@ -48,31 +48,22 @@ class PatchTask(Task[Data]):
     def draw_predictions(
         self, model: LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
-        """Draw samples with the largest masks, and the one with the smallest, beside predictions."""
+        """Draw samples of all sizes of mask, and some without one, beside predictions."""
         if "mask" not in batch:
             return False
         marked = batch["mask"].flatten(1).sum(1)
-        rows = torch.argsort(marked, descending=True, stable=True)[: count - 1].tolist()
-        rows += torch.argsort(marked, stable=True)[:1].tolist()
+        strata = ["defect" if area else "" for area in marked.tolist()]
+        rows = choose_strata(strata, marked.tolist(), count, good="")
         chosen = {key: value[rows] for key, value in batch.items()}
-        probability = read_probability(ask_step(model, chosen))
-        if probability is None:
+        shown = show_samples(self.datamodule, model, chosen)
+        if shown is None:
             return False
-        probability = probability.float().cpu()
-        threshold = read_threshold(model)
-        titles = (
-            "target",
-            "reference 1",
-            "|target - mean(ref)|",
-            f"predicted (p >= {threshold:.2g})",
-        )
-        figure, axes = open_figure(len(rows), (*titles, "model"))
-        for row, cells in enumerate(axes):
-            cells[0].set_ylabel(name_sample(self.datamodule, chosen, row), fontsize=8)
-            image = chosen["image"][row]
-            mask = chosen["mask"][row, 0]
-            _draw_patch(cells, image, mask, probability[row, 0].numpy(), threshold)
-        save_figure(figure, path, title, ("true defect", "predicted"), (TRUE_COLOUR, FOUND_COLOUR))
+        titles = ("target", "reference 1", "|target - mean(ref)|", "probability", "result")
+        figure, axes = open_figure(len(rows), titles)
+        for image, patch, cells in zip(shown, chosen["image"], axes, strict=True):
+            cells[0].set_ylabel(f"{image.name}\n{image.text}", fontsize=8)
+            _draw_patch(cells, image, patch)
+        save_figure(figure, path, title, *list_outcomes())
         return True
 
     @override
@@ -104,7 +95,7 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
 
     takes_augmented = True
     trained_data = ("channels", "files", "layout", "read", "value_range")
-    uses = Use.INPUTS | Use.FINDING | Use.TILES | Use.VERDICTS
+    uses = Use.INPUTS | Use.FINDING | Use.TILES | Use.VERDICTS | Use.PICTURES
     _drawn: DrawnImages | None = None
 
     @override
@@ -131,22 +122,23 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
     ) -> list[int]:
         """Draw target, references and mask, with true defects and distractors circled.
 
-        Samples with true defects come first, then those with distractors.
+        Samples with true defects of all sizes come first, then those with distractors, and without.
         """
         distractors = _mark_distractors(self.datamodule, planned, stage)
         masks = masks_of(batch)
-        interest = 2.0 * masks.flatten(1).amax(1)
+        strata = ["defect" if is_marked else "" for is_marked in masks.flatten(1).any(1).tolist()]
         if distractors is not None:
-            interest += distractors.flatten(1).amax(1).float()
-        rows: list[int] = torch.argsort(interest, descending=True, stable=True)[:count].tolist()
+            for row, has_any in enumerate(distractors.flatten(1).any(1).tolist()):
+                strata[row] = strata[row] or ("distractor" if has_any else "")
+        rows = choose_strata(strata, masks.flatten(1).sum(1).tolist(), count, good="")
         figure, axes = open_figure(len(rows), ("target", "reference 1", "reference 2", "mask"))
         for cells, row in zip(axes, rows, strict=True):
             show_images(cells[:3], batch["image"][row])
             show_mask(cells[3], masks[row, 0])
-            circle_mask(cells[0], masks[row, 0], TRUE_COLOUR)
+            _circle_mask(cells[0], masks[row, 0], TRUE_COLOUR)
             if distractors is not None:
                 for channel, cell in enumerate(cells[:3]):
-                    circle_mask(cell, distractors[row, channel], DISTRACTOR_COLOUR)
+                    _circle_mask(cell, distractors[row, channel], DISTRACTOR_COLOUR)
             cells[0].set_ylabel(name_sample(self.datamodule, batch, row), fontsize=8)
         save_figure(figure, path, title, ("true defect", "distractor (not in the mask)"))
         return rows
@@ -170,27 +162,33 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
         return describe_maps(self.datamodule, self.open_images(), request)
 
 
+def _circle_mask(cell: Axes, mask: Tensor, colour: str) -> None:
+    """Circle every connected piece of a mask, [H, W]."""
+    angle = np.linspace(0, 2 * np.pi, 40)
+    for defect in find_defects(mask.numpy()):
+        radius = max(defect.height_px, defect.width_px) / 2 + 3
+        y, x = defect.y + radius * np.sin(angle), defect.x + radius * np.cos(angle)
+        cell.plot(x, y, color=colour, linewidth=1.2)
+    cell.set_xlim(-0.5, mask.shape[1] - 0.5)
+    cell.set_ylim(mask.shape[0] - 0.5, -0.5)
+
+
 def _show_circled(cells: Sequence[Axes], batch: Batch, row: int) -> None:
     """Show target and first reference of a sample, with its true defects circled."""
     show_images(cells, batch["image"][row])
     if "mask" in batch:
-        circle_mask(cells[0], batch["mask"][row, 0], TRUE_COLOUR)
+        _circle_mask(cells[0], batch["mask"][row, 0], TRUE_COLOUR)
 
 
-def _draw_patch(
-    cells: Sequence[Axes], image: Tensor, mask: Tensor, probability: Array, threshold: float
-) -> None:
-    """Draw one patch: target, reference, their difference, predicted defects, and probability."""
-    show_images(cells[:2], image)
-    difference = (image[0] - image[1:].mean(0)).abs()
+def _draw_patch(cells: Sequence[Axes], image: ShownImage, patch: Tensor) -> None:
+    """Draw a patch: target, reference, their difference, the probability over it, and the result."""
+    show_images(cells[:2], patch)
+    difference = (patch[0] - patch[1:].mean(0)).abs()
     brightest = max(float(difference.max()), 0.1)  # so that noise alone stays dark
     cells[2].imshow(difference.numpy(), cmap="magma", vmin=0, vmax=brightest)
-    show_images(cells[3:4], image[:1])
-    draw_outline(cells[3], probability >= threshold, colour=FOUND_COLOUR)
-    show_probability(cells[4], probability)
-    cells[4].set_xlabel(f"highest {float(probability.max()):.2f}", fontsize=8)
-    outline_mask(cells[0], mask)
-    outline_mask(cells[4], mask)
+    _, heat, result = paint(image._replace(pixels=patch[:1].numpy()), SHOWN_PX)
+    cells[3].imshow(heat)
+    cells[4].imshow(result)
 
 
 def _mark_distractors(datamodule: BaseDataModule, planned: Batch, stage: Stage) -> Tensor | None:

@@ -6,12 +6,11 @@ your own brings its own kind of data in this way; ``docs/extend.md`` walks throu
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-import numpy as np
 from lightning import LightningModule
 from matplotlib.axes import Axes
 from torch import Tensor
@@ -22,8 +21,9 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.drawn_images import DrawnImages
 from lit_data.predict.figures import (
     CELL_INCHES,
-    draw_before_after,
+    ShowSample,
     new_axes,
+    open_figure,
     save_figure,
     show_pixels,
 )
@@ -34,6 +34,9 @@ from lit_data.predict.verdicts import TellsDoubt
 from lit_data.predict.writer import PredictionWriter
 
 log = logging.getLogger(__name__)
+
+UNCHANGED = "unchanged"
+"""Key of a planned batch with its samples before workers augmented them."""
 
 
 Data = TypeVar("Data", bound=BaseDataModule)
@@ -107,6 +110,8 @@ class Task(Generic[Data]):
     ) -> list[int]:
         """Draw up to `count` samples of a finished batch on the host, spread evenly over it.
 
+        Where their titles tell classes, some of each.
+
         Returns:
             Rows of the batch that are drawn; empty if it has no images.
         """
@@ -114,12 +119,12 @@ class Task(Generic[Data]):
         if not isinstance(images, Tensor) or images.ndim != 4:
             log.info("no %s: the batch has no image [B, C, H, W]", path.name)
             return []
-        spread = np.linspace(0, len(images) - 1, min(len(images), count))
-        rows: list[int] = np.unique(spread.astype(np.int64)).tolist()
+        titles = [self.describe_sample(batch, row) for row in range(len(images))]
+        rows = choose_strata(titles, [0.0] * len(images), count)
         figure, axes = new_axes(1, len(rows), CELL_INCHES + 0.5)
         for cell, row in zip(axes[0], rows, strict=True):
             show_pixels(cell, images[row].float())
-            cell.set_title(self.describe_sample(batch, row), fontsize=8)
+            cell.set_title(titles[row], fontsize=8)
         save_figure(figure, path, title, ())
         return rows
 
@@ -131,6 +136,12 @@ class Task(Generic[Data]):
         self, model: LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
         """Draw samples beside the predictions of a model; return True if these could be drawn."""
+        return False
+
+    def draw_whole(
+        self, model: LightningModule, stage: Stage, path: Path, title: str, *, count: int
+    ) -> bool:
+        """Draw whole images of a split, in the place of samples; return True if these could be drawn."""
         return False
 
     def draw_augmented(
@@ -177,6 +188,88 @@ class Task(Generic[Data]):
         raise ConfigError(
             f"a {type(self.datamodule).__name__} is not exported, as {self.unexported}"
         )
+
+
+def choose_strata(
+    strata: Sequence[Hashable], sizes: Sequence[float], count: int, *, good: Hashable = None
+) -> list[int]:
+    """Choose some of many things so that each stratum is there, with small and large ones.
+
+    Args:
+        strata: Class of each thing.
+        sizes: Of each, such as its marked area.
+        count: Things at most.
+        good: The stratum that gets no more than its share, and at most half.
+
+    Returns:
+        Numbers of the things, those of a stratum one after the other and the good ones last.
+    """
+    members: dict[Hashable, list[int]] = {}
+    for number in sorted(range(len(strata)), key=lambda number: -sizes[number]):
+        members.setdefault(strata[number], []).append(number)
+    most_good = 0
+    if good in members:
+        share = round(count * len(members[good]) / len(strata))
+        others = len(strata) - len(members[good])
+        most_good = max(count - others, min(max(1, share), count // 2))
+    # The most frequent classes first, where there is no room for all.
+    classes = sorted((key for key in members if key != good), key=lambda key: -len(members[key]))
+    free = count - min(most_good, len(members.get(good, ())))
+    quotas = dict.fromkeys(classes, 0)
+    while free > 0 and any(quotas[key] < len(members[key]) for key in classes):
+        for key in classes:
+            if free > 0 and quotas[key] < len(members[key]):
+                quotas[key] += 1
+                free -= 1
+    quotas[good] = min(most_good, len(members.get(good, ())))
+    chosen = []
+    for key, quota in quotas.items():
+        of_key = members.get(key, [])
+        # From the largest to the smallest; of a single one that of the middle.
+        chosen += [of_key[int((step + 0.5) * len(of_key) / quota)] for step in range(quota)]
+    return chosen
+
+
+def draw_before_after(
+    datamodule: BaseDataModule,
+    planned: Batch,
+    rows: Sequence[int],
+    path: Path,
+    *,
+    stage: Stage,
+    show: ShowSample,
+    columns: Sequence[str] = ("",),
+    cell_inches: float = CELL_INCHES,
+) -> bool:
+    """Draw samples before and after augmentation.
+
+    Args:
+        datamodule: A prepared and opened datamodule.
+        planned: A planned batch on the host.
+        rows: Its samples to draw.
+        path: The PNG to write.
+        stage: Whose samples.
+        show: Fills the cells of a sample.
+        columns: Titles of these.
+        cell_inches: Side of a cell.
+
+    Returns:
+        True if it was drawn; False if the stage has no augmentation.
+    """
+    unchanged: Any = planned.get(UNCHANGED, planned)
+    before = datamodule.inspect(stage).draw(unchanged)
+    if before is None:
+        return False
+    after = datamodule.finish_batch(planned, stage)
+    titles = []
+    for moment in ("before", "after"):
+        titles += [f"{name} {moment}".strip() for name in columns]
+    figure, axes = open_figure(len(rows), titles, cell_inches)
+    for cells, row in zip(axes, rows, strict=True):
+        show(cells[: len(columns)], before, row)
+        show(cells[len(columns) :], after, row)
+    save_figure(figure, path, f"{stage} samples before and after augmentation", ())
+    return True
 
 
 def find_task(datamodule: BaseDataModule) -> Task[Any]:

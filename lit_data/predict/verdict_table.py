@@ -1,6 +1,7 @@
 """`VerdictTable`: ``images.csv``, the verdicts of all images of a run, the same for all kinds of data."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -116,6 +117,7 @@ class VerdictTable:
         path = writer.write_rows(self._folder / "images", names, table)
         log.info("verdicts: %s", path)
         self._warn(rows)
+        writer.verdicts = Counter(row["verdict"] for row in rows)
         judged_bad = sum(row["verdict"] == DEFECT for row in rows)
         metrics: dict[str, Any] = {"predict/images_with_defects": judged_bad}
         if guarantee:
@@ -166,6 +168,19 @@ def rank_errors(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     return defective, good
 
 
-def show_row(row: Row) -> str:
-    """Return the kind and the score of an image, for the title of a picture."""
-    return f"{row['kind'] or row['truth']}, score {row['score']:.2f}"
+def is_wrong(row: Row) -> bool:
+    """Return True for a miss or a false alarm."""
+    return (row["truth"], row["verdict"]) in ((DEFECT, GOOD), (GOOD, DEFECT))
+
+
+def describe_row(row: Row) -> str:
+    """Return what a model says of an image and whether that is right, for the title of a picture."""
+    score = f"score {row['score']:.2f}"
+    if not row["truth"]:
+        return f"{row['verdict']}, {score}"
+    kind = row["kind"] or row["truth"]
+    if row["verdict"] not in _TRUTHS:
+        return f"{kind}: {row['verdict']}, {score}"
+    if is_wrong(row):
+        return f"{kind}, {'missed' if row['verdict'] == GOOD else 'false alarm'}, {score}"
+    return f"{kind}, {score}" if row["truth"] == GOOD else f"{kind}, found, {score}"

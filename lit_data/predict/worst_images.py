@@ -2,47 +2,64 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
-from typing import Any
 
-from lit_data.core.types import Array
-from lit_data.predict.figures import CELL_INCHES, new_axes, save_figure, shorten_name, show_stored
-from lit_data.predict.verdict_table import Row, rank_errors, show_row
-from lit_inspect.verdicts import DEFECT, GOOD
+import numpy as np
+from matplotlib.axes import Axes
 
-_WORST = 6  # of each kind
-_SHOWN_PX = 600  # no cell shows as many
+from lit_data.core.types import Bytes
+from lit_data.predict.figures import CELL_INCHES, new_axes, save_figure, shorten_name
+from lit_data.predict.verdict_table import Row, describe_row, is_wrong, rank_errors
+from lit_inspect.verdicts import GOOD
+
+WORST = 6  # of each kind
+Paint = Callable[[Row], Sequence[Bytes]]
+"""Returns the pictures [h, w, 3] of an image that stand below each other."""
 
 
-def draw_worst(rows: Sequence[Row], path: Path, read: Callable[[Row], Array]) -> None:
+def draw_worst(
+    rows: Sequence[Row],
+    path: Path,
+    paint: Paint,
+    *,
+    legend: tuple[Sequence[str], Sequence[str]] = ((), ()),
+) -> None:
     """Draw the defective images of the lowest scores above the good ones of the highest.
 
     Misses and false alarms have titles in red.
 
     Args:
         rows: Of ``images.csv``, with the truth.
-        path: Of the picture.
-        read: Returns the pixels of an image, [C, H, W].
+        path: Of the picture; nothing is drawn without a row.
+        paint: Paints an image.
+        legend: Words, and their colours.
     """
-    groups = [group[:_WORST] for group in rank_errors(rows) if group]
+    groups = [group[:WORST] for group in rank_errors(rows) if group]
+    if not groups:
+        return
+    painted = [[paint(row) for row in group] for group in groups]
+    lines = len(painted[0][0])
     columns = max(map(len, groups))
-    figure, axes = new_axes(len(groups), columns, len(groups) * (CELL_INCHES + 0.5) + 0.5)
-    for cells, group in zip(axes, groups, strict=True):
-        for cell in cells[len(group) :]:
+    shapes = [picture.shape for group in painted for pictures in group for picture in pictures]
+    tallest = float(np.median([height / width for height, width, _ in shapes]))
+    height_inches = len(groups) * (lines * CELL_INCHES * min(tallest, 2) + 0.5) + 0.6
+    figure, axes = new_axes(lines * len(groups), columns, height_inches)
+    for first, (group, pictures_of) in enumerate(zip(groups, painted, strict=True)):
+        cells = axes[lines * first : lines * (first + 1)].T
+        for row, pictures, column in zip(group, pictures_of, cells, strict=False):
+            _show(column, row, pictures)
+        unused: list[Axes] = list(cells[len(group) :].flat)
+        for cell in unused:
             cell.set_axis_off()
-        for cell, row in zip(cells, group, strict=False):
-            _show(cell, row, read(row))
     title = "defective images of the lowest scores"
     if len(groups) == 2:
         title += ", and below good ones of the highest"
     elif groups[0][0]["truth"] == GOOD:
         title = "good images of the highest scores"
-    save_figure(figure, path, title, ())
+    save_figure(figure, path, title, *legend)
 
 
-def _show(cell: Any, row: Row, pixels: Array) -> None:  # noqa: ANN401 - Axes
-    step = -(-max(pixels.shape) // _SHOWN_PX)
-    show_stored(cell, pixels[:, ::step, ::step])
-    is_wrong = (row["truth"], row["verdict"]) in ((DEFECT, GOOD), (GOOD, DEFECT))
-    name = shorten_name(PurePath(row["image"]).name)
-    title = f"{name}\n{show_row(row)}: {row['verdict']}"
-    cell.set_title(title, fontsize=7, color="crimson" if is_wrong else "black")
+def _show(cells: Sequence[Axes], row: Row, pictures: Sequence[Bytes]) -> None:
+    for cell, picture in zip(cells, pictures, strict=True):
+        cell.imshow(picture)
+    title = f"{shorten_name(PurePath(row['image']).name)}\n{describe_row(row)}"
+    cells[0].set_title(title, fontsize=7, color="crimson" if is_wrong(row) else "black")

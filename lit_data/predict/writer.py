@@ -21,6 +21,7 @@ from lit_data.images.bank import ImageBank
 from lit_data.predict.journal import FINGERPRINT, Entry, Journal
 from lit_data.predict.label_files import check_form, write_label_files
 from lit_data.predict.options import Predicted, PredictOptions, PredictRun
+from lit_inspect.verdicts import describe_counts
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class PredictionWriter(ABC):
         bring: Returns the path of a file that was written, see `PredictRun`.
         labels: What `label` returns; None where there is nothing to label.
         class_names: Of what `label` returns.
+        verdicts: Images by their verdicts, once `finish` knows them.
     """
 
     expects: ClassVar[str] = "answers, one for each sample"
@@ -69,6 +71,7 @@ class PredictionWriter(ABC):
     bring: Callable[[Path], Path] = staticmethod(Path)
     labels: ClassVar[Kind | None] = None
     class_names: Sequence[str] = ()
+    verdicts: Mapping[str, int] = {}
 
     @cached_property
     def numbers(self) -> Mapping[str, int]:
@@ -334,6 +337,9 @@ class Work:
         metrics = {**self.writer.finish(entries), **counts}
         if self._options.to is not None:
             write_label_files(self.writer, entries, self._run.folder, self._options)
+        if verdicts := self.writer.verdicts:
+            text = describe_counts({**verdicts, "bad": len(bad)})
+            log.info("%s; %s", text, show_path(self._run.folder))
         return Predicted(metrics, bad)
 
     def _count_share(self) -> dict[str, Any]:

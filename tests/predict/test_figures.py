@@ -6,23 +6,32 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_hex, to_rgba
+from matplotlib.colors import to_hex, to_rgb
 
 from lit_data.core.types import IGNORED
-from lit_data.predict import Defect, find_defects
+from lit_data.predict import Defect
 from lit_data.predict.answers import read_threshold
 from lit_data.predict.figures import (
     CLASS_COLOURS,
+    FALSE_COLOUR,
+    FOUND_COLOUR,
+    OTHER_COLOUR,
     TRUE_COLOUR,
     ShownImage,
     crop_strip,
     draw_whole_images,
+    drop_small,
+    list_outcomes,
     new_axes,
     number_classes,
     outline_mask,
+    paint,
     shorten_name,
     show_stored,
+    sort_regions,
+    write_overlay,
 )
+from lit_data.predict.task import choose_strata
 
 
 def make_defect(y: float, x: float, score: float) -> Defect:
@@ -87,24 +96,106 @@ def test_stored_pixels_keep_their_colours() -> None:
     show_stored(axes[0, 0], pixels)
     shown = axes[0, 0].images[0].get_array()
     assert shown.shape == (8, 8, 3)
-    assert tuple(shown[7, 7]) == to_rgba("red")[:3]
+    assert shown[7, 7].tolist() == [255, 0, 0]
     show_stored(axes[0, 1], pixels[:1])
-    assert axes[0, 1].images[0].get_array().shape == (8, 8)
+    grey = axes[0, 1].images[0].get_array()
+    assert grey.shape == (8, 8, 3)
+    assert grey[7, 7].tolist() == [255, 255, 255]
+
+
+def make_shown(shape: tuple[int, int], *, text: str = "defect, score 0.90") -> ShownImage:
+    """An image with a defect that is found, one that is missed, and a false alarm."""
+    probability = np.zeros(shape, np.float32)
+    probability[10:20, 10:20] = probability[10:20, 26:30] = 0.9
+    truth = np.zeros(shape, np.uint8)
+    truth[12:18, 12:18] = truth[30:36, 4:10] = 1
+    pixels = np.full((1, *shape), 100, np.uint8)
+    predicted = (probability >= 0.5).astype(np.uint8)
+    return ShownImage("a.png", text, pixels, probability, predicted, truth, least=0.5)
+
+
+def is_near(picture: np.ndarray, colour: str) -> np.ndarray:
+    """True for pixels of about a colour."""
+    return (np.abs(picture - 255 * np.array(to_rgb(colour))) < 60).all(-1)
 
 
 @pytest.mark.parametrize("is_wide", [True, False])
-def test_whole_images_are_stacked_where_they_are_wide(is_wide: bool, tmp_path: Path) -> None:
-    images = []
-    for number in range(3):
-        probability = np.zeros((40, 800) if is_wide else (800, 40), np.float32)
-        probability[10:20, 10:20] = 0.9
-        pixels = np.full((3, *probability.shape), 100, np.uint8)
-        defects = find_defects(probability)
-        images.append(ShownImage(f"{number}.png", pixels, probability, defects))
-    draw_whole_images(images, tmp_path / "predictions.png", "images", 0.5)
-    height, width = cv2.imread(str(tmp_path / "predictions.png")).shape[:2]
-    assert (height < 1.2 * width) == is_wide
-    assert max(height, width) < 1200
+def test_whole_images_are_drawn_with_their_results(is_wide: bool, tmp_path: Path) -> None:
+    shape = (40, 800) if is_wide else (800, 40)
+    draw_whole_images([make_shown(shape)] * 3, tmp_path / "predictions.png", "images")
+    picture = cv2.imread(str(tmp_path / "predictions.png"))[..., ::-1]
+    assert max(picture.shape) < 1600
+    for colour in (FOUND_COLOUR, TRUE_COLOUR, FALSE_COLOUR):
+        assert is_near(picture, colour).sum() > 20
+
+
+def test_regions_are_found_missed_false_or_of_another_class() -> None:
+    predicted, truth = np.zeros((2, 40, 60), np.uint8)
+    predicted[2:6, 2:6], truth[4:8, 4:8] = 1, 1  # a pixel in common is enough
+    predicted[20:24, 2:6], truth[20:24, 2:6] = 2, 1
+    predicted[2:6, 30:34], truth[30:34, 40:44] = 1, 2
+    predicted[30:34, 2:6], truth[30:34, 2:6] = 1, IGNORED
+    lines, fills = sort_regions(predicted, truth)
+    words, colours = list_outcomes(has_classes=True)
+    assert words == ["found", "of another class", "missed", "false alarm"]
+    assert [lines[3, 3], lines[21, 3], fills[31, 41], lines[3, 31]] == [1, 2, 3, 4]
+    assert fills[5, 5] == 1
+    assert fills[21, 3] == 2
+    assert lines[31, 3] == fills[31, 3] == 0
+    assert colours[1] == OTHER_COLOUR
+    lines, fills = sort_regions(predicted, None)  # nobody knows what is there
+    assert set(lines[predicted > 0]) == {1}
+    assert not fills.any()
+    assert list_outcomes(knows_truth=False)[0] == ["predicted"]
+    assert drop_small(predicted, 17).max() == 0
+
+
+def test_pictures_have_the_size_that_is_asked_for_and_small_images_whole_pixels() -> None:
+    for shape, expected in (
+        ((1000, 500), (480, 240)),
+        ((40, 60), (320, 480)),
+        ((1, 900), (1, 480)),
+    ):
+        shown = ShownImage(
+            "a", "", np.zeros((3, *shape), np.uint8), np.zeros(shape, np.float32),
+            np.zeros(shape, np.uint8), None, least=0.5,
+        )  # fmt: skip
+        for picture in paint(shown, 480):
+            assert picture.shape == (*expected, 3)
+
+
+def test_a_defect_of_a_pixel_is_seen_in_a_picture_of_a_large_image() -> None:
+    shape = (3000, 4000)
+    truth = np.zeros(shape, np.uint8)
+    truth[1500, 2000] = 1
+    nothing = np.zeros(shape, np.float32)
+    pixels = np.zeros((1, *shape), np.uint8)
+    shown = ShownImage("a", "", pixels, nothing, nothing.astype(np.uint8), truth, least=0.5)
+    assert is_near(paint(shown, 480)[2], TRUE_COLOUR).sum() > 5
+
+
+def test_an_overlay_has_its_verdict_above(tmp_path: Path) -> None:
+    for number, (shape, text) in enumerate((((64, 64), "good"), ((20, 300), "Kratzer ü, found"))):
+        path = tmp_path / "ä" / f"{number}.jpg"
+        write_overlay(make_shown((shape[0] + 40, shape[1]), text=text), path)
+        picture = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_COLOR)
+        assert (picture[:24] < 100).sum() > 50
+        assert is_near(picture[..., ::-1], FOUND_COLOUR).sum() > 20
+        assert path.stat().st_size < 100_000
+
+
+def test_samples_of_all_classes_and_sizes_are_chosen() -> None:
+    strata = ["good"] * 30 + ["crack"] * 25 + ["dent"] * 5 + ["hole"]
+    sizes = [0.0] * 30 + list(range(1, 26)) + list(range(100, 105)) + [3.0]
+    rows = choose_strata(strata, sizes, 8, good="good")
+    assert [strata[row] for row in rows] == ["crack"] * 2 + ["dent"] * 1 + ["hole"] + ["good"] * 4
+    cracks = [sizes[row] for row in rows if strata[row] == "crack"]
+    assert max(cracks) > 15 > 10 > min(cracks)
+    assert choose_strata(["good"] * 3, [0.0] * 3, 8, good="good") == [0, 1, 2]
+    assert sorted(choose_strata(["a", "b"], [1, 1], 8, good="good")) == [0, 1]
+    assert choose_strata([], [], 8) == []
+    common = choose_strata(["a"] + ["b"] * 9, [1.0] * 10, 1)
+    assert common != [0]
 
 
 def test_long_names_are_shortened_to_the_file() -> None:

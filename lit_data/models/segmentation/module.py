@@ -66,8 +66,8 @@ class SegmentationModule(ScoredModule):
     Takes batches with ``image`` [B, 3, H, W] float32 in 0..1 and ``mask`` [B, 1, H, W] in {0, 1},
     or numbers of `classes`; 255 where pixels are ignored.
 
-    Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/``
-    before it:
+    Logs ``train/loss`` in each step, ``val/loss`` in training, and after validation and test, with
+    ``val/`` or ``test/`` before it:
 
     - ``average_precision``: of pixels;
     - ``dice``: of pixels, at probability 0.5;
@@ -78,10 +78,10 @@ class SegmentationModule(ScoredModule):
       ``mean_dice`` of those that there are; all else then counts every class as a defect;
     - with `anomaly_metrics` those of `AnomalyMetrics`, of whole images; where a datamodule has
       ``draw_images`` for a split, of those. With `baseline` average precision and Dice stay those
-      of patches. Checkpoints then hold the thresholds of the
-      last validation, which ``predict`` takes: ``predict_threshold`` of pixels, and, where good and
-      defective images were validated, ``image_threshold`` of images, which is else -1, with
-      ``image_threshold_fraction``, the fraction it is for; with `baseline` also
+      of patches. Checkpoints then hold the thresholds of the last validation, which ``predict``
+      takes: ``predict_threshold`` of pixels, and, where good and defective images were validated,
+      ``image_threshold`` of images, which is else -1, with ``image_threshold_fraction``, the
+      fraction it is for; with `baseline` also
       ``reference_limits``, by which ``predict`` tells references that do not fit;
     - with `quantile` these thresholds, ``good_threshold`` and ``image_good_threshold``, after
       validation alone.
@@ -120,8 +120,7 @@ class SegmentationModule(ScoredModule):
     Raises:
         ConfigError: The schedule or the loss is unknown, a fraction is out of its range,
             `class_weights` are not one for each class, or `quantile` is given without
-            `anomaly_metrics`; later, that the net or the datamodule
-            has other classes.
+            `anomaly_metrics`; later, that the net or the datamodule has other classes.
     """
 
     predict_threshold: Tensor
@@ -130,6 +129,7 @@ class SegmentationModule(ScoredModule):
     reference_limits: Tensor
     not_in_bar: ClassVar[tuple[str, ...]] = ("_baseline", "iou_", "dice_", *ANOMALY_METRICS)
     exported_as = "maps"
+    notes_loss = True
 
     def __init__(
         self,
@@ -237,7 +237,10 @@ class SegmentationModule(ScoredModule):
 
     @override
     def find_loss(self, batch: Batch) -> Tensor:
-        logits = self(batch["image"])
+        return self._compare(self(batch["image"]), batch)
+
+    def _compare(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the loss of logits."""
         masks = batch["mask"]
         takes_masks = isinstance(self.loss, PixelLoss) or not self.classes
         loss: Tensor = self.loss(logits, masks if takes_masks else masks[:, 0].long())
@@ -272,9 +275,11 @@ class SegmentationModule(ScoredModule):
 
     @override
     def score(self, batch: Batch, stage: str) -> None:
-        images = batch["image"]
         masks = batch["mask"].float()
-        logits = self(images).float()
+        answers = self(batch["image"])
+        if "drawn" not in batch:
+            self.note_loss(batch, lambda: self._compare(answers, batch))
+        logits = answers.float()
         if self.classes:
             scores: Any = self.class_scores[f"{stage}_classes"]
             scores.update(logits, masks[:, 0].long())
@@ -293,7 +298,7 @@ class SegmentationModule(ScoredModule):
         # Probabilities close to 1 are equal in float32, logits are not.
         self._score_pixels(stage, probability, logits, masks, batch.get("unmarked"))
         if "_baseline" in self.suffixes:
-            difference = plain_difference(images)
+            difference = plain_difference(batch["image"])
             self._score_pixels(f"{stage}_baseline", difference, difference, masks)
 
     def _score_images(self, stage: str, scores: Tensor, masks: Tensor, batch: Batch) -> None:

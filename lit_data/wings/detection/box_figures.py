@@ -12,12 +12,10 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from lit_data.core.types import Array, Batch
-from lit_data.predict.figures import CELL_INCHES, PERCENTILES, new_axes, show_pixels
+from lit_data.predict.figures import CELL_INCHES, new_axes, show_pixels, stretch
 
 COLUMNS = 3
 INCHES = 2 * CELL_INCHES  # of an image: objects may be small
-_RGB = 3
-_STEP = 4  # px between those that say how dark and bright an image is
 _PAIRS = 2  # in a row
 _NAME_HEIGHT = 0.03  # of a picture
 _COLOURS = matplotlib.colormaps["tab10"]
@@ -53,7 +51,7 @@ def paint_boxes(pixels: Array, boxes: Boxes, names: Sequence[str]) -> Array:
     """Return a copy of a stored image with its objects drawn into it, [3, H, W] uint8."""
     import cv2
 
-    painted = np.ascontiguousarray(np.moveaxis(to_bytes(pixels), 0, -1))
+    painted = np.ascontiguousarray(np.moveaxis(stretch(pixels), 0, -1))
     for corners, kind, name in _name_boxes(boxes, names):
         left, top, right, bottom = np.rint(corners).astype(np.int64).tolist()
         colour = [round(255 * part) for part in _COLOURS(kind % 10)[:3]]
@@ -72,25 +70,6 @@ def paint_boxes(pixels: Array, boxes: Boxes, names: Sequence[str]) -> Array:
             cv2.LINE_AA,
         )
     return np.moveaxis(painted, -1, 0)
-
-
-def to_bytes(pixels: Array) -> Array:
-    """Return an image as it is shown: [3, H, W] uint8.
-
-    Bytes of three channels stay as they are. Of other images three channels, or else the first one
-    in grey, reach from their darkest to their brightest.
-
-    Args:
-        pixels: [C, H, W] of any dtype.
-    """
-    if len(pixels) == _RGB and pixels.dtype == np.uint8:
-        return pixels
-    if len(pixels) != _RGB:
-        pixels = pixels[:1]
-    low, high = np.percentile(pixels[:, ::_STEP, ::_STEP], PERCENTILES)
-    stretched = (pixels.astype(np.float32) - low) * (255 / max(high - low, 1e-6))
-    planes: Array = stretched.clip(0, 255).astype(np.uint8)
-    return np.repeat(planes, _RGB // len(planes), axis=0)
 
 
 def open_cells(count: int, columns: int) -> tuple[Figure, list[Axes]]:

@@ -16,14 +16,14 @@ from typing_extensions import override
 from lit_data.annotations.writing import ImageLabels, Labelled
 from lit_data.core.errors import ConfigError
 from lit_data.core.files import write_text
-from lit_data.core.types import Array, Batch, Stage
+from lit_data.core.types import Batch, Bytes, Stage
 from lit_data.images.writing import write_image
 from lit_data.predict.answers import ask_step, check_probabilities, read_classes
-from lit_data.predict.figures import draw_before_after, save_figure, shorten_name
+from lit_data.predict.figures import save_figure, shorten_name, stretch
 from lit_data.predict.journal import Entry
 from lit_data.predict.net_facts import NetFacts
 from lit_data.predict.options import ExportRequest, Predicted, PredictOptions, PredictRun, Use
-from lit_data.predict.task import Task
+from lit_data.predict.task import Task, choose_strata, draw_before_after
 from lit_data.predict.verdict_table import COUNTED_COLUMNS, Row, VerdictTable
 from lit_data.predict.worst_images import draw_worst
 from lit_data.predict.writer import BankWriter, Written
@@ -37,7 +37,6 @@ from lit_data.wings.detection.box_figures import (
     open_pairs,
     paint_boxes,
     show_boxes,
-    to_bytes,
 )
 from lit_data.wings.detection.box_truth import BoxTruth
 from lit_data.wings.detection.datamodule import DetectionDataModule
@@ -56,7 +55,7 @@ class BoxTask(Task[DetectionDataModule]):
     predicts = "list of objects"
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
     trained_data = ("classes", "read", "size_px", "patch_px", "stride_px", "value_range")
-    uses = Use.INPUTS | Use.FINDING | Use.VERDICTS
+    uses = Use.INPUTS | Use.FINDING | Use.VERDICTS | Use.PICTURES
 
     @property
     @override
@@ -71,9 +70,12 @@ class BoxTask(Task[DetectionDataModule]):
     def draw_samples(
         self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
     ) -> list[int]:
-        """Draw samples as the model sees them with their boxes, in descending order of box count."""
-        order = torch.argsort(batch["boxes_count"], descending=True, stable=True)
-        rows: list[int] = order[:count].tolist()
+        """Draw samples of all classes as the model sees them, with many and with few boxes."""
+        strata = []
+        for row in range(len(batch["image"])):
+            classes = find_true(batch, row).classes
+            strata.append(int(classes.mode().values) if len(classes) else -1)
+        rows = choose_strata(strata, batch["boxes_count"].tolist(), count, good=-1)
         figure, cells = open_cells(len(rows), min(COLUMNS, len(rows)))
         for cell, row in zip(cells, rows, strict=False):
             self._show_true(cell, batch, row)
@@ -300,10 +302,10 @@ class BoxWriter(BankWriter):
         is_written = (boxes.scores >= self._options.least_score) & (sides_px > 0).all(1)
         is_written &= sides_px.prod(1) >= self._options.min_area_px
         objects = Boxes(corners[is_written], boxes.classes[is_written], boxes.scores[is_written])
-        text = self._write_text(number, objects)
-        picture = self._write_picture(number, self._shrink(number, objects))
-        rows = _describe(objects)
-        return Written([text, picture], rows, round_score(answer.score))
+        files = [self._write_text(number, objects)]
+        if self._options.pictures:
+            files.append(self._write_picture(number, self._shrink(number, objects)))
+        return Written(files, _describe(objects), round_score(answer.score))
 
     def _write_picture(self, number: int, boxes: Boxes) -> Path:
         """Write an image with its objects drawn into it; return the path of the file."""
@@ -365,10 +367,11 @@ class BoxWriter(BankWriter):
         if {row["truth"] for row in rows} == {GOOD, DEFECT}:
             entry_of = {entry.image: entry for entry in entries}
 
-            def paint(row: Row) -> Array:
+            def paint(row: Row) -> Sequence[Bytes]:
                 number = self.numbers[row["image"]]
                 boxes = self._shrink(number, _read_rows(entry_of[row["image"]]))
-                return paint_boxes(self.bank[number], boxes, self.class_names)
+                painted = paint_boxes(self.bank[number], boxes, self.class_names)
+                return [np.moveaxis(painted, 0, -1)]
 
             draw_worst(rows, self._folder / "worst_images.png", paint)
         return metrics
@@ -412,7 +415,7 @@ class BoxWriter(BankWriter):
             number = self.numbers[entry.image]
             step = -(-max(self.bank[number].shape) // _SHOWN_PX)  # no cell shows as many
             pixels = self.bank[number][:, ::step, ::step]
-            image = torch.from_numpy(to_bytes(pixels) / np.float32(255))
+            image = torch.from_numpy(stretch(pixels) / np.float32(255))
             boxes = self._shrink(number, _read_rows(entry))  # in pixels of the stored image
             boxes = boxes._replace(corners=boxes.corners / step)
             show_boxes(cell, image, boxes, self.class_names)

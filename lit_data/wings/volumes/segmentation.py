@@ -52,6 +52,8 @@ class VolumeSegmentationModule(ScoredModule):
             the datamodule has others.
     """
 
+    notes_loss = True
+
     def __init__(
         self,
         net: nn.Module,
@@ -147,7 +149,9 @@ class VolumeSegmentationModule(ScoredModule):
     @override
     def score(self, batch: Batch, stage: str) -> None:
         scores: Any = self.scores[stage]
-        logits = self(batch["image"]).float()
+        answers = self(batch["image"])
+        self.note_loss(batch, lambda: self.loss(answers, batch["mask"]))
+        logits = answers.float()
         # What takes memory of the device comes first: a step that runs out of it is taken again.
         probabilities = logits.softmax(1) if stage == "test" else logits
         scores.update(logits, batch["mask"][:, 0])

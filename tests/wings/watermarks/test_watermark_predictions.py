@@ -214,7 +214,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> WatermarkDataModule:
     return opened(drawn)
 
 
-def test_samples_are_drawn_those_with_the_largest_mark_first(
+def test_samples_with_large_and_small_marks_are_drawn_and_some_without(
     drawn: WatermarkDataModule, tmp_path: Path
 ) -> None:
     planned = plan(drawn, 10)
@@ -225,11 +225,15 @@ def test_samples_are_drawn_those_with_the_largest_mark_first(
         task = find_task(drawn)
         return task.draw_samples(planned, batch, path, "samples", stage="train", count=count)
 
-    rows = draw(batch, "samples.png", 3)
+    rows = draw(batch, "samples.png", 4)
     sizes = batch["mask"].flatten(1).sum(1)
-    assert sizes[rows].tolist() == sorted(sizes.tolist(), reverse=True)[:3]
+    chosen = sizes[rows].tolist()
+    assert len(chosen) == 4
+    assert chosen == sorted(chosen, reverse=True)
+    assert 0 in chosen
+    assert chosen[0] > chosen[1] > 0
     unmarked = {key: value for key, value in batch.items() if key not in ("mask", "clean")}
-    assert draw(unmarked, "plain.png", 2) == [0, 1]
+    assert draw(unmarked, "plain.png", 2) == [2, 7]  # spread over all
     with_clean, plain = (cv2.imread(str(tmp_path / name)) for name in ("samples.png", "plain.png"))
     assert with_clean.shape[1] > plain.shape[1]
 

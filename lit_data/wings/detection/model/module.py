@@ -39,8 +39,8 @@ class DetectionModule(JudgedModule):
     `read_truths`. In the regions of ``ignored``, of the same form, objects of their class are
     neither learned nor wrong.
 
-    Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/``
-    before it, see `BoxScores`:
+    Logs ``train/loss`` in each step, ``val/loss`` in training, and after validation and test, with
+    ``val/`` or ``test/`` before it, see `BoxScores`:
 
     - ``map50``: mean over the classes of the average precision at IoU 0.5;
     - ``map``: the same, mean over IoU 0.5, 0.55 .. 0.95; ``map_small``, ``map_medium`` and
@@ -82,6 +82,7 @@ class DetectionModule(JudgedModule):
 
     predict_threshold: Tensor
     exported_as = "boxes"
+    notes_loss = True
     not_in_bar: ClassVar[tuple[str, ...]] = (
         "map_",
         "ap50_",
@@ -160,8 +161,12 @@ class DetectionModule(JudgedModule):
 
     @override
     def find_loss(self, batch: Batch) -> Tensor:
+        return self._compare(self(batch["image"]), batch)
+
+    def _compare(self, predictions: Predictions, batch: Batch) -> Tensor:
+        """Return the loss of predictions."""
         return detection_loss(
-            self(batch["image"]),
+            predictions,
             read_truths(batch),
             _read_ignored(batch),
             box_weight=self.box_weight,
@@ -179,11 +184,17 @@ class DetectionModule(JudgedModule):
         threshold = self.score_threshold
         if threshold is None:
             threshold = float(self.predict_threshold)
-        return self._find(batch["image"], threshold)
+        images = batch["image"]
+        return self.read_objects(self(images), images, threshold)
 
-    def _find(self, images: Tensor, score_threshold: float) -> list[Objects]:
+    def read_objects(
+        self,
+        predictions: Any,  # noqa: ANN401 - of the net, which torchvision's detectors have another form of
+        images: Tensor,
+        score_threshold: float,
+    ) -> list[Objects]:
+        """Return the objects above a score from what the net predicts for images."""
         height_px, width_px = images.shape[-2:]
-        predictions = self(images)
         limits = constant(
             (width_px, height_px) * 2, predictions.boxes.device, predictions.boxes.dtype
         )
@@ -205,14 +216,18 @@ class DetectionModule(JudgedModule):
 
     @override
     def score(self, batch: Batch, stage: str) -> None:
-        predicted = self._find(batch["image"], LEAST_SCORE)
+        images = batch["image"]
+        predictions = self(images)
+        if self.notes_loss:
+            self.note_loss(batch, lambda: self._compare(predictions, batch))
+        predicted = self.read_objects(predictions, images, LEAST_SCORE)
         if self._has_windows:
             self._windows[stage].add(predicted, batch)
             # Images are done one after the other, so few are open, but on several ranks.
             for image in set(batch["image_index"].tolist()):
                 self._score_whole(image, stage)
             return
-        count = len(batch["image"])
+        count = len(images)
         true = _list_objects(read_truths(batch), count)
         regions = _read_ignored(batch)
         ignored = None if regions is None else _list_objects(regions, count)

@@ -172,6 +172,8 @@ class TorchvisionDetectionModule(DetectionModule):
             dataset has more classes than the net, or that its losses are none.
     """
 
+    notes_loss = False  # torchvision's losses are those of another pass, in training mode
+
     def __init__(
         self,
         net: nn.Module,
@@ -218,9 +220,11 @@ class TorchvisionDetectionModule(DetectionModule):
         return total
 
     @override
-    def _find(self, images: Tensor, score_threshold: float) -> list[Objects]:
+    def read_objects(
+        self, predictions: Any, images: Tensor, score_threshold: float
+    ) -> list[Objects]:
         objects = []
-        for answer in self(images):
+        for answer in predictions:
             order = answer["scores"].argsort(descending=True, stable=True)
             boxes, scores, labels = (answer[key][order] for key in ("boxes", "scores", "labels"))
             # FCOS and RetinaNet score label 0 too, which no target has.

@@ -34,7 +34,7 @@ class Oracle(DetectionModule):
         self.seen = batch
         super().score(batch, stage)
 
-    def _find(self, images: Tensor, score_threshold: float) -> Any:
+    def read_objects(self, predictions: Any, images: Tensor, score_threshold: float) -> Any:
         answers = []
         for row in range(len(images)):
             corners, classes, _ = find_true(self.seen, row)

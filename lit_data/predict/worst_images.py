@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -47,7 +48,7 @@ def draw_worst(
         cells = axes[lines * first : lines * (first + 1)].T
         for row, pictures, column in zip(group, pictures_of, cells, strict=False):
             _show(column, row, pictures)
-        unused: list[Axes] = list(cells[len(group) :].flat)
+        unused: list[Any] = list(cells[len(group) :].flat)
         for cell in unused:
             cell.set_axis_off()
     title = "defective images of the lowest scores"

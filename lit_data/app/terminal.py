@@ -190,14 +190,14 @@ def _round(seconds: float) -> str:
 
 def _fit_line(metrics: Mapping[str, Any], columns: int) -> dict[str, Any]:
     """Return the metrics that fit into one line beside the bar, the first ones; at least one."""
-    shown: dict[str, Any] = {}
+    fitting: dict[str, Any] = {}
     for name, value in metrics.items():
         number = value if isinstance(value, str) else f"{value:.3f}"
         columns -= len(f"{name}: {number} ")
-        if columns < 0 and shown:
+        if columns < 0 and fitting:
             break
-        shown[name] = value
-    return shown
+        fitting[name] = value
+    return fitting
 
 
 def shorten(name: str) -> str:

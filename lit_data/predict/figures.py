@@ -382,8 +382,8 @@ def drop_small(classes: Bytes, least_px: int) -> Bytes:
 
     _, regions, stats, _ = cv2.connectedComponentsWithStats((classes > 0).astype(np.uint8))
     is_large = stats[:, cv2.CC_STAT_AREA] >= least_px
-    kept: Bytes = classes * is_large[regions]
-    return kept
+    large_ones: Bytes = classes * is_large[regions]
+    return large_ones
 
 
 def write_overlay(image: ShownImage, path: Path) -> None:
@@ -458,8 +458,8 @@ def list_outcomes(
     """Return the legend of pictures: words and colours of what becomes of regions."""
     if not knows_truth:
         return ["predicted"], [FOUND_COLOUR]
-    shown = [pair for outcome, pair in _OUTCOMES.items() if outcome != _OTHER or has_classes]
-    return [word for word, _ in shown], [colour for _, colour in shown]
+    pairs = [pair for outcome, pair in _OUTCOMES.items() if outcome != _OTHER or has_classes]
+    return [word for word, _ in pairs], [colour for _, colour in pairs]
 
 
 def save_figure(

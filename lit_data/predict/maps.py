@@ -210,8 +210,8 @@ class ImageWriter(BankWriter):
         return self.images.count_px(number) <= self.options.large_px
 
 
-class _Found(NamedTuple):
-    """What is found in an image.
+class _Answer(NamedTuple):
+    """Answer for an image.
 
     Attributes:
         probability: [H, W].
@@ -286,22 +286,22 @@ class VerdictWriter(ImageWriter):
         shape = answer.shape
         paths = [self.path_of("maps", name)]
         write_png_parts(paths[0], shape, (answer.encode(part, np.uint16) for part in slabs(*shape)))
-        found = self._find(number, answer)
-        kinds = found.kinds
+        parts = self._find(number, answer)
+        kinds = parts.kinds
         if kinds is not None:
             paths.append(self.path_of("classes", name))
             write_png_parts(paths[1], shape, (kinds[part] for part in slabs(*shape)))
         if self._draws and self.is_small(number):
             paths.append(self.path_of("pictures", name).with_suffix(".jpg"))
-            write_overlay(self._show(found.row, found.probability, kinds), paths[-1])
-        return found.written._replace(files=paths)
+            write_overlay(self._show(parts.row, parts.probability, kinds), paths[-1])
+        return parts.written._replace(files=paths)
 
     def show(self, number: int, answer: ProbabilityMap) -> ShownImage:
         """Return an image with what a model says of it, as pictures show it."""
-        found = self._find(number, answer)
-        return self._show(found.row, found.probability, found.kinds)
+        parts = self._find(number, answer)
+        return self._show(parts.row, parts.probability, parts.kinds)
 
-    def _find(self, number: int, answer: ProbabilityMap) -> "_Found":
+    def _find(self, number: int, answer: ProbabilityMap) -> "_Answer":
         """Return the defects of an image, and its verdict."""
         threshold = self.options.least_score
         kinds = answer.number_kinds(threshold)
@@ -322,7 +322,7 @@ class VerdictWriter(ImageWriter):
             note=note,
         )
         row = self._table.make_row(entry, number, is_found=bool(rows)) | {"references": note}
-        return _Found(probability, kinds, written, row)
+        return _Answer(probability, kinds, written, row)
 
     def score(self, answer: ProbabilityMap) -> float:
         """Return the score of an image, as ``images.csv`` has it."""

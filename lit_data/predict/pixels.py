@@ -115,13 +115,13 @@ class PixelTask(Task[Images]):
         Not where nothing is known of them, or where the first one is too large.
         """
         try:
-            shown = list(self._show_whole(model, stage, path.parent, count))
+            images = list(self._show_whole(model, stage, path.parent, count))
         except LitDataError as error:
             log.debug("no whole images in %s: %s", path.name, error)
             return False
-        if not shown:
+        if not images:
             return False
-        draw_whole_images(shown, path, title)
+        draw_whole_images(images, path, title)
         return True
 
     def _show_whole(
@@ -154,7 +154,7 @@ class PixelTask(Task[Images]):
         spread = np.linspace(0, len(numbers) - 1, min(len(numbers), self.candidates)).astype(int)
         known: dict[int, str] = {}
         kinds = truth.image_kinds
-        for number in (numbers[place] for place in spread):
+        for number in (numbers[at] for at in spread):
             has_defect = truth.has_defect(number)
             if has_defect is not None:
                 kind = kinds[number] if kinds else ""
@@ -175,10 +175,10 @@ class PixelTask(Task[Images]):
         strata = self._name_kinds(batch)
         rows = choose_strata(strata, _measure_marked(masks).tolist(), count, good=GOOD)
         chosen = {key: value[rows] for key, value in batch.items()}
-        shown = show_samples(self.datamodule, model, chosen)
-        if shown is not None:
-            draw_whole_images(shown, path, title)
-        return shown is not None
+        images = show_samples(self.datamodule, model, chosen)
+        if images is not None:
+            draw_whole_images(images, path, title)
+        return images is not None
 
     @override
     def draw_augmented(
@@ -376,17 +376,17 @@ def show_samples(
         predicted = predicted * (1 + kinds.argmax(1, keepdim=True))  # numbers of classes, from 1
     predicted, probability = predicted.cpu(), probability.float().cpu()
     masks = masks_of(batch)
-    shown = []
+    images = []
     for row in range(len(masks)):
         mask = masks[row, 0].float().masked_fill(masks[row, 0] == IGNORED, 0)
         truth = mask if classes else (mask > 0) & (mask >= mask.max() / 2)
         truth = truth.to(torch.uint8).masked_fill(masks[row, 0] == IGNORED, IGNORED)
-        place = name_sample(datamodule, batch, row).partition("\n")
+        names = name_sample(datamodule, batch, row).partition("\n")
         highest = f"highest {float(probability[row].max()):.2f}"
-        shown.append(
+        images.append(
             ShownImage(
-                name=place[0],
-                text=f"{place[2]}, {highest}".removeprefix(", "),
+                name=names[0],
+                text=f"{names[2]}, {highest}".removeprefix(", "),
                 pixels=batch["image"][row].float().numpy(),
                 probability=probability[row, 0].numpy(),
                 predicted=predicted[row, 0].to(torch.uint8).numpy(),
@@ -394,7 +394,7 @@ def show_samples(
                 least=least,
             )
         )
-    return shown
+    return images
 
 
 def _measure_marked(masks: Tensor) -> Tensor:

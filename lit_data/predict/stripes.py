@@ -55,12 +55,12 @@ class PatchTask(Task[Data]):
         strata = ["defect" if area else "" for area in marked.tolist()]
         rows = choose_strata(strata, marked.tolist(), count, good="")
         chosen = {key: value[rows] for key, value in batch.items()}
-        shown = show_samples(self.datamodule, model, chosen)
-        if shown is None:
+        images = show_samples(self.datamodule, model, chosen)
+        if images is None:
             return False
         titles = ("target", "reference 1", "|target - mean(ref)|", "probability", "result")
         figure, axes = open_figure(len(rows), titles)
-        for image, patch, cells in zip(shown, chosen["image"], axes, strict=True):
+        for image, patch, cells in zip(images, chosen["image"], axes, strict=True):
             cells[0].set_ylabel(f"{image.name}\n{image.text}", fontsize=8)
             _draw_patch(cells, image, patch)
         save_figure(figure, path, title, *list_outcomes())

@@ -303,7 +303,7 @@ def paint(image: ShownImage, side_px: int) -> tuple[Bytes, Bytes, Bytes]:
 
     factor = side_px / max(image.probability.shape)
     if factor > 1:
-        factor = int(factor)  # pixels stay squares
+        factor = round(factor)  # pixels stay squares
     size = tuple(max(1, round(factor * side)) for side in image.probability.shape[::-1])
     way = cv2.INTER_AREA if factor < 1 else cv2.INTER_NEAREST
 

@@ -179,8 +179,6 @@ def describe_row(row: Row) -> str:
     if not row["truth"]:
         return f"{row['verdict']}, {score}"
     kind = row["kind"] or row["truth"]
-    if row["verdict"] not in _TRUTHS:
-        return f"{kind}: {row['verdict']}, {score}"
     if is_wrong(row):
         return f"{kind}, {'missed' if row['verdict'] == GOOD else 'false alarm'}, {score}"
-    return f"{kind}, {score}" if row["truth"] == GOOD else f"{kind}, found, {score}"
+    return f"{kind}, {score}" if kind == row["verdict"] else f"{kind}: {row['verdict']}, {score}"

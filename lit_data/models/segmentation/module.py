@@ -81,8 +81,7 @@ class SegmentationModule(ScoredModule):
       of patches. Checkpoints then hold the thresholds of the last validation, which ``predict``
       takes: ``predict_threshold`` of pixels, and, where good and defective images were validated,
       ``image_threshold`` of images, which is else -1, with ``image_threshold_fraction``, the
-      fraction it is for; with `baseline` also
-      ``reference_limits``, by which ``predict`` tells references that do not fit;
+      fraction it is for; with `baseline` also ``reference_limits``, of references that fit;
     - with `quantile` these thresholds, ``good_threshold`` and ``image_good_threshold``, after
       validation alone.
 

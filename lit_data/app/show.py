@@ -22,7 +22,8 @@ from lit_data.core.types import Batch, Stage
 from lit_data.datamodules.base import BaseDataModule, FamilyPreview
 from lit_data.predict import find_task
 from lit_data.predict.answers import AskedModule
-from lit_data.predict.figures import UNCHANGED, open_figure, save_figure, show_images, show_mask
+from lit_data.predict.figures import open_figure, save_figure, show_images, show_mask
+from lit_data.predict.task import UNCHANGED
 
 log = logging.getLogger(__name__)
 

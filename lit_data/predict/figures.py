@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -245,7 +246,8 @@ def shorten_name(name: str) -> str:
     return file if len(file) <= _LONGEST_NAME else f"…{file[1 - _LONGEST_NAME :]}"
 
 
-class ShownImage(NamedTuple):
+@dataclass(frozen=True)
+class ShownImage:
     """An image with what a model says of it.
 
     Attributes:
@@ -277,7 +279,8 @@ class ShownImage(NamedTuple):
         if self.probability[part].shape == self.probability.shape:
             return self
         rows, columns = part
-        return self._replace(
+        return replace(
+            self,
             text=f"{self.text}, from y {rows.start}, x {columns.start}",
             pixels=self.pixels[:, *part],
             probability=self.probability[part],

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -186,7 +187,7 @@ def _draw_patch(cells: Sequence[Axes], image: ShownImage, patch: Tensor) -> None
     difference = (patch[0] - patch[1:].mean(0)).abs()
     brightest = max(float(difference.max()), 0.1)  # so that noise alone stays dark
     cells[2].imshow(difference.numpy(), cmap="magma", vmin=0, vmax=brightest)
-    _, heat, result = paint(image._replace(pixels=patch[:1].numpy()), SHOWN_PX)
+    _, heat, result = paint(replace(image, pixels=patch[:1].numpy()), SHOWN_PX)
     cells[3].imshow(heat)
     cells[4].imshow(result)
 

@@ -15,7 +15,7 @@ _MOST_PICTURE_BYTES = 2**27
 _MOST_PX = 10**8
 _MOST_HEIGHT_PX = 8000
 _CAPTIONS = {
-    "predictions": "Samples, their truth, and what the best checkpoint predicts",
+    "predictions": "What the best checkpoint predicts",
     "worst": "Defects that were missed or nearly so, and below the surest false alarms",
     "worst_images": "Images with a defect of the lowest scores, and below good ones of the highest",
     "samples": "Samples as the model sees them",

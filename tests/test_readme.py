@@ -29,6 +29,7 @@ PAGES = {
 }
 
 _Trainer = L.Trainer
+_PROGRAM = re.compile(r"(?:python -m lit_data|(?<![\w-])lit-data) (?=[a-z])")
 
 
 def _list_commands(text: str) -> list[str]:
@@ -36,17 +37,17 @@ def _list_commands(text: str) -> list[str]:
     lines = [
         line.split("#")[0].replace("--cfg job", "").strip()
         for line in text.splitlines()
-        if "python -m lit_data " in line
+        if _PROGRAM.search(line)
     ]
     return [line for line in lines if not re.search("`|--config-dir|my_conf", line)]
 
 
 def _list_short_commands(text: str) -> list[str]:
     """The commands within the text of pages that say that these begin with the name of the program."""
-    if not re.search("begins? with `python -m lit_data`", text):
+    if not re.search("begins? with `lit-data`", text):
         return []
-    lines = re.findall(r"`((?:fit|predict|prepare|show|test) [^`]*\+experiment[^`]*)`", text)
-    return [f"python -m lit_data {line}" for line in lines]
+    lines = re.findall(r"`((?:fit|predict|prepare|show|test) [^`]*experiment=[^`]*)`", text)
+    return [f"lit-data {line}" for line in lines]
 
 
 COMMANDS = [
@@ -72,7 +73,7 @@ def test_links_lead_somewhere() -> None:
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_compose(line: str, tmp_path: Path) -> None:
-    _, _, rest = line.partition("python -m lit_data ")
+    rest = _PROGRAM.split(line)[1]
     command, *words = shlex.split(rest)
     if command in ON_RUNS and "=" not in words[0]:
         words.pop(0)  # the run, whose own words a test of it follows

@@ -44,7 +44,7 @@ _KINDS: Mapping[str, tuple[type[BaseDataModule], dict[str, Any]]] = {
 _HEAD = """# Folders that are understood
 
 Each row is a folder that somebody has, and what becomes of it without any option but `data.root`. Run
-`python -m lit_data prepare +experiment=NAME data.root=FOLDER prepare.check=true` to see the same for yours.
+`lit-data prepare experiment=NAME data.root=FOLDER prepare.check=true` to see the same for yours.
 
 `{1-3}` stands for three files. A test draws these folders and compares what is understood with this page.
 
@@ -164,7 +164,7 @@ def write_page(trees: Sequence[Tree]) -> str:
     for experiment, title in _TITLES.items():
         rows = [_write_row(tree) for tree in trees if tree.experiment == experiment]
         if rows:
-            text += f"\n## {title}\n\n`+experiment={experiment}`\n\n"
+            text += f"\n## {title}\n\n`experiment={experiment}`\n\n"
             text += (
                 "| folder | files | what is understood |\n|---|---|---|\n" + "\n".join(rows) + "\n"
             )

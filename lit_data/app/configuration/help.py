@@ -23,7 +23,7 @@ from lit_data.core.checks import check_choice
 from lit_data.core.files import write_text
 
 _PAGE = """\
-usage: python -m lit_data COMMAND [key=value ...] [options]
+usage: lit-data COMMAND [key=value ...] [options]
 
 commands (COMMAND --help lists its keys):
 {commands}
@@ -40,12 +40,12 @@ options:
   -h, --help, --version
 
 examples:
-  python -m lit_data fit experiment=stripe
-  python -m lit_data fit experiment=stripe data.root=images trainer.max_epochs=20 data.loader.batch_size=64
-  python -m lit_data test experiment=stripe ckpt=runs/fit/stripe/RUN/checkpoints/best.ckpt
-  python -m lit_data fit -m experiment=stripe seed=1,2,3
-  python -m lit_data report runs/fit/stripe/RUN
-  python -m lit_data fit experiment=mine --config-dir conf --package my_project
+  lit-data fit experiment=stripe
+  lit-data fit experiment=stripe data.root=images trainer.max_epochs=20 data.loader.batch_size=64
+  lit-data test experiment=stripe ckpt=runs/fit/stripe/RUN/checkpoints/best.ckpt
+  lit-data fit -m experiment=stripe seed=1,2,3
+  lit-data report runs/fit/stripe/RUN
+  lit-data fit experiment=mine --config-dir conf --package my_project
 
 exit codes:
   0 done   2 configuration   3 data   4 stored file   5 memory   6 worker or rank   1 bug   130 Ctrl-C   143 SIGTERM

@@ -1,8 +1,10 @@
 """The commands of ``python -m lit_data``, one module each, imported when the command runs.
 
-A wing says in its package which commands it brings: under the names that are used here.
+A wing says in its package which commands it brings: under the names that are used here. So does an installed package
+that the entry point ``lit_data.wings`` names, by TOOLS and MODULES.
 """
 
+from lit_data.app.configuration.installed import list_wings
 from lit_data.core.wings import list_brought
 
 COMMANDS: dict[str, str] = {
@@ -37,6 +39,26 @@ MODULES = {
 """Modules of commands that do not lie in this package under the name of the command."""
 
 
+def list_tools() -> dict[str, str]:
+    """Return `TOOLS`, and behind them those of installed packages, which are imported for it."""
+    tools = dict(TOOLS)
+    for wing in list_wings():
+        for name, text in getattr(wing, "TOOLS", {}).items():
+            tools.setdefault(name, text)
+    return tools
+
+
+def is_tool(command: str) -> bool:
+    """Return True for a command without a configuration; installed packages are asked where it is none of ours."""
+    if command in COMMANDS or command.startswith("-"):
+        return False
+    return command in TOOLS or command in list_tools()
+
+
 def find_module(command: str) -> str:
     """Return the dotted name of the module of a command."""
-    return MODULES.get(command, f"{__name__}.{command.replace('-', '_')}")
+    file = command.replace("-", "_")
+    if command in COMMANDS or command in TOOLS:
+        return MODULES.get(command, f"{__name__}.{file}")
+    wing = next(wing for wing in list_wings() if command in getattr(wing, "TOOLS", {}))
+    return getattr(wing, "MODULES", {}).get(command, f"{wing.__name__}.{file}")

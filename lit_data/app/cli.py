@@ -14,7 +14,7 @@ from importlib import import_module
 from types import FrameType, SimpleNamespace
 
 import lit_data
-from lit_data.app import COMMANDS, ON_RUNS, TOOLS, find_module
+from lit_data.app import COMMANDS, ON_RUNS, find_module, is_tool, list_tools
 from lit_data.app.configuration.help import (
     complete,
     format_command_help,
@@ -79,7 +79,7 @@ def _dispatch(words: Sequence[str]) -> int:
     if words and words[0] == "--install-completion":
         install_completion(words[1] if len(words) > 1 else "")
         return 0
-    if words and words[0] in TOOLS:  # they have options of their own and no configuration
+    if words and is_tool(words[0]):  # they have options of their own and no configuration
         import_module(find_module(words[0])).main(words[1:])
         return 0
     options = _parse(words)
@@ -137,15 +137,15 @@ def _check_command(words: Sequence[str]) -> str:
     if command == "train":
         print("lit_data: train is called fit here", file=sys.stderr)
         return "fit"
-    known = [*COMMANDS, *TOOLS]
+    if command in COMMANDS:
+        return command
+    known = [*COMMANDS, *list_tools()]
     if command not in known:
         hint = did_you_mean(_OTHER_WORDS.get(command) or nearest(command, known))
         raise ConfigError(f"unknown command '{command}'.{hint} Commands: {', '.join(known)}.")
-    if command in TOOLS:
-        raise ConfigError(
-            f"'{command}' comes first and has no options of a configuration: see {command} --help."
-        )
-    return command
+    raise ConfigError(
+        f"'{command}' comes first and has no options of a configuration: see {command} --help."
+    )
 
 
 def _run(command: str, options: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from lit_data.app import COMMANDS, TOOLS
+from lit_data.app import COMMANDS, list_tools
 from lit_data.app.configuration.installed import list_conf_packages
 from lit_data.app.configuration.rows import (
     CONF,
@@ -160,7 +160,7 @@ def format_help(config_dir: str | None) -> str:
             name = path.relative_to(root).with_suffix("").as_posix()
             experiments[name] = read_first_comment(path)
     return _PAGE.format(
-        commands=_format_table({**COMMANDS, **TOOLS}),
+        commands=_format_table({**COMMANDS, **list_tools()}),
         experiments=_format_table(experiments) or "  none",
     )
 
@@ -312,7 +312,7 @@ def complete(words: Sequence[str]) -> list[str]:
 def _list_candidates(before: Sequence[str], name: str) -> Sequence[str]:
     """Return what may stand behind some words, where the next one begins as `name`."""
     if not before:
-        return [*COMMANDS, *TOOLS, *_COMPLETED_OPTIONS]
+        return [*COMMANDS, *list_tools(), *_COMPLETED_OPTIONS]
     if name.startswith("-"):
         return _COMPLETED_OPTIONS
     if before[0] not in COMMANDS:

@@ -83,3 +83,28 @@ def test_an_entry_point_that_leads_nowhere_names_its_owner(tmp_path: Path, value
     assert done.returncode == 2
     assert f"my-mill names its configurations as {value} (entry point lit_data.conf)" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_commands_of_an_installed_package(tmp_path: Path) -> None:
+    site, folder = tmp_path / "site", tmp_path / "work"
+    folder.mkdir()
+    _install(site)
+    wing = site / "my_mill" / "wing"
+    wing.mkdir()
+    (wing / "__init__.py").write_text(
+        'TOOLS = {"grind-it": "compare lines", "report": "hides ours"}\n'
+    )
+    (wing / "grind_it.py").write_text("def main(words):\n    print('ground', words)\n")
+    with (site / "my_mill-1.0.dist-info" / "entry_points.txt").open("a") as file:
+        file.write("[lit_data.wings]\nmill = my_mill.wing\n")
+    done = _run(site, folder, "grind-it", "a", "--b")
+    assert (done.returncode, done.stdout) == (0, "ground ['a', '--b']\n"), done.stderr
+    page = _run(site, folder, "--help").stdout
+    assert "compare lines" in page
+    assert "hides ours" not in page
+    assert "did you mean 'grind-it'" in _run(site, folder, "grindit").stderr.lower()
+    (wing / "__init__.py").write_text("import nowhere\n")
+    broken = _run(site, folder, "grind-it")
+    assert broken.returncode == 2
+    assert "my-mill names its commands as my_mill.wing" in broken.stderr
+    assert _run(site, folder, "fit", "--cfg", "job", "+experiment=mill").returncode == 0

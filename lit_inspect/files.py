@@ -2,12 +2,11 @@
 
 import hashlib
 import os
-import secrets
 import stat
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_inspect.errors import BoardError
+from lit_inspect.replacement import replacing_by_path
 
 _MOST_NAME_BYTES = 255
 _UP = 2  # PNG filter: each byte less the one above it
@@ -96,15 +96,8 @@ def replacing(folder: Path, name: str) -> Iterator[BinaryIO]:
         name: See `make_folders`, as are the errors. A link of that name is replaced.
     """
     path = make_folders(folder, name)
-    with writing(path):
-        part = path.with_name(f".lit_inspect-{secrets.token_hex(8)}.part")
-        try:
-            with part.open("xb") as file:
-                yield file
-            os.replace(part, path)  # noqa: PTH105 - of a path that may hold any bytes
-        finally:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
+    with writing(path), replacing_by_path(path) as part, part.open("xb") as file:
+        yield file
 
 
 def write_png(
@@ -116,28 +109,39 @@ def write_png(
         folder: Where results go.
         name: Of the file, see `replacing`.
         shape: (height, width) px.
-        parts: Its rows from the top, [h, W] uint8 or uint16, or [h, W, 3] in R, G, B.
+        parts: See `encode_png`.
+    """
+    with replacing(folder, name) as file:
+        encode_png(file, shape, parts)
+
+
+def encode_png(file: BinaryIO, shape: tuple[int, int], parts: Iterable[NDArray[Any]]) -> None:
+    """Write a PNG part by part, quickly rather than small.
+
+    Args:
+        file: Where to.
+        shape: (height, width) px.
+        parts: Its rows from the top, [h, W] or [h, W, 1] uint8 or uint16, or [h, W, 3] in R, G, B.
     """
     packer = zlib.compressobj(1)
     above = np.zeros((1, 0), np.uint8)
-    with replacing(folder, name) as file:
-        for number, part in enumerate(parts):
-            if number == 0:
-                file.write(b"\x89PNG\r\n\x1a\n")
-                colours, bits = 2 * (part.ndim - 2), 8 * part.itemsize
-                header = struct.pack(">IIBBBBB", shape[1], shape[0], bits, colours, 0, 0, 0)
-                _write_chunk(file, b"IHDR", header)
-            big_endian = np.ascontiguousarray(part, part.dtype.newbyteorder(">"))
-            rows = big_endian.view(np.uint8).reshape(len(part), -1)
-            filtered = np.full((len(rows), rows.shape[1] + 1), _UP, np.uint8)
-            filtered[:, 1:] = rows
-            filtered[1:, 1:] -= rows[:-1]
-            if above.size:
-                filtered[:1, 1:] -= above
-            _write_chunk(file, b"IDAT", packer.compress(filtered.data))
-            above = rows[-1:]
-        _write_chunk(file, b"IDAT", packer.flush())
-        _write_chunk(file, b"IEND", b"")
+    for number, part in enumerate(parts):
+        if number == 0:
+            file.write(b"\x89PNG\r\n\x1a\n")
+            colours, bits = 2 if part.shape[2:] == (3,) else 0, 8 * part.itemsize
+            header = struct.pack(">IIBBBBB", shape[1], shape[0], bits, colours, 0, 0, 0)
+            _write_chunk(file, b"IHDR", header)
+        big_endian = np.ascontiguousarray(part, part.dtype.newbyteorder(">"))
+        rows = big_endian.view(np.uint8).reshape(len(part), -1)
+        filtered = np.full((len(rows), rows.shape[1] + 1), _UP, np.uint8)
+        filtered[:, 1:] = rows
+        filtered[1:, 1:] -= rows[:-1]
+        if above.size:
+            filtered[:1, 1:] -= above
+        _write_chunk(file, b"IDAT", packer.compress(filtered.data))
+        above = rows[-1:]  # what the first row of the next part is compared with
+    _write_chunk(file, b"IDAT", packer.flush())
+    _write_chunk(file, b"IEND", b"")
 
 
 def _write_chunk(file: BinaryIO, kind: bytes, data: bytes) -> None:

@@ -20,11 +20,12 @@ from lit_data.app.remote_runs import explaining_server, open_store, put_files
 from lit_data.core.addresses import is_remote
 from lit_data.core.checks import check_outside_root
 from lit_data.core.errors import ConfigError, DataError, LitDataError, StoreError, show_path
-from lit_data.core.files import refuse_links, replacing_by_path
+from lit_data.core.files import refuse_links
 from lit_data.images.discovery import is_hidden
 from lit_data.images.scope import find_fault
 from lit_data.predict.journal import FINGERPRINT, JOURNALS
 from lit_data.predict.options import PredictOptions, Share
+from lit_inspect.replacement import replacing_by_path
 
 log = logging.getLogger(__name__)
 

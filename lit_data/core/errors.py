@@ -12,6 +12,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
+import lit_inspect.errors
+
+escape = lit_inspect.errors.escape
+"""Shows control characters, line breaks and undecodable bytes of a text as escapes."""
+
 _CAUSES = 5  # so that a message fits into one screen of 100 x 30
 _NAMES = 3
 _CHARACTERS = 1000  # of all causes
@@ -93,13 +98,6 @@ class RankMismatchError(LitDataError):
     """The ranks disagree about the work to do."""
 
     exit_code = 6
-
-
-def escape(text: str) -> str:
-    """Show control characters, line breaks and undecodable bytes as escapes."""
-    if text.isprintable():
-        return text
-    return "".join(map(_escape_character, text))
 
 
 def list_some(names: Sequence[object]) -> str:
@@ -317,12 +315,3 @@ def _numbers(text: str) -> tuple[bool, list[int]]:
 def _join(path: str, message: str) -> str:
     name, text = show_path(path), escape(message)
     return text if text.startswith(name) else f"{name}: {text}"
-
-
-def _escape_character(character: str) -> str:
-    if character.isprintable():
-        return character
-    code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:  # how os.fsdecode carries a byte that is not UTF-8
-        return f"\\x{code - 0xDC00:02x}"
-    return character.encode("unicode_escape").decode("ascii")

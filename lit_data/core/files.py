@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lit_data.core.errors import ConfigError, DataError, StoreError, show_path
+from lit_inspect.replacement import replacing_by_path
 
 PART = re.compile(r"\.lit_data-[0-9a-f]{16}\.part")
 """Names of files that are being written; of an interrupted run they are left over."""
@@ -128,18 +129,6 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 def _create(path: str, flags: int) -> int:
     """Create a file that others than its group may not write, whatever the umask is."""
     return os.open(path, flags, 0o664)
-
-
-@contextmanager
-def replacing_by_path(path: Path) -> Iterator[Path]:
-    """Give a path instead of a file as by `replacing`, which is not brought to the disk."""
-    part = path.with_name(f".lit_data-{secrets.token_hex(8)}.part")
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        with suppress(OSError):  # it has its name; or there is worse to tell
-            part.unlink(missing_ok=True)
 
 
 def try_writing(folder: Path) -> None:

@@ -1,18 +1,13 @@
 """Write arrays as image files that read back to the same values."""
 
-import struct
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from lit_data.core.files import explaining, replacing
-from lit_data.core.types import Array, Bytes, Size
-
-_COLOUR_TYPES = {1: 0, 3: 2}
-_UP = 2  # PNG filter: each byte less the one above it
+from lit_data.core.types import Array, Size
+from lit_inspect.files import encode_png
 
 
 def write_image(path: Path, pixels: Array) -> str:
@@ -74,36 +69,4 @@ def write_png_parts(path: Path, shape: Size, parts: Iterable[Array]) -> None:
     with explaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, sync=False) as file:
-            _write_parts(file, shape, parts)
-
-
-def _write_parts(file: BinaryIO, shape: Size, parts: Iterable[Array]) -> None:
-    packer = zlib.compressobj(1)
-    above = np.zeros((1, 0), np.uint8)
-    for number, part in enumerate(parts):
-        if number == 0:
-            file.write(b"\x89PNG\r\n\x1a\n")
-            colour = _COLOUR_TYPES[1 if part.ndim == 2 else part.shape[2]]
-            header = shape[1], shape[0], 8 * part.itemsize, colour, 0, 0, 0
-            _write_chunk(file, b"IHDR", struct.pack(">IIBBBBB", *header))
-        big_endian = np.ascontiguousarray(part, part.dtype.newbyteorder(">"))
-        rows = big_endian.view(np.uint8).reshape(len(part), -1)
-        _write_chunk(file, b"IDAT", packer.compress(_filter(rows, above).data))
-        above = rows[-1:]  # what the first row of the next part is compared with
-    _write_chunk(file, b"IDAT", packer.flush())
-    _write_chunk(file, b"IEND", b"")
-
-
-def _filter(rows: Bytes, above: Bytes) -> Bytes:
-    filtered = np.full((len(rows), rows.shape[1] + 1), _UP, np.uint8)
-    filtered[:, 1:] = rows
-    filtered[1:, 1:] -= rows[:-1]
-    if above.size:
-        filtered[:1, 1:] -= above
-    return filtered
-
-
-def _write_chunk(file: BinaryIO, kind: bytes, data: bytes) -> None:
-    if data or kind == b"IEND":  # the packer may hold all back for now
-        crc32 = struct.pack(">I", zlib.crc32(kind + data))
-        file.write(struct.pack(">I", len(data)) + kind + data + crc32)
+            encode_png(file, shape, parts)

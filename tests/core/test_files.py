@@ -12,11 +12,11 @@ from lit_data.core.files import (
     is_there,
     open_regular,
     replacing,
-    replacing_by_path,
     write_text,
 )
 from lit_data.core.temp import build_lock, hold_lock, temp_folder
 from lit_inspect.files import fit_name
+from lit_inspect.replacement import replacing_by_path
 
 
 def test_a_file_takes_its_place_at_the_end(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from lit_data.app.rerun import read_config, read_started
 from lit_data.app.trained import take_trained
 from lit_data.core.checks import check_choice
 from lit_data.core.errors import ConfigError, StoreError, first_line, show_path
-from lit_data.core.files import explaining, replacing_by_path
+from lit_data.core.files import explaining
 from lit_data.core.temp import scratch_folder
 from lit_data.datamodules.source import find_cache
 from lit_data.predict.net_facts import NetFacts
@@ -29,6 +29,7 @@ from lit_data.wings.export.encode import encode_file
 from lit_data.wings.export.int8 import Int8Options, choose_precision
 from lit_data.wings.export.plain import FORMS, check_form
 from lit_data.wings.export.runtime import write_runtime
+from lit_inspect.replacement import replacing_by_path
 
 log = logging.getLogger(__name__)
 

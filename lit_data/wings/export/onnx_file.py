@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from lit_data.core.errors import ConfigError, DataError, first_line
-from lit_data.core.files import replacing_by_path
 from lit_data.core.temp import scratch_folder
 from lit_data.core.types import Floats, PathText
+from lit_inspect.replacement import replacing_by_path
 
 TOLERANCE = 1e-4
 _NEEDED = ("onnx", "onnxruntime", "onnxscript")

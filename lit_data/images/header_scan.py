@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self, get_args
 
 import numpy as np
 
-from lit_data.core.errors import ConfigError, DataError, Problems, list_problems, show_path
+from lit_data.core.checks import check_choice
+from lit_data.core.errors import DataError, Problems, list_problems, show_path
 from lit_data.core.progress import count_threads, ordered_map, track
 from lit_data.core.types import Array, Ints
 from lit_data.images.decoders import STORE_DTYPES, Decoder, ImageSource, hint_masks
@@ -159,7 +160,7 @@ def survey_sources(
         DataError: There are no good sources, or bad ones under ``error``, or they do not share
             dtype and channels.
     """
-    check_on_bad(on_bad)
+    check_choice("on_bad", on_bad, get_args(OnBad))
     if not sources:
         raise DataError("the list of images is empty; check the data folder and the file patterns")
     rows, bad = scan_headers(sources, decoder, progress=progress)
@@ -215,16 +216,6 @@ def find_all_faults(
     row_of = {source.paths[0]: row for row, source in enumerate(sources)}
     faults = [*bad, *find_faults(others, decoder).entries]
     return sorted(faults, key=lambda entry: row_of[entry[0]])
-
-
-def check_on_bad(on_bad: str) -> None:
-    """Refuse a wrong argument before work begins.
-
-    Raises:
-        ConfigError: It is not allowed.
-    """
-    if on_bad not in ("error", "skip"):
-        raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
 
 
 def raise_bad(

@@ -1,4 +1,22 @@
-"""Repetition of a step, in ever smaller micro-batches, until it fits into memory."""
+"""Repetition of a step, in ever smaller micro-batches, until it fits into memory.
+
+`AdaptiveBatchSize` wraps methods of Lightning, which a training batch goes through in this order::
+
+    strategy.batch_to_device      Replay.receive                keeps the batch, moves it whole or leaves it here
+    loop._optimizer_step          TrainingSteps.optimizer_step  names an error of the optimizer itself
+      loop._make_closure          TrainingSteps.make_closure    gives the closure that is repeated:
+        closure                   Replay.run                    attempt, undo, shrink; attempt, undo, shrink; ...
+      optimizer.step              (once, on the gradient of all micro-batches)
+    on_train_batch_end            Replay.finish, Replay.grow    ends the batch, and tries a larger size
+
+and one of an evaluation in this one::
+
+    strategy.batch_to_device      Replay.receive
+    strategy.validation_step      EvaluationSteps.step          calls Replay.run, Replay.finish and Replay.grow
+
+(``test_step`` and ``predict_step`` likewise). With manual optimisation a module's ``add_gradients`` stands in the
+place of the closure: `ManualSteps.add_gradients`.
+"""
 
 import gc
 import logging
@@ -106,15 +124,12 @@ class Replay:
         These are its batch, buffers, metrics, logged values and attributes of the module, and the
         global random generators.
         """
-        snapshot = self._snapshot = renew(self._snapshot, self.module, results_of(self.trainer))
-        restore_random = save_random_state(self.trainer.strategy.root_device)
+        restore_module = self._save_module(save_random_state(self.trainer.strategy.root_device))
         batch = self._delivery.keep(active)
 
         def restore() -> None:
             batch.restore()
-            snapshot.restore()
-            self._tell_left_out(snapshot.left_out)
-            restore_random()
+            restore_module()
 
         return restore
 
@@ -278,7 +293,9 @@ class Replay:
     def _deliver(self, active: ActiveBatch) -> Any:  # noqa: ANN401 - a batch
         """Transfer a batch to the device as a whole; none if its smallest micro-batch does not fit."""
         restore_random = save_random_state(self.trainer.strategy.root_device)
-        undo = self._save_transfer(restore_random)
+        # What hooks change on a batch's way is put back too.
+        has_hooks = has_transfer_hooks(self.module)
+        undo = self._save_module(restore_random) if has_hooks else restore_random
         on_host = False
         while True:
             try:
@@ -297,10 +314,8 @@ class Replay:
                 self.shrink(active, text)
             on_host = True
 
-    def _save_transfer(self, restore_random: Restore) -> Restore:
-        """Keep what hooks change on a batch's way to the device; the result puts it back."""
-        if not has_transfer_hooks(self.module):
-            return restore_random
+    def _save_module(self, restore_random: Restore) -> Restore:
+        """Keep the state of the module; the result puts it back, and the random generators."""
         snapshot = self._snapshot = renew(self._snapshot, self.module, results_of(self.trainer))
 
         def restore() -> None:

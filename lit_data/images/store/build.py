@@ -12,10 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from rich.filesize import decimal
 
+from lit_data.core.checks import check_choice
 from lit_data.core.errors import ConfigError, DataError, StoreError, StoreStaleError, show_path
 from lit_data.core.files import flatten
 from lit_data.core.progress import count_threads, ordered_map, track
@@ -25,7 +27,6 @@ from lit_data.images.decoders import Decoder, ImageSource
 from lit_data.images.header_scan import (
     OnBad,
     Survey,
-    check_on_bad,
     cut_path,
     raise_bad,
     survey_sources,
@@ -166,7 +167,7 @@ class BuildOptions:
     root: str = ""
 
     def __post_init__(self) -> None:
-        check_on_bad(self.on_bad)
+        check_choice("on_bad", self.on_bad, get_args(OnBad))
         if not self.wait_s >= 0:
             raise ConfigError(f"wait_s={self.wait_s} is not allowed; give 0 or more seconds")
 

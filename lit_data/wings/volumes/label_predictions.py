@@ -22,11 +22,11 @@ from lit_data.wings.volumes.datamodule import CTDataModule
 from lit_data.wings.volumes.datasets.points import WindowRows
 from lit_data.wings.volumes.files.resampling import resample_labels
 from lit_data.wings.volumes.files.sources import open_labels, open_volume
-from lit_data.wings.volumes.files.volume import Volume, import_medical
+from lit_data.wings.volumes.files.volume import Volume
+from lit_data.wings.volumes.files.writing import write_volume
 from lit_data.wings.volumes.joined_windows import WindowBlend
 from lit_data.wings.volumes.scores import average_scores, score_class
 from lit_data.wings.volumes.views import LabelledSlices, cut_labelled, draw_labelled
-from lit_inspect.files import fit_name
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,8 @@ class LabelWriter(InputVolumesWriter):
                 answer = resample_labels(answer, original, spacing_mm)
                 spacing_mm, affine = original.spacing_mm, original.affine
                 true = _read_true(open_labels(source, original))
-        path = self._write_labels(self.names[number], answer, affine)
+        name = self.names[number]
+        path = write_volume(self.folder_of(self._folder / "labels", name), name, answer, affine)
         file_name = path.relative_to(self._folder).as_posix()
         rows = []
         for label, name in enumerate(self._classes, 1):
@@ -190,17 +191,6 @@ class LabelWriter(InputVolumesWriter):
         )
         save_slices(path, slices)
         return [path]
-
-    def _write_labels(self, name: str, labels: Bytes, affine: Array | None) -> Path:
-        ending = ".npy" if affine is None else ".nii.gz"
-        path = self.folder_of(self._folder / "labels", name) / fit_name(name, ending)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with explaining(path), replacing(path) as file:
-            if affine is None:
-                np.save(file, labels)
-            else:
-                file.write(pack_nifti(labels, affine))
-        return path
 
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
@@ -233,24 +223,6 @@ def load_slices(path: Path) -> LabelledSlices:
         positions: Any = tuple(parts["positions"].tolist())
         z, y, x = (parts[axis] for axis in _AXES)
         return LabelledSlices(str(parts["name"]), spacing_mm, positions, (z, y, x))
-
-
-def pack_nifti(labels: Bytes, affine: Array) -> bytes:
-    """Return the bytes of a ``.nii.gz`` file.
-
-    Args:
-        labels: [z, y, x].
-        affine: [4, 4] from (x, y, z) voxel numbers to mm.
-
-    Raises:
-        ConfigError: nibabel is not installed.
-    """
-    import gzip
-
-    nibabel = import_medical("nibabel")
-    image = nibabel.Nifti1Image(labels.T, affine)
-    image.header.set_xyzt_units("mm")
-    return gzip.compress(image.to_bytes(), compresslevel=1, mtime=0)
 
 
 def _read_true(labels: Volume | None) -> Array | None:

@@ -22,7 +22,8 @@ from lit_data.predict.task import Task
 from lit_data.predict.writer import PredictionWriter, Written
 from lit_data.wings.volumes.datamodule import CTDataModule
 from lit_data.wings.volumes.files.sources import open_volume
-from lit_data.wings.volumes.files.volume import Volume, import_medical
+from lit_data.wings.volumes.files.volume import Volume
+from lit_data.wings.volumes.files.writing import write_volume
 from lit_data.wings.volumes.label_predictions import (
     InputVolumesWriter,
     LabelWriter,
@@ -30,7 +31,6 @@ from lit_data.wings.volumes.label_predictions import (
     draw_labels,
 )
 from lit_data.wings.volumes.views import PLANES, VolumeShown, show_slice, show_view
-from lit_inspect.files import fit_name
 
 log = logging.getLogger(__name__)
 
@@ -360,14 +360,7 @@ class VolumeWriter(InputVolumesWriter):
         dense = np.full(reconstructed.shape, _to_int16(np.array(window.low_hu)), np.int16)
         values_hu = reconstructed.values * window.width_hu + window.low_hu
         dense[tuple(reconstructed.coords.T)] = _to_int16(values_hu)
-        ending = ".npy" if affine is None else ".nii.gz"
-        path = self.folder_of(self._folder / "volumes", name) / fit_name(name, ending)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if affine is None:
-            np.save(path, dense)
-        else:
-            write_nifti(path, dense, affine)
-        return path
+        return write_volume(self.folder_of(self._folder / "volumes", name), name, dense, affine)
 
 
 def _write_pair(path: Path, true: VolumeShown, reconstructed: VolumeShown) -> None:
@@ -392,23 +385,6 @@ def _read_pair(path: Path) -> tuple[VolumeShown, VolumeShown]:
             str(parts["name"]), shape, spacing_mm, parts["true_coords"], parts["true_values"]
         )
         return true, true._replace(coords=parts["coords"], values=parts["values"])
-
-
-def write_nifti(path: Path, volume: NDArray[np.int16], affine: Array) -> None:
-    """Write a volume as NIfTI.
-
-    Args:
-        path: Ends in .nii.gz.
-        volume: [z, y, x].
-        affine: [4, 4] from (x, y, z) voxel numbers to mm; its columns hold the spacing.
-
-    Raises:
-        ConfigError: nibabel is not installed.
-    """
-    nibabel = import_medical("nibabel")
-    image = nibabel.Nifti1Image(volume.T, affine)
-    image.header.set_xyzt_units("mm")
-    nibabel.save(image, path)
 
 
 def compare_voxels(

@@ -235,7 +235,7 @@ def test_no_images_at_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"on_bad": "ignore"}, "on_bad='ignore' is not allowed; give 'error' or 'skip'"),
+        ({"on_bad": "ignore"}, "on_bad='ignore' is unknown: choose one of error, skip"),
         ({"wait_s": -1}, "wait_s=-1 is not allowed; give 0 or more seconds"),
     ],
 )

@@ -1,6 +1,7 @@
 """`ConvGenerator` and `ConvDiscriminator`, small nets for images of 16 to 256 px, and their blocks."""
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -102,6 +103,21 @@ class ResidualBlock(nn.Module):
         # The sum of two spreads as large is brought back to one of them.
         halved: Tensor = (F.avg_pool2d(residual, 2) + skipped) * math.sqrt(0.5)
         return halved
+
+
+def make_growth(
+    coarsest: Sequence[int], widths: Sequence[int], style_size: int
+) -> tuple[nn.Parameter, nn.ModuleList]:
+    """Make what images grow from, [1, C, h, w], and a block for it and for each doubling of its size.
+
+    Args:
+        coarsest: (h, w).
+        widths: Channels at each size, the finest first.
+        style_size: Length of the style.
+    """
+    start = nn.Parameter(torch.randn(1, widths[-1], *coarsest))
+    steps = [(widths[-1], widths[-1]), *pairwise(reversed(widths))]
+    return start, nn.ModuleList(StyledBlock(coarse, fine, style_size) for coarse, fine in steps)
 
 
 def plan_sizes(
@@ -239,10 +255,8 @@ class ConvGenerator(nn.Module):
         self.num_labels = num_labels
         self.posed = posed
         self.style = StyleNet(latent_size, num_labels, posed=posed, style_size=style_size)
-        self.start = nn.Parameter(torch.randn(1, widths[-1], *coarsest))
-        steps = [(widths[-1], widths[-1]), *pairwise(reversed(widths))]
-        self.blocks = nn.ModuleList(StyledBlock(coarse, fine, style_size) for coarse, fine in steps)
-        self.pictures = nn.ModuleList(nn.Conv2d(fine, channels, 1) for _, fine in steps)
+        self.start, self.blocks = make_growth(coarsest, widths, style_size)
+        self.pictures = nn.ModuleList(nn.Conv2d(each, channels, 1) for each in reversed(widths))
         start_weights(self)
 
     @override

@@ -1,7 +1,6 @@
 """`RayGenerator`: pictures of a field of light and matter, along the rays of a camera."""
 
 import math
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +13,9 @@ from lit_data.core.grid import pair_px
 from lit_data.core.types import Size
 from lit_data.wings.gan.model.conditions import Conditions, make_grid
 from lit_data.wings.gan.model.nets import (
-    StyledBlock,
     StyleNet,
     double,
+    make_growth,
     plan_sizes,
     start_weights,
     widen,
@@ -190,9 +189,7 @@ class PlaneNet(nn.Module):
     ) -> None:
         super().__init__()
         _, coarsest, widths = plan_sizes(plane_px, width, max_width)
-        self.start = nn.Parameter(torch.randn(1, widths[-1], *coarsest))
-        steps = [(widths[-1], widths[-1]), *pairwise(reversed(widths))]
-        self.blocks = nn.ModuleList(StyledBlock(coarse, fine, style_size) for coarse, fine in steps)
+        self.start, self.blocks = make_growth(coarsest, widths, style_size)
         self.last = nn.Conv2d(widths[0], 3 * features, 1)
 
     @override

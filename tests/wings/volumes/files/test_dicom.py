@@ -12,7 +12,7 @@ from lit_data.core.types import Array
 from lit_data.wings.volumes import find_volumes, open_volume
 from lit_data.wings.volumes.files.resampling import Resolution
 from lit_data.wings.volumes.files.sources import open_labels
-from lit_data.wings.volumes.label_predictions import pack_nifti
+from lit_data.wings.volumes.files.writing import pack_nifti
 
 pydicom = pytest.importorskip("pydicom")
 nibabel = pytest.importorskip("nibabel")

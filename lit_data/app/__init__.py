@@ -4,6 +4,8 @@ A wing says in its package which commands it brings: under the names that are us
 that the entry point ``lit_data.wings`` names, by TOOLS and MODULES.
 """
 
+from collections.abc import Mapping
+
 from lit_data.app.configuration.installed import list_wings
 from lit_data.core.wings import list_brought
 
@@ -61,4 +63,5 @@ def find_module(command: str) -> str:
     if command in COMMANDS or command in TOOLS:
         return MODULES.get(command, f"{__name__}.{file}")
     wing = next(wing for wing in list_wings() if command in getattr(wing, "TOOLS", {}))
-    return getattr(wing, "MODULES", {}).get(command, f"{wing.__name__}.{file}")
+    modules: Mapping[str, str] = getattr(wing, "MODULES", {})
+    return modules.get(command, f"{wing.__name__}.{file}")

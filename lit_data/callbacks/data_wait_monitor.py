@@ -87,7 +87,7 @@ class DataWaitMonitor(CopiedCallback):
         self._disk_bytes_before = 0  # the training
         self._samples_before = 0
         self._clock = StepClock()
-        self._gauge: MemoryGauge = open_gauge(torch.device("cpu"))
+        self._gauge: MemoryGauge  # from the start of a training on
         self._detach: Callable[[], None] | None = None
 
     @override

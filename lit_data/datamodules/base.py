@@ -144,7 +144,7 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
     source: Source | None = None
     bank: ImageBank | None = None
     split_images: Mapping[str, Ints] = MappingProxyType({})
-    batch_keys: ClassVar[Sequence[str]] = ()
+    batch_keys: Sequence[str] = ()
     channel_names: ClassVar[Mapping[str, int]] = {}
     # The last is that of the newest Trainer; those before it are around it.
     _runs: Sequence[TrainerRun] = ()

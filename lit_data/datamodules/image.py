@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -84,7 +84,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
     labels: Ints | None = None
     unmarked: Bools | None = None
     reads_margins: ClassVar[bool] = True
-    batch_keys: ClassVar[Sequence[str]] = (
+    batch_keys: Sequence[str] = (
         "image",
         "mask",
         "index",
@@ -121,7 +121,6 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         self.synthesis = synthesis
         self.augment = stage_augmentations(augment, self.batch_keys)
         self.nuisance: SingleTexture | None = None  # of references that are one texture
-        self._device_patches = DevicePatches()
 
     @override
     def prepare_data(self) -> None:
@@ -271,6 +270,10 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
             augment=self.augment,
             is_single=channels is None,
         )
+
+    @cached_property
+    def _device_patches(self) -> DevicePatches:
+        return DevicePatches()
 
     @property
     def image_sizes_px(self) -> Tensor:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
 import numpy as np
 from typing_extensions import override
@@ -104,7 +104,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
     _unknown: Ints
     _kinds: Sequence[str] = ()
     _doubt: str = ""
-    batch_keys: ClassVar[Sequence[str]] = (
+    batch_keys: Sequence[str] = (
         "image",
         "mask",
         "unmarked",

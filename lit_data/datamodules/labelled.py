@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Annotated, Any, ClassVar, Literal, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
 import numpy as np
 from typing_extensions import override
@@ -109,7 +109,7 @@ class LabelledImageDataModule(InspectionDataModule):
 
     labels: Ints
     _good_kinds: Set[str] = frozenset()
-    batch_keys: ClassVar[Sequence[str]] = (
+    batch_keys: Sequence[str] = (
         "image",
         "label",
         "index",

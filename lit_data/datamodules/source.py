@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Self, TypedDict, TypeVar, get_args
 from lit_data.core.addresses import RemoteOptions, check_root, is_remote, is_sharded
 from lit_data.core.checks import check_choice, check_types
 from lit_data.core.errors import ConfigError, DataError, StoreError, show_path
-from lit_data.core.files import explaining, replacing_by_path
+from lit_data.core.files import explaining
 from lit_data.core.leftovers import Leftovers
 from lit_data.core.parts import Part
 from lit_data.core.types import NEUTRAL, Ints, PathText
@@ -25,6 +25,7 @@ from lit_data.images.discovery import name_below
 from lit_data.images.header_scan import OnBad
 from lit_data.images.roots import Encoding, Root, ShardOptions, ShardSet
 from lit_data.images.scope import Scope
+from lit_inspect.replacement import replacing_by_path
 
 Sharded = TypeVar("Sharded", bound=Root)
 

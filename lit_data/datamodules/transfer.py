@@ -72,7 +72,7 @@ _ORDERS: Mapping[Hook, str] = {
 class Plans(Protocol):
     """Methods of a datamodule that a batch on its way needs."""
 
-    batch_keys: ClassVar[Sequence[str]]
+    batch_keys: Sequence[str]
     channel_names: ClassVar[Mapping[str, int]]
     batch_format: BatchFormat
 

@@ -14,6 +14,8 @@ from lit_data.models.weights import load_weights_file, read_weights
 _DEFAULT_WEIGHTS = Path(__file__).with_name("encoder.pt")
 _ANGLES = 6
 _LEVELS = 4
+_FINE, _COARSE = 2, 3
+"""Octaves of the two scales, whose strides are 4 and 8 px."""
 _FLOOR = 0.05  # in standard deviations of the image: weaker responses are noise
 
 
@@ -84,7 +86,22 @@ class TextureEncoder(nn.Module):
         return [self.fine(fine), self.coarse(coarse)]
 
     def describe(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Describe each place by the fixed filters: [B, 34, H / 4, W / 4] and [B, 39, H / 8, W / 8]."""
+        """Describe each place by the fixed filters: [B, 34, H / 4, W / 4] and [B, 39, H / 8, W / 8].
+
+        The numbers of a place, in their order:
+
+        ==================  =======================  =======================
+        what                fine                     coarse
+        ==================  =======================  =======================
+        colours             2                        2
+        of each octave      3 x (6 + 2 + 1), 2 + 1   2 x (6 + 2), 2 x (6 + 2 + 1)
+        extremes            2                        2
+        grey around                                  1
+        ==================  =======================  =======================
+
+        Raises:
+            ConfigError: The images have another number of channels than three.
+        """
         if images.shape[1] != 3:
             raise ConfigError(
                 f"the encoder takes images of 3 channels and these have {images.shape[1]}: set "
@@ -97,27 +114,42 @@ class TextureEncoder(nn.Module):
         coarse = [blur(F.avg_pool2d(colours, 2), 1.5)]
         level = grey
         for octave in range(_LEVELS):
-            amplitudes = self._find_amplitudes(level)
-            if octave < _LEVELS - 1:  # the coarsest says nothing of a single place of 4 px
-                fine.append(_average_logarithm(amplitudes, octave, 2, 1.0))
-            coarse.append(_average_logarithm(amplitudes, octave, 3, 1.5))
-            ridges = level - blur(level, 2.0)
-            # Bright and dark ones apart, as their mean is 0.
-            both = torch.cat([ridges.relu(), (-ridges).relu()], 1)
-            fine.append(_average_logarithm(both, octave, 2, 0.8))
-            coarse.append(_average_logarithm(both, octave, 3, 1.5))
-            fine.append(_bring_to(blur(level, 1.0), octave, 2))
-            if octave >= _LEVELS - 2:
-                coarse.append(blur(_bring_to(level, octave, 3), 1.5))
-            if octave < _LEVELS - 1:
+            if octave > 0:
                 level = F.avg_pool2d(blur(level, 0.8), 2)
+            of_octave = self._describe_octave(level, octave)
+            fine += of_octave[0]
+            coarse += of_octave[1]
         soft = F.avg_pool2d(blur(grey, 1.0), 2)
         extremes = torch.cat([_find_highest(soft), -_find_highest(-soft)], 1)
         fine.append(F.avg_pool2d(extremes, 2))
         coarse.append(blur(F.avg_pool2d(extremes, 4), 1.5))
-        wide = F.avg_pool2d(grey, 8)
-        coarse.append(blur(wide, 3.0))
+        coarse.append(blur(F.avg_pool2d(grey, 8), 3.0))
         return torch.cat(fine, 1), torch.cat(coarse, 1)
+
+    def _describe_octave(self, level: Tensor, octave: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Describe places by the grey values of an octave: amplitudes of 6 angles, 2 kinds of ridges, the level.
+
+        Returns:
+            At the fine and at the coarse scale. The coarsest octave has no amplitudes of a single place
+            of 4 px, and the two finest no level of one of 8 px.
+        """
+        amplitudes = self._find_amplitudes(level)
+        ridges = level - blur(level, 2.0)
+        # Bright and dark ones apart, as their mean is 0.
+        ridges = torch.cat([ridges.relu(), (-ridges).relu()], 1)
+        fine = [
+            _average_logarithm(ridges, octave, _FINE, 0.8),
+            _bring_to(blur(level, 1.0), octave, _FINE),
+        ]
+        if octave < _LEVELS - 1:
+            fine.insert(0, _average_logarithm(amplitudes, octave, _FINE, 1.0))
+        coarse = [
+            _average_logarithm(amplitudes, octave, _COARSE, 1.5),
+            _average_logarithm(ridges, octave, _COARSE, 1.5),
+        ]
+        if octave >= _LEVELS - 2:
+            coarse.append(blur(_bring_to(level, octave, _COARSE), 1.5))
+        return fine, coarse
 
     def _find_amplitudes(self, level: Tensor) -> Tensor:
         reach = self.kernels.shape[-1] // 2

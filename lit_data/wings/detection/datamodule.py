@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, Unpack, cast, get_args
+from typing import Annotated, Any, Literal, Unpack, cast, get_args
 
 import numpy as np
 import torch
@@ -126,7 +126,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
     files: DetectionFiles
     bank: ImageBank
     windows: Windows | None = None
-    batch_keys: ClassVar[Sequence[str]] = (
+    batch_keys: Sequence[str] = (
         "image",
         "boxes",
         "boxes_count",
@@ -163,7 +163,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         is_on_device = mosaic is not None and mosaic_on == "device"
         check_synthesis(synthesis, synthetic_class, mosaics_on_device=is_on_device)
         if patch_px is not None:
-            vars(self)["batch_keys"] = (*self.batch_keys, "window")
+            self.batch_keys = (*self.batch_keys, "window")
         is_yolo = batch_format == "yolo"
         super().__init__(loader=loader, batch_format="dict" if is_yolo else batch_format)
         if is_yolo:  # it has a key that no other format may name
@@ -427,7 +427,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         self.windows = self.source.cut(self.files, self.bank, self.fill)
         if self._has_ignored:
             keys = dict.fromkeys((*self.batch_keys, IGNORED_KEY, IGNORED_KEY + COUNT_SUFFIX))
-            vars(self)["batch_keys"] = tuple(keys)
+            self.batch_keys = tuple(keys)
 
 
 def plan_mosaics(dataset: DetectionDataset, batch: Batch) -> Batch:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from lit_data.core.errors import ConfigError, DataError, first_line
-from lit_data.core.files import replacing_by_path
 from lit_data.core.lightning_internals import tracing
 from lit_data.core.temp import scratch_folder
 from lit_data.core.types import Floats
@@ -23,6 +22,7 @@ from lit_data.wings.export.onnx_file import (
     measure_difference,
     without_noise,
 )
+from lit_inspect.replacement import replacing_by_path
 
 if TYPE_CHECKING:
     from lit_inspect.board import Board

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Unpack, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import numpy as np
 import torch
@@ -235,7 +235,7 @@ class GANDataModule(BaseDataModule[GANDataset]):
     task = "lit_data.wings.gan.predictions.GenerateTask"
     bank: ImageBank
     table: SampleTable
-    batch_keys: ClassVar[Sequence[str]] = (
+    batch_keys: Sequence[str] = (
         "image",
         "label",
         "view",

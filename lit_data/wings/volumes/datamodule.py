@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Unpack, cast, get_args
+from typing import Annotated, Any, Literal, Unpack, cast, get_args
 
 import torch
 from typing_extensions import override
@@ -185,7 +185,7 @@ class CTDataModule(BaseDataModule[CTDataset]):
 
     task = "lit_data.wings.volumes.predictions.VolumeTask"
     volumes: CTVolumes
-    batch_keys: ClassVar[Sequence[str]] = (*POINT_KEYS, *WINDOW_KEYS, *COMMON_KEYS)
+    batch_keys: Sequence[str] = (*POINT_KEYS, *WINDOW_KEYS, *COMMON_KEYS)
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ClassVar, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch
 from torch import Tensor
@@ -216,7 +216,7 @@ class WatermarkDataModule(ImageDataModule):
     """
 
     task = "lit_data.wings.watermarks.predictions.MarkTask"
-    batch_keys: ClassVar[Sequence[str]] = (*ImageDataModule.batch_keys, "clean")
+    batch_keys: Sequence[str] = (*ImageDataModule.batch_keys, "clean")
     source_type = WatermarkFiles
     reads_margins = False
     synthesis: WatermarkSpec | None

@@ -219,6 +219,9 @@ class Answers(NamedTuple):
 class CellVoxels:
     """The voxels of all cells that can hold something, by number; never all of them in memory.
 
+    Each cell has as many numbers as the largest of all cells has voxels: number n is that of place n modulo that
+    count, z first, within cell n divided by it. Smaller cells have numbers that name no voxel.
+
     Args:
         field: What a net has made of the volumes.
         grid: Its cells along an axis.
@@ -230,8 +233,7 @@ class CellVoxels:
         # Only these are looked into, so the air around a patient costs nothing.
         alive = (field.cells.sigmoid() >= cell_threshold).nonzero()
         self._rows, self._cells = alive[:, 0], alive[:, 1:]
-        # A cell has up to this many voxels along an axis; numbers of places beyond it name no
-        # voxel.
+        # Of the largest cell.
         self._sides: list[int] = (-(-field.shapes.amax(0) // grid)).tolist()
         self._per_cell = math.prod(self._sides)
 
@@ -240,17 +242,16 @@ class CellVoxels:
 
     def find(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Rows [n] and places [n, 3] of those of the numbers [N] that name a voxel."""
-        cell, inside = numbers // self._per_cell, numbers % self._per_cell
-        _, height, width = self._sides
-        step = torch.stack(
-            (inside // (height * width), inside // width % height, inside % width), dim=1
-        )
-        rows, cells = self._rows[cell], self._cells[cell]
+        chosen = numbers // self._per_cell
+        rows, cells = self._rows[chosen], self._cells[chosen]
         shapes = self._shapes[rows]
-        # From the first voxel of the cell.
-        places = (2 * shapes * cells + self._grid - 1) // (2 * self._grid) + step
-        real = (find_cells(places, shapes, self._grid) == cells).all(1) & (places < shapes).all(1)
-        return rows[real], places[real]
+        # A cell c begins with the first place p whose middle lies in it, (p + 1/2) / shape >= c / grid.
+        firsts = (2 * shapes * cells + self._grid - 1) // (2 * self._grid)
+        within = torch.unravel_index(numbers % self._per_cell, self._sides)
+        places = firsts + torch.stack(within, dim=1)
+        is_in_cell = (find_cells(places, shapes, self._grid) == cells).all(1)
+        is_voxel = is_in_cell & (places < shapes).all(1)
+        return rows[is_voxel], places[is_voxel]
 
 
 def reconstruct(net: PointVoxelNet, field: Field, options: Decoding) -> list[dict[str, Tensor]]:

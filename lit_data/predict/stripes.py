@@ -95,7 +95,7 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
     """Target, references and mask; predictions are maps and tables of defects."""
 
     takes_augmented = True
-    trained_data = ("channels", "files", "layout", "read", "value_range")
+    trained_data = ("channels", "edges", "files", "layout", "patch_px", "read", "value_range")
     uses = Use.INPUTS | Use.FINDING | Use.TILES | Use.VERDICTS | Use.PICTURES
     _drawn: DrawnImages | None = None
 

@@ -40,7 +40,7 @@ class LiteClassifier(nn.Module):
         channels: int = 3,
         weights: PathText | None = "imagenet",
         fine_tuning: FineTuning = "auto",
-        encoder_rate: float = 1.0,
+        encoder_rate: float = 0.3,
     ) -> None:
         super().__init__()
         count = count_outputs(classes)

@@ -153,7 +153,7 @@ def test_importing_loads_no_heavy_library() -> None:
             "matplotlib",
             "cv2",
         },
-        "lit_data.callbacks": {
+        "lit_data.callbacks, lit_data.loading": {
             "hydra",
             "omegaconf",
             "tensorboard",

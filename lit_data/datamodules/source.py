@@ -316,7 +316,7 @@ class Source(FileOptions, ABC):
         folder = self.cache_folder / "single" / digest
         with explaining(folder, "set paths.cache"):
             folder.mkdir(parents=True, exist_ok=True)
-            with replacing_by_path(folder / path.name) as part:
+            with replacing_by_path(folder / path.name.lstrip(".")) as part:  # else it is hidden
                 try:
                     os.link(path.resolve(), part)
                 except OSError:

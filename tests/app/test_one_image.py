@@ -57,7 +57,7 @@ def _check(run: api.Run, row: dict[str, str], image: tuple[Any, ...]) -> None:
 
 
 def _list_files(folder: Path) -> set[Path]:
-    return {path for path in folder.rglob("*") if "cache/checkpoints" not in str(path)}
+    return set(folder.rglob("*"))
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def _list_files(folder: Path) -> set[Path]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_image_gets_the_verdict_of_predict(kind: str, place: Path) -> None:
     run = _fit(kind)
-    root = next((place / "cache/samples").iterdir())
+    root = next(path for path in (place / "cache/samples").iterdir() if path.is_dir())
     predicted = run.predict(f"data.root={root}")
     with (predicted.folder / "images.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -75,6 +75,12 @@ def test_one_image_gets_the_verdict_of_predict(kind: str, place: Path) -> None:
         _check(run, row, (str(path),))
         _check(run, row, (_read(path),))
     assert _list_files(place) == files
+    alone = run.predict(f"data.root={path}")
+    with (alone.folder / "images.csv").open() as file:
+        [only] = csv.DictReader(file)
+    assert only["image"] == path.name
+    assert only["verdict"] == row["verdict"]
+    assert float(only["score"]) == pytest.approx(float(row["score"]), rel=2e-3)
 
 
 @pytest.mark.slow

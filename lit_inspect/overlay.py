@@ -13,7 +13,7 @@ from lit_inspect.tiles import Rows
 
 Picture = NDArray[np.uint8]
 
-_RED = (255, 59, 48)
+_FOUND = (43, 214, 106)  # as in the pictures of `predict`, where red is what was missed
 _LINE_PX = 500  # longest side of an image for each pixel of a line
 _LETTER_PX = 30  # height of a letter of OpenCV's font at scale 1
 
@@ -44,17 +44,17 @@ class Shown:
         return tint(np.moveaxis(self.paint(), -1, 0), probability, self.threshold)
 
     def outline(self, probability: NDArray[np.float32]) -> Picture:
-        """Return the image with a red line around the pixels that reach the threshold."""
+        """Return the image with a green line around the pixels that reach the threshold."""
         import cv2
 
         picture = self.paint()
         is_found = (probability >= self.threshold).astype(np.uint8)
         contours, _ = cv2.findContours(is_found, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-        cv2.drawContours(picture, contours, -1, _RED, self._line_px)
+        cv2.drawContours(picture, contours, -1, _FOUND, self._line_px)
         return picture
 
     def frame(self, boxes: Sequence[Box]) -> Picture:
-        """Return the image with a red frame around each object, and its class and score."""
+        """Return the image with a green frame around each object, and its class and score."""
         import cv2
 
         picture = self.paint()
@@ -62,10 +62,10 @@ class Shown:
         for box in boxes:
             left, top = round(box.left), round(box.top)
             corner = round(box.right) - 1, round(box.bottom) - 1
-            cv2.rectangle(picture, (left, top), corner, _RED, self._line_px)
+            cv2.rectangle(picture, (left, top), corner, _FOUND, self._line_px)
             text = f"{box.name} {box.score:.2f}"
             place = left, top - 2 if top > scale * _LETTER_PX else corner[1] - 2
-            cv2.putText(picture, text, place, cv2.FONT_HERSHEY_SIMPLEX, scale, _RED)
+            cv2.putText(picture, text, place, cv2.FONT_HERSHEY_SIMPLEX, scale, _FOUND)
         return picture
 
     @property

@@ -383,7 +383,8 @@ class ScoredModule(LightningModule):
             find: Returns the loss of the batch, a scalar, from answers that the net gave already.
         """
         if self._is_validating:
-            self.losses.update(find().detach(), weight=count_samples(batch))
+            # Once for each sample, as weights count nothing where NaN is kept.
+            self.losses.update(find().detach().float().expand(count_samples(batch)))
 
     @property
     def _is_validating(self) -> bool:
@@ -438,7 +439,8 @@ class ScoredModule(LightningModule):
 
     def _log_scores(self, stage: str) -> None:
         if self.notes_loss and self._is_validating:
-            self.losses.update(0.0, weight=0.0)  # so that a rank without a batch takes part
+            # So that a rank without a batch takes part.
+            self.losses.update(torch.zeros(0, device=self.device))
             self.log(f"{stage}/loss", self.losses.compute(), batch_size=1)
             self.losses.reset()
         for name, value in self.take_scores(stage).items():

@@ -138,9 +138,10 @@ class PixelTask(Task[Images]):
             image_score_fraction=getattr(model, "image_score_fraction", None),
         )
         options = self.fit_tile(options, model)
-        images = self.open_images()
-        run = PredictRun(folder=folder, identity={}, trainer=trainer)
-        writer = self.write_verdicts(truth, images, run, options)
+        writer = self.writer(PredictRun(folder=folder, identity={}, trainer=trainer), options)
+        if not isinstance(writer, VerdictWriter):
+            return
+        images = writer.images
         numbers = self._choose_whole(truth, self.list_split(stage), count)
         sizes_px = np.cumsum([images.count_px(number) for number in numbers])
         numbers = [

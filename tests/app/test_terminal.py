@@ -9,11 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning import Trainer
+from lightning import Callback, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 
-from lit_data.app.terminal import LogInterval, print_end, quieten
+from lit_data.app.terminal import (
+    Forecast,
+    LogInterval,
+    RunBar,
+    describe_duration,
+    print_end,
+    quieten,
+)
 from lit_data.testing import QUIET
 
 
@@ -78,3 +86,67 @@ def test_the_end_is_one_table_and_repeats_no_sentence(
     assert "61 s, 170 samples/s in training\nspeed: the model takes 83% of the time\n" in out
     assert out.endswith(f"report: {tmp_path / 'report.html'}\n")
     assert "chance" not in out
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"max_epochs": 4}, "about 64 s an epoch, 4 min in all"),
+        ({"max_epochs": 1}, "about 64 s in all"),
+        ({"max_epochs": 4, "max_steps": 4}, "about 43 s in all"),
+        ({"max_epochs": 4, "max_time": {"seconds": 50}}, "about 50 s in all"),
+        ({"max_epochs": -1, "max_time": {"hours": 2}}, "about 64 s an epoch, 2.0 h in all"),
+        ({"max_epochs": 4, "limit_val_batches": 0}, "about 60 s an epoch, 4 min in all"),
+    ],
+)
+def test_the_time_of_a_training_heeds_every_limit(
+    options: dict[str, object], expected: str
+) -> None:
+    texts = []
+
+    class Ask(Callback):
+        def on_train_batch_start(self, trainer: Trainer, *args: object) -> None:
+            texts.append(describe_duration(trainer, 10.0, 1.0))
+            trainer.should_stop = True
+
+    stopping = EarlyStopping("x", check_on_train_epoch_end=False, strict=False)
+    limits = {"limit_train_batches": 6, "limit_val_batches": 1}
+    Trainer(**QUIET | limits | options, callbacks=[Ask()]).fit(BoringModel())
+    assert texts[0] == expected
+    Trainer(**QUIET | limits | options, callbacks=[Ask(), stopping]).fit(BoringModel())
+    assert texts[-1] == f"{expected}, less if it is stopped early,"
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_the_time_is_said_once_and_a_short_training_has_none(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = QUIET | {"max_epochs": 3, "limit_train_batches": 6, "limit_val_batches": 1}
+    with caplog.at_level("INFO"):
+        Trainer(**limits, callbacks=[Forecast()]).fit(BoringModel())
+        assert "training takes" not in caplog.text
+        clock = iter(range(0, 10_000, 60))
+        monkeypatch.setattr("lit_data.app.terminal.time.monotonic", lambda: float(next(clock)))
+        Trainer(**limits, callbacks=[Forecast()]).fit(BoringModel())
+    (line,) = (message for message in caplog.messages if message.startswith("training takes"))
+    assert line == "training takes about 6 min an epoch, 19 min in all on this machine"
+
+
+def test_scores_beside_the_bar_fit_into_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model(BoringModel):
+        def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+            for name in ("average_precision", "dice", "defect_recall", "image_auroc", "f1"):
+                self.log(f"val/{name}", 0.5, prog_bar=True)
+
+    rows = {}
+    for columns in ("80", "100", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        bar = RunBar()
+        options = QUIET | {"enable_progress_bar": True, "max_epochs": 1, "limit_train_batches": 1}
+        trainer = Trainer(**options, limit_val_batches=1, callbacks=[bar])
+        trainer.fit(Model())
+        rows[columns] = list(bar.get_metrics(trainer, trainer.lightning_module))
+    assert rows["80"] == ["ap"]
+    assert rows["100"] == ["ap", "dice"]
+    assert len(rows["200"]) == 5

@@ -32,7 +32,7 @@ def test_it_learns_and_logs_what_it_says(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, max_epochs=12)
     trainer.fit(model, loader, loader)
     scores = {f"val/{name}" for name in ("accuracy", "f1", "recall", "f1_a", "f1_b", "f1_c")}
-    assert set(trainer.callback_metrics) == {"train/loss"} | scores
+    assert set(trainer.callback_metrics) == {"train/loss", "val/loss"} | scores
     assert trainer.callback_metrics["val/accuracy"] > 0.9
     predicted = trainer.predict(model, loader)
     assert_close(predicted[0].sum(1), torch.ones(6))

@@ -90,6 +90,27 @@ def test_tables_and_counts_go_by_the_verdict(tmp_path: Path) -> None:
     assert predicted["predict/defects"] == 2
 
 
+def test_each_image_gets_a_picture_unless_none_are_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        folder = _predict(tmp_path / "with", image_threshold=0.4, image_score_fraction=0.05)
+    pictures = sorted(path.name for path in (folder / "pictures").iterdir())
+    assert pictures == ["0.png.jpg", "1.png.jpg", "2.png.jpg"]
+    found = np.array([43, 214, 106])
+    greens = []
+    for name in pictures:
+        picture = cv2.imread(str(folder / "pictures" / name))[..., ::-1].astype(int)
+        greens.append(int((np.abs(picture - found) < 60).all(-1).sum()))
+    assert greens[0] == greens[1] == 0  # the verdict is good
+    assert greens[2] > 50
+    assert caplog.messages[-1] == f"3 images: 1 defect, 2 good; {folder}"
+    without = _predict(tmp_path / "without", pictures=False)
+    assert not (without / "pictures").exists()
+    large = _predict(tmp_path / "large", large_px=10)
+    assert not (large / "pictures").exists()
+
+
 class _Brightness(torch.nn.Module):
     """A logit of each pixel from the pixel alone, so that it is the same in every patch."""
 

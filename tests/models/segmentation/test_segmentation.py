@@ -46,11 +46,30 @@ def test_it_learns_and_logs_what_it_says(schedule: Any, precision: Any, tmp_path
     trainer.fit(model, loader, loader)
     names = ["average_precision", "dice", "defect_recall"]
     names += [f"{name}_baseline" for name in names]
-    assert set(trainer.callback_metrics) == {"train/loss", *(f"val/{name}" for name in names)}
+    losses = {"train/loss", "val/loss"}
+    assert set(trainer.callback_metrics) == losses | {f"val/{name}" for name in names}
     assert trainer.callback_metrics["val/average_precision"] > 0.9
     tested = trainer.test(model, loader, verbose=False)[0]
     assert set(tested) == {f"test/{name}" for name in names}
     assert tested["test/defect_recall"] == 1.0
+
+
+def test_the_loss_of_a_validation_is_its_mean_and_costs_no_second_pass(tmp_path: Path) -> None:
+    samples = _samples(5)
+    model = SegmentationModule(CompareNet(), baseline=False)
+    passes = []
+    model.net.register_forward_hook(lambda net, images, answers: passes.append(len(answers)))
+    loader = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
+    trainer = make_trainer(tmp_path, num_sanity_val_steps=0)
+    trainer.fit(model, loader, loader)
+    assert passes == [4, 1, 4, 1]
+    model.eval()
+    with torch.no_grad():
+        losses = [model.find_loss(batch) for batch in loader]
+    expected = (4 * losses[0] + losses[1]) / 5
+    torch.testing.assert_close(trainer.callback_metrics["val/loss"], expected)
+    scored = trainer.validate(model, loader, verbose=False)[0]
+    assert "val/loss" not in scored  # it is a curve of the training
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
@@ -85,7 +104,8 @@ def test_scores_that_do_not_apply_are_left_out(tmp_path: Path) -> None:
         loader,
         loader,
     )
-    assert set(trainer.callback_metrics) == {"train/loss", "val/average_precision", "val/dice"}
+    named = {"average_precision", "dice", "loss"}
+    assert set(trainer.callback_metrics) == {"train/loss", *(f"val/{name}" for name in named)}
     with pytest.raises(ConfigError, match="loss='median' is unknown: choose one of rare, mean"):
         SegmentationModule(CompareNet(), loss="median")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"image_score_fraction=1.5 must lie between 0 and 1"):

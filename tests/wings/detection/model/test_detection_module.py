@@ -70,7 +70,7 @@ def test_it_trains_in_any_precision_and_with_accumulated_gradients(
 ) -> None:
     model, batches = _module(schedule="none"), (_batch(2), _batch(1))
     trainer = assert_trains_accumulated(model, batches, tmp_path, precision=precision)
-    assert {"train/loss", "val/map50", "val/map"} <= set(trainer.callback_metrics)
+    assert {"train/loss", "val/loss", "val/map50", "val/map"} <= set(trainer.callback_metrics)
 
 
 def test_the_threshold_of_the_last_validation_is_kept_and_predicted_with(tmp_path: Path) -> None:

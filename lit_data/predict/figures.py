@@ -320,7 +320,9 @@ def paint(image: ShownImage, side_px: int) -> tuple[Bytes, Bytes, Bytes]:
     lines, fills = sort_regions(image.predicted, image.truth)
     for outcome, (_, colour) in _OUTCOMES.items():
         paint_rgb = np.array(to_rgb(colour)) * 255
-        filled = scale((fills == outcome).astype(np.float32)) > 0
+        # What is false has no label, and its line may lie around all of the image.
+        regions = lines if outcome == _FALSE else fills
+        filled = scale((regions == outcome).astype(np.float32)) > 0
         result[filled] = (1 - _FILL) * result[filled] + _FILL * paint_rgb
         outlined = lines == outcome if outcome != _MISSED else fills == outcome
         marks = scale(outlined.astype(np.float32)) > 0

@@ -44,10 +44,13 @@ def find_typed() -> set[str]:
 
 
 def find_choice(group: str) -> str | None:
-    """Return the option of a group that this run has; None without one."""
+    """Return the option of a group that this run has, or the list of them as it is typed; None without."""
     if not HydraConfig.initialized():
         return None
     choice: str | None = HydraConfig.get().runtime.choices.get(group)
+    if choice is None:  # Hydra notes no list
+        typed = [word.lstrip("+").partition("=") for word in HydraConfig.get().overrides.task]
+        choice = next((value for key, _, value in typed if key == group), None)
     return choice
 
 

@@ -1,10 +1,10 @@
 # Train, score, predict and export: docker build -f docker/train.Dockerfile -t lit-data .
-# With CUDA: add --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130
+# Without a GPU: add --build-arg TORCH_INDEX=URL, that of the CPU wheels in PyTorch's installation guide
 FROM python:3.12-slim
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX=
 ARG EXTRAS=export,calibrate,sweep
 WORKDIR /src
-RUN pip install --no-cache-dir torch --index-url ${TORCH_INDEX}
+RUN pip install --no-cache-dir torch ${TORCH_INDEX:+--index-url ${TORCH_INDEX}}
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY lit_data lit_data
 COPY lit_inspect lit_inspect

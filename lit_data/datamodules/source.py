@@ -156,9 +156,12 @@ class Source(FileOptions, ABC):
 
     @cached_property
     def _elsewhere(self) -> Root | None:
-        """Local side of a root that is no folder of this machine; None for others."""
-        if self.shards is not None or not is_remote(self.root):
+        """Local side of a root that is no folder of images of this machine; None for others."""
+        if self.shards is not None or self.root is None:
             return self.shards
+        if not is_remote(self.root):
+            find_import: Callable[..., Root | None] = find_part("ROOTS", "imported")
+            return find_import(self.root, self.cache_folder / "imported")
         open_mirror: Callable[..., Root] = find_part("ROOTS", "mirror")
         return open_mirror(self.root, self.cache_folder / "remote", self.remote, self.scope)
 

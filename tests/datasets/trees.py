@@ -51,6 +51,21 @@ Each row is a folder that somebody has, and what becomes of it without any optio
 What lies in a folder and is not used is logged in a few lines, by its cause: images without a label file, label files
 of a format that is not read, archives, images of other types, splits without labels. Each line has a count, the first
 names, and the key or the command that would use these files. The tables below quote such lines.
+
+## Sets of other libraries
+
+`pip install 'lit-data-inspect[imports]'`, and name the folder. It is unpacked once into `paths.cache`, and the log says
+what was found: `a dataset of Hugging Face: 120 images, 120 masks`.
+
+| set | `data.root` | what is read |
+|---|---|---|
+| Hugging Face `datasets` | a folder of `save_to_disk`, of parquet files, or of its cache | columns `image`, `mask`, `label`, and `objects` with `bbox` and `category` |
+| WebDataset | a folder of tar files, or `'shards/{000..003}.tar'` | `png` or `jpg`, `mask.png`, `cls`, and `json` with `objects` |
+| litData | a folder of `optimize` | dicts with `image`, `mask`, `label`, `objects`, `name` |
+| FiftyOne | an export as `FiftyOneDataset`, without the library | `Segmentation` with a path, `Detections`, `Classification`, tags as splits |
+
+Splits of the set stay: of `DatasetDict`, or of files and folders named so. Boxes are `[x, y, width, height]` in pixels,
+as in COCO. Pickled values are refused. No server is asked.
 """
 _TITLES = {
     "segmentation": "Images with masks or outlines",

@@ -1,0 +1,138 @@
+"""`Imported`: the folder into which a set of another library is unpacked once."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+
+from lit_data.core.errors import DataError, show_path
+from lit_data.core.temp import build_lock, sweep, temp_folder
+from lit_data.wings.imports import fiftyone, huggingface, litdata, webdataset
+from lit_data.wings.imports.records import open_library, write_records
+
+log = logging.getLogger(__name__)
+
+_LIBRARIES = (fiftyone, litdata, huggingface, webdataset)
+_WAIT_S = 24 * 3600
+_MOST_FILES = 2**17
+_SUFFIXES = {
+    ".parquet",
+    ".arrow",
+    ".tar",
+    ".bin",
+    ".json",
+    ".lock",
+    ".md",
+    ".txt",
+    ".yaml",
+    ".csv",
+    "",
+}
+"""Suffixes of the files of these sets."""
+
+
+class Imported:
+    """A set of another library, unpacked into the cache at its first use; see `lit_data.images.roots.Root`.
+
+    Args:
+        root: The folder or file of the set.
+        files: Its files.
+        library: The module that reads it.
+        cache: Where sets are unpacked.
+    """
+
+    def __init__(self, root: Path, files: Sequence[Path], library: ModuleType, cache: Path) -> None:
+        self._root = root
+        self._files = files
+        self._library = library
+        marks = [str(root.resolve())]
+        for path in files:
+            status = path.stat()
+            marks.append(f"{path} {status.st_size} {status.st_mtime_ns}")
+        digest = hashlib.sha256("\n".join(marks).encode("utf-8", "surrogateescape")).hexdigest()
+        self._folder = cache / digest[:12] / (root.stem.strip(".") or "set")
+
+    @property
+    def folder(self) -> Path:
+        """The unpacked files, which the first call writes.
+
+        Raises:
+            DataError: The set cannot be read.
+        """
+        shelf = self._folder.parent
+        note = shelf / "found.txt"
+        shelf.mkdir(parents=True, exist_ok=True)
+        with build_lock(shelf, wait_s=_WAIT_S, is_done=self._folder.is_dir):
+            if not self._folder.is_dir():
+                sweep(shelf)
+                note.write_text(self._unpack(shelf), encoding="utf-8")
+        title = self._library.TITLE
+        log.info("%s: %s: %s", show_path(self._root), title, note.read_text(encoding="utf-8"))
+        return self._folder
+
+    def refresh(self) -> None:
+        """Do nothing: what has changed is another set."""
+
+    def _unpack(self, shelf: Path) -> str:
+        with temp_folder(shelf) as temp, temp_folder(shelf) as scratch:
+            read: Callable[..., Iterator[object]] = self._library.read
+            try:
+                summary = write_records(read(self._root, self._files, scratch), temp)
+            except DataError as error:
+                raise DataError(
+                    f"{show_path(self._root)}: {self._library.TITLE}: {error}"
+                ) from error
+            temp.rename(self._folder)
+        return summary
+
+
+def find_import(root: str, cache: Path) -> Imported | None:
+    """Return the set of another library that a root is; None for folders of plain images.
+
+    Args:
+        root: A folder, a file, or tar files as ``shards/{000..003}.tar``.
+        cache: Where sets are unpacked.
+    """
+    root_path = Path(root)
+    files = _expand(root) if "{" in root and not root_path.exists() else _list_files(root_path)
+    for library in _LIBRARIES:
+        is_alone = library is fiftyone or not any(map(_is_foreign, files))
+        if is_alone and library.recognise(root_path, files):
+            return Imported(root_path, files, library, cache)
+    return None
+
+
+def _is_foreign(path: Path) -> bool:
+    """Return True for a file that these sets do not have: images, volumes."""
+    return path.suffix.lower() not in _SUFFIXES
+
+
+def _expand(root: str) -> list[Path]:
+    """Return the tar files that a pattern with braces names."""
+    if not root.endswith(".tar"):
+        return []
+    expand = open_library("braceexpand", webdataset.TITLE).braceexpand
+    paths = [*map(Path, islice(expand(root), _MOST_FILES))]
+    for path in paths:
+        if not path.is_file():
+            raise DataError(f"data.root={root}: there is no {show_path(path)}")
+    return paths
+
+
+def _list_files(root_path: Path) -> list[Path]:
+    """Return the files of a folder and of those in it, in their order."""
+    if root_path.is_file():
+        return [root_path]
+    files: list[Path] = []
+    folders = [root_path] if root_path.is_dir() else []
+    for depth in range(2):
+        inner: list[Path] = []
+        for folder in folders:
+            with os.scandir(folder) as entries:
+                for entry in islice(sorted(entries, key=lambda each: each.name), _MOST_FILES):
+                    (inner if entry.is_dir() else files).append(Path(entry.path))
+        folders = inner if depth == 0 else []
+    return files

@@ -1,0 +1,112 @@
+"""Sets of Hugging Face ``datasets``: what ``save_to_disk`` wrote, parquet files, and arrow files of its cache."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lit_data.core.errors import DataError
+from lit_data.wings.imports.records import (
+    BOX_NAMES,
+    IMAGE_NAMES,
+    LABEL_NAMES,
+    MASK_NAMES,
+    Record,
+    find_column,
+    name_class,
+    open_library,
+    read_boxes,
+)
+
+TITLE = "a dataset of Hugging Face"
+_NUMBERED = re.compile(r"-\d+-of-\d+$")
+
+
+def recognise(root: Path, files: Sequence[Path]) -> bool:
+    """Return True for the files of a set."""
+    names = {path.name for path in files}
+    suffixes = {path.suffix for path in files}
+    if {"dataset_dict.json", "state.json"} & names or ".parquet" in suffixes:
+        return True
+    return "dataset_info.json" in names and ".arrow" in suffixes
+
+
+def read(root: Path, files: Sequence[Path], scratch: Path) -> Iterator[Record]:
+    """Yield the images of a set; nothing of it is run, and no server is asked."""
+    library = open_library("datasets", TITLE)
+    library.disable_progress_bars()
+    for split, rows in _open_splits(library, root, files, scratch):
+        yield from _read_rows(library, rows, split)
+
+
+def _open_splits(
+    library: Any,  # noqa: ANN401 - a module
+    root: Path,
+    files: Sequence[Path],
+    scratch: Path,
+) -> Iterator[tuple[str, Any]]:
+    if {"dataset_dict.json", "state.json"} & {path.name for path in files}:
+        stored = library.load_from_disk(str(root))
+        yield from stored.items() if isinstance(stored, library.DatasetDict) else [("", stored)]
+        return
+    parts: dict[str, list[str]] = defaultdict(list)
+    kind = ".parquet" if ".parquet" in {path.suffix for path in files} else ".arrow"
+    for path in files:
+        if path.suffix == kind:
+            stem = _NUMBERED.sub("", path.stem)
+            parts[stem.rpartition("-")[2]].append(str(path))
+    for split, paths in parts.items():
+        name = split if len(parts) > 1 or split in ("train", "test") else ""
+        if kind == ".parquet":
+            cache = str(scratch / "parquet")
+            yield name, library.Dataset.from_parquet(paths, cache_dir=cache)
+        else:
+            yield name, library.concatenate_datasets(list(map(library.Dataset.from_file, paths)))
+
+
+def _read_rows(library: Any, rows: Any, split: str) -> Iterator[Record]:  # noqa: ANN401 - of the library
+    pictures = [name for name, kind in rows.features.items() if isinstance(kind, library.Image)]
+    mask = find_column(pictures, MASK_NAMES)
+    image = find_column(pictures, IMAGE_NAMES) or next(iter(set(pictures) - {mask}), None)
+    if image is None:
+        raise DataError(f"no column is an image: there are {', '.join(rows.features)}")
+    if mask is None and len(pictures) == 2:
+        [mask] = {*pictures} - {image}
+    label = find_column({*rows.features} - {*pictures}, LABEL_NAMES)
+    objects = find_column(rows.features, BOX_NAMES)
+    classes = getattr(rows.features[label], "names", ()) if label else ()
+    for name in pictures:
+        rows = rows.cast_column(name, library.Image(decode=False))
+    for number, row in enumerate(rows):
+        stem = Path(row[image]["path"] or f"{number:06d}").stem
+        yield Record(
+            name=stem,
+            image=_read_file(row[image]),
+            mask=_read_file(row[mask]) if mask and row[mask] else None,
+            boxes=read_boxes(row[objects], _name_objects(rows.features[objects]))
+            if objects
+            else None,
+            label=None if label is None else name_class(row[label], classes),
+            split=split,
+        )
+
+
+def _read_file(value: dict[str, Any]) -> bytes:
+    content = value["bytes"]
+    return Path(value["path"]).read_bytes() if content is None else bytes(content)
+
+
+def _name_objects(feature: Any) -> Sequence[str]:  # noqa: ANN401 - of the library
+    """Return the names of the classes of boxes, wherever the feature keeps them."""
+    inner = getattr(feature, "feature", feature)
+    inner = inner[0] if isinstance(inner, list) else inner
+    columns = inner if isinstance(inner, dict) else {}
+    for name in ("category", "label", "category_id"):
+        kind = columns.get(name)
+        names = getattr(kind, "names", None) or getattr(
+            getattr(kind, "feature", None), "names", None
+        )
+        if names:
+            return list(names)
+    return ()

@@ -1,0 +1,263 @@
+"""`Record`: an image of a set that another library keeps, with its mask, boxes and label; written as plain files."""
+
+import csv
+import io
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lit_data.core.errors import ConfigError, DataError, first_line
+from lit_data.core.types import Array
+from lit_data.images.writing import write_image
+
+Pixels = bytes | Array
+"""An encoded file, or [H, W] or [H, W, C]."""
+IMAGE_NAMES = ("image", "img", "picture", "jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
+MASK_NAMES = ("mask", "masks", "segmentation", "segmentation_mask", "seg", "annotation")
+LABEL_NAMES = ("label", "labels", "cls", "class", "category", "target")
+BOX_NAMES = ("objects", "boxes", "bboxes", "annotations", "detections")
+_SUFFIXES = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"II*\0": ".tif", b"MM\0*": ".tif"}
+_UNSAFE = re.compile(r"[^\w.-]+")
+
+
+class Box(NamedTuple):
+    """A box of an image.
+
+    Attributes:
+        label: Of its class.
+        x: Left edge, px.
+        y: Top edge, px.
+        width: In px.
+        height: In px.
+    """
+
+    label: str
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """An image of a set.
+
+    Args:
+        name: Of the image, by which it is found again.
+        image: Its pixels.
+        mask: Pixels of its mask, if it has one.
+        boxes: In the image; none where the set has no boxes.
+        label: Of its class, if it has one.
+        split: That it belongs to, if the set says it.
+    """
+
+    name: str
+    image: Pixels
+    mask: Pixels | None = None
+    boxes: Sequence[Box] | None = None
+    label: str | None = None
+    split: str = ""
+
+
+class Place(NamedTuple):
+    """Place of a written image, its record's split, label and boxes, and (height, width) px."""
+
+    path: Path
+    split: str
+    label: str | None
+    boxes: Sequence[Box] | None
+    size_px: tuple[int, int]
+
+
+def write_records(records: Iterable[Record], folder: Path) -> str:
+    """Write records as a folder that is understood by itself.
+
+    Beside masks images lie in ``images`` and ``masks``, with boxes beside a COCO file, with labels
+    alone in a folder for each; below a folder for each split, if there are any.
+
+    Args:
+        records: At least one.
+        folder: An empty folder.
+
+    Returns:
+        What was found, in words.
+
+    Raises:
+        DataError: There is none, or an image cannot be read.
+    """
+    places: list[Place] = []
+    masks = 0
+    names: set[Path] = set()
+    for number, record in enumerate(records):
+        shelf = folder / _clean(record.split)
+        target = shelf / "images" / (_clean(record.name) or f"{number:06d}")
+        if target in names:
+            target = target.with_name(f"{target.name}-{number:06d}")
+        names.add(target)
+        path, size_px = _write_pixels(target, record.image)
+        if record.mask is not None:
+            _write_pixels(shelf / "masks" / target.name, record.mask)
+            masks += 1
+        places.append(Place(path, record.split, record.label, record.boxes, size_px))
+    if not places:
+        raise DataError("it holds no image")
+    boxes = labels = 0
+    has_boxes = False
+    for written in places:
+        has_boxes |= written.boxes is not None
+        boxes += len(written.boxes or ())
+        labels += written.label is not None
+    if has_boxes:
+        _write_boxes(places)
+    if labels and (has_boxes or masks):
+        _write_labels(places, folder)
+    elif labels:
+        _sort_by_labels(places, folder)
+    counts = {"masks": masks, "boxes": boxes, "labels": labels}
+    parts = [f"{count} {name}" for name, count in counts.items() if count]
+    return ", ".join([f"{len(places)} images", *parts])
+
+
+def find_column(names: Iterable[str], known: Sequence[str]) -> str | None:
+    """Return the first known name among those of a record's values, without regard to case."""
+    texts = [*map(str, names)]
+    by_name = dict(zip(map(str.casefold, texts), texts, strict=True))
+    for name in known:
+        if name in by_name:
+            return by_name[name]
+    return None
+
+
+def read_boxes(value: Any, names: Sequence[str] = ()) -> list[Box] | None:  # noqa: ANN401 - of others
+    """Return boxes of COCO's form: a list of dicts, or a dict of lists, with ``bbox`` in px.
+
+    Args:
+        value: As a record holds it.
+        names: Of the classes where these are numbers.
+    """
+    if isinstance(value, Mapping):
+        edges = value.get("bbox", value.get("boxes", ()))
+        classes = value.get("category", value.get("label", value.get("category_id", ())))
+    elif isinstance(value, Sequence):
+        edges, classes = [], []
+        for each in value:
+            edges.append(each["bbox"])
+            classes.append(each.get("category", each.get("label", "object")))
+    else:
+        return None
+    boxes = []
+    for corner, label in zip(edges, classes, strict=True):
+        boxes.append(Box(name_class(label, names), *map(float, corner)))
+    return boxes
+
+
+def name_class(label: Any, names: Sequence[str] = ()) -> str:  # noqa: ANN401 - of others
+    """Return the name of a class that is given by its number or name."""
+    text = label.decode() if isinstance(label, bytes) else str(label)
+    if text.strip().isdecimal() and int(text) < len(names):
+        return names[int(text)]
+    return text.strip()
+
+
+def open_library(name: str, what: str) -> Any:  # noqa: ANN401 - a module
+    """Import the library that wrote a set.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"data.root is {what}, which needs {name}: pip install 'lit-data-inspect[imports]'"
+        ) from error
+
+
+def _write_pixels(target: Path, pixels: Pixels) -> tuple[Path, tuple[int, int]]:
+    """Write pixels below a name without a suffix; return the file and its (height, width) px."""
+    from PIL import Image
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(pixels, bytes):
+        suffix = _find_suffix(pixels)
+        try:
+            with Image.open(io.BytesIO(pixels)) as image:
+                width, height = image.size
+                decoded = None if suffix else np.asarray(image)
+        except Exception as error:  # of many kinds
+            raise DataError(f"{target.name}: no image ({first_line(error)})") from error
+        if decoded is None:
+            path = target.with_name(target.name + suffix)
+            path.write_bytes(pixels)
+            return path, (height, width)
+        pixels = decoded
+    planes = pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
+    if planes.dtype.kind in "bi" or planes.dtype.itemsize > 4:  # numbers of classes
+        planes = planes.astype(np.uint8 if planes.max(initial=0) < 256 else np.uint16)
+    file = target.with_name(write_image(target, planes))
+    return file, (planes.shape[1], planes.shape[2])
+
+
+def _find_suffix(content: bytes) -> str:
+    for start, suffix in _SUFFIXES.items():
+        if content.startswith(start):
+            return suffix
+    return ""
+
+
+def _write_boxes(places: Sequence[Place]) -> None:
+    """Write a COCO file for each split."""
+    names = sorted({box.label for written in places for box in written.boxes or ()})
+    splits = defaultdict(list)
+    for written in places:
+        splits[written.split].append(written)
+    for members in splits.values():
+        images: list[dict[str, Any]] = []
+        marks: list[dict[str, Any]] = []
+        for number, written in enumerate(members, start=1):
+            height, width = written.size_px
+            file = written.path.name
+            images.append({"id": number, "file_name": file, "height": height, "width": width})
+            for box in written.boxes or ():
+                mark = {"id": len(marks) + 1, "image_id": number, "iscrowd": 0}
+                mark |= {"category_id": names.index(box.label) + 1, "bbox": list(box[1:])}
+                marks.append(mark | {"area": box.width * box.height})
+        classes = [{"id": number, "name": name} for number, name in enumerate(names, start=1)]
+        table = {"images": images, "annotations": marks, "categories": classes}
+        file = members[0].path.with_name("_annotations.coco.json")
+        file.write_text(json.dumps(table), encoding="utf-8")
+
+
+def _write_labels(places: Sequence[Place], folder: Path) -> None:
+    with (folder / "labels.csv").open("w", encoding="utf-8", newline="") as stream:
+        table = csv.writer(stream)
+        table.writerow(("image", "label"))
+        for written in places:
+            if written.label is not None:
+                table.writerow((written.path.relative_to(folder).as_posix(), written.label))
+
+
+def _sort_by_labels(places: Sequence[Place], folder: Path) -> None:
+    """Move images into a folder for each label."""
+    for written in places:
+        shelf = folder / _clean(written.split) / (_clean(written.label or "") or "none")
+        shelf.mkdir(exist_ok=True)
+        written.path.rename(shelf / written.path.name)
+    for parent in set(map(_find_parent, places)):
+        parent.rmdir()
+
+
+def _find_parent(written: Place) -> Path:
+    return written.path.parent
+
+
+def _clean(name: str) -> str:
+    """Return a name that is one of a file or folder wherever it came from."""
+    return _UNSAFE.sub("_", name).strip("._")[:80]

@@ -21,7 +21,7 @@ from lit_data.core.types import NEUTRAL, Ints, PathText
 from lit_data.core.wings import find_part
 from lit_data.datasets.splits import Splits, find_named_splits, split_images
 from lit_data.datasets.synthetic.sample_set import SampleSpec
-from lit_data.images.discovery import name_below
+from lit_data.images.discovery import may_be_imported, name_below
 from lit_data.images.header_scan import OnBad
 from lit_data.images.roots import Encoding, Root, ShardOptions, ShardSet
 from lit_data.images.scope import Scope
@@ -160,6 +160,8 @@ class Source(FileOptions, ABC):
         if self.shards is not None or self.root is None:
             return self.shards
         if not is_remote(self.root):
+            if not may_be_imported(self.root):
+                return None
             find_import: Callable[..., Root | None] = find_part("ROOTS", "imported")
             return find_import(self.root, self.cache_folder / "imported")
         open_mirror: Callable[..., Root] = find_part("ROOTS", "mirror")

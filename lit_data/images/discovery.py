@@ -7,6 +7,7 @@ import stat
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 
 MATLAB = "of MATLAB (.mat)"
 MATLAB_CURE = "they are not read: save each mask as PNG, for which docs/inspection.md has the lines"
+_FOREIGN = {".parquet", ".arrow", ".tar", ".bin", "state.json", "dataset_dict.json", "samples.json"}
+_FOREIGN |= {"dataset_info.json", "index.json"}
+"""Names and suffixes of files in sets of other libraries."""
 _SYSTEM_FILES = ("thumbs.db", "desktop.ini")
 _GLOB = re.compile(r"\*\*/|\*\*$|\*|\?|\[!?\]?[^\]/]*\]|.", re.DOTALL)
 _ANY = ("*", "**/")  # twice in a row they are as once
@@ -435,3 +439,21 @@ def _index_stems(paths: Iterable[PathText], problems: Problems) -> dict[str, Pat
 def _normalize(name: str) -> str:
     # Accents are one character or two, as the system has it that a file was copied from.
     return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+def may_be_imported(root: str) -> bool:
+    """Return True where a set of another library may lie, by the names of some files alone.
+
+    Args:
+        root: A folder, a file, or a pattern with braces.
+    """
+    if not os.path.isdir(root):  # noqa: PTH112 - also of names that no path can have
+        return "{" in root or Path(root).suffix in _FOREIGN
+    with suppress(OSError), os.scandir(root) as entries:  # said where the folder is read
+        for entry in entries:
+            path = Path(entry.path)
+            if entry.is_dir():  # of a split
+                path = next(path.iterdir(), path)
+            if {path.name, path.suffix} & _FOREIGN:
+                return True
+    return False

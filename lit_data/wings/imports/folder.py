@@ -11,7 +11,7 @@ from types import ModuleType
 from lit_data.core.errors import DataError, show_path
 from lit_data.core.temp import build_lock, sweep, temp_folder
 from lit_data.wings.imports import fiftyone, huggingface, litdata, webdataset
-from lit_data.wings.imports.records import open_library, write_records
+from lit_data.wings.imports.records import Record, open_library, write_records
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Imported:
 
     def _unpack(self, shelf: Path) -> str:
         with temp_folder(shelf) as temp, temp_folder(shelf) as scratch:
-            read: Callable[..., Iterator[object]] = self._library.read
+            read: Callable[..., Iterator[Record]] = self._library.read
             try:
                 summary = write_records(read(self._root, self._files, scratch), temp)
             except DataError as error:

@@ -223,10 +223,10 @@ def _write_boxes(places: Sequence[Place]) -> None:
         marks: list[dict[str, Any]] = []
         for number, written in enumerate(members, start=1):
             height, width = written.size_px
-            file = written.path.name
-            images.append({"id": number, "file_name": file, "height": height, "width": width})
+            image = {"id": number, "file_name": written.path.name}
+            images.append(image | {"height": height, "width": width})
             for box in written.boxes or ():
-                mark = {"id": len(marks) + 1, "image_id": number, "iscrowd": 0}
+                mark: dict[str, Any] = {"id": len(marks) + 1, "image_id": number, "iscrowd": 0}
                 mark |= {"category_id": names.index(box.label) + 1, "bbox": list(box[1:])}
                 marks.append(mark | {"area": box.width * box.height})
         classes = [{"id": number, "name": name} for number, name in enumerate(names, start=1)]

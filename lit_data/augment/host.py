@@ -142,8 +142,11 @@ class HostRows:
         if "boxes" in row:
             boxes = row["boxes"][: row["boxes" + COUNT_SUFFIX], 1:].copy()
         is_wide = stored.dtype == np.uint16
-        image = stored.astype(np.float32) / _WHOLE["uint16"] if is_wide else stored.copy()
-        mask = row["mask"].copy() if "mask" in row else None
+        image, mask = stored.copy(), None
+        if is_wide:
+            image = stored.astype(np.float32) / _WHOLE["uint16"]
+        if "mask" in row:
+            mask = row["mask"].copy()
         image, mask, boxes = self._step.change(image, mask, boxes, seed)
         if is_wide:
             image = (np.clip(image, 0, 1) * _WHOLE["uint16"]).round().astype(np.uint16)
@@ -172,9 +175,9 @@ def augment_rows(
         ConfigError: Its samples cannot be changed there.
     """
     augment = options.get("augment")
-    step = augment.get(stage) if isinstance(augment, Mapping) else None
-    if not isinstance(step, Augmentation):
+    if not isinstance(augment, Mapping) or not isinstance(augment.get(stage), Augmentation):
         return dataset
+    step = augment[stage]
     for host_step in step.host_steps:
         dataset = HostRows(dataset, host_step, seed)
     return dataset
@@ -255,7 +258,8 @@ class Albumentations(HostTransform):
         pipeline.set_random_state(np.random.default_rng(seed), random.Random(seed))
         changed = pipeline(**values)
         image = _as_planes(changed["image"])
-        mask = None if mask is None else _as_planes(changed["mask"])
+        if mask is not None:
+            mask = _as_planes(changed["mask"])
         if boxes is not None and self._boxed is not None:
             edges = np.asarray(changed["bboxes"], np.float32).reshape(-1, 4)
             boxes = _as_fractions(np.asarray(changed["box_classes"], np.float32), edges)
@@ -308,9 +312,11 @@ class Torchvision(HostTransform):
         pixels = changed.images[0].numpy()
         if image.dtype == np.uint8:
             pixels = (np.clip(pixels, 0, 1) * _WHOLE["uint8"]).round().astype(np.uint8)
-        moved_mask = None if changed.masks is None else changed.masks[0].numpy()
-        moved_boxes = None if changed.boxes is None else changed.boxes[:, 1:].numpy()
-        return pixels, moved_mask, moved_boxes
+        if changed.masks is not None:
+            mask = changed.masks[0].numpy()
+        if changed.boxes is not None:
+            boxes = changed.boxes[:, 1:].numpy()
+        return pixels, mask, boxes
 
 
 def _open_albumentations() -> Any:  # noqa: ANN401 - a module
@@ -347,7 +353,10 @@ def _list_leaves(steps: Sequence[Any]) -> list[Any]:
     leaves = []
     for step in steps:
         inner = getattr(step, "transforms", None)
-        leaves += [step] if inner is None else _list_leaves(inner)
+        if inner is None:
+            leaves.append(step)
+        else:
+            leaves += _list_leaves(inner)
     return leaves
 
 

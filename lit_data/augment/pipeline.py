@@ -95,7 +95,10 @@ class Pipeline(Augmentation):
     @property
     @override
     def host_steps(self) -> tuple[HostTransform, ...]:
-        return tuple(inner for step in self._each() for inner in step.host_steps)
+        steps: list[HostTransform] = []
+        for step in self._each():
+            steps += step.host_steps
+        return tuple(steps)
 
     @property
     def takes_bytes(self) -> bool:

@@ -31,9 +31,11 @@ def _read_sample(sample: Mapping[str, Any], root: Path) -> Record:
     from PIL import Image
 
     path = _resolve(root, sample["filepath"])
-    tags = [find_split(str(tag)) for tag in sample.get("tags") or ()]
-    fields = [value for value in sample.values() if isinstance(value, Mapping)]
-    by_kind = {str(value.get("_cls")): value for value in fields}
+    splits = set(map(find_split, map(str, sample.get("tags") or ()))) - {None}
+    by_kind: dict[str, Any] = {}
+    for value in sample.values():
+        if isinstance(value, Mapping):
+            by_kind[str(value.get("_cls"))] = value
     boxes = None
     if _BOXES in by_kind:
         with Image.open(path) as image:
@@ -49,7 +51,7 @@ def _read_sample(sample: Mapping[str, Any], root: Path) -> Record:
         mask=_resolve(root, mask).read_bytes() if mask else None,
         boxes=boxes,
         label=(by_kind.get(_LABEL) or {}).get("label"),
-        split=next((tag for tag in tags if tag), ""),
+        split=next(iter(splits), None) or "",
     )
 
 

@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,13 @@ from lit_data.wings.imports.records import (
 )
 
 TITLE = "a dataset of Hugging Face"
+_NAME, _SUFFIX = attrgetter("name"), attrgetter("suffix")
 _NUMBERED = re.compile(r"-\d+-of-\d+$")
 
 
 def recognise(root: Path, files: Sequence[Path]) -> bool:
     """Return True for the files of a set."""
-    names = {path.name for path in files}
-    suffixes = {path.suffix for path in files}
+    names, suffixes = set(map(_NAME, files)), set(map(_SUFFIX, files))
     if {"dataset_dict.json", "state.json"} & names or ".parquet" in suffixes:
         return True
     return "dataset_info.json" in names and ".arrow" in suffixes
@@ -46,12 +47,14 @@ def _open_splits(
     files: Sequence[Path],
     scratch: Path,
 ) -> Iterator[tuple[str, Any]]:
-    if {"dataset_dict.json", "state.json"} & {path.name for path in files}:
+    if {"dataset_dict.json", "state.json"} & set(map(_NAME, files)):
         stored = library.load_from_disk(str(root))
         yield from stored.items() if isinstance(stored, library.DatasetDict) else [("", stored)]
         return
     parts: dict[str, list[str]] = defaultdict(list)
-    kind = ".parquet" if ".parquet" in {path.suffix for path in files} else ".arrow"
+    kind = ".arrow"
+    if ".parquet" in set(map(_SUFFIX, files)):
+        kind = ".parquet"
     for path in files:
         if path.suffix == kind:
             stem = _NUMBERED.sub("", path.stem)
@@ -71,11 +74,13 @@ def _read_rows(library: Any, rows: Any, split: str) -> Iterator[Record]:  # noqa
     image = find_column(pictures, IMAGE_NAMES) or next(iter(set(pictures) - {mask}), None)
     if image is None:
         raise DataError(f"no column is an image: there are {', '.join(rows.features)}")
+    # Of two pictures the other one is the mask, whatever its name.
     if mask is None and len(pictures) == 2:
         [mask] = {*pictures} - {image}
     label = find_column({*rows.features} - {*pictures}, LABEL_NAMES)
     objects = find_column(rows.features, BOX_NAMES)
     classes = getattr(rows.features[label], "names", ()) if label else ()
+    # Files stay as they were written: our own readers are stricter.
     for name in pictures:
         rows = rows.cast_column(name, library.Image(decode=False))
     for number, row in enumerate(rows):

@@ -50,7 +50,9 @@ def read(root: Path, files: Sequence[Path], scratch: Path) -> Iterator[Record]:
                 f"{index}: values of the format {', '.join(sorted(others))} are not read, as they may run code: "
                 "write images as PIL images, arrays or bytes"
             )
-        split = "" if index.parent == root else index.parent.name
+        split = index.parent.name
+        if index.parent == root:
+            split = ""
         chunks = library.StreamingDataset(str(index.parent), shuffle=False)
         for number in range(len(chunks)):
             yield _read_item(chunks[number], number, split)
@@ -66,7 +68,9 @@ def _read_item(item: Any, number: int, split: str) -> Record:  # noqa: ANN401 - 
     if image is None:
         raise DataError(f"item {number} has no image: it has {', '.join(map(str, item))}")
     label, objects = find_column(item, LABEL_NAMES), find_column(item, BOX_NAMES)
-    value = item[objects] if objects else None
+    value = None
+    if objects:
+        value = item[objects]
     return Record(
         name=str(item.get("name", f"{number:06d}")),
         image=_as_pixels(item[image]),

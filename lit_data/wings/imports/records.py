@@ -97,6 +97,7 @@ def write_records(records: Iterable[Record], folder: Path) -> str:
     names: set[Path] = set()
     for number, record in enumerate(records):
         shelf = folder / _clean(record.split)
+        # A name is only a hint: it may lead out of the folder, or come twice.
         target = shelf / "images" / (_clean(record.name) or f"{number:06d}")
         if target in names:
             target = target.with_name(f"{target.name}-{number:06d}")
@@ -109,6 +110,7 @@ def write_records(records: Iterable[Record], folder: Path) -> str:
     if not places:
         raise DataError("it holds no image")
     boxes = labels = 0
+    # An image without boxes is a background where others have some.
     has_boxes = False
     for written in places:
         has_boxes |= written.boxes is not None
@@ -121,8 +123,7 @@ def write_records(records: Iterable[Record], folder: Path) -> str:
     elif labels:
         _sort_by_labels(places, folder)
     counts = {"masks": masks, "boxes": boxes, "labels": labels}
-    parts = [f"{count} {name}" for name, count in counts.items() if count]
-    return ", ".join([f"{len(places)} images", *parts])
+    return _describe({"images": len(places), **counts})
 
 
 def find_column(names: Iterable[str], known: Sequence[str]) -> str | None:
@@ -229,7 +230,9 @@ def _write_boxes(places: Sequence[Place]) -> None:
                 mark: dict[str, Any] = {"id": len(marks) + 1, "image_id": number, "iscrowd": 0}
                 mark |= {"category_id": names.index(box.label) + 1, "bbox": list(box[1:])}
                 marks.append(mark | {"area": box.width * box.height})
-        classes = [{"id": number, "name": name} for number, name in enumerate(names, start=1)]
+        classes = []
+        for number, name in enumerate(names, start=1):
+            classes.append({"id": number, "name": name})
         table = {"images": images, "annotations": marks, "categories": classes}
         file = members[0].path.with_name("_annotations.coco.json")
         file.write_text(json.dumps(table), encoding="utf-8")
@@ -242,6 +245,14 @@ def _write_labels(places: Sequence[Place], folder: Path) -> None:
         for written in places:
             if written.label is not None:
                 table.writerow((written.path.relative_to(folder).as_posix(), written.label))
+
+
+def _describe(counts: Mapping[str, int]) -> str:
+    parts = []
+    for name, count in counts.items():
+        if count:
+            parts.append(f"{count} {name}")
+    return ", ".join(parts)
 
 
 def _sort_by_labels(places: Sequence[Place], folder: Path) -> None:

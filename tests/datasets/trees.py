@@ -54,8 +54,8 @@ names, and the key or the command that would use these files. The tables below q
 
 ## Sets of other libraries
 
-`pip install 'lit-data-inspect[imports]'`, and name the folder. It is unpacked once into `paths.cache`, and the log says
-what was found: `a dataset of Hugging Face: 120 images, 120 masks`.
+`pip install 'lit-data-inspect[imports]'`, and name the folder. It is unpacked once into `paths.cache`, and the log names
+what it is: `a dataset of Hugging Face: 120 images, 120 masks`.
 
 | set | `data.root` | what is read |
 |---|---|---|

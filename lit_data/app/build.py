@@ -4,7 +4,6 @@ The command that runs hands its configuration over here; behind this file there 
 """
 
 import logging
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +25,7 @@ from lit_data.app.checkpoints import (
     find_start,
     load_weights,
 )
-from lit_data.app.configuration.hydra_node import find_choice, find_typed
+from lit_data.app.configuration.hydra_node import find_choice, find_choices, find_typed
 from lit_data.app.configuration.names import allow_packages, resolve_target, to_plain
 from lit_data.app.configuration.targets import Recipe, instantiate, leave_out_unknown, read_recipe
 from lit_data.app.exported import COMMANDS as EXPORTED_COMMANDS
@@ -342,7 +341,7 @@ def build_callbacks(cfg: DictConfig) -> dict[str, L.Callback]:
 def _leave_out_callbacks(cfg: DictConfig) -> DictConfig:
     """Return the callbacks that were asked for one by one, without those of the experiment."""
     typed = {key.split(".")[1] for key in find_typed() if key.startswith("callbacks.")}
-    asked_for = typed.union(re.findall(r"\w+", find_choice("extra_callbacks") or ""))
+    asked_for = typed.union(find_choices("extra_callbacks"))
     for name in sorted(typed):
         if "_target_" not in (cfg.callbacks.get(name) or {"_target_": None}):
             raise ConfigError(

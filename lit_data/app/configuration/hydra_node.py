@@ -4,6 +4,7 @@ Beside the ``_target_`` of launchers, sweepers and callbacks it names code in ot
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,14 +45,20 @@ def find_typed() -> set[str]:
 
 
 def find_choice(group: str) -> str | None:
-    """Return the option of a group that this run has, or the list of them as it is typed; None without."""
+    """Return the option of a group that this run has; None without one."""
     if not HydraConfig.initialized():
         return None
     choice: str | None = HydraConfig.get().runtime.choices.get(group)
-    if choice is None:  # Hydra notes no list
+    return choice
+
+
+def find_choices(group: str) -> list[str]:
+    """Return the options of a group that may have several, as those of a list that is typed."""
+    choice = find_choice(group)
+    if choice is None and HydraConfig.initialized():  # which notes no list
         typed = [word.lstrip("+").partition("=") for word in HydraConfig.get().overrides.task]
         choice = next((value for key, _, value in typed if key == group), None)
-    return choice
+    return re.findall(r"\w+", choice or "")
 
 
 def check_hydra_node(hydra: Mapping[str, Any], typed: Sequence[str] = ()) -> None:

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RECIPES = re.findall(
     r"```python\n(.*?)```", (ROOT / "docs/attach.md").read_text(encoding="utf-8"), flags=re.DOTALL
 )
-SCRIPT, ENGINE, LOADER, COLLATE, DATASET, KORNIA, CLI, CALLBACKS, OTHER = RECIPES
+LOADER, COLLATE, DATASET, CALLBACKS, WING, SCRIPT, ENGINE, KORNIA, CLI, OTHER = RECIPES
 
 TOY_DATA = [
     "+experiment=stripe",
@@ -253,6 +253,12 @@ def test_own_datamodule_trains_in_the_command(
     summary = _summary(here)
     assert summary["train/samples_hashed"] == 12
     assert (summary["folder"] / "samples.png").is_file()
+
+
+def test_a_wing_lists_its_commands() -> None:
+    names: dict[str, Any] = {}
+    exec(WING, names)
+    assert [*names["TOOLS"]] == ["mill"]
 
 
 @pytest.mark.usefixtures("here")

@@ -19,6 +19,9 @@ from lit_data.app import ON_RUNS, TOOLS, api
 from lit_data.app.build import Run as Objects
 from lit_data.app.configuration.compose import compose
 from lit_data.testing import QUIET
+from lit_inspect import Verdict
+from lit_inspect.overlay import Shown
+from lit_inspect.rows import ArrayRows
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -144,6 +147,13 @@ def test_examples_of_commands_name_what_there_is(
 
         def load_model(self) -> None: ...
 
+        def predict_image(self, image: str) -> Verdict:
+            probability, pixels = (
+                np.zeros((8, 8), np.float32),
+                ArrayRows(np.zeros((3, 8, 8), np.uint8)),
+            )
+            return Verdict("good", 0.1, (), probability, shown=Shown(pixels, (0, 1, 2), 0.5))
+
     def fit(experiment: str, *words: str) -> Run:
         assert compose("fit", [f"experiment={experiment}", *words, "paths.run=run"])
         return Run()
@@ -155,7 +165,7 @@ def test_examples_of_commands_name_what_there_is(
         return SimpleNamespace(trainer=trainer, model=None, datamodule=None, start=None)
 
     parts = {*vars(api.Run), *api.Run.__annotations__}
-    assert {"predict", "load_model", "metrics", "folder"} <= parts
+    assert {"predict", "predict_image", "load_model", "metrics", "folder"} <= parts
     monkeypatch.setattr(api, "fit", fit)
     monkeypatch.setattr(api, "build", build)
     monkeypatch.setattr(api, "open_run", lambda folder: Run())

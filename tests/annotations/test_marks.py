@@ -205,7 +205,7 @@ FAULTS = [
     (LINESTRIP, BOX, "a 'linestrip' has no area: draw a polygon around it, or delete it"),
     (partial(_labelme, kind="cuboid"), BOX, "a 'cuboid': polygons, rectangles, circles and masks"),
     (partial(_labelme, kind="mask"), BOX[:2], "a mask that is no image in a box of two points"),
-    (BOX_ALONE, [], "a box without an outline; .experiment=detection learns boxes"),
+    (BOX_ALONE, [], "a box without an outline; experiment=detection learns boxes"),
     (POLYLINE, "", "a.png, polyline 0: .*a polyline: polygons, boxes, ellipses and masks are read"),
     (_cvat, "a,b", "an outline that is no list of points"),
     (_csv, "a.png,1,595 10", "runs up to pixel 604 of an image of 600"),

@@ -111,7 +111,7 @@ TRAINERS = "There are: auto, cpu, ddp, ddp_cpu, fsdp, gpu."
         ),
         ("data=base", "'data' names no class: choose a kind of data, such as data=segmentation."),
         ("hydra/launcher=paralel", "unknown option 'paralel' of 'hydra/launcher'. Did you mean 'p"),
-        ("logger=null", "'logger=null': 'logger' is a group; choose one of: csv, default, mlflow"),
+        ("logger=null", "'logger=null': 'logger' is a group; choose one of: comet, csv, default"),
         ("+trainer=cpu", "'+trainer=cpu': 'trainer' has an option already; write trainer=cpu to"),
         # values
         ("trainer=[a", "cannot read the override 'trainer=[a' (no viable alternative at input '["),

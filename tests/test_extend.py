@@ -125,8 +125,8 @@ def _list_commands(block: str) -> list[list[str]]:
     if "python -c" in block:
         return [["bash", "-ec", block]]
     commands = [shlex.split(line) for line in block.splitlines()]
-    assert {words[0] for words in commands} == {"python"}
-    return [[sys.executable, *words[1:]] for words in commands]
+    programs = {"python": [sys.executable], "lit-data": [sys.executable, "-m", "lit_data"]}
+    return [[*programs[words[0]], *words[1:]] for words in commands]
 
 
 @pytest.mark.slow

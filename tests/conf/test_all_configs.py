@@ -213,7 +213,8 @@ def test_every_option_runs(options: list[str], run: Run, tmp_path: Path) -> None
         # Its service is a child of this process, which later tests may end under an open run.
         importlib.import_module("wandb").teardown()
     assert summary["command"] == "fit"
-    assert summary["samples_sha256"]
+    # The digest of the samples is the work of a callback.
+    assert bool(summary.get("samples_sha256")) == ("callbacks=none" not in options)
 
 
 def test_no_option_is_left_out() -> None:

@@ -42,7 +42,7 @@ def _list_commands(text: str) -> list[str]:
         for line in text.splitlines()
         if _PROGRAM.search(line)
     ]
-    return [line for line in lines if not re.search("`|--config-dir|my_conf", line)]
+    return [line for line in lines if line and not re.search("`|--config-dir|my_conf", line)]
 
 
 def _list_short_commands(text: str) -> list[str]:

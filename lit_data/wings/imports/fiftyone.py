@@ -7,7 +7,7 @@ from typing import Any
 
 from lit_data.core.errors import DataError
 from lit_data.datasets.split_names import find_split
-from lit_data.wings.imports.records import Box, Record
+from lit_data.wings.imports.records import Record, take_record
 
 TITLE = "a dataset of FiftyOne"
 _MASK = "Segmentation"
@@ -15,9 +15,9 @@ _LABEL = "Classification"
 _BOXES = "Detections"
 
 
-def recognise(root: Path, files: Sequence[Path]) -> bool:
+def recognise(root: Path) -> bool:
     """Return True for an export."""
-    return {"samples.json", "metadata.json"} <= {path.name for path in files}
+    return all((root / name).is_file() for name in ("samples.json", "metadata.json"))
 
 
 def read(root: Path, files: Sequence[Path], scratch: Path) -> Iterator[Record]:
@@ -28,31 +28,37 @@ def read(root: Path, files: Sequence[Path], scratch: Path) -> Iterator[Record]:
 
 
 def _read_sample(sample: Mapping[str, Any], root: Path) -> Record:
-    from PIL import Image
-
     path = _resolve(root, sample["filepath"])
     splits = set(map(find_split, map(str, sample.get("tags") or ()))) - {None}
     by_kind: dict[str, Any] = {}
     for value in sample.values():
         if isinstance(value, Mapping):
             by_kind[str(value.get("_cls"))] = value
-    boxes = None
+    notes = {"label": (by_kind.get(_LABEL) or {}).get("label")}
     if _BOXES in by_kind:
-        with Image.open(path) as image:
-            width, height = image.size
-        boxes = []
-        for mark in by_kind[_BOXES].get("detections") or ():
-            x, y, w, h = mark["bounding_box"]
-            boxes.append(Box(str(mark["label"]), x * width, y * height, w * width, h * height))
+        notes["objects"] = _scale_boxes(by_kind[_BOXES].get("detections") or (), path)
     mask = (by_kind.get(_MASK) or {}).get("mask_path")
-    return Record(
-        name=path.stem,
-        image=path.read_bytes(),
-        mask=_resolve(root, mask).read_bytes() if mask else None,
-        boxes=boxes,
-        label=(by_kind.get(_LABEL) or {}).get("label"),
-        split=next(iter(splits), None) or "",
-    )
+    pictures = {
+        "image": path.read_bytes(),
+        "mask": _resolve(root, mask).read_bytes() if mask else None,
+    }
+    split = next(iter(splits), None) or ""
+    return take_record(pictures, notes, name=path.stem, split=split)
+
+
+def _scale_boxes(marks: Sequence[Mapping[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """Return boxes in px of those in parts of an image."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        width, height = image.size
+    boxes = []
+    for mark in marks:
+        x, y, w, h = mark["bounding_box"]
+        boxes.append(
+            {"label": mark["label"], "bbox": (x * width, y * height, w * width, h * height)}
+        )
+    return boxes
 
 
 def _resolve(root: Path, name: str) -> Path:

@@ -15,7 +15,7 @@ from lit_data.wings.imports.records import Record, open_library, write_records
 
 log = logging.getLogger(__name__)
 
-_LIBRARIES = (fiftyone, litdata, huggingface, webdataset)
+_LIBRARIES = (litdata, huggingface, webdataset)
 _WAIT_S = 24 * 3600
 _MOST_FILES = 2**17
 _SUFFIXES = {
@@ -97,17 +97,13 @@ def find_import(root: str, cache: Path) -> Imported | None:
         cache: Where sets are unpacked.
     """
     root_path = Path(root)
-    files = _expand(root) if "{" in root and not root_path.exists() else _list_files(root_path)
+    if fiftyone.recognise(root_path):
+        return Imported(root_path, sorted(_walk(root_path)), fiftyone, cache)
+    files = _expand(root) if "{" in root and not root_path.exists() else _list_set(root_path)
     for library in _LIBRARIES:
-        is_alone = library is fiftyone or not any(map(_is_foreign, files))
-        if is_alone and library.recognise(root_path, files):
+        if library.recognise(files):
             return Imported(root_path, files, library, cache)
     return None
-
-
-def _is_foreign(path: Path) -> bool:
-    """Return True for a file that these sets do not have: images, volumes."""
-    return path.suffix.lower() not in _SUFFIXES
 
 
 def _expand(root: str) -> list[Path]:
@@ -122,17 +118,26 @@ def _expand(root: str) -> list[Path]:
     return paths
 
 
-def _list_files(root_path: Path) -> list[Path]:
-    """Return the files of a folder and of those in it, in their order."""
+def _list_set(root_path: Path) -> list[Path]:
+    """Return the files of a set of shards; none where there is another file, such as an image."""
     if root_path.is_file():
         return [root_path]
-    files: list[Path] = []
-    folders = [root_path] if root_path.is_dir() else []
-    for depth in range(2):
-        inner: list[Path] = []
-        for folder in folders:
-            with os.scandir(folder) as entries:
-                for entry in islice(sorted(entries, key=lambda each: each.name), _MOST_FILES):
-                    (inner if entry.is_dir() else files).append(Path(entry.path))
-        folders = inner if depth == 0 else []
-    return files
+    files = []
+    for path in _walk(root_path) if root_path.is_dir() else ():
+        if path.suffix.lower() not in _SUFFIXES:
+            return []
+        files.append(path)
+    return sorted(files)
+
+
+def _walk(folder: Path, depth: int = 2) -> Iterator[Path]:
+    """Yield the files of a folder, then those of the folders in it."""
+    folders = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                folders.append(Path(entry.path))
+            else:
+                yield Path(entry.path)
+    for inner in folders if depth > 1 else ():
+        yield from _walk(inner, depth - 1)

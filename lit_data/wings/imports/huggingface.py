@@ -15,9 +15,8 @@ from lit_data.wings.imports.records import (
     MASK_NAMES,
     Record,
     find_column,
-    name_class,
     open_library,
-    read_boxes,
+    take_record,
 )
 
 TITLE = "a dataset of Hugging Face"
@@ -25,7 +24,7 @@ _NAME, _SUFFIX = attrgetter("name"), attrgetter("suffix")
 _NUMBERED = re.compile(r"-\d+-of-\d+$")
 
 
-def recognise(root: Path, files: Sequence[Path]) -> bool:
+def recognise(files: Sequence[Path]) -> bool:
     """Return True for the files of a set."""
     names, suffixes = set(map(_NAME, files)), set(map(_SUFFIX, files))
     if {"dataset_dict.json", "state.json"} & names or ".parquet" in suffixes:
@@ -79,25 +78,23 @@ def _read_rows(library: Any, rows: Any, split: str) -> Iterator[Record]:  # noqa
         [mask] = {*pictures} - {image}
     label = find_column({*rows.features} - {*pictures}, LABEL_NAMES)
     objects = find_column(rows.features, BOX_NAMES)
-    classes = getattr(rows.features[label], "names", ()) if label else ()
     # Files stay as they were written: our own readers are stricter.
     for name in pictures:
         rows = rows.cast_column(name, library.Image(decode=False))
     for number, row in enumerate(rows):
-        stem = Path(row[image]["path"] or f"{number:06d}").stem
-        yield Record(
-            name=stem,
-            image=_read_file(row[image]),
-            mask=_read_file(row[mask]) if mask and row[mask] else None,
-            boxes=read_boxes(row[objects], _name_objects(rows.features[objects]))
-            if objects
-            else None,
-            label=None if label is None else name_class(row[label], classes),
+        yield take_record(
+            {"image": _read_file(row[image]), "mask": _read_file(row[mask]) if mask else None},
+            {name: value for name, value in row.items() if name not in pictures},
+            name=Path(row[image]["path"] or f"{number:06d}").stem,
             split=split,
+            classes=getattr(rows.features.get(label), "names", ()),
+            box_classes=_name_objects(rows.features.get(objects)),
         )
 
 
-def _read_file(value: dict[str, Any]) -> bytes:
+def _read_file(value: dict[str, Any] | None) -> bytes | None:
+    if not value:
+        return None
     content = value["bytes"]
     return Path(value["path"]).read_bytes() if content is None else bytes(content)
 

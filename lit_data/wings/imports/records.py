@@ -126,23 +126,63 @@ def write_records(records: Iterable[Record], folder: Path) -> str:
     return _describe({"images": len(places), **counts})
 
 
-def find_column(names: Iterable[str], known: Sequence[str]) -> str | None:
-    """Return the first known name among those of a record's values, without regard to case."""
-    texts = [*map(str, names)]
-    by_name = dict(zip(map(str.casefold, texts), texts, strict=True))
-    for name in known:
-        if name in by_name:
-            return by_name[name]
-    return None
-
-
-def read_boxes(value: Any, names: Sequence[str] = ()) -> list[Box] | None:  # noqa: ANN401 - of others
-    """Return boxes of COCO's form: a list of dicts, or a dict of lists, with ``bbox`` in px.
+def take_record(
+    pictures: Mapping[Any, Any],
+    notes: Mapping[Any, Any],
+    *,
+    name: str,
+    split: str = "",
+    classes: Sequence[str] = (),
+    box_classes: Sequence[str] = (),
+) -> Record:
+    """Return a record of what stands under the usual names.
 
     Args:
-        value: As a record holds it.
-        names: Of the classes where these are numbers.
+        pictures: An image, and a mask if there is one.
+        notes: A label and boxes, if there are any; boxes as JSON too.
+        name: Of the image.
+        split: That it belongs to.
+        classes: Names of classes where labels are numbers.
+        box_classes: The same of boxes.
+
+    Raises:
+        DataError: There is no image.
     """
+    image, mask = _take(pictures, IMAGE_NAMES), _take(pictures, MASK_NAMES)
+    if image is None:
+        raise DataError(f"sample {name} has no image: it has {', '.join(map(str, pictures))}")
+    label, boxes = _take(notes, LABEL_NAMES), _take(notes, BOX_NAMES)
+    return Record(
+        name=name,
+        image=_as_pixels(image),
+        mask=None if mask is None else _as_pixels(mask),
+        boxes=_read_boxes(json.loads(boxes) if isinstance(boxes, str) else boxes, box_classes),
+        label=None if label is None else _name_class(label, classes),
+        split=split,
+    )
+
+
+def find_column(names: Iterable[Any], known: Sequence[str]) -> Any:  # noqa: ANN401 - one of the names
+    """Return the first known name among those of a record's values, without regard to case."""
+    by_name = {str(name).casefold(): name for name in names}
+    return next((by_name[name] for name in known if name in by_name), None)
+
+
+def _take(values: Mapping[Any, Any], known: Sequence[str]) -> Any:  # noqa: ANN401 - of others
+    return values.get(find_column(values, known))
+
+
+def _as_pixels(value: Any) -> Pixels:  # noqa: ANN401 - of others
+    """Return bytes as they are, and [H, W] or [H, W, C] of images, arrays and tensors."""
+    if isinstance(value, bytes):
+        return value
+    pixels = np.asarray(value)
+    is_planar = pixels.ndim == 3 and pixels.shape[0] in (1, 3, 4) and pixels.shape[2] > 4
+    return np.moveaxis(pixels, 0, -1) if is_planar else pixels
+
+
+def _read_boxes(value: Any, names: Sequence[str]) -> list[Box] | None:  # noqa: ANN401 - of others
+    """Return boxes of COCO's form: a list of dicts, or a dict of lists, with ``bbox`` in px."""
     if isinstance(value, Mapping):
         edges = value.get("bbox", value.get("boxes", ()))
         classes = value.get("category", value.get("label", value.get("category_id", ())))
@@ -155,12 +195,13 @@ def read_boxes(value: Any, names: Sequence[str] = ()) -> list[Box] | None:  # no
         return None
     boxes = []
     for corner, label in zip(edges, classes, strict=True):
-        boxes.append(Box(name_class(label, names), *map(float, corner)))
+        boxes.append(Box(_name_class(label, names), *map(float, corner)))
     return boxes
 
 
-def name_class(label: Any, names: Sequence[str] = ()) -> str:  # noqa: ANN401 - of others
-    """Return the name of a class that is given by its number or name."""
+def _name_class(label: Any, names: Sequence[str]) -> str:  # noqa: ANN401 - of others
+    """Return the name of a class that is given by its number or name, also in an array."""
+    label = label.item() if hasattr(label, "item") else label
     text = label.decode() if isinstance(label, bytes) else str(label)
     if text.strip().isdecimal() and int(text) < len(names):
         return names[int(text)]

@@ -7,24 +7,12 @@ from typing import Any
 
 from lit_data.core.errors import DataError, first_line
 from lit_data.datasets.split_names import find_split, split_of
-from lit_data.wings.imports.records import (
-    BOX_NAMES,
-    IMAGE_NAMES,
-    LABEL_NAMES,
-    MASK_NAMES,
-    Record,
-    find_column,
-    name_class,
-    open_library,
-    read_boxes,
-)
+from lit_data.wings.imports.records import IMAGE_NAMES, Record, open_library, take_record
 
 TITLE = "a set of WebDataset"
-_MASKS = tuple(f"{name}.{end}" for name in MASK_NAMES for end in IMAGE_NAMES) + MASK_NAMES
-_IMAGES = (*IMAGE_NAMES, *(f"image.{end}" for end in IMAGE_NAMES))
 
 
-def recognise(root: Path, files: Sequence[Path]) -> bool:
+def recognise(files: Sequence[Path]) -> bool:
     """Return True for tar files."""
     return ".tar" in {path.suffix for path in files}
 
@@ -51,22 +39,16 @@ def read(root: Path, files: Sequence[Path], scratch: Path) -> Iterator[Record]:
 
 
 def _read_sample(sample: Mapping[str, Any], split: str) -> Record:
-    key = str(sample["__key__"])
-    image, mask = find_column(sample, _IMAGES), find_column(sample, _MASKS)
-    if image is None:
-        raise DataError(f"sample {key} has no image: it has {', '.join(sorted(sample))}")
     notes = json.loads(sample["json"]) if "json" in sample else {}
-    notes = notes if isinstance(notes, Mapping) else {}
-    label, objects = find_column(sample, LABEL_NAMES), find_column(notes, BOX_NAMES)
-    noted = find_column(notes, LABEL_NAMES)
-    name: str | None = None
-    if label or noted:
-        name = name_class(sample[label] if label else notes[noted])
-    return Record(
-        name=key.replace("/", "_"),
-        image=sample[image],
-        mask=sample[mask] if mask else None,
-        boxes=read_boxes(notes[objects]) if objects else None,
-        label=name,
+    return take_record(
+        {_strip_suffix(name): value for name, value in sample.items()},
+        {**notes, **sample} if isinstance(notes, Mapping) else sample,
+        name=str(sample["__key__"]).replace("/", "_"),
         split=split,
     )
+
+
+def _strip_suffix(name: str) -> str:
+    """Return `mask` for `mask.png`, and `png` as it is."""
+    stem, _, suffix = name.rpartition(".")
+    return stem if stem and suffix.casefold() in IMAGE_NAMES else name

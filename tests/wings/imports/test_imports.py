@@ -2,8 +2,11 @@
 
 import io
 import json
+import os
 import sys
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +271,28 @@ def test_plain_folders_are_no_sets_of_other_libraries(tmp_path: Path) -> None:
     (tmp_path / "backup.tar").write_bytes(b"x")
     for root in (tmp_path, tmp_path / "images", tmp_path / "nowhere", tmp_path / "{a,b}"):
         assert find_import(str(root), tmp_path / "cache") is None
+
+
+def test_a_folder_of_images_is_left_at_its_first_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        (tmp_path / f"{number}.png").touch()
+    seen = []
+    scandir = os.scandir
+
+    @contextmanager
+    def scan(folder: Path) -> Iterator[Iterator[Any]]:
+        def note(entry: Any) -> Any:
+            seen.append(entry.name)
+            return entry
+
+        with scandir(folder) as entries:
+            yield map(note, entries)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert find_import(str(tmp_path), tmp_path / "cache") is None
+    assert len(seen) == 1
 
 
 def test_a_set_is_unpacked_once_and_again_when_it_changes(tmp_path: Path) -> None:

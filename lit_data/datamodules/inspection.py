@@ -188,7 +188,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         if masks is None and self.synthesis is None:
             raise ConfigError(
                 f"{show_path(self.source.folder)}: no masks were found: name their folder with "
-                "data.masks, see docs/inspection.md for the layouts that are known, draw defects with "
+                "data.masks, see docs/masks.md for the layouts that are known, draw defects with "
                 "synthesis=library, or take experiment=anomaly, for which good images are enough"
                 f"{self.source.leftovers.quote()}"
             )

@@ -24,7 +24,7 @@ from lit_data.images.header import EXTENSIONS
 log = logging.getLogger(__name__)
 
 MATLAB = "of MATLAB (.mat)"
-MATLAB_CURE = "they are not read: save each mask as PNG, for which docs/inspection.md has the lines"
+MATLAB_CURE = "they are not read: save each mask as PNG, for which docs/masks.md has the lines"
 _FOREIGN = {".parquet", ".arrow", ".tar", ".bin", "state.json", "dataset_dict.json", "samples.json"}
 _FOREIGN |= {"dataset_info.json", "index.json"}
 """Names and suffixes of files in sets of other libraries."""

@@ -225,7 +225,7 @@ class KnownImages:
             if has_defect is None and not kinds[number]:
                 raise ConfigError(
                     f"nothing says if {show_path(name)} shows a defect: neither a mask, nor a box, nor a "
-                    "folder such as good; see docs/inspection.md"
+                    "folder such as good; see docs/masks.md"
                 )
             truth.append(kinds[number] != GOOD if has_defect is None else has_defect)
         lots = None

@@ -106,9 +106,13 @@ def check_run(
             parsed = tree.parse(overrides)
             completed = [_normalise(tree, word, parsed) for word in parsed]
             completed += choose_model(tree, tree.parse(completed))
-            completed += choose_view(tree, tree.parse(completed))
             jobs = _plan_jobs(tree, completed, multirun=multirun)
-        first = _check_job(tree, next(jobs))
+        lines = next(jobs)
+        first = _check_job(tree, lines)
+        view = choose_view(command, first.cfg, tree.parse(completed))
+        if view:
+            completed += view
+            first = _check_job(tree, [*lines, *view])
         for job in jobs:
             _check_job(tree, job)
         HydraConfig.instance().set_config(first.cfg)  # to which the run folder refers

@@ -41,7 +41,11 @@ def choose_model(tree: ConfigTree, overrides: Sequence[Override]) -> list[str]:
         return []
     if find_wheel_weights(DEFAULT_SIZE) is not None:
         return []
-    model = find_choice(tree, overrides, "model")
+    choosing = []
+    for word in overrides:
+        if tree.chooses_file(word) and not word.is_sweep_override():
+            choosing.append(str(word.input_line))
+    model = str(tree.list_files(choosing).overrides.known_choices.get("model"))
     if model not in WITHOUT_WEIGHTS:
         return []
     typed = {override.key_or_group for override in overrides}
@@ -53,15 +57,6 @@ def choose_model(tree: ConfigTree, overrides: Sequence[Override]) -> list[str]:
             file=sys.stderr,
         )
     return words
-
-
-def find_choice(tree: ConfigTree, overrides: Sequence[Override], group: str) -> str:
-    """Return the option of a group that files and words choose, those of a sweep left out."""
-    choosing = []
-    for word in overrides:
-        if tree.chooses_file(word) and not word.is_sweep_override():
-            choosing.append(str(word.input_line))
-    return str(tree.list_files(choosing).overrides.known_choices.get(group))
 
 
 def goes_on(override: Override) -> bool:

@@ -7,9 +7,9 @@ from itertools import islice
 from pathlib import Path
 
 from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
 
-from lit_data.app.configuration.model_choice import TRAINING, find_choice, goes_on
-from lit_data.app.configuration.tree import ConfigTree
+from lit_data.app.configuration.model_choice import TRAINING, goes_on
 from lit_data.app.launcher import is_first_rank
 from lit_data.core.errors import DataError
 from lit_data.core.types import Size
@@ -20,25 +20,26 @@ PATCHES = ("data.size_px=null", f"data.patch_px={VIEW_PX}")
 """Words for patches of that size."""
 _CHOICES = {"data": "anomaly", "model": "anomaly"}
 _DECIDING = ("data.size_px", "data.patch_px", "data.fit", "data.scale", "resume", *_CHOICES)
+_SWEPT = ("experiment", "data.root")
 _LOOKED_AT = 32
 
 
-def choose_view(tree: ConfigTree, overrides: Sequence[Override]) -> list[str]:
+def choose_view(command: str, cfg: DictConfig, overrides: Sequence[Override]) -> list[str]:
     """Return words for patches where most images of the folder are strips, and say so; else none.
 
     Args:
-        tree: What the configuration is composed from.
+        command: Of the command line.
+        cfg: As composed, with Hydra's node.
         overrides: Of the command line, as Hydra needs them.
     """
-    if tree.command not in TRAINING or any(map(goes_on, overrides)):
+    if command not in TRAINING or any(map(_decides, overrides)):
         return []
-    typed = {override.key_or_group: override for override in overrides}
-    root = typed.get("data.root")
-    if root is None or root.is_sweep_override() or any(key in typed for key in _DECIDING):
+    choices = cfg.hydra.runtime.choices
+    if any(choices.get(group) != name for group, name in _CHOICES.items()):
         return []
-    if any(find_choice(tree, overrides, group) != name for group, name in _CHOICES.items()):
+    if cfg.data.size_px != VIEW_PX:
         return []
-    loss = _describe_loss(Path(str(root.value())))
+    loss = _describe_loss(Path(str(cfg.data.root)))
     if not loss:
         return []
     if is_first_rank():
@@ -48,6 +49,13 @@ def choose_view(tree: ConfigTree, overrides: Sequence[Override]) -> list[str]:
             file=sys.stderr,
         )
     return list(PATCHES)
+
+
+def _decides(override: Override) -> bool:
+    """Return True for a word that leaves nothing to choose."""
+    key = override.key_or_group
+    is_swept = key in _SWEPT and override.is_sweep_override()
+    return key in _DECIDING or is_swept or goes_on(override)
 
 
 def _describe_loss(folder: Path) -> str:

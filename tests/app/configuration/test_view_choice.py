@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lit_data.app.configuration.compose import check_run
-from lit_data.app.configuration.tree import ConfigTree, Engine, open_hydra
-from lit_data.app.configuration.view_choice import PATCHES, VIEW_PX, choose_view
+from lit_data.app.configuration.tree import Engine, open_hydra
+from lit_data.app.configuration.view_choice import PATCHES, VIEW_PX
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +67,27 @@ def test_what_is_typed_stays(
         words.append("+experiment=anomaly")
     if "data.root" not in keys:
         words.append(f"data.root={strips}")
-    tree = ConfigTree(hydra, command, [])
-    assert choose_view(tree, tree.parse(words)) == []
+    _, completed = check_run(hydra, command, words, multirun=True)
+    assert not set(PATCHES) & set(completed)
     assert not capsys.readouterr().err
 
 
 def test_images_of_usual_shape_train_whole(tmp_path: Path, hydra: Engine) -> None:
     cv2.imwrite(str(tmp_path / "a.png"), np.zeros((300, 400), np.uint8))
-    tree = ConfigTree(hydra, "fit", [])
-    assert choose_view(tree, tree.parse(["+experiment=anomaly", f"data.root={tmp_path}"])) == []
+    typed = ["+experiment=anomaly", f"data.root={tmp_path}"]
+    assert check_run(hydra, "fit", typed)[1] == typed
+
+
+@pytest.mark.parametrize(("size_px", "is_scaled"), [("256", False), ("512", True)])
+def test_the_folder_and_the_size_of_an_own_file_are_seen(
+    size_px: str, is_scaled: bool, strips: Path, tmp_path: Path
+) -> None:
+    experiments = tmp_path / "own" / "experiment"
+    experiments.mkdir(parents=True)
+    (experiments / "ribbons.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - anomaly\n  - _self_\n"
+        f"data:\n  root: {strips}\n  size_px: {size_px}\n"
+    )
+    with open_hydra(tmp_path / "own") as hydra:
+        cfg, _ = check_run(hydra, "fit", ["+experiment=ribbons"])
+    assert cfg.data.size_px == (512 if is_scaled else None)

@@ -166,7 +166,7 @@ def test_images_are_left_out_with_their_bad_masks(
     words = [*_masked_set(tmp_path / "images", edges=2)[1:], "data.mask_splits=[test]"]
     (tmp_path / "images/5.png").write_bytes(b"not an image, though it has a mask")
     assert main(["prepare", f"+experiment={experiment}", *words, "data.on_bad=skip"]) == 0
-    assert "test: 2 images are left out with their masks, which are bad" in capfd.readouterr().out
+    assert "test: 2 images are skipped, because their masks are bad" in capfd.readouterr().out
 
 
 def test_good_files_are_answered_in_a_line_and_a_table(
@@ -210,7 +210,7 @@ def test_many_bad_files_are_one_screen_and_all_are_listed_in_the_run_folder(
     assert len(lines) < 10
     assert lines[-2:] == [
         "lit_data: 30 of 60 images and masks are bad:",
-        "  data.on_bad=skip leaves them out",
+        "  data.on_bad=skip skips them",
     ]
     assert f"  all of them: {tmp_path}/run/problems.txt" in lines
     listed = (tmp_path / "run/problems.txt").read_text()

@@ -126,7 +126,7 @@ def add_unlabelled(
         splits: Numbers of the images of each.
     """
     unlabelled = {number: name for number, name in names.items() if number not in labelled}
-    cure = "they count as without an object; data.exclude leaves them out"
+    cure = "they count as images without an object; data.exclude skips them"
     leftovers.add("images have no label file", list(unlabelled.values()), cure)
     for split, numbers in splits.items():
         if unlabelled.keys() >= set(numbers):

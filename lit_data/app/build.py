@@ -350,7 +350,7 @@ def _leave_out_callbacks(cfg: DictConfig) -> DictConfig:
             )
     left_out = [str(name) for name in cfg.callbacks if name not in asked_for]
     if left_out:
-        log.info("callbacks=none leaves out those of the experiment: %s", ", ".join(left_out))
+        log.info("callbacks=none skips the callbacks of the experiment: %s", ", ".join(left_out))
     return OmegaConf.masked_copy(cfg.callbacks, [*asked_for.intersection(cfg.callbacks)])
 
 

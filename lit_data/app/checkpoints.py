@@ -284,7 +284,7 @@ def _check_training(path: Path) -> Path:
     """Refuse a file that holds no state of a training, before the data are read."""
     if path.is_dir():  # in pieces, one of each rank
         if not (path / ".metadata").is_file():
-            raise StoreError(f"{path} is a folder, and no checkpoint in pieces: remove it")
+            raise StoreError(f"{path} is a folder but not a sharded checkpoint: remove it")
         return path
     content = read_checkpoint(path, mapped=True)  # its weights are read once, by Lightning
     missing = [key for key in _TRAINING if key not in content]
@@ -306,7 +306,7 @@ def load_weights(model: LightningModule, path: Path) -> None:
     """
     if path.is_dir():
         raise StoreError(
-            f"{path} is a checkpoint in pieces, one of each rank: make one file of them with "
+            f"{path} is a sharded checkpoint, with one file for each rank: join them with "
             "python -m lightning.pytorch.utilities.consolidate_checkpoint, or train with "
             "trainer.strategy.state_dict_type=full"
         )

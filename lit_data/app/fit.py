@@ -175,7 +175,7 @@ def _take_best(training: Run, cache: Path) -> ModelMaker | None:
         trainer.save_checkpoint(best, weights_only=True)
     if Path(best).is_dir():
         rank_zero_warn(
-            f"{best} is in pieces and is not scored: trainer.strategy.state_dict_type=full writes "
+            f"{best} is sharded and is not scored: trainer.strategy.state_dict_type=full writes "
             "one file"
         )
         return None

@@ -305,7 +305,7 @@ def _take_image_threshold(model: LightningModule, options: PredictOptions) -> Pr
 def _warn_of_nothing_to_resume(folder: PredictionFolder, options: PredictOptions) -> None:
     if options.resume and not (folder.path / FINGERPRINT).exists():
         log.warning(
-            "predict.resume=true: there is nothing to go on with in %s, so everything is "
+            "predict.resume=true: there is nothing to resume in %s, so everything is "
             "predicted; predict.folder=FOLDER names the folder of the run before",
             folder,
         )

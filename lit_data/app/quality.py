@@ -96,14 +96,14 @@ def describe_threshold(scores: Mapping[str, Any]) -> str:
     alarms = read_number(scores, "val/false_alarms")
     if not good or alarms is None:
         return ""
-    risk = f"of new good images about {_bound(alarms, good)} may be called defective"
+    risk = f"about {_bound(alarms, good)} of new good images may be called defective"
     defective = read_number(scores, "val/defective_images")
     misses = read_number(scores, "val/misses")
     if not defective or misses is None:
         return f"threshold by {good:.0f} good validation images: {risk}"
     return (
         f"threshold by {good:.0f} good and {defective:.0f} defective validation images: {risk}, and "
-        f"of new defective ones about {_bound(misses, defective)} missed"
+        f"about {_bound(misses, defective)} of new defective ones missed"
     )
 
 

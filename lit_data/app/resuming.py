@@ -79,7 +79,7 @@ def _take_other_net(
     """Go on with the net of the checkpoint, which a machine without weights of ImageNet has begun."""
     if list_targets(to_plain(cfg.model)) != list_targets(trained):
         take_model(cfg, trained, typed, start)
-        log.info("as it was trained: the model of %s", start)
+        log.info("from the checkpoint: the model of %s", start)
 
 
 def _list_restored(model: DictConfig, trained: Mapping[str, Any]) -> list[str]:
@@ -127,7 +127,7 @@ def _take_option(
                 taken[part] = here[part]
     for option, value in flatten({key: taken}).items():
         if flatten({key: here}).get(option) != value:
-            log.info("as it was trained: %s=%s", option, escape(str(value)))
+            log.info("from the checkpoint: %s=%s", option, escape(str(value)))
     with open_dict(model):
         model[name] = taken
 
@@ -204,7 +204,7 @@ class ResumedTraining(Callback):
         changes = _change_options(checkpoint, saved, self._begun)
         changes += _Schedules(trainer, checkpoint, saved, self._begun).change()
         if changes:
-            log.info("the training goes on with %s", ", ".join(changes))
+            log.info("training resumes with %s", ", ".join(changes))
 
 
 def _keep_patience(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:

@@ -119,7 +119,7 @@ def _explain(best: FitRun, scored: Sequence[FitRun], usable: int) -> str:
         reason = f"{best.monitor} {best.score:.4g}, the best of {len(scored)} runs on its data"
     if usable == 1:
         score = "" if best.score is None else f"{best.monitor} {best.score:.4g}, "
-        reason = f"{score}the only run that ended well"
+        reason = f"{score}the only run that finished"
         if not best.has_ended:
             reason = f"{score}the only run, which has not ended"
     return f"{reason}; run=FOLDER takes another"

@@ -64,13 +64,13 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
     after = _read_options(cfg)
     changes = _list_differences(before, after)
     if changes:
-        log.info("as it was trained: %s", escape(", ".join(changes)))
+        log.info("from the checkpoint: %s", escape(", ".join(changes)))
     after["data"] = {name: after["data"][name] for name in trained_data}
     trained = {"model": record["model"], "data": trained_data}
     contradictions = _list_differences(after, trained)
     if contradictions:
         log.warning(
-            "%s was trained with %s: what is found may be worse",
+            "%s was trained with %s: results may be worse",
             checkpoint,
             escape(", ".join(contradictions)),
         )

@@ -259,7 +259,7 @@ class AMP(UndoneCallback):
         if precision == self._logged_precision or not trainer.is_global_zero:
             return
         self._logged_precision = precision
-        reason = "chosen for it" if self.precision == "auto" else "as configured"
+        reason = "chosen automatically" if self.precision == "auto" else "as configured"
         if self._fallen_to:
             reason = "fallen back to"
         log.info("AMP: %s on %s, %s", precision, self._active.device, reason)
@@ -312,8 +312,8 @@ class AMP(UndoneCallback):
             pl_module.zero_grad(set_to_none=False)
         self._fallen_to = target
         self._active.switch(target)
-        log.warning("%s; going on in %s. To avoid it, %s", text, target, _REMEDY)
-        announce(trainer, Event("precision", f"{text}; going on in {target}", {"scale": 1.0}))
+        log.warning("%s; continuing in %s. To avoid it, %s", text, target, _REMEDY)
+        announce(trainer, Event("precision", f"{text}; continuing in {target}", {"scale": 1.0}))
 
     def _describe_row(self, precision: Precision, pl_module: LightningModule) -> str:
         if precision == "fp16":

@@ -288,7 +288,7 @@ class MemoryMonitor(UndoneCallback):
         self.measured.mark("oom")
         path = self._write_report(trainer, error)
         if error is not None:
-            report = f": {path} says what held it" if path else ""
+            report = f": {path} lists what held it" if path else ""
             note_error(error, f"number {self._ooms} of this run{report}")
 
     def _write_report(self, trainer: Trainer, error: BaseException | None) -> Path | None:

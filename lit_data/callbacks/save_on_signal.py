@@ -198,7 +198,7 @@ class SaveOnSignal(CopiedCallback):
             log.error("%s: stopped after step %d; %s", name, trainer.global_step, problem)
         else:
             log.warning(
-                "%s: stopped after step %d; go on with ckpt=%s",
+                "%s: stopped after step %d; resume with ckpt=%s",
                 name,
                 trainer.global_step,
                 self.path,

@@ -151,8 +151,8 @@ class Leftovers:
         cure = f"add them, or choose other data.splits: without any, scores of {split} say nothing"
         if is_left_out:
             cure = (
-                f"they are left out, as nothing tells which are good: add a {label} for each, or choose "
-                "other data.splits"
+                f"they are skipped, because nothing tells which are good: add a {label} for each, or "
+                "choose other data.splits"
             )
         self.add(f"images are all of {split} and have no {label}", names, cure)
 

@@ -231,7 +231,7 @@ def _wait(lock: FileLock, folder: Path, wait_s: float, is_done: Callable[[], boo
         if builder is not None:
             last_seen_s = now_s
         elif now_s - last_seen_s > ORPHANED_S:
-            log.warning("%s: its lock is held but nobody builds; going on without it", name)
+            log.warning("%s: its lock is held but no process builds; continuing without it", name)
             return
         waited_s = now_s - started_s
         if waited_s > wait_s:
@@ -253,5 +253,5 @@ def _try(lock: FileLock, folder: Path) -> bool:
         return False
     except OSError as error:  # a read-only folder, or a network disk without locks
         path = show_path(folder / LOCK_NAME)
-        log.warning("%s: cannot be locked (%s); going on without it", path, error.strerror)
+        log.warning("%s: cannot be locked (%s); continuing without it", path, error.strerror)
     return True

@@ -466,8 +466,8 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
         self._is_validation_known = True
         if lack := self.find_lack("val"):
             log.warning(
-                "the val split holds no %s, so that its scores are undefined and say of no checkpoint "
-                "that it is better than the last: %s",
+                "the val split has no %s, so its scores are undefined and the last checkpoint counts as the "
+                "best: %s",
                 lack,
                 _CURE,
             )

@@ -486,5 +486,5 @@ def _leave_out(
             good_images.append(number)
     bad_count = len(numbers) - len(good_images)
     if bad_count:
-        log.warning("%s: %d images are left out with their masks, which are bad", split, bad_count)
+        log.warning("%s: %d images are skipped, because their masks are bad", split, bad_count)
     return good_images

@@ -267,13 +267,13 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         if self.classes:
             parts.append(f"classes {', '.join(self.classes)}")
         if synthesis is None:
-            parts.append("no defects are drawn")
+            parts.append("no synthetic defects")
         else:
             # Real masks are what val and test are scored by.
             splits = "train" if any(files.masks) else ", ".join(SPLITS)
             families = ", ".join(family.name for family in synthesis.members)
             samples = f"{synthesis.probability:.0%} of the samples of {splits}"
-            parts.append(f"defects are drawn on {samples}: {families}")
+            parts.append(f"synthetic defects on {samples}: {families}")
         return "; ".join(parts)
 
     @override

@@ -278,7 +278,7 @@ class InspectionFiles(MaskedImageFolder):
         has_path = np.array([path is not None for path in mask_paths])
         bad_images |= set(np.flatnonzero(has_path & (of_image < 0)).tolist())
         if bad_images:
-            log.warning("%d images are left out with their masks, which are bad", len(bad_images))
+            log.warning("%d images are skipped, because their masks are bad", len(bad_images))
         kinds = [self.image_set.kinds[position] for position in positions]
         class_numbers = self.number_kinds(kinds, of_image >= 0)
         return PartialMasks(bank, np.arange(len(bank)), masks, of_image, class_numbers), bad_images

@@ -128,10 +128,14 @@ def choose_drawing(
     delay_us = cpu_us / max(1, workers) if has_gpu else cpu_us
     is_by_workers = delay_us <= device_us
     reason = (
-        f"a sample takes {device.type} {device_us:.3g} us, a worker {cpu_us:.3g} us; "
-        f"{workers} of them"
+        f"a sample takes {device_us:.3g} us on the {device.type} and {cpu_us:.3g} us in each of "
+        f"{workers} workers"
     )
-    log.info("defects: drawn by the %s: %s", "workers" if is_by_workers else "device", reason)
+    log.info(
+        "synthetic defects are drawn by the %s: %s",
+        "workers" if is_by_workers else "device",
+        reason,
+    )
     return Placement("cpu" if is_by_workers else "device", reason, cpu_us, device_us)
 
 

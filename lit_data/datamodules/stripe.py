@@ -186,8 +186,8 @@ class StripeDataModule(ImageDataModule):
         all_names = self.source.names(self.bank)
         names = [all_names[number] for number in numbers.tolist()]
         log.info(
-            "%s: no masks: its %d images are judged as they are and with synthetic defects, so scores "
-            "and thresholds of images are those of synthetic ones",
+            "%s has no masks: its %d images are scored as they are and with synthetic defects, so image "
+            "scores and thresholds are for synthetic defects",
             split,
             len(names),
         )

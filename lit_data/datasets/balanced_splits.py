@@ -128,7 +128,7 @@ class ImageSplitter:
                 names = self._list_names(images)
                 self.leftovers.add_split(split, names, "mask", is_left_out=is_left_out)
                 is_unmasked[images] = False
-        cure = "they count as without a defect; data.exclude leaves them out"
+        cure = "they count as good; data.exclude skips them"
         names = self._list_names(np.flatnonzero(is_unmasked))
         self.leftovers.add("images have no mask", names, cure)
 
@@ -375,7 +375,7 @@ def find_groups(
         count = len(near_duplicates) - len(np.unique(near_duplicates))
         if count > 0:
             log.info(
-                "near-duplicates of other images are in the same split as these: %d "
+                "%d near-duplicates stay in the split of their originals "
                 "(data.near_duplicates=apart does not look for them)",
                 count,
             )

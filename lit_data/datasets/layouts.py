@@ -84,7 +84,7 @@ class InspectionSet:
         line = f"{len(self.images)} images, masks {self.where}"
         missing_count = self.masks.count(None)
         if missing_count:
-            line += f", {missing_count} images have none, which counts as no defect"
+            line += f", {missing_count} images have none and count as good"
         return line + kinds
 
 
@@ -309,7 +309,7 @@ def leave_out_stray(folder: Path, image_set: InspectionSet) -> InspectionSet:
         return image_set
     stray = on_top[0]
     log.warning(
-        "%s is left out: it lies beside the folders of kinds; move it into one of them if it belongs",
+        "%s is skipped, because it is not in a folder of a kind; move it into one if it belongs there",
         show_path(image_set.images[stray]),
     )
     return image_set.keep([*range(stray), *range(stray + 1, len(image_set.images))])

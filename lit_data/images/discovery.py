@@ -128,7 +128,7 @@ class FolderWalk:
     def _log_excluded(self) -> None:
         if self.excluded:
             count = len(self.excluded)
-            log.info("%s: %d files are left out by data.exclude", show_path(self._root), count)
+            log.info("%s: %d files are skipped by data.exclude", show_path(self._root), count)
         for pattern in self._exclude:
             if not any(map(compile_exclusion([pattern]).fullmatch, self.excluded)):
                 text = "data.exclude: '%s' fits no image below %s"

@@ -179,7 +179,7 @@ def measure_overlap_px(
     # Each tile keeps its half of the overlap, and has to see as far beyond that as the net does.
     overlap_px = 2 * reach_px
     log.info(
-        "tiles of %d x %d px share %d px, as the net sees %d px to each side",
+        "tiles of %d x %d px overlap by %d px, because the net sees %d px to each side",
         height_px,
         width_px,
         overlap_px,

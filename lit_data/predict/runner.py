@@ -134,7 +134,9 @@ class Retry:
         samples = self._batch.describe(len(self._sent))
         if self._size.shrink(len(self._sent)):
             self.is_last = False
-            log.warning("%s at once ran out of memory; from here on %d", samples, self._size.size)
+            log.warning(
+                "%s at once ran out of memory; continuing with %d", samples, self._size.size
+            )
             return
         if self.is_last:
             raise make_memory_error(

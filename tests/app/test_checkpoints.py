@@ -104,7 +104,7 @@ def test_a_pipe_or_a_folder_in_the_place_of_a_checkpoint_is_refused(
         find_start(None, None, resume, Path("runs"), run, tmp_path)
     path.unlink()
     path.mkdir()
-    with pytest.raises(StoreError, match=r"last\.ckpt is a folder, and no checkpoint in pieces"):
+    with pytest.raises(StoreError, match=r"last\.ckpt is a folder but not a sharded checkpoint"):
         find_start(None, None, resume, Path("runs"), run, tmp_path)
     (path / ".metadata").write_bytes(b"")
     assert find_start(None, None, resume, Path("runs"), run, tmp_path) == path

@@ -536,7 +536,7 @@ def test_signal_leaves_a_checkpoint_that_fit_goes_on_from(
     saved = torch.load(path, weights_only=True)
     step = saved["global_step"]
     assert step >= 8
-    assert f"{number.name}: stopped after step {step}; go on with ckpt={path}\n" in text
+    assert f"{number.name}: stopped after step {step}; resume with ckpt={path}\n" in text
     assert text.endswith(message)
     assert ended == code
     if workers == 0:

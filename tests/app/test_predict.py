@@ -92,7 +92,7 @@ def test_one_image_is_enough_and_a_run_goes_on(
     assert main([*run, "data.patterns=[c.png]"]) == 0
     assert _summarise(capsys.readouterr().out)["predict/images"] == 1
     log = (tmp_path / "run" / "predict.log").read_text()
-    assert f"nothing to go on with in {tmp_path}/run, so everything is predicted" in log
+    assert f"nothing to resume in {tmp_path}/run, so everything is predicted" in log
     others = ["data.split_seed=3", "data.loader.batch_size=2", "predict.batch_size=1"]
     assert main([*run, *others]) == 0
     summary = _summarise(capsys.readouterr().out)

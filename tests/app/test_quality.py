@@ -153,15 +153,18 @@ def test_the_ranking_of_images_tells_a_bad_model_from_a_bad_threshold(
 @pytest.mark.parametrize(
     ("scores", "words"),
     [
-        ({"good_images": 12, "false_alarms": 0.0}, "good images about 1 in 13 may be called"),
+        (
+            {"good_images": 12, "false_alarms": 0.0},
+            "about 1 in 13 of new good images may be called",
+        ),
         (
             {"good_images": 49, "false_alarms": 4 / 49},
-            "by 49 good validation images: of new good images about 10% may",
+            "by 49 good validation images: about 10% of new good images may",
         ),
         (
             {"good_images": 49, "false_alarms": 9 / 49, "defective_images": 9, "misses": 1 / 9},
-            "by 49 good and 9 defective validation images: of new good images about 20% may be called "
-            "defective, and of new defective ones about 20% missed",
+            "by 49 good and 9 defective validation images: about 20% of new good images may be called "
+            "defective, and about 20% of new defective ones missed",
         ),
         (
             {"good_images": 12, "false_alarms": 0.0, "defective_images": 0.0, "misses": 0.5},

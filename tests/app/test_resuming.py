@@ -240,7 +240,7 @@ def test_what_is_not_typed_is_as_it_was_trained(
     assert optimizer.defaults["lr"] == lr
     assert optimizer.defaults["eps"] == 1e-6
     assert objects.model.schedule == schedule
-    assert "as it was trained: model.optimizer.eps=1e-06" in caplog.text
+    assert "from the checkpoint: model.optimizer.eps=1e-06" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_nothing_that_training_knew_is_typed_again(trained: Path, tmp_path: Path
     assert code == 0
     assert (identity["model"]["net"]["width"], identity["data"]["scale"]) == (2, 0.9)
     assert f"trained on {trained}/set, 1 epoch; val/average_precision" in said
-    (taken,) = [line for line in said.splitlines() if "as it was trained: " in line]
+    (taken,) = [line for line in said.splitlines() if "from the checkpoint: " in line]
     for change in ("model.net.width=2", "model.net.depth=1", "data.patch_px=64"):
         assert change in taken
     assert "unlike" not in said
@@ -89,7 +89,7 @@ def test_what_is_typed_stays_and_is_told(trained: Path, tmp_path: Path) -> None:
     code, identity, said = _predict(trained, tmp_path, root, "data.size_px=[64,96]")
     assert code == 0
     assert (identity["data"]["size_px"], identity["data"]["scale"]) == ([64, 96], None)
-    assert "was trained with data.patch_px=64, data.scale=0.9: what is found may be worse" in said
+    assert "was trained with data.patch_px=64, data.scale=0.9: results may be worse" in said
     assert _predict(trained, tmp_path / "net", root, "model.net.width=4")[0] == 4
 
 

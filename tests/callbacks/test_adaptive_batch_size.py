@@ -332,8 +332,8 @@ def test_listeners_hear_of_errors_and_sizes(caplog: pytest.LogCaptureFixture) ->
     assert listener.heard == expected
     told = [record.message for record in caplog.records if record.name.startswith("lit_data")]
     assert told == [
-        "batch 1: 10 samples at once ran out of memory; from here on 5",
-        "batch 1: 5 samples at once ran out of memory; from here on 3",
+        "batch 1: 10 samples at once ran out of memory; continuing with 5",
+        "batch 1: 5 samples at once ran out of memory; continuing with 3",
     ]
 
 

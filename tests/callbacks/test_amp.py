@@ -166,7 +166,7 @@ def test_many_skips_in_a_row_fall_back(
     assert amp.summary() == {"amp/precision": target, "amp/skipped_steps": 3}
     assert model.notes.rows[-1]["amp/scale"] == 1
     assert listener.events[-1].values == {"scale": 1.0}
-    text = f"AMP: 3 or more optimizer steps in a row were skipped in fp16; going on in {target}"
+    text = f"AMP: 3 or more optimizer steps in a row were skipped in fp16; continuing in {target}"
     assert listener.events[-1].text == text
     assert f"{text}. To avoid it, lower" in caplog.text
     assert all(torch.isfinite(weight).all() for weight in model.weights)

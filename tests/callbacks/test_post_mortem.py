@@ -125,7 +125,7 @@ def test_five_are_written_and_none_is_overwritten_and_the_log_says_where(
     names = [path.name if path else None for path in written]
     assert names == ["oom-1.txt", "oom-3.txt", "oom-4.txt", "oom-5.txt", "oom-6.txt", None, None]
     assert (tmp_path / "oom-2.txt").read_text() == "of an earlier run"
-    text = f"out of memory: {written[0]} says what held it; for less use a smaller batch, AMP or"
+    text = f"out of memory: {written[0]} lists what held it; for less use a smaller batch, AMP or"
     assert caplog.messages[0].startswith(text)
     assert PostMortems().write(tmp_path / "oom-1.txt", _trainer(), None, READING, []) is None
     assert caplog.messages[-1].startswith("no post-mortem could be written: FileExistsError: ")

@@ -109,7 +109,7 @@ def test_lock_that_nobody_alive_builds_under_is_passed_by(
     (tmp_path / name_of(os.getpid(), "1")).mkdir()
     with build_lock(tmp_path, wait_s=3600, is_done=lambda: False):
         assert 5 < clock.now_s < 10
-    message = "its lock is held but nobody builds; going on without it"
+    message = "its lock is held but no process builds; continuing without it"
     assert caplog.messages[-1] == f"{tmp_path}: {message}"
 
 
@@ -126,7 +126,7 @@ def test_place_that_cannot_be_locked(
         patch.setattr(fcntl if call == "flock" else os, call, refuse)
         with build_lock(tmp_path, wait_s=0, is_done=lambda: False):
             pass
-    message = f"cannot be locked ({os.strerror(number)}); going on without it"
+    message = f"cannot be locked ({os.strerror(number)}); continuing without it"
     assert caplog.messages == [f"{tmp_path / LOCK_NAME}: {message}"]
 
 

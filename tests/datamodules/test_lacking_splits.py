@@ -166,7 +166,7 @@ def test_a_split_without_masks_where_all_others_have_one_is_not_scored_as_good(
     data = open_folders(tmp_path, unmasked)
     assert len(data.split_images[unmasked]) == 0
     assert f"6 images are all of {unmasked} and have no mask" in caplog.text
-    assert "they are left out, as nothing tells which are good" in caplog.text
+    assert "they are skipped, because nothing tells which are good" in caplog.text
     names = data.source.names(data.bank)
     known = [data.has_defect(number) for number in range(len(names))]
     for name, has_defect in zip(names, known, strict=True):

@@ -84,8 +84,8 @@ def test_on_the_same_cores_the_cheaper_one_draws(
     choice = choose_drawing(dataset, writer, options(8), make_trainer())
     assert choice.backend == ("device" if chosen == "device" else "cpu")
     assert (choice.cpu_us, choice.device_us) == (cpu_us, device_us)
-    times = f"a sample takes cpu {device_us} us, a worker {cpu_us} us; 2 of them"
-    assert f"defects: drawn by the {chosen}: {times}" in caplog.text
+    times = f"a sample takes {device_us} us on the cpu and {cpu_us} us in each of 2 workers"
+    assert f"synthetic defects are drawn by the {chosen}: {times}" in caplog.text
 
 
 def test_ranks_do_not_measure(dataset: PatchDataset, writer: DefectWriter) -> None:

@@ -167,9 +167,10 @@ def describe_counts(report: Mapping[str, Any], rows: Sequence[Mapping[str, str]]
         named = ", ".join(f"{name} {n}" for name, n in sorted(classes[split].items()) if name)
         parts.append(f"{split} {count} ({named})" if named else f"{split} {count}")
     line = ", ".join(parts)
+    units = {"images_with_masks": "masks", "labelled": "labeled"}
     for key in ("images_with_masks", "boxes", "objects", "labelled"):
         if key in report:
-            line += f"; {report[key]} {key.replace('images_with_', '')}"
+            line += f"; {report[key]} {units.get(key, key)}"
     return f"{line} of {report['classes']}" if "boxes" in report else line
 
 

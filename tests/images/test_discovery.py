@@ -79,7 +79,7 @@ def test_excluded_files_and_folders_are_left_out_and_counted(
     listing = find_images(tmp_path, exclude=exclude)
     assert [path.relative_to(tmp_path).as_posix() for path in listing.paths] == left
     assert {path.relative_to(tmp_path).as_posix() for path in listing.excluded} == names - set(left)
-    said = [f"{tmp_path}: {4 - len(left)} files are left out by data.exclude"] if exclude else []
+    said = [f"{tmp_path}: {4 - len(left)} files are skipped by data.exclude"] if exclude else []
     assert caplog.messages == said
 
 

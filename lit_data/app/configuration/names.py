@@ -272,7 +272,7 @@ def _check_name(target: object, key: str) -> None:
         if _is_below(target, _list_trusted()) or not _PRIVATE.search(checked):
             return
     raise ConfigError(
-        f"'{key}' is {target!a}, which is not allowed. Allowed is what lies below "
+        f"'{key}' is {target!a}, which is not allowed. Allowed are names below "
         f"{', '.join(allowed)}; name a package of your own on the command line: --package NAME."
     )
 

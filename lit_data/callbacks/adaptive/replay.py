@@ -218,7 +218,7 @@ class Replay:
             raise make_memory_error(_describe_no_room(active, failed_size, text, reading))
         active.search.fail(failed_size, reading.limit_bytes)
         log.warning(
-            "batch %d: %d samples at once ran out of memory; from here on %d",
+            "batch %d: %d samples at once ran out of memory; continuing with %d",
             active.index,
             failed_size,
             active.size,

@@ -183,7 +183,7 @@ class PostMortems:
         except Exception as problem:
             log.warning("no post-mortem could be written: %s: %s", type(problem).__name__, problem)
             return None
-        log.warning("out of memory: %s says what held it; %s", path, CURE)
+        log.warning("out of memory: %s lists what held it; %s", path, CURE)
         if with_snapshot:
             _write_snapshot(path.with_suffix(".pickle"))
         return path

@@ -44,6 +44,7 @@ MAX_NOTES = 100
 """Different remarks that are counted one by one."""
 KEEP = 2
 """Stores of the same images that are kept, the newest first."""
+_MOST_CHANGES = 4  # that a warning names
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,9 @@ def _warn_of_stale(folder: Path, recipe: Recipe, rebuild: bool) -> None:
             f"{show_path(folder)}: the decoded store there does not fit any more: {change}; allow "
             "rebuilding, run `python -m lit_data prepare`, or restore the old files and options"
         )
-    log.warning("%s: building the decoded store anew: %s", show_path(folder), change)
+    log.warning(
+        "%s: rebuilding the decoded store, which has changed: %s", show_path(folder), change
+    )
 
 
 def _measure_store(survey: Survey, sources: SourceTable) -> int:
@@ -272,7 +275,7 @@ def _check_space(folder: Path, needed_bytes: int, images: int) -> None:
     free_bytes = shutil.disk_usage(folder).free
     needed = decimal(needed_bytes)
     free = decimal(free_bytes)
-    log.info("store: %d images, %s, free %s in %s", images, needed, free, show_path(folder))
+    log.info("store: %d images, %s (%s free) in %s", images, needed, free, show_path(folder))
     if needed_bytes > free_bytes:
         raise no_space(folder, needed_bytes, free_bytes, "checked before writing")
 
@@ -454,6 +457,9 @@ def _describe_difference(path: Path, recipe: Recipe) -> str:
     if facts.on_bad != recipe.on_bad:
         changes.append(f"on_bad {facts.on_bad!r} -> {recipe.on_bad!r}")
     changes += describe_options(facts.decoder, recipe.decoder)
+    hidden_count = len(changes) - _MOST_CHANGES
+    if hidden_count > 0:
+        changes = [*changes[:_MOST_CHANGES], f"{hidden_count} more"]
     if changes:
         return "; ".join(changes)
     # Only where nothing else changed: stores of narrow images have no bands whatever is asked for.

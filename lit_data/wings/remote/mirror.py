@@ -153,7 +153,7 @@ class Mirror:
             if self.options.offline == "error" or not self._is_complete():
                 raise
             log.warning(
-                "%s; going on with the complete mirror in %s, which may be out of date",
+                "%s; continuing with the complete mirror in %s, which may be out of date",
                 error,
                 self._shown,
             )

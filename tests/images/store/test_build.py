@@ -274,7 +274,7 @@ def test_space_and_remarks_are_logged(images: Path, caplog: pytest.LogCaptureFix
         save(images / name, 55)
     assert build(images).notes == {"pixel 55": 2}
     assert "2 images: pixel 55" in caplog.text
-    assert re.search(r"store: 6 images, 1\.\d MB, free [\d.]+ .B in ", caplog.text)
+    assert re.search(r"store: 6 images, 1\.\d MB \([\d.]+ .B free\) in ", caplog.text)
 
 
 # --- stale stores
@@ -307,7 +307,9 @@ def test_a_change_rebuilds_and_says_why(
     new = build(images, decoder=decoder)
     assert list_cache(images) == {old.key, new.key}
     assert len(caplog.messages) == 1
-    assert re.search("building the decoded store anew: " + message, caplog.text.strip())
+    assert re.search(
+        "rebuilding the decoded store, which has changed: " + message, caplog.text.strip()
+    )
     assert values(old) == list(range(6))
 
 
@@ -317,7 +319,7 @@ def test_skipped_image_that_was_repaired(images: Path, caplog: pytest.LogCapture
     save(images / "1.npy", 1)
     caplog.clear()
     assert values(build(images, on_bad="skip")) == list(range(6))
-    assert caplog.messages[0].endswith("anew: a file that was skipped")
+    assert caplog.messages[0].endswith("changed: a file that was skipped")
 
 
 def test_restored_time_is_found_by_verify_alone(images: Path) -> None:

@@ -177,7 +177,7 @@ class ShardedRoot:
                 if self._options.offline == "error" or not (self._shelf / POINTER).exists():
                     raise
                 if self._options.offline != "always":
-                    log.warning("%s; going on with the set as it was known here", error)
+                    log.warning("%s; continuing with the shards that are known here", error)
                 return
             pointer = _read_pointer(content, str(self.transport))
             for part, sha256 in pointer.items():

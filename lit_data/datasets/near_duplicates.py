@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol, Self
+from typing import IO, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,11 +101,10 @@ def _shrink(bank: ImageBank) -> Iterator[Floats]:
     scale = 255.0 / np.iinfo(bank.dtype.name).max if bank.dtype.kind == "u" else 1.0
     side = (_SIDE_PX, _SIDE_PX)
     for number in track(range(len(bank)), "comparing images", len(bank)):
-        small = []
-        for channel in bank[number]:
-            plane = np.ascontiguousarray(channel, np.float32)
-            small.append(cv2.resize(plane, side, interpolation=cv2.INTER_AREA))
-        grey: Any = np.mean(small, axis=0)
+        pixels = bank[number]
+        # One plane is scaled, not one for each channel, which takes most of the time.
+        plane = np.add.reduce(pixels, axis=0, dtype=np.float32)
+        grey = cv2.resize(plane, side, interpolation=cv2.INTER_AREA) / len(pixels)
         picture: Floats = scale * (grey - cv2.blur(grey, (5, 5)))
         yield picture.reshape(-1)
 

@@ -181,7 +181,10 @@ def count_classes(masks: PartialMasks, classes: int, folder: Path | None) -> Int
         counts[:, 0] = masks.heights_px * masks.widths_px  # without a mask all is background
         with_mask = np.flatnonzero(masks.of_image >= 0).tolist()
         for image in track(with_mask, "counting pixels of classes", len(with_mask)):
-            counts[image] = np.bincount(masks[image].reshape(-1), minlength=256)[:classes]
+            mask = masks[image][0]
+            marked = mask[_find_marked(mask)]
+            counts[image] = np.bincount(marked.reshape(-1), minlength=256)[:classes]
+            counts[image, 0] += mask.size - marked.size
         return {"count": counts.reshape(-1)}
 
     sizes_px = masks.heights_px, masks.widths_px
@@ -306,10 +309,11 @@ def _list_objects(mask: Array) -> Iterator[tuple[int, Ints]]:
     """Yield the class and some pixels [M, 2] (y, x) of each object of a mask [H, W]."""
     import cv2
 
-    defects = is_defect(mask)
-    for kind in np.unique(mask[defects]).tolist():
+    rows, columns = _find_marked(mask)
+    marked = mask[rows, columns]
+    for kind in np.unique(marked[is_defect(marked)]).tolist():
         _, labels, stats, _ = cv2.connectedComponentsWithStats(
-            (mask == kind).astype(np.uint8), connectivity=8
+            (marked == kind).astype(np.uint8), connectivity=8
         )
         # Label 0 is all that is not of the class.
         by_size = np.argsort(-stats[1:, cv2.CC_STAT_AREA], kind="stable") + 1
@@ -318,7 +322,18 @@ def _list_objects(mask: Array) -> Iterator[tuple[int, Ints]]:
             pixels = np.argwhere(labels[top : top + height, left : left + width] == label)
             count = min(_PIXELS, len(pixels))
             evenly_spaced = np.linspace(0, len(pixels) - 1, count).round().astype(np.int64)
-            yield kind, pixels[evenly_spaced] + (top, left)
+            yield kind, pixels[evenly_spaced] + (rows.start + top, columns.start + left)
+
+
+def _find_marked(mask: Array) -> tuple[slice, slice]:
+    """Return the rows and columns of a mask [H, W] beyond which all is background.
+
+    Their first ones are even: OpenCV numbers objects by blocks of 2 x 2 pixels, and so as in the whole mask.
+    """
+    import cv2
+
+    left, top, width, height = cv2.boundingRect(mask)
+    return slice(top - top % 2, top + height), slice(left - left % 2, left + width)
 
 
 class ObjectPool:

@@ -2,6 +2,8 @@
 
 import csv
 import io
+import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +14,9 @@ from lit_data.core.opening import decode_text, open_source, read_whole
 from lit_data.images.discovery import check_inside, list_shown
 
 _MOST_TABLES = 3  # that a message describes
+_NUMBERED = r"([^/\d]+?)[-_. ]?\d+\.\w+$"
+"""Finds the word that the name of a file begins with, before its number."""
+_MOST_STEMS = 20
 BOTH_COLUMNS = "imageid_classid"  # of a column that holds both
 IMAGE_COLUMNS = (
     "imageid",
@@ -122,13 +127,26 @@ def _match_labels(
     return tuple(labels[number] for number in range(len(images)))
 
 
-def describe_lack(folder: Path, kinds: Sequence[str]) -> str:
-    """Return the message for a folder whose images have no labels, with what was seen instead."""
+def describe_lack(folder: Path, kinds: Sequence[str], names: Sequence[str]) -> str:
+    """Return the message for a folder whose images have no labels, with what was seen instead.
+
+    Args:
+        folder: Of the set.
+        kinds: Those that folders name.
+        names: Paths of the images below it.
+    """
     seen = list(kinds)
     for path in list_shown(folder, "*.csv")[:_MOST_TABLES]:
         columns = list(map(str, read_table(path)[0]))
         seen.append(f"{path.relative_to(folder)} with the columns {columns}")
-    return (
+    message = (
         f"{show_path(folder)}: nothing says what its images show: a folder for each class does, or a "
         f"CSV with the columns image and label (found: {', '.join(seen) or 'no labels'})"
+    )
+    counts = Counter(match[1] for match in map(re.compile(_NUMBERED).search, names) if match)
+    if not 2 <= len(counts) <= _MOST_STEMS or sum(counts.values()) < len(names):
+        return message
+    stems = ", ".join(f"{stem} {count}" for stem, count in sorted(counts.items()))
+    return (
+        f"{message}. If the names of the files do ({stems}): 'data.class_pattern=\"{_NUMBERED}\"'"
     )

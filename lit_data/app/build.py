@@ -251,12 +251,20 @@ def build_any_datamodule(cfg: DictConfig) -> L.LightningDataModule:
     return datamodule
 
 
-def prepare(datamodule: L.LightningDataModule) -> None:
+def prepare(datamodule: L.LightningDataModule, *, learns: bool = False) -> None:
     """Let the first process of each machine prepare a datamodule of ours.
 
     A Trainer does so for any other.
+
+    Args:
+        datamodule: What is prepared.
+        learns: A model is to learn from it: files that say nothing of what are refused at once.
     """
     if isinstance(datamodule, BaseDataModule) and is_first_of_machine():
+        if learns:
+            if datamodule.source is not None:
+                datamodule.source.refresh()
+            datamodule.check_files()
         datamodule.prepare_data()
 
 

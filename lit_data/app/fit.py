@@ -63,7 +63,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     with _refusing_as_config_errors():
         training = build(cfg)
         try:
-            prepare(training.datamodule)
+            prepare(training.datamodule, learns=True)
             _draw_data(training)
             _train(training)
             return _finish(training, Path(cfg.paths.cache))

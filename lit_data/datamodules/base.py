@@ -213,10 +213,23 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
         return batch
 
     def prepare_data(self) -> None:
-        """Make the synthetic dataset or the mirror if need be, and the stores; on one process of each node."""
+        """Make the synthetic dataset or the mirror if need be, and the stores; on one process of each node.
+
+        Raises:
+            ConfigError: A Trainer is about to fit, and `check_files` refuses the files.
+        """
         if self.source is not None:
             self.source.refresh()
+        if self.trainer is not None and self.trainer.training:
+            self.check_files()
         self._open()
+
+    def check_files(self) -> None:
+        """Refuse files that no model can learn from, before an image is decoded; by default none.
+
+        Raises:
+            ConfigError: They lack what says what is to be learned.
+        """
 
     def setup(self, stage: str) -> None:
         """Open what is stored; for a Trainer, look at the splits that it needs.

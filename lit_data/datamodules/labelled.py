@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from lit_data.annotations.formats import add_label_files
 from lit_data.annotations.tables import describe_lack, read_labels
+from lit_data.core.addresses import is_sharded
 from lit_data.core.errors import ConfigError
 from lit_data.core.grid import pair_px
 from lit_data.core.types import NEUTRAL, Ints, PathText, Size, Stage
@@ -22,6 +23,7 @@ from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datasets.good_names import choose_good_classes, find_good_names
 from lit_data.datasets.layouts import InspectionSet, find_labelled_set, leave_out_stray
 from lit_data.datasets.occupancy import PartialMasks
+from lit_data.datasets.splits import search_names
 from lit_data.images.bank import ImageBank
 from lit_data.images.decoders import ImageDecoder
 from lit_data.images.scaling import FittedDecoder
@@ -35,15 +37,30 @@ log = logging.getLogger(__name__)
 class LabelledFiles(InspectionFiles):
     """Whole images, the label of each as its kind, and the size they are brought to.
 
-    A label is named by a CSV file, else by the kind of the image's folder; where all are of one
-    kind, it is ``defect`` for images with a mask and ``good`` for those without.
+    A label is named by `class_pattern`, by a CSV file, else by the kind of the image's folder; where
+    all are of one kind, it is ``defect`` for images with a mask and ``good`` for those without.
 
     Args:
+        class_pattern: A regular expression that finds the label of an image in its path.
         size_px: (height, width) that each image is scaled to fit, and reflect-padded to.
+
+    Raises:
+        ConfigError: A set of shards, which has its labels, is given a pattern; or as
+            `InspectionFiles`.
     """
 
     store: StoreOptions = field(default_factory=partial(StoreOptions, band_px=None))
+    class_pattern: str | None = None
     size_px: Size
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.class_pattern is not None and is_sharded(self.root):
+            raise ConfigError(
+                f"class_pattern={self.class_pattern!r}: a set of shards is read as it was written: "
+                "give data.class_pattern to the `lit-data prepare` that writes it with "
+                "prepare.shards"
+            )
 
     @property
     @override
@@ -59,6 +76,9 @@ class LabelledFiles(InspectionFiles):
             return self.listed
         every = find_labelled_set(self.folder, self.patterns, self.exclude, self.leftovers)
         image_set = self.leave_out_others(every)
+        if self.class_pattern is not None:
+            add_label_files(self.leftovers, self.folder, "classes")
+            return self._name_by_pattern(image_set, self.class_pattern)
         table = read_labels(self.folder, image_set.images, image_set.excluded)
         used = () if table is None else (table.path,)
         add_label_files(self.leftovers, self.folder, "classes", used)
@@ -68,14 +88,27 @@ class LabelledFiles(InspectionFiles):
         has_classes = self.splits == "auto" and any(image_set.kinds)
         return self._leave_out_nameless(image_set) if has_classes else image_set
 
+    def _name_by_pattern(self, image_set: InspectionSet, pattern: str) -> InspectionSet:
+        names = [self.name(path) for path in image_set.images]
+        kinds = []
+        for kind in search_names(names, pattern, "data.class_pattern"):
+            kinds.append(kind or "")
+        return self._leave_out_nameless(replace(image_set, kinds=tuple(kinds)))
+
     def _leave_out_nameless(self, image_set: InspectionSet) -> InspectionSet:
         named: list[int] = []
         nameless: list[int] = []
         for number, kind in enumerate(image_set.kinds):
             (named if kind else nameless).append(number)
         names = [self.name(image_set.images[number]) for number in nameless]
-        cure = "they are left out; move them into one"
-        self.leftovers.add("images lie in no folder of a class", names, cure)
+        if self.class_pattern is None:
+            title, cure = (
+                "images lie in no folder of a class",
+                "they are left out; move them into one",
+            )
+        else:
+            title, cure = "images have no class by data.class_pattern", "they are left out"
+        self.leftovers.add(title, names, cure)
         return image_set.keep(named)
 
     @property
@@ -98,6 +131,8 @@ class LabelledImageDataModule(InspectionDataModule):
     Args:
         classes: Names of the classes, in the order of their numbers; images of others are left out.
             None takes all of them, ``good`` and such first and the others by name.
+        class_pattern: A regular expression whose match, or the match of its first group, in the path
+            of an image below the root is its class; None goes by a CSV file or by folders.
         good: Globs of the classes of good parts, by which images get verdicts; None goes by their
             names, see `lit_data.datasets.good_names`.
         size_px: Size of a sample, one number or (height, width), which images are scaled to fit,
@@ -123,6 +158,7 @@ class LabelledImageDataModule(InspectionDataModule):
         root: PathText | None = None,
         *,
         classes: Sequence[str] | None = None,
+        class_pattern: Annotated[str | None, NEUTRAL] = None,
         good: Sequence[str] | None = None,
         size_px: int | Size = 128,
         near_duplicates: Annotated[Literal["together", "apart"], NEUTRAL] = "together",
@@ -153,7 +189,9 @@ class LabelledImageDataModule(InspectionDataModule):
             **options,
         )
         # Options are checked as those of images with masks; then labels take the place of masks.
-        self.source = LabelledFiles.of(root=root, classes=classes, size_px=size_px, **options)
+        self.source = LabelledFiles.of(
+            root=root, classes=classes, class_pattern=class_pattern, size_px=size_px, **options
+        )
         self.good = None if good is None else tuple(map(str, good))
 
     @property
@@ -179,6 +217,10 @@ class LabelledImageDataModule(InspectionDataModule):
             f"no class is known to hold good parts (classes: {names}), so images get no verdict: name "
             f"it if one does, such as 'data.good=[\"{example}\"]'"
         )
+
+    @override
+    def check_files(self) -> None:
+        self._check_classes()
 
     @override
     def open_split_masks(self, stage: Stage) -> tuple[Ints, None]:
@@ -239,9 +281,10 @@ class LabelledImageDataModule(InspectionDataModule):
             )
 
     def _check_classes(self) -> None:
-        known = sorted(set(self.image_kinds) - {""})
+        known = sorted(set(self.source.image_set.kinds) - {""})
         if len(known) < 2:
-            raise ConfigError(describe_lack(self.source.folder, known))
+            names = [self.source.name(path) for path in self.source.image_set.images]
+            raise ConfigError(describe_lack(self.source.folder, known, names))
         missing = [name for name in self.classes or () if name not in known]
         if missing:
             raise ConfigError(

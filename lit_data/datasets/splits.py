@@ -321,6 +321,24 @@ def group_by_name(names: Sequence[str], pattern: str, option: str = "data.groups
         option: Its key, for messages.
 
     Raises:
+        ConfigError: As `search_names`.
+    """
+    keys = []
+    for name, found in zip(names, search_names(names, pattern, option), strict=True):
+        # No match ends like this: a group of its own.
+        keys.append(f"{name}/" if found is None else found)
+    return np.unique(keys, return_inverse=True)[1].reshape(-1)
+
+
+def search_names(names: Sequence[str], pattern: str, option: str) -> list[str | None]:
+    """Return for each name what a regular expression, or its first group, matches; None where nothing does.
+
+    Args:
+        names: Paths below the root, with forward slashes.
+        pattern: Is searched in them.
+        option: Its key, for messages.
+
+    Raises:
         ConfigError: It is no regular expression, is in no name, or may take for ever.
     """
     try:
@@ -341,30 +359,20 @@ def group_by_name(names: Sequence[str], pattern: str, option: str = "data.groups
             f"{option}={pattern!r} can divide names of {most_characters} characters in more than "
             f"{_WAYS} ways: repeat fewer parts"
         )
-    matches = _search(expression, names)
-    if not any(matches):
-        raise ConfigError(f"{option}={pattern!r} is found in no name, such as {names[0]!r}")
-    number = 1 if expression.groups else 0  # the first group, else all that was matched
-    keys = []
-    for name, match in zip(names, matches, strict=True):
-        if match is None:
-            keys.append(f"{name}/")  # no match ends like this: a group of its own
-        else:
-            keys.append(match[number] or "")
-    return np.unique(keys, return_inverse=True)[1].reshape(-1)
-
-
-def _search(expression: "re.Pattern[str]", names: Sequence[str]) -> list["re.Match[str] | None"]:
+    group = 1 if expression.groups else 0  # the first group, else all that was matched
     deadline = time.monotonic() + LONGEST_S
-    matches = []
+    found: list[str | None] = []
     for number, name in enumerate(names):
         if time.monotonic() > deadline:
             raise ConfigError(
-                f"data.groups={expression.pattern!r} took {LONGEST_S} s for {number} of "
-                f"{len(names)} names: repeat fewer parts"
+                f"{option}={pattern!r} took {LONGEST_S} s for {number} of {len(names)} names: "
+                "repeat fewer parts"
             )
-        matches.append(expression.search(name))
-    return matches
+        match = expression.search(name)
+        found.append(None if match is None else match[group] or "")
+    if set(found) == {None}:
+        raise ConfigError(f"{option}={pattern!r} is found in no name, such as {names[0]!r}")
+    return found
 
 
 def _count_choices(parsed: Iterable[Any]) -> float:

@@ -46,6 +46,7 @@ class LabelTask(Task[LabelledImageDataModule]):
         "splits": {"train": 1.0},
         "folds": None,
         "fold": 0,
+        "class_pattern": None,
     }
     trained_data = ("classes", "good", "read", "size_px", "value_range")
     uses = Use.INPUTS | Use.VERDICTS

@@ -1,5 +1,6 @@
 """Whole images with labels: of folders, of tables, and of masks."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from lightning import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lit_data.core.errors import ConfigError, DataError
 from lit_data.datamodules import LabelledImageDataModule
@@ -151,3 +154,47 @@ def _write_photos(folder: Path, name: str) -> None:
         draws = np.random.default_rng([number, *f"{folder.name}{name}".encode()])
         photo = draws.integers(0, 256, (40, 60, 3), dtype=np.uint8)
         cv2.imwrite(str(folder / name.format(number)), photo)
+
+
+_BY_NUMBER = r"([^/\d]+?)[-_. ]?\d+\.\w+$"
+
+
+def _write_numbered(folder: Path, names: Sequence[str]) -> None:
+    folder.mkdir(parents=True)
+    for name in names:
+        for number in range(6):
+            image = np.random.default_rng(number).integers(0, 255, (40, 60), np.uint8)
+            cv2.imwrite(str(folder / f"{name}_{number}.png"), image)
+
+
+def test_names_of_files_give_classes_by_a_pattern(tmp_path: Path) -> None:
+    _write_numbered(tmp_path / "set", ["crack", "rolled-in_scale"])
+    with pytest.raises(
+        ConfigError, match=r"If the names of the files do \(crack 6, rolled-in_scale 6\)"
+    ) as info:
+        _data(tmp_path).dataset("train")
+    assert f"'data.class_pattern=\"{_BY_NUMBER}\"'" in str(info.value)
+    data = _data(tmp_path, class_pattern=_BY_NUMBER)
+    assert data.classes == ("crack", "rolled-in_scale")
+    assert data.count_classes().sum(0).tolist() == [6, 6]
+
+
+def test_images_that_a_pattern_is_not_found_in_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _write_numbered(tmp_path / "set", ["crack", "good", "notes"])
+    caplog.set_level("INFO")
+    data = _data(tmp_path, class_pattern="crack|good")
+    assert data.count_classes().sum(0).tolist() == [6, 6]
+    assert "6 images have no class by data.class_pattern" in caplog.text
+    with pytest.raises(ConfigError, match=r"data.class_pattern='dent' is found in no name"):
+        _data(tmp_path, class_pattern="dent")
+
+
+def test_a_folder_without_classes_is_refused_before_its_images_are_decoded(tmp_path: Path) -> None:
+    folder = _write(tmp_path / "set", {"all": 5})
+    data = LabelledImageDataModule(folder, cache_dir=tmp_path / "cache")
+    trainer = Trainer(max_epochs=1, logger=False, enable_checkpointing=False, accelerator="cpu")
+    with pytest.raises(ConfigError, match=r"nothing says what its images show"):
+        trainer.fit(BoringModel(), datamodule=data)
+    assert not (tmp_path / "cache" / "stores").exists()

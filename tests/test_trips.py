@@ -167,7 +167,7 @@ def test_a_warm_batch_of_stripe(tmp_path: Path) -> None:
 def test_fit_from_words_to_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trips: list[Trips] = []
 
-    def stop(datamodule: object) -> None:
+    def stop(datamodule: object, *, learns: bool) -> None:
         trips[-1].stop()
         raise KeyboardInterrupt
 

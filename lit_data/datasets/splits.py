@@ -324,9 +324,9 @@ def group_by_name(names: Sequence[str], pattern: str, option: str = "data.groups
         ConfigError: As `search_names`.
     """
     keys = []
-    for name, found in zip(names, search_names(names, pattern, option), strict=True):
+    for name, match in zip(names, search_names(names, pattern, option), strict=True):
         # No match ends like this: a group of its own.
-        keys.append(f"{name}/" if found is None else found)
+        keys.append(f"{name}/" if match is None else match)
     return np.unique(keys, return_inverse=True)[1].reshape(-1)
 
 
@@ -361,7 +361,7 @@ def search_names(names: Sequence[str], pattern: str, option: str) -> list[str | 
         )
     group = 1 if expression.groups else 0  # the first group, else all that was matched
     deadline = time.monotonic() + LONGEST_S
-    found: list[str | None] = []
+    matches: list[str | None] = []
     for number, name in enumerate(names):
         if time.monotonic() > deadline:
             raise ConfigError(
@@ -369,10 +369,10 @@ def search_names(names: Sequence[str], pattern: str, option: str) -> list[str | 
                 "repeat fewer parts"
             )
         match = expression.search(name)
-        found.append(None if match is None else match[group] or "")
-    if set(found) == {None}:
+        matches.append(None if match is None else match[group] or "")
+    if set(matches) == {None}:
         raise ConfigError(f"{option}={pattern!r} is found in no name, such as {names[0]!r}")
-    return found
+    return matches
 
 
 def _count_choices(parsed: Iterable[Any]) -> float:

@@ -19,7 +19,8 @@ from lit_data.augment.host import HostRows
 from lit_data.core.checks import check_count
 from lit_data.core.files import write_table
 from lit_data.core.types import Batch, Stage
-from lit_data.datamodules.base import BaseDataModule, FamilyPreview
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.datamodules.visuals import FamilyPreview
 from lit_data.predict import find_task
 from lit_data.predict.answers import AskedModule
 from lit_data.predict.figures import open_figure, save_figure, show_images, show_mask

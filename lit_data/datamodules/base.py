@@ -3,23 +3,21 @@
 import copy
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Generic, Self
 
 import torch
 from lightning import LightningDataModule, Trainer
-from torch import Tensor
 from typing_extensions import TypeVar
 
 from lit_data.augment import augment_rows
 from lit_data.core.errors import ConfigError
 from lit_data.core.lightning_internals import check_version
 from lit_data.core.types import NEUTRAL, Batch, Ints, PlannedBatch, RowWriter, Stage
-from lit_data.core.value_range import ValueRange
 from lit_data.datamodules.batch_format import BatchFormat, check_format, gives_fields
 from lit_data.datamodules.source import Source
 from lit_data.datamodules.trainer_run import (
@@ -29,6 +27,7 @@ from lit_data.datamodules.trainer_run import (
     check_ranks_agree,
 )
 from lit_data.datamodules.transfer import BatchTransfer, check_package
+from lit_data.datamodules.visuals import Visuals
 from lit_data.datasets.split_names import SPLITS
 from lit_data.datasets.splits import check_image_count
 from lit_data.images.bank import ImageBank, describe_bank
@@ -36,8 +35,6 @@ from lit_data.images.store.store import StoredImages
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.order import ChosenRows
 from lit_data.loading.trainer_view import note_unfinished
-from lit_data.synthesis import DefectPlan
-from lit_data.synthesis.renderer import Annotations
 
 log = logging.getLogger(__name__)
 
@@ -51,62 +48,6 @@ _READ_BY: Mapping[str, tuple[Stage, ...]] = {
 _CURE = "choose images for it with data.splits, such as 'data.splits={train: 0.7, val: 0.15, test: 0.15}'"
 Rows = TypeVar("Rows", bound=RowWriter, default=Any)
 Loaders = MicroBatchLoader | list[MicroBatchLoader]
-
-
-@dataclass(frozen=True, slots=True)
-class FamilyPreview:
-    """True defects of one family, one in each patch.
-
-    Attributes:
-        name: Of the family.
-        before: [n, H, W] float32 in 0..1, the target without its defect.
-        after: [n, H, W] float32 in 0..1, the target with it.
-        mask: [n, H, W] float32 in {0, 1}.
-        severity: [n] float32, mean change in standard deviations of the noise; 0 where nothing can
-            be seen.
-        centre: [n, 2] float32, (y, x) of the defect.
-    """
-
-    name: str
-    before: Tensor
-    after: Tensor
-    mask: Tensor
-    severity: Tensor
-    centre: Tensor
-
-
-class Visuals:
-    """Plans and previews of the samples of one stage of a datamodule; this base has none.
-
-    Batches are planned ones on the host, see `BaseDataModule.plan_batch`.
-
-    Args:
-        finish_plain: Finishes planned samples without augmenting them; None where nothing is
-            augmented.
-    """
-
-    def __init__(self, finish_plain: Callable[[Batch], Batch] | None = None) -> None:
-        self._finish_plain = finish_plain
-
-    def annotate(self, batch: Batch) -> tuple[DefectPlan, Annotations] | None:
-        """Return the synthetic defects of a batch and their places in finished samples; None without any."""
-        return None
-
-    def describe_plan(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the plan of some samples of a batch, one dict for each synthetic defect."""
-        return []
-
-    def draw(self, batch: Batch) -> Batch | None:
-        """Return finished samples before augmentation; None where nothing is augmented."""
-        return self._finish_plain(batch) if self._finish_plain else None
-
-    def preview_families(self, batch: Batch) -> list[FamilyPreview]:
-        """Draw each family of the synthesis on its own, on the samples of a batch."""
-        return []
-
-    def whole_values(self) -> tuple[str, ValueRange] | None:
-        """Return dtype and value range in which finished samples are whole numbers; None where they are not."""
-        return None
 
 
 class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):

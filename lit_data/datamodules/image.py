@@ -15,10 +15,11 @@ from lit_data.core.errors import ConfigError
 from lit_data.core.grid import Edges, PatchGrid, pair_px
 from lit_data.core.types import Batch, Bools, Ints, PathText, PlannedBatch, Size, Stage
 from lit_data.core.value_range import find_unit_range
-from lit_data.datamodules.base import BaseDataModule, Visuals
+from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image_files import LayoutKeywords, MaskedImageFolder
 from lit_data.datamodules.image_transform import ImageTransform, SynthesisVisuals, find_margins
+from lit_data.datamodules.visuals import Visuals
 from lit_data.datasets.device_bank import DevicePatches
 from lit_data.datasets.patch_source import GridPatches, PatchSource, make_padded_grid
 from lit_data.datasets.patches import DefectPaster, PatchDataset, PatchWriter

@@ -13,7 +13,7 @@ from lit_data.augment import Augmentation, Layers, SingleTexture
 from lit_data.core.rng import find_streams
 from lit_data.core.types import Batch, PlannedBatch, Size, Stage
 from lit_data.core.value_range import ValueRange, to_unit
-from lit_data.datamodules.base import FamilyPreview, Visuals
+from lit_data.datamodules.visuals import FamilyPreview, Visuals
 from lit_data.datasets.device_bank import DevicePatches
 from lit_data.datasets.patches import PatchDataset
 from lit_data.datasets.writers import DefectWriter

@@ -11,12 +11,12 @@ from typing_extensions import override
 from lit_data.core.checks import check_choice
 from lit_data.core.errors import ConfigError, show_path
 from lit_data.core.types import NEUTRAL, Array, Bools, Ints, PathText, Size, Stage
-from lit_data.datamodules.base import Visuals
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image import PATCH_PX, Augment, ImageDataModule, choose_grid
 from lit_data.datamodules.image_files import MaskedKeywords
 from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datamodules.own_files import MadeOfFiles
+from lit_data.datamodules.visuals import Visuals
 from lit_data.datasets.balanced_patches import Paster, SampledPatches, Sampling, SamplingOptions
 from lit_data.datasets.balanced_splits import (
     ImageSplitter,

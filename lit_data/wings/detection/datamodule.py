@@ -30,8 +30,9 @@ from lit_data.core.types import (
     Stage,
 )
 from lit_data.core.value_range import ValueRange, find_unit_range, to_unit
-from lit_data.datamodules.base import BaseDataModule, Visuals
+from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat, names_parts
+from lit_data.datamodules.visuals import Visuals
 from lit_data.datasets.balanced_splits import find_groups
 from lit_data.datasets.split_names import SPLITS
 from lit_data.images.bank import ImageBank, describe_bank

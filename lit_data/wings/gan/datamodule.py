@@ -18,9 +18,10 @@ from lit_data.core.files import write_json
 from lit_data.core.grid import pair_px
 from lit_data.core.types import Batch, Ints, PathText, PlannedBatch, Size, Stage
 from lit_data.core.value_range import ValueRange, find_unit_range, to_unit
-from lit_data.datamodules.base import BaseDataModule, Visuals
+from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image_files import FolderKeywords, ImageFolder
+from lit_data.datamodules.visuals import Visuals
 from lit_data.datasets.split_lists import LIST_PATHS
 from lit_data.datasets.split_names import SPLITS
 from lit_data.images.bank import ImageBank

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NoReturn, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
 import numpy as np
 from typing_extensions import override
@@ -186,7 +186,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         # Masks of all images are open: `choose_splits` needed them.
         masks = self._select_masks(images)
         if masks is None and self.synthesis is None:
-            self._refuse_unmarked()
+            raise ConfigError(self.source.describe_lack())
         if stage == "train" and self.train_on == "all" and self.synthesis is None:
             self._refuse_good_alone(images)
         return images, masks
@@ -198,15 +198,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         if self.train_on == "good" and (doubt := self.describe_doubt()):
             raise ConfigError(doubt)
         if self.train_on == "all" and self.synthesis is None:
-            self._refuse_unmarked()
-
-    def _refuse_unmarked(self) -> NoReturn:
-        raise ConfigError(
-            f"{show_path(self.source.folder)}: no masks were found: name their folder with "
-            "data.masks, see docs/masks.md for the layouts that are known, draw defects with "
-            "synthesis=library, or take experiment=anomaly, for which good images are enough"
-            f"{self.source.leftovers.quote()}"
-        )
+            raise ConfigError(self.source.describe_lack())
 
     def _refuse_good_alone(self, images: Ints) -> None:
         """Refuse to train where defects are in other splits alone, as in sets for anomaly detection."""

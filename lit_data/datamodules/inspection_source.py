@@ -16,7 +16,7 @@ from lit_data.annotations.mark_files import ANNOTATION_SUFFIXES, read_annotation
 from lit_data.annotations.marked import Annotated
 from lit_data.annotations.tables import ImageLabels, read_labels
 from lit_data.core.addresses import is_sharded
-from lit_data.core.errors import ConfigError, DataError, Problems, list_problems
+from lit_data.core.errors import ConfigError, DataError, Problems, list_problems, show_path
 from lit_data.core.files import write_json
 from lit_data.core.progress import track
 from lit_data.core.temp import temp_folder
@@ -282,6 +282,15 @@ class InspectionFiles(MaskedImageFolder):
         kinds = [self.image_set.kinds[position] for position in positions]
         class_numbers = self.number_kinds(kinds, of_image >= 0)
         return PartialMasks(bank, np.arange(len(bank)), masks, of_image, class_numbers), bad_images
+
+    def describe_lack(self) -> str:
+        """Return that no masks were found, and what else can be done."""
+        return (
+            f"{show_path(self.folder)}: no masks were found: name their folder with data.masks, see "
+            "docs/masks.md for the layouts that are known, draw defects with synthesis=library, or "
+            "take experiment=anomaly, for which good images are enough"
+            f"{self.leftovers.quote()}"
+        )
 
     @override
     def list_masks(self) -> list[ImageSource]:

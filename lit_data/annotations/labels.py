@@ -324,7 +324,7 @@ class BoxCollector:
         self._on_bad = on_bad
         self._cure = ""
         if on_bad == "error":
-            self._cure = "; correct it, or set data.on_bad=skip to leave such boxes out"
+            self._cure = "; correct it, or set data.on_bad=skip to skip such boxes"
         self._paths: list[PathText] = []
         # Of each box: image, file, place in the file, class, and its four numbers.
         self._rows: list[tuple[float, ...]] = []
@@ -478,7 +478,7 @@ class BoxCollector:
     def _raise_or_report(self) -> None:
         cure = ""
         if self._on_bad == "error":
-            cure = "" if self.problems else "correct them; data.on_bad=skip leaves such boxes out"
+            cure = "" if self.problems else "correct them, or set data.on_bad=skip to skip such boxes"
             self.problems.extend(self.bad)
         self.problems.raise_if_any(f"{len(self.problems)} problems with labels", cure)
         self.bad.warn_if_any(log, f"{len(self.bad)} bad boxes or entries are left out")

@@ -211,7 +211,7 @@ def find_start(
     """
     if run is not None:
         raise ConfigError(
-            f"run={run} chooses the checkpoint of other commands: fit goes on with resume={run}"
+            f"run={run} chooses the checkpoint of other commands: fit resumes with resume={run}"
         )
     if resume is None and ckpt in _NAMED:
         names = [f"{ckpt}.ckpt"]
@@ -345,7 +345,7 @@ def restoring(start: Path | None, trainer: Trainer, model: LightningModule) -> I
             raise
         reason = " ".join(str(error).split())[:300]
         raise StoreError(
-            f"{start} does not fit this run: {type(error).__name__}: {reason}. Go on with the "
+            f"{start} does not fit this run: {type(error).__name__}: {reason}. Resume with the "
             "model and the options it was saved with, or from an earlier checkpoint"
         ) from error
     if trainer.global_step == content.get("global_step"):

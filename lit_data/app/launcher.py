@@ -71,7 +71,7 @@ def check_start(cfg: DictConfig, *, sweeps: bool) -> None:
         return
     if cfg.get("resume") == AUTO and has_new_folder(cfg) and not _is_named_by_job(cfg):
         raise ConfigError(
-            f"resume={AUTO} goes on in the folder of the run, and each start gets a new one, named "
+            f"resume={AUTO} resumes in the folder of the run, but each start gets a new one, named "
             "by the time: give hydra.run.dir=FOLDER"
         )
 

@@ -107,8 +107,8 @@ def _check_overruled(
         value = OmegaConf.select(model, name)
         if key in typed and value != trained_options.get(name):
             raise ConfigError(
-                f"{key}={value} has no effect on a training that goes on with the weights of "
-                f"{start}: leave it out, or leave out resume and ckpt to begin anew"
+                f"{key}={value} has no effect on a training that resumes with the weights of "
+                f"{start}: remove it, or remove resume and ckpt to start again"
             )
 
 

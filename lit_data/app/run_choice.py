@@ -107,7 +107,7 @@ def _list_usable(runs: Sequence[FitRun], folder: Path) -> list[FitRun]:
         flaws = Counter(run.flaw for run in runs)
         counts = ", ".join(f"{count} {flaw}" for flaw, count in flaws.items())
         raise DataError(
-            f"no run below {folder} can be taken unasked ({counts}): run=FOLDER takes one of them"
+            f"no run below {folder} is used by default ({counts}): run=FOLDER selects one of them"
         )
     return usable
 

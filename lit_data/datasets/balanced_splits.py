@@ -327,8 +327,8 @@ def _warn_of_uneven_splits(counts: Mapping[str, int], fractions: Mapping[str, fl
             uneven.append(f"{split} has {counts[split]} of {total} images, not {expected:.0%}")
     if uneven:
         log.warning(
-            "%s: images that look alike, or that data.groups joins, stay in one split. Where "
-            "different places of one texture only look alike, data.near_duplicates=apart spreads them",
+            "%s: images that look alike, or that data.groups joins, stay in one split. If "
+            "they show different places of one texture, data.near_duplicates=apart spreads them",
             "; ".join(uneven),
         )
 

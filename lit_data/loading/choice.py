@@ -179,7 +179,7 @@ def _choose(rows: RowWriter, layout: Layout, options: LoaderOptions, world_size:
         return Choice(kind="inline", workers=0, reason=reason)
     if getattr(rows, "fetches", False) and not is_isolated(rows):
         workers = _count_workers("thread", num_workers, len(rows), world_size)
-        reason = "samples all over the set are not here to be measured"
+        reason = "shards are not downloaded yet, so nothing is measured"
         return Choice(kind="thread", workers=workers, reason=reason)
     inline_s, gain = _time(rows, layout, options)
     epoch_s = inline_s * len(rows) / world_size

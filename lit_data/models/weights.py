@@ -139,14 +139,14 @@ def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
     try:
         check_regular(path)
     except DataError as error:
-        raise StoreError(f"{path} is no checkpoint that can be read: {error}") from error
+        raise StoreError(f"{path} is not a readable checkpoint: {error}") from error
     try:
         # Of other files torch has another way to say that they are none.
         mapped = mapped and zipfile.is_zipfile(path)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:  # whose text recommends to run what the file says
         raise StoreError(
-            f"{path} is no checkpoint that can be read: it is damaged, or holds more than data"
+            f"{path} is not a readable checkpoint: it is damaged, or holds more than data"
         ) from error
     except (
         EOFError,
@@ -160,13 +160,13 @@ def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
         reason = "it is damaged, or no file that torch wrote"
         if isinstance(error, OSError):
             reason = first_line(error)
-        raise StoreError(f"{path} is no checkpoint that can be read: {reason}") from error
+        raise StoreError(f"{path} is not a readable checkpoint: {reason}") from error
     if not isinstance(content, Mapping):
-        raise StoreError(f"{path} is no checkpoint: it holds a {type(content).__name__}")
+        raise StoreError(f"{path} is not a checkpoint: it holds a {type(content).__name__}")
     try:
         _check_content(content)
     except ValueError as error:
-        raise StoreError(f"{path} is no checkpoint that can be read: {error}") from error
+        raise StoreError(f"{path} is not a readable checkpoint: {error}") from error
     return content
 
 

@@ -110,7 +110,7 @@ class Journal:
         if fingerprint.is_file():  # in a folder without one no run has left parts of files
             _remove_parts(self._folder)
         if resume and fingerprint.exists():
-            _check_identity(fingerprint, identity, "begin anew with predict.resume=false")
+            _check_identity(fingerprint, identity, "start again with predict.resume=false")
             return
         # Journals go first: they must never lie beside the fingerprint of another run.
         for path in others:
@@ -209,7 +209,7 @@ class Journal:
                 entry = _check_entry(Entry(**json.loads(line)))
             except (ValueError, TypeError, RecursionError) as error:
                 raise StoreError(
-                    f"{show_path(path)} is damaged: remove it, or begin anew with "
+                    f"{show_path(path)} is damaged: remove it, or start again with "
                     "predict.resume=false"
                 ) from error
             self._note(entry)

@@ -71,7 +71,7 @@ def write_label_files(
         margin = round(margins[entry.image], 6)
         rows.append({"image": entry.image, "score": entry.score, "margin": margin})
     write_table(folder / "order.csv", ("image", "score", "margin"), rows)
-    log.info("labels of %d images, the least sure first: %s", len(chosen), show_path(target))
+    log.info("labels of %d images, the most uncertain first: %s", len(chosen), show_path(target))
 
 
 def find_regions(

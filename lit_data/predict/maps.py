@@ -392,7 +392,7 @@ class VerdictWriter(ImageWriter):
         if full_images:
             log.warning(
                 "%d images have %d defects or more, %s the one with the highest score: the threshold "
-                "%.4g is too low for them, or the model is of no use",
+                "%.4g is too low for them, or the model has learned nothing",
                 full_images,
                 _MOST_DEFECTS,
                 path.name,

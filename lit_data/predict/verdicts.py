@@ -191,8 +191,8 @@ def check_writable(checkpoint: Path) -> None:
         try_writing(checkpoint.parent)
     except OSError as error:
         raise StoreError(
-            f"cannot write {show_path(_path_of(checkpoint))}: {error.strerror}. The calibration lies "
-            "beside its checkpoint: let the folder be written, or calibrate a copy of the run"
+            f"cannot write {show_path(_path_of(checkpoint))}: {error.strerror}. The calibration is "
+            "stored next to its checkpoint: make the folder writable, or calibrate a copy of the run"
         ) from error
 
 

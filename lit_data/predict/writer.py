@@ -344,7 +344,7 @@ class Work:
 
     def _count_share(self) -> dict[str, Any]:
         if self.bad:
-            log.warning("%d inputs of this share are bad and have no prediction", len(self.bad))
+            log.warning("%d inputs of this part are bad and have no prediction", len(self.bad))
         return {
             "predict/part": str(self._share),
             "predict/inputs": self._kept + len(self._pending),

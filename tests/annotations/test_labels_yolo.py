@@ -192,4 +192,4 @@ def test_numbers_that_no_file_names_are_names(
         table = read_yolo_labels(["0.jpg"], [Frame((9, 9))], [tmp_path / "0.txt"])
     assert table.classes == ("2", "4")
     assert table.boxes[:, 0].tolist() == [1, 0]
-    assert "classes are called by their numbers, 2, 4" in caplog.text
+    assert "so they are called by their numbers: 2, 4" in caplog.text

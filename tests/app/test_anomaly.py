@@ -138,7 +138,7 @@ def test_wrong_use_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     root = _write(tmp_path / "good", 8)
     (tmp_path / "no.pt").write_bytes(b"no weights")
     _run(tmp_path, "fit", f"data.root={root}", f"model.net.weights={tmp_path}/no.pt", code=4)
-    assert "no.pt is no checkpoint that can be read" in capsys.readouterr().err
+    assert "no.pt is not a readable checkpoint" in capsys.readouterr().err
     words = ["data.samples={count: 16, size_px: [96, 96]}", "data.train_on=all"]
     _run(tmp_path, "fit", *words, code=2)
     assert "training images show defects" in capsys.readouterr().err

@@ -99,7 +99,7 @@ def test_a_pipe_or_a_folder_in_the_place_of_a_checkpoint_is_refused(
     path.parent.mkdir(parents=True)
     os.mkfifo(path)
     with pytest.raises(
-        StoreError, match=r"last\.ckpt is no checkpoint that can be read: not a regular file"
+        StoreError, match=r"last\.ckpt is not a readable checkpoint: not a regular file"
     ):
         find_start(None, None, resume, Path("runs"), run, tmp_path)
     path.unlink()

@@ -617,10 +617,10 @@ def test_a_wrong_value_is_one_line_and_leaves_nothing(
         ("ckpt=last", 3, "no last.ckpt below runs/fit/stripe: run fit first, or give ckpt=<path>"),
         ("resume=latest", 3, "no last.ckpt or interrupted.ckpt or step.ckpt below runs/fit/stripe"),
         ("resume=nowhere", 3, "resume=nowhere is not a folder: give latest, or the folder of a"),
-        ("ckpt=text.ckpt", 4, "text.ckpt is no checkpoint that can be read: it is damaged, or"),
+        ("ckpt=text.ckpt", 4, "text.ckpt is not a readable checkpoint: it is damaged, or"),
         ("ckpt=fifo.ckpt", 3, "ckpt=fifo.ckpt: not a regular file (a named pipe); give"),
         ("ckpt=empty.ckpt", 3, "ckpt=empty.ckpt: 0 bytes; give the path of a checkpoint"),
-        ("ckpt=number.ckpt", 4, "number.ckpt is no checkpoint: it holds a int"),
+        ("ckpt=number.ckpt", 4, "number.ckpt is not a checkpoint: it holds a int"),
         ("ckpt=weights.ckpt", 4, "weights.ckpt holds no loops, optimizer_states: training goes on"),
     ],
 )

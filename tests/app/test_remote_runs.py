@@ -103,7 +103,7 @@ def test_a_checkpoint_that_is_cut_short_is_refused_in_one_line(
     store.pipe_file("/bucket/runs/a/checkpoints/last.ckpt", content[: len(content) // 2])
     assert main(["fit", "+experiment=stripe", f"resume={RUNS}/a"]) == 4
     err = capsys.readouterr().err
-    assert "last.ckpt is no checkpoint that can be read" in err
+    assert "last.ckpt is not a readable checkpoint" in err
     assert len(err.splitlines()) == 1
 
 

@@ -97,7 +97,7 @@ def test_the_best_run_is_taken_and_its_score_is_said(
 )
 def test_a_run_that_came_to_nothing_is_not_taken(flawed: dict[str, Any], runs: Runs) -> None:
     runs.add("flawed", **flawed)
-    with pytest.raises(DataError, match=r"can be taken unasked \(1 .*\): run=FOLDER takes one"):
+    with pytest.raises(DataError, match=r"is used by default \(1 .*\): run=FOLDER selects one"):
         runs.choose()
     runs.add("real", 0.3)
     runs.add("newer", **flawed)

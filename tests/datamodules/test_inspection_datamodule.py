@@ -218,13 +218,13 @@ def test_masks_of_what_is_good_are_named_and_turned_round(
     _data(tmp_path).count_classes()
     cure = "data.mask_read.invert=true"
     assert (
-        f"the masks mark 99 % of all pixels as defects: if they mark what is good, turn them round with {cure}"
+        f"the masks mark 99 % of all pixels as defects: if they mark what is good, invert them with {cure}"
         in caplog.text
     )
     caplog.clear()
     turned = MaskOptions(invert=True)
     assert _data(tmp_path, mask_read=turned).count_classes()[:, 1].tolist() == [100] * 12
-    assert "turn them round" not in caplog.text
+    assert "invert them" not in caplog.text
 
 
 def test_masks_are_drawn_once_from_annotations(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def _tensors(value: Tensor) -> dict[str, Tensor]:
     return {"head.weight": value.expand(1, 4, 1, 1)}
 
 
-UNREAD = "no checkpoint that can be read"
+UNREAD = "is not a readable checkpoint"
 REFUSED = {
     "missing": (lambda at: at / "no.pt", DataError, "no.pt: no such file; .* give a .pt"),
     "folder": (lambda at: at, DataError, "not a regular file .a folder.; give a .pt"),

@@ -128,7 +128,7 @@ def test_a_damaged_file_is_named(folder: Path, name: str) -> None:
 )
 def test_a_damaged_journal_is_named(line: str, folder: Path) -> None:
     (folder / "images.jsonl").write_text(line + "\n")
-    with pytest.raises(StoreError, match=r"images\.jsonl is damaged: remove it, or begin anew"):
+    with pytest.raises(StoreError, match=r"images\.jsonl is damaged: remove it, or start again"):
         Journal(folder, IDENTITY, resume=True)
 
 

@@ -84,7 +84,7 @@ def describe_fault(error: BaseException) -> Fault:
     if status in (404, 410):
         return Fault(
             False,
-            f"not found ({status}); check data.root, or begin anew if the folder is just changing",
+            f"not found ({status}); check data.root, or start again if the folder is just changing",
         )
     if isinstance(error, BrokenReadError):
         return Fault(True, str(error))

@@ -315,7 +315,7 @@ def test_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:
     wide = SegmentationModule(CompareNet(width=8))
     torch.save({"state_dict": wide.state_dict()}, tmp_path / "wide.ckpt")
     for name, reason in (
-        ("text", "is no checkpoint that can be read: it is damaged, or holds more than data"),
+        ("text", "is not a readable checkpoint: it is damaged, or holds more than data"),
         ("other", "does not hold weights of Seg"),
         ("wide", "does not hold weights of Seg"),
     ):

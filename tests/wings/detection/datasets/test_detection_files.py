@@ -207,7 +207,7 @@ def test_yolo_classes_without_names_are_called_by_their_numbers(
     (flat / "classes.txt").unlink()
     with caplog.at_level("INFO"):
         assert find_detection_files(flat).labels.classes == ("0",)
-    assert "classes are called by their numbers, 0: no data.yaml names them" in caplog.text
+    assert "no data.yaml names the classes, so they are called by their numbers: 0" in caplog.text
     assert find_detection_files(flat, classes=["dog"]).labels.classes == ("dog",)
 
 

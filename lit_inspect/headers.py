@@ -61,7 +61,7 @@ def _check_png(stream: BinaryIO) -> tuple[int, int]:
         if missing or stream.read(4) != checksum.to_bytes(4):
             raise ImageError(f"truncated or damaged PNG: chunk {name!r}")
         if name == b"tRNS" and is_grey:
-            raise ImageError("a PNG with a transparent grey level, which lit_inspect does not read")
+            raise ImageError("a PNG with a transparent gray level, which lit_inspect does not read")
         if name == b"acTL" and int.from_bytes(body[:4]) > 1:
             raise ImageError("an animated PNG: save the frame to use as a PNG of its own")
         if name == b"IEND":
@@ -70,7 +70,7 @@ def _check_png(stream: BinaryIO) -> tuple[int, int]:
 
 
 def is_grey_png(stream: BinaryIO, start: bytes) -> bool:
-    """Return True if a file that begins so is a PNG of grey levels, with alpha or without."""
+    """Return True if a file that begins so is a PNG of gray levels, with alpha or without."""
     stream.seek(len(_PNG) + 17)  # the type of its colours
     return start == _PNG and stream.read(1) in (b"\0", b"\4")
 
@@ -96,7 +96,7 @@ def _check_jpeg(stream: BinaryIO, size_bytes: int) -> tuple[int, int]:
 
 
 def _read_bmp(stream: BinaryIO) -> tuple[int, int]:
-    """Refuse BMP files whose colours OpenCV reads in another way than `predict`."""
+    """Refuse BMP files whose colors OpenCV reads in another way than `predict`."""
     stream.seek(14)
     is_old = stream.read(4) == b"\x0c\x00\x00\x00"  # of OS/2, not of Windows
     form = "<HHHH" if is_old else "<iiHHI"
@@ -108,7 +108,7 @@ def _read_bmp(stream: BinaryIO) -> tuple[int, int]:
     is_plain = bits > 16 if is_old else compression == [0] and bits != 16
     if not (is_plain or has_bytes):
         raise ImageError(
-            "a BMP with packed or compressed colours, or of OS/2, which lit_inspect does not read: "
+            "a BMP with packed or compressed colors, or of OS/2, which lit_inspect does not read: "
             "save it as PNG"
         )
     return abs(height), width  # the height of a file that begins at its top is negative

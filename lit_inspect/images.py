@@ -227,7 +227,7 @@ def _resize(image: Pixels, size_px: tuple[int, int]) -> Pixels:
 
 
 def _place(image: Pixels, size_px: tuple[int, ...]) -> Pixels:
-    """Crop or reflect-pad an image around its centre; an odd pixel goes to bottom and right."""
+    """Crop or reflect-pad an image around its center; an odd pixel goes to bottom and right."""
     widths = [(0, 0)]
     for axis, length in enumerate(size_px, 1):
         spare_px = image.shape[axis] - length

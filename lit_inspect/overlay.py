@@ -24,7 +24,7 @@ class Shown:
 
     Attributes:
         image: Its pixels, in memory or in a file.
-        channels: Those of R, G and B, or the one that is shown in grey.
+        channels: Those of R, G and B, or the one that is shown in gray.
         threshold: Least probability of a pixel of a defect.
     """
 

@@ -18,8 +18,8 @@ class Defect:
     """One connected region of a map.
 
     Args:
-        y: Row of its centre of gravity, px.
-        x: Column of its centre of gravity, px.
+        y: Row of its center of gravity, px.
+        x: Column of its center of gravity, px.
         height_px: Height of its bounding box.
         width_px: Width of its bounding box.
         area_px: Pixels.

@@ -38,7 +38,7 @@ def read_middle(image: Rows, side_px: int) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Seams:
-    """Rule by which neighbours share the pixels that both cover.
+    """Rule by which neighbors share the pixels that both cover.
 
     Attributes:
         overlap_px: Least number of these pixels.
@@ -123,7 +123,7 @@ def plan_axis(length_px: int, tile_px: int, round_px: int, seams: Seams) -> Tile
         length_px: Of the image.
         tile_px: Of a tile, a multiple of that of the seams.
         round_px: A length below that of a tile is filled up to a multiple of it.
-        seams: The rule for neighbours.
+        seams: The rule for neighbors.
     """
     multiple = seams.multiple_px
     padded = round_up(length_px, multiple)
@@ -157,7 +157,7 @@ def weigh_tiles(starts: Sequence[int], tile_px: int, seams: Seams) -> list[Weigh
 
     Near a seam-side border a net sees zeros (or a reflection) where the image goes on, as far as it
     reaches: half its receptive field. Such pixels count nothing as long as they lie within the
-    margin, and the neighbour covers them. Borders of the image itself have no margin, as there the
+    margin, and the neighbor covers them. Borders of the image itself have no margin, as there the
     net sees what it would see in the whole image. So if the margin is at least the reach, every
     pixel that counts is that of the whole image, and so is any average:
 

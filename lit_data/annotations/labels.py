@@ -21,7 +21,7 @@ MAX_OUTSIDE = 0.01
 """Share of a box's width or height that may lie beyond the image; it is cut off."""
 
 _ROUNDING = 2e-6
-"""Error of six decimals of centre and size, in fractions of the image."""
+"""Error of six decimals of center and size, in fractions of the image."""
 _SMALLEST = 1e-9  # far below a pixel, and still above 0 as float32
 _LARGEST = 1e9  # also refuses NaN, infinity and whole numbers that no float holds
 _MOST_DIGITS = 10  # of a side of an image
@@ -38,7 +38,7 @@ class LabelTable:
 
     Args:
         classes: Names of the classes, each once.
-        boxes: [N, 5] float32 = (class, cx, cy, w, h), centre and size in shares of the image, image
+        boxes: [N, 5] float32 = (class, cx, cy, w, h), center and size in shares of the image, image
             after image. Class ``-1 - k`` is a region in which objects of class k count for nothing.
         ends: [I] int64, for each image the number of boxes of it and of all images before it.
 
@@ -478,7 +478,9 @@ class BoxCollector:
     def _raise_or_report(self) -> None:
         cure = ""
         if self._on_bad == "error":
-            cure = "" if self.problems else "correct them, or set data.on_bad=skip to skip such boxes"
+            cure = (
+                "" if self.problems else "correct them, or set data.on_bad=skip to skip such boxes"
+            )
             self.problems.extend(self.bad)
         self.problems.raise_if_any(f"{len(self.problems)} problems with labels", cure)
         self.bad.warn_if_any(log, f"{len(self.bad)} bad boxes or entries are left out")

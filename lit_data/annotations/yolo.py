@@ -135,7 +135,9 @@ def name_numbers(numbers: Collection[int], names: Sequence[str]) -> dict[int, st
     if not names:
         if numbers:
             listed = list_some(sorted(numbers))
-            log.info("no data.yaml names the classes, so they are called by their numbers: %s", listed)
+            log.info(
+                "no data.yaml names the classes, so they are called by their numbers: %s", listed
+            )
         return {number: str(number) for number in sorted(numbers)}
     first = int(set(numbers) == set(range(1, len(names) + 1)))
     if first:

@@ -253,4 +253,4 @@ def _describe_unlike(trained: Mapping[str, Any], here: Look) -> Iterator[str]:
     if min(ratios) < 1 / 2 or max(ratios) > 2:
         yield "{} x {} px, not {} x {}".format(*here["size_px"], *trained["size_px"])
     if abs(here["grey"] - trained["grey"]) > max(_NEAR_GREY, 2 * trained["spread"]):
-        yield f"mean grey level {here['grey']:.2f} of the range, not {trained['grey']:.2f}"
+        yield f"mean gray level {here['grey']:.2f} of the range, not {trained['grey']:.2f}"

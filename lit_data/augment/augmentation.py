@@ -26,7 +26,7 @@ class Layers:
 
     Args:
         images: [B, C, H, W] float32 in 0..1, or uint8 in 0..255.
-        masks: [B, K, H, W] of any dtype, or none. They are moved by nearest neighbour, so no new
+        masks: [B, K, H, W] of any dtype, or none. They are moved by nearest neighbor, so no new
             value appears.
         boxes: [N, 6] float32 = (row in batch, class, cx, cy, w, h), the last four in fractions 0..1
             of the image size, or none.

@@ -32,7 +32,7 @@ class ColourJitter(Augmentation):
     ``ultralytics/cfg/default.yaml``).
 
     Args:
-        hue: Largest turn of the hue either way, as a fraction of the colour circle, up to 0.5.
+        hue: Largest turn of the hue either way, as a fraction of the color circle, up to 0.5.
         saturation: Saturation is multiplied by a factor in [1 - saturation, 1 + saturation].
         value: The same for the value (the largest of R, G and B).
 
@@ -68,18 +68,18 @@ class ColourJitter(Augmentation):
         return not (self.hue or self.saturation or self.value)
 
     def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
-        """Draw the colours of each sample; see `Augmentation.draw`."""
+        """Draw the colors of each sample; see `Augmentation.draw`."""
         if self.is_off:
             return {}
         return {_KEY: torch.from_numpy(uniform(seed, Stream.COLOUR, index, epoch, 3))}
 
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
-        """Change the colours as drawn."""
+        """Change the colors as drawn."""
         if self.is_off:
             return layers
         if layers.images.shape[1] != _RGB:
             raise ConfigError(
-                f"images have {layers.images.shape[1]} channels: colours need the three of RGB; set "
+                f"images have {layers.images.shape[1]} channels: colors need the three of RGB; set "
                 "hue, saturation and value of the augmentation to 0"
             )
         turn, saturation, value = (2 * draws[_KEY] - 1).unbind(dim=1)

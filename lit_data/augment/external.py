@@ -57,7 +57,7 @@ class ExternalTransform(Augmentation):
     """A module that runs with the global generators seeded; their states are put back.
 
     Kornia's augmentations, also those in an ``nn.Sequential``, are given images, masks (nearest
-    neighbour) and boxes together, through an ``AugmentationSequential``; their numbers are drawn on
+    neighbor) and boxes together, through an ``AugmentationSequential``; their numbers are drawn on
     the host, so that they are the same for any device. Boxes travel as the points of their corners.
     Transforms of ``torchvision.transforms.v2`` get all of them too; each draws once for a batch, so
     that ``seed_per="sample"`` lets samples differ. Any other module is called with (images, masks)

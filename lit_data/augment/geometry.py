@@ -44,8 +44,8 @@ class Geometry(Augmentation):
     Images, masks and boxes move alike. All moves become one matrix for each sample, and the output,
     which may be a crop from the middle, is looked up in the input once. While only whole pixels
     move (flips, turns, whole shifts, crops) values are copied and keep their set; otherwise images
-    are bilinear. Masks are always looked up by nearest neighbour. With everything off and `crop_px`
-    given this is a centre crop.
+    are bilinear. Masks are always looked up by nearest neighbor. With everything off and `crop_px`
+    given this is a center crop.
 
     Boxes become the axis-aligned hull of their moved corners, cut to the crop. Limits from
     ``box_candidates`` of ultralytics/yolov5. Flips and turns without a crop cut no box, so all
@@ -58,7 +58,7 @@ class Geometry(Augmentation):
             cover the output, as for a patch that is not square and not cropped.
         shift_px: Largest shift along each axis, by whole pixels.
         subpixel: Shift between pixels too.
-        rotate_deg: Largest rotation about the centre, either way.
+        rotate_deg: Largest rotation about the center, either way.
         scale: Smallest and largest factor; above 1 things become larger.
         shear_deg: Largest shear along each axis, either way, up to 40.
         perspective: Largest tilt: the fraction by which the distance at an edge of the output grows
@@ -161,7 +161,7 @@ class Geometry(Augmentation):
         return vertical, horizontal
 
     def _half_extents(self, patch_px: Size, off_centre_px: float) -> tuple[float, float]:
-        """Return the extent of the input that is seen, down and across from its centre.
+        """Return the extent of the input that is seen, down and across from its center.
 
         The moves are undone from the last to the first.
         """

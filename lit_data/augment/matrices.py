@@ -1,6 +1,6 @@
 """The geometry of a sample as one matrix.
 
-It maps pixel centres (x, y, 1) of the input to those of the output.
+It maps pixel centers (x, y, 1) of the input to those of the output.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Moves:
     Args:
         mirror: [B, 2] -1 or 1, along x and y.
         quarters: [B] int64, turns by 90 degrees, 0 to 3; x turns towards y.
-        linear: [B, 2, 2], rotation, scale and shear about the centre.
+        linear: [B, 2, 2], rotation, scale and shear about the center.
         tilt: [B, 2], the fraction that perspective adds to the distance at the right and the lower
             edge of the output.
         shift: [B, 2] px, x and y.
@@ -98,7 +98,7 @@ def invert(matrix: Tensor) -> Tensor:
 
 
 def _crop_centres(quarters: Tensor, size: Size, crop: Size) -> Tensor:
-    """Return the centre of each turned input in the crop out of its middle: [B, 2] (x, y) px."""
+    """Return the center of each turned input in the crop out of its middle: [B, 2] (x, y) px."""
     height, width = size
     is_turned = quarters % 2 == 1
     # Scalars, here and below: a small tensor made from a list would wait for the device.
@@ -153,7 +153,7 @@ class BoxLimits:
 
 
 def box_corners(boxes: Tensor, size: Size) -> Tensor:
-    """Return the corners of boxes in coordinates whose whole numbers are pixel centres.
+    """Return the corners of boxes in coordinates whose whole numbers are pixel centers.
 
     Args:
         boxes: [N, 6] = (row, class, cx, cy, w, h), in fractions of the image size.

@@ -178,7 +178,7 @@ def draw_tiles(images: Tensor, tiles: Tensor) -> Tensor:
         tiles: [B, 1 + tiles, 13] of `pack_tiles`, on the same device.
 
     Returns:
-        [B, C, H, W] float32 in 0..1, grey where there is no tile.
+        [B, C, H, W] float32 in 0..1, gray where there is no tile.
     """
     batch, channels, height, width = images.shape
     # Row c holds channel c of the first image, and behind it all that follows: one index serves all

@@ -30,7 +30,7 @@ Numbers = TypeVar("Numbers", Tensor, Planes)
 _TRUNCATE = 3.0
 """Standard deviations that a kernel reaches; the rest of the Gaussian is 0.3 %."""
 _STEPS = 65536
-"""Steps of a grey value, as whole numbers of which rows are summed."""
+"""Steps of a gray value, as whole numbers of which rows are summed."""
 _LEAST_WEIGHT = 1e-6
 """Smaller weights at the ends of a kernel are left out on a CPU."""
 

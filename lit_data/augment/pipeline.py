@@ -264,9 +264,9 @@ def detection_augment(
 
     Defaults are those of ultralytics (``ultralytics/cfg/default.yaml``: ``fliplr`` 0.5, ``scale``
     0.5, no rotation, shear or perspective, ``hsv_h`` 0.015, ``hsv_s`` 0.7, ``hsv_v`` 0.4); its
-    ``translate`` of 0.1 is a tenth of the side, here 32 px for 320. Its grey border is 0 here: a
+    ``translate`` of 0.1 is a tenth of the side, here 32 px for 320. Its gray border is 0 here: a
     mirrored object would have no box. As there, samples that are blended have each been moved by
-    themselves, and share their colours.
+    themselves, and share their colors.
 
     Args:
         flip_left_right: Mirror left-right with probability 1/2.
@@ -278,7 +278,7 @@ def detection_augment(
         perspective: Largest tilt, as a fraction.
         crop_px: Size of the output, one number or (height, width); none keeps that of the input.
         padding: `reflect`, `zeros` or `border`.
-        hue: Largest turn of the hue, as a fraction of the colour circle.
+        hue: Largest turn of the hue, as a fraction of the color circle.
         saturation: Largest change of the saturation, as a fraction.
         value: Largest change of the value, as a fraction.
         min_box_px: Smallest height and width of a box that is kept.

@@ -23,7 +23,7 @@ class Warp:
     """Moves of the planes of each sample by a matrix.
 
     Attributes:
-        matrix: [B, 3, 3], input to output, of pixel centres (x, y, 1).
+        matrix: [B, 3, 3], input to output, of pixel centers (x, y, 1).
         size: (height, width) of the input.
         crop: (height, width) of the output.
         padding: Values outside the input.
@@ -43,7 +43,7 @@ class Warp:
 
         Args:
             planes: The planes; they stay as they are.
-            nearest: Nearest neighbour, which keeps the values (int64 up to 2**53, on an Apple GPU
+            nearest: Nearest neighbor, which keeps the values (int64 up to 2**53, on an Apple GPU
                 2**24), instead of bilinear. Copies always do.
         """
         if runs_on_cpu(planes):

@@ -34,7 +34,7 @@ _MOST_ENDED = 64
 
 
 class DataWaitMonitor(CopiedCallback):
-    """Measures the parts of training steps, each from the end of the one before it to its own end.
+    """Measures how long training waits for data, transfer, augmentation and the model.
 
     Left out are the steps after which an epoch or a validation began or a checkpoint was taken. On
     a CUDA device the parts are the device's time in some of the steps, else the host's time in all

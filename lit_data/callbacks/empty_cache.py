@@ -28,7 +28,7 @@ _CHECKED_STEPS = 10
 
 
 class EmptyCache(UndoneCallback):
-    """Empties torch's cache of device memory; on the CPU gives free heap back (glibc).
+    """Empties torch's cache of device memory; on the CPU returns free heap (glibc).
 
     This makes room where sizes change, such as between training and validation, and costs time: the
     memory has to be asked for again. Releases that would take more than `max_cost_fraction` are

@@ -36,7 +36,7 @@ class _Buffer(NamedTuple):
 
 
 class GradientCheckpointing(UndoneCallback):
-    """Trades time for memory: named submodules keep their inputs alone, and repeat forward in backward.
+    """Trades time for memory: named submodules keep only inputs, and repeat their forward.
 
     Gradients, dropout, buffers (batch norm's statistics among them) and checkpoints are those of a
     run without it. It acts while the LightningModule trains with gradients, from the start of a fit

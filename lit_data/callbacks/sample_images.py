@@ -28,7 +28,7 @@ Views = Literal["auto", "none"]
 
 
 class SampleImages(Callback):
-    """Draws images that a model generates, from the same latents each time so that they compare.
+    """Draws images that a model generates, always from the same latents.
 
     For any LightningModule with a method ``sample_images(count, *, seed, batch_size)``, which
     returns [count, C, H, W] float32 in 0..1 on the host. A module with ``sweep_views(count, poses,

@@ -26,7 +26,7 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class SaveOnSignal(CopiedCallback):
-    """Finishes the running step once any rank gets a signal to stop, saves, and ends the run.
+    """Finishes the current step when any rank gets a stop signal, saves a checkpoint, ends the run.
 
     The ranks agree on it after each optimizer step, whichever of them got the signal; on GPUs they
     read what the step before has brought, so that none waits for its device, and stop one step

@@ -18,12 +18,12 @@ from lit_data.core.rng import Stream, uniform
 from lit_data.core.types import Bools, Doubles, Ints, Size
 
 FILL = 114
-"""Grey of pixels without a tile, as in ultralytics (``data/augment.py``)."""
+"""Gray of pixels without a tile, as in ultralytics (``data/augment.py``)."""
 
 _SAMPLE_DRAWS = 6
 _SIDES_4 = np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]])
 _SIDES_9 = np.array([[0, 0], [-1, 0], [-1, 1], [0, 1], [1, 1], [1, 0], [1, -1], [0, -1], [-1, -1]])
-"""Direction (down, right) of each tile from the centre; the first of nine is the centre itself."""
+"""Direction (down, right) of each tile from the center; the first of nine is the center itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ Loaders = MicroBatchLoader | list[MicroBatchLoader]
 
 
 class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
-    """Loaders for each stage, and a batch that is planned on the host and finished on the device.
+    """Base of all datamodules: batches are planned on the host and finished on the device.
 
     Everything random about a batch is drawn in `plan_batch`, on the host and from the sample
     indices, so the device is never waited for; the few numbers travel with the batch.

@@ -65,7 +65,7 @@ _DRAWN = ("coco", "labelme", "csv", "yolo", "cvat")
 
 @dataclass(frozen=True, kw_only=True)
 class InspectionFiles(MaskedImageFolder):
-    """The files of an inspection set; by default grey images are copied to three channels.
+    """The files of an inspection set; by default gray images are copied to three channels.
 
     Args:
         masks: Folder of the masks; `None` looks for them, see

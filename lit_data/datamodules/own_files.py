@@ -30,7 +30,7 @@ class MadeOfFiles:
 
         Args:
             images: Paths of files anywhere, or arrays [H, W] or [H, W, C], C up to 16. All have one
-                C, where grey levels count as colors, and one dtype: bool, uint8, int8, uint16,
+                C, where gray levels count as colors, and one dtype: bool, uint8, int8, uint16,
                 int16, or float16 and float32 in 0..1. Arrays are written into the cache, where all
                 images are decoded anyway.
             masks: For each image its mask, or None where it shows no defect: a path, or an array

@@ -44,7 +44,7 @@ class StripeFiles(MaskedImageFolder):
 
 
 class StripeDataModule(ImageDataModule):
-    """Patches of images with references; defects are drawn, or real masks say where they are.
+    """Patches of images with references, and synthetic defects or real masks.
 
     A batch is a dict:
 
@@ -69,7 +69,7 @@ class StripeDataModule(ImageDataModule):
         nuisance: For layout `single`: what makes target and references differ.
         backend: `cpu` has the workers draw defects, `device` the device of the batch; `auto`
             decides by a short measurement. Samples are the same to the byte on the CPU, and to one
-            grey level of 255 between CPU and GPU.
+            gray level of 255 between CPU and GPU.
 
     Raises:
         ConfigError: An option is out of its range.

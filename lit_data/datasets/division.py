@@ -293,7 +293,7 @@ def find_twin_folders(paths: Sequence[Path]) -> set[Path]:
 
 
 def is_black_and_white(path: Path) -> bool:
-    """Return True if an image has up to two values in one channel, or grey edges between black and white alone."""
+    """Return True if an image has up to two values in one channel, or gray edges between black and white alone."""
     try:
         counts = count_values(path, MaskOptions())
     except DataError:
@@ -302,7 +302,7 @@ def is_black_and_white(path: Path) -> bool:
 
 
 def show_masks(division: Division) -> bool:
-    """Return True if masks are few values or colours, as far as a few files tell, and images are not."""
+    """Return True if masks are few values or colors, as far as a few files tell, and images are not."""
     masks, images = (_take_some(files) for files in (division.masks, division.images))
     return all(map(may_be_mask, masks)) and not all(map(may_be_mask, images))
 

@@ -28,7 +28,7 @@ _LIKELY = 0.6
 _SAME = 0.97
 """Correlation from which on images of a crowd are frames of one part, if noise alone is between them."""
 _NOISE = 1.5
-"""Root mean square of the difference of small pictures, in grey levels of 255, that noise of a camera explains."""
+"""Root mean square of the difference of small pictures, in gray levels of 255, that noise of a camera explains."""
 _OWN = 0.6
 """Correlation of what images of a crowd do not have in common, from which on they show the same."""
 _CROWD = 8
@@ -43,7 +43,7 @@ _BANDS = 8
 _SKETCH = 64  # numbers of the projection of a picture
 _BUFFER_BYTES = 2**20
 _LEAST = 1e-3
-"""Standard deviation of a small picture, in grey levels of 255, below which it is flat."""
+"""Standard deviation of a small picture, in gray levels of 255, below which it is flat."""
 
 
 class _Pictures(Protocol):

@@ -68,7 +68,7 @@ def find_sources(
         root: Folder of the dataset.
         layout: `None`: each image is one file. `channels`: one file holds target and references as
             channels. `files`: three files. `pairs`: two files, the one reference serving as both.
-            `single`: one grey texture stands for all three.
+            `single`: one gray texture stands for all three.
         patterns: Globs below the root, for the layouts of one file.
         files: For `files` and `pairs`: for each role a glob with one ``*``; files whose ``*``
             matches the same text belong together, for example ``{target: "*_a.tif", ref1:

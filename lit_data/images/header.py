@@ -208,7 +208,7 @@ def _count_channels(stored: StoredImage, options: ReadOptions) -> int:
         return 3 if options.gray_to_rgb else 1
     if stored.palette and options.palette == "error":
         raise DataError(
-            f"a palette image; set {options.key}.palette=expand for its colours or =index for its "
+            f"a palette image; set {options.key}.palette=expand for its colors or =index for its "
             "numbers"
         )
     expands = stored.palette and options.palette == "expand"

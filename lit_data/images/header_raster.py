@@ -52,7 +52,7 @@ def read_png_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
         size_bytes: Its size.
 
     Returns:
-        The image; a transparent colour (``tRNS``) counts as an alpha channel.
+        The image; a transparent color (``tRNS``) counts as an alpha channel.
 
     Raises:
         DataError: damaged, cut or animated.
@@ -64,7 +64,7 @@ def read_png_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
         )
     if depth not in _DEPTHS.get(color_type, ()) or methods[:2] != [0, 0] or methods[2] > 1:
         raise DataError(
-            f"damaged PNG header: colour type {color_type} with {depth} bits, methods {methods}"
+            f"damaged PNG header: color type {color_type} with {depth} bits, methods {methods}"
         )
     frames = int.from_bytes(chunks.get(b"acTL", b"")[:4], "big")
     if frames > 1:
@@ -141,7 +141,7 @@ def read_jpeg_header(stream: BinaryIO) -> StoredImage:
         dtype=np.dtype(np.uint8),
         bits_per_pixel=8 * image.layers,
         orientation=read_orientation(image.info.get("exif", b"").removeprefix(b"Exif\x00\x00")),
-        notes=("CMYK JPEG, converted to RGB without a colour profile",) if is_cmyk else (),
+        notes=("CMYK JPEG, converted to RGB without a color profile",) if is_cmyk else (),
     )
 
 
@@ -194,7 +194,7 @@ def open_bmp(stream: BinaryIO) -> Any:  # noqa: ANN401 - an image of Pillow, whi
     """Read the header and the palette of a BMP.
 
     Raises:
-        DataError: damaged, cut, compressed, or with bits of colours that Pillow does not know.
+        DataError: damaged, cut, compressed, or with bits of colors that Pillow does not know.
     """
     from PIL.BmpImagePlugin import BmpImageFile
 
@@ -219,7 +219,7 @@ def read_bmp_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
         size_bytes: Its size.
 
     Returns:
-        The image; one whose palette holds only greys counts as grey.
+        The image; one whose palette holds only grays counts as gray.
 
     Raises:
         DataError: as `open_bmp`.
@@ -246,14 +246,14 @@ def read_bmp_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
 
 
 def read_bmp_palette(image: Any) -> Bytes:  # noqa: ANN401 - as `open_bmp` returns it
-    """Return the colours [n, 3] R, G, B of a BMP of mode P."""
+    """Return the colors [n, 3] R, G, B of a BMP of mode P."""
     entry_bytes = len(image.palette.rawmode)  # three, or a fourth that means nothing
     entries = np.frombuffer(image.palette.palette, np.uint8).reshape(-1, entry_bytes)
     return entries[:, 2::-1]
 
 
 def read_packed_bmp(stream: BinaryIO, image: Any) -> Bytes | None:  # noqa: ANN401 - as `open_bmp` returns it
-    """Read a BMP of 16 bits a pixel, whose colours Pillow would round down.
+    """Read a BMP of 16 bits a pixel, whose colors Pillow would round down.
 
     Returns:
         [H, W, 3] B, G, R, white is 255; None for other depths.

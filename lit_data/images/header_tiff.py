@@ -44,7 +44,7 @@ _COLOUR_MODELS = {
     32845: "LogLuv",
     34892: "raw data of a camera",
 }
-"""Photometric interpretations whose numbers are neither grey nor red, green and blue."""
+"""Photometric interpretations whose numbers are neither gray nor red, green and blue."""
 
 _ALPHA = (1, 2)  # kinds of extra samples: associated and unassociated alpha
 _CHUNKY = 1
@@ -290,7 +290,7 @@ def _check_jpeg_sizes(
 
 
 def _read_colour_model(page: Any) -> int:  # noqa: ANN401 - a page of tifffile
-    """Return the photometric interpretation of a page of grey levels, inks, or red, green and blue.
+    """Return the photometric interpretation of a page of gray levels, inks, or red, green and blue.
 
     Raises:
         DataError: It is another.
@@ -301,15 +301,15 @@ def _read_colour_model(page: Any) -> int:  # noqa: ANN401 - a page of tifffile
     is_plain = photometric in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _PALETTE, _CMYK)
     if is_decoded or is_plain or page.compression not in _COMPRESSIONS:  # which is refused as such
         return photometric
-    model = _COLOUR_MODELS.get(photometric, "an unknown colour model")
+    model = _COLOUR_MODELS.get(photometric, "an unknown color model")
     raise DataError(
-        f"TIFF of {model} (photometric interpretation {photometric}), which is neither grey nor "
+        f"TIFF of {model} (photometric interpretation {photometric}), which is neither gray nor "
         "RGB; convert it: magick IN.tif -colorspace sRGB OUT.png"
     )
 
 
 def _find_alpha(page: Any, samples: int) -> tuple[int, ...]:  # noqa: ANN401 - a page of tifffile
-    """Find the alpha channels, which are among the extra samples behind the colours."""
+    """Find the alpha channels, which are among the extra samples behind the colors."""
     extra_kinds = page.extrasamples[:samples]
     first = samples - len(extra_kinds)
     alpha = tuple(number for number, kind in enumerate(extra_kinds, first) if kind in _ALPHA)

@@ -48,16 +48,16 @@ _STORED = replace(MaskOptions().read, alpha="drop")
 def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
     """Return options that fit the masks of a dataset, and log what was chosen.
 
-    Masks that are transparent outside of the defect are read from their alpha channel. Few colours
-    are those of classes; of two classes, any colour on black is the defect. Masks that were scaled
-    smoothly or saved as JPEG have grey edges: nearly all of their pixels are nearly black or nearly
+    Masks that are transparent outside of the defect are read from their alpha channel. Few colors
+    are those of classes; of two classes, any color on black is the defect. Masks that were scaled
+    smoothly or saved as JPEG have gray edges: nearly all of their pixels are nearly black or nearly
     white, and the rest lies in between. In masks of two values, such as 0 and 38, or of a few small
     numbers, all but 0 is the defect.
 
     Args:
         masks: All masks of the dataset; up to 64 of them are looked at.
-        options: With a scale, a threshold or colours they are returned as they are; with more than
-            two classes only colours are looked for.
+        options: With a scale, a threshold or colors they are returned as they are; with more than
+            two classes only colors are looked for.
     """
     options = choose_inversion(masks, options)
     is_open = options.scale == "auto" and options.threshold is None and options.ignore is None
@@ -89,7 +89,7 @@ def choose_inversion(masks: Sequence[Path], options: MaskOptions) -> MaskOptions
 
     Args:
         masks: All masks of the dataset; the headers of up to 4096 TIFF files are looked at.
-        options: Those of which ``invert`` is not ``auto``, or that name colours or classes, are
+        options: Those of which ``invert`` is not ``auto``, or that name colors or classes, are
             returned as they are.
     """
     if options.invert != "auto" or options.classes > 2 or options.colours is not None:
@@ -146,16 +146,16 @@ def _choose_channels(
         return _name_colours(pixel_counts, names, options), readable
     are_readable = options.classes == 2 and len(brightest_counts) == len(masks)
     if are_readable and has_grey_edges(sum(brightest_counts, np.zeros(256, np.int64))):
-        log.info("masks are colours on black: data.mask_read.channels=brightest")
+        log.info("masks are colors on black: data.mask_read.channels=brightest")
         return replace(options, channels="brightest"), brightest_counts
     return options, readable
 
 
 def _count_colours(masks: Sequence[Path], options: MaskOptions) -> tuple[Counter[int], list[Ints]]:
-    """Read masks as colours.
+    """Read masks as colors.
 
     Returns:
-        Pixels of each packed colour, up to one more colour than classes have; and of each mask that
+        Pixels of each packed color, up to one more color than classes have; and of each mask that
         can be read how often its largest channel has each of 256 values.
     """
     read = replace(options, classes=2, colours=((0, 0, 0), (255, 255, 255))).read
@@ -186,7 +186,7 @@ def _choose_threshold(counts: Ints, mask_count: int, options: MaskOptions) -> Ma
         return options
     if has_grey_edges(counts):
         between = counts[_END : 256 - _END].sum() / counts.sum()
-        reason = f"masks have grey edges ({between:.2%} of the pixels of {mask_count} masks): values from"
+        reason = f"masks have gray edges ({between:.2%} of the pixels of {mask_count} masks): values from"
         return _set_threshold(options, _THRESHOLD, reason)
     if values[0] == 0 and (len(values) == 2 or values[-1] < _MOST_CLASSES):
         return _set_threshold(options, 1, f"masks hold {_join(values)}: values from")
@@ -196,13 +196,13 @@ def _choose_threshold(counts: Ints, mask_count: int, options: MaskOptions) -> Ma
 def _name_colours(
     pixel_counts: Counter[int], names: dict[int, str], options: MaskOptions
 ) -> MaskOptions:
-    """Return options with the colours of masks, those that have names first.
+    """Return options with the colors of masks, those that have names first.
 
-    The background comes before them: black, or else the most frequent colour.
+    The background comes before them: black, or else the most frequent color.
 
     Args:
-        pixel_counts: Pixels of each packed colour.
-        names: Of packed colours.
+        pixel_counts: Pixels of each packed color.
+        names: Of packed colors.
         options: The options before.
 
     Raises:
@@ -216,15 +216,15 @@ def _name_colours(
     typed = str(colours).replace(" ", "")
     if options.classes not in (2, len(colours)):
         raise DataError(
-            f"masks hold {len(colours)} colours, that of the background among them, and "
-            f"data.classes names {options.classes - 1}: name one for each other colour of {typed}"
+            f"masks hold {len(colours)} colors, that of the background among them, and "
+            f"data.classes names {options.classes - 1}: name one for each other color of {typed}"
         )
     hint = ""
     if options.classes == 2 and len(marks) > 1:
         classes = [names.get(colour, f"name{number}") for number, colour in enumerate(marks, 1)]
         hint = f"; data.classes=[{','.join(classes)}] tells them apart"
     log.info(
-        "masks hold %d colours, the background first: data.mask_read.colours=%s%s",
+        "masks hold %d colors, the background first: data.mask_read.colours=%s%s",
         len(colours),
         typed,
         hint,
@@ -233,7 +233,7 @@ def _name_colours(
 
 
 def _read_label_map(folder: Path) -> dict[int, str]:
-    """Read the names of colours from CVAT's ``labelmap.txt``.
+    """Read the names of colors from CVAT's ``labelmap.txt``.
 
     It lies beside the masks or up to two folders above.
     """
@@ -260,7 +260,7 @@ def _read_label(line: str) -> tuple[int, str] | None:
 
 
 def may_be_mask(path: Path) -> bool:
-    """Return True if an image has few values or colours, or grey edges between black and white alone."""
+    """Return True if an image has few values or colors, or gray edges between black and white alone."""
     try:
         pixels = read_image(path, ReadOptions(alpha="drop"))
     except DataError:

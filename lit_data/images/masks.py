@@ -1,4 +1,4 @@
-"""Masks: pixels whose values are class numbers, never colours."""
+"""Masks: pixels whose values are class numbers, never colors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,12 +43,12 @@ class MaskOptions:
         scale: Values of a mask of two classes: ``0_1``, ``0_255``, or ``auto`` for either of them,
             or for 0 and 65535 of 16 bits, in each file. With more classes the values are the class numbers.
         threshold: With two classes: values from it on are the defect, all below are background,
-            whatever they are; for masks with grey edges, as smooth scaling and JPEG leave them.
+            whatever they are; for masks with gray edges, as smooth scaling and JPEG leave them.
             None refuses such masks.
-        palette: ``index`` takes the numbers of a palette image, ``expand`` its colours, which must
+        palette: ``index`` takes the numbers of a palette image, ``expand`` its colors, which must
             be greys: for black and white masks whose numbers mean nothing.
         colours: ``[red, green, blue]`` of each class, that of the background first, where masks are
-            colours, as exports of LabelMe and CVAT are; with two classes all but the first mark the
+            colors, as exports of LabelMe and CVAT are; with two classes all but the first mark the
             defect. None: values are numbers.
         ignore: Value of pixels that neither train nor are scored, such as 255; they get the number
             255. None: there is none.
@@ -113,7 +113,7 @@ class MaskOptions:
         if self.classes > 2 and (self.channels != "equal" or self.alpha == "only"):
             raise ConfigError(
                 "channels=brightest and alpha=only tell a defect from the background, which is 2 "
-                f"classes, and classes={self.classes}: name the colours of the classes"
+                f"classes, and classes={self.classes}: name the colors of the classes"
             )
         if self.colours is not None:
             self._check_colours()
@@ -135,7 +135,7 @@ class MaskOptions:
             )
         if self.classes not in (2, len(colours)):
             raise ConfigError(
-                f"{len(colours)} colours, that of the background among them, and {self.classes} "
+                f"{len(colours)} colors, that of the background among them, and {self.classes} "
                 "classes"
             )
         if self.threshold is not None or self.ignore is not None or self.scale != "auto":
@@ -191,14 +191,14 @@ def number_classes(mask: Array, options: MaskOptions) -> Bytes:
     """Turn the values of a mask into class numbers.
 
     Args:
-        mask: [1, H, W] as read under ``options.read``; [3, H, W] where the options name colours.
+        mask: [1, H, W] as read under ``options.read``; [3, H, W] where the options name colors.
         options: The rules.
 
     Returns:
         [1, H, W] uint8; 255 where pixels are ignored.
 
     Raises:
-        DataError: a value or a colour that is no class, or values that are not whole numbers.
+        DataError: a value or a color that is no class, or values that are not whole numbers.
     """
     ignored = None if options.ignore is None else mask == options.ignore
     if options.colours is not None:
@@ -256,7 +256,7 @@ def _number(mask: Array, options: MaskOptions) -> Bytes:
 def _number_colours(mask: Array, colours: Sequence[Sequence[int]], classes: int) -> Bytes:
     mask = widen_bits(mask)
     if mask.dtype != np.uint8:
-        raise DataError(f"mask of {mask.dtype}; masks of colours have 8 bits, save it as 8-bit PNG")
+        raise DataError(f"mask of {mask.dtype}; masks of colors have 8 bits, save it as 8-bit PNG")
     packed = pack_colours(mask)
     numbers = np.full(mask.shape[1:], -1)  # of no colour that is named
     for number, colour in enumerate(colours):
@@ -267,7 +267,7 @@ def _number_colours(mask: Array, colours: Sequence[Sequence[int]], classes: int)
     if len(unknown):
         first_colours = ", ".join(map(str, unpack_colours(unknown[:_MOST_SHOWN])))
         raise DataError(
-            f"mask with the colours {first_colours}; add them to data.mask_read.colours, which "
+            f"mask with the colors {first_colours}; add them to data.mask_read.colours, which "
             "does not name them"
         )
     return numbers[None].astype(np.uint8)
@@ -279,13 +279,13 @@ def widen_bits(mask: Array) -> Array:
 
 
 def pack_colours(colours: Array) -> Ints:
-    """Pack each colour of [3, ...] into a number."""
+    """Pack each color of [3, ...] into a number."""
     red, green, blue = colours.astype(np.int64)
     return np.asarray(red << 16 | green << 8 | blue)
 
 
 def unpack_colours(packed: Ints) -> list[list[int]]:
-    """Return red, green and blue of each packed colour."""
+    """Return red, green and blue of each packed color."""
     return [[value >> 16, value >> 8 & 255, value & 255] for value in packed.tolist()]
 
 
@@ -334,7 +334,7 @@ def _cure_small_values(values: Array, options: MaskOptions) -> str:
     largest = int(values[-1])
     are_two = len(values) == 2
     middle = max(1, (largest + 1) // 2)
-    edges = f"set data.mask_read.threshold={middle} if the values in between are grey edges"
+    edges = f"set data.mask_read.threshold={middle} if the values in between are gray edges"
     numbers = f"set data.mask_read.classes={largest + 1} if these are class numbers"
     cure = numbers if _are_class_numbers(values) else edges
     if are_two and largest >= _FEW:

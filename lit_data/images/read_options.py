@@ -36,7 +36,7 @@ class ReadOptions:
             nothing but the alpha channel, for masks that are cut-outs.
         exif: ``ignore`` keeps the rows as stored, ``apply`` turns the image as its EXIF or TIFF
             orientation says.
-        palette: ``expand`` gives the three colours of a palette image, ``index`` its numbers,
+        palette: ``expand`` gives the three colors of a palette image, ``index`` its numbers,
             ``error`` refuses it.
         nan_fill: Replaces NaN and infinite pixels; None makes them an error in strict reading.
         strict_extension: Refuse a file whose name does not fit its content; otherwise that is a
@@ -53,7 +53,7 @@ class ReadOptions:
         invert: Subtract pixels from white, in every image (True), or in those whose TIFF tags say
             that white is stored as 0, as fax pages do (``photometric``). White is the largest
             number of the stored depth: 255 of 8 bits, 4095 of 12, 65535 of 16, True of bilevel
-            images; of the colours where a palette is expanded. Signed and floating pixels and the
+            images; of the colors where a palette is expanded. Signed and floating pixels and the
             numbers of a palette have no white and are refused.
         as_float: Cast integers to float32, unscaled; for depths a store has no room for (int32,
             uint32 and wider).
@@ -125,7 +125,7 @@ class StoredImage:
         depth_bits: Bits of a sample that its values use; None: all of the dtype.
         white_is_zero: The file says that white is stored as 0.
         alpha: Places of the alpha channels among all channels.
-        palette: The pixels are indices into a table of colours.
+        palette: The pixels are indices into a table of colors.
         pages: Images in the file.
         page: Which of them this is.
         orientation: The EXIF or TIFF orientation, 1 to 8; 1 is upright.

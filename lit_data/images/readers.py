@@ -175,7 +175,7 @@ def _load(
     """Load pixels without alpha as stored, or the alpha channel alone, [C, H, W].
 
     Returns:
-        The pixels; for a palette image its indices [1, H, W], and its colours [n, 3].
+        The pixels; for a palette image its indices [1, H, W], and its colors [n, 3].
     """
     stream.seek(0)
     if stored.kind == "tiff":
@@ -198,7 +198,7 @@ def _load(
 
 
 def _decode_jpeg(data: bytes, stored: StoredImage) -> Bytes:
-    """Decode to grey [H, W], or to [H, W, 3] B, G, R.
+    """Decode to gray [H, W], or to [H, W, 3] B, G, R.
 
     Raises:
         DataError: the stream ends early, or does not fit its header: libjpeg itself, and OpenCV with
@@ -222,7 +222,7 @@ def _decode_jpeg(data: bytes, stored: StoredImage) -> Bytes:
 
 
 def _decode_lenient(data: bytes) -> Bytes:
-    """Decode to [H, W, 1, 3 or 4] grey, B, G, R or inks as stored, by a decoder that minds nothing but a cut."""
+    """Decode to [H, W, 1, 3 or 4] gray, B, G, R or inks as stored, by a decoder that minds nothing but a cut."""
     from PIL.JpegImagePlugin import JpegImageFile
 
     with refusing("JPEG"), JpegImageFile(BytesIO(data)) as image:
@@ -241,7 +241,7 @@ def _decode_bmp(stream: BinaryIO, stored: StoredImage) -> Bytes:
 
 
 def _decode_with_opencv(data: bytes, stored: StoredImage) -> Array:
-    """Decode to grey [H, W], or to [H, W, C] B, G, R and alpha."""
+    """Decode to gray [H, W], or to [H, W, C] B, G, R and alpha."""
     import cv2
 
     try:
@@ -344,11 +344,11 @@ def _load_npy(stream: BinaryIO) -> Array:
 
 
 def _expand(indices: Array, palette: Bytes) -> Bytes:
-    """Return the colours of a palette image: [3, H, W]."""
+    """Return the colors of a palette image: [3, H, W]."""
     largest = int(indices.max())
     if largest >= len(palette):
         raise DataError(
-            f"damaged palette image: index {largest} in a palette of {len(palette)} colours"
+            f"damaged palette image: index {largest} in a palette of {len(palette)} colors"
         )
     return np.stack([np.take(palette[:, channel], indices) for channel in range(3)])
 

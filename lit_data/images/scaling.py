@@ -170,7 +170,7 @@ class Scaling:
 def scale_classes(numbers: Bytes, size_px: Size) -> Bytes:
     """Scale a mask so that no defect is lost and none is counted twice.
 
-    To shrink, each pixel belongs to the one scaled pixel that its centre lies in. A scaled pixel
+    To shrink, each pixel belongs to the one scaled pixel that its center lies in. A scaled pixel
     has the class that most of its foreground pixels have (the smaller number of two that are
     equal), also if they are few; without any it is ignored (255) if one of its pixels is, else
     background. So a scaled mask shows a defect exactly where its file does, and thin ones become up
@@ -209,7 +209,7 @@ def _nearest(length: int, scaled: int) -> Ints:
 
 
 def _starts(length: int, scaled: int) -> Ints:
-    """First pixel of each scaled one along an axis that does not grow: the first whose centre lies in it."""
+    """First pixel of each scaled one along an axis that does not grow: the first whose center lies in it."""
     return -((scaled - 2 * length * np.arange(scaled)) // (2 * scaled))
 
 
@@ -461,7 +461,7 @@ def resize_planes(image: Array, size_px: Size) -> Array:
 
 
 def place_centred(image: Array, size_px: Size, padding: FitPadding) -> Array:
-    """Crop or pad an image around its centre.
+    """Crop or pad an image around its center.
 
     An odd pixel goes to bottom and right.
 

@@ -51,7 +51,7 @@ _FROM_SAMPLES = ("_rows", "_layout", "_staging")
 
 
 class MicroBatchLoader:
-    """Batches of a dataset, written in place by several workers, in an order of their own.
+    """Loader of batches that several workers write in place, in a reproducible order.
 
     A plain iterable, not a `torch.utils.data.DataLoader`: Lightning re-creates those. The order of
     an epoch and every random number of a sample depend on the seed, the epoch and the sample alone:

@@ -24,7 +24,7 @@ _LEAST = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOptions:
-    """Options of a `MicroBatchLoader`, validated at birth.
+    """Options of a `MicroBatchLoader`, validated when they are created.
 
     For example, a batch of 32 with micro-batches of 8 is written by up to four workers at once,
     each into its own rows. None of these options changes a sample, nor, but for `locality` and with

@@ -67,7 +67,7 @@ def schedule_optimizer(
         optimizer: With the highest learning rate.
         schedule: Its name.
         trainer: Knows the length of the run.
-        optimizers: How many step in each batch; with manual optimisation Lightning counts each of
+        optimizers: How many step in each batch; with manual optimization Lightning counts each of
             their steps.
 
     Raises:

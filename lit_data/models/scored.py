@@ -101,7 +101,7 @@ class PixelScores(Metric):
 class DefectRecall(Metric):
     """Fraction of defects found at a fixed number of false alarms per patch.
 
-    A defect is a connected region (8 neighbours) of the mask; its score is the highest in it. A
+    A defect is a connected region (8 neighbors) of the mask; its score is the highest in it. A
     false alarm is a local maximum of the score (the highest within 5 x 5 px, the first of equal
     ones) farther than 3 px from any mask. A defect is found when its score is above a threshold,
     the lowest above which there are no more than `false_alarms_per_patch` false alarms on average:

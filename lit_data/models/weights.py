@@ -252,7 +252,7 @@ def take_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> Ta
 def fit_channels(weight: Tensor, channels: int) -> Tensor:
     """Make the kernels of a convolution of RGB images fit another number of channels.
 
-    Kernels of one channel are the sum over R, G and B, which for grey images is the same function;
+    Kernels of one channel are the sum over R, G and B, which for gray images is the same function;
     of more channels they are repeated and scaled so that the sum stays.
 
     Args:

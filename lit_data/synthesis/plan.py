@@ -51,11 +51,11 @@ class DefectSpec(Synthesis):
         contrast: The same in standard deviations of the noise around each defect; takes the place
             of `amplitude`.
         bright_fraction: Fraction of defects that brighten; the others darken.
-        subpixel: Centres between pixels (on a grid of 1/8 px); if not, on pixel centres.
+        subpixel: Centres between pixels (on a grid of 1/8 px); if not, on pixel centers.
         least_change: A pixel is in the mask if a true defect changes it by this much at least, in
             units of the 0..1 value range; spots mark their whole window. Where pixels are replaced
             by others (cut_paste, shift, blur, texture, nick, stripe_break) the change of a pixel
-            and its neighbours, root mean square, must stand out from noise as well, by three of its
+            and its neighbors, root mean square, must stand out from noise as well, by three of its
             standard deviations.
 
     Raises:
@@ -170,8 +170,8 @@ class DefectPlan:
 
     Args:
         row: [N] int64, the sample in the batch.
-        y: [N] float32, centre in px from the top.
-        x: [N] float32, centre in px from the left.
+        y: [N] float32, center in px from the top.
+        x: [N] float32, center in px from the left.
         family: [N] int64, number of the family in the specification.
         amplitude: [N] float32, signed strength, in the unit that the specification says for the
             family.
@@ -373,7 +373,7 @@ def _shape(
     filled: tuple[Floats, Floats, Floats],
     shape_px: Size,
 ) -> Ints:
-    """Fill in parameters [N, DRAWS], and move centres y, x [N] where their family does.
+    """Fill in parameters [N, DRAWS], and move centers y, x [N] where their family does.
 
     Returns:
         [N, 2] windows.

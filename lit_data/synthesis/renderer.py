@@ -72,7 +72,7 @@ def find_touches(canvas: Canvas, plan: DefectPlan, *, judged: slice = slice(0, 1
 def _find_strengths(surroundings: Surroundings, plan: DefectPlan) -> tuple[Tensor, Tensor]:
     """Return [N] signed strengths in units of 0..1: as planned, and turned inwards.
 
-    Turned inwards means negated where the centre of the target would leave the value range.
+    Turned inwards means negated where the center of the target would leave the value range.
     """
     canvas = surroundings.canvas
     strength = plan.amplitude
@@ -216,7 +216,7 @@ def render(images: Tensor, plan: DefectPlan, values: ValueRange = UNIT) -> tuple
 
     Every defect changes the images as they were before any was drawn, and the changes of all are
     added, so that their order is of no matter. A defect that would leave the value range at its
-    centre in the target (a dark one on black, a bright one on white) gets the opposite sign: the
+    center in the target (a dark one on black, a bright one on white) gets the opposite sign: the
     mask never marks what cannot be seen.
 
     Args:

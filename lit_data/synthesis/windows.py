@@ -19,10 +19,10 @@ phases. Of all with 3 px between them these see most phases of stripes of 4 to 3
 _LAPLACIAN = (1.0, -2.0, 1.0, -2.0, 4.0, -2.0, 1.0, -2.0, 1.0)
 """3 x 3, the difference of two Laplacians."""
 LEAST_NOISE = 0.002
-"""Half a grey level of 8 bits: less noise than that cannot be told from none."""
+"""Half a gray level of 8 bits: less noise than that cannot be told from none."""
 
 SEARCH_PX = 6
-"""Farthest distance of the edge that a defect looks for, from its centre."""
+"""Farthest distance of the edge that a defect looks for, from its center."""
 _TIE = 1e-6
 
 
@@ -36,7 +36,7 @@ class Surroundings:
         centre_x: [n] float32, px.
 
     Attributes:
-        nearest_y, nearest_x: [n] int64, the pixel nearest to the centre.
+        nearest_y, nearest_x: [n] int64, the pixel nearest to the center.
     """
 
     def __init__(self, canvas: Canvas, row: Tensor, centre_y: Tensor, centre_x: Tensor) -> None:
@@ -49,7 +49,7 @@ class Surroundings:
 
     @cached_property
     def runs_down(self) -> Tensor:
-        """[n] bool, True where stripes run down: grey values change more from left to right."""
+        """[n] bool, True where stripes run down: gray values change more from left to right."""
         # Differences at distance 2 within each neighbourhood, and between neighbouring places.
         around = self._neighbourhoods
         across = _sum(around[..., 1, 2] - around[..., 1, 0]) + _sum(around[..., 1, 1].diff(dim=2))
@@ -115,7 +115,7 @@ class Windows:
         top, left: [n] int64, the first pixel of each window; it may lie outside of the image.
         rows, columns: [n, h, 1] and [n, 1, w] int64: the pixels in the image; some may lie outside
             of it.
-        y, x: [n, h, 1] and [n, 1, w] float32: pixels measured from the centre.
+        y, x: [n, h, 1] and [n, 1, w] float32: pixels measured from the center.
         strength: [n] float32.
     """
 
@@ -157,7 +157,7 @@ class Windows:
 
     @cached_property
     def edge(self) -> tuple[Tensor, Tensor]:
-        """Place near each centre where the target changes most, from it: [n] float32 whole px each."""
+        """Place near each center where the target changes most, from it: [n] float32 whole px each."""
         offset = torch.arange(-SEARCH_PX - 1, SEARCH_PX + 2, device=self.device)
         rows = (self.nearest_y[:, None] + offset)[:, :, None]
         columns = (self.nearest_x[:, None] + offset)[:, None, :]

@@ -32,10 +32,10 @@ def _write_set(root: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "check", "line"),
     [
-        ("experiment=segmentation data.classes=[a,b]", "true", "masks hold 3 colours"),
-        ("experiment=classification data.root=set/kinds", "false", "stray.png is left out"),
-        ("experiment=gan_images data.root=set/kinds", "true", "left out by data.exclude"),
-        ("experiment=gan_images data.root=set/kinds", "false", "left out by data.exclude"),
+        ("experiment=segmentation data.classes=[a,b]", "true", "masks hold 3 colors"),
+        ("experiment=classification data.root=set/kinds", "false", "stray.png is skipped"),
+        ("experiment=gan_images data.root=set/kinds", "true", "skipped by data.exclude"),
+        ("experiment=gan_images data.root=set/kinds", "false", "skipped by data.exclude"),
     ],
 )
 def test_a_set_is_listed_once(

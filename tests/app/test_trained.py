@@ -159,7 +159,7 @@ def test_images_of_another_kind_are_told(trained: Path, tmp_path: Path) -> None:
     code, _, said = _predict(trained, tmp_path / "out", f"data.root={tmp_path}/other")
     assert code == 0
     assert "these images are unlike those that the model was trained on" in said
-    assert "mean grey level 0.04 of the range, not 0." in said
+    assert "mean gray level 0.04 of the range, not 0." in said
 
 
 def test_a_model_near_chance_gives_no_verdicts(trained: Path, tmp_path: Path) -> None:

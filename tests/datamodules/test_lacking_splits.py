@@ -96,7 +96,7 @@ def set_up(data: BaseDataModule, stage: str = "fit") -> None:
     data.setup(stage)  # as a command does, and then its Trainer
 
 
-KINDS = [(open_masks, "marked defects"), (open_boxes, "boxes"), (open_volumes, "labelled voxels")]
+KINDS = [(open_masks, "marked defects"), (open_boxes, "boxes"), (open_volumes, "labeled voxels")]
 
 
 @pytest.mark.parametrize(("open_data", "lack"), KINDS)
@@ -107,7 +107,7 @@ def test_a_validation_split_without_anything_to_find_is_told_once(
     set_up(data)
     told = [record.getMessage() for record in caplog.records if "val split" in record.getMessage()]
     assert len(told) == 1
-    assert told[0].startswith(f"the val split holds no {lack}, so that its scores are undefined")
+    assert told[0].startswith(f"the val split has no {lack}, so its scores are undefined")
     assert "data.splits={train: 0.7" in told[0]
     assert data.find_lack("train") == data.find_lack("test") == ""
 
@@ -140,7 +140,7 @@ def test_without_validation_images_the_start_says_so(
     splits = {part: numbers for part, numbers in split(folder="images/").items() if part != "val"}
     caplog.set_level(logging.WARNING)
     set_up(open_masks(tmp_path, splits=splits))
-    assert caplog.text.count("the val split holds no images") == 1
+    assert caplog.text.count("the val split has no images") == 1
 
 
 def open_folders(root: Path, unmasked: str, **options: Any) -> InspectionDataModule:

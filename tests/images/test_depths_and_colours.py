@@ -89,7 +89,7 @@ MODELS = {
     32844: "LogL",
     32845: "LogLuv",
     34892: "raw data of a camera",
-    999: "an unknown colour model",
+    999: "an unknown color model",
 }
 
 
@@ -108,7 +108,7 @@ def test_colour_models_that_are_neither_grey_nor_rgb_are_refused(
     for path in (gray, color):
         with pytest.raises(DataError, match=f"TIFF of {MODELS[photometric]}.* -colorspace sRGB"):
             read_header(path)
-        with pytest.raises(DataError, match="which is neither grey nor RGB"):
+        with pytest.raises(DataError, match="which is neither gray nor RGB"):
             read_mask(path)
         with pytest.raises(ImageError, match="rare kind"):
             runtime.open_image(path, runtime.ReadOptions())

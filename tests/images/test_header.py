@@ -97,7 +97,7 @@ _FRAME = b"\xff\xd8\xff\xc0\x00\x0b"
             "is 1600000000 pixels, more than data.read.max_pixels=178956970",
         ),  # row 33
         (_png(0, 6), "no pixels: 6 x 0"),
-        (_png(8, 6, depth=3), "damaged PNG header: colour type 0 with 3 bits"),
+        (_png(8, 6, depth=3), "damaged PNG header: color type 0 with 3 bits"),
         (_png(8, 6)[:20], "truncated PNG: chunk b'IHDR' needs 29 bytes, 20 found"),
         (_png(8, 6).replace(b"\0\0\0\x08\0", b"\0\0\0\x09\0"), "bad header checksum in b'IHDR'"),
         (

@@ -123,7 +123,7 @@ def test_a_palette_is_expanded_or_kept(tmp_path: Path, name: str) -> None:
     assert_array_equal(_read(tmp_path / name), palette[indices].transpose(2, 0, 1))
     assert_array_equal(_read(tmp_path / name, palette="index"), indices[None])
     with pytest.raises(
-        DataError, match=r"a palette image; set data.read.palette=expand for its colours or =index"
+        DataError, match=r"a palette image; set data.read.palette=expand for its colors or =index"
     ):
         read_image(tmp_path / name, ReadOptions(palette="error"))
 
@@ -147,7 +147,7 @@ def test_an_index_beyond_the_palette_is_an_error(tmp_path: Path) -> None:
     palette = b"PLTE" + bytes(12)
     palette = struct.pack(">I", 12) + palette + struct.pack(">I", zlib.crc32(palette))
     (tmp_path / "a.png").write_bytes(data[: start - 4] + palette + data[end:])
-    with pytest.raises(DataError, match="index 6 in a palette of 4 colours"):
+    with pytest.raises(DataError, match="index 6 in a palette of 4 colors"):
         read_image(tmp_path / "a.png")
 
 
@@ -156,7 +156,7 @@ def test_a_cmyk_jpeg_is_three_channels_with_a_note(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     Image.fromarray(RGB).convert("CMYK").save(path)
     assert _read(path).shape == (3, 6, 8)
-    assert read_header(path).notes == ("CMYK JPEG, converted to RGB without a colour profile",)
+    assert read_header(path).notes == ("CMYK JPEG, converted to RGB without a color profile",)
 
 
 # row 20

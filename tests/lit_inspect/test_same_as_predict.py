@@ -179,7 +179,7 @@ def test_animated_pictures_are_refused(tmp_path: Path) -> None:
 
 def test_a_transparent_grey_level_is_refused(tmp_path: Path) -> None:
     Image.fromarray(_PICTURE[..., 0]).save(tmp_path / "a.png", transparency=7)
-    with pytest.raises(ImageError, match="a transparent grey level"):
+    with pytest.raises(ImageError, match="a transparent gray level"):
         runtime.open_image(tmp_path / "a.png", runtime.ReadOptions())
 
 

@@ -110,7 +110,7 @@ def make_torch_loader(row: Row, candidate: Candidate, seed: int) -> DataLoader[B
 class BareCopy:
     """Ready samples copied by threads into memory that is used again: the most memory allows.
 
-    Each thread copies whole batches of neighbours, so nothing is chosen, planned or ordered.
+    Each thread copies whole batches of neighbors, so nothing is chosen, planned or ordered.
 
     Args:
         samples: [N, ...] ready samples.

@@ -333,7 +333,7 @@ class Panel:
     Args:
         names: A group of bars each.
         bars: For each label the length of its bar in every group.
-        colours: For each label the colour of its bars, or a list of them.
+        colours: For each label the color of its bars, or a list of them.
         title: Above the panel.
     """
 

@@ -128,7 +128,7 @@ class ChartLine:
         name: Of the metric, which tells the unit.
         label: In the legend.
         series: At least one point.
-        look: Number of its colour.
+        look: Number of its color.
         is_dashed: Dashed, as baselines are.
     """
 
@@ -228,7 +228,7 @@ def draw_chart(
         title: Of the figure.
         lines: At least one.
         epoch_ends: The last step of each epoch, to mark them.
-        most_points: Of each line; neighbours become their mean, with a band from the lowest to the
+        most_points: Of each line; neighbors become their mean, with a band from the lowest to the
             highest.
         has_legend: Name the lines below, with their last values.
     """
@@ -302,7 +302,7 @@ def _mark_epochs(axes: Axes, epoch_ends: Mapping[int, int]) -> None:
 
 
 def thin(series: Series, most: int) -> tuple[Doubles, Doubles, Doubles, Doubles]:
-    """Make neighbours one point where there are too many.
+    """Make neighbors one point where there are too many.
 
     Args:
         series: Any length.

@@ -60,7 +60,7 @@ class Picture:
 
     @property
     def is_diagram(self) -> bool:
-        """Return True if it is drawn on white with few colours, so that it can be turned dark."""
+        """Return True if it is drawn on white with few colors, so that it can be turned dark."""
         return self.name in _DIAGRAMS
 
     @property

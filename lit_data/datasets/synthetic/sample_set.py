@@ -80,7 +80,7 @@ class SampleSpec:
     def ensure(self, folder: Path) -> Path:
         """Make the dataset once and return its own folder.
 
-        A complete one is recognised by its marker file and used as it is, also from a read-only
+        A complete one is recognized by its marker file and used as it is, also from a read-only
         folder. A new one is made in a temporary folder and renamed, so a killed run leaves nothing
         half-made, and two processes at once end with one.
 

@@ -10,7 +10,7 @@ from lit_data.core.types import Doubles, Floats, Size
 TARGET_ONLY: tuple[int, ...] = (0,)
 DISTRACTOR_CHANNELS: tuple[tuple[int, ...], ...] = ((0, 1), (0, 2), (0, 1, 2), (1,), (2,))
 LEAST_CHANGE = 0.05
-"""Grey levels; a weaker change is hard to see, so it is neither drawn nor in the mask."""
+"""Gray levels; a weaker change is hard to see, so it is neither drawn nor in the mask."""
 LEAST_AREA_PX = 6
 """In each channel that shows the defect, else it is drawn anew."""
 MARGIN_PX = 6
@@ -58,7 +58,7 @@ class StripePattern:
         """Say where a point lies in the pattern.
 
         Returns:
-            The stripe coordinate (its floor is the stripe's number, .5 the centre line) and the px
+            The stripe coordinate (its floor is the stripe's number, .5 the center line) and the px
             along the stripe.
         """
         # Stripes that run down change across the columns.
@@ -88,7 +88,7 @@ class CameraView:
     Attributes:
         shift_px: (y, x) misregistration to the target at the middle row.
         drift_px: What the misregistration gains from the middle row to the last.
-        gain: Factor on all grey levels.
+        gain: Factor on all gray levels.
         offset: Black level.
         gradient: (y, x) change of the light from the middle to the image border.
         vignette: Light lost at the left and right border.
@@ -115,7 +115,7 @@ class CameraView:
         return seen_y, seen_x
 
     def light(self, y: Doubles, x: Doubles, shape: Size) -> Doubles:
-        """Return the factor from reflectance to grey level at the pixels (y, x)."""
+        """Return the factor from reflectance to gray level at the pixels (y, x)."""
         rows, columns = 2 * y / shape[0] - 1, 2 * x / shape[1] - 1
         shading = (
             1 + self.gradient[0] * rows + self.gradient[1] * columns - self.vignette * columns**2
@@ -320,7 +320,7 @@ def draw_defects(
 def grey_change(
     defect: DrawnDefect, pattern: StripePattern, view: CameraView, shape: Size
 ) -> Floats:
-    """Render what a defect adds to the grey levels of one view, within the defect's window.
+    """Render what a defect adds to the gray levels of one view, within the defect's window.
 
     Returns:
         change: [h, w] float32, zero or at least ``LEAST_CHANGE`` in size.

@@ -30,7 +30,7 @@ SMALLEST_SIDE_PX = 112  # room for three true defects
 README = """Stripe samples, made by lit_data (lit_data.datasets.synthetic). Synthetic, CC0: use them for anything.
 
 train/, val/, test/   images of a striped web under a line camera; channels as stored: target, ref1, ref2.
-                      The references are neighbouring repeats of the pattern, up to 1 px out of register.
+                      The references are neighboring repeats of the pattern, up to 1 px out of register.
 test_masks/           same file stems, 255 where the target has a true defect, else 0.
 defects.json          every defect of the test images: kind, channels, box_px = [top, left, bottom, right] with ends
                       excluded, and whether it is true (in the target alone) or a distractor (not in the mask).

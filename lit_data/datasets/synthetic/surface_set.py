@@ -1,4 +1,4 @@
-"""The synthetic dataset of the segmentation experiment: grey surfaces, some with defects, and masks."""
+"""The synthetic dataset of the segmentation experiment: gray surfaces, some with defects, and masks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ def draw_surface(seed: int, number: int, size_px: Size) -> tuple[Bytes, Bytes]:
         size_px: (height, width).
 
     Returns:
-        [H, W] grey, and [H, W] 1 where there is a defect.
+        [H, W] gray, and [H, W] 1 where there is a defect.
     """
     image = draw_texture(np.random.default_rng((seed, number)), size_px)
     mask = np.zeros(size_px, np.uint8)

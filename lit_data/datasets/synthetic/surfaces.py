@@ -12,7 +12,7 @@ GREY_LEVELS = ValueRange(0, 255, whole=True)
 
 
 def draw_texture(rng: np.random.Generator, size_px: Size) -> Bytes:
-    """Draw a grey surface of grains of many sizes.
+    """Draw a gray surface of grains of many sizes.
 
     Now and then with joints like those of brick or cloth.
 

@@ -24,7 +24,7 @@ class TextureEncoder(nn.Module):
 
     The filters are pairs of even and odd Gabor functions of six angles in four octaves; of their
     amplitudes, averaged, the logarithm is taken (Bruna and Mallat, "Invariant scattering
-    convolution networks", PAMI 2013, first order); means, extremes and colours stand beside them.
+    convolution networks", PAMI 2013, first order); means, extremes and colors stand beside them.
     The learned maps, one for each scale, make a metric of these numbers; they were trained on
     textures that were drawn from random numbers. Nothing looks farther than its
     kernels, so that a tile has the features of the whole image.
@@ -93,10 +93,10 @@ class TextureEncoder(nn.Module):
         ==================  =======================  =======================
         what                fine                     coarse
         ==================  =======================  =======================
-        colours             2                        2
+        colors             2                        2
         of each octave      3 x (6 + 2 + 1), 2 + 1   2 x (6 + 2), 2 x (6 + 2 + 1)
         extremes            2                        2
-        grey around                                  1
+        gray around                                  1
         ==================  =======================  =======================
 
         Raises:
@@ -105,7 +105,7 @@ class TextureEncoder(nn.Module):
         if images.shape[1] != 3:
             raise ConfigError(
                 f"the encoder takes images of 3 channels and these have {images.shape[1]}: set "
-                "data.read.gray_to_rgb=true for grey ones and data.read.alpha=drop for four"
+                "data.read.gray_to_rgb=true for gray ones and data.read.alpha=drop for four"
             )
         grey = images.mean(1, keepdim=True)
         # The third channel follows from grey and the other two.
@@ -127,7 +127,7 @@ class TextureEncoder(nn.Module):
         return torch.cat(fine, 1), torch.cat(coarse, 1)
 
     def _describe_octave(self, level: Tensor, octave: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Describe places by the grey values of an octave: amplitudes of 6 angles, 2 kinds of ridges, the level.
+        """Describe places by the gray values of an octave: amplitudes of 6 angles, 2 kinds of ridges, the level.
 
         Returns:
             At the fine and at the coarse scale. The coarsest octave has no amplitudes of a single place

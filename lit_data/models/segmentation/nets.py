@@ -285,7 +285,7 @@ class CompareNet(nn.Module):
     both agree on, are all that the convolutions see; so they learn what a difference looks like,
     not what the stripes look like.
 
-    There is no normalisation layer: the input is normalised already, and the result for a sample
+    There is no normalization layer: the input is normalised already, and the result for a sample
     then does not depend on its batch, whether in training or in micro-batches.
 
     Args:

@@ -24,7 +24,7 @@ class Regions(NamedTuple):
     Attributes:
         width_px: Of the mask.
         pixel: [n] numbers of the pixels, row by row.
-        weight: [n] one over the pixels of the region (8 neighbours) that each lies in.
+        weight: [n] one over the pixels of the region (8 neighbors) that each lies in.
         counted_px: Pixels of the mask that are not ignored.
     """
 

@@ -68,7 +68,7 @@ class Family(ABC):
     draws: ClassVar[int] = DRAWS
     """Random numbers that `sample` uses."""
     turns_inwards: ClassVar[bool] = False
-    """The sign changes where the centre would leave the value range."""
+    """The sign changes where the center would leave the value range."""
     marks_all: ClassVar[bool] = False
     """The mask holds every pixel that is covered at all, and not only those that change visibly."""
     replaces: ClassVar[bool] = False
@@ -119,7 +119,7 @@ class Family(ABC):
     def place(
         self, y: Floats, x: Floats, parameters: Drawn, shape_px: Size
     ) -> tuple[Floats, Floats]:
-        """Return the centre of the window of each defect, by default that of the defect."""
+        """Return the center of the window of each defect, by default that of the defect."""
         return y, x
 
     @abstractmethod
@@ -203,7 +203,7 @@ def spread(draws: Floats, bounds: Range) -> Floats:
 
 
 def square_window(half_px: NDArray[np.floating]) -> Ints:
-    """Return square windows that reach `half_px` from their centre, of few sizes: [n, 2]."""
+    """Return square windows that reach `half_px` from their center, of few sizes: [n, 2]."""
     # Odd, so that the exponent is that of the next power of 2.
     least_px = 2 * np.ceil(half_px + 0.5) + 1
     _, exponent = np.frexp(least_px)

@@ -71,16 +71,16 @@ class SpotShape:
 
 
 def window_start(size_px: int) -> int:
-    """Return the rows (or columns) from the pixel nearest to the centre back to the first one."""
+    """Return the rows (or columns) from the pixel nearest to the center back to the first one."""
     return (size_px - 1) // 2
 
 
 @lru_cache(maxsize=16)
 def spot_kernels(shapes: tuple[SpotShape, ...]) -> Floats:
-    """Return kernels of each shape at each sub-pixel centre, padded to the largest window.
+    """Return kernels of each shape at each sub-pixel center, padded to the largest window.
 
     A kernel is ``exp(-(dy^2 / (2 sigma_y^2) + dx^2 / (2 sigma_x^2)))`` with (dy, dx) measured from
-    the centre, so its height at the centre is 1. The centre lies ``offset / SUBPIXELS - 1/2`` px
+    the center, so its height at the center is 1. The center lies ``offset / SUBPIXELS - 1/2`` px
     from the nearest pixel, which is at `window_start` of the largest window for all shapes.
 
     Args:
@@ -175,7 +175,7 @@ class Spot(Family):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nick(Family):
-    """A disc at the strongest edge nearby, filled with the grey of its dark (or bright) side.
+    """A disc at the strongest edge nearby, filled with the gray of its dark (or bright) side.
 
     Args:
         weight: See `Family`.

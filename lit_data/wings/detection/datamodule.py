@@ -70,7 +70,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
     =================  =======================  ==================================================================
     key                shape, dtype             what
     =================  =======================  ==================================================================
-    ``image``          [B, C, H, W] float32     0..1; R, G, B of colour images
+    ``image``          [B, C, H, W] float32     0..1; R, G, B of color images
     ``boxes``          [N, 6] float32           (row, class, cx, cy, w, h), the last four in fractions of H, W
     ``boxes_count``    [B] int64                boxes of each image, in order
     ``index``          [B] int64                number of the image or window of the sample
@@ -200,7 +200,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         return self.files.labels.classes
 
     def overlap_windows(self, overlap_px: int) -> None:
-        """Cut images into windows anew, with so many pixels that neighbouring ones share.
+        """Cut images into windows anew, with so many pixels that neighboring ones share.
 
         Raises:
             ConfigError: Samples are whole images, or the windows are no larger.
@@ -384,7 +384,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
 
     @property
     def fill(self) -> float:
-        """Pixel value of the grey around images and tiles."""
+        """Pixel value of the gray around images and tiles."""
         fill = self.values.low + FILL / _BYTE * self.values.scale
         return round(fill) if self.values.whole else fill
 

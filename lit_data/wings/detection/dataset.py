@@ -58,7 +58,7 @@ class DetectionDataset(BankDataset):
     A sample is a dict:
 
     - ``image`` [C, H, W] of the dtype of the bank: the image as large as it fits, in the middle of
-      grey; or a mosaic of several;
+      gray; or a mosaic of several;
     - ``boxes`` [n, 6] float32: (0, class, cx, cy, w, h), the last four in fractions of H and W; in a
       batch they lie flat, and the first column is the row;
     - ``index`` int64: number of the image among those of *all* splits, of which its random stream
@@ -84,7 +84,7 @@ class DetectionDataset(BankDataset):
         seed: Seed of every draw.
         positives: Draws the image of each sample; none takes each image once.
         synthetic: Draws defects into the samples, whose boxes come behind those of the image.
-        fill: Pixel value of the grey.
+        fill: Pixel value of the gray.
 
     Raises:
         DataError: Images are of another dtype.
@@ -342,13 +342,13 @@ class DetectionDataset(BankDataset):
 
 
 def draw_tiles(rows: Array, plan: MosaicPlan, bank: ImageBank, fill: float = FILL) -> None:
-    """Fill samples with their tiles; what none covers becomes grey.
+    """Fill samples with their tiles; what none covers becomes gray.
 
     Args:
         rows: [M, C, H, W], written.
         plan: The tiles.
         bank: The images, [C, h, w] of the same dtype each.
-        fill: Pixel value of the grey.
+        fill: Pixel value of the gray.
     """
     import cv2
 

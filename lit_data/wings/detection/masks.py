@@ -40,7 +40,7 @@ def find_mask_boxes(files: InspectionFiles) -> DetectionFiles:
     """Find images with masks, and a box for each object that is marked in them.
 
     Objects are those of the annotations, where these tell them apart, else the connected parts (8
-    neighbours) of a class. Pixels that are ignored are ignored regions of all classes. An image
+    neighbors) of a class. Pixels that are ignored are ignored regions of all classes. An image
     without a mask has no box.
 
     Args:
@@ -79,7 +79,7 @@ def find_mask_boxes(files: InspectionFiles) -> DetectionFiles:
 
 
 def box_parts(numbers: Bytes, class_count: int, kind: int | None) -> Floats:
-    """Return a box around each connected part (8 neighbours) of each class.
+    """Return a box around each connected part (8 neighbors) of each class.
 
     Args:
         numbers: [H, W] class of each pixel from 1, 0 for the background, 255 for ignored ones.

@@ -98,7 +98,7 @@ class BoxTask(Task[DetectionDataModule]):
             if objects is None:
                 return False
             detections += objects
-        figure, cells = open_pairs(len(rows), ("labelled boxes", "predicted boxes"))
+        figure, cells = open_pairs(len(rows), ("labeled boxes", "predicted boxes"))
         for pair, (row, boxes) in enumerate(zip(rows, detections, strict=True)):
             true_cell, detected_cell = cells[2 * pair : 2 * pair + 2]
             true_cell.set_ylabel(shorten_name(Path(str(batch["path"][row])).name), fontsize=8)
@@ -221,7 +221,7 @@ class BoxWriter(BankWriter):
 
     Into the folder go ``labels/<image>.txt`` (YOLO text with the score behind each box; the type of the image is left
     out unless another one differs in it alone),
-    ``pictures/<image>.png`` (the image as the model sees it, without the grey around it),
+    ``pictures/<image>.png`` (the image as the model sees it, without the gray around it),
     ``detections.json`` (COCO, with scores; px of the image on the disk) and ``predictions.png``
     with the images that hold the surest objects. Where there are labels, ``worst.png`` shows the
     largest missed objects and the surest false alarms.

@@ -35,7 +35,7 @@ SMALLEST_SIDE_PX = 64  # room for a few defects
 
 README = """Detection samples, made by lit_data (lit_data.wings.detection.sample_set). Synthetic, CC0: free to use.
 
-images/train, val, test   PNG, R, G, B: scratches, stains and pits on coloured surfaces. One image in ten is tall, one
+images/train, val, test   PNG, R, G, B: scratches, stains and pits on colored surfaces. One image in ten is tall, one
                           is wide, one in twelve has no defect.
 labels/train, val, test   YOLO text with the stems of the images: class cx cy w h, in fractions of the image. A box
                           holds the pixels that show the defect.

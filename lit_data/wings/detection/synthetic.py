@@ -78,7 +78,7 @@ class SyntheticObjects:
         return min(self.spec.count[1], self.spec.true_count[1])
 
     def draw(self, images: Array, tiles: MosaicPlan, streams: Ints, epoch: int) -> Floats:
-        """Draw into samples, but not with the centre on the grey around their tiles.
+        """Draw into samples, but not with the center on the gray around their tiles.
 
         Args:
             images: [M, C, H, W] uint8, uint16 or float32; changed in place.
@@ -133,7 +133,7 @@ def check_synthesis(
 
 
 def _find_centres(defects: DefectPlan, tiles: MosaicPlan) -> Bools:
-    """Mark the defects whose centre lies on a tile of their sample: [N]."""
+    """Mark the defects whose center lies on a tile of their sample: [N]."""
     y, x = defects.y[:, None], defects.x[:, None]
     top, left, bottom, right = tiles.window.T
     is_inside = (y >= top) & (y < bottom) & (x >= left) & (x < right)

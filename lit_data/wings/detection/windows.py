@@ -25,13 +25,13 @@ _PAIRS = 2**18
 class WindowBank(ImageBank):
     """Windows of the images of a bank, as images by number: [C, h, w], cut when they are asked for.
 
-    Beyond an image that is smaller than a window there is grey.
+    Beyond an image that is smaller than a window there is gray.
 
     Args:
         bank: The images.
         patch_px: (height, width) of a window.
         stride_px: (down, right) from one window to the next; the last ones lie flush with the edge.
-        fill: Pixel value of the grey.
+        fill: Pixel value of the gray.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ _CHOICES = {
 
 @dataclass(frozen=True, kw_only=True)
 class GANSource(ImageFolder):
-    """The files of a GAN set; by default alpha is dropped and grey images keep one channel.
+    """The files of a GAN set; by default alpha is dropped and gray images keep one channel.
 
     Args:
         views: `none`, `folders`, `sheet`, or `auto`: as ``views.json`` in the root says, and `none`

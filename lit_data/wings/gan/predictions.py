@@ -241,7 +241,7 @@ def _write_views(views: Tensor, folder: Path) -> None:
 
 
 def _to_pixels(image: Tensor) -> Array:
-    """Return an image [C, H, W] in 0..1 as [H, W, 3] uint8, or as [H, W] if it is grey."""
+    """Return an image [C, H, W] in 0..1 as [H, W, 3] uint8, or as [H, W] if it is gray."""
     check_probabilities(image.clamp(0, 1))  # which leaves NaN as it is
     pixels: Array = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
     return pixels[..., 0] if pixels.shape[-1] == 1 else pixels

@@ -204,7 +204,7 @@ def _trace(
 
 
 def _shade(solid: Solid, points: Floats) -> Floats:
-    """Colours of points [3, N] at the surface, by Lambert's law: [N, 3] float32 in 0..1."""
+    """Colors of points [3, N] at the surface, by Lambert's law: [N, 3] float32 in 0..1."""
     light = solid.turn.T @ (_LIGHT / np.linalg.norm(_LIGHT))
     lit = _AMBIENT + (1 - _AMBIENT) * np.maximum(light @ _normals(solid, points), 0)
     # From 0 to 1 across the line between the colours, which is blurred against jagged edges.

@@ -57,7 +57,7 @@ class Target(NamedTuple):
     Attributes:
         family: Of the synthesis, or the kind of a real defect.
         image: Path below the root.
-        y: Of its centre in the image, px.
+        y: Of its center in the image, px.
         x: As `y`.
         place_y: The same from 0 to 1.
         place_x: See there.

@@ -163,12 +163,12 @@ class CTDataModule(BaseDataModule[CTDataset]):
     ==================  ==================  =======================================================
 
     Workers scale values, because they touch occupied voxels only; the device would scale whole
-    windows. Distances are those from a voxel's centre to the nearest one of the other kind,
+    windows. Distances are those from a voxel's center to the nearest one of the other kind,
     negative in the occupied set.
 
     Args, beside those of `CTSource` and `BaseDataModule`:
         sample: `points` or `windows`.
-        window: Name of a window of `lit_data.wings.volumes.files.hounsfield.WINDOWS`, or (centre, width) in
+        window: Name of a window of `lit_data.wings.volumes.files.hounsfield.WINDOWS`, or (center, width) in
             HU.
         max_points: Of volumes with more points, this many are drawn in each epoch, see
             `choose_points`; `None` takes all.
@@ -287,7 +287,7 @@ class CTDataModule(BaseDataModule[CTDataset]):
         """Let the windows of the grid share voxels; all are kept, also empty ones.
 
         Args:
-            overlap: Voxels that neighbours share along each axis; None: half a window.
+            overlap: Voxels that neighbors share along each axis; None: half a window.
 
         Raises:
             ConfigError: It is as large as a window.

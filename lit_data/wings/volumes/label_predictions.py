@@ -283,7 +283,7 @@ def draw_label_samples(
         count: Most windows of it.
 
     Returns:
-        Rows of the batch that are drawn: those with the most labelled voxels.
+        Rows of the batch that are drawn: those with the most labeled voxels.
     """
     voxels = (batch["mask"] > 0).flatten(1).sum(1)
     rows: list[int] = torch.argsort(voxels, descending=True, stable=True)[:count].tolist()

@@ -84,7 +84,7 @@ def render_volume(seed: int, number: int, shape: Triple) -> CTScene:
 
 
 def _make_axes(shape: Triple) -> _Axes:
-    """Coordinates of the voxel centres from -1 to 1 along each axis, shaped to broadcast."""
+    """Coordinates of the voxel centers from -1 to 1 along each axis, shaped to broadcast."""
     z, y, x = (((np.arange(size) + 0.5) / size * 2 - 1).astype(np.float32) for size in shape)
     return z[:, None, None], y[None, :, None], x[None, None, :]
 
@@ -176,7 +176,7 @@ def _find_ball(
 
 
 def _blur(volume: Floats) -> Floats:
-    """Mix neighbours by 1 : 2 : 1 along each axis, as voxels at an edge hold some of both sides."""
+    """Mix neighbors by 1 : 2 : 1 along each axis, as voxels at an edge hold some of both sides."""
     for axis in range(3):
         moved = np.moveaxis(volume, axis, 0)
         padded = np.concatenate((moved[:1], moved, moved[-1:]))

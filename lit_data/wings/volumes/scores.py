@@ -100,7 +100,7 @@ def score_class(
     Args:
         predicted: [Z, Y, X].
         true: [Z, Y, X]; None without labels.
-        spacing_mm: (z, y, x) between voxel centres.
+        spacing_mm: (z, y, x) between voxel centers.
         tolerance_mm: Distance up to which surfaces agree.
 
     Returns:
@@ -170,12 +170,12 @@ def score_surfaces(
 ) -> SurfaceScores | None:
     """Compare the surfaces of two masks, as ``compute_surface_dice`` and ``compute_hausdorff_distance`` of MONAI do.
 
-    A voxel is of the surface if one of its six neighbours is not of the mask.
+    A voxel is of the surface if one of its six neighbors is not of the mask.
 
     Args:
         predicted: [Z, Y, X].
         true: [Z, Y, X].
-        spacing_mm: (z, y, x) between voxel centres.
+        spacing_mm: (z, y, x) between voxel centers.
         tolerance_mm: Distance up to which surfaces agree.
 
     Returns:
@@ -200,7 +200,7 @@ def score_surfaces(
 
 
 def find_surface(mask: Mask) -> Mask:
-    """Return the voxels of a mask that have a neighbour outside of it; beyond the array all is."""
+    """Return the voxels of a mask that have a neighbor outside of it; beyond the array all is."""
     inside = mask.copy()
     for axis in range(3):
         forward = np.moveaxis(inside, axis, 0)

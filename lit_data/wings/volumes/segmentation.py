@@ -1,4 +1,4 @@
-"""`VolumeSegmentationModule`: learn the class of each voxel of labelled volumes, and score surfaces."""
+"""`VolumeSegmentationModule`: learn the class of each voxel of labeled volumes, and score surfaces."""
 
 import logging
 from collections.abc import Sequence

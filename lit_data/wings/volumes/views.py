@@ -109,7 +109,7 @@ def cut_labelled(
     spacing_mm: Spacing,
     window: Window | None = None,
 ) -> LabelledSlices:
-    """Cut the slices with the most truly labelled voxels, or else with the most labelled ones.
+    """Cut the slices with the most truly labeled voxels, or else with the most labeled ones.
 
     Of several such slices the one in their middle is cut.
 
@@ -179,7 +179,7 @@ def draw_labelled(
 
 
 def _tint_labels(labels: Floats, count: int) -> Floats:
-    """Return a layer with the colours of the classes 1 to `count`, [H, W, 4], over a slice."""
+    """Return a layer with the colors of the classes 1 to `count`, [H, W, 4], over a slice."""
     tint = np.zeros((*labels.shape, 4), np.float32)
     for number in range(1, count + 1):
         tint[labels == number] = to_rgba(colour_of_class(number), _TINT)

@@ -15,7 +15,7 @@ from lit_data.wings.watermarks.plan import WatermarkPlan
 
 _BLOCK = 8
 _MCU_PX = 16
-"""Blocks of colour cover this many pixels along each axis."""
+"""Blocks of color cover this many pixels along each axis."""
 _UNIT = 4096.0
 """Weights are whole multiples of 1 / _UNIT. Pixels are at most 128 and the magnitudes of the
 weights of a coefficient add up to 8 at most; coefficients have at most the length 2048, the weights

@@ -1,4 +1,4 @@
-"""Watermarks as coverage, each text one warp of its bitmap, and colours that stay visible."""
+"""Watermarks as coverage, each text one warp of its bitmap, and colors that stay visible."""
 
 import math
 from dataclasses import replace
@@ -115,7 +115,7 @@ def _find_matrix(
 
 
 def probe_under(images: Array, cover: Array) -> Array:
-    """Return colours of each image under its mark, spread evenly over the mark.
+    """Return colors of each image under its mark, spread evenly over the mark.
 
     Args:
         images: [M, 3, H, W] uint8.
@@ -138,14 +138,14 @@ def probe_under(images: Array, cover: Array) -> Array:
 
 
 def keep_visible(plan: WatermarkPlan, under: Array) -> WatermarkPlan:
-    """Paint marks in black, white or grey that would change too little of the ground under them.
+    """Paint marks in black, white or gray that would change too little of the ground under them.
 
     Marks that are then still too faint for the contrast of the ground get more opacity, at most the
     largest of the specification.
 
     Args:
         plan: The watermarks.
-        under: [B, PROBES, 3] uint8, colours under each.
+        under: [B, PROBES, 3] uint8, colors under each.
     """
     ground = under.astype(np.float32) / np.float32(255)
     changed = _find_changed(plan, ground, plan.colour, plan.mode)
@@ -202,7 +202,7 @@ def find_lines(colour: Floats, mode: Array) -> tuple[Floats, Floats, Floats]:
     """Return a blend mode as two lines over the ground g that meet at 1/2.
 
     The modes are those of W3C "Compositing and Blending Level 1". A mark of full opacity makes
-    ``base + below * min(g, 1/2) + above * max(g - 1/2, 0)`` of a ground: its colour c with
+    ``base + below * min(g, 1/2) + above * max(g - 1/2, 0)`` of a ground: its color c with
     `normal`, ``c g`` with `multiply`, ``c + g - c g`` with `screen`, and with `overlay` ``2 c
     g`` below 1/2 and ``1 - 2 (1 - c) (1 - g)`` above.
 

@@ -94,7 +94,7 @@ class WatermarkTransform(ImageTransform):
         return self.read_px[stage]
 
     def sample(self, batch: PlannedBatch, size_px: Size) -> WatermarkPlan | None:
-        """Return the watermarks of a batch on the host, in colours that can be seen; None without any.
+        """Return the watermarks of a batch on the host, in colors that can be seen; None without any.
 
         Args:
             batch: From workers that drew how far each pixel is covered.
@@ -169,7 +169,7 @@ def _describe_text(
 
 @dataclass(frozen=True, kw_only=True)
 class WatermarkFiles(MaskedImageFolder):
-    """Images with watermarks; by default grey ones are copied to three channels, alpha is dropped."""
+    """Images with watermarks; by default gray ones are copied to three channels, alpha is dropped."""
 
     read: ReadOptions = field(default_factory=partial(ReadOptions, gray_to_rgb=True, alpha="drop"))
 
@@ -184,7 +184,7 @@ class WatermarkFiles(MaskedImageFolder):
 
 
 class WatermarkDataModule(ImageDataModule):
-    """Patches of images of any size; watermarks are drawn into them, or lie in them and have masks.
+    """Patches of images of any size, with synthetic watermarks or real ones with masks.
 
     A batch is a dict:
 

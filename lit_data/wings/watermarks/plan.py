@@ -150,7 +150,7 @@ class WatermarkSpec(Synthesis):
     """Distribution of text watermarks over samples.
 
     A sample has a watermark with `probability`: `count` texts, or with `tiling` one text that is
-    repeated over the whole sample. All marks of a sample share colour, opacity and blend mode.
+    repeated over the whole sample. All marks of a sample share color, opacity and blend mode.
 
     Args:
         probability: Chance that a sample has a watermark, 0 to 1.
@@ -167,8 +167,8 @@ class WatermarkSpec(Synthesis):
         count: Fewest and most texts of a sample that is not tiled.
         tiling: Fraction of samples with a text that is repeated.
         spacing: Smallest and largest gap between repeated texts, in heights of the text.
-        lightness: Smallest and largest brightness of the colour.
-        coloured: Fraction of marks that are not grey.
+        lightness: Smallest and largest brightness of the color.
+        coloured: Fraction of marks that are not gray.
         saturation: Smallest and largest saturation of those.
         opacity: Smallest and largest opacity.
         modes: Blend modes that are drawn with equal chance: `normal`, `multiply`, `screen`,
@@ -179,7 +179,7 @@ class WatermarkSpec(Synthesis):
         jpeg: Fraction of samples, with and without a watermark, that are compressed as JPEG files.
         jpeg_quality: Smallest and largest quality, as libjpeg counts.
         least_change: A mark that would change most pixels under it by less than this, in units of
-            the 0..1 value range, is painted in black, white or grey instead: the mask should not
+            the 0..1 value range, is painted in black, white or gray instead: the mask should not
             mark what cannot be seen.
         least_contrast: A mark whose change is less than this fraction of the standard deviation of
             the pixels under it gets more opacity, at most the largest of `opacity`.
@@ -378,11 +378,11 @@ def _choose_modes(spec: WatermarkSpec, draws: Floats) -> Ints:
 
 
 def _mix_colours(spec: WatermarkSpec, draws: Floats) -> Floats:
-    """Return colours [B, 3] of the usual cone of hue, saturation and value.
+    """Return colors [B, 3] of the usual cone of hue, saturation and value.
 
     Args:
         spec: The distribution.
-        draws: [4, B] for lightness, coloured or grey, hue and saturation.
+        draws: [4, B] for lightness, colored or gray, hue and saturation.
     """
     lightness, chance, hue, level = draws
     value = spread(lightness, spec.lightness)

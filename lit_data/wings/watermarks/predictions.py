@@ -135,7 +135,7 @@ class MarkWriter(ImageWriter):
 
 
 def paint_over(pixels: Array, probability: ProbabilityMap, threshold: float) -> Iterator[Bytes]:
-    """Paint over the marked pixels of an image, in parts that see some rows of their neighbours.
+    """Paint over the marked pixels of an image, in parts that see some rows of their neighbors.
 
     Args:
         pixels: [3, H, W] uint8.

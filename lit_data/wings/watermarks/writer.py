@@ -22,7 +22,7 @@ class WatermarkWriter:
     - ``cover`` [1, h, w] uint8: how far its watermark covers each pixel, 255 wholly. The plan says
       how the mark looks, and it is blended in where the batch is used
       (`lit_data.wings.watermarks.blend`);
-    - ``under`` [32, 3] uint8: colours of some pixels under the watermark.
+    - ``under`` [32, 3] uint8: colors of some pixels under the watermark.
 
     Args:
         marks: Texts of the watermarks.
@@ -57,5 +57,5 @@ def check_colours(bank: ImageBank) -> None:
     if bank.channels != 3 or bank.dtype != np.uint8:
         raise DataError(
             f"images are {bank.channels} channels of {bank.dtype}: watermarks need three of uint8; "
-            "set data.read.gray_to_rgb=true for grey images"
+            "set data.read.gray_to_rgb=true for gray images"
         )

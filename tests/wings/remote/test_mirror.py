@@ -257,7 +257,7 @@ def test_out_of_reach(fetch: Open, monkeypatch: Any, caplog: Any, offline: str) 
     if offline == "warn":
         assert fetch(offline=offline) == folder
         assert "no connection (gone), 3 times" in caplog.text
-        assert "going on with the complete mirror" in caplog.text
+        assert "continuing with the complete mirror" in caplog.text
         (folder / "a" / "1.png").unlink()
     message = r"memory://set: no connection \(gone\), 3 times; try again later"
     with pytest.raises(DataError, match=message):

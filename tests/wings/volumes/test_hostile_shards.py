@@ -91,9 +91,9 @@ def put(array: Array, place: int, value: int) -> Array:
         ("labels", lambda array: np.full(len(array), -9, np.int32), "labels"),
         ("classes", lambda array: put(array, 0, 2**31 - 1), "classes"),
         ("classes", lambda array: put(array, 0, -7), "classes"),
-        ("class_positions", lambda array: put(array, 0, -1), "labelled voxels"),
-        ("class_positions", lambda array: put(array, -1, 120), "labelled voxels"),
-        ("class_positions", lambda array: array[::-1].copy(), "labelled voxels"),
+        ("class_positions", lambda array: put(array, 0, -1), "labeled voxels"),
+        ("class_positions", lambda array: put(array, -1, 120), "labeled voxels"),
+        ("class_positions", lambda array: array[::-1].copy(), "labeled voxels"),
     ],
 )
 def test_voxels_that_no_volume_has_are_refused(

@@ -1,6 +1,6 @@
 """Boxes as tensors of four numbers: their forms, overlap, and suppression.
 
-A box is either ``corners`` (left, top, right, bottom) or ``centres`` (centre x, centre y, width,
+A box is either ``corners`` (left, top, right, bottom) or ``centres`` (center x, center y, width,
 height), its four numbers in the last dimension.
 """
 

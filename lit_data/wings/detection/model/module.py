@@ -35,7 +35,7 @@ class DetectionModule(JudgedModule):
     """A net that finds objects, its loss, and mean average precision.
 
     Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``boxes`` [N, 6] float32: row in
-    the batch, class, and centre x, centre y, width, height as fractions of the image; see
+    the batch, class, and center x, center y, width, height as fractions of the image; see
     `read_truths`. In the regions of ``ignored``, of the same form, objects of their class are
     neither learned nor wrong.
 
@@ -329,7 +329,7 @@ def _check_channels(net: nn.Module, datamodule: object) -> None:
     if net_channels != image_channels and isinstance(net_channels, int):
         raise ConfigError(
             f"images have {image_channels} channels and the net takes {net_channels}: set "
-            f"model.net.channels={image_channels}, or data.read.gray_to_rgb=true for grey images"
+            f"model.net.channels={image_channels}, or data.read.gray_to_rgb=true for gray images"
         )
 
 

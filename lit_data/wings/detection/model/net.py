@@ -1,4 +1,4 @@
-"""`DetectorNet`: a small convolutional net that says at each place of an image which object has its centre near it."""
+"""`DetectorNet`: a small convolutional net that says at each place of an image which object has its center near it."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _LARGEST_LOG = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A grid of places over the image; the place (y, x) has its centre at ``(x + 0.5, y + 0.5) * stride_px``."""
+    """A grid of places over the image; the place (y, x) has its center at ``(x + 0.5, y + 0.5) * stride_px``."""
 
     stride_px: int
     rows: int
@@ -55,7 +55,7 @@ class DetectorNet(nn.Module):
 
     The joining is that of feature pyramids (Lin et al., CVPR 2017), the two branches of a head are
     those of FCOS (Tian et al., ICCV 2019). A head gives one logit for each class, and a box as the
-    offset of its centre from the place and the logarithm of its size, both in strides. Unlike
+    offset of its center from the place and the logarithm of its size, both in strides. Unlike
     distances to four sides these describe any box from any place, also one of a single pixel that
     lies between the places.
 
@@ -169,7 +169,7 @@ def decode(codes: Tensor, levels: Sequence[Level]) -> Tensor:
     """Return boxes from what the heads say about them, in float32.
 
     Args:
-        codes: [B, P, 4] offsets of the centre (x, y) in strides, and logarithms of (w, h) over 4
+        codes: [B, P, 4] offsets of the center (x, y) in strides, and logarithms of (w, h) over 4
             strides.
         levels: Where the places lie.
 
@@ -184,7 +184,7 @@ def decode(codes: Tensor, levels: Sequence[Level]) -> Tensor:
 
 
 def place_centres(levels: Sequence[Level], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the centres (x, y) [P, 2] of all places, and their strides [P, 1], in pixels."""
+    """Return the centers (x, y) [P, 2] of all places, and their strides [P, 1], in pixels."""
     centres = []
     strides = []
     for level in levels:

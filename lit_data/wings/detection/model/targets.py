@@ -1,6 +1,6 @@
 """Assignment of a detector's places to the objects that they learn.
 
-Centre sampling (Tian et al., "FCOS", ICCV 2019) names the places near an object's centre; among
+Center sampling (Tian et al., "FCOS", ICCV 2019) names the places near an object's center; among
 them those are taken that already do best in both class and box (Feng et al., "TOOD: Task-aligned
 one-stage object detection", ICCV 2021). All objects of a batch are worked off at once, and at no
 point is each compared with every place of its image.
@@ -89,7 +89,7 @@ def read_truths(batch: Batch, key: str = "boxes") -> Truths:
 def assign(predictions: Predictions, truths: Truths) -> Targets:
     """Choose up to ten places for each object.
 
-    Candidates are the 5 x 5 places around an object's centre at each level whose own centres lie
+    Candidates are the 5 x 5 places around an object's center at each level whose own centers lie
     inside its box, and always the one in the middle, so that the smallest box has one at each
     level. They are ranked by ``sqrt(score) * IoU^2`` of what the net says there now. A place wanted
     by several objects learns the one that its box overlaps most.
@@ -126,14 +126,14 @@ def assign(predictions: Predictions, truths: Truths) -> Targets:
 
 
 def find_candidates(boxes: Tensor, levels: Sequence[Level]) -> tuple[Tensor, Tensor, Tensor]:
-    """Places near the centre of each box.
+    """Places near the center of each box.
 
     Args:
         boxes: [N, 4] corners in pixels.
         levels: Where the places lie.
 
     Returns:
-        Numbers of places in their image [N, 25 * levels] int64, squared distances from the centre
+        Numbers of places in their image [N, 25 * levels] int64, squared distances from the center
         of the box in strides, and which of them count.
     """
     parts = [_find_in_level(boxes, level) for level in levels]
@@ -202,7 +202,7 @@ def detection_loss(
 
     Both are summed over the places of one image and divided by what its objects weigh there (the
     sum of the qualities, at least 1); the loss is the mean over the images. Dividing by the objects
-    of the batch, as is common, would make each image's gradient depend on its neighbours; so no
+    of the batch, as is common, would make each image's gradient depend on its neighbors; so no
     image changes the weight of another, and a batch gives the same gradient when it is worked off
     in micro-batches or on several ranks, each weighted by its images.
 
@@ -212,7 +212,7 @@ def detection_loss(
     Args:
         predictions: Of the net, for B images.
         truths: Objects of the same images.
-        ignored: Regions of them: places with their centre in one learn nothing about its class, but
+        ignored: Regions of them: places with their center in one learn nothing about its class, but
             that of an object that they learn.
         box_weight: Weight of the boxes' term.
 

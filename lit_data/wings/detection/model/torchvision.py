@@ -36,7 +36,7 @@ class TorchvisionDetector(nn.Module):
     """Faster R-CNN, FCOS, RetinaNet or SSD of torchvision, called as torchvision's are.
 
     Inside, images in 0..1 are brought to the mean and deviation of ImageNet. All layers are
-    trained. Batch normalisation is of one kind whatever the weights, so that checkpoints fit;
+    trained. Batch normalization is of one kind whatever the weights, so that checkpoints fit;
     `freeze_norm` leaves its statistics as they are, as torchvision does with trained backbones,
     since batches of detectors are small.
 
@@ -109,7 +109,7 @@ class TorchvisionDetector(nn.Module):
 
     @override
     def train(self, mode: bool = True) -> "TorchvisionDetector":
-        """Set the mode of all layers, but leave frozen normalisation in evaluation."""
+        """Set the mode of all layers, but leave frozen normalization in evaluation."""
         super().train(mode)
         if self._freezes_norm:
             for layer in self.modules():
@@ -137,7 +137,7 @@ class TorchvisionDetector(nn.Module):
 
 
 def _unify_norms(net: nn.Module, frozen: type[nn.Module]) -> None:
-    """Put ordinary batch normalisation in the place of torchvision's frozen one, with what it has learned."""
+    """Put ordinary batch normalization in the place of torchvision's frozen one, with what it has learned."""
     for parent in net.modules():
         for name, layer in parent.named_children():
             if isinstance(layer, frozen):

@@ -68,7 +68,7 @@ LOSSES: dict[GANLoss, ScoreLosses] = {
 
 
 class GANModule(GeneratorModule):
-    """Two nets, two optimizers, manual optimisation.
+    """Two nets, two optimizers, manual optimization.
 
     Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``index`` [B] int64; ``label`` [B]
     int64 and ``pose`` [B, 2] float32 (azimuth, elevation; rad) where the nets depend on them. Fakes
@@ -238,7 +238,7 @@ class GANModule(GeneratorModule):
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Move the learning rates up to this batch, which manual optimisation leaves to the module."""
+        """Move the learning rates up to this batch, which manual optimization leaves to the module."""
         for config in self.trainer.lr_scheduler_configs:
             now = self.batches_done if config.interval == "step" else self.current_epoch
             scheduler: Any = config.scheduler

@@ -32,9 +32,9 @@ class RayGenerator(nn.Module):
     """From latents to an object in space, and from there to what a camera sees of it.
 
     A convolutional generator makes three planes of features, on which each point is projected; a
-    small perceptron turns the sum of what it finds there into density and colour (Chan et al.,
+    small perceptron turns the sum of what it finds there into density and color (Chan et al.,
     "Efficient geometry-aware 3D generative adversarial networks", CVPR 2022), which are summed up
-    along rays as light is (Mildenhall et al., "NeRF", ECCV 2020), with a ground of one colour
+    along rays as light is (Mildenhall et al., "NeRF", ECCV 2020), with a ground of one color
     behind. Memory grows with the rays that are asked for: a patch in training, and `ray_chunk` at a
     time where no gradients are wanted.
 
@@ -156,7 +156,7 @@ class RayGenerator(nn.Module):
     def _follow(
         self, planes: Tensor, ground: Tensor, poses: Tensor, places: Tensor, offsets: Tensor
     ) -> Tensor:
-        """Return the colours [B, R, C] of rays through places [B, R, 2]."""
+        """Return the colors [B, R, C] of rays through places [B, R, 2]."""
         height, width = self.image_px
         origins, directions = find_rays(
             poses, places, self.distance, self.half_height, width / height

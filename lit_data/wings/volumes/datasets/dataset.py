@@ -84,13 +84,13 @@ class CTDataset:
             rows["shape"][row], rows["spacing"][row] = volume.shape, volume.spacing_mm
 
     def find_lack(self) -> str:
-        """Return what scores are made of, where no volume that is here has a labelled voxel."""
+        """Return what scores are made of, where no volume that is here has a labeled voxel."""
         rows = self.rows
         if not isinstance(rows, WindowRows) or not rows.has_labels or self.fetches:
             return ""
         indices = (rows.bank[number].label_index for number in rows.volumes.tolist())
         has_label = any(index is not None and len(index.classes) for index in indices)
-        return "" if has_label else "labelled voxels"
+        return "" if has_label else "labeled voxels"
 
     @property
     def fetches(self) -> bool:

@@ -31,11 +31,11 @@ FORMAT_VERSION = 3  # raise it with every change of a distance
 def measure_signed(occupied: Mask, spacing_mm: Spacing, most_mm: float) -> Distances:
     """Measure the distance of each voxel to the nearest one of the other kind, negative inside.
 
-    It is that from centre to centre. What lies outside the array counts as neither kind.
+    It is that from center to center. What lies outside the array counts as neither kind.
 
     Args:
         occupied: [Z, Y, X].
-        spacing_mm: (z, y, x) between voxel centres.
+        spacing_mm: (z, y, x) between voxel centers.
         most_mm: Larger distances are cut to this.
 
     Returns:
@@ -78,7 +78,7 @@ def measure_points(
     Args:
         positions: [N] flat positions in C order, ascending.
         shape: (Z, Y, X) of the volume.
-        spacing_mm: (z, y, x) between voxel centres.
+        spacing_mm: (z, y, x) between voxel centers.
         most_mm: Larger distances are cut to this; none measures all of them, over the whole volume
             at once.
 
@@ -137,7 +137,7 @@ def read_limit(shape: Triple, spacing_mm: Spacing, most_mm: float | None) -> tup
 
     Args:
         shape: (z, y, x) of the volume.
-        spacing_mm: (z, y, x) between voxel centres.
+        spacing_mm: (z, y, x) between voxel centers.
         most_mm: Larger distances are cut to this; None cuts none.
 
     Returns:

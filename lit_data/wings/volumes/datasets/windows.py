@@ -29,11 +29,11 @@ class WindowSpec:
         mode: What training sees: `sliding` takes a grid that covers every volume, `random` takes
             windows at places that are drawn anew in each epoch. The other stages see the grid.
         per_volume: Random windows of a volume in an epoch.
-        label_bias: Share of random windows in the middle of which a labelled voxel lies; where the
+        label_bias: Share of random windows in the middle of which a labeled voxel lies; where the
             window would reach past an edge of the volume, it is moved inside. Volumes without
             labels have none of these.
         balanced: Each class of a volume is in the middle of as many of these, however few voxels it
-            has; else each labelled voxel is as likely.
+            has; else each labeled voxel is as likely.
         min_points: Sliding windows with fewer occupied voxels are left out.
 
     Raises:
@@ -87,7 +87,7 @@ def draw_words(seed: int, numbers: Ints, epoch: int) -> list[list[int]]:
 def choose_labelled(
     index: LabelIndex, spec: WindowSpec, words: Sequence[int]
 ) -> NDArray[np.signedinteger]:
-    """Choose the labelled voxels that may lie in the middle of a random window.
+    """Choose the labeled voxels that may lie in the middle of a random window.
 
     Args:
         index: Labelled voxels of the volume.
@@ -155,8 +155,8 @@ def draw_start(
 
     Args:
         shape: (Z, Y, X) of the volume.
-        spec: Size of the window, and how often it has a labelled voxel in its middle.
-        labelled: [L] flat positions of the labelled voxels, if there are any.
+        spec: Size of the window, and how often it has a labeled voxel in its middle.
+        labelled: [L] flat positions of the labeled voxels, if there are any.
         words: See `draw_words`.
     """
     # Whole numbers of Python: arrays of three take longer to make than all of this.

@@ -21,7 +21,7 @@ from lit_data.wings.volumes.files.hounsfield import StoredScale
 from lit_data.wings.volumes.files.volume import FileVolume, Volume, import_medical, wrap_array
 
 GAP_TOLERANCE = 0.02
-"""Distances of neighbouring slices that differ from the median by a larger share are uneven."""
+"""Distances of neighboring slices that differ from the median by a larger share are uneven."""
 MAX_INFLATED_BYTES = 2**28
 """Of a deflated file; it holds one slice."""
 EXTENSIONS = (".dcm", ".dicom", ".ima")
@@ -109,7 +109,7 @@ def open_dicom(files: Sequence[str], name: str, nan_fill: float | None) -> FileV
 
     Raises:
         DataError: a file cannot be read; the slices differ in size, spacing or direction; slices
-            are missing, doubled or unevenly spaced; several frames or colours.
+            are missing, doubled or unevenly spaced; several frames or colors.
     """
     slices = sorted(map(_describe, files), key=lambda item: item.height_mm)
     first = slices[0]
@@ -202,8 +202,8 @@ def _describe(path: str) -> _Slice:
         has_frames = int(head.get("NumberOfFrames", 1)) != 1
         if has_frames or int(head.get("SamplesPerPixel", 1)) != 1 or not is_grey:
             raise DataError(
-                "several frames or colours in one file; "
-                "export one grey frame a file, or a NIfTI file"
+                "several frames or colors in one file; "
+                "export one gray frame a file, or a NIfTI file"
             )
         needed = ("Rows", "Columns", "PixelSpacing", "BitsAllocated")
         missing = [name for name in needed if head.get(name) is None]
@@ -246,7 +246,7 @@ def _check_alike(first: _Slice, other: _Slice) -> None:
 
 
 def _find_step(slices: Sequence[_Slice]) -> float:
-    """Return the distance of neighbouring slices in mm.
+    """Return the distance of neighboring slices in mm.
 
     Raises:
         DataError: It is not the same everywhere, or nobody knows it.

@@ -16,7 +16,7 @@ EXACT_FLOAT = 2**24
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The Hounsfield units that a picture spreads over its grey levels.
+    """The Hounsfield units that a picture spreads over its gray levels.
 
     Args:
         centre_hu: The middle.
@@ -33,7 +33,7 @@ class Window:
         is_finite = math.isfinite(self.centre_hu) and math.isfinite(self.width_hu)
         if not is_finite or self.width_hu <= 0:
             raise ConfigError(
-                f"window of centre {self.centre_hu} and width {self.width_hu}: "
+                f"window of center {self.centre_hu} and width {self.width_hu}: "
                 "the width must be above 0"
             )
 
@@ -66,7 +66,7 @@ def read_window(value: object) -> Window:
     """Make a window of what a configuration holds.
 
     Args:
-        value: A name of ``WINDOWS``, a pair (centre, width), or a window.
+        value: A name of ``WINDOWS``, a pair (center, width), or a window.
 
     Raises:
         ConfigError: none of these.

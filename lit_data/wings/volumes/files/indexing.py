@@ -151,7 +151,7 @@ def read_labels(labels: Volume, begin: int, end: int) -> Array:
 
 
 class LabelCollector(Generic[T]):
-    """Gathers labelled voxels slab by slab.
+    """Gathers labeled voxels slab by slab.
 
     Args:
         shape: (z, y, x) of the volume.
@@ -229,7 +229,7 @@ def check_labels(labels: NDArray[np.int32], classes: int | None) -> None:
 
 
 def join_labels(collector: LabelCollector[Array], shape: Triple) -> LabelIndex:
-    """Make the index of a collector that keeps the labelled voxels in memory."""
+    """Make the index of a collector that keeps the labeled voxels in memory."""
     parts = list(collector.parts())
     positions = np.concatenate(parts) if parts else np.zeros(0, index_dtype(shape))
     return LabelIndex(
@@ -403,7 +403,7 @@ def scan_slabs(
         low_hu: See ``index_volume``.
         high_hu: See ``index_volume``.
         labels: See ``index_volume``.
-        collector: Takes the labelled voxels, also those that are not occupied.
+        collector: Takes the labeled voxels, also those that are not occupied.
 
     Raises:
         DataError: see ``index_volume``.

@@ -54,7 +54,7 @@ class Resolution:
             volume: What to read from.
             fill: Value of added voxels.
             nearest: Take the nearest voxel (labels) instead of interpolating linearly between voxel
-                centres.
+                centers.
         """
         shape, spacing_mm = _as_triple(self.shape), _as_triple(self.spacing_mm)
         if spacing_mm is not None and not np.allclose(spacing_mm, volume.spacing_mm, rtol=1e-6):
@@ -94,8 +94,8 @@ class _ResampledAxis(NamedTuple):
     """Old voxels of each new one along an axis.
 
     Attributes:
-        lower: [n] the old voxel before its centre.
-        upper: [n] the old voxel behind its centre.
+        lower: [n] the old voxel before its center.
+        upper: [n] the old voxel behind its center.
         weight: [n] of the second, 0..1.
     """
 
@@ -105,7 +105,7 @@ class _ResampledAxis(NamedTuple):
 
     @property
     def nearest(self) -> Ints:
-        """[n] the old voxel that is nearer to its centre."""
+        """[n] the old voxel that is nearer to its center."""
         return np.where(self.weight >= 0.5, self.upper, self.lower)
 
     def mix(self, block: Array, axis: int) -> Array:

@@ -19,7 +19,7 @@ LABEL_DTYPES = ("uint8", "uint16", "int32")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelIndex:
-    """Index of all labelled voxels, class by class, occupied or not.
+    """Index of all labeled voxels, class by class, occupied or not.
 
     Args:
         shape: (z, y, x) of the volume.
@@ -75,7 +75,7 @@ class SparseVolume:
         low_hu: Voxels above this are occupied ...
         high_hu: ... up to and with this one; None for no limit.
         labels: [N] label of each occupied voxel; None without labels.
-        label_index: All labelled voxels, also those that are not occupied; None without labels.
+        label_index: All labeled voxels, also those that are not occupied; None without labels.
 
     Raises:
         DataError: the arrays do not fit together.
@@ -135,7 +135,7 @@ class SparseVolume:
             positions = self.label_index.positions
             ascend = bool((classes[1:] > classes[:-1]).all())
             faults["classes"] = not ascend or classes.min(initial=1) < 1
-            faults["labelled voxels"] = not _are_places(positions, starts[1:-1], self.shape)
+            faults["labeled voxels"] = not _are_places(positions, starts[1:-1], self.shape)
         wrong_names = [name for name, is_wrong in faults.items() if is_wrong]
         return f"wrong: {', '.join(wrong_names)}" if wrong_names else None
 

@@ -46,7 +46,7 @@ class Volume:
         name: Of the file, for messages.
         shape: (z, y, x).
         dtype: Of the Hounsfield units: bool, uint8, int16 or float32.
-        spacing_mm: (z, y, x) distance of neighbouring voxels.
+        spacing_mm: (z, y, x) distance of neighboring voxels.
         affine: [4, 4] from voxel numbers in the order (x, y, z) to mm (right, anterior, superior);
             None if unknown.
 

@@ -128,7 +128,7 @@ def flat_cells(rows: Tensor, cells: Tensor, grid: int) -> Tensor:
 
 
 def find_offsets(places: Tensor, shapes: Tensor, grid: int) -> Tensor:
-    """[..., 3] float32 in -1..1: where in its cell the centre of a voxel lies."""
+    """[..., 3] float32 in -1..1: where in its cell the center of a voxel lies."""
     return ((2 * places + 1) * grid % (2 * shapes)).float() / shapes - 1
 
 
@@ -137,7 +137,7 @@ def read_between(
 ) -> Tensor:
     """Interpolate features of a grid at voxels.
 
-    Linear between the centres of the eight cells around, constant beyond the last.
+    Linear between the centers of the eight cells around, constant beyond the last.
 
     One weighted gather, because the gradient of `grid_sample` has no deterministic kernel on a GPU.
 

@@ -54,7 +54,7 @@ class PointVoxelNet(nn.Module):
     "Convolutional occupancy networks", ECCV 2020). One more head says which cells hold anything, so
     that a volume can be written without asking for every voxel of the air around the patient.
 
-    No volume sees another: normalisation is within a volume, and points come in one order, whatever
+    No volume sees another: normalization is within a volume, and points come in one order, whatever
     theirs was.
 
     Args:

@@ -68,7 +68,7 @@ def find_key(rows: Tensor, places: Tensor) -> Tensor:
 
 
 def find_cells(places: Tensor, shapes: Tensor, grid: int) -> Tensor:
-    """Find the cell that the centre of a voxel lies in.
+    """Find the cell that the center of a voxel lies in.
 
     The volume is cut into `grid` cells along each axis.
 
@@ -218,7 +218,7 @@ def _move(
     """Places around points, inside the volume, and their weights.
 
     Places in the line of their point weigh nothing: the point itself is occupied for sure, and
-    subsets that are spread evenly along the lines of a volume take its neighbours less often.
+    subsets that are spread evenly along the lines of a volume take its neighbors less often.
     """
     # A radius is 1 voxel times farthest^u with u in [0, 1): short ones as likely as long ones.
     farthest = (2 * shapes.amax(-1) / grid).clamp(min=1.5)

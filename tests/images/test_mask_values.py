@@ -89,7 +89,7 @@ def test_few_colours_are_those_of_classes(tmp_path: Path, caplog: pytest.LogCapt
     ],
 )
 def test_wrong_colours_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="colou?rs"):
+    with pytest.raises(ConfigError, match=r"colou?rs"):
         MaskOptions(**options)
 
 

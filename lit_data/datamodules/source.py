@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from lit_data.core.errors import ConfigError, DataError, StoreError, show_path
 from lit_data.core.files import explaining
 from lit_data.core.leftovers import Leftovers
 from lit_data.core.parts import Part
+from lit_data.core.temp import ABANDONED_S, remove_folder
 from lit_data.core.types import NEUTRAL, Ints, PathText
 from lit_data.core.wings import find_part
 from lit_data.datasets.splits import Splits, find_named_splits, split_images
@@ -313,7 +315,8 @@ class Source(FileOptions, ABC):
     def _hold_alone(self, path: Path) -> Path:
         """Return a folder of the cache with one file: linked, or copied where it cannot be.
 
-        So neither masks nor labels nor lists of splits that lie beside it are looked at.
+        So neither masks nor labels nor lists of splits that lie beside it are looked at. Those of other
+        files that were not asked for within a day are removed, and their stores.
         """
         if not os.access(path, os.R_OK):
             raise DataError(f"{show_path(path)}: not readable by this user")
@@ -326,6 +329,13 @@ class Source(FileOptions, ABC):
                     os.link(path.resolve(), part)
                 except OSError:
                     shutil.copy2(path, part)
+        for other in folder.parent.iterdir():
+            # Each use writes into its folder; whoever else removes it at the same time is as good.
+            with suppress(OSError):
+                if time.time() - other.stat().st_mtime > ABANDONED_S:
+                    for stores in self.cache_folder.glob(f"stores/{other.name}-*"):
+                        remove_folder(stores)
+                    remove_folder(other)
         return folder
 
     def _make_samples(self) -> Path:

@@ -1,5 +1,7 @@
 """A root that is one file, and lists of paths and arrays in the place of a folder."""
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,24 @@ def test_one_file_is_a_folder_of_one_image(tmp_path: Path) -> None:
     assert InspectionFiles.of(**place, **alone).open_images()[0].shape == (3, 8, 9)
     with pytest.raises(DataError, match="no image matches"):
         InspectionFiles.of(root=folder / "images/labels.csv", cache_dir=tmp_path).list_images()
+
+
+def test_what_was_made_of_one_file_is_removed_after_a_day(tmp_path: Path) -> None:
+    def read(name: str) -> Path:
+        cv2.imwrite(str(tmp_path / name), np.full((20, 30, 3), 70, np.uint8))
+        source = ImageFolder.of(root=tmp_path / name, cache_dir=tmp_path / "cache")
+        source.store_folder.mkdir(parents=True)
+        return source.folder
+
+    first = read("first.png")
+    second = read("second.png")
+    assert first.is_dir()
+    a_day_ago_s = time.time() - 25 * 3600
+    os.utime(first, (a_day_ago_s, a_day_ago_s))
+    third = read("third.png")
+    assert {*first.parent.iterdir()} == {second, third}
+    stores = (tmp_path / "cache/stores").iterdir()
+    assert {path.name.partition("-")[0] for path in stores} == {second.name, third.name}
 
 
 def test_arrays_train_and_are_predicted(tmp_path: Path) -> None:

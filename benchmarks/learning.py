@@ -29,6 +29,7 @@ BOX_SCORES = ("map50",)
 LABEL_SCORES = ("accuracy", "mean_f1")
 _TOP_PX = 50
 """An image scores as the mean of so many of its highest pixels."""
+_RECALL = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class LearningSuite(Suite):
 
     Args:
         root: A folder made by ``python -m benchmarks.learning_sets``.
-        seconds: Times of training.
+        seconds: Times of training; 0 for ways that end by themselves.
         seeds: One run of each way for each of them.
         overrides: Further words for ``fit``.
         ways: `ours`, and those of the suite.
@@ -62,6 +63,7 @@ class LearningSuite(Suite):
     scripts: ClassVar[tuple[str, ...]]
     split_file: ClassVar[str]
     predict_words: ClassVar[tuple[str, ...]] = ()
+    title: ClassVar[str] = "after equal time of training"
 
     @override
     def run(self, cfg: DictConfig) -> dict[str, Any]:
@@ -89,7 +91,7 @@ class LearningSuite(Suite):
                 runs[seconds, way, variant].append(scores)
             # after each run, so that a suite that is broken off leaves a table
             lines = _make_lines(runs)
-            report_lines(lines, columns, folder, f"{root.name}: after equal time of training")
+            report_lines(lines, columns, folder, f"{root.name}: {self.title}")
         for line in lines:
             line["way"] = f"{line['way']}_{line['seconds']}"
         return collect(lines, columns)
@@ -173,6 +175,22 @@ class LearningSuite(Suite):
                 run_module(sys.executable, "lit_data", "predict", *words, place)
 
 
+class MapLearningSuite(LearningSuite):
+    """Maps of the test images of ``splits.csv``, beside what their masks mark."""
+
+    @override
+    def score(self, folder: Path, root: Path) -> dict[str, float]:
+        images = read_split(root, "test")
+        truths = [self.read_truth(root, image) for image in images]
+        maps = [read_map(folder / "maps", Path(image)) for image in images]
+        scores = score_maps(maps, truths)
+        return {name: scores[name] for name in self.scores}
+
+    @abstractmethod
+    def read_truth(self, root: Path, image: str) -> NDArray[np.bool_]:
+        """Read what the mask of an image marks, [H, W]."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitLearningSuite(LearningSuite):
     """Images of which ``splits.csv`` says which train, and one script that takes several nets."""
@@ -191,8 +209,7 @@ class SplitLearningSuite(LearningSuite):
         if way not in self.nets:
             self.call_for_each_time("learning_peers", way, root, seed, out)
             return
-        splits = root / self.split_file
-        self.call_script(self.script, self.nets[way], splits, root, seed, out, *self.seconds)
+        self.call_script(self.script, self.nets[way], root, seed, out, *self.seconds)
 
     @override
     def list_words(self, root: Path) -> list[str]:
@@ -201,7 +218,7 @@ class SplitLearningSuite(LearningSuite):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaskLearningSuite(SplitLearningSuite):
+class MaskLearningSuite(SplitLearningSuite, MapLearningSuite):
     """Average precision and best F1 of the pixels of whole test images, and AUROC of the images."""
 
     overrides: Sequence[str] = ("data.mask_read.threshold=128",)
@@ -209,12 +226,12 @@ class MaskLearningSuite(SplitLearningSuite):
     scores: ClassVar[tuple[str, ...]] = MASK_SCORES
     experiment: ClassVar[str] = "segmentation"
     script: ClassVar[str] = "plain_masks"
-    nets: ClassVar[Mapping[str, str]] = {"plain": "unet", "smp": "smp", "smp_lite0": "smp_lite0"}
+    nets: ClassVar[Mapping[str, str]] = {"plain": "unet", "smp": "smp"}
     scripts: ClassVar[tuple[str, ...]] = (*nets, "torchgeo")
 
     @override
-    def score(self, folder: Path, root: Path) -> dict[str, float]:
-        return score_maps(folder / "maps", root)
+    def read_truth(self, root: Path, image: str) -> NDArray[np.bool_]:
+        return read_mask((root / image).with_suffix(".png"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,13 +241,7 @@ class BoxLearningSuite(LearningSuite):
     seconds: Sequence[int] = (260,)
 
     scores: ClassVar[tuple[str, ...]] = BOX_SCORES
-    scripts: ClassVar[tuple[str, ...]] = (
-        "plain",
-        "fasterrcnn",
-        "ssdlite",
-        "fcos_lite0",
-        "ultralytics",
-    )
+    scripts: ClassVar[tuple[str, ...]] = ("plain", "ultralytics")
     split_file: ClassVar[str] = "test.txt"
     # Average precision is over all scores, of which `predict` keeps those above the threshold.
     predict_words: ClassVar[tuple[str, ...]] = ("predict.threshold=0.01",)
@@ -263,11 +274,7 @@ class LabelLearningSuite(SplitLearningSuite):
     scores: ClassVar[tuple[str, ...]] = LABEL_SCORES
     experiment: ClassVar[str] = "classification"
     script: ClassVar[str] = "plain_labels"
-    nets: ClassVar[Mapping[str, str]] = {
-        "plain": "conv",
-        "resnet18": "resnet18",
-        "timm_lite0": "timm_lite0",
-    }
+    nets: ClassVar[Mapping[str, str]] = {"plain": "conv", "timm": "timm"}
     scripts: ClassVar[tuple[str, ...]] = tuple(nets)
 
     @override
@@ -288,40 +295,47 @@ def run_module(python: str, module: str, *words: str) -> None:
         raise LitDataError(f"{module} ended with {done.returncode}: {last_lines}")
 
 
-def score_maps(maps: Path, root: Path) -> dict[str, float]:
-    """Score maps of the test images of a set.
+def read_map(maps: Path, image: Path) -> NDArray[np.float64]:
+    """Read the map [H, W] of an image: ``NAME.npy``, or 16 bit ``NAME.png`` or ``NAME.jpg.png``."""
+    path = next(maps.rglob(f"{image.stem}.*"), None)
+    if path is None:
+        raise ConfigError(f"{maps} has no map of {image.name}")
+    is_array = path.suffix == ".npy"
+    values = np.load(path) if is_array else cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+    return np.asarray(values, np.float64)
+
+
+def read_mask(path: Path) -> NDArray[np.bool_]:
+    """Read what a mask marks, [H, W]."""
+    return np.asarray(cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)) >= 128
+
+
+def score_maps(
+    maps: Sequence[NDArray[np.float64]], truths: Sequence[NDArray[np.bool_]]
+) -> dict[str, float]:
+    """Score the pixels of maps, and images by the mean of their 50 highest ones.
 
     Args:
-        maps: ``NAME.png`` or ``NAME.jpg.png`` of each, 16 bit.
-        root: The set, with masks beside its images.
+        maps: [H, W] of each image.
+        truths: What the masks of these images mark.
 
     Returns:
-        A number for each of `MASK_SCORES`.
+        ``pixel_ap``, ``best_f1``, ``pixel_auroc``, ``image_auroc``, and ``false_alarms``, the fraction
+        of good images that score as high as 95 % of the defective ones.
     """
-    scores, truths, image_scores, is_defective = [], [], [], []
-    for name in read_split(root, "test"):
-        path = Path(name)
-        map_path = maps / f"{path.name}.png"
-        if not map_path.is_file():
-            map_path = maps / f"{path.stem}.png"
-        probability = np.asarray(cv2.imread(str(map_path), cv2.IMREAD_UNCHANGED), np.float64)
-        mask_path = (root / path).with_suffix(".png")
-        truth = np.asarray(cv2.imread(str(mask_path), cv2.IMREAD_GRAYSCALE)) >= 128
-        scores.append(probability.ravel())
-        truths.append(truth.ravel())
-        image_scores.append(score_image(probability))
-        is_defective.append(bool(truth.any()))
-    precision, best_f1 = average_precision(np.concatenate(scores), np.concatenate(truths))
+    scores = np.concatenate([values.ravel() for values in maps])
+    truth = np.concatenate([mask.ravel() for mask in truths])
+    precision, best_f1 = average_precision(scores, truth)
+    images = np.array([np.sort(values, axis=None)[-_TOP_PX:].mean() for values in maps])
+    is_defective = np.array([bool(mask.any()) for mask in truths])
+    found = np.sort(images[is_defective])[::-1][: int(np.ceil(_RECALL * is_defective.sum()))]
     return {
         "pixel_ap": precision,
         "best_f1": best_f1,
-        "image_auroc": auroc(np.array(image_scores), np.array(is_defective)),
+        "pixel_auroc": auroc(scores, truth),
+        "image_auroc": auroc(images, is_defective),
+        "false_alarms": float((images[~is_defective] >= found[-1]).mean()),
     }
-
-
-def score_image(values: NDArray[np.float64]) -> float:
-    """Score an image by the mean of its 50 highest pixels."""
-    return float(np.sort(values, axis=None)[-_TOP_PX:].mean())
 
 
 def score_labels(table: Path, images: Sequence[str]) -> dict[str, float]:

@@ -1,18 +1,16 @@
-"""Boxes of the benchmark of learning: a score of its own, and plain training loops.
+"""Boxes of the benchmark of learning: their score, and a plain training loop.
 
-The loops are what people write without a framework. They need torch, OpenCV and NumPy alone (those
-of torchvision an environment of their own), and nothing of them is shared with `lit_data`: neither
-the reading of labels nor the score. ``python -m benchmarks.learning_detection WAY ROOT SEED SECONDS
-OUT`` trains `plain` or a detector of `TORCHVISION`, and writes ``OUT/detections.json``.
+The loop is what people write without a framework. It needs torch, OpenCV and NumPy alone, and nothing
+of it is shared with `lit_data`: neither the reading of labels nor the score.
+``python -m benchmarks.learning_detection plain ROOT SEED SECONDS OUT`` writes ``OUT/detections.json``.
 """
 
-import importlib
 import json
+import logging
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,18 +19,13 @@ import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
+from faster_coco_eval import COCO, COCOeval_faster
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from benchmarks import lite0
+log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
-TORCHVISION = {
-    "fasterrcnn": "fasterrcnn_mobilenet_v3_large_320_fpn",
-    "ssdlite": "ssdlite320_mobilenet_v3_large",
-    "fcos_lite0": "FCOS",
-}
-"""Detectors of torchvision, for images of 320 px."""
 
 
 class Box(NamedTuple):
@@ -95,84 +88,57 @@ def read_detections(path: Path) -> dict[str, list[Box]]:
 def write_detections(predictions: Boxes, path: Path) -> None:
     """Write boxes as `read_detections` reads them."""
     images = [{"id": number, "file_name": stem} for number, stem in enumerate(predictions)]
-    annotations = []
-    for number, boxes in enumerate(predictions.values()):
-        for box in boxes:
-            left, top, right, bottom = box.corners
-            bbox = [left, top, right - left, bottom - top]
-            row = {
-                "image_id": number,
-                "category_id": box.class_number + 1,
-                "bbox": bbox,
-                "score": box.score,
-            }
-            annotations.append(row)
+    table = {"images": images, "annotations": _list_rows(predictions, list(predictions))}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"images": images, "annotations": annotations}))
+    path.write_text(json.dumps(table))
 
 
-def score_boxes(predictions: Boxes, truth: Boxes, *, iou: float = 0.5, most: int = 100) -> float:
+def _list_rows(boxes: Boxes, stems: Sequence[str]) -> list[dict[str, Any]]:
+    """List the boxes of images as annotations of COCO; the number of an image is its place."""
+    rows: list[dict[str, Any]] = []
+    for number, stem in enumerate(stems):
+        for box in boxes.get(stem, ()):
+            left, top, right, bottom = box.corners
+            rows.append(
+                {
+                    "id": len(rows) + 1,
+                    "image_id": number,
+                    "category_id": box.class_number + 1,
+                    "bbox": [left, top, right - left, bottom - top],
+                    "area": (right - left) * (bottom - top),
+                    "iscrowd": 0,
+                    "score": box.score,
+                }
+            )
+    return rows
+
+
+def score_boxes(predictions: Boxes, truth: Boxes) -> float:
     """Return mAP50: the mean over the true classes of COCO's average precision at IoU 0.5.
-
-    Predictions of a class are taken from the highest score down. Each takes the true box of its
-    image and class that it overlaps most among those that no other has taken; it is right if their
-    IoU reaches the threshold. The precision at a recall is the highest at any recall from there on,
-    read at 101 recalls (Lin et al., "Microsoft COCO", 2014).
 
     Args:
         predictions: Of the images of `truth`; an image that is missing has none.
         truth: Every image that counts, also those without an object.
-        iou: Threshold.
-        most: Predictions of a class and image that count, the best ones.
-
-    Raises:
-        ValueError: A prediction is for an image without truth.
     """
-    strangers = sorted(set(predictions) - set(truth))
-    if strangers:
-        raise ValueError(f"predictions for images without truth: {strangers[:3]}")
-    classes = sorted({box.class_number for boxes in truth.values() for box in boxes})
-    precisions = [_average_precision(predictions, truth, number, iou, most) for number in classes]
-    return float(np.mean(precisions)) if precisions else 0.0
-
-
-def _average_precision(
-    predictions: Boxes, truth: Boxes, class_number: int, iou: float, most: int
-) -> float:
-    ranked: list[tuple[float, bool]] = []
-    positives = 0
-    for stem, boxes in truth.items():
-        true_corners = [box.corners for box in boxes if box.class_number == class_number]
-        predicted = [box for box in predictions.get(stem, ()) if box.class_number == class_number]
-        predicted.sort(key=_score_of, reverse=True)
-        positives += len(true_corners)
-        ranked += _match(predicted[:most], true_corners, iou)
-    ranked.sort(key=_first_of, reverse=True)
-    hits = np.cumsum([is_right for _, is_right in ranked], dtype=np.float64)
-    if not len(hits):
+    stems = list(truth)
+    true_rows, found_rows = _list_rows(truth, stems), _list_rows(predictions, stems)
+    classes = sorted({row["category_id"] for row in true_rows})
+    if not found_rows or not classes:
         return 0.0
-    recall = hits / positives
-    precision = hits / np.arange(1, len(hits) + 1)
-    highest_from_there = np.maximum.accumulate(precision[::-1])[::-1]
-    levels = np.arange(101) * 0.01
-    ranks = np.searchsorted(recall, levels)
-    is_reached = ranks < len(recall)
-    return float(highest_from_there[ranks[is_reached]].sum() / len(levels))
-
-
-def _match(
-    predicted: Sequence[Box], true_corners: Sequence[Sequence[float]], iou: float
-) -> list[tuple[float, bool]]:
-    """Return (score, right or wrong) of predictions of one class and image, highest first."""
-    free = list(true_corners)
-    matched = []
-    for box in predicted:
-        overlaps = [find_iou(box.corners, corners) for corners in free]
-        is_right = max(overlaps, default=0.0) >= iou
-        if is_right:
-            free.pop(int(np.argmax(overlaps)))
-        matched.append((box.score, is_right))
-    return matched
+    table = {
+        "images": [{"id": number} for number in range(len(stems))],
+        "categories": [{"id": number} for number in classes],
+        "annotations": true_rows,
+    }
+    coco = COCO(table)
+    evaluator: Any = COCOeval_faster(
+        coco, coco.loadRes(found_rows), "bbox", print_function=log.debug
+    )
+    evaluator.params.iouThrs = np.array([0.5])
+    evaluator.evaluate()
+    evaluator.accumulate()
+    # [IoU, recall, class, area, most boxes]
+    return float(evaluator.eval["precision"][0, :, :, 0, -1].mean())
 
 
 def find_iou(one: Sequence[float], other: Sequence[float]) -> float:
@@ -183,14 +149,6 @@ def find_iou(one: Sequence[float], other: Sequence[float]) -> float:
         return 0.0
     areas = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (one, other))
     return width * height / (areas - width * height)
-
-
-def _score_of(box: Box) -> float:
-    return box.score
-
-
-def _first_of(pair: tuple[float, bool]) -> float:
-    return pair[0]
 
 
 class PlainNet(nn.Module):
@@ -382,103 +340,11 @@ def _choose_best(
     return list(chain.from_iterable(chosen.values()))
 
 
-def train_torchvision(
-    folder: Path,
-    *,
-    seconds: float,
-    kind: str = "fasterrcnn",
-    seed: int = 0,
-    batch_size: int = 4,
-    clock: Clock | None = None,
-) -> dict[str, list[Box]]:
-    """Train a detector of torchvision as its tutorial does, and predict the test images.
-
-    It starts from random weights, but for the encoder of `fcos_lite0`, which has seen ImageNet.
-
-    Args:
-        folder: See `train_plain`, as `seconds`, `seed` and `clock`.
-        seconds: Time to train for.
-        kind: Of `TORCHVISION`.
-        seed: Of weights and order.
-        batch_size: Images of a step.
-        clock: Measures the time.
-
-    Raises:
-        ImportError: torchvision is not installed.
-    """
-    detectors: Any = importlib.import_module("torchvision.models.detection")
-    torch.manual_seed(seed)
-    classes = len((folder / "classes.txt").read_text().split())
-    make_net = getattr(detectors, TORCHVISION[kind])
-    num_classes = classes + 1  # 0 is the background
-    if kind == "fcos_lite0":
-        scale = {"image_mean": [127 / 255] * 3, "image_std": [128 / 255] * 3}
-        net = make_net(_Pyramid(), num_classes, min_size=320, max_size=320, **scale).train()
-    else:
-        net = make_net(weights=None, weights_backbone=None, num_classes=num_classes).train()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.005, momentum=0.9, weight_decay=0.0005)
-    images, boxes = _load(folder, "train", 320)
-    for rows in _batches(len(images), batch_size, seconds, seed, clock or time.process_time):
-        targets = []
-        for row in rows:
-            labels = boxes[row][:, 0].long() + 1
-            targets.append({"boxes": boxes[row][:, 1:], "labels": labels})
-        loss = sum(net([images[row] for row in rows], targets).values())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return _predict_torchvision(net.eval(), folder)
-
-
-class _Pyramid(nn.Module):
-    """Five maps of strides from 8 px on, over EfficientNet-Lite0, for detectors of torchvision."""
-
-    out_channels = 128
-
-    def __init__(self) -> None:
-        super().__init__()
-        pyramids: Any = importlib.import_module("torchvision.ops.feature_pyramid_network")
-        width = self.out_channels
-        further = pyramids.LastLevelP6P7(width, width)
-        self._encoder = lite0.make_encoder([2, 3, 4])
-        widths = [40, 112, 320]
-        self._pyramid = pyramids.FeaturePyramidNetwork(widths, width, further)
-
-    def forward(self, images: Tensor) -> dict[str, Tensor]:
-        maps = {str(number): values for number, values in enumerate(self._encoder(images))}
-        levels: dict[str, Tensor] = self._pyramid(maps)
-        return levels
-
-
-@torch.no_grad()
-def _predict_torchvision(net: nn.Module, folder: Path) -> dict[str, list[Box]]:
-    predictions = {}
-    for path in list_images(folder, "test"):
-        image = _read_image(path)
-        answer = net([_to_tensor(image, 320)])[0]
-        scale = torch.tensor([image.shape[1] / 320, image.shape[0] / 320] * 2)
-        labels, scores = answer["labels"].tolist(), answer["scores"].tolist()
-        corners = (answer["boxes"] * scale).tolist()
-        boxes = []
-        for number, score, (left, top, right, bottom) in zip(labels, scores, corners, strict=True):
-            boxes.append(Box(number - 1, (left, top, right, bottom), score))
-        predictions[path.stem] = boxes
-    return predictions
-
-
-def main(
-    way: str,
-    folder: Path,
-    seed: int,
-    seconds: float,
-    out: Path,
-) -> None:
-    """Train a script for a time on the wall clock, and write its boxes of the test images."""
-    train: Callable[..., dict[str, list[Box]]]
-    train = train_plain if way == "plain" else partial(train_torchvision, kind=way)
-    predictions = train(folder, seconds=seconds, seed=seed, clock=time.monotonic)
+def main(folder: Path, seed: int, seconds: float, out: Path) -> None:
+    """Train the script for a time on the wall clock, and write its boxes of the test images."""
+    predictions = train_plain(folder, seconds=seconds, seed=seed, clock=time.monotonic)
     write_detections(predictions, out / "detections.json")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), Path(sys.argv[5]))
+    main(Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), Path(sys.argv[5]))

@@ -127,7 +127,7 @@ def train_torchgeo(root: Path, seed: int, seconds: int, out: Path) -> None:
     """
     lightning: Any = importlib.import_module("lightning")
     trainers: Any = importlib.import_module("torchgeo.trainers")
-    splits = plain_masks.read_splits(root / "splits.csv", root)
+    splits = plain_masks.read_splits(root)
     lightning.seed_everything(seed)
     task = trainers.SemanticSegmentationTask(
         "unet", "resnet18", in_channels=1, task="multiclass", num_classes=2, loss="ce"

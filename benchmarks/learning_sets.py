@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 
 THREE_KINDS = ("Blowhole", "Break", "Crack")
 SIX_KINDS = (*THREE_KINDS, "Fray", "Uneven")
@@ -66,81 +65,33 @@ def prepare_tiles(
     write_splits(target)
 
 
-def prepare_textures(source: Path, target: Path, images: int = 160, side_px: int = 192) -> None:
-    """Cut patches out of textures, and draw scratches and pits into half of them.
+def prepare_labels(
+    source: Path, target: Path, list_parts: Callable[[Path], Iterable["Part"]]
+) -> None:
+    """Copy images into a folder for each class, and split them.
 
     Args:
-        source: A folder of grey textures, such as those of scikit-image (brick, grass, gravel;
-            CC0).
-        target: The folder to make.
-        images: How many.
-        side_px: Height and width of each.
+        source: What `list_parts` reads.
+        target: The folder to make; the name of a class stands before those of its images, which
+            differ then from all others.
+        list_parts: Lists the images.
     """
-    rng = np.random.default_rng(0)
-    textures = [
-        np.asarray(cv2.imread(str(path), cv2.IMREAD_GRAYSCALE))
-        for path in sorted(source.glob("*.png"))
-    ]
-    for number in range(images):
-        texture = textures[number % len(textures)]
-        top, left = (int(rng.integers(length - side_px)) for length in texture.shape)
-        image = texture[top : top + side_px, left : left + side_px].copy()
-        kind = ("good", "scratch", "good", "pit")[number % 4]
-        mask = np.zeros_like(image)
-        if kind != "good":
-            (_draw_scratch if kind == "scratch" else _draw_pits)(mask, rng)
-            softened = cv2.GaussianBlur(mask.astype(np.float32) / 255, (0, 0), 0.8)
-            change = float(rng.uniform(25, 60) * rng.choice((-1, 1)))
-            image = (image + softened * change).clip(0, 255).astype(np.uint8)
-        (target / kind).mkdir(parents=True, exist_ok=True)
-        cv2.imwrite(str(target / kind / f"{number:03}.jpg"), image, [cv2.IMWRITE_JPEG_QUALITY, 95])
-        cv2.imwrite(str(target / kind / f"{number:03}.png"), mask)
-    write_splits(target)
+    for part in list_parts(source):
+        (target / part.kind).mkdir(parents=True, exist_ok=True)
+        shutil.copy(part.image, target / part.kind / f"{part.kind}_{part.image.name}")
+    write_splits(target, "*")
 
 
-def _draw_scratch(mask: NDArray[np.uint8], rng: np.random.Generator) -> None:
-    """Draw a bent line of 1 to 3 px."""
-    side_px = len(mask)
-    heading = rng.uniform(0, 2 * np.pi)
-    point, points = rng.uniform(side_px * 0.2, side_px * 0.8, 2), []
-    for _ in range(int(rng.integers(8, 25))):
-        points.append(point.copy())
-        heading += rng.normal(0, 0.15)
-        point += 5 * np.array([np.cos(heading), np.sin(heading)])
-    line = np.array(points).round().astype(np.int32)
-    cv2.polylines(mask, [line], isClosed=False, color=255, thickness=int(rng.integers(1, 4)))
-
-
-def _draw_pits(mask: NDArray[np.uint8], rng: np.random.Generator) -> None:
-    """Draw one to four discs of 2 to 5 px radius."""
-    for _ in range(int(rng.integers(1, 5))):
-        y, x = rng.integers(8, len(mask) - 8, 2).tolist()
-        cv2.circle(mask, (x, y), int(rng.integers(2, 6)), 255, -1)
-
-
-def prepare_labels(source: Path, target: Path) -> None:
-    """Copy images that lie in a folder for each class, and split them.
+def list_classes(source: Path) -> Iterator["Part"]:
+    """List images that lie in a folder for each class.
 
     Args:
         source: ``CLASS/NAME``, such as a copy of X-SDD (Feng et al., "X-SDD: a new benchmark for hot
             rolled steel strip surface defects detection", Symmetry 2021).
-        target: The folder to make; the name of a class stands before those of its images, which
-            differ then from all others.
     """
     for image in sorted(source.glob("*/*")):
-        kind = image.parent.name
         if image.suffix.lower() in IMAGE_ENDINGS:
-            (target / kind).mkdir(parents=True, exist_ok=True)
-            shutil.copy(image, target / kind / f"{kind}_{image.name}")
-    write_splits(target, "*")
-
-
-def prepare_solar_cells(source: Path, target: Path) -> None:
-    """Copy the good and defective cells of ELPV, see `list_solar_cells`, and split them."""
-    for part in list_solar_cells(source):
-        (target / part.kind).mkdir(parents=True, exist_ok=True)
-        shutil.copy(part.image, target / part.kind / part.image.name)
-    write_splits(target, "*")
+            yield Part(image, image.parent.name)
 
 
 def write_splits(root: Path, pattern: str = "*.jpg") -> None:
@@ -409,12 +360,11 @@ def _copy_board(source: Path, image: str, labels: str, out_folder: Path) -> str:
 PREPARE: Mapping[str, Callable[[Path, Path], object]] = {
     "tiles": prepare_tiles,
     "tiles6": partial(prepare_tiles, kinds=SIX_KINDS),
-    "textures": prepare_textures,
     "boards": prepare_boards,
     "cells": prepare_cells,
     "steel": prepare_steel,
-    "labels": prepare_labels,
-    "solar_cells": prepare_solar_cells,
+    "labels": partial(prepare_labels, list_parts=list_classes),
+    "solar_cells": partial(prepare_labels, list_parts=list_solar_cells),
     "good_tiles": partial(prepare_good_parts, list_parts=list_tiles),
     "few_good_tiles": partial(prepare_good_parts, list_parts=list_tiles, train_images=120),
     "good_fabrics": partial(prepare_good_parts, list_parts=list_fabrics),

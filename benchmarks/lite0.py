@@ -1,7 +1,6 @@
 """EfficientNet-Lite0 of timm with the weights that lit_data starts from, for the ways of others."""
 
 import importlib
-from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -29,13 +28,6 @@ def load_lite0(net: nn.Module) -> nn.Module:
         if "classifier" not in name:
             layer.copy_(values)
     return net
-
-
-def make_encoder(maps: Sequence[int]) -> nn.Module:
-    """Make the encoder of timm: a list of maps, of which 0 to 4 have strides of 2 to 32 px."""
-    timm: Any = importlib.import_module("timm")
-    net = timm.create_model(NAME, features_only=True, out_indices=tuple(maps))
-    return load_lite0(net).eval()
 
 
 def make_classifier(classes: int) -> nn.Module:

@@ -3,11 +3,12 @@
 import multiprocessing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from benchmarks.seed_ways import make_plain_mosaics, make_plain_windows
@@ -18,11 +19,9 @@ from lit_data.app.benchmarks.measure import Candidate
 from lit_data.app.benchmarks.options import BenchmarkOptions
 from lit_data.app.benchmarks.table import Row
 from lit_data.app.configuration.targets import read_options
-from lit_data.core.batch_form import count_samples
 from lit_data.core.errors import ConfigError
 from lit_data.core.types import Batch
 from lit_data.datamodules import BaseDataModule, StripeDataModule
-from lit_data.loading.samples import SingleSamples
 from lit_data.wings.detection import DetectionDataModule
 from lit_data.wings.volumes import CTDataModule
 
@@ -89,70 +88,34 @@ def make_forking_loader(row: Row, candidate: Candidate, seed: int) -> Iterable[B
 
 
 def make_textbook_loader(row: Row, candidate: Candidate, seed: int) -> Iterable[Batch]:
-    """Make a torch DataLoader of micro-batches, which the main process joins."""
-    dataset = candidate.dataset
-    if not hasattr(dataset, "__getitem__"):
-        dataset = SingleSamples(dataset)
-    micro_batches = -(-row.batch_size // row.micro_batch_size)  # of a batch, rounded up
-    loader: DataLoader[Batch] = DataLoader(
-        dataset,
-        batch_sampler=MicroBatchSampler(len(dataset), row, seed),
+    """Make a torch DataLoader of micro-batches, which the main process joins with `torch.cat`."""
+    micro_batches = -(-row.batch_size // row.micro_batch_size)
+    loader = DataLoader(
+        candidate.dataset,
+        row.micro_batch_size,
+        shuffle=True,
         num_workers=row.num_workers,
         persistent_workers=row.num_workers > 0,
         prefetch_factor=2 * micro_batches if row.num_workers else None,
         pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator().manual_seed(seed % 2**63),
     )
-    return JoinedBatches(loader, row.batch_size)
-
-
-class MicroBatchSampler(Sampler[list[int]]):
-    """Sample numbers of micro-batches that make whole batches, in a new order in each epoch.
-
-    Args:
-        samples: Length of the dataset.
-        row: Sizes.
-        seed: Of the order.
-    """
-
-    def __init__(self, samples: int, row: Row, seed: int) -> None:
-        self.samples = samples
-        self.row = row
-        self.generator = torch.Generator().manual_seed(seed % 2**63)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        order = torch.randperm(self.samples, generator=self.generator).tolist()
-        for start in range(0, self.samples, self.row.batch_size):
-            batch = order[start : start + self.row.batch_size]
-            for first in range(0, len(batch), self.row.micro_batch_size):
-                yield batch[first : first + self.row.micro_batch_size]
+    return JoinedBatches(loader, micro_batches)
 
 
 class JoinedBatches:
-    """Batches of micro-batches that the main process joins with `torch.cat`.
+    """Batches of several micro-batches each.
 
     Args:
         loader: Gives micro-batches.
-        batch_size: Samples of a whole batch.
+        parts: Micro-batches of a batch.
     """
 
-    def __init__(self, loader: Iterable[Batch], batch_size: int) -> None:
+    def __init__(self, loader: Iterable[Batch], parts: int) -> None:
         self.loader = loader
-        self.batch_size = batch_size
+        self.parts = parts
 
     def __iter__(self) -> Iterator[Batch]:
-        parts: list[Batch] = []
-        samples = 0
-        for micro_batch in self.loader:
-            parts.append(micro_batch)
-            samples += count_samples(micro_batch)
-            if samples == self.batch_size:
-                yield _join(parts)
-                parts, samples = [], 0
-        if parts:
-            yield _join(parts)
-
-
-def _join(parts: list[Batch]) -> Batch:
-    if len(parts) == 1:
-        return parts[0]
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+        micro_batches = iter(self.loader)
+        while parts := list(islice(micro_batches, self.parts)):
+            yield {key: torch.cat([part[key] for part in parts]) for key in parts[0]}

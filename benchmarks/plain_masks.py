@@ -1,17 +1,14 @@
 """A training script as people write it.
 
-``python -m benchmarks.plain_masks NET SPLITS ROOT SEED OUT SECONDS...``
+``python -m benchmarks.plain_masks NET ROOT SEED OUT SECONDS...``
 
 A U-Net of one channel, mean and standard deviation taken off, Adam at 1e-3, cross entropy and Dice
 over the batch, crops around random defect pixels, flips. NET is `unet`, that of lit_data, of which
-nothing else is imported, so that both train the same one; `smp`, the U-Net of
-segmentation_models_pytorch with a ResNet-18 of random weights; or `smp_lite0`, that with an
-EfficientNet-Lite0 that has seen ImageNet.
+nothing else is imported, so that both train the same one; or `smp`, the U-Net of
+segmentation_models_pytorch with an EfficientNet-Lite0 that has seen ImageNet.
 """
 
-import csv
 import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks import lite0
+from benchmarks import lite0, plain_training
+from benchmarks.learning_sets import read_split
 
 PATCH_PX = 128
 BATCH = 16
@@ -30,14 +28,13 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 def make_net(name: str) -> nn.Module:
-    """Make a net from [B, 1, H, W] to logits of the same shape; `unet`, `smp` or `smp_lite0`."""
-    if name.startswith("smp"):
+    """Make a net from [B, 1, H, W] to logits of the same shape; `unet` or `smp`."""
+    if name == "smp":
         import segmentation_models_pytorch as smp  # type: ignore[import-not-found]
 
-        encoder = f"tu-{lite0.NAME}" if name == "smp_lite0" else "resnet18"
+        encoder = f"tu-{lite0.NAME}"
         net: nn.Module = smp.Unet(encoder, encoder_weights=None, in_channels=3, classes=1)
-        if name == "smp_lite0":
-            lite0.load_lite0(net.encoder)  # type: ignore[arg-type]
+        lite0.load_lite0(net.encoder)  # type: ignore[arg-type]
         return _Grey(net)
     from lit_data.models import UNet
 
@@ -79,18 +76,15 @@ class Splits(NamedTuple):
     deviation: float
 
 
-def read_splits(splits: Path, root: Path) -> Splits:
-    """Read the images that train and those that are tested, by a table of splits."""
-    with splits.open(newline="") as file:
-        split_of = {row["image"]: row["split"] for row in csv.DictReader(file)}
-    train = [read(root, name) for name, split in split_of.items() if split == "train"]
+def read_splits(root: Path) -> Splits:
+    """Read the images that train and those that are tested."""
+    train = [read(root, name) for name in read_split(root, "train")]
     values = np.concatenate([image.ravel() for image, _ in train])
     mean, deviation = float(values.mean()), float(values.std())
     test = []
-    for name, split in split_of.items():
-        if split == "test":
-            image, _ = read(root, name)
-            test.append((Path(name).stem, (image - mean) / deviation))
+    for name in read_split(root, "test"):
+        image, _ = read(root, name)
+        test.append((Path(name).stem, (image - mean) / deviation))
     return Splits(train, test, mean, deviation)
 
 
@@ -133,33 +127,25 @@ def predict(net: nn.Module, images: list[tuple[str, np.ndarray]], folder: Path) 
     net.train()
 
 
-def main(net_name: str, splits: Path, root: Path, seed: int, out: Path, times: list[int]) -> None:
-    """Train, and write maps of the test images after each of some times, to ``OUT/SECONDS/maps``.
-
-    The rate is constant, so a shorter run is the beginning of a longer one.
-    """
-    train, test, mean, deviation = read_splits(splits, root)
+def main(net_name: str, root: Path, seed: int, out: Path, times: list[int]) -> None:
+    """Train, and write maps of the test images after each of some times, to ``OUT/SECONDS/maps``."""
+    train, test, mean, deviation = read_splits(root)
     defective = [number for number, (_, mask) in enumerate(train) if mask.any()]
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     net = make_net(net_name)
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    trained_s, steps = 0.0, 0
-    while times:
-        began = time.monotonic()
+
+    def find_loss() -> torch.Tensor:
         images, masks = draw_batch(train, defective, rng)
         logits = net((images - mean) / deviation)
         probability = logits.sigmoid()
         dice = 1 - (2 * (probability * masks).sum() + 1) / (probability.sum() + masks.sum() + 1)
-        loss = F.binary_cross_entropy_with_logits(logits, masks) + dice
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        steps += 1
-        trained_s += time.monotonic() - began
-        if trained_s >= times[0]:
-            print(f"steps {steps}")
-            predict(net, test, out / str(times.pop(0)) / "maps")
+        loss: torch.Tensor = F.binary_cross_entropy_with_logits(logits, masks) + dice
+        return loss
+
+    plain_training.train(
+        net, find_loss, lambda folder: predict(net, test, folder / "maps"), out, times
+    )
 
 
 def draw_batch(
@@ -190,5 +176,5 @@ def draw_batch(
 
 
 if __name__ == "__main__":
-    net_name, splits, root, seed, out, *times = sys.argv[1:]
-    main(net_name, Path(splits), Path(root), int(seed), Path(out), sorted(map(int, times)))
+    net_name, root, seed, out, *times = sys.argv[1:]
+    main(net_name, Path(root), int(seed), Path(out), list(map(int, times)))

@@ -123,11 +123,9 @@ def _read_samples(datamodule: BaseDataModule) -> Iterator[NDArray[np.uint8]]:
 
 
 NAMES = {
-    "original": "original: one image at a time, float32",
-    "original_bf16": "original: one image at a time, bfloat16",
-    "batched": "tiles of all images, float32",
-    "threads": "the same, channels last, in threads",
-    "bf16": "the same, bfloat16",
+    "original": "one image at a time, float32",
+    "original_bf16": "the same, bfloat16",
+    "ours": "the same, channels last, in threads",
 }
 _READERS = 2  # threads
 
@@ -139,31 +137,24 @@ class PredictVariant:
     """One line of the table.
 
     Attributes:
-        kind: One of `NAMES`.
-        batch_size: Tiles at once.
+        name: One of `NAMES`.
         predict: From files to [1, H, W] float32 on the CPU, in their order.
         threads: Batches at one time.
         predict_alone: The same with one thread; None where it has no more.
     """
 
-    kind: str
-    batch_size: int
+    name: str
     predict: Predict
     threads: int = 1
     predict_alone: Predict | None = None
 
-    @property
-    def name(self) -> str:
-        """Name that no other line has."""
-        return f"{self.kind}, batch {self.batch_size}"
-
     def measure_peak_bytes(self, paths: Sequence[Path]) -> float:
-        """Measure the bytes of tensors while each thread predicts a batch.
+        """Measure the bytes of tensors while each thread predicts an image.
 
         Counted with one thread, as tensors are in the thread that makes them.
         """
         predict = self.predict_alone or self.predict
-        return self.threads * measure_peak_bytes(lambda: list(predict(paths[: self.batch_size])))
+        return self.threads * measure_peak_bytes(lambda: list(predict(paths[:1])))
 
     def run(self, paths: Sequence[Path]) -> None:
         """Predict files, and keep nothing."""
@@ -171,80 +162,39 @@ class PredictVariant:
             pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WayOptions:
-    """Options of the ways.
+def list_ways(
+    make: Callable[[], nn.Module], tile_px: int, device: torch.device
+) -> list[PredictVariant]:
+    """List the original way, with fewer bits, and ours.
 
     Args:
-        batch_sizes: Sizes to try.
+        make: Makes the net, one for each way, as predictors change how it is stored.
         tile_px: Size of a tile.
         device: Where to predict.
     """
-
-    batch_sizes: Sequence[int]
-    tile_px: int
-    device: torch.device
-
-
-def list_ways(
-    cfg: DictConfig,
-    datamodule: BaseDataModule,
-    weights: Weights,
-    paths: Sequence[Path],
-    options: WayOptions,
-) -> list[PredictVariant]:
-    """List the original way, and the others at each batch size.
-
-    Args:
-        cfg: With the model.
-        datamodule: Whose format it wants.
-        weights: Of the model.
-        paths: The images.
-        options: Sizes, device.
-    """
-    # a net each, as predictors change how it is stored
-    make = partial(make_net, cfg, datamodule, weights, len(read_image(paths[0])))
     ways = []
-    for kind in ("original", "original_bf16"):
-        net = make().to(options.device)
-        predict = partial(_predict_one_by_one, net, has_bf16=kind.endswith("bf16"))
-        ways.append(PredictVariant(kind, 1, predict))
-    for size in options.batch_sizes:
-        predictor = _open("batched", make(), size, options)
-        ways.append(PredictVariant("batched", size, partial(_predict_tiles, predictor)))
-    for kind in ("threads", "bf16"):
-        ways += [_make_in_threads(kind, make(), size, options) for size in options.batch_sizes]
+    for name in ("original", "original_bf16"):
+        net = make().to(device)
+        predict = partial(_predict_one_by_one, net, has_bf16=name == "original_bf16")
+        ways.append(PredictVariant(name, predict))
+    net, threads = make(), choose_threads(device)
+
+    def open_tiles(threads: int) -> Predict:
+        predictor = TiledPredictor(
+            net,
+            tile_px=tile_px,
+            overlap_px=tile_px // 4,
+            batch_size=1,
+            precision="bf16",
+            channels_last=True,
+            threads=threads,
+            readers=_READERS,
+            device=device,
+        )
+        return partial(_predict_tiles, predictor)
+
+    ways.append(PredictVariant("ours", open_tiles(threads), threads, open_tiles(1)))
     return ways
-
-
-def _make_in_threads(
-    kind: str, net: nn.Module, batch_size: int, options: WayOptions
-) -> PredictVariant:
-    threads = choose_threads(options.device)
-    return PredictVariant(
-        kind,
-        batch_size,
-        partial(_predict_tiles, _open(kind, net, batch_size, options, threads=threads)),
-        threads=threads,
-        predict_alone=partial(_predict_tiles, _open(kind, net, batch_size, options)),
-    )
-
-
-def _open(
-    kind: str, net: nn.Module, batch_size: int, options: WayOptions, *, threads: int = 1
-) -> TiledPredictor:
-    tile_px = options.tile_px
-    return TiledPredictor(
-        net,
-        tile_px=tile_px,
-        overlap_px=tile_px // 4,
-        batch_size=batch_size,
-        precision="bf16" if kind.endswith("bf16") else "fp32",
-        channels_last=kind != "batched",
-        threads=threads,
-        readers=_READERS,
-        device=options.device,
-    )
 
 
 def _predict_one_by_one(

@@ -24,7 +24,6 @@ from lit_data.datamodules import StripeDataModule
 from lit_data.datasets import PatchDataset
 from lit_data.datasets.patch_source import GridPatches
 from lit_data.images.decoders import ImageDecoder, ImageSource
-from lit_data.images.masks import MaskOptions, read_mask
 from lit_data.images.readers import read_image
 from lit_data.synthesis import DefectPlan, DefectSpec, sample_plan
 
@@ -34,7 +33,6 @@ class StripePatch(NamedTuple):
 
     Attributes:
         files: Those of its image.
-        mask_path: The mask of its image, if there is one.
         sample_index: Its number as in `PatchDataset`.
         image_index: That of its image.
         y: Its first row in px.
@@ -42,7 +40,6 @@ class StripePatch(NamedTuple):
     """
 
     files: ImageSource
-    mask_path: str | None
     sample_index: int
     image_index: int
     y: int
@@ -56,19 +53,17 @@ class StripeRecipe:
     Args:
         patch_px: (height, width) of a patch.
         decoder: How images are read.
-        mask_read: How masks are read.
         dtype: Name of the dtype of the decoded pixels.
         low: Pixel value that becomes 0.
         high: Pixel value that becomes 1.
         expand: For each of target, ref1, ref2 the stored channel that gives it.
         seed: Seed of the defects.
-        synthesis: Defects for patches without a mask of their own.
+        synthesis: Defects, if any are drawn.
         finished: Cast to 0..1, spread to three channels and draw; otherwise patches stay as stored.
     """
 
     patch_px: tuple[int, int]
     decoder: ImageDecoder
-    mask_read: MaskOptions
     dtype: str
     low: float
     high: float
@@ -85,10 +80,6 @@ class StripeRecipe:
         image = images[0] if len(images) == 1 else np.concatenate(images)
         return image if self.decoder.channels is None else image[list(self.decoder.channels)]
 
-    def read_mask(self, path: str) -> Array:
-        """Read a whole mask: [1, H, W] uint8 in {0, 1}."""
-        return read_mask(path, self.mask_read)
-
     def to_unit(self, image: Array) -> Floats:
         """Return three channels in 0..1."""
         grey = image[list(self.expand)].astype(np.float32)
@@ -97,10 +88,8 @@ class StripeRecipe:
         return np.clip(grey, 0, 1, out=grey)
 
     def plan(self, patches: Sequence[StripePatch], epoch: int) -> DefectPlan | None:
-        """Return the defects of a whole split; None where it has masks, or nothing is drawn."""
+        """Return the defects of a whole split; None where nothing is drawn."""
         if self.synthesis is None or not self.finished or not patches:
-            return None
-        if patches[0].mask_path is not None:
             return None
         index = [patch.sample_index for patch in patches]
         shape = (len(self.expand), *self.patch_px)
@@ -172,15 +161,12 @@ class OriginalStripes(StripeWay):
         window = np.s_[:, patch.y : patch.y + height, patch.x : patch.x + width]
         image = _extend(recipe.read(patch.files), patch, recipe.patch_px)
         mask = None
-        if patch.mask_path is not None:
-            mask = _extend(recipe.read_mask(patch.mask_path), patch, recipe.patch_px)
         if recipe.finished:
             image = recipe.to_unit(image)
             if self.defects is not None:
                 spots = place_spots(image[window][0], self.defects, planned, patch.y, patch.x)
-                mask = draw_everywhere(image, spots)
-            mask = None if mask is None else mask.astype(np.float32)
-        return image[window].copy(), None if mask is None else mask[window].copy()
+                mask = draw_everywhere(image, spots)[window].astype(np.float32)
+        return image[window].copy(), mask
 
 
 class ImprovedStripes(StripeWay):
@@ -189,7 +175,7 @@ class ImprovedStripes(StripeWay):
     Args:
         patches: All patches of the split.
         recipe: How a sample is made.
-        cache_bytes: Bound of the decoded images and masks in memory.
+        cache_bytes: Bound of the decoded images in memory.
     """
 
     def __init__(
@@ -209,24 +195,17 @@ class ImprovedStripes(StripeWay):
     @override
     def make(self, patch: StripePatch, planned: Iterable[int]) -> tuple[Array, Array | None]:
         recipe = self.recipe
-        whole_image, whole_mask = self._read(patch)
-        image = cut_patch(whole_image, patch.y, patch.x, recipe.patch_px).copy()
+        image = cut_patch(self._read(patch), patch.y, patch.x, recipe.patch_px).copy()
         mask = None
-        if whole_mask is not None:
-            mask = cut_patch(whole_mask, patch.y, patch.x, recipe.patch_px).copy()
         if recipe.finished:
             image = recipe.to_unit(image)
             if self.defects is not None:
-                mask = draw_in_windows(image, place_spots(image[0], self.defects, planned, 0, 0))
-            mask = None if mask is None else mask.astype(np.float32)
+                spots = place_spots(image[0], self.defects, planned, 0, 0)
+                mask = draw_in_windows(image, spots).astype(np.float32)
         return image, mask
 
-    def _read(self, patch: StripePatch) -> tuple[Array, Array | None]:
-        image = self.cache.get_or_load(patch.files.paths, lambda: self.recipe.read(patch.files))
-        path = patch.mask_path
-        if path is None:
-            return image, None
-        return image, self.cache.get_or_load((path,), lambda: self.recipe.read_mask(path))
+    def _read(self, patch: StripePatch) -> Array:
+        return self.cache.get_or_load(patch.files.paths, lambda: self.recipe.read(patch.files))
 
 
 def make_stripe_ways(
@@ -251,12 +230,12 @@ def make_stripe_ways(
         raise ConfigError(
             "other ways read images at full size: leave data.scale and data.size_px out"
         )
+    has_other_defects |= dataset.masks is not None
     if (finished and (has_other_defects or transformation.nuisance)) or any(dataset.margin_px):
         raise ConfigError("other ways make stripes with plain spots alone: +experiment=stripe")
     recipe = StripeRecipe(
         patch_px=dataset.patches.patch_px,
         decoder=decoder,
-        mask_read=files.mask_read,
         dtype=dataset.bank.dtype.name,
         low=transformation.values.low,
         high=transformation.values.high,
@@ -280,13 +259,12 @@ def list_patches(dataset: PatchDataset, files: Mapping[str, ImageSource]) -> lis
     assert isinstance(dataset.patches, GridPatches)
     grid = dataset.patches.grid
     patches = []
-    for number, image in enumerate(dataset.images.tolist()):
+    for image in dataset.images.tolist():
         image_files = files[dataset.bank.name(image)]
-        mask_path = dataset.masks.name(number) if dataset.masks else None
         index = np.array(grid.patches_of(image))
         _, tops_px, lefts_px = grid.locate(index)
         for sample, y, x in zip(index.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True):
-            patches.append(StripePatch(image_files, mask_path, sample, image, y, x))
+            patches.append(StripePatch(image_files, sample, image, y, x))
     return patches
 
 

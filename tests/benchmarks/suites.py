@@ -5,10 +5,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import torch
 from omegaconf import DictConfig
 
 import benchmarks
+from benchmarks.learning_sets import write_splits
 from lit_data.app.benchmark import run
 from lit_data.app.benchmarks.measure import Candidate, open_feed
 from lit_data.app.benchmarks.table import MICRO_BATCHED, Row
@@ -44,6 +47,26 @@ def read_epoch(method: str, candidate: Candidate | str) -> Batch:
     joined = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
     order = joined["index"].argsort()
     return {key: value[order] for key, value in joined.items()}
+
+
+def write_masked(folder: Path, images: int, side_px: int) -> Path:
+    """Write a set of masks: noise, with a bright square in every second image."""
+    rng = np.random.default_rng(0)
+    for number in range(images):
+        kind = ("good", "pit")[number % 2]
+        image = cv2.GaussianBlur(
+            rng.integers(60, 180, (side_px, side_px)).astype(np.uint8), (0, 0), 3
+        )
+        mask = np.zeros_like(image)
+        if kind == "pit":
+            top = int(rng.integers(side_px - 16))
+            mask[top : top + 12, 20:32] = 255
+            image[mask > 0] = 230
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(folder / kind / f"{number:03}.jpg"), image)
+        cv2.imwrite(str(folder / kind / f"{number:03}.png"), mask)
+    write_splits(folder)
+    return folder
 
 
 def read_table(folder: Path) -> list[dict[str, str]]:

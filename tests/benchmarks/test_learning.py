@@ -17,19 +17,8 @@ from benchmarks.learning import (
     average_precision,
     score_maps,
 )
-from benchmarks.learning_sets import (
-    prepare_labels,
-    prepare_textures,
-)
-from tests.benchmarks.suites import read_table
-
-
-def _write_textures(folder: Path) -> Path:
-    folder.mkdir()
-    for number in range(2):
-        noise = np.random.default_rng(number).integers(60, 200, (300, 300)).astype(np.uint8)
-        cv2.imwrite(str(folder / f"{number}.png"), cv2.GaussianBlur(noise, (0, 0), 3))
-    return folder
+from benchmarks.learning_sets import list_classes, prepare_labels
+from tests.benchmarks.suites import read_table, write_masked
 
 
 def test_scores_are_those_of_torchmetrics() -> None:
@@ -45,22 +34,13 @@ def test_scores_are_those_of_torchmetrics() -> None:
     assert best_f1 == pytest.approx(max(all_f1))
 
 
-def test_a_map_that_is_the_mask_is_perfect_and_a_blank_one_is_chance(tmp_path: Path) -> None:
-    textures = _write_textures(tmp_path / "textures")
-    prepare_textures(textures, tmp_path / "set", images=40, side_px=64)
-    for way in ("right", "blank"):
-        (tmp_path / way).mkdir()
-        for path in (tmp_path / "set").glob("*/*.png"):
-            mask = np.asarray(cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)).astype(np.uint16)
-            cv2.imwrite(str(tmp_path / way / path.name), mask * 257 * (way == "right"))
-    assert set(score_maps(tmp_path / "right", tmp_path / "set").values()) == {1.0}
-    assert score_maps(tmp_path / "blank", tmp_path / "set")["image_auroc"] == 0.5
-
-
-BOXES = """<annotation><size><width>{width}</width><height>20</height></size>
-<object><name>{name}</name><bndbox><xmin>10</xmin><ymin>5</ymin><xmax>30</xmax><ymax>15</ymax></bndbox></object>
-<object><name>{name}</name><bndbox><xmin>9</xmin><ymin>5</ymin><xmax>9</xmax><ymax>15</ymax></bndbox></object>
-</annotation>"""
+def test_a_map_that_is_the_mask_is_perfect_and_a_blank_one_is_chance() -> None:
+    truths = [np.zeros((9, 9), bool) for _ in range(4)]
+    truths[1][2:4, 3:6] = truths[3][5:, 5:] = True
+    right = score_maps([truth.astype(float) for truth in truths], truths)
+    assert right == dict.fromkeys(right, 1.0) | {"false_alarms": 0.0}
+    blank = score_maps([np.zeros((9, 9))] * 4, truths)
+    assert (blank["pixel_auroc"], blank["image_auroc"], blank["false_alarms"]) == (0.5, 0.5, 1)
 
 
 def _write_labelled(folder: Path, images: int) -> None:
@@ -75,14 +55,13 @@ def _write_labelled(folder: Path, images: int) -> None:
 @pytest.mark.slow
 def test_labels_are_trained_and_scored_both_ways(tmp_path: Path) -> None:
     _write_labelled(tmp_path / "source", 20)
-    prepare_labels(tmp_path / "source", tmp_path / "set")
+    prepare_labels(tmp_path / "source", tmp_path / "set", list_classes)
     _assert_scored("learning_labels", LABEL_SCORES, tmp_path, seconds=2)
 
 
 @pytest.mark.slow
 def test_both_ways_are_trained_and_scored(tmp_path: Path) -> None:
-    textures = _write_textures(tmp_path / "textures")
-    prepare_textures(textures, tmp_path / "set", images=40, side_px=140)
+    write_masked(tmp_path / "set", images=40, side_px=140)
     _assert_scored("learning", MASK_SCORES, tmp_path, seconds=2)
 
 

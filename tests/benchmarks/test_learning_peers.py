@@ -6,15 +6,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import cv2
-import numpy as np
 import pytest
 import torch
 import yaml
 
 from benchmarks.learning_detection import Box, read_detections
 from benchmarks.learning_peers import train_torchgeo, train_ultralytics
-from benchmarks.learning_sets import prepare_textures
+from tests.benchmarks.suites import write_masked
 
 
 class _Yolo:
@@ -66,10 +64,7 @@ def test_ultralytics_gets_the_splits_and_gives_its_boxes(
 @pytest.mark.slow
 def test_torchgeo_writes_a_map_of_each_test_image(tmp_path: Path) -> None:
     pytest.importorskip("torchgeo", reason="needs torchgeo")
-    (tmp_path / "textures").mkdir()
-    noise = np.random.default_rng(0).integers(60, 200, (300, 300)).astype(np.uint8)
-    cv2.imwrite(str(tmp_path / "textures/0.png"), noise)
-    prepare_textures(tmp_path / "textures", tmp_path / "set", images=20, side_px=140)
+    write_masked(tmp_path / "set", images=20, side_px=140)
     train_torchgeo(tmp_path / "set", 0, 3, tmp_path / "out")
     rows = (tmp_path / "set/splits.csv").read_text().splitlines()
     stems = {Path(row.split(",")[0]).stem for row in rows if row.endswith(",test")}

@@ -40,14 +40,13 @@ LAYOUTS = [
     {"layout": "channels", "read_depth": np.uint16, "value_range": (10_000, 50_000)},
     {"layout": "files", "files": {"target": "*_a.png", "ref1": "*_b.png", "ref2": "*_c.png"}},
     {"layout": "pairs", "files": {"target": "*_a.png", "ref1": "*_b.png"}},
-    {"layout": "channels", "masks": "masks", "mask_splits": ("train",)},
 ]
 
 
 def _write(folder: Path, options: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
     depth = options.pop("read_depth", np.uint8)
-    (folder / "masks").mkdir(parents=True)
+    folder.mkdir(parents=True)
     for number in range(6):
         shape = (60 + 3 * number, 50)
         grey = rng.integers(0, np.iinfo(depth).max, (3, *shape), dtype=depth, endpoint=True)
@@ -57,9 +56,6 @@ def _write(folder: Path, options: dict[str, Any]) -> None:
         else:
             pixels = grey[0] if options["layout"] == "single" else cv2.merge(grey)
             cv2.imwrite(str(folder / f"{number}.png"), pixels)
-        if "masks" in options:
-            mask = (rng.random(shape) < 0.1).astype(np.uint8) * 255
-            cv2.imwrite(str(folder / "masks" / f"{number}.png"), mask)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Small suites of `python -m benchmarks`: each runs at toy size and writes its table."""
 
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,38 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import exported, first, seeds
+from benchmarks import exported, seeds
 from benchmarks.__main__ import run as measure
 from benchmarks.gpu import answer_part, format_table
 from tests.benchmarks.suites import read_table
 from tests.lit_inspect.boards import write_board
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
-
-
-@pytest.mark.slow
-def test_every_kind_of_worker_is_measured(tmp_path: Path) -> None:
-    toy = ["suite.batches=[1,2]", "suite.batch_size=4", "suite.shape=[3,8,8]", "suite.repeats=1"]
-    assert measure(["first", *toy, f"hydra.run.dir={tmp_path}"]) == 0
-    rows = {row["way"]: row for row in read_table(tmp_path)}
-    assert list(rows) == [
-        f"{way}_{n}" for n in (1, 2) for way in ("dataloader", "process", "thread", "inline")
-    ]
-    assert all(
-        tuple(row) == first.COLUMNS and float(row["samples_per_s"]) > 0 for row in rows.values()
-    )
-    assert float(rows["dataloader_2"]["ratio"]) == float(rows["dataloader_1"]["first_ratio"]) == 1
-
-
-def test_each_callback_has_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["callbacks=safe", "suite.steps=3", "suite.repeats=1", "trainer.accelerator=cpu"]
-    assert measure(["callbacks", "+experiment=stripe", *words, f"hydra.run.dir={tmp_path}"]) == 0
-    rows = read_table(tmp_path)
-    names = {"data_wait", "memory", "adaptive", "amp", "digest", "interrupt", "empty_cache", "all"}
-    assert {row["callback"] for row in rows} == names
-    assert rows[-1]["callback"] == "all"
-    assert "us; on top of that:" in capsys.readouterr().out
-    assert logging.getLogger("lightning.pytorch").level == logging.INFO
 
 
 def test_the_first_workloads_are_measured_by_a_plain_way_and_ours(tmp_path: Path) -> None:

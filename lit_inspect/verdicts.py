@@ -69,4 +69,5 @@ def score_labels(probabilities: NDArray[Any], good: Collection[int]) -> float:
 def describe_counts(counts: Mapping[str, int]) -> str:
     """Return images by their verdicts in words: ``180 images: 111 defect, 69 good``."""
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()) if count)
-    return f"{sum(counts.values())} images: {listed}"
+    total = sum(counts.values())
+    return f"{total} image{'s' if total != 1 else ''}: {listed}"

@@ -49,6 +49,8 @@ _POINT = re.compile(
 _INTEGER = re.compile(r"[-+]?(?:0b[01_]++|0x[0-9a-fA-F_]++|[0-9][0-9_]*+)\Z")
 _BASE_8 = re.compile(r"[-+]?0[0-7_]++\Z")
 _BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*+(?::[0-5]?[0-9])++(?:\.[0-9_]*+)?\Z")
+_DURATION = re.compile(r"0[0-9_]*+(?::[0-5]?[0-9])++\Z")
+"""Looks like one in base 60, such as 00:01:30, and is a text, as whole numbers begin with no zero."""
 
 
 @dataclass(slots=True)
@@ -246,7 +248,8 @@ def check_number(event: yaml.ScalarEvent) -> None:
         raise DataError(
             f"the number {text[:20]}... has more than {MOST_DIGITS} digits; a text is written in quotes"
         )
-    if _BASE_60.match(text):
+    is_text = event.implicit[0] and _DURATION.match(text)
+    if _BASE_60.match(text) and not is_text:
         raise DataError(
             f"{text} would be a number in base 60 (1:30 is 90); write the number, or '{text}' in "
             "quotes for a text"

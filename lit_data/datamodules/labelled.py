@@ -1,6 +1,7 @@
 """`LabelledImageDataModule`: single images with one label each."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -21,7 +22,12 @@ from lit_data.datamodules.image_files import FolderKeywords
 from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datasets.good_names import choose_good_classes, find_good_names
-from lit_data.datasets.layouts import InspectionSet, find_labelled_set, leave_out_stray
+from lit_data.datasets.layouts import (
+    InspectionSet,
+    describe_counts,
+    find_labelled_set,
+    leave_out_stray,
+)
 from lit_data.datasets.occupancy import PartialMasks
 from lit_data.datasets.splits import search_names
 from lit_data.images.bank import ImageBank
@@ -200,6 +206,12 @@ class LabelledImageDataModule(InspectionDataModule):
         return choose_good_classes(self.classes or (), self.good)
 
     @override
+    def _describe_plans(self) -> str:
+        counts = Counter(self.source.image_set.kinds)
+        classes = f" ({describe_counts(counts, 'no class')})" if any(counts) else ""
+        return f"{counts.total()} images{classes}"
+
+    @override
     def has_defect(self, number: int) -> bool | None:
         kind = self._kinds[number]
         if not kind or not self.good_classes:
@@ -212,10 +224,9 @@ class LabelledImageDataModule(InspectionDataModule):
         if self.good_classes:
             return ""
         names = ", ".join(self.classes or ()) or "none"
-        example = (self.classes or ("NAME",))[0]
         return (
             f"no class is known to hold good parts (classes: {names}), so images get no verdict: name "
-            f"it if one does, such as 'data.good=[\"{example}\"]'"
+            "it if one does, such as 'data.good=[\"NAME\"]'"
         )
 
     @override

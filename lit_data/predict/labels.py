@@ -242,6 +242,7 @@ class LabelWriter(BankWriter):
     def _write_verdicts(self, entries: Sequence[Entry]) -> dict[str, Any]:
         if not self._good:
             log.info("%s", self._doubt)
+            self.verdicts = Counter(str(entry.rows[0]["label"]) for entry in entries)
             return {}
         good = {self.class_names[number] for number in self._good}
         rows = []

@@ -61,7 +61,8 @@ class PredictionWriter(ABC):
         bring: Returns the path of a file that was written, see `PredictRun`.
         labels: What `label` returns; None where there is nothing to label.
         class_names: Of what `label` returns.
-        verdicts: Images by their verdicts, once `finish` knows them.
+        verdicts: Images by their verdicts, or by their classes where there are none, once `finish`
+            knows them.
     """
 
     expects: ClassVar[str] = "answers, one for each sample"

@@ -101,6 +101,8 @@ def test_aliases_and_merged_keys_are_read() -> None:
         ("0b" + "1" * 5000, "more than 40 digits"),
         ("9" * 5000, "more than 40 digits"),
         ("!!int '1:30'", "base 60"),
+        ("!!int '00:30'", "base 60"),
+        ("00:30.5", "base 60"),
     ],
 )
 def test_numbers_for_other_loaders(number: str, message: str) -> None:
@@ -108,7 +110,9 @@ def test_numbers_for_other_loaders(number: str, message: str) -> None:
         _check_all(f"a: {number}")
 
 
-@pytest.mark.parametrize("value", ["'1:30'", "0x1F", "12", "1.5", "a:1", "1:75", "0", "2026-01-01"])
+@pytest.mark.parametrize(
+    "value", ["'1:30'", "00:00:01:00", "0x1F", "12", "1.5", "a:1", "1:75", "0", "2026-01-01"]
+)
 def test_what_reads_as_it_looks_passes(value: str) -> None:
     _check_all(f"a: {value}")
 

@@ -97,7 +97,7 @@ def test_without_a_good_class_there_is_no_verdict(
     assert not (tmp_path / "out/images.csv").exists()
     assert any("no class is known to hold good parts" in line for line in caplog.messages)
     with pytest.raises(
-        ConfigError, match=r"image_threshold=0.5: no class .*data.good=\[\"left\"\]"
+        ConfigError, match=r"image_threshold=0.5: no class .*data.good=\[\"NAME\"\]"
     ):
         predict(data, Greyer(), tmp_path / "other", image_threshold=0.5)
 

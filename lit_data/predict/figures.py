@@ -321,10 +321,12 @@ def paint(image: ShownImage, side_px: int) -> tuple[Bytes, Bytes, Bytes]:
     for outcome, (_, colour) in _OUTCOMES.items():
         paint_rgb = np.array(to_rgb(colour)) * 255
         # What is false has no label, and its line may lie around all of the image.
-        regions = lines if outcome == _FALSE else fills
-        filled = scale((regions == outcome).astype(np.float32)) > 0
-        result[filled] = (1 - _FILL) * result[filled] + _FILL * paint_rgb
-        outlined = lines == outcome if outcome != _MISSED else fills == outcome
+        filled = (lines if outcome == _FALSE else fills) == outcome
+        outlined = lines == outcome if outcome != _MISSED else filled
+        if not (filled.any() or outlined.any()):
+            continue
+        is_filled = scale(filled.astype(np.float32)) > 0
+        result[is_filled] = (1 - _FILL) * result[is_filled] + _FILL * paint_rgb
         marks = scale(outlined.astype(np.float32)) > 0
         # Outside of the region, so that nothing of it is hidden.
         around = cv2.dilate(marks.astype(np.uint8), np.ones((5, 5), np.uint8))
@@ -338,8 +340,9 @@ def _lay_heat(plain: Bytes, probability: Array, least: float) -> Bytes:
     import cv2
 
     levels = np.rint(_HOTTEST * probability.clip(0, 1)).astype(np.uint8)
-    colours = cv2.applyColorMap(levels, cv2.COLORMAP_TURBO)[..., ::-1]
-    weight = _HEAT * (probability / max(least, 1e-6)).clip(0, 1)[..., None]
+    colours = cv2.cvtColor(cv2.applyColorMap(levels, cv2.COLORMAP_TURBO), cv2.COLOR_BGR2RGB)
+    opacity = _HEAT * (probability / max(least, 1e-6)).clip(0, 1)
+    weight = cv2.merge((opacity,) * 3)  # NumPy is slow where one number goes with three
     laid: Bytes = ((1 - weight) * plain + weight * colours).astype(np.uint8)
     return laid
 
@@ -381,16 +384,6 @@ def _sort(classes: Bytes, meets: Bools, is_right: Bools, alone: int) -> Bytes:
     return outcomes
 
 
-def drop_small(classes: Bytes, least_px: int) -> Bytes:
-    """Return numbers of classes [H, W] without the regions of fewer pixels."""
-    import cv2
-
-    _, regions, stats, _ = cv2.connectedComponentsWithStats((classes > 0).astype(np.uint8))
-    is_large = stats[:, cv2.CC_STAT_AREA] >= least_px
-    large_ones: Bytes = classes * is_large[regions]
-    return large_ones
-
-
 def write_overlay(image: ShownImage, path: Path) -> None:
     """Write an image below its probability beside what is found in it, with its verdict, as JPEG.
 
@@ -412,7 +405,8 @@ def write_overlay(image: ShownImage, path: Path) -> None:
     right = caption.shape[1] - picture.shape[1]
     picture = np.pad(picture, ((0, 0), (0, right), (0, 0)), constant_values=255)
     picture = np.concatenate((caption, picture))
-    _, encoded = cv2.imencode(".jpg", picture[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
+    bgr = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR)
+    _, encoded = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
     with explaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, sync=False) as file:

@@ -22,7 +22,6 @@ from lit_data.predict.batches import ImagePixels
 from lit_data.predict.figures import (
     ShownImage,
     draw_whole_images,
-    drop_small,
     list_outcomes,
     paint,
     write_overlay,
@@ -30,7 +29,7 @@ from lit_data.predict.figures import (
 from lit_data.predict.journal import Entry
 from lit_data.predict.label_files import find_regions
 from lit_data.predict.options import PredictOptions, PredictRun
-from lit_data.predict.predictor import find_defects
+from lit_data.predict.predictor import drop_small, find_defects
 from lit_data.predict.verdict_table import (
     COUNTED_COLUMNS,
     Row,

@@ -380,3 +380,19 @@ def find_defects(
         min_area_px=min_area_px,
         classes=0 if kinds is None else int(kinds.max()),
     )
+
+
+def drop_small(classes: Bytes, least_px: int) -> Bytes:
+    """Return numbers of classes [H, W] without the regions of fewer pixels."""
+    import cv2
+
+    left, top, width, height = cv2.boundingRect(classes)
+    part = slice(top, top + height), slice(left, left + width)
+    large_ones = np.zeros_like(classes)
+    if not width:
+        return large_ones
+    marked = classes[part]
+    _, regions, stats, _ = cv2.connectedComponentsWithStats((marked > 0).astype(np.uint8))
+    is_large = stats[:, cv2.CC_STAT_AREA] >= least_px
+    large_ones[part] = marked * is_large[regions]
+    return large_ones

@@ -20,7 +20,6 @@ from lit_data.predict.figures import (
     ShownImage,
     crop_strip,
     draw_whole_images,
-    drop_small,
     list_outcomes,
     new_axes,
     number_classes,
@@ -31,6 +30,7 @@ from lit_data.predict.figures import (
     sort_regions,
     write_overlay,
 )
+from lit_data.predict.predictor import drop_small
 from lit_data.predict.task import choose_strata
 
 

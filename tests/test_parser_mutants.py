@@ -20,7 +20,7 @@ from lit_data.core.errors import LitDataError
 from lit_data.images import DecodedStore, ImageDecoder, ImageSource
 from lit_data.images.scope import parse_list
 from lit_data.images.store.arrays import META_NAME
-from lit_data.predict.journal import FINGERPRINT, JOURNAL, Entry, Journal
+from lit_data.predict.journal import FINGERPRINT, Entry, Journal
 from lit_data.wings.gan.dataset import LAYOUT_FILE, read_layout
 from lit_data.wings.remote.fetching import MANIFEST_NAME, Manifest, MirroredFile
 from lit_data.wings.remote.web import read_index
@@ -160,7 +160,7 @@ CASES = {
     "sums": _sums,
     "page": _page,
     "manifest": _manifest,
-    "journal": lambda folder: _journal(folder, JOURNAL),
+    "journal": lambda folder: _journal(folder, "images.jsonl"),
     "fingerprint": lambda folder: _journal(folder, FINGERPRINT),
     "store meta": lambda folder: _store(folder, META_NAME),
     "store index": lambda folder: _store(folder, "files.npy"),

@@ -1,8 +1,7 @@
 """A clock that waits for the device, and measurements by it."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from statistics import median
 
 import torch
@@ -34,21 +33,3 @@ def time_in_turn(works: Mapping[str, Call], repeats: int, device: torch.device) 
         work()
         seconds[name].append(read_clock(device) - began_s)
     return {name: median(times[1:]) for name, times in seconds.items()}
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one core, as workers do.
-
-    Several would wait for each other where other programs run.
-    """
-    import cv2
-
-    threads, opencv_threads = torch.get_num_threads(), cv2.getNumThreads()
-    torch.set_num_threads(1)
-    cv2.setNumThreads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        cv2.setNumThreads(opencv_threads)

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -127,13 +126,6 @@ def stretch(pixels: Array) -> Bytes:
     return np.repeat(stretched, 3 // len(planes), axis=0)
 
 
-def show_probability(
-    cell: Axes, probability: Array, *, interpolation: Literal["nearest"] | None = None
-) -> None:
-    """Show [H, W] in 0..1; without an `interpolation` as matplotlib's settings say."""
-    cell.imshow(probability, cmap="magma", vmin=0, vmax=1, interpolation=interpolation)
-
-
 def show_mask(cell: Axes, mask: Tensor, *, classes: int = 0) -> None:
     """Show [H, W] in 0..1 in black and white, or numbers of classes in their colours.
 
@@ -157,16 +149,13 @@ def number_classes(classes: Sequence[str]) -> list[str]:
     return [f"{number} {name}" for number, name in enumerate(classes, 1)]
 
 
-def outline_mask(
-    cell: Axes, mask: Tensor, *, classes: int = 0, colour: str = TRUE_COLOUR, width: float = 1.0
-) -> None:
+def outline_mask(cell: Axes, mask: Tensor, *, classes: int = 0, width: float = 1.0) -> None:
     """Draw a line around what a mask marks by half of its largest value at least.
 
     Args:
         cell: Shows an image of the same size.
         mask: [H, W] in 0..1, or numbers of classes from 1; 255 where pixels are ignored.
         classes: Classes that the mask tells apart, each in its colour; 0: none.
-        colour: Of the line without classes.
         width: Of the line, points.
     """
     values = mask.numpy()
@@ -175,7 +164,7 @@ def outline_mask(
         draw_outline(cell, values == number, colour=colour_of_class(number), width=width)
     if not classes:
         is_marked = (values > 0) & (values >= values.max() / 2)
-        draw_outline(cell, is_marked, colour=colour, width=width)
+        draw_outline(cell, is_marked, colour=TRUE_COLOUR, width=width)
 
 
 def draw_outline(cell: Axes, is_marked: Bools, *, colour: str, width: float = 1.0) -> None:

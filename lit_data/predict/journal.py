@@ -18,7 +18,6 @@ from lit_data.images.store.files import write_all
 from lit_data.predict.options import Share
 
 FINGERPRINT = "fingerprint.json"
-JOURNAL = "images.jsonl"
 JOURNALS = re.compile(r"images(-\d+-of-\d+)?\.jsonl")
 """Names of the journals of one process and of several."""
 _READ_BYTES = 2**24

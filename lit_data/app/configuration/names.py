@@ -130,21 +130,17 @@ def _list_trusted() -> tuple[str, ...]:
     return (*_trusted.get(), *installed)
 
 
-def check_targets(
-    cfg: Container | Mapping[str, Any] | Sequence[Any], extra: Sequence[str] = ()
-) -> None:
+def check_targets(cfg: Container | Mapping[str, Any] | Sequence[Any]) -> None:
     """Refuse every ``_target_`` that is not below an allowed name; nothing is imported.
 
     Args:
         cfg: the whole configuration or a part of it; interpolations are followed.
-        extra: packages allowed beside `ALLOWED` and those of `allow_packages`.
 
     Raises:
         ConfigError: names the key and the target.
     """
-    with allow_packages(extra):
-        for key, target in find_targets(to_plain(cfg)):
-            _check_name(target, key)
+    for key, target in find_targets(to_plain(cfg)):
+        _check_name(target, key)
 
 
 def resolve_targets(plain: object, key: str) -> dict[str, Callable[..., Any]]:

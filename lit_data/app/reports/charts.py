@@ -219,7 +219,6 @@ def draw_chart(
     lines: Sequence[ChartLine],
     *,
     epoch_ends: Mapping[int, int] | None = None,
-    most_points: int = _MOST_POINTS,
     has_legend: bool = True,
 ) -> Chart:
     """Draw curves over the steps of a training. Values that are no numbers leave gaps.
@@ -228,8 +227,6 @@ def draw_chart(
         title: Of the figure.
         lines: At least one.
         epoch_ends: The last step of each epoch, to mark them.
-        most_points: Of each line; neighbors become their mean, with a band from the lowest to the
-            highest.
         has_legend: Name the lines below, with their last values.
     """
     values = np.concatenate([line.series.values for line in lines])
@@ -247,7 +244,7 @@ def draw_chart(
         first_step = min(line.series.steps[0] for line in lines)
         axes.set_xlim(first_step, max(*(line.series.steps[-1] for line in lines), first_step + 1))
         for line in lines:
-            _draw_line(axes, line, divisor, most_points)
+            _draw_line(axes, line, divisor)
         _mark_epochs(axes, epoch_ends or {})
         if is_log:
             axes.set_yscale("log")
@@ -263,8 +260,8 @@ def draw_chart(
     return Chart(title, ", ".join(units), drawing.uri, drawing.height_px, _describe(title, lines))
 
 
-def _draw_line(axes: Axes, line: ChartLine, divisor: float, most_points: int) -> None:
-    steps, *parts = thin(line.series, most_points)
+def _draw_line(axes: Axes, line: ChartLine, divisor: float) -> None:
+    steps, *parts = thin(line.series, _MOST_POINTS)
     means, low, high = (np.where(np.abs(part) < _MOST, part / divisor, np.nan) for part in parts)
     colour = COLOURS[line.look % len(COLOURS)]
     if len(means) < len(line.series.values):

@@ -42,7 +42,7 @@ def find_tail(errors: int, trials: int, rate: float) -> float:
     Raises:
         ConfigError: SciPy is not installed.
     """
-    return float(import_special().bdtr(errors, trials, rate))
+    return float(import_scipy().bdtr(errors, trials, rate))
 
 
 def upper_rate(errors: int, trials: int, confidence: float) -> float:
@@ -58,7 +58,7 @@ def upper_rate(errors: int, trials: int, confidence: float) -> float:
     """
     if errors >= trials:
         return 1.0
-    return float(import_special().betaincinv(errors + 1, trials - errors, confidence))
+    return float(import_scipy().betaincinv(errors + 1, trials - errors, confidence))
 
 
 def lower_rate(hits: int, trials: int, confidence: float) -> float:
@@ -95,14 +95,14 @@ def p_value_of_mean(losses: Floats, rate: float) -> float:
     return min(math.exp(-units * divergence), bentkus, 1.0)
 
 
-def import_special() -> Any:  # noqa: ANN401 - a module without types
-    """Import SciPy's functions, which an extra brings.
+def import_scipy(name: str = "special") -> Any:  # noqa: ANN401 - a module without types
+    """Import a module of SciPy, which an extra brings.
 
     Raises:
         ConfigError: SciPy is not installed.
     """
     try:
-        return import_module("scipy.special")
+        return import_module(f"scipy.{name}")
     except ImportError as error:
         raise ConfigError("bounds of error rates need SciPy: pip install scipy") from error
 

@@ -38,7 +38,7 @@ from lit_data.wings.quality.bounds import (
     Limit,
     count_needed,
     find_limit,
-    import_special,
+    import_scipy,
     upper_rate,
 )
 from lit_inspect.verdicts import DEFECT, GOOD, REVIEW
@@ -148,7 +148,7 @@ def open_split(
             "experiment=stripe, segmentation, anomaly, classification or detection"
         )
     options = read_options(PredictOptions, cfg.predict, "predict")
-    import_special()  # where it is missing, nothing is scored first
+    import_scipy()  # where it is missing, nothing is scored first
     options.refuse(str(cfg.command), *_UNUSED)
     # One CSV of them all is read again.
     options = replace(options, many_inputs=sys.maxsize)

@@ -14,10 +14,12 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_data.wings.quality.bounds import import_scipy
+
 Floats = NDArray[np.float64]
 
-_MOST_STEPS = 50
 _CONVERGED = 1e-9
+_CLOSE = 1e-5  # of a slope, and of a size in units of their range
 _STEEPEST = 200.0
 """Largest change of the logit over the range of sizes: hits and misses are separated then."""
 _POOR = 4.0  # standard deviations of the deviance that a curve is given up at
@@ -60,8 +62,9 @@ class DetectionCurve:
         """True if hits differ from the curve by more than chance, by its deviance."""
         counts = self.counts
         fractions = counts.hits / counts.trials
-        # The likelihood of the fractions themselves, where 0 log 0 is 0.
-        saturated = counts.trials * (_entropy(fractions) + _entropy(1 - fractions))
+        # The likelihood of the fractions themselves.
+        entropy = import_scipy().entr
+        saturated = -counts.trials * (entropy(fractions) + entropy(1 - fractions))
         likelihood = counts.likelihood(self.intercept + self.slope * counts.x)
         deviance = 2 * (float(saturated.sum()) - likelihood)
         freedom = max(1, len(counts.x) - 2)
@@ -95,12 +98,10 @@ class DetectionCurve:
         most_loss = NormalDist().inv_cdf(confidence) ** 2 / 2
         best = self.counts.likelihood(self.intercept + self.slope * self.counts.x)
         logit = _logit(probability)
-        estimate = (logit - self.intercept) / self.slope
-
-        def is_beyond(x: float) -> bool:
-            return best - _profile(self.counts, logit, x, self.slope) > most_loss
-
-        bound = _find_first(is_beyond, estimate, step=0.02)
+        bound = _find_root(
+            lambda x: best - _profile(self.counts, logit, x) - most_loss,
+            (logit - self.intercept) / self.slope,
+        )
         return None if bound is None else self._to_size(bound)
 
     def _to_size(self, x: float) -> float | None:
@@ -142,73 +143,43 @@ def _fit(sizes: Floats, hits: NDArray[np.bool_], *, is_log: bool) -> tuple[float
 
 
 def _maximise(counts: _Counts) -> tuple[float, float]:
-    """Return intercept and slope of the highest likelihood, by Newton's method."""
-    design = np.stack((np.ones_like(counts.x), counts.x))
-    weights = np.zeros(2)
-    best = counts.likelihood(weights @ design)
-    for _ in range(_MOST_STEPS):
-        logits = weights @ design
-        probability = 1 / (1 + np.exp(-logits))
-        gradient = design @ (counts.hits - counts.trials * probability)
-        curvature = (design * (counts.trials * probability * (1 - probability))) @ design.T
-        # A trace of curvature where hits and misses are separated, and the slope has no limit.
-        step = np.linalg.solve(curvature + _CONVERGED * np.eye(2), gradient)
-        scale = 1.0
-        while counts.likelihood((weights + scale * step) @ design) < best and scale > _CONVERGED:
-            scale /= 2
-        if abs(weights[1] + scale * step[1]) > _STEEPEST:
-            break
-        weights = weights + scale * step
-        before, best = best, counts.likelihood(weights @ design)
-        if best - before < _CONVERGED:
-            break
-    return float(weights[0]), float(weights[1])
+    """Return intercept and slope of the highest likelihood."""
+
+    def lose(weights: Floats) -> tuple[float, Floats]:
+        logits = weights[0] + weights[1] * counts.x
+        missing = counts.hits - counts.trials * expit(logits)
+        return -counts.likelihood(logits), -np.array((missing.sum(), missing @ counts.x))
+
+    expit, optimize = import_scipy().expit, import_scipy("optimize")
+    # Where hits and misses are separated the slope has no limit.
+    bounds = (None, None), (-_STEEPEST, _STEEPEST)
+    found = optimize.minimize(lose, np.zeros(2), jac=True, bounds=bounds, tol=_CONVERGED)
+    return float(found.x[0]), float(found.x[1])
 
 
-def _profile(counts: _Counts, logit: float, x: float, slope: float) -> float:
+def _profile(counts: _Counts, logit: float, x: float) -> float:
     """Return the highest likelihood of curves that have a logit at x, over all rising slopes."""
     distance = counts.x - x
-    likelihood = counts.likelihood(logit + slope * distance)
-    for _ in range(_MOST_STEPS):
-        probability = 1 / (1 + np.exp(-(logit + slope * distance)))
-        gradient = float((distance * (counts.hits - counts.trials * probability)).sum())
-        curvature = counts.trials * probability * (1 - probability) * distance**2
-        # Newton's step, halved below until it gains; a slope that falls is no detection.
-        step = gradient / (float(curvature.sum()) + _CONVERGED)
-        moved = min(max(slope + step, 0.0), _STEEPEST)
-        after = counts.likelihood(logit + moved * distance)
-        while after < likelihood and abs(moved - slope) > _CONVERGED:
-            moved = (moved + slope) / 2
-            after = counts.likelihood(logit + moved * distance)
-        gain = after - likelihood
-        slope, likelihood = moved, max(after, likelihood)
-        if gain < _CONVERGED:
-            break
-    return likelihood
+
+    def lose(slope: float) -> float:
+        return -counts.likelihood(logit + slope * distance)
+
+    # A slope that falls is no detection.
+    found = import_scipy("optimize").minimize_scalar(
+        lose, bounds=(0, _STEEPEST), method="bounded", options={"xatol": _CLOSE}
+    )
+    return -float(found.fun)
 
 
-def _find_first(is_beyond: Callable[[float], bool], start: float, step: float) -> float | None:
-    """Return the first point behind a start that is beyond a limit, by doubling and halving."""
-    low, high = start, start + step
+def _find_root(excess: Callable[[float], float], start: float) -> float | None:
+    """Return where an excess, below 0 at a start, rises above 0."""
+    low, step = start, 0.02
     # Few targets leave the bound open: the likelihood hardly falls, however far one goes.
-    while not is_beyond(high):
-        low, step = high, 2 * step
-        high += step
+    while excess(low + step) <= 0:
+        low, step = low + step, 2 * step
         if step > _WIDEST:
             return None
-    for _ in range(_MOST_STEPS):
-        middle = (low + high) / 2
-        if is_beyond(middle):
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _entropy(fractions: Floats) -> Floats:
-    """Return p log p, 0 for p = 0."""
-    product: Floats = fractions * np.log(np.maximum(fractions, _CONVERGED))
-    return product
+    return float(import_scipy("optimize").brentq(excess, low, low + step, xtol=_CLOSE))
 
 
 def _logit(probability: float) -> float:

@@ -126,7 +126,7 @@ def test_target_behind_an_interpolation_is_refused(cfg: dict[str, Any]) -> None:
 
 
 def test_refusal_names_key_target_and_what_is_allowed() -> None:
-    text = r"^'a\.b\[0\]\._target_' is 'os\.system', .* what lies below .*--package NAME\.$"
+    text = r"^'a\.b\[0\]\._target_' is 'os\.system', .* Allowed are names below .*--package NAME\.$"
     with pytest.raises(ConfigError, match=text):
         check_targets(OmegaConf.create({"a": {"b": [{"_target_": "os.system"}]}}))
 
@@ -305,8 +305,8 @@ def own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("own_package")
 def test_package_is_allowed_while_asked_for() -> None:
     node = {"_target_": "own_targets.Model", "width": 3}
-    check_targets(node, ["own_targets"])
     with allow_packages(["own_targets"]):
+        check_targets(node)
         assert instantiate(node).width == 3
         with pytest.raises(ConfigError, match=r"is really 'posix\.getcwd'|neither a class nor"):
             instantiate({"_target_": "own_targets.getcwd"})

@@ -153,8 +153,8 @@ def _maximise(counts: _Counts) -> tuple[float, float]:
     expit, optimize = import_scipy().expit, import_scipy("optimize")
     # Where hits and misses are separated the slope has no limit.
     bounds = (None, None), (-_STEEPEST, _STEEPEST)
-    found = optimize.minimize(lose, np.zeros(2), jac=True, bounds=bounds, tol=_CONVERGED)
-    return float(found.x[0]), float(found.x[1])
+    fitted = optimize.minimize(lose, np.zeros(2), jac=True, bounds=bounds, tol=_CONVERGED)
+    return float(fitted.x[0]), float(fitted.x[1])
 
 
 def _profile(counts: _Counts, logit: float, x: float) -> float:
@@ -165,10 +165,10 @@ def _profile(counts: _Counts, logit: float, x: float) -> float:
         return -counts.likelihood(logit + slope * distance)
 
     # A slope that falls is no detection.
-    found = import_scipy("optimize").minimize_scalar(
+    fitted = import_scipy("optimize").minimize_scalar(
         lose, bounds=(0, _STEEPEST), method="bounded", options={"xatol": _CLOSE}
     )
-    return -float(found.fun)
+    return -float(fitted.fun)
 
 
 def _find_root(excess: Callable[[float], float], start: float) -> float | None:

@@ -200,8 +200,8 @@ def count_classes(masks: PartialMasks, classes: int, folder: Path | None) -> Int
 def _warn_of_inverted(folder: Path | None, percent: int) -> None:
     if percent > _MOST_MARKED:
         log.warning(
-            "the masks mark %d %% of all pixels as defects: if they mark what is good, turn them "
-            "round with data.mask_read.invert=true",
+            "the masks mark %d %% of all pixels as defects: if they mark what is good, invert them "
+            "with data.mask_read.invert=true",
             percent,
         )
 

@@ -247,7 +247,7 @@ def test_what_is_not_typed_is_as_it_was_trained(
     ("word", "message"),
     [
         ("model.optimizer._target_=torch.optim.SGD", "holds the state of torch.optim.AdamW: "),
-        ("model.net.prior=0.25", "model.net.prior=0.25 has no effect on a training that goes on"),
+        ("model.net.prior=0.25", "model.net.prior=0.25 has no effect on a training that resumes"),
         ("model.net.weights=other.ckpt", "model.net.weights=other.ckpt has no effect"),
     ],
 )

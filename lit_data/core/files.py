@@ -180,6 +180,11 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def short_digest(text: str) -> str:
+    """Return 12 hexadecimal digits of the SHA-256 of a text, in which paths may hold any bytes."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
 def find_sha256(path: Path) -> str:
     """Return the SHA-256 of a file, hexadecimal.
 

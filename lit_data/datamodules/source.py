@@ -1,6 +1,5 @@
 """`FileOptions` and `Source`: where the files of a dataset lie, on a disk, on a server, or made on first use."""
 
-import hashlib
 import os
 import shutil
 import time
@@ -15,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Self, TypedDict, TypeVar, get_args
 from lit_data.core.addresses import RemoteOptions, check_root, is_remote, is_sharded
 from lit_data.core.checks import check_choice, check_types
 from lit_data.core.errors import ConfigError, DataError, StoreError, show_path
-from lit_data.core.files import explaining
+from lit_data.core.files import explaining, short_digest
 from lit_data.core.leftovers import Leftovers
 from lit_data.core.parts import Part
 from lit_data.core.temp import ABANDONED_S, remove_folder
@@ -289,10 +288,7 @@ class Source(FileOptions, ABC):
     @property
     def store_folder(self) -> Path:
         """Folder of the stores: one for each root and way of finding its files."""
-        # Paths may hold bytes that are no UTF-8.
-        digest = hashlib.sha256(
-            (self._identity + self._exclusion).encode("utf-8", "surrogateescape")
-        ).hexdigest()[:12]
+        digest = short_digest(self._identity + self._exclusion)
         return self.cache_folder / "stores" / f"{self.folder.name}-{digest}"
 
     def name(self, path: str | Path) -> str:
@@ -320,8 +316,7 @@ class Source(FileOptions, ABC):
         """
         if not os.access(path, os.R_OK):
             raise DataError(f"{show_path(path)}: not readable by this user")
-        digest = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:12]
-        folder = self.cache_folder / "single" / digest
+        folder = self.cache_folder / "single" / short_digest(str(path.absolute()))
         with explaining(folder, "set paths.cache"):
             folder.mkdir(parents=True, exist_ok=True)
             with replacing_by_path(folder / path.name.lstrip(".")) as part:  # else it is hidden

@@ -1,6 +1,5 @@
 """`Imported`: the folder into which a set of another library is unpacked once."""
 
-import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from lit_data.core.errors import DataError, show_path
+from lit_data.core.files import short_digest
 from lit_data.core.temp import build_lock, sweep, temp_folder
 from lit_data.wings.imports import fiftyone, huggingface, litdata, webdataset
 from lit_data.wings.imports.records import Record, open_library, write_records
@@ -52,8 +52,7 @@ class Imported:
         for path in files:
             status = path.stat()
             marks.append(f"{path} {status.st_size} {status.st_mtime_ns}")
-        digest = hashlib.sha256("\n".join(marks).encode("utf-8", "surrogateescape")).hexdigest()
-        self._folder = cache / digest[:12] / (root.stem.strip(".") or "set")
+        self._folder = cache / short_digest("\n".join(marks)) / (root.stem.strip(".") or "set")
 
     @property
     def folder(self) -> Path:

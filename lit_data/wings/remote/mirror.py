@@ -7,7 +7,6 @@ appears under its name once it is whole and compared, with a time made from the 
 it, so that decoded stores notice what has changed.
 """
 
-import hashlib
 import logging
 import os
 import shutil
@@ -21,6 +20,7 @@ from rich.filesize import decimal
 
 from lit_data.core.addresses import Address, RemoteOptions, is_remote, parse_address
 from lit_data.core.errors import ConfigError, DataError, StoreError, StoreSpaceError, show_path
+from lit_data.core.files import short_digest
 from lit_data.core.progress import ProgressBar
 from lit_data.core.temp import build_lock, sweep, temp_folder
 from lit_data.images.scope import SUMS_NAME, Scope, check_names, find_fault
@@ -101,8 +101,7 @@ class Mirror:
         self.options = options
         self.scope = scope
         self._identity = f"{address.url} {options.endpoint_url or ''}"
-        digest = hashlib.sha256(self._identity.encode("utf-8", "surrogateescape")).hexdigest()
-        self.shelf = mirrors / f"{address.slug}-{digest[:12]}"
+        self.shelf = mirrors / f"{address.slug}-{short_digest(self._identity)}"
         self.folder = self.shelf / address.slug
 
     def open(self, *, refresh: bool) -> Path:

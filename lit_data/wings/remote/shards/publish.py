@@ -1,6 +1,5 @@
 """Writing a set of shards: images are decoded, packed and sent shard by shard, and what is there already stays."""
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 
 from lit_data.core.addresses import is_remote, parse_address
 from lit_data.core.errors import DataError, list_problems, show_path
+from lit_data.core.files import short_digest
 from lit_data.core.progress import ProgressBar, count_threads, limit_threads, ordered_map, track
 from lit_data.core.types import Ints
 from lit_data.images.decoders import ImageSource
@@ -66,8 +66,7 @@ def write_shards(source: "Source", address: str, options: ShardOptions) -> dict[
             not there.
     """
     # Temporary files of several sets must not meet.
-    digest = hashlib.sha256(address.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-    scratch = source.cache_folder / "shards" / f"written-{digest}"
+    scratch = source.cache_folder / "shards" / f"written-{short_digest(address)}"
     writer = SetWriter(open_transport(address, source.remote), scratch, options.encoding)
     with _outlining(source, scratch) as outline:
         if outline is not None:

@@ -1,6 +1,5 @@
 """A dataset of shards on this machine: its index and files, and images that come when needed."""
 
-import hashlib
 import json
 import logging
 import re
@@ -15,7 +14,7 @@ from typing_extensions import override
 
 from lit_data.core.addresses import RemoteOptions
 from lit_data.core.errors import ConfigError, StoreCorruptError
-from lit_data.core.files import find_sha256, replacing
+from lit_data.core.files import find_sha256, replacing, short_digest
 from lit_data.core.progress import track
 from lit_data.core.recent_cache import HasBytes
 from lit_data.core.temp import build_lock, sweep, temp_folder
@@ -157,9 +156,8 @@ class ShardedRoot:
         self._max_bytes = max_bytes
         # Two servers may have sets of one address.
         identity = f"{root} {options.endpoint_url or ''}"
-        digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:12]
         name = re.sub(r"[^A-Za-z0-9._-]", "_", root.rstrip("/").rpartition("/")[2])[:64]
-        self._shelf = shelf / f"{name}-{digest}"
+        self._shelf = shelf / f"{name}-{short_digest(identity)}"
 
     def refresh(self) -> None:
         """Ask for a newer version of the set, and bring its index and files here.

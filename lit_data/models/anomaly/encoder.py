@@ -93,7 +93,7 @@ class TextureEncoder(nn.Module):
         ==================  =======================  =======================
         what                fine                     coarse
         ==================  =======================  =======================
-        colors             2                        2
+        colors              2                        2
         of each octave      3 x (6 + 2 + 1), 2 + 1   2 x (6 + 2), 2 x (6 + 2 + 1)
         extremes            2                        2
         gray around                                  1

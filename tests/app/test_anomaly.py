@@ -84,18 +84,6 @@ def test_good_images_alone_are_enough(dtype: Any, tmp_path: Path) -> None:
     assert scores.dtype == np.uint16
 
 
-def test_the_small_dataset_goes_all_the_way(tmp_path: Path) -> None:
-    words = ["data.samples={count: 16, size_px: [96, 96]}"]
-    fitted = _run(tmp_path, "fit", *words)
-    assert 0 <= fitted["test/image_auroc"] <= 1
-    checkpoint = f"ckpt={tmp_path}/fit/checkpoints/best.ckpt"
-    for key, command in (("test/image_auroc", "test"), ("val/image_auroc", "validate")):
-        scored = _run(tmp_path, command, *words, checkpoint)
-        assert scored[key] == pytest.approx(fitted[key], abs=1e-6)
-    assert _run(tmp_path, "predict", *words, checkpoint)["predict/images"] == 16
-    assert _run(tmp_path, "show", *words)["show/patches"] > 0
-
-
 def test_segmentation_by_the_protocol_of_the_field_judges_by_good_parts(tmp_path: Path) -> None:
     root = tmp_path / "set"
     _write(root / "train/good", 12)

@@ -22,7 +22,9 @@ COMMANDS: dict[str, str] = {
 }
 """Name of each command and what it does, in the order of ``--help``."""
 
-ON_RUNS = tuple(list_brought("ON_RUNS"))
+SCORING = ("validate", "test", "predict")
+"""Commands on a checkpoint, which may be chosen by the folder of its run."""
+ON_RUNS = (*list_brought("ON_RUNS"), *SCORING)
 """Those of them that may be given the folder of a run of ``fit``, whose options they take over."""
 
 TOOLS: dict[str, str] = {

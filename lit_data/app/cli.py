@@ -11,10 +11,11 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from types import FrameType, SimpleNamespace
 
 import lit_data
-from lit_data.app import COMMANDS, ON_RUNS, find_module, is_tool, list_tools
+from lit_data.app import COMMANDS, ON_RUNS, SCORING, find_module, is_tool, list_tools
 from lit_data.app.configuration.help import (
     complete,
     format_command_help,
@@ -158,7 +159,7 @@ def _run(command: str, options: argparse.Namespace) -> None:
         "multirun": options.multirun,
     }
     overrides: Sequence[str] = options.words[1:]
-    is_on_run = command in ON_RUNS and overrides and "=" not in overrides[0]
+    is_on_run = command in ON_RUNS and overrides and _names_run(command, overrides[0])
     if options.cwd is not None and not is_on_run:
         raise ConfigError(f"--cwd belongs to a run: write {ON_RUNS[0]} RUN --cwd FOLDER, or rerun")
     if is_on_run:
@@ -171,6 +172,13 @@ def _run(command: str, options: argparse.Namespace) -> None:
         print_config(command, overrides, part=options.cfg, resolve=options.resolve, **flags)
     else:
         run(command, overrides, **flags)
+
+
+def _names_run(command: str, word: str) -> bool:
+    """Return True for the folder or address of a run, and not for the name of an experiment."""
+    if "=" in word:
+        return False
+    return command not in SCORING or "/" in word or Path(word, ".hydra").is_dir()
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from lit_data.app.machine import describe_machine
 from lit_data.app.remote_runs import bring_checkpoint
 from lit_data.app.report import warning_after
 from lit_data.app.result import is_score, join_scores, write_confusion
+from lit_data.app.run_folder import SPLIT_TABLE
 from lit_data.app.show import draw_predictions, draw_samples
 from lit_data.callbacks.pictures import hand_over_file, hand_over_table
 from lit_data.core.errors import ConfigError, LitDataError
@@ -101,7 +102,7 @@ def _draw_data(training: Run) -> None:
         datamodule.setup("fit")
         training.folder.mkdir(parents=True, exist_ok=True)  # of paths.run, at the first start
         if splits := datamodule.list_splits():
-            write_table(training.folder / "splits.csv", list(splits[0]), splits)
+            write_table(training.folder / SPLIT_TABLE, list(splits[0]), splits)
         path = training.folder / _SAMPLES
         with _drawing(path):
             draw_samples(datamodule, path, stage="train")

@@ -13,6 +13,7 @@ from lit_data.app.configuration.hydra_node import find_typed
 from lit_data.app.configuration.names import find_targets, resolve_target, to_plain
 from lit_data.app.configuration.words import show_override
 from lit_data.app.exported import is_exported, read_exported_record
+from lit_data.app.run_folder import SPLIT_TABLE
 from lit_data.core.errors import ConfigError, escape
 from lit_data.core.files import flatten
 from lit_data.images.bank import ImageBank
@@ -25,6 +26,9 @@ _MOST_SCORES = 3  # that are logged
 _NEAR_GREY = 0.15  # of the value range: sets whose mean grey levels are so near are alike
 _PLAIN_TARGETS = ("lit_data.models.", "torch.optim.", "torch.nn.")
 _OUR_KINDS = "lit_data.datamodules."
+_SCORING = ("validate", "test")
+_SPLITTING = ("splits", "split_seed", "folds", "fold", "groups", "near_duplicates", "protocol")
+"""Options that decide which images are of which split."""
 _EXCLUSIVE = ({"size_px", "scale"}, {"size_px", "patch_px"})
 """Options of which one alone may be set."""
 
@@ -61,6 +65,8 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
             _require_root(cfg.data, record, checkpoint)
         trained_data = _choose_data(cfg.data, record["data"])
         _take_data(cfg.data, trained_data, typed)
+        if cfg.get("command") in _SCORING and is_trained_root(record, cfg.data.get("root")):
+            _take_splits(cfg.data, checkpoint.parent.parent / SPLIT_TABLE, typed)
     after = _read_options(cfg)
     changes = _list_differences(before, after)
     if changes:
@@ -82,7 +88,7 @@ def _reads_images(cfg: DictConfig) -> bool:
     if cfg.get("command") == "predict":
         uses = find_task_of(resolve_target(cfg.data._target_, "data")).uses
         return Use.GENERATION not in uses
-    return cfg.get("command") in ("validate", "test")
+    return cfg.get("command") in _SCORING
 
 
 def _require_root(data: DictConfig, record: Mapping[str, Any], checkpoint: Path) -> None:
@@ -96,7 +102,7 @@ def _require_root(data: DictConfig, record: Mapping[str, Any], checkpoint: Path)
         raise ConfigError(
             f"{checkpoint} was trained on {trained_root}, and no data.root is given: set "
             f"{show_override('data.root', trained_root)} or another folder, data.root=null for a "
-            "synthetic dataset"
+            "synthetic dataset. `lit-data test RUN` takes the data of the run"
         )
 
 
@@ -193,6 +199,18 @@ def _take_data(data: DictConfig, trained: Mapping[str, Any], typed: set[str]) ->
             value = {**value, **typed_parts}
         with open_dict(data):
             data[name] = value
+
+
+def _take_splits(data: DictConfig, table: Path, typed: set[str]) -> None:
+    """Let the images of a training have the splits that they had there, unless others are typed.
+
+    Otherwise a model would be scored on images that it has learned.
+    """
+    is_chosen = any(f"data.{name}" in typed for name in _SPLITTING)
+    if data.get("root") is None or "splits" not in data or is_chosen or not table.is_file():
+        return
+    log.info("splits as in the training: %s", show_override("data.splits", str(table)))
+    data.splits = str(table)
 
 
 def _list_differences(here: Any, there: Any) -> list[str]:  # noqa: ANN401 - plain data

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cv2.imwrite(str(folder / "set" / f"{number}.png"), image)
         cv2.imwrite(str(folder / "set" / "masks" / f"{number}.png"), grey_edges)
     options = ["data.patch_px=64", "data.scale=0.9", "data.near_duplicates=apart"]
+    options += ["data.splits={train: 0.5, val: 0.25, test: 0.25}"]
     options += [f"data.root={folder}/set", f"hydra.run.dir={folder}/runs/fit/segmentation/1"]
     words = ["fit", "+experiment=segmentation", *SMALL, *NET, *options]
     assert main([*words, *_places(folder)]) == 0
@@ -113,6 +115,26 @@ def test_a_checkpoint_tells_its_experiment(named: str, trained: Path, tmp_path: 
     words += ["trainer=cpu", "trainer.enable_progress_bar=false"]
     assert main(["test", *words]) == 0
     assert json.loads((tmp_path / "out/summary.json").read_text())["experiment"] == "segmentation"
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (["{run}"], 4),
+        (["{run}", "data.splits=auto"], 2),
+        (["run={run}", "data.root={set}"], 4),
+        (["ckpt={run}/checkpoints/best.ckpt", "data.root={set}"], 4),
+        (["run={run}", "data.root={set}", "data.splits=auto"], 2),
+    ],
+)
+def test_images_of_the_training_keep_their_splits(
+    words: list[str], count: int, trained: Path, tmp_path: Path
+) -> None:
+    places = {"run": trained / "runs/fit/segmentation/1", "set": trained / "set"}
+    out = [*_places(trained), f"hydra.run.dir={tmp_path}/out", "trainer.enable_progress_bar=false"]
+    assert main(["test", *(word.format(**places) for word in words), *out, "trainer=cpu"]) == 0
+    said = (tmp_path / "out/test.log").read_text()
+    assert re.search(rf"splits: train .*, test {count}\b", said)
 
 
 def test_a_checkpoint_of_another_experiment_is_refused_in_one_line(

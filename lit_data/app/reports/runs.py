@@ -13,6 +13,7 @@ from lit_data.app.quality import Evidence, Verdict, describe_threshold, judge
 from lit_data.app.reports.log import Log, read_log
 from lit_data.app.reports.pictures import Picture
 from lit_data.app.result import FAILURE, find_direction, find_monitor, read_number
+from lit_data.app.run_folder import SPLIT_TABLE
 from lit_data.app.untrusted import (
     Masker,
     as_dict,
@@ -247,7 +248,7 @@ def read_run(folder: Path, label: str = "") -> Run:
     failure = ""
     if not summary:
         failure = _find_failure(folder, masker, notes) or journal.last_error
-    rows = load(folder, "splits.csv", parse_csv, notes) or []
+    rows = load(folder, SPLIT_TABLE, parse_csv, notes) or []
     return Run(
         folder=folder,
         label=label,

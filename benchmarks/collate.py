@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +13,10 @@ from typing_extensions import override
 
 from benchmarks.loaders import make_textbook_loader
 from benchmarks.suite import Suite
-from lit_data.app.benchmarks.compare import measure_lines, report
+from lit_data.app.benchmarks.compare import measure_lines
 from lit_data.app.benchmarks.measure import Candidate
 from lit_data.app.benchmarks.options import BenchmarkOptions
-from lit_data.app.benchmarks.table import collect_metrics
+from lit_data.app.benchmarks.table import COLUMNS, HEADINGS, collect_metrics, report_lines
 from lit_data.app.configuration.targets import read_options
 from lit_data.core.types import Batch
 
@@ -66,5 +67,6 @@ class CollateSuite(Suite):
         )
         lines = measure_lines(cfg, options, candidates, "device")
         shape = "x".join(map(str, self.sample_shape))
-        report(cfg, options, lines, f"batches of {shape} uint8 samples in memory")
+        title = f"batches of {shape} uint8 samples in memory"
+        report_lines(lines, COLUMNS, Path(cfg.paths.run), title, headings=HEADINGS)
         return collect_metrics(lines, options.batch_sizes[0])

@@ -26,7 +26,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     """Measure what `benchmark.mode` says, print a table and write it as ``benchmark.csv``.
 
     Every row is measured several times, in turn with the others, and the table holds medians. That
-    of `loaders`, of which there is ``benchmark.png`` too:
+    of `loaders`:
 
     - ``until``: batches are finished on the ``device``, or leave the ``host``
     - ``samples_per_s``: after start and warm-up

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cv2
 import pytest
 from omegaconf import DictConfig
 
@@ -53,9 +52,6 @@ def run(tmp_path: Path) -> Run:
         (path,) = (tmp_path / "runs").rglob("summary.json")
         figures = [item for item in json.loads(path.read_text()).items() if "/" in item[0]]
         metrics = {key.removeprefix("benchmark/"): value for key, value in figures}
-        picture = path.with_name("benchmark.png")
-        if picture.is_file():
-            assert cv2.imread(str(picture)).shape[1] > 500
         with path.with_name("benchmark.csv").open(newline="") as file:
             return metrics, list(csv.DictReader(file))
 

@@ -17,16 +17,10 @@ from lit_data.app.benchmarks.table import (
     HEADINGS,
     METHODS,
     MICRO_BATCHED,
-    NAMES,
-    OTHERS_COLOUR,
     OURS,
-    OURS_COLOUR,
     Line,
-    Panel,
     collect_metrics,
-    draw_bars,
     find_best,
-    list_methods,
     list_rows,
     report_lines,
     tabulate,
@@ -89,7 +83,13 @@ def run_loaders(
             candidates.pop("device", None)  # which has nothing on the host
         host_lines = measure_lines(cfg, options, candidates, "host")
     title = "with defects" if options.defects else "as stored"
-    report(cfg, options, device_lines + host_lines, f"{cfg.name}: training samples {title}")
+    report_lines(
+        device_lines + host_lines,
+        COLUMNS,
+        Path(cfg.paths.run),
+        f"{cfg.name}: training samples {title}",
+        headings=HEADINGS,
+    )
     batch_size = options.batch_sizes[0]
     metrics = collect_metrics(device_lines or host_lines, batch_size)
     if device_lines and host_lines:
@@ -142,25 +142,6 @@ def measure_lines(
         seed=cfg.seed,
     )
     return tabulate(results, until)
-
-
-def report(cfg: DictConfig, options: BenchmarkOptions, lines: Sequence[Line], title: str) -> None:
-    """Write the table and a picture of it, and print it.
-
-    Args:
-        cfg: The configuration: the run folder.
-        options: Sizes of batches.
-        lines: The table.
-        title: Of the table and the picture.
-    """
-    folder = Path(cfg.paths.run)
-    report_lines(lines, COLUMNS, folder, title, headings=HEADINGS)
-    panels = []
-    for until in ("device", "host"):
-        lines_until = [line for line in lines if line["until"] == until]
-        if lines_until:
-            panels += [_make_panel(lines_until, until, size) for size in options.batch_sizes]
-    draw_bars(panels, folder / "benchmark.png", title, "samples/s")
 
 
 def recommend(lines: Sequence[Line], batch_size: int) -> Recommendation | None:
@@ -218,28 +199,6 @@ def _explain(lines: Sequence[Line], chosen: Line, fastest: Line, settings: dict[
     if chosen is not fastest:
         reasons.append("the simplest within 5 % of the fastest")
     return f"Recommended for batches of {batch_size}: {loader}{cache}: {'; '.join(reasons)}."
-
-
-def _make_panel(lines: Sequence[Line], until: str, batch_size: int) -> Panel:
-    """Make the bars of the fastest row of each method at one batch size."""
-    names, speeds, colours = [], [], []
-    for method in list_methods(lines):
-        line = find_best(lines, [method], batch_size)
-        if line is not None:
-            names.append(_describe(line))
-            speeds.append(line["samples_per_s"])
-            colours.append(OURS_COLOUR if method in OURS else OTHERS_COLOUR)
-    end = "are finished on the device" if until == "device" else "leave the host"
-    title = f"batches of {batch_size}, until they {end}"
-    return Panel(names=names, bars={"": speeds}, colours={"": colours}, title=title)
-
-
-def _describe(line: Line) -> str:
-    method, micro_batch_size = line["method"], line["micro_batch_size"]
-    words = f"{line['num_workers']} workers" if line["num_workers"] else "no workers"
-    if micro_batch_size != line["batch_size"]:
-        words += f", micro-batch {micro_batch_size}"
-    return f"{NAMES.get(method, method)}\n{words}"
 
 
 def build_candidates(

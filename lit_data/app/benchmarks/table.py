@@ -1,4 +1,4 @@
-"""Measurements as rows of a table: on the terminal, in a file, and as bars."""
+"""Measurements as rows of a table: on the terminal and in a file."""
 
 import logging
 import math
@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from lit_data.app.result import print_table
@@ -21,15 +19,6 @@ log = logging.getLogger(__name__)
 OURS = ("inline", "thread", "process", "device")
 METHODS = ("copy", "dataloader", *OURS)
 MICRO_BATCHED = ("inline", "thread", "process")
-NAMES = {
-    "copy": "bare copy of ready samples",
-    "dataloader": "torch DataLoader over the decoded samples",
-    "inline": "lit_data, inline",
-    "thread": "lit_data, threads",
-    "process": "lit_data, processes",
-    "device": "lit_data, cache=device",
-}
-
 MEASURED = (
     "samples_per_s",
     "process_cpu_ms_per_1000",
@@ -69,8 +58,6 @@ HEADINGS = {
     "transfer_ms": "transfer ms",
     "pss_mib": "PSS MiB",
 }
-OURS_COLOUR = "#007aff"
-OTHERS_COLOUR = "#a0a4ab"
 _WIDTH = 158  # of the table of loaders, the widest
 
 Line = Mapping[str, Any]
@@ -324,62 +311,6 @@ def collect(lines: Sequence[Line], columns: Sequence[str]) -> dict[str, Any]:
             if not (isinstance(value, float) and math.isnan(value)):
                 metrics[f"benchmark/{line[first_column]}_{name}"] = value
     return metrics
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
-    """Bars beside names.
-
-    Args:
-        names: A group of bars each.
-        bars: For each label the length of its bar in every group.
-        colours: For each label the color of its bars, or a list of them.
-        title: Above the panel.
-    """
-
-    names: Sequence[str]
-    bars: Mapping[str, Sequence[float]]
-    colours: Mapping[str, str | Sequence[str]]
-    title: str = ""
-
-
-def draw_bars(panels: Sequence[Panel], path: Path, title: str, axis_label: str) -> None:
-    """Draw panels of bars one below the other, on logarithmic axes.
-
-    Args:
-        panels: From above; where groups have several bars there is a legend.
-        path: The PNG to write.
-        title: Above all panels.
-        axis_label: What a length means.
-    """
-    heights = [0.6 + len(panel.names) * (0.16 + 0.24 * len(panel.bars)) for panel in panels]
-    figure = Figure(figsize=(9.5, 1.2 + sum(heights)), dpi=110, layout="constrained")  # inches
-    axes = figure.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0]
-    for axis, panel in zip(axes, panels, strict=True):
-        _draw_panel(axis, panel)
-        axis.set_xlabel(f"{axis_label} (logarithmic)")
-    if len(panels[0].bars) > 1:
-        handles = axes[0].get_legend_handles_labels()
-        figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
-    figure.suptitle(title, fontsize=11)
-    figure.savefig(path)
-    log.info("picture: %s", path)
-
-
-def _draw_panel(axis: Axes, panel: Panel) -> None:
-    height = 0.8 / len(panel.bars)  # in rows; the rest is the gap between groups
-    middle = (len(panel.bars) - 1) / 2
-    for number, (label, lengths) in enumerate(panel.bars.items()):
-        rows = [row + (number - middle) * height for row in range(len(lengths))]
-        bars = axis.barh(rows, lengths, height, color=panel.colours[label], label=label)
-        texts = [format_number(length) for length in lengths]
-        axis.bar_label(bars, texts, padding=4, fontsize=8)
-    axis.set_yticks(range(len(panel.names)), panel.names, fontsize=8)
-    axis.set_xscale("log")
-    axis.margins(x=0.15, y=0.01)
-    axis.invert_yaxis()  # the first name on top
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.set_title(panel.title, fontsize=10, loc="left")
 
 
 def format_number(value: float) -> str:

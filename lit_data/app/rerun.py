@@ -282,7 +282,7 @@ def take_run(command: str, run: str, typed: Sequence[str], cwd: str | None = Non
     """Read the command line that a run was trained with, for a command that writes a run.
 
     Relative paths are those of the folder where the run was started, and those that are typed of
-    this one.
+    this one; a run without relative paths is worked on from this one.
 
     Args:
         command: Such as ``calibrate``.
@@ -295,9 +295,9 @@ def take_run(command: str, run: str, typed: Sequence[str], cwd: str | None = Non
         DataError: The folder is none, or does not say how it was started.
     """
     started = _read_training(command, run)
-    folder = choose_folder(started, [command, run, *typed], cwd)
     on_run = _join_run(started, run, typed)
-    go_to(folder)
+    if cwd is not None or any(map(_has_relative_path, started.overrides)):
+        go_to(choose_folder(started, [command, run, *typed], cwd))
     return on_run
 
 
@@ -325,6 +325,11 @@ def _find_path(override: str) -> str | None:
     key = _read_key(override)
     text = read_override(override) if key in _PATHS else None
     return None if not text or text in _PATHS[key] else text
+
+
+def _has_relative_path(override: str) -> bool:
+    path = _find_path(override)
+    return path is not None and not Path(path).is_absolute() and not _IS_ADDRESS(path)
 
 
 def _make_absolute(override: str) -> str:

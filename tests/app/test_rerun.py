@@ -62,8 +62,11 @@ def test_another_folder_is_written_to_only_where_it_is_typed(
     line = f"type python -m lit_data rerun first data.patch_px=48 --cwd {folder}/victim"
     assert line in capsys.readouterr().err
     assert not any((folder / "victim").iterdir())
-    for command in ("calibrate", "pod"):
-        path.with_name("config.yaml").write_text("command: fit")
+    path.with_name("config.yaml").write_text("command: fit")
+    assert main(["test", "first"]) == 2
+    assert "--cwd" not in capsys.readouterr().err  # nothing is read by a relative path
+    _add_words(run, "data.root=images")
+    for command in ("calibrate", "pod", "test"):
         assert main([command, "first"]) == 2
         line = f"type python -m lit_data {command} first --cwd {folder}/victim"
         assert line in capsys.readouterr().err

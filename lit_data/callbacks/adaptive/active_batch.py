@@ -109,11 +109,13 @@ class ActiveBatch:
     @property
     def is_at_once(self) -> bool:
         """True if the whole batch goes through the model at once, as the search has it now."""
-        return self.size == self.samples
+        return self.search.size >= self.samples
 
     def ranges(self) -> list[tuple[int, int]]:
         """First sample of each micro-batch and the one behind its last, as the search has it now."""
-        return cut_evenly(self.samples, min(self.search.size, self.samples))
+        if self.is_at_once:
+            return [(0, self.samples)]
+        return cut_evenly(self.samples, self.search.size)
 
     def counts(self) -> list[int]:
         """Samples of each micro-batch, as the search has it now."""

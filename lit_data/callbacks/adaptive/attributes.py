@@ -140,7 +140,8 @@ class _Attributes:
 
     def __init__(self, owner: object) -> None:
         self.values = vars(owner)
-        # Of the layers of torch, of which a model has hundreds, a new attribute alone is looked at.
+        # Of the layers of torch, of which a model has hundreds, a new attribute alone is looked at:
+        # `AttributeCopy` copies the others without a call for each.
         self.is_layer = type(owner).__module__.startswith("torch.nn.")
         self.content: dict[str, Any] = {}
         self.inner: list[tuple[str, Any]] = []
@@ -148,12 +149,9 @@ class _Attributes:
     def take(self) -> None:
         """Take the attributes as they are now."""
         values, content = self.values, self.content
-        if len(values) == len(content):
-            if self.is_layer:
-                self.content = dict(values)
-                return
-            if all(map(is_, values.values(), content.values())):
-                return
+        are_as_many = len(values) == len(content)
+        if are_as_many and all(map(is_, values.values(), content.values())):
+            return
         self.content = dict(values)
         self.inner = []
         for name, value in values.items():
@@ -201,10 +199,11 @@ class AttributeCopy:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._registered = {id(module): module for module in modules}
-        self._modules: list[_Attributes] = []
-        for module in self._registered.values():
-            if not isinstance(module, Metric):  # a `MetricCopy` keeps it
-                self._modules.append(_Attributes(module))
+        modules = self._registered.values()
+        # A `MetricCopy` keeps metrics.
+        parts = [_Attributes(module) for module in modules if not isinstance(module, Metric)]
+        self._layers = [attributes for attributes in parts if attributes.is_layer]
+        self._modules = [attributes for attributes in parts if not attributes.is_layer]
         self._objects: list[_Attributes] = []
         self._values: list[KeptContent] = []
         self._lengths: list[tuple[list[Any], int]] = []
@@ -218,14 +217,20 @@ class AttributeCopy:
         self._objects, self._values, self._lengths, self._large = [], [], [], []
         self._seen, self.left_out = dict(self._registered), {}
         old_tensors, self._tensors = self._tensors, {}
+        for layer in self._layers:
+            if len(layer.values) == len(layer.content):
+                layer.content = layer.values.copy()
+            else:
+                layer.take()
         for attributes in self._modules:
             attributes.take()
+        for attributes in (*self._modules, *self._layers):
             for name, value in attributes.inner:
                 self._keep(value, name, old_tensors)
 
     def restore(self) -> None:
         """Put everything back; may be called more than once."""
-        for attributes in (*self._modules, *self._objects):
+        for attributes in (*self._modules, *self._layers, *self._objects):
             attributes.put()
         for kept_value in self._values:
             kept_value.put()

@@ -29,8 +29,7 @@ WORDS = {
     "drawn volumes": "synthetic volumes",
     "ended well": "finished",
     "for ever": "forever",
-    "go on (with|from)": "resume, or continue with",
-    "goes on (with|from)": "resumes, or continues with",
+    "go(es)? on": "resume, or continue",
     "grey": "gray",
     "in the place of": "instead of",
     "labell(ed|ing)": "labeled, labeling",
@@ -54,7 +53,7 @@ WORDS = {
     "told": "logged",
     "says": "prints, logs or names",
     "survives?": "recovers from",
-    "turned round": "inverted",
+    "turn(s|ed)?( them)? round": "invert",
 }
 CODE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`[^`]*`")

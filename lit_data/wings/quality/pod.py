@@ -100,8 +100,11 @@ def run(cfg: DictConfig) -> dict[str, Any]:
             "pod draws defects at the size of the files: leave data.size_px and data.scale out"
         )
     _check_patches(options, min(prediction.task.datamodule.patch_px))
-    prediction.start()
     bench = _open_bench(prediction, writer, options, int(cfg.seed))
+    prediction.start()
+    prediction.model.to(
+        prediction.run.trainer.strategy.root_device
+    )  # a Trainer leaves it on the CPU
     warn_of_few_images(len(bench.list_images()), options.targets)
     targets = judge_families(bench, options)
     images = _list_images(prediction, writer)
@@ -174,7 +177,7 @@ def _open_bench(
     )
     if not len(bench.patches):
         raise ConfigError(
-            f"images={options.images} has no good image to draw defects on: choose images=val, or "
+            f"images={options.images} has no good image to draw defects on: choose another split, or "
             "images=all data.root=FOLDER of good parts"
         )
     return bench

@@ -172,7 +172,9 @@ def _profile(counts: _Counts, logit: float, x: float) -> float:
 
 
 def _find_root(excess: Callable[[float], float], start: float) -> float | None:
-    """Return where an excess, below 0 at a start, rises above 0."""
+    """Return where an excess rises above 0, at a start or behind it; None where that is too far."""
+    if excess(start) >= 0:  # of a curve that does not rise
+        return start
     low, step = start, 0.02
     # Few targets leave the bound open: the likelihood hardly falls, however far one goes.
     while excess(low + step) <= 0:

@@ -13,8 +13,11 @@ from typing import Any, ClassVar
 
 import cv2
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from omegaconf import DictConfig
+from torch import Tensor
+from torchmetrics.functional.classification import binary_auroc, binary_precision_recall_curve
 from typing_extensions import override
 
 from benchmarks.learning_detection import list_images, read_detections, read_truth, score_boxes
@@ -364,28 +367,23 @@ def average_precision(scores: NDArray[np.float64], truth: NDArray[np.bool_]) -> 
     """Find average precision and the best F1 of all thresholds; equal scores share one.
 
     Args:
-        scores: [N].
+        scores: [N], at least 0.
         truth: [N].
     """
-    order = np.argsort(-scores, kind="stable")
-    is_last_of_equal = np.append(np.diff(scores[order]) != 0, True)
-    hits = np.cumsum(truth[order])[is_last_of_equal]
-    counts = np.flatnonzero(is_last_of_equal) + 1
-    positives = hits[-1]
-    recall_steps = np.diff(hits, prepend=0) / max(1, positives)
-    precision = float((recall_steps * hits / counts).sum())
-    best_f1 = float((2 * hits / (counts + positives)).max())
-    return precision, best_f1
+    precision, recall, _ = binary_precision_recall_curve(*_as_tensors(scores, truth))
+    f1 = 2 * precision * recall / (precision + recall)
+    return -float((recall.diff() * precision[:-1]).sum()), float(f1.nan_to_num().max())
 
 
 def auroc(scores: NDArray[np.float64], truth: NDArray[np.bool_]) -> float:
     """Find the fraction of pairs whose positive scores above the negative; ties count half."""
-    order = np.argsort(scores, kind="stable")
-    _, first, counts = np.unique(scores[order], return_index=True, return_counts=True)
-    middle_ranks = np.repeat(first + (counts - 1) / 2, counts)
-    positives = int(truth.sum())
-    lower = middle_ranks[truth[order]].sum() - positives * (positives - 1) / 2
-    return float(lower / (positives * (len(truth) - positives)))
+    return float(binary_auroc(*_as_tensors(scores, truth)))
+
+
+def _as_tensors(scores: NDArray[np.float64], truth: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
+    """Return scores in 0..1, as torchmetrics takes others for logits, and truth."""
+    highest = max(float(scores.max()), 1e-12)
+    return torch.from_numpy(scores / highest), torch.from_numpy(truth).long()
 
 
 def _make_lines(

@@ -5,7 +5,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import ScalarEvent, YAMLError
 
+from lit_data.app import SCORING
 from lit_data.app.configuration.model_choice import WITHOUT_WEIGHTS
 from lit_data.app.configuration.suggest import Parser
 from lit_data.app.configuration.words import read_override, write_override
@@ -38,6 +39,8 @@ _CACHE = "LIT_DATA_CACHE"
 _MOST_BYTES = 2**20  # of a configuration
 _OF_TRAINING = ("resume", "ckpt", "report", "paths.run")
 """Keys of a run of ``fit`` that other commands on it do not take over."""
+_OF_SCORES = ("experiment", "name", "data", "model", "synthesis", "augment", "seed")
+"""First parts of keys that scores and predictions depend on; others say where results go, and how fast."""
 _CACHES = ("paths.cache", "data.cache_dir")
 """Keys of the places of decoded data, which are those of this machine unless they are typed."""
 _PATHS: Mapping[str, Sequence[str]] = {
@@ -295,6 +298,9 @@ def take_run(command: str, run: str, typed: Sequence[str], cwd: str | None = Non
         DataError: The folder is none, or does not say how it was started.
     """
     started = _read_training(command, run)
+    if command in SCORING:
+        words = filter(_decides_scores, started.overrides)
+        started = replace(started, overrides=tuple(words))
     on_run = _join_run(started, run, typed)
     if cwd is not None or any(map(_has_relative_path, started.overrides)):
         go_to(choose_folder(started, [command, run, *typed], cwd))
@@ -325,6 +331,10 @@ def _find_path(override: str) -> str | None:
     key = _read_key(override)
     text = read_override(override) if key in _PATHS else None
     return None if not text or text in _PATHS[key] else text
+
+
+def _decides_scores(override: str) -> bool:
+    return _read_key(override).partition(".")[0] in _OF_SCORES
 
 
 def _has_relative_path(override: str) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lit_data.app.cli import main
-from lit_data.app.rerun import read_started
+from lit_data.app.rerun import read_started, take_run
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_another_folder_is_written_to_only_where_it_is_typed(
     assert line in capsys.readouterr().err
     assert not any((folder / "victim").iterdir())
     path.with_name("config.yaml").write_text("command: fit")
-    assert main(["test", "first"]) == 2
+    assert main(["test", "first"]) == 3  # it has no checkpoint
     assert "--cwd" not in capsys.readouterr().err  # nothing is read by a relative path
     _add_words(run, "data.root=images")
     for command in ("calibrate", "pod", "test"):
@@ -74,6 +74,15 @@ def test_another_folder_is_written_to_only_where_it_is_typed(
     assert "--cwd nowhere: there is no such folder" in capsys.readouterr().err
     assert main(["show", "--cwd", "."]) == 2
     assert "--cwd belongs to a run" in capsys.readouterr().err
+
+
+def test_a_run_folder_does_not_choose_where_predictions_go(run: Path) -> None:
+    path = run / ".hydra/config.yaml"
+    path.write_text(path.read_text().replace("command: show", "command: fit"))
+    _add_words(run, "predict.folder=/victim", "logger=csv", "data.patch_px=48", "seed=3")
+    words = take_run("predict", str(run), ["data.root=new"]).overrides
+    keys = {word.lstrip("+").partition("=")[0].partition(".")[0] for word in words}
+    assert keys == {"experiment", "data", "seed", "run"}
 
 
 @pytest.mark.parametrize("key", ["paths.cache", "data.cache_dir"])

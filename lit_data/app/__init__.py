@@ -11,9 +11,9 @@ from lit_data.core.wings import list_brought
 
 COMMANDS: dict[str, str] = {
     "fit": "train, validate while training, test the best checkpoint, write pictures",
-    "validate": "score a checkpoint on the validation split",
-    "test": "score a checkpoint on the test split",
-    "predict": "write what a model finds in every image or volume of a folder",
+    "validate": "score a checkpoint on the validation split: validate RUN",
+    "test": "score a checkpoint on the test split: test RUN",
+    "predict": "write what a model finds in every image or volume: predict RUN data.root=FOLDER",
     "prepare": "check all files and decode them ahead of the first run",
     "benchmark": "measure loading and training speed",
     "show": "draw what a model will see",

@@ -23,6 +23,7 @@ from lit_data.images.store.sources import SourceTable
 from tests.helpers.fork_server import PICTURES, WITHOUT_PICTURES, install, make_starter
 
 LONGEST = (
+    "test_kinds",
     "test_all_configs",
     "test_memory_bank",
     "test_guarantees",

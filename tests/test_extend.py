@@ -28,6 +28,13 @@ BLOCKS = re.findall(r"```(bash|python|yaml)\n(.*?)```", PAGE, re.DOTALL)
 (TASK,) = (text for _, text in BLOCKS if "@register" in text)
 (PAIRS,) = (text for _, text in BLOCKS if "PairFiles" in text)
 PACKAGE = ["--config-dir", "conf", "--package", "parts"]
+MEASURED = (
+    "benchmark.repeats=1",
+    "benchmark.seconds_per_row=0.05",
+    "benchmark.samples_per_row=4",
+    "benchmark.workers=[1]",
+    "benchmark.micro_batch_sizes=[2]",
+)
 Run = Callable[..., Path]
 
 pytestmark = [
@@ -126,7 +133,8 @@ def _list_commands(block: str) -> list[list[str]]:
         return [["bash", "-ec", block]]
     commands = [shlex.split(line) for line in block.splitlines()]
     programs = {"python": [sys.executable], "lit-data": [sys.executable, "-m", "lit_data"]}
-    return [[*programs[words[0]], *words[1:]] for words in commands]
+    commands = [[*programs[words[0]], *words[1:]] for words in commands]
+    return [[*words, *(MEASURED if "benchmark" in words else ())] for words in commands]
 
 
 @pytest.mark.slow
@@ -152,6 +160,15 @@ def test_the_page_can_be_followed_in_an_empty_folder(tmp_path: Path) -> None:
     assert list(home.glob("runs/show/parts/*/samples.png"))
     (labels,) = home.glob("runs/predict/parts/*/labels.csv")
     assert len(labels.read_text().splitlines()) == 25
+    prepared, measured = (
+        _summary(next(home.glob(f"runs/{command}/parts/*/summary.json")).parent)
+        for command in ("prepare", "benchmark")
+    )
+    assert prepared["prepare/images"] == 24
+    assert measured["benchmark/best_samples_per_s"] > 0
+    (table,) = (home / "runs").rglob("sweep.csv")
+    statuses = [row["status"] for row in csv.DictReader(table.read_text().splitlines())]
+    assert statuses == ["done", "done"]
 
 
 @pytest.mark.slow
@@ -168,18 +185,4 @@ def test_it_is_trained_tested_and_drawn(run: Run) -> None:
     rows = list(csv.DictReader((predicted / "labels.csv").read_text().splitlines()))
     assert all(row["image"].startswith(row["label"]) for row in rows)
     assert main(["report", str(fitted.parents[1])]) == 0
-
-
-@pytest.mark.slow
-def test_it_is_prepared_measured_and_swept(run: Run, folder: Path) -> None:
-    assert _summary(run("prepare", "prepare.check=true"))["prepare/images"] == 24
     assert _summary(run("prepare", "prepare.verify=true"))["prepare/train_samples"] > 12
-    times = ["benchmark.repeats=1", "benchmark.seconds_per_row=0.05", "benchmark.samples_per_row=4"]
-    sizes = ["benchmark.workers=[1]", "benchmark.batch_sizes=[4]"]
-    sizes.append("benchmark.micro_batch_sizes=[2]")
-    assert _summary(run("benchmark", *times, *sizes))["benchmark/best_samples_per_s"] > 0
-    short = ["trainer.max_epochs=1", "trainer.log_every_n_steps=1"]
-    run("fit", "-m", "model.net.width=2,4", "sweep.isolate=none", *short)
-    (table,) = (folder / "runs" / "fit").rglob("sweep.csv")
-    statuses = [row["status"] for row in csv.DictReader(table.read_text().splitlines())]
-    assert statuses == ["done", "done"]

@@ -23,7 +23,7 @@ from lit_data.app.build import build_model
 from lit_data.app.configuration.compose import compose
 from tests.helpers.families import ROOT, list_children, run_family
 
-IMAGES = 40
+IMAGES = 24
 LIMIT_S = 240  # of runs that take 10 to 20 s where nothing else does
 COMMAND = ["-W", "ignore", "-m", "lit_data"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "lit_data"]
@@ -119,7 +119,7 @@ def test_ranks_predict_as_one_process_does(kind: str, tmp_path: Path) -> None:
         path = tmp_path / "set" / "light" / "3.png"
         path.write_bytes(path.read_bytes()[:-2000])  # its header is good: the second rank finds it
     summaries = []
-    words = ("trainer=cpu", "predict.batch_size=3")
+    words = ("trainer=cpu", "predict.batch_size=3", "predict.augment=null")
     code, output = folders.predict("alone", *words)
     assert code == 3 * bad, output
     summaries.append(folders.summarise(output))
@@ -128,7 +128,7 @@ def test_ranks_predict_as_one_process_does(kind: str, tmp_path: Path) -> None:
     if bad:  # torchrun has an exit code of its own
         starts.append(("torchrun", TORCHRUN, bad))
     for results, start, expected in starts:
-        words = ("trainer=ddp_cpu", "predict.batch_size=3")
+        words = ("trainer=ddp_cpu", "predict.batch_size=3", "predict.augment=null")
         code, output = folders.predict(results, *words, start=start)
         assert code == expected, output
         assert ("1 inputs are bad and have no prediction" in output) == bool(bad)

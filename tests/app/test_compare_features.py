@@ -74,7 +74,7 @@ def _read(path: Path) -> list[dict[str, str]]:
 def test_every_command_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIT_DATA_CACHE", str(tmp_path / "cache"))
-    root = _write_pairs(tmp_path / "set", 40)
+    root = _write_pairs(tmp_path / "set", 32)
     splits = [f"data.root={root}", f"data.splits={root}/splits.csv"]
     masks = ["data.masks=masks", "data.mask_splits=[train,val,test]", "synthesis=none"]
     fitted = _call("fit", *PAIRS, *splits, *masks)
@@ -107,7 +107,7 @@ def test_synthetic_defects_choose_the_thresholds_where_there_are_no_masks(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIT_DATA_CACHE", str(tmp_path / "cache"))
-    root = _write_pairs(tmp_path / "set", 24)
+    root = _write_pairs(tmp_path / "set", 16)
     words = [*PAIRS, f"data.root={root}", f"data.splits={root}/splits.csv"]
     fitted = _call("fit", *words, "trainer.max_epochs=7", "synthesis=library")
     assert 0 < fitted["val/image_f1_max_threshold"] < 1

@@ -201,7 +201,7 @@ def test_a_job_of_slurm_stops_before_its_time_limit_and_goes_on(tmp_path: Path) 
     variables |= {"SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "1"}
     variables |= {"SLURM_NODELIST": "127.0.0.1", "MASTER_PORT": str(_find_port())}
     script = ["bash", str(ROOT / "conf/cluster/slurm.sh")]
-    script += _fit(tmp_path, "trainer=ddp_cpu")[1:]
+    script += _fit(tmp_path, "trainer=ddp_cpu", "report=false")[1:]
     codes, output = _run([*script, "trainer.max_epochs=1000"], cwd=tmp_path, variables=variables)
     assert codes == [143], output
     assert (tmp_path / "scontrol.txt").read_text() == "requeue 71\n"

@@ -102,7 +102,7 @@ def _shorten(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
     words = [f"127.0.0.1:{port}" if word.startswith("host0:") else word for word in words]
     words[words.index("--nproc-per-node") + 1] = "1"
     words += ["--local-addr", "127.0.0.1"]
-    words += ["--rdzv-conf", "last_call_timeout=10,keep_alive_interval=1"]
+    words += ["--rdzv-conf", "last_call_timeout=5,keep_alive_interval=1"]
     return [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *words], variables
 
 

@@ -18,6 +18,7 @@ from benchmarks.pair_sets import GOOD_SPLITS, SPLITS, read_grey
 PAIR_SCORES = ("pixel_ap", "image_auroc", "false_alarms")
 _FILES = ["data.layout=pairs", "data.files={target: target/*.png, ref1: ref/*.png}"]
 _STRIPE = ["+experiment=stripe", *_FILES]
+_ALONE = "+experiment=segmentation"
 _BF16 = "callbacks.amp.precision=bf16"
 _REAL = "_real"
 
@@ -27,8 +28,9 @@ class PairLearningSuite(MapLearningSuite):
     """Pairs of a target and a reference after equal time of training.
 
     Ways: ``difference`` of images, see `benchmarks.pair_ways`; ``compare``, the net of
-    ``+experiment=stripe``; ``compare_features``, which learns nothing; ``compare_lite0``. Nets learn
-    synthetic defects in good tiles, those with ``_real`` in their names the masks of the set.
+    ``+experiment=stripe``; ``compare_features``, which learns nothing; ``compare_lite0``;
+    ``alone``, ``+experiment=segmentation`` of targets. Nets learn synthetic defects in good tiles,
+    those with ``_real`` in their names the masks of the set.
 
     Args:
         root: A folder made by ``python -m benchmarks.pair_sets``.
@@ -45,9 +47,10 @@ class PairLearningSuite(MapLearningSuite):
     scores: ClassVar[tuple[str, ...]] = PAIR_SCORES
     scripts: ClassVar[tuple[str, ...]] = ("difference",)
     nets: ClassVar[Mapping[str, Sequence[str]]] = {
-        "compare": [],
-        "compare_features": ["model=compare_features", "model.net.references=1"],
-        "compare_lite0": ["model=compare_lite0", "model.net.references=1", _BF16],
+        "compare": _STRIPE,
+        "compare_features": [*_STRIPE, "model=compare_features", "model.net.references=1"],
+        "compare_lite0": [*_STRIPE, "model=compare_lite0", "model.net.references=1", _BF16],
+        "alone": [_ALONE, "data.patterns=[target/*]", "data.masks=masks"],
     }
     split_file: ClassVar[str] = SPLITS
 
@@ -76,20 +79,19 @@ class PairLearningSuite(MapLearningSuite):
                 places = root, test_folder / variant, out / str(self.seconds[0]) / variant
                 self.call_script("pair_ways", *places)
             return
-        words = [
-            *_STRIPE,
-            *self.nets[way.removesuffix(_REAL)],
-            f"data.root={root}",
-            "data.masks=masks",
-        ]
-        if way.endswith(_REAL):
-            words += ["data.mask_splits=[train,val,test]", "synthesis=none"]
-            words.append(f"data.splits={root / SPLITS}")
-        else:
-            words += ["data.mask_splits=[test]", f"synthesis={self.synthesis}"]
-            words.append(f"data.splits={root / GOOD_SPLITS}")
+        words = [*self.nets[way.removesuffix(_REAL)], f"data.root={root}"]
+        is_real, is_alone = way.endswith(_REAL), words[0] == _ALONE
+        words.append(f"data.splits={root / (SPLITS if is_real else GOOD_SPLITS)}")
+        words.append(f"synthesis={'none' if is_real else self.synthesis}")
+        if not is_alone:
+            splits = "[train,val,test]" if is_real else "[test]"
+            words += ["data.masks=masks", f"data.mask_splits={splits}"]
+        elif not is_real:  # no patch shows a defect before it is drawn
+            words.append("data.sampling.positives=null")
 
         def predict(folder: Path) -> list[str]:
+            if is_alone:
+                return [_ALONE, f"data.root={folder / 'target'}"]
             return [*_STRIPE, f"data.root={folder}"]
 
         self.run_ours(words, predict, test_folder, seed, out)

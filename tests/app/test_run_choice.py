@@ -156,3 +156,5 @@ def test_runs_for_debugging_lie_beside_the_others(debug: str) -> None:
         cfg, _ = check_run(hydra, "fit", ["experiment=stripe", f"debug={debug}"])
     for folder in (cfg.hydra.run.dir, cfg.hydra.sweep.dir):
         assert folder.startswith("runs/debug/stripe/2")
+    # By it, and not by a limit, each epoch has the same samples.
+    assert cfg.trainer.get("overfit_batches") == (2 if debug == "overfit" else None)

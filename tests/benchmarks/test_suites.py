@@ -1,5 +1,6 @@
 """Small suites of `python -m benchmarks`: each runs at toy size and writes its table."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,17 @@ from tests.benchmarks.suites import read_table
 from tests.lit_inspect.boards import write_board
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
+
+
+def test_each_callback_has_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["callbacks=safe", "suite.steps=3", "suite.repeats=1", "trainer.accelerator=cpu"]
+    assert measure(["callbacks", "+experiment=stripe", *words, f"hydra.run.dir={tmp_path}"]) == 0
+    rows = read_table(tmp_path)
+    names = {"data_wait", "memory", "adaptive", "amp", "digest", "interrupt", "empty_cache", "all"}
+    assert {row["callback"] for row in rows} == names
+    assert rows[-1]["callback"] == "all"
+    assert "us; on top of that:" in capsys.readouterr().out
+    assert logging.getLogger("lightning.pytorch").level == logging.INFO
 
 
 def test_the_first_workloads_are_measured_by_a_plain_way_and_ours(tmp_path: Path) -> None:

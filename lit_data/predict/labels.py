@@ -36,6 +36,8 @@ from lit_inspect.verdicts import GOOD, Judge, score_labels
 
 log = logging.getLogger(__name__)
 
+_TITLE_LETTERS = 18
+
 
 @register(LabelledImageDataModule)
 class LabelTask(Task[LabelledImageDataModule]):
@@ -84,7 +86,7 @@ class LabelTask(Task[LabelledImageDataModule]):
             cell.set_axis_off()
         for cell, row in zip(cells, rows, strict=False):
             show_pixels(cell, batch["image"][row])
-            sample_title = f"{self.describe_sample(batch, row)}\n{answers[row].text}"
+            sample_title = f"{_shorten(self.describe_sample(batch, row))}\n{answers[row].text}"
             colour = TRUE_COLOUR if answers[row].is_wrong else "black"
             cell.set_title(sample_title, fontsize=7, color=colour)
         save_figure(figure, path, title, ())
@@ -93,7 +95,7 @@ class LabelTask(Task[LabelledImageDataModule]):
     def _describe_answer(self, probabilities: Tensor, label: int, judge: Judge) -> "_Answer":
         classes = self.datamodule.classes or ()
         likeliest = int(probabilities.argmax())
-        text = f"model: {classes[likeliest]} {float(probabilities[likeliest]):.2f}"
+        text = f"model: {_shorten(classes[likeliest])} {float(probabilities[likeliest]):.2f}"
         good = number_good(self.datamodule)
         if not good:
             return _Answer(likeliest != label, (int(likeliest == label), 0.0), text)
@@ -132,6 +134,11 @@ class LabelTask(Task[LabelledImageDataModule]):
                 f"{self.datamodule.describe_doubt()}"
             )
         return options
+
+
+def _shorten(name: str) -> str:
+    """Return the name of a class as the title of a small picture has room for it."""
+    return name if len(name) <= _TITLE_LETTERS else f"{name[: _TITLE_LETTERS - 3]}..."
 
 
 class _Answer(NamedTuple):

@@ -2,11 +2,14 @@
 
 import copy
 import logging
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
+from torch import nn
 
 from lit_data.app.checkpoints import Look, absolute_root, look_at
 from lit_data.app.configuration.hydra_node import find_typed
@@ -25,7 +28,8 @@ log = logging.getLogger(__name__)
 _MOST_SCORES = 3  # that are logged
 _NEAR_GREY = 0.15  # of the value range: sets whose mean grey levels are so near are alike
 _PLAIN_TARGETS = ("lit_data.models.", "torch.optim.", "torch.nn.")
-_OUR_KINDS = "lit_data.datamodules."
+_OF_WING = re.compile(r"lit_data\.wings\.\w+\.\w+")
+_OUR_KINDS = ("lit_data.datamodules.", "lit_data.wings.")
 _SCORING = ("validate", "test")
 _SPLITTING = ("splits", "split_seed", "folds", "fold", "groups", "near_duplicates", "protocol")
 """Options that decide which images are of which split."""
@@ -161,7 +165,7 @@ def take_model(
     known = set(list_targets(to_plain(cfg.model)))
     unknown = []
     for name in list_targets(trained):
-        if name not in known and not name.startswith(_PLAIN_TARGETS):
+        if name not in known and not _is_plain(name):
             unknown.append(name)
     if unknown:
         names = escape(", ".join(unknown))
@@ -174,6 +178,18 @@ def take_model(
             OmegaConf.update(model, key.removeprefix("model."), value, force_add=True)
     with open_dict(cfg):
         cfg.model = model
+
+
+def _is_plain(name: str) -> bool:
+    """Return True for a class that a checkpoint may name: a net, loss or optimizer of torch or of ours."""
+    if name.startswith(_PLAIN_TARGETS):
+        return True
+    if _OF_WING.fullmatch(name) is None:
+        return False
+    with suppress(ConfigError):
+        part = resolve_target(name, "model")
+        return isinstance(part, type) and issubclass(part, nn.Module)
+    return False
 
 
 def _choose_data(data: DictConfig, trained: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,13 +19,15 @@ from lit_data.app import predict
 from lit_data.app.build import load_trained
 from lit_data.app.checkpoints import TrainedRecord
 from lit_data.app.cli import main
+from lit_data.app.configuration.names import resolve_target, to_plain
 from lit_data.app.quality import find_doubt
 from lit_data.app.record import read_record
-from lit_data.app.trained import take_trained, warn_of_other_data
+from lit_data.app.trained import list_targets, take_model, take_trained, warn_of_other_data
 from lit_data.core.errors import StoreError
 from lit_data.testing import QUIET
 from tests.outputs import NO_TIMELINES
 
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["trainer=cpu", "trainer.max_epochs=1", "trainer.enable_progress_bar=false"]
 SMALL += ["report=false", "trainer.log_every_n_steps=1"]
 SMALL += NO_TIMELINES
@@ -142,9 +144,10 @@ def test_a_checkpoint_of_another_experiment_is_refused_in_one_line(
 ) -> None:
     run = trained / "runs/fit/segmentation/1"
     words = [*_places(trained), f"run={run}", f"hydra.run.dir={tmp_path}/out"]
-    assert main(["test", "+experiment=stripe", *words]) == 2
-    error = capsys.readouterr().err
-    assert "is of the experiment segmentation" in error
+    for other in ("detection", "stripe"):
+        assert main(["test", f"+experiment={other}", *words]) == 2
+        error = capsys.readouterr().err
+        assert "is of the experiment segmentation" in error
     assert "trained on" not in error
     assert "write experiment=segmentation, or name the checkpoint by ckpt=FILE without" in error
 
@@ -233,6 +236,27 @@ def test_classes_of_a_foreign_record_are_not_built(
     take_trained(cfg, _change_record(trained, tmp_path, model=model))
     assert cfg.model.net.width == 16
     assert f"was trained with {target}: name it with model._target_" in caplog.text
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "lit_data/conf/model").glob("*.yaml")), ids=str)
+def test_a_checkpoint_may_name_the_nets_of_each_model_option(path: Path) -> None:
+    cfg = _configuration()
+    options = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    named = [name for name in list_targets(options) if name.startswith("lit_data.")]
+    nets: dict[str, Any] = {"_target_": "lit_data.models.SegmentationModule"}
+    for number, name in enumerate(named):
+        part = resolve_target(name, "model")
+        if isinstance(part, type) and issubclass(part, torch.nn.Module):
+            nets[f"net{number}"] = {"_target_": name}
+    take_model(cfg, nets, set(), Path("best.ckpt"))
+    assert list_targets(to_plain(cfg.model)) == list_targets(nets)
+
+
+def test_a_checkpoint_may_name_no_other_class_of_a_wing(caplog: pytest.LogCaptureFixture) -> None:
+    cfg = _configuration()
+    foreign = {"_target_": "lit_data.wings.detection.DetectionDataModule"}
+    take_model(cfg, {**to_plain(cfg.model), "net": foreign}, set(), Path("best.ckpt"))
+    assert "DetectionDataModule: name it with model._target_" in caplog.text
 
 
 def _configuration() -> DictConfig:

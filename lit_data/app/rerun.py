@@ -41,6 +41,8 @@ _OF_TRAINING = ("resume", "ckpt", "report", "paths.run")
 """Keys of a run of ``fit`` that other commands on it do not take over."""
 _OF_SCORES = ("experiment", "name", "data", "model", "synthesis", "augment", "seed")
 """First parts of keys that scores and predictions depend on; others say where results go, and how fast."""
+_OF_IMAGES = ("data.root", "data.splits")
+"""Keys of the images that were trained on."""
 _CACHES = ("paths.cache", "data.cache_dir")
 """Keys of the places of decoded data, which are those of this machine unless they are typed."""
 _PATHS: Mapping[str, Sequence[str]] = {
@@ -299,8 +301,7 @@ def take_run(command: str, run: str, typed: Sequence[str], cwd: str | None = Non
     """
     started = _read_training(command, run)
     if command in SCORING:
-        words = filter(_decides_scores, started.overrides)
-        started = replace(started, overrides=tuple(words))
+        started = replace(started, overrides=_list_deciding(command, started.overrides))
     on_run = _join_run(started, run, typed)
     if cwd is not None or any(map(_has_relative_path, started.overrides)):
         go_to(choose_folder(started, [command, run, *typed], cwd))
@@ -333,8 +334,15 @@ def _find_path(override: str) -> str | None:
     return None if not text or text in _PATHS[key] else text
 
 
-def _decides_scores(override: str) -> bool:
-    return _read_key(override).partition(".")[0] in _OF_SCORES
+def _list_deciding(command: str, overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return what scores depend on, and predictions but for the images, which are others."""
+    words = []
+    for override in overrides:
+        key = _read_key(override)
+        is_taken = command != "predict" or key not in _OF_IMAGES
+        if is_taken and key.partition(".")[0] in _OF_SCORES:
+            words.append(override)
+    return tuple(words)
 
 
 def _has_relative_path(override: str) -> bool:

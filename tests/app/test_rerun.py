@@ -79,8 +79,10 @@ def test_another_folder_is_written_to_only_where_it_is_typed(
 def test_a_run_folder_does_not_choose_where_predictions_go(run: Path) -> None:
     path = run / ".hydra/config.yaml"
     path.write_text(path.read_text().replace("command: show", "command: fit"))
-    _add_words(run, "predict.folder=/victim", "logger=csv", "data.patch_px=48", "seed=3")
-    words = take_run("predict", str(run), ["data.root=new"]).overrides
+    _add_words(run, "predict.folder=/victim", "logger=csv", "data.root=/trained", "seed=3")
+    assert "data.root=/trained" in take_run("test", str(run), []).overrides
+    words = take_run("predict", str(run), ["data.patch_px=48"]).overrides
+    assert "data.root=/trained" not in words  # nobody asks for what was trained on
     keys = {word.lstrip("+").partition("=")[0].partition(".")[0] for word in words}
     assert keys == {"experiment", "data", "seed", "run"}
 

@@ -77,7 +77,7 @@ def test_scores_and_thresholds_stand_at_the_top(tmp_path: Path) -> None:
     ]
     scores |= {"val/threshold": 3.5, "val/good_images": 12, "val/false_alarms": 0.0}
     run = read_run(make_run(tmp_path / "good", summary={**SUMMARY, **scores}))
-    assert "about 1 in 13 may" in results.tabulate_thresholds(run).note
+    assert "about 1 in 13 of new good images may" in results.tabulate_thresholds(run).note
 
 
 def test_the_confusion_of_the_test_is_shown_and_a_damaged_one_left_out(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import Tensor
 
@@ -88,6 +89,20 @@ def test_commands_compose(line: str, tmp_path: Path) -> None:
     single = [re.sub(r"=(range\()?([\w.]+),[\w.,]+\)?$", r"=\2", word) for word in overrides]
     cfg = compose(command, [*single, f"paths.run={tmp_path}"], packages=packages)
     assert cfg.command == command
+
+
+@pytest.mark.parametrize(
+    "page", sorted({*PAGES} - {"folders"})
+)  # which is made of what datasets say
+def test_options_in_the_text_are_quoted_as_a_shell_needs_them(page: str) -> None:
+    parser = OverridesParser.create()
+    for text in re.findall(r"`([^`\n]+)`", PAGES[page]):
+        if not re.match(r"'?(data|model|predict|synthesis|trainer)\.[\w.]+=", text) or "<" in text:
+            continue
+        for word in shlex.split(text):
+            # The program itself quotes texts beyond ASCII; words such as --package are no options.
+            if "=" in word and word.isascii():
+                assert parser.parse_override(word).key_or_group
 
 
 def test_layouts_of_the_table_compose(tmp_path: Path) -> None:

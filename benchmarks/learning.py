@@ -173,7 +173,7 @@ class LearningSuite(Suite):
             run_module(sys.executable, "lit_data", "fit", *words, f"hydra.run.dir={folder / 'fit'}")
             checkpoint = f"ckpt={folder / 'fit' / 'checkpoints/best.ckpt'}"
             for variant in self.list_variants():
-                words = [*predict(test_folder / variant), checkpoint]
+                words = [*predict(test_folder / variant), *self.predict_words, checkpoint]
                 place = f"hydra.run.dir={folder / variant}"
                 run_module(sys.executable, "lit_data", "predict", *words, place)
 

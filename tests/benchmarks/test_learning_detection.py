@@ -67,6 +67,8 @@ def test_both_ways_are_trained_and_scored(tmp_path: Path) -> None:
     rows = {row["way"]: float(row["map50"]) for row in read_table(tmp_path / "run")}
     assert list(rows) == ["plain", "ours"]
     assert all(0 <= score <= 1 for score in rows.values())
+    words_of_predict = (tmp_path / "run/ours_0/2/.hydra/overrides.yaml").read_text()
+    assert "predict.threshold=0.01" in words_of_predict  # a score is over all boxes
 
 
 def test_boxes_are_scored_by_their_overlap_class_and_order() -> None:

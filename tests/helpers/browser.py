@@ -24,7 +24,6 @@ _FLAGS = (
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
-    "--disable-software-rasterizer",  # else a process of its own draws what a GPU would
     "--disable-breakpad",  # no process that waits for crashes
     "--disable-crash-reporter",
     "--no-first-run",

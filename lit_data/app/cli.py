@@ -178,7 +178,9 @@ def _names_run(command: str, word: str) -> bool:
     """Return True for the folder or address of a run, and not for the name of an experiment."""
     if "=" in word:
         return False
-    return command not in SCORING or "/" in word or Path(word, ".hydra").is_dir()
+    from lit_data.app.run_folder import is_run
+
+    return command not in SCORING or "/" in word or is_run(Path(word))
 
 
 @contextmanager

@@ -32,7 +32,7 @@ _RATES = ("lr", "initial_lr")
 _OVERRULED = ("net.weights", "net.prior", "net.normalise")
 """Options of `model` that give the weights which a new training begins with."""
 _OPTIMIZERS = "torch.optim."
-_OURS = ("lit_data.models.", "lit_data.wings.")
+_OURS = "lit_data."
 _COUNTS = ("last_epoch", "_step_count", "_last_lr")
 """Parts of a schedule's state that say where it stands."""
 _FACTORS = LambdaLR.__name__

@@ -13,9 +13,9 @@ from lit_data.core.files import is_there
 from lit_data.core.plain import parse_yaml
 
 AUTO = "auto"
+"""Value of `resume` that goes on in the folder of the run itself."""
 SPLIT_TABLE = "splits.csv"
 """Of a run: the split of each image, as `data.splits` takes it."""
-"""Value of `resume` that goes on in the folder of the run itself."""
 _MARK = ".hydra"
 """Folder that the first start makes: no second one can make it too."""
 

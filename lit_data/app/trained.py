@@ -29,7 +29,7 @@ _MOST_SCORES = 3  # that are logged
 _NEAR_GREY = 0.15  # of the value range: sets whose mean grey levels are so near are alike
 _PLAIN_TARGETS = ("lit_data.models.", "torch.optim.", "torch.nn.")
 _OF_WING = re.compile(r"lit_data\.wings\.\w+\.\w+")
-_OUR_KINDS = ("lit_data.datamodules.", "lit_data.wings.")
+_OUR_KINDS = "lit_data."
 _SCORING = ("validate", "test")
 _SPLITTING = ("splits", "split_seed", "folds", "fold", "groups", "near_duplicates", "protocol")
 """Options that decide which images are of which split."""

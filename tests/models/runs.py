@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import LightningModule, Trainer
+from lightning import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 from lit_data.app.checkpoints import load_weights
@@ -20,6 +20,24 @@ def make_trainer(folder: Path, **options: Any) -> Trainer:
 def load_batches(*batches: Batch) -> DataLoader[Any]:
     """Return a loader that gives batches as they are."""
     return DataLoader(list(batches), batch_size=None)  # type: ignore[arg-type]
+
+
+class ValidationLosses(Callback):
+    """Keeps the loss of each validation."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.values.append(trainer.callback_metrics["val/loss"].item())
+
+
+def fit_unchanged(model: LightningModule, batch: Batch, folder: Path) -> list[float]:
+    """Return the losses of two validations of a model whose optimizer changes nothing."""
+    losses, loader = ValidationLosses(), load_batches(batch)
+    options = {"max_epochs": 2, "callbacks": [losses], "num_sanity_val_steps": 0}
+    make_trainer(folder, **options).fit(model, loader, loader)
+    return losses.values
 
 
 def assert_plain_checkpoint(

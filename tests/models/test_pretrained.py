@@ -1,6 +1,7 @@
 """Groups of nets of other libraries, as far as these need not be installed; see tests/test_strangers.py."""
 
 import importlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from lit_data.models.pretrained.libraries import (
     split_weights,
 )
 from lit_data.wings.detection import TorchvisionDetectionModule
+from tests.models.runs import fit_unchanged
 
 GROUPS = {
     "smp_unet": ("segmentation", "segmentation_models_pytorch", "segmentation-models-pytorch"),
@@ -126,12 +128,16 @@ class _Finder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(()))
+        self.norm = nn.BatchNorm2d(3)
         self.targets = ()
+        self.draws = False
 
     def forward(self, images: list[Tensor], targets: Any = None) -> Any:
         if self.training:
             self.targets = targets
-            return {"loss_classifier": self.weight + 1, "loss_box_reg": self.weight + 2}
+            self.norm(torch.stack(images))
+            drawn = torch.rand(()) if self.draws else 0
+            return {"loss_classifier": self.weight + 1, "loss_box_reg": self.weight + 2 + drawn}
         boxes = torch.tensor([[0.0, 0, 8, 4], [1, 1, 2, 2], [1, 1, 2, 2]])
         scores = torch.tensor([0.2, 0.9, 0.8])
         labels = torch.tensor([1, 2, 0])  # 0 is the background, of which there are no objects
@@ -157,3 +163,15 @@ def test_any_detector_of_that_form_is_trained_and_asked(monkeypatch: pytest.Monk
     assert (found["classes"].tolist(), found["scores"].tolist()) == ([1], pytest.approx([0.9]))
     module.score(_batch(), "val")
     assert module.take_scores("val")["map50"] == 0  # class 0 is where class 1 is
+
+
+def test_validations_of_that_form_have_the_loss_of_the_same_draws_and_train_nothing(
+    tmp_path: Path,
+) -> None:
+    net = _Finder()
+    net.draws = True
+    module = TorchvisionDetectionModule(net, optimizer=partial(torch.optim.SGD, lr=0))
+    losses = fit_unchanged(module, _batch(), tmp_path)
+    assert 3 < losses[0] < 4
+    assert losses[0] == losses[1]
+    assert net.norm.num_batches_tracked == 2  # batches of the training alone

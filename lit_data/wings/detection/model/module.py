@@ -218,8 +218,7 @@ class DetectionModule(JudgedModule):
     def score(self, batch: Batch, stage: str) -> None:
         images = batch["image"]
         predictions = self(images)
-        if self.notes_loss:
-            self.note_loss(batch, lambda: self._compare(predictions, batch))
+        self.note_loss(batch, lambda: self._compare(predictions, batch))
         predicted = self.read_objects(predictions, images, LEAST_SCORE)
         if self._has_windows:
             self._windows[stage].add(predicted, batch)

@@ -1,13 +1,17 @@
 """Detectors of torchvision: a net, and the module that trains, scores and asks any of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from typing_extensions import override
 
+from lit_data.augment.external import seeded
 from lit_data.core.checks import check_choice, check_count
 from lit_data.core.errors import ConfigError
 from lit_data.core.types import Batch, PathText
@@ -151,7 +155,8 @@ class TorchvisionDetectionModule(DetectionModule):
     """Any detector of torchvision, trained by its own losses and scored as `DetectionModule`.
 
     Takes the batches of `DetectionModule`. Logs ``train/loss``, the sum, and ``train/NAME`` of each
-    of its parts in each step; after validation and test, with ``val/`` or ``test/`` before it,
+    of its parts in each step, ``val/loss`` in training, for which each batch of the validation goes
+    through the net again; after validation and test, with ``val/`` or ``test/`` before it,
     ``map50`` and ``map``. Boxes that are thinner than a thousandth of a pixel are left out in
     training.
 
@@ -171,8 +176,6 @@ class TorchvisionDetectionModule(DetectionModule):
         ConfigError: The schedule is unknown, or a threshold is no fraction; later, that the
             dataset has more classes than the net, or that its losses are none.
     """
-
-    notes_loss = False  # torchvision's losses are those of another pass, in training mode
 
     def __init__(
         self,
@@ -207,17 +210,27 @@ class TorchvisionDetectionModule(DetectionModule):
 
     @override
     def find_loss(self, batch: Batch) -> Tensor:
+        losses = self._find_losses(batch)
+        self.log_dict(
+            {f"train/{name}": loss.detach() for name, loss in losses.items()},
+            batch_size=len(batch["image"]),
+        )
+        return _add(losses)
+
+    @override
+    def _compare(self, predictions: Any, batch: Batch) -> Tensor:
+        """Return the loss of another pass, as predictions of torchvision do not hold their losses."""
+        # The places that a loss is found at are drawn: the same ones in each validation.
+        with _asked_for_losses(self.net), seeded(0, self.device):
+            return _add(self._find_losses(batch))
+
+    def _find_losses(self, batch: Batch) -> Mapping[str, Tensor]:
         losses = self.net(list(batch["image"]), read_targets(batch))
         if not isinstance(losses, Mapping) or not losses:
             raise ConfigError(
                 f"the net gives a {type(losses).__name__} in training and no dict of losses"
             )
-        self.log_dict(
-            {f"train/{name}": loss.detach() for name, loss in losses.items()},
-            batch_size=len(batch["image"]),
-        )
-        total: Tensor = torch.stack([loss.float() for loss in losses.values()]).sum()
-        return total
+        return losses
 
     @override
     def read_objects(
@@ -237,6 +250,24 @@ class TorchvisionDetectionModule(DetectionModule):
                 }
             )
         return objects
+
+
+@contextmanager
+def _asked_for_losses(net: nn.Module) -> Iterator[None]:
+    """Put a net into training mode, but for layers that would drop values or learn from them."""
+    modes = {part: part.training for part in net.modules()}
+    for part in modes:
+        part.training = not isinstance(part, _NormBase | _DropoutNd)
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def _add(losses: Mapping[str, Tensor]) -> Tensor:
+    total: Tensor = torch.stack([loss.float() for loss in losses.values()]).sum()
+    return total
 
 
 def read_targets(batch: Batch) -> list[dict[str, Tensor]]:

@@ -34,8 +34,8 @@ class VoxelModule(ScoredModule):
     is the value in 0..1, ``shape`` [B, 3] and ``index`` [B]; see `read_points` for ``coords_count``
     and ``occupied_total``.
 
-    Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/``
-    before it:
+    Logs ``train/loss`` in each step, ``val/loss`` in training, and after validation and test, with
+    ``val/`` or ``test/`` before it:
 
     - ``iou``, ``f1``: of occupancy in whole volumes, see `VoxelScores`. Predicted are voxels above
       `threshold` in cells above `cell_threshold`. Every voxel of these cells is asked for, up to
@@ -67,6 +67,7 @@ class VoxelModule(ScoredModule):
     """
 
     net: PointVoxelNet
+    notes_loss = True
 
     def __init__(
         self,
@@ -118,15 +119,14 @@ class VoxelModule(ScoredModule):
     @override
     def find_loss(self, batch: Batch) -> Tensor:
         points = read_points(batch)
+        return self._compare(self(points), points, batch["index"], epoch=self.current_epoch)
+
+    def _compare(self, field: Field, points: Points, index: Tensor, *, epoch: int) -> Tensor:
+        """Return the loss of what the net has made of points, at the places of an epoch."""
         queries = draw_queries(
-            points,
-            self.queries,
-            grid=self.net.grid,
-            seed=self.seed,
-            index=batch["index"],
-            epoch=self.current_epoch,
+            points, self.queries, grid=self.net.grid, seed=self.seed, index=index, epoch=epoch
         )
-        losses = find_losses(self.net, self(points), points, queries)
+        losses = find_losses(self.net, field, points, queries)
         # A sum for each volume first: micro-batches then weigh by their volumes.
         losses_of_volumes = (
             losses.occupancy + self.value_weight * losses.value + self.cell_weight * losses.cells
@@ -155,6 +155,8 @@ class VoxelModule(ScoredModule):
         field = self(points)
         scores: Any = self.scores[stage]
         scores.update(*compare(self.net, field, points, self.decoding))
+        # The places are those of epoch 0 in each validation, so that their losses can be compared.
+        self.note_loss(batch, lambda: self._compare(field, points, batch["index"], epoch=0))
         if field.codes is not None:
             uses: Any = self.uses[stage]
             uses.update(field.codes)

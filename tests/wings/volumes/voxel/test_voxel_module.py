@@ -13,6 +13,7 @@ from tests.models.runs import (
     assert_plain_checkpoint,
     assert_trains_accumulated,
     count_weights,
+    fit_unchanged,
     load_batches,
     make_trainer,
 )
@@ -102,6 +103,12 @@ def test_a_piece_of_a_batch_has_its_own_part_of_the_loss(tmp_path: Path) -> None
     rows = whole["coords"].clone()
     rows[:, 0] = 0  # where there are counts, rows are not read
     assert float(model.training_step(whole | {"coords": rows}, 0).detach()) == losses[0]
+
+
+def test_each_validation_has_the_loss_of_the_same_places(tmp_path: Path) -> None:
+    model = _module(optimizer=partial(torch.optim.SGD, lr=0), quantised=False)
+    losses = fit_unchanged(model, _batch(), tmp_path)
+    assert losses[0] == losses[1] > 0
 
 
 def test_volumes_may_be_empty(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ class Assembly(Iterator[RowTask]):
         staging: Memory of the batches.
         progress: Progress to begin from; kept up to date.
         batch_size: Samples per batch on this rank.
-        micro_batch_size: Returns the samples of a task for a batch size.
+        count_rows: Returns the samples of a task for a batch size.
         plan: Number of the first plan, above those of earlier runs.
     """
 
@@ -220,15 +220,15 @@ class Assembly(Iterator[RowTask]):
         progress: EpochProgress,
         *,
         batch_size: int,
-        micro_batch_size: Callable[[int], int],
+        count_rows: Callable[[int], int],
         plan: int,
     ) -> None:
         self.order = order
         self.staging = staging
         self.progress = progress
         self.plan = plan
-        self._batch_size = batch_size
-        self._micro_batch_size = micro_batch_size
+        self._count_rows = count_rows
+        self._batch_size, self._task_rows = batch_size, count_rows(batch_size)
         self._reader = OrderReader(order, progress.epoch)
         self._position = progress.position
         self._planned: dict[int, Planned] = {}  # by serial of the slot
@@ -236,7 +236,7 @@ class Assembly(Iterator[RowTask]):
 
     def resize(self, batch_size: int) -> None:
         """Give up the planned batches, and plan them anew."""
-        self._batch_size = batch_size
+        self._batch_size, self._task_rows = batch_size, self._count_rows(batch_size)
         self.plan += 1
         self._planned.clear()
         self._tasks = iter(())
@@ -280,10 +280,9 @@ class Assembly(Iterator[RowTask]):
         slot = self.staging.take(self._batch_size)
         slot.arrays[INDICES][:samples] = self._reader.indices(self._position, taken)
         self._position += taken
-        step = self._micro_batch_size(self._batch_size)
         tasks = []
-        for first in range(0, samples, step):
-            stop = min(first + step, samples)
+        for first in range(0, samples, self._task_rows):
+            stop = min(first + self._task_rows, samples)
             tasks.append(RowTask(slot, first, stop, self.progress.epoch, self.plan))
         self._planned[slot.serial] = Planned(slot, samples, self._position, len(tasks))
         return iter(tasks)

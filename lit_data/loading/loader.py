@@ -353,7 +353,7 @@ class MicroBatchLoader:
             self._staging,
             progress,
             batch_size=self.batch_size,
-            micro_batch_size=self._count_rows,
+            count_rows=self._count_rows,
             plan=self._plan + 1,
         )
         self._assembly = assembly

@@ -16,10 +16,10 @@ from lit_data.core.value_range import ValueRange, to_unit
 from lit_data.datamodules.visuals import FamilyPreview, Visuals
 from lit_data.datasets.device_bank import DevicePatches
 from lit_data.datasets.patches import PatchDataset
-from lit_data.datasets.writers import DefectWriter
 from lit_data.synthesis import DefectPlan, DefectSpec, render, sample_plan
 from lit_data.synthesis.families.base import Family
 from lit_data.synthesis.renderer import Annotations, annotate
+from lit_data.synthesis.writer import DefectWriter
 from lit_inspect.layouts import ROLES
 
 PLAN_KEY = "plan"

@@ -15,10 +15,10 @@ from lit_data.core.errors import ConfigError
 from lit_data.core.machine import count_cores
 from lit_data.core.types import Array, read_rows
 from lit_data.datasets import PatchDataset
-from lit_data.datasets.writers import DefectWriter
 from lit_data.loading import LoaderOptions
 from lit_data.loading.device_timer import read_clock
 from lit_data.synthesis import render, sample_plan
+from lit_data.synthesis.writer import DefectWriter
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from lit_data.datamodules import placement as backend
 from lit_data.datamodules.placement import DrawingBackend, choose_drawing
 from lit_data.datasets import PatchDataset
 from lit_data.datasets.patch_source import GridPatches
-from lit_data.datasets.writers import DefectWriter
 from lit_data.images import ImageBank
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
+from lit_data.synthesis.writer import DefectWriter
 
 
 def make_trainer(device: str = "cpu", ranks: int = 1) -> Any:

@@ -13,8 +13,9 @@ from torch.testing import assert_close
 from lit_data.core.value_range import ValueRange
 from lit_data.synthesis import DefectPlan, DefectSpec, SpotShape, render, sample_plan
 from lit_data.synthesis.canvas import Canvas
-from lit_data.synthesis.renderer import annotate, draw, draw_spots, split_windows
+from lit_data.synthesis.renderer import annotate, draw, split_windows
 from lit_data.synthesis.windows import Surroundings
+from lit_data.synthesis.writer import draw_spots
 from tests.synthesis.placing import (
     BATCHES,
     GREY,

@@ -4,8 +4,8 @@ import torch
 from numpy.testing import assert_array_equal
 
 from lit_data.core.value_range import ValueRange
-from lit_data.datasets.writers import DefectWriter
 from lit_data.synthesis import FAMILIES, DefectSpec, render, sample_plan
+from lit_data.synthesis.writer import DefectWriter
 
 GREY = ValueRange(0, 255, whole=True)
 

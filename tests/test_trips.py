@@ -6,16 +6,14 @@ Each file of a trip is there for one thing:
 
 **A batch**, from the loader to the step.
 
-- loading: ``loader`` hands batches out, ``assembly`` cuts them into tasks of as many rows as ``choice`` says,
-  ``order`` knows the samples that come next, ``workers`` runs a task, ``staging`` lends the memory.
-- datasets: ``patches`` writes the rows; ``patch_source``, with core ``grid``, says which patch a sample shows;
-  ``writers`` draws the defects of the rows.
+- loading: ``loader`` hands batches out, ``assembly`` cuts them into tasks, ``order`` knows the samples that come
+  next, ``workers`` runs a task, ``staging`` lends the memory.
+- datasets: ``patches`` writes the rows; ``patch_source``, with core ``grid``, says which patch a sample shows.
 - images: ``store/store`` has the images, ``store/pixels`` cuts rows out of them.
 - synthesis: ``plan`` draws the numbers of defects (with core ``rng``), ``families/base`` and the family have the
-  shapes, ``renderer`` adds them to pixels.
-- datamodules: ``base`` has Lightning's hooks, ``transfer`` runs them beside the module's (core
-  ``lightning_internals`` lets both run), ``image`` and ``image_transform`` do the work, ``batch_format`` gives it
-  its form; core ``value_range`` makes 0..1 of pixels in the memory that core ``devices`` reuses.
+  shapes, ``writer`` adds them to pixels.
+- datamodules: ``transfer`` has Lightning's hooks, ``image`` and ``image_transform`` do the work; core
+  ``value_range`` makes 0..1 of pixels in the memory that core ``devices`` reuses.
 - augment: ``augmentation`` and ``pipeline`` call the steps, ``geometry`` (with ``matrices`` and ``warping``) moves,
   ``photometry`` changes values.
 
@@ -81,7 +79,7 @@ TOY = (
 )
 STRIPE = (*TOY, "data.samples={count: 8, height_px: 128, width_px: 112}")
 SEGMENTATION = (*TOY, "data.samples={count: 8, size_px: [96, 96]}")
-MOST = {"batch": 31, "fit": 86, "predict": 131}
+MOST = {"batch": 26, "fit": 86, "predict": 131}
 
 
 class Trips:

@@ -7,7 +7,7 @@ Lightning fails there and not in a run.
 
 import csv
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -141,28 +141,30 @@ def call_module_hook(trainer: L.Trainer, hook: str, *args: Any) -> Any:  # noqa:
     return _call_lightning_module_hook(trainer, hook, *args)
 
 
-def choose_hooks(
-    trainer: L.Trainer | None, datamodule: L.LightningDataModule, both: Callable[[str], bool]
+def find_module(
+    trainer: L.Trainer | None, datamodule: L.LightningDataModule
 ) -> L.LightningModule | None:
-    """Let a datamodule's hook be called, without a warning, where both it and the module have one.
+    """Return the module that a Trainer is about to run with a datamodule; None without one."""
+    connector: Any = getattr(trainer, "_data_connector", None)
+    selector = getattr(connector, "_datahook_selector", None)
+    if not isinstance(selector, _DataHookSelector) or selector.datamodule is not datamodule:
+        return None
+    return selector.model
+
+
+def choose_hooks(trainer: L.Trainer, hooks: Collection[str]) -> None:
+    """Let the datamodule's hooks of these names be called without a warning that the module has them too.
 
     Where both have a hook, Lightning calls the datamodule's, drops the module's and warns of that.
     A Trainer makes a new selector for each run, so the one in its place lasts as long.
 
     Args:
-        trainer: Which is about to run the datamodule.
-        datamodule: Whose hooks come first.
-        both: Returns True if the datamodule runs the module's hook of a name by itself.
-
-    Returns:
-        The module of the run; `None` where there is none, or no Trainer.
+        trainer: Which is about to run the datamodule, see `find_module`.
+        hooks: Those in which the datamodule calls the module's.
     """
-    connector: Any = getattr(trainer, "_data_connector", None)
-    selector = getattr(connector, "_datahook_selector", None)
-    if not isinstance(selector, _DataHookSelector) or selector.datamodule is not datamodule:
-        return None
-    connector._datahook_selector = _Selector(selector.model, datamodule, both)
-    return selector.model
+    connector: Any = trainer._data_connector
+    selector = connector._datahook_selector
+    connector._datahook_selector = _Selector(selector.model, selector.datamodule, hooks)
 
 
 def find_conversion(trainer: L.Trainer | None) -> Callable[[Any], Any] | None:
@@ -206,14 +208,14 @@ class _Selector(_DataHookSelector):
         self,
         model: L.LightningModule,
         datamodule: L.LightningDataModule,
-        both: Callable[[str], bool],
+        hooks: Collection[str],
     ) -> None:
         super().__init__(model, datamodule)
-        self._both = both
+        self._hooks = hooks
 
     @override
     def get_instance(self, hook_name: Any) -> L.LightningModule | L.LightningDataModule:
-        if self.datamodule is not None and self._both(hook_name):
+        if self.datamodule is not None and hook_name in self._hooks:
             return self.datamodule
         return super().get_instance(hook_name)
 

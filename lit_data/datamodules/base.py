@@ -6,27 +6,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Generic, Self
 
-import torch
-from lightning import LightningDataModule, Trainer
 from typing_extensions import TypeVar
 
 from lit_data.augment import augment_rows
 from lit_data.core.errors import ConfigError
-from lit_data.core.lightning_internals import check_version
-from lit_data.core.types import NEUTRAL, Batch, Ints, PlannedBatch, RowWriter, Stage
+from lit_data.core.types import NEUTRAL, Ints, RowWriter, Stage
 from lit_data.datamodules.batch_format import BatchFormat, check_format, gives_fields
 from lit_data.datamodules.source import Source
 from lit_data.datamodules.trainer_run import (
     NO_LENGTH,
-    TrainerRun,
     check_fractions,
     check_ranks_agree,
 )
-from lit_data.datamodules.transfer import BatchTransfer, check_package
+from lit_data.datamodules.transfer import BatchHooks
 from lit_data.datamodules.visuals import Visuals
 from lit_data.datasets.split_names import SPLITS
 from lit_data.datasets.splits import check_image_count
@@ -50,7 +45,7 @@ Rows = TypeVar("Rows", bound=RowWriter, default=Any)
 Loaders = MicroBatchLoader | list[MicroBatchLoader]
 
 
-class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
+class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
     """Base of all datamodules: batches are planned on the host and finished on the device.
 
     Everything random about a batch is drawn in `plan_batch`, on the host and from the sample
@@ -58,7 +53,7 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
     `finish_batch` then works on the device and draws nothing.
 
     Hooks around the transfer that a LightningModule has itself run behind those of this class, see
-    `BatchTransfer`.
+    `BatchHooks`.
 
     A subclass writes `build_dataset`, and mostly `plan_batch` and `finish_batch`, sets `batch_keys`
     and `channel_names`, and opens its files in `open_source`. With a `source`, `prepare_data`,
@@ -85,10 +80,6 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
     source: Source | None = None
     bank: ImageBank | None = None
     split_images: Mapping[str, Ints] = MappingProxyType({})
-    batch_keys: Sequence[str] = ()
-    channel_names: ClassVar[Mapping[str, int]] = {}
-    # The last is that of the newest Trainer; those before it are around it.
-    _runs: Sequence[TrainerRun] = ()
 
     def __init__(
         self,
@@ -105,53 +96,12 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
         # Numbers of the samples to predict; None predicts all.
         self._predicted_samples: Sequence[int] | None = None
 
-    @property
-    def trainer(self) -> Trainer | None:
-        """Trainer of the run, which sets it after it has chosen whose hooks it calls.
-
-        Where it ran while another one trains, that one is returned again when it is done.
-        """
-        return self._run.trainer
-
-    @trainer.setter
-    def trainer(self, trainer: Trainer | None) -> None:
-        check_package(self, trainer)
-        check_version()
-        run = TrainerRun(trainer, BatchTransfer(self, trainer, BaseDataModule))
-        self._runs = run.follow(self._runs)
-
-    @property
-    def _run(self) -> TrainerRun:
-        """The run under way, or else the last one."""
-        *around, newest = self._runs
-        if around and not newest.is_under_way:
-            self._runs = around
-        return self._runs[-1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the Trainer and its loaders out of copies, which have workers and open memory."""
-        state = self.__dict__.copy()
-        del state["_runs"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.trainer = None
-
     @abstractmethod
     def build_dataset(self, stage: Stage) -> Rows:
         """Build the dataset of one stage, from what `prepare_data` made."""
 
     def open_source(self) -> None:
         """Open what `build_dataset` needs; called once."""
-
-    def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
-        """Add to a batch on the host the drawn numbers that `finish_batch` needs; by default none."""
-        return batch
-
-    def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
-        """Turn a planned batch on its device into what the model sees; by default leave it as it is."""
-        return batch
 
     def prepare_data(self) -> None:
         """Make the synthetic dataset or the mirror if need be, and the stores; on one process of each node.
@@ -313,10 +263,6 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
     def batch_size(self, samples: int) -> None:
         self.loader = replace(self.loader, batch_size=samples, global_batch_size=None)
 
-    def transform(self, batch: Batch, stage: Stage) -> Batch:
-        """Plan and finish a batch where it is, for use without a Trainer."""
-        return self.finish_batch(self.plan_batch(batch, stage), stage)
-
     def train_dataloader(self) -> MicroBatchLoader:
         """Return batches of the training split, in an order that is new in each epoch."""
         self._refuse_empty("train")
@@ -376,24 +322,6 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
         """Return batches of all images, in order."""
         return self._open_loader("predict")
 
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - see `BatchTransfer`
-        """Plan the batch on the host."""
-        return self._run.transfer.before(batch, dataloader_idx)
-
-    def transfer_batch_to_device(
-        self,
-        batch: Any,  # noqa: ANN401
-        device: torch.device,
-        dataloader_idx: int,
-    ) -> Any:  # noqa: ANN401
-        """Move the planned batch."""
-        usual = partial(super().transfer_batch_to_device, batch, device, dataloader_idx)
-        return self._run.transfer.move(batch, device, dataloader_idx, usual)
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - the user's format
-        """Finish the batch on its device."""
-        return self._run.transfer.after(batch, dataloader_idx)
-
     def _open(self) -> None:
         if not self._is_open:
             with self._logging_leftovers():
@@ -450,5 +378,5 @@ class BaseDataModule(LightningDataModule, ABC, Generic[Rows]):
             loader.options = replace(loader.options, pin_memory=False)
         elif self.loader.pins_memory:
             loader.pin_device = device
-            loader.device = device if self._run.transfer.copies_ahead() else None
+            loader.device = device if self._run.copies_ahead else None
         return loader

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch.distributed as dist
 from lightning import Trainer
@@ -11,7 +11,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lit_data.core.errors import ConfigError, RankMismatchError
 from lit_data.core.lightning_internals import count_trained, find_epoch, reopen_epoch
 from lit_data.core.types import Stage
-from lit_data.datamodules.transfer import BatchTransfer
 from lit_data.loading import MicroBatchLoader
 
 _UNUSED = (
@@ -93,27 +92,25 @@ def _list_step_options(loader: MicroBatchLoader, trainer: Trainer | None) -> dic
 
 
 class TrainerRun:
-    """Way of the batches, loaders, and the place in the data from which one run goes on.
+    """The loaders of one run, and the place in the data from which it goes on.
 
     A Trainer may run a datamodule while another one is training with it, as a callback does that
     validates: each has its own.
 
     Args:
         trainer: That runs the datamodule; None for use without one.
-        transfer: Way of a batch to its step.
 
     Attributes:
         loaders: The last one of each stage.
         resumed: State of the training loader in a checkpoint, until that loader is made.
     """
 
-    def __init__(self, trainer: Trainer | None, transfer: BatchTransfer) -> None:
+    def __init__(self, trainer: Trainer | None) -> None:
         self.trainer = trainer
-        self.transfer = transfer
         self.loaders: dict[Stage, MicroBatchLoader] = {}
         self.resumed: Mapping[str, Any] | None = None
 
-    def follow(self, earlier: Sequence["TrainerRun"]) -> list["TrainerRun"]:
+    def follow(self, earlier: Sequence[Self]) -> list[Self]:
         """Return the runs around this one, and it as the last; those that have ended are left out."""
         around = []
         for run in earlier:

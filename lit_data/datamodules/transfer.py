@@ -1,12 +1,13 @@
 """Way of a batch from the loader to the step: planned on the host, moved, finished on the device.
 
-Where both the datamodule and the module have a hook around the transfer, Lightning alone calls the
-datamodule's and drops the module's. A `BatchTransfer` runs both.
+In the order in which they run: `BatchHooks.on_before_batch_transfer` with `plan_batch`,
+`transfer_batch_to_device`, and `on_after_batch_transfer` with `finish_batch` and `batch_format`. A
+module may have such hooks too, which a `ModuleRun` calls behind those.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, Protocol, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning import LightningDataModule, Trainer
@@ -18,12 +19,15 @@ from torch import Tensor
 from lit_data.core.errors import ConfigError, LitDataError
 from lit_data.core.lightning_internals import (
     call_module_hook,
+    check_version,
     choose_hooks,
     find_conversion,
+    find_module,
     leave_unconverted,
 )
 from lit_data.core.types import Batch, PlannedBatch, Stage
 from lit_data.datamodules.batch_format import BatchFormat, format_batch, gives_dict
+from lit_data.datamodules.trainer_run import TrainerRun
 from lit_data.loading.staging import INDICES
 from lit_data.loading.transfer import StagedBatch, finish_transfer
 
@@ -69,27 +73,10 @@ _ORDERS: Mapping[Hook, str] = {
 }
 
 
-class Plans(Protocol):
-    """Methods of a datamodule that a batch on its way needs."""
+class BatchHooks(LightningDataModule):
+    """The hooks of a datamodule around the transfer of a batch, and what they call.
 
-    batch_keys: Sequence[str]
-    channel_names: ClassVar[Mapping[str, int]]
-    batch_format: BatchFormat
-
-    def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
-        """Draw what the batch needs, on the host."""
-        ...
-
-    def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
-        """Work on the device."""
-        ...
-
-
-class BatchTransfer:
-    """The three hooks around the transfer of a batch, for one run of a Trainer.
-
-    The datamodule plans a batch on the host, moves it, and finishes it on the device. Hooks that
-    the module has too run behind those:
+    Hooks that the module has too run behind those here:
 
     - ``on_before_batch_transfer``: ours first, because it draws from the loader's batch and its
       indices; the module's may then change values and add keys, which reach the step beside ours.
@@ -100,60 +87,78 @@ class BatchTransfer:
     The module's hooks run as Lightning alone runs them: with gradient, and with its profiler. Its
     ``example_input_array`` (for a summary, a graph) meets its hooks alone. A datamodule whose class
     overrides a hook of ours takes that hook over: Lightning's rule and its warning hold.
-
-    Args:
-        datamodule: Plans and finishes.
-        trainer: Which is about to run it; without one the module has no hooks.
-        base: The class whose hooks call these.
     """
 
-    def __init__(
-        self, datamodule: Plans, trainer: Trainer | None, base: type[LightningDataModule]
-    ) -> None:
-        self._datamodule, self._trainer, self._base = datamodule, trainer, base
-        self._decided: dict[str, bool] = {}
-        self._added: set[str] = set()
-        self._has_example = False
-        lightning_datamodule = cast(LightningDataModule, datamodule)
-        self._module = choose_hooks(trainer, lightning_datamodule, self._runs_both)
-        self._convert = find_conversion(trainer)
-        takes_over = is_overridden("on_after_batch_transfer", datamodule, parent=base)
-        if trainer is not None and self._convert is not None and not takes_over:
-            leave_unconverted(trainer, lightning_datamodule, self._convert)
+    batch_keys: Sequence[str] = ()
+    channel_names: ClassVar[Mapping[str, int]] = {}
+    batch_format: BatchFormat = "dict"
+    # The last is that of the newest Trainer; those before it are around it.
+    _runs: Sequence["ModuleRun"] = ()
 
-    def before(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - ours, or the module's example
+    @property
+    def trainer(self) -> Trainer | None:
+        """Trainer of the run, which sets it after it has chosen whose hooks it calls.
+
+        Where it ran while another one trains, that one is returned again when it is done.
+        """
+        return self._run.trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Trainer | None) -> None:
+        check_package(self, trainer)
+        check_version()
+        self._runs = ModuleRun(trainer, self).follow(self._runs)
+
+    @property
+    def _run(self) -> "ModuleRun":
+        """The run under way, or else the last one."""
+        *around, newest = self._runs
+        if around and not newest.is_under_way:
+            self._runs = around
+        return self._runs[-1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the Trainer and its loaders out of copies, which have workers and open memory."""
+        state = self.__dict__.copy()
+        del state["_runs"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.trainer = None
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - ours, or an example
         """Draw what the batch needs while its indices are still on the host."""
-        if self._sees_example(batch):
-            return self._pass_on("on_before_batch_transfer", batch, dataloader_idx)
-        with self._naming_foreign(batch, dataloader_idx):
-            planned = self._datamodule.plan_batch(batch, self._stage())
-        if self._has("on_before_batch_transfer"):
+        run = self._run
+        if run.sees_example(batch):
+            return run.call_module("on_before_batch_transfer", batch, dataloader_idx)
+        with run.naming_foreign(batch, dataloader_idx):
+            planned = self.plan_batch(batch, run.stage)
+        if "on_before_batch_transfer" in run.module_hooks:
             # A copy that is under way is given up, as values may change in place.
-            return self._change("on_before_batch_transfer", dict(planned), dataloader_idx)
+            return run.change("on_before_batch_transfer", planned, dataloader_idx)
         return batch.extended(planned) if isinstance(batch, StagedBatch) else planned
 
-    def move(
+    def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
+        """Add to a batch on the host the drawn numbers that `finish_batch` needs; by default none."""
+        return batch
+
+    def transfer_batch_to_device(
         self,
         batch: Any,  # noqa: ANN401
         device: torch.device,
         dataloader_idx: int,
-        usual: Callable[[], Any],
     ) -> Any:  # noqa: ANN401
-        """Take over the copy that the loader began, or leave all to a module that moves batches.
+        """Take over the copy that the loader began, or leave all to a module that moves batches."""
+        run = self._run
+        if "transfer_batch_to_device" in run.module_hooks:
+            call = run.call_module if run.has_example else run.change
+            return call("transfer_batch_to_device", batch, device, dataloader_idx)
+        if isinstance(batch, StagedBatch):
+            return finish_transfer(batch, device)
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
-        Args:
-            batch: On the host.
-            device: Where to.
-            dataloader_idx: Handed on.
-            usual: Moves any batch as Lightning does.
-        """
-        if self._has("transfer_batch_to_device"):
-            if self._has_example:
-                return self._pass_on("transfer_batch_to_device", batch, device, dataloader_idx)
-            return self._change("transfer_batch_to_device", dict(batch), device, dataloader_idx)
-        return finish_transfer(batch, device) if isinstance(batch, StagedBatch) else usual()
-
-    def after(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - the user's format
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - the user's format
         """Finish the batch on its device, without gradient, and in float32 in any precision.
 
         With a Trainer of another dtype, such as ``bf16-true``, floats are converted to it at the end.
@@ -162,20 +167,98 @@ class BatchTransfer:
             What the step gets: the batch in the user's format with what the module's hooks added,
                 through its hook.
         """
-        if self._has_example:
-            return self._pass_on("on_after_batch_transfer", batch, dataloader_idx)
-        datamodule = self._datamodule
-        with self._naming_foreign(batch, dataloader_idx):
-            finished = _finish(datamodule, self._stage(), batch)
-        formatted = format_batch(finished, datamodule.batch_format, datamodule.channel_names)
-        if self._added:
-            formatted = {key: batch[key] for key in self._added if key in batch} | formatted
-        if self._convert is not None:
-            formatted = self._convert(formatted)
-        return self._pass_on("on_after_batch_transfer", formatted, dataloader_idx)
+        run = self._run
+        if not run.has_example:
+            with run.naming_foreign(batch, dataloader_idx), _in_float32(batch):
+                finished = self.finish_batch(batch, run.stage)
+            batch = run.add_keys(self._format(finished), batch)
+        return run.call_module("on_after_batch_transfer", batch, dataloader_idx)
+
+    def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
+        """Turn a planned batch on its device into what the model sees; by default leave it as it is."""
+        return batch
+
+    def _format(self, batch: Batch) -> Any:  # noqa: ANN401 - the user's format
+        if self.batch_format == "dict":
+            return batch
+        return format_batch(batch, self.batch_format, self.channel_names)
+
+    def transform(self, batch: Batch, stage: Stage) -> Batch:
+        """Plan and finish a batch where it is, for use without a Trainer."""
+        return self.finish_batch(self.plan_batch(batch, stage), stage)
+
+
+@contextmanager
+def _in_float32(batch: PlannedBatch) -> Iterator[None]:
+    # A plan may be an object, which has no device.
+    device = next(value.device for value in batch.values() if isinstance(value, Tensor))
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
+
+
+class ModuleRun(TrainerRun):
+    """One run of a Trainer, with the hooks of its module around the transfer of a batch.
+
+    Args:
+        trainer: Which is about to run the datamodule; without one the module has no hooks.
+        datamodule: Whose hooks come first.
+
+    Attributes:
+        module_hooks: Hooks of the module that run too.
+        has_example: The batch under way is the module's ``example_input_array``.
+    """
+
+    def __init__(self, trainer: Trainer | None, datamodule: BatchHooks) -> None:
+        super().__init__(trainer)
+        self._datamodule = datamodule
+        self._module = find_module(trainer, datamodule)
+        self.module_hooks = frozenset(hook for hook in _ORDERS if self._runs_too(hook))
+        self.has_example = False
+        self._added: set[str] = set()
+        if trainer is not None and self.module_hooks:
+            choose_hooks(trainer, self.module_hooks)
+        self._convert = find_conversion(trainer)
+        takes_over = is_overridden("on_after_batch_transfer", datamodule, parent=BatchHooks)
+        if trainer is not None and self._convert is not None and not takes_over:
+            leave_unconverted(trainer, datamodule, self._convert)
+
+    def _runs_too(self, hook: Hook) -> bool:
+        """Return True if the module has a hook that runs behind the datamodule's, and log the order."""
+        if self._module is None or not is_overridden(hook, self._module):
+            return False
+        if is_overridden(hook, self._datamodule, parent=BatchHooks):
+            return False
+        order = _ORDERS[hook].format(datamodule=_name(self._datamodule), module=_name(self._module))
+        rank_zero_info(f"{hook}: {order}")
+        return True
+
+    @property
+    def stage(self) -> Stage:
+        """Stage of the batch under way.
+
+        Raises:
+            ConfigError: No Trainer is running.
+        """
+        stage = self.trainer.state.stage if self.trainer else None
+        if stage is None:
+            raise ConfigError(
+                "this datamodule has no running Trainer: call transform(batch, stage) instead"
+            )
+        return _STAGES[stage]
+
+    @property
+    def copies_ahead(self) -> bool:
+        """True if no hook of the module comes between a batch on the host and its copy."""
+        return self.module_hooks <= {"on_after_batch_transfer"}
+
+    def sees_example(self, batch: Any) -> bool:  # noqa: ANN401 - the module's format
+        """Return True if a batch is the module's ``example_input_array``; asked first for each batch."""
+        example = self._module.example_input_array if self._module is not None else None
+        self.has_example = example is not None and batch is example
+        return self.has_example
 
     @contextmanager
-    def _naming_foreign(self, batch: Any, dataloader_idx: int) -> Iterator[None]:  # noqa: ANN401 - anybody's
+    def naming_foreign(self, batch: Any, dataloader_idx: int) -> Iterator[None]:  # noqa: ANN401 - anybody's
         """Say in errors that a batch is none of the datamodule's loaders.
 
         Raises:
@@ -193,57 +276,34 @@ class BatchTransfer:
             )
             name = _name(self._datamodule)
             raise ConfigError(
-                f"loader {dataloader_idx} of {self._stage()} gave a batch that no MicroBatchLoader of "
+                f"loader {dataloader_idx} of {self.stage} gave a batch that no MicroBatchLoader of "
                 f"{name} has made ({kind}): let plan_batch and finish_batch of a class of your own "
                 f"take it, or give fit the loaders, and call {name}.transform(batch, stage) for its "
                 "part in the step"
             ) from error
 
-    def copies_ahead(self) -> bool:
-        """Return True if no hook of the module comes between a batch on the host and its copy."""
-        return not (self._has("on_before_batch_transfer") or self._has("transfer_batch_to_device"))
-
-    def _stage(self) -> Stage:
-        stage = self._trainer.state.stage if self._trainer else None
-        if stage is None:
-            raise ConfigError(
-                "this datamodule has no running Trainer: call transform(batch, stage) instead"
-            )
-        return _STAGES[stage]
-
-    def _runs_both(self, hook: str) -> bool:
-        return hook in _ORDERS and self._has(cast(Hook, hook))
-
-    def _has(self, hook: Hook) -> bool:
-        """Return True if the module's own hook runs too: decided and logged when first asked in a run."""
-        if hook not in self._decided:
-            self._decided[hook] = self._decide(hook)
-        return self._decided[hook]
-
-    def _sees_example(self, batch: Any) -> bool:  # noqa: ANN401 - the module's format
-        """Return True if a batch is the module's ``example_input_array``; asked first for each batch."""
-        example = self._module.example_input_array if self._module is not None else None
-        self._has_example = example is not None and batch is example
-        return self._has_example
-
-    def _pass_on(self, hook: Hook, batch: Any, *args: torch.device | int) -> Any:  # noqa: ANN401 - the module's format
+    def call_module(self, hook: Hook, batch: Any, *args: torch.device | int) -> Any:  # noqa: ANN401 - the module's format
         """Return a batch in the module's format, through the module's hook if it has one."""
-        assert self._trainer is not None
-        return call_module_hook(self._trainer, hook, batch, *args) if self._has(hook) else batch
+        if hook not in self.module_hooks:
+            return batch
+        assert self.trainer is not None
+        return call_module_hook(self.trainer, hook, batch, *args)
 
-    def _decide(self, hook: Hook) -> bool:
-        if self._module is None or not is_overridden(hook, self._module):
-            return False
-        if is_overridden(hook, self._datamodule, parent=self._base):
-            return False
-        order = _ORDERS[hook].format(datamodule=_name(self._datamodule), module=_name(self._module))
-        rank_zero_info(f"{hook}: {order}")
-        return True
+    def add_keys(self, formatted: Any, batch: PlannedBatch) -> Any:  # noqa: ANN401 - the user's format
+        """Return a finished batch with the keys that the module's hooks added, in the dtype of the run."""
+        if self._added:
+            formatted = {key: batch[key] for key in self._added if key in batch} | formatted
+        return formatted if self._convert is None else self._convert(formatted)
 
-    def _change(self, hook: Hook, batch: Batch, *args: torch.device | int) -> Batch:
+    def change(self, hook: Hook, batch: Batch, *args: torch.device | int) -> Batch:
+        """Let the module change values of a planned batch, or add keys.
+
+        Raises:
+            ConfigError: It did something else.
+        """
         keys = list(batch)  # the hook may change the dict itself
         try:
-            answer = self._pass_on(hook, batch, *args)
+            answer = self.call_module(hook, dict(batch), *args)
         except Exception as error:
             error.add_note(
                 f"{self._place(hook)} was given the batch of {_name(self._datamodule)}, {_describe(keys)}"
@@ -281,13 +341,6 @@ class BatchTransfer:
 
     def _place(self, hook: Hook) -> str:
         return f"{_name(self._module)}.{hook}"
-
-
-def _finish(datamodule: Plans, stage: Stage, batch: PlannedBatch) -> Batch:
-    # A plan may be an object, which has no device.
-    device = next(value.device for value in batch.values() if isinstance(value, Tensor))
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        return datamodule.finish_batch(batch, stage)
 
 
 def _name(owner: object) -> str:

@@ -11,7 +11,13 @@ from torch.distributed import TCPStore
 from lit_data.app.build import build_trainer
 from lit_data.app.configuration.compose import check_run, compose
 from lit_data.app.configuration.tree import open_hydra
-from lit_data.app.launcher import check_start, is_first_of_machine, is_first_rank, place_run
+from lit_data.app.launcher import (
+    check_alone,
+    check_resume,
+    is_first_of_machine,
+    is_first_rank,
+    place_run,
+)
 from lit_data.core.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 
@@ -56,14 +62,12 @@ def test_a_process_knows_whether_it_is_the_first(
     assert (is_first_rank(), is_first_of_machine()) == (first, of_machine)
 
 
-def _place(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], *words: str, sweeps: bool = False
-) -> list[str]:
+def _place(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], *words: str) -> list[str]:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with open_hydra(None) as hydra:
         cfg, overrides = check_run(hydra, "fit", ["+experiment=stripe", *words])
-        check_start(cfg, sweeps=sweeps)
+        check_resume(cfg)
         return place_run(cfg, overrides)
 
 
@@ -98,8 +102,10 @@ def test_processes_of_torchrun_take_the_folder_that_the_first_chose(
 
 def test_a_sweep_is_started_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     message = r"^torchrun started 4 processes, .*: start the sweep alone and let trainer=ddp start"
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message):
-        _place(monkeypatch, TORCHRUN | {"RANK": "0"}, sweeps=True)
+        check_alone()
 
 
 @pytest.mark.parametrize(

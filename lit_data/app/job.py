@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -22,9 +23,9 @@ from lit_data.app import find_module
 from lit_data.app.configuration.names import allow_packages
 from lit_data.app.configuration.words import escape_references, quote
 from lit_data.app.launcher import STOPPED, is_first_rank, is_started_by_rank
-from lit_data.app.machine import naming_unfit_torchvision
-from lit_data.app.report import add_report, noting_failure, warning_after
-from lit_data.app.result import PartlyDoneError, write_summary
+from lit_data.app.machine import find_unfit_torchvision
+from lit_data.app.report import add_report, warning_after
+from lit_data.app.result import FAILURE, PartlyDoneError, describe_failure, write_summary
 from lit_data.core.errors import (
     LitDataError,
     WorkerDiedError,
@@ -34,7 +35,7 @@ from lit_data.core.errors import (
     settle_lines,
     show_path,
 )
-from lit_data.core.files import write_text
+from lit_data.core.files import write_json, write_text
 from lit_data.core.heap import keep_freed_memory
 
 _OBSERVER = "child-process-observer"
@@ -227,7 +228,6 @@ def _guarding(folder: Path) -> Iterator[None]:
             handler.removeFilter(guard)
 
 
-@naming_unfit_torchvision()
 def run_job(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -> None:
     """Run the command of a configuration inside Hydra's job and print the path of its summary.
 
@@ -237,8 +237,14 @@ def run_job(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -
         packages: packages whose targets are allowed too.
     """
     folder = Path(HydraConfig.get().runtime.output_dir)
-    with _guarding(folder):
-        _run_command(cfg, folder, flags=flags, packages=packages)
+    try:
+        with _guarding(folder):
+            _run_command(cfg, folder, flags=flags, packages=packages)
+    except Exception as error:
+        unfit = find_unfit_torchvision(error)
+        if unfit is None:
+            raise
+        raise unfit from error
 
 
 def _run_command(
@@ -270,6 +276,29 @@ def _run_command(
         _end_run(cfg, folder, measured)
     if failure:
         raise failure
+
+
+@contextmanager
+def noting_failure(cfg: DictConfig, folder: Path) -> Iterator[None]:
+    """Write failure.json (status, exit code, reason in one line) and the report on a failure.
+
+    Args:
+        cfg: The configuration.
+        folder: Of the run.
+    """
+    if is_first_rank():
+        (folder / FAILURE).unlink(missing_ok=True)  # of an earlier start in this folder
+    try:
+        yield
+    except PartlyDoneError:
+        raise
+    except Exception as error:
+        if is_first_rank():
+            # In a sweep another rank that failed first has written it, and knows the cause.
+            if not (folder / FAILURE).exists():
+                write_json(folder / FAILURE, asdict(describe_failure(error)))
+            add_report(cfg, folder)
+        raise
 
 
 def _computes_on_cpu(cfg: DictConfig) -> bool:

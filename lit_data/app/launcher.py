@@ -55,20 +55,15 @@ def is_started_by_rank() -> bool:
     return not is_first_of_machine() and find_launcher()[1] < 2
 
 
-def check_start(cfg: DictConfig, *, sweeps: bool) -> None:
-    """Refuse what no folder can be given to.
+def check_resume(cfg: DictConfig) -> None:
+    """Refuse `resume` in a folder that no earlier start can have had.
 
     Args:
         cfg: The composed configuration with Hydra's node.
-        sweeps: True for a sweep.
 
     Raises:
-        ConfigError: Each of several processes would run the whole sweep, or `resume` looks for
-            checkpoints in a folder that no earlier start can have had.
+        ConfigError: It would look for checkpoints there.
     """
-    if sweeps:
-        _check_sweep()
-        return
     if cfg.get("resume") == AUTO and has_new_folder(cfg) and not _is_named_by_job(cfg):
         raise ConfigError(
             f"resume={AUTO} resumes in the folder of the run, but each start gets a new one, named "
@@ -132,8 +127,12 @@ def _name_job() -> str:
     return f"slurm_{job}" if step == "0" else f"slurm_{job}_{step}"
 
 
-def _check_sweep() -> None:
-    """Refuse a sweep that a launcher of ranks has started."""
+def check_alone() -> None:
+    """Refuse a sweep that a launcher of ranks has started.
+
+    Raises:
+        ConfigError: Each of several processes would run the whole sweep.
+    """
     launcher, world_size = find_launcher()
     if world_size > 1:
         raise ConfigError(

@@ -5,8 +5,6 @@ Torch and Lightning are imported by what needs them: the command line reads this
 
 import platform
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,23 +87,18 @@ def find_version(package: str) -> str | None:
         return None
 
 
-@contextmanager
-def naming_unfit_torchvision() -> Iterator[None]:
-    """Turn an error of the import of a torchvision of another build into one line.
+def find_unfit_torchvision(error: BaseException) -> ConfigError | None:
+    """Find an error of the import of a torchvision of another build behind another one.
 
     Lightning, torchmetrics and others import it.
-
-    Raises:
-        ConfigError: An error was raised while torchvision was imported.
     """
-    try:
-        yield
-    except LitDataError:
-        raise
-    except Exception as error:
-        if any(_is_from_torchvision(cause) for cause in causes_of(error, contexts="all")):
-            raise ConfigError(": ".join(describe_torchvision(error))) from error
-        raise
+    if isinstance(error, LitDataError) or not isinstance(error, Exception):
+        return None
+    if not any(_is_from_torchvision(cause) for cause in causes_of(error, contexts="all")):
+        return None
+    unfit = ConfigError(": ".join(describe_torchvision(error)))
+    unfit.__cause__ = error
+    return unfit
 
 
 def _is_from_torchvision(error: BaseException) -> bool:

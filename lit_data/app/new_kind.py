@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
+from lit_data.app.cli import Parser
 from lit_data.app.configuration.rows import CONF
-from lit_data.app.configuration.suggest import Parser
 from lit_data.core.errors import ConfigError, StoreError, show_path
 
 _HELP = """\

@@ -5,24 +5,22 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from lit_data.app.configuration.suggest import Parser
-from lit_data.app.launcher import is_first_rank
+from lit_data.app.cli import Parser
 from lit_data.app.remote_runs import RESULTS, fetching_runs, put_file
 from lit_data.app.reports.comparison import choose_metrics
 from lit_data.app.reports.page import FILE, make_comparison, make_page
 from lit_data.app.reports.pictures import read_pictures
 from lit_data.app.reports.runs import Run, read_run
-from lit_data.app.result import FAILURE, PartlyDoneError, describe_failure
 from lit_data.app.run_folder import is_run
 from lit_data.app.untrusted import as_dict, load, parse_csv
 from lit_data.core.addresses import is_remote, parse_store
 from lit_data.core.errors import ConfigError, DataError
-from lit_data.core.files import natural_key, write_json, write_text
+from lit_data.core.files import natural_key, write_text
 from lit_data.core.plain import parse_json
 from lit_data.core.temp import scratch_folder
 
@@ -259,29 +257,6 @@ def _add_pictures(run: Run, width_px: int) -> Run:
     notes = list(run.notes)
     pictures = read_pictures(run.folder, notes, width_px=width_px)
     return replace(run, pictures=tuple(pictures), notes=tuple(notes))
-
-
-@contextmanager
-def noting_failure(cfg: DictConfig, folder: Path) -> Iterator[None]:
-    """Write failure.json (status, exit code, reason in one line) and the report on a failure.
-
-    Args:
-        cfg: The configuration.
-        folder: Of the run.
-    """
-    if is_first_rank():
-        (folder / FAILURE).unlink(missing_ok=True)  # of an earlier start in this folder
-    try:
-        yield
-    except PartlyDoneError:
-        raise
-    except Exception as error:
-        if is_first_rank():
-            # In a sweep another rank that failed first has written it, and knows the cause.
-            if not (folder / FAILURE).exists():
-                write_json(folder / FAILURE, asdict(describe_failure(error)))
-            add_report(cfg, folder)
-        raise
 
 
 @contextmanager

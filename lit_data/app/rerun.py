@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import ScalarEvent, YAMLError
 
 from lit_data.app import SCORING
+from lit_data.app.cli import Parser
 from lit_data.app.configuration.model_choice import WITHOUT_WEIGHTS
-from lit_data.app.configuration.suggest import Parser
 from lit_data.app.configuration.words import read_override, write_override
 from lit_data.app.remote_runs import RECORDS, fetching_runs
 from lit_data.app.untrusted import as_dict, find_config_dir, read_text

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,14 @@ from lit_data.app.configuration.addresses import check_local
 from lit_data.app.configuration.compose import check_run, take_composed
 from lit_data.app.configuration.names import allow_packages
 from lit_data.app.configuration.targets import read_options
-from lit_data.app.configuration.tree import open_hydra
-from lit_data.app.configuration.words import show_override
+from lit_data.app.configuration.tree import ConfigTree, Engine, open_hydra
+from lit_data.app.configuration.words import read_override, show_override
 from lit_data.app.job import PROBLEMS, run_job
 from lit_data.app.launcher import (
     RESUMED,
     SWEEP_JOB,
-    check_start,
+    check_alone,
+    check_resume,
     claim_folder,
     has_new_folder,
     is_first_rank,
@@ -42,6 +43,10 @@ from lit_data.core.files import try_writing
 
 if TYPE_CHECKING:
     from lit_data.app.build import Run
+
+_WITHOUT_DATA = ("doctor",)
+_CHOOSING = ("experiment", "data", "data._target_", "suite")
+"""Keys that choose the data; a suite of benchmarks brings its own."""
 
 
 def run(
@@ -69,30 +74,79 @@ def run(
             failed.
         SystemExit: a single job failed with the error that is its cause.
     """
-    with reporting_to_sweep(), open_hydra(config_dir) as hydra:
-        overrides = choose_experiment(hydra, command, overrides)
+    reporting = reporting_to_sweep() if SWEEP_JOB in os.environ else nullcontext()
+    with reporting, open_hydra(config_dir) as hydra:
+        overrides = name_experiment(hydra, command, overrides)
         cfg, completed = check_run(hydra, command, overrides, multirun=multirun, packages=packages)
-        is_sweep = multirun or cfg.hydra.mode is RunMode.MULTIRUN
-        options = read_options(SweepOptions, cfg.get("sweep", {}), "sweep")
-        check_start(cfg, sweeps=is_sweep)
-        folder_key = f"hydra.{'sweep' if is_sweep else 'run'}.dir"
-        if Path(cfg.paths.run).absolute() != Path(cfg.hydra.runtime.output_dir):
-            raise ConfigError(
-                f"paths.run={cfg.paths.run} moves only a part of the run's files: give "
-                f"{folder_key}={cfg.paths.run}, which moves all"
-            )
-        _check_writable(Path(OmegaConf.select(cfg, folder_key)).absolute())
-        flags = _list_flags(config_dir, packages)
-        if is_sweep:
-            return run_sweep(hydra, cfg, completed, options=options, flags=flags, packages=packages)
-        if options.resume is not None:
-            raise ConfigError("sweep.resume goes on with a sweep: add -m.")
-        task = functools.partial(_run_alone, flags=tuple(flags), packages=tuple(packages))
-        take_composed(hydra, cfg, place_run(cfg, completed))
-        # Hydra makes the run folder, sets its logs up and calls its callbacks.
-        job = hydra.run(command, task, [])
-        job_cfg: Any = job.hydra_cfg
-        return Path(job_cfg.hydra.runtime.output_dir)
+        start = _start_run
+        if multirun or cfg.hydra.mode is RunMode.MULTIRUN:
+            start = _start_sweep
+        return start(hydra, cfg, completed, _list_flags(config_dir, packages), packages)
+
+
+def _start_sweep(
+    hydra: Engine,
+    cfg: DictConfig,
+    overrides: list[str],
+    flags: Sequence[str],
+    packages: Sequence[str],
+) -> Path:
+    options = read_options(SweepOptions, cfg.get("sweep", {}), "sweep")
+    check_alone()
+    _check_folder(cfg, "hydra.sweep.dir")
+    return run_sweep(hydra, cfg, overrides, options=options, flags=flags, packages=packages)
+
+
+def _start_run(
+    hydra: Engine,
+    cfg: DictConfig,
+    overrides: list[str],
+    flags: Sequence[str],
+    packages: Sequence[str],
+) -> Path:
+    if any(word.lstrip("+").startswith("sweep.") for word in overrides):
+        _check_unused(cfg)
+    check_resume(cfg)
+    _check_folder(cfg, "hydra.run.dir")
+    task = functools.partial(_run_alone, flags=tuple(flags), packages=tuple(packages))
+    take_composed(hydra, cfg, place_run(cfg, overrides))
+    # Hydra makes the run folder, sets its logs up and calls its callbacks.
+    job = hydra.run(cfg.command, task, [])
+    job_cfg: Any = job.hydra_cfg
+    return Path(job_cfg.hydra.runtime.output_dir)
+
+
+def _check_unused(cfg: DictConfig) -> None:
+    """Refuse options of a sweep that are typed for a single run and cannot be used by any."""
+    options = read_options(SweepOptions, cfg.get("sweep", {}), "sweep")
+    if options.resume is not None:
+        raise ConfigError("sweep.resume goes on with a sweep: add -m.")
+
+
+def name_experiment(hydra: Engine, command: str, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides with the experiment of the checkpoint, where they choose no data.
+
+    A word without a key that is the name of an experiment chooses that. A run whose kind of data
+    alone is chosen has its name.
+
+    Args:
+        hydra: The engine of `open_hydra`.
+        command: The word on the command line.
+        overrides: Those behind it.
+
+    Raises:
+        LitDataError: See `choose_experiment`.
+    """
+    tree = ConfigTree(hydra, command, overrides)
+    experiments = tree.options("experiment")
+    words = [f"experiment={word}" if word in experiments else word for word in overrides]
+    typed = {word.lstrip("+").partition("=")[0]: word for word in words}
+    if command not in _WITHOUT_DATA and not any(key in typed for key in _CHOOSING):
+        return [f"experiment={choose_experiment(tree, words)}", *words]
+    if "data" in typed and not {"experiment", "name"} & typed.keys():
+        data = read_override(typed["data"])
+        return [*words, f"name={data}"] if data else words
+    return words
 
 
 def _list_flags(config_dir: str | None, packages: Sequence[str]) -> list[str]:
@@ -166,7 +220,7 @@ def print_config(
         ConfigError: the configuration is refused.
     """
     with open_hydra(config_dir) as hydra:
-        overrides = choose_experiment(hydra, command, overrides)
+        overrides = name_experiment(hydra, command, overrides)
         cfg, _ = check_run(hydra, command, overrides, multirun=multirun, packages=packages)
         keys = [str(key) for key in cfg]
         if part == "hydra":
@@ -245,8 +299,21 @@ def _remove_unused(folder: Path, runs: Path) -> None:
             path.rmdir()
 
 
-def _check_writable(folder: Path) -> None:
-    """Refuse a run folder that cannot be made; nothing is left behind."""
+def _check_folder(cfg: DictConfig, key: str) -> None:
+    """Refuse a folder that is not that of all files of a run or sweep, or cannot be made.
+
+    Nothing is left behind.
+
+    Args:
+        cfg: The composed configuration with Hydra's node.
+        key: Of the folder.
+    """
+    if Path(cfg.paths.run).absolute() != Path(cfg.hydra.runtime.output_dir):
+        raise ConfigError(
+            f"paths.run={cfg.paths.run} moves only a part of the run's files: give "
+            f"{key}={cfg.paths.run}, which moves all"
+        )
+    folder = Path(OmegaConf.select(cfg, key)).absolute()
     check_local("the run folder", folder)
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     try:

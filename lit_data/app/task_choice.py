@@ -1,13 +1,13 @@
 """Experiment of a command line that names none: that of its checkpoint, or a proposal by its folder."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from lit_data.app.configuration.tree import ConfigTree, Engine
+from lit_data.app.configuration.tree import ConfigTree
 from lit_data.app.configuration.words import read_override
 from lit_data.core.addresses import is_remote
 from lit_data.core.errors import ConfigError, DataError, escape, show_path
@@ -15,46 +15,35 @@ from lit_data.core.wings import recognise
 
 _OF_TRAINED = ("validate", "test", "predict", "calibrate", "pod", "benchmark")
 """Commands that take a checkpoint."""
-_WITHOUT_DATA = ("doctor",)
-_CHOOSING = ("experiment", "data", "data._target_", "suite")
-"""Keys that choose the data; a suite of benchmarks brings its own."""
 _NAMED = ("best", "last", "latest")
 _MOST_CHANNELS = 4
 _MASKED = ("folder", "beside")
 """Layouts of inspection images with masks."""
 
 
-def choose_experiment(hydra: Engine, command: str, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides with the experiment of the checkpoint, where they choose no data.
-
-    A word without a key that is the name of an experiment chooses that.
+def choose_experiment(tree: ConfigTree, words: Sequence[str]) -> str:
+    """Return the experiment of the checkpoint that is typed.
 
     Args:
-        hydra: The engine of `open_hydra`.
-        command: The word on the command line.
-        overrides: Those behind it.
+        tree: What the configuration is composed from.
+        words: The overrides, which choose no data.
 
     Raises:
         ConfigError: Nothing tells the experiment; it says which one the folder looks like.
         DataError: There is no such checkpoint.
         StoreError: It is damaged.
     """
-    tree = ConfigTree(hydra, command, overrides)
+    tree.parse(words)  # what is misspelt is named first
     experiments = tree.options("experiment")
-    overrides = [f"experiment={word}" if word in experiments else word for word in overrides]
-    typed = {word.lstrip("+").partition("=")[0]: word for word in overrides}
-    if command in _WITHOUT_DATA or any(key in typed for key in _CHOOSING):
-        return [*overrides, *_name_after_data(typed)]
-    tree.parse(overrides)  # what is misspelt is named first
-    texts = {key: read_override(word) for key, word in typed.items()}
+    texts = {word.lstrip("+").partition("=")[0]: read_override(word) for word in words}
     ckpt, run = texts.get("ckpt"), texts.get("run")
     has_checkpoint = any(text is not None and text not in _NAMED for text in (ckpt, run))
-    if command in _OF_TRAINED and has_checkpoint:
-        return [f"experiment={_read_experiment(ckpt, run, experiments)}", *overrides]
+    if tree.command in _OF_TRAINED and has_checkpoint:
+        return _read_experiment(ckpt, run, experiments)
     root = texts.get("data.root")
     for name in () if root is None else _recognise(root):
         if name in experiments:
-            line = shlex.join(["lit-data", command, f"experiment={name}", *overrides])
+            line = shlex.join(["lit-data", tree.command, f"experiment={name}", *words])
             raise ConfigError(
                 f"no experiment is chosen, and {show_path(root or '')} looks like {name}: {line}"
             )
@@ -63,12 +52,6 @@ def choose_experiment(hydra: Engine, command: str, overrides: Sequence[str]) -> 
         f"no experiment is chosen{where}: add experiment=NAME, one of {', '.join(experiments)}; "
         "lit-data --help tells what each is for"
     )
-
-
-def _name_after_data(typed: Mapping[str, str]) -> list[str]:
-    """Return the name of a run whose kind of data alone is chosen; no words where more is."""
-    data = read_override(typed.get("data", ""))
-    return [f"name={data}"] if data and not {"experiment", "name"} & typed.keys() else []
 
 
 def _read_experiment(ckpt: str | None, run: str | None, experiments: Sequence[str]) -> str:

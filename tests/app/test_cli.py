@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -683,3 +684,21 @@ def test_a_picture_that_cannot_be_written_is_told_with_its_exit_code(
     install(draw)
     assert main(["show", "+experiment=stripe"]) == 4
     assert "samples.png: File exists. Free the folder or set paths.runs." in capsys.readouterr().err
+
+
+def test_a_torchvision_of_another_build_is_named_with_its_remedy(
+    install: Install,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    package = tmp_path / "site/torchvision"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('no operator nms')")
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    install(lambda cfg: vars(import_module("torchvision")))
+    assert main(["show", "+experiment=stripe", f"paths.runs={tmp_path}/runs"]) == 2
+    error = capsys.readouterr().err
+    assert "are not of one build (RuntimeError: no operator nms): pip uninstall -y torch" in error
+    assert not (tmp_path / "runs").exists()  # as after any other refusal

@@ -11,7 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from lit_data.app.cli import main
-from lit_data.app.report import add_report, noting_failure, write_report
+from lit_data.app.job import noting_failure
+from lit_data.app.report import add_report, write_report
 from lit_data.app.reports import page
 from lit_data.app.reports.charts import Chart, ChartLine, draw_chart
 from lit_data.core.errors import BatchMemoryError, DataError

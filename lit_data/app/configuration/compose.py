@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lit_data.app.configuration.faults import as_config_errors, unknown_option
 from lit_data.app.configuration.hydra_node import check_hydra_node, check_run_name
-from lit_data.app.configuration.model_choice import choose_model
+from lit_data.app.configuration.model_choice import TRAINING, choose_model
 from lit_data.app.configuration.names import allow_packages, check_targets, walk
 from lit_data.app.configuration.rows import CONF, Files
 from lit_data.app.configuration.suggest import did_you_mean, nearest
@@ -31,10 +31,11 @@ from lit_data.app.configuration.tree import (
     open_hydra,
 )
 from lit_data.app.configuration.values import ComposedJob, compose_job, open_arguments, set_value
-from lit_data.app.configuration.view_choice import choose_view
+from lit_data.app.configuration.view_choice import VIEWED, choose_view
 from lit_data.core.addresses import check_plain, check_words
 from lit_data.core.checks import check_types
 from lit_data.core.errors import ConfigError
+from lit_data.core.wheels import DEFAULT_SIZE, find_wheel_weights
 
 _LEAVING = re.compile(r"\.\.|(^|[\[,(\s'\"])[/\\~]")  # a group's folder: .., / or ~ before a name
 
@@ -105,14 +106,16 @@ def check_run(
         with as_config_errors():
             parsed = tree.parse(overrides)
             completed = [_normalise(tree, word, parsed) for word in parsed]
-            completed += choose_model(tree, tree.parse(completed))
+            if command in TRAINING and find_wheel_weights(DEFAULT_SIZE) is None:
+                completed += choose_model(tree, tree.parse(completed))
             jobs = _plan_jobs(tree, completed, multirun=multirun)
         lines = next(jobs)
         first = _check_job(tree, lines)
-        view = choose_view(command, first.cfg, tree.parse(completed))
-        if view:
+        is_viewed = VIEWED.items() <= dict(first.cfg.hydra.runtime.choices).items()
+        if command in TRAINING and is_viewed:
+            view = choose_view(first.cfg, tree.parse(completed))
             completed += view
-            first = _check_job(tree, [*lines, *view])
+            first = _check_job(tree, [*lines, *view]) if view else first
         for job in jobs:
             _check_job(tree, job)
         HydraConfig.instance().set_config(first.cfg)  # to which the run folder refers

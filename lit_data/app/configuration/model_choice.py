@@ -8,7 +8,7 @@ from hydra.core.override_parser.types import Override
 from lit_data.app.configuration.tree import ConfigTree
 from lit_data.app.launcher import is_first_rank
 from lit_data.app.run_folder import AUTO
-from lit_data.core.wheels import DEFAULT_SIZE, WHEELS, find_wheel_weights
+from lit_data.core.wheels import DEFAULT_SIZE, WHEELS
 
 WITHOUT_WEIGHTS = {
     "anomaly": ("model=anomaly_texture", "data.size_px=null"),
@@ -37,9 +37,7 @@ def choose_model(tree: ConfigTree, overrides: Sequence[Override]) -> list[str]:
         tree: What the configuration is composed from.
         overrides: Of the command line, as Hydra needs them.
     """
-    if tree.command not in TRAINING or any(map(_decides, overrides)):
-        return []
-    if find_wheel_weights(DEFAULT_SIZE) is not None:
+    if any(map(_decides, overrides)):
         return []
     choosing = []
     for word in overrides:

@@ -1,11 +1,7 @@
 """The nearest allowed name to a misspelt one."""
 
-import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from difflib import SequenceMatcher
-from typing import NoReturn
-
-from lit_data.core.errors import ConfigError
 
 _LEAST_RATIO = 0.6  # difflib's own default for get_close_matches
 _LEAST_ELSEWHERE = 0.7  # of keys below another parent, which are many
@@ -47,42 +43,3 @@ def _score_key(key: str, name: str) -> float:
     other_parent, _, other_last = name.rpartition(".")
     same_parent = 0.1 if parent == other_parent else 0.0
     return _score_likeness(last, other_last) + same_parent + 0.05 * _score_likeness(key, name)
-
-
-class Parser(argparse.ArgumentParser):
-    """Parser of words and options behind ``python -m lit_data``; knows whole names of options only.
-
-    Args:
-        command: Typed before the options; ``--help`` after it explains them.
-        packages: It takes ``--package NAME``, also several times.
-    """
-
-    def __init__(self, command: str = "", *, packages: bool = True) -> None:
-        program = f"python -m lit_data {command}".rstrip()
-        super().__init__(prog=program, add_help=False, allow_abbrev=False)
-        self.add_argument("-h", "--help", action="store_true")
-        self.add_argument("words", nargs="*")
-        if packages:
-            self.add_argument("--package", action="append", default=[])
-
-    def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print.
-
-        Raises:
-            ConfigError: Always.
-        """
-        raise ConfigError(f"{message}. See {self.prog} --help.")
-
-    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Options and arguments in any order.
-
-        Raises:
-            ConfigError: An option is unknown or lacks its value.
-        """
-        options, unknown = self.parse_known_intermixed_args(arguments)
-        if unknown:
-            near = nearest(unknown[0], self._option_string_actions)
-            raise ConfigError(
-                f"unknown option '{unknown[0]}'.{did_you_mean(near)} See {self.prog} --help."
-            )
-        return options

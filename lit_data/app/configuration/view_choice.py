@@ -9,7 +9,7 @@ from pathlib import Path
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-from lit_data.app.configuration.model_choice import TRAINING, goes_on
+from lit_data.app.configuration.model_choice import goes_on
 from lit_data.app.launcher import is_first_rank
 from lit_data.core.errors import DataError
 from lit_data.core.types import Size
@@ -18,26 +18,21 @@ VIEW_PX = 256
 """Side of the square that the experiment `anomaly` scales whole images to."""
 PATCHES = ("data.size_px=null", f"data.patch_px={VIEW_PX}")
 """Words for patches of that size."""
-_CHOICES = {"data": "anomaly", "model": "anomaly"}
-_DECIDING = ("data.size_px", "data.patch_px", "data.fit", "data.scale", "resume", *_CHOICES)
+VIEWED = {"data": "anomaly", "model": "anomaly"}
+"""Choices of groups by which a training scales whole images to that square."""
+_DECIDING = ("data.size_px", "data.patch_px", "data.fit", "data.scale", "resume", *VIEWED)
 _SWEPT = ("experiment", "data.root")
 _LOOKED_AT = 32
 
 
-def choose_view(command: str, cfg: DictConfig, overrides: Sequence[Override]) -> list[str]:
+def choose_view(cfg: DictConfig, overrides: Sequence[Override]) -> list[str]:
     """Return words for patches where most images of the folder are strips, and say so; else none.
 
     Args:
-        command: Of the command line.
-        cfg: As composed, with Hydra's node.
+        cfg: As composed for a training, of the groups that `VIEWED` says.
         overrides: Of the command line, as Hydra needs them.
     """
-    if command not in TRAINING or any(map(_decides, overrides)):
-        return []
-    choices = cfg.hydra.runtime.choices
-    if any(choices.get(group) != name for group, name in _CHOICES.items()):
-        return []
-    if cfg.data.size_px != VIEW_PX:
+    if any(map(_decides, overrides)) or cfg.data.size_px != VIEW_PX:
         return []
     loss = _describe_loss(Path(str(cfg.data.root)))
     if not loss:

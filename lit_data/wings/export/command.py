@@ -13,8 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from lit_data.app.checkpoints import find_checkpoint
+from lit_data.app.cli import Parser
 from lit_data.app.configuration.names import allow_packages
-from lit_data.app.configuration.suggest import Parser
 from lit_data.app.exported import SUFFIX, open_exported, read_exported
 from lit_data.app.predict import prepare_export
 from lit_data.app.rerun import read_config, read_started

@@ -85,19 +85,20 @@ def test_commands_on_checkpoints_and_what_is_typed_keep_the_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command, *words = line.replace("MODEL", model).split()
+    if not any("experiment" in word for word in words):
+        words.append(EXPERIMENT)
     with open_hydra() as hydra:
-        tree = ConfigTree(hydra, command, [])
-        if not any("experiment" in word for word in words):
-            words.append(EXPERIMENT)
-        chosen = [f"model={OTHER}", "data.size_px=null"]
-        assert choose_model(tree, tree.parse(words)) == (chosen if is_replaced else [])
+        completed = check_run(hydra, command, words, multirun=True)[1]
+    chosen = [f"model={OTHER}", "data.size_px=null"]
+    assert completed == [*words, *(chosen if is_replaced else [])]
     assert bool(capsys.readouterr().err) == is_replaced
 
 
 def test_with_the_wheel_the_words_stay_as_they_are(
-    model: str, tree: ConfigTree, capsys: pytest.CaptureFixture[str]
+    model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert choose_model(tree, tree.parse([EXPERIMENT])) == []
+    with open_hydra() as hydra:
+        assert check_run(hydra, "fit", [EXPERIMENT])[1] == [EXPERIMENT]
     assert not capsys.readouterr().err
 
 

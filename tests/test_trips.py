@@ -12,9 +12,9 @@ Each file of a trip is there for one thing:
 - images: ``store/store`` has the images, ``store/pixels`` cuts rows out of them.
 - synthesis: ``plan`` draws the numbers of defects (with core ``rng``), ``families/base`` and the family have the
   shapes, ``writer`` adds them to pixels.
-- datamodules: ``transfer`` has Lightning's hooks, ``image`` and ``image_transform`` do the work; core
+- datamodules: ``transfer`` has Lightning's hooks, ``image_batch`` does the work; core
   ``value_range`` makes 0..1 of pixels in the memory that core ``devices`` reuses.
-- augment: ``augmentation`` and ``pipeline`` call the steps, ``geometry`` (with ``matrices`` and ``warping``) moves,
+- augment: ``augmentation`` and ``pipeline`` call the steps, ``geometry`` (with ``warping``) moves,
   ``photometry`` changes values.
 
 **Fit**, from words to the Trainer.
@@ -76,7 +76,7 @@ TOY = (
 )
 STRIPE = (*TOY, "data.samples={count: 8, height_px: 128, width_px: 112}")
 SEGMENTATION = (*TOY, "data.samples={count: 8, size_px: [96, 96]}")
-MOST = {"batch": 26, "fit": 77, "predict": 123}
+MOST = {"batch": 24, "fit": 77, "predict": 123}
 
 
 class Trips:

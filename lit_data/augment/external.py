@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lit_data.augment.augmentation import Augmentation, Layers
+from lit_data.augment.boxes import BoxLimits, box_corners, hull_boxes
 from lit_data.augment.foreign import (
     Layer,
     find_unmoved,
@@ -24,7 +25,6 @@ from lit_data.augment.foreign import (
     move_along,
     moves_along,
 )
-from lit_data.augment.matrices import BoxLimits, box_corners, hull_boxes
 from lit_data.core.checks import check_choice
 from lit_data.core.errors import ConfigError
 from lit_data.core.rng import Stream, random_words, unchanged_generators

@@ -17,7 +17,7 @@ from kornia.augmentation.container.base import ImageSequentialBase
 from torch import Tensor, nn
 
 from lit_data.augment.augmentation import Layers
-from lit_data.augment.matrices import BoxLimits, box_corners, hull_boxes
+from lit_data.augment.boxes import BoxLimits, box_corners, hull_boxes
 
 Layer = Literal["masks", "boxes"]
 

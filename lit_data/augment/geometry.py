@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import get_args
 
@@ -11,15 +12,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from lit_data.augment.augmentation import Augmentation, Layers
-from lit_data.augment.matrices import (
-    BoxLimits,
-    Moves,
-    box_corners,
-    compose,
-    hull_boxes,
-    move_points,
-    turn_covers,
-)
+from lit_data.augment.boxes import BoxLimits, box_corners, hull_boxes, move_points
 from lit_data.augment.warping import Padding, Warp
 from lit_data.core.checks import check_choice, check_fraction, check_share
 from lit_data.core.errors import ConfigError
@@ -292,3 +285,101 @@ def _rotate(along: float, across: float, degrees: float) -> float:
 
 def _round_up(length_px: float) -> int:
     return max(math.ceil(length_px - _ROUNDING_PX), 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moves:
+    """Moves of each sample, before any image size is known; in the order of application.
+
+    Args:
+        mirror: [B, 2] -1 or 1, along x and y.
+        quarters: [B] int64, turns by 90 degrees, 0 to 3; x turns towards y.
+        linear: [B, 2, 2], rotation, scale and shear about the center.
+        tilt: [B, 2], the fraction that perspective adds to the distance at the right and the lower
+            edge of the output.
+        shift: [B, 2] px, x and y.
+    """
+
+    mirror: Tensor
+    quarters: Tensor
+    linear: Tensor
+    tilt: Tensor
+    shift: Tensor
+
+    @classmethod
+    def unpack(cls, columns: Tensor) -> "Moves":
+        """Make them of [B, 11], the columns in the order of the arguments."""
+        return cls(
+            mirror=columns[:, 0:2],
+            quarters=columns[:, 2].long(),
+            linear=columns[:, 3:7].reshape(-1, 2, 2),
+            tilt=columns[:, 7:9],
+            shift=columns[:, 9:11],
+        )
+
+
+def turn_covers(size: Size, crop: Size) -> bool:
+    """Return True if an input (height, width) turned by 90 degrees covers the crop."""
+    return crop[0] <= size[1] and crop[1] <= size[0]
+
+
+def compose(moves: Moves, size: Size, crop: Size) -> Tensor:
+    """Return the matrix of each sample.
+
+    The crop lies in the middle of the turned input, at whole pixels. Where a quarter turn would not
+    cover the crop, turns are by 180 degrees only.
+
+    Args:
+        moves: The moves of the samples.
+        size: (height, width) of the input.
+        crop: (height, width) of the output.
+
+    Returns:
+        [B, 3, 3] float32; exact where only whole pixels move.
+    """
+    quarters = moves.quarters
+    if not turn_covers(size, crop):
+        quarters = quarters // 2 * 2
+    linear = _multiply(moves.linear, _turns(quarters) * moves.mirror[:, None, :])
+    across, down = linear.unbind(dim=-1)
+    # Place to which the centre of the input would move.
+    start = across * ((size[1] - 1) / 2) + down * ((size[0] - 1) / 2)
+    upper = torch.cat((linear, -start[..., None]), dim=-1)
+    tilt_x = moves.tilt[:, :1] / (crop[1] / 2)
+    tilt_y = moves.tilt[:, 1:] / (crop[0] / 2)
+    lower = tilt_x * upper[:, 0] + tilt_y * upper[:, 1]
+    lower[:, 2] += 1
+    # So far the centre of the input lies at 0: now it moves to its place in the crop.
+    anchor = _crop_centres(quarters, size, crop) + moves.shift
+    return torch.cat((upper + anchor[..., None] * lower[:, None], lower[:, None]), dim=1)
+
+
+def _crop_centres(quarters: Tensor, size: Size, crop: Size) -> Tensor:
+    """Return the center of each turned input in the crop out of its middle: [B, 2] (x, y) px."""
+    height, width = size
+    is_turned = quarters % 2 == 1
+    # Scalars, here and below: a small tensor made from a list would wait for the device.
+    x = torch.where(is_turned, _centre_in_crop(height, crop[1]), _centre_in_crop(width, crop[1]))
+    y = torch.where(is_turned, _centre_in_crop(width, crop[0]), _centre_in_crop(height, crop[0]))
+    return torch.stack((x, y), dim=-1)
+
+
+def _centre_in_crop(length_px: int, crop_px: int) -> float:
+    first = (length_px - crop_px) // 2
+    return (length_px - 1) / 2 - first
+
+
+def _turns(quarters: Tensor) -> Tensor:
+    """Return the matrices of turns by 90 degrees: [B, 2, 2], exact."""
+    # Whole numbers by comparison: cosines would not be exact.
+    cosine = (quarters == 0).float() - (quarters == 2).float()
+    sine = (quarters == 1).float() - (quarters == 3).float()
+    return torch.stack((cosine, -sine, sine, cosine), dim=-1).view(-1, 2, 2)
+
+
+def _multiply(left: Tensor, right: Tensor) -> Tensor:
+    """Return [B, 2, 2] products.
+
+    They are written out: a library may round them otherwise for another number of samples.
+    """
+    return left[:, :, :1] * right[:, :1] + left[:, :, 1:] * right[:, 1:]

@@ -9,7 +9,6 @@ import torch
 from kornia.geometry.transform import warp_perspective
 from torch import Tensor
 
-from lit_data.augment.matrices import invert
 from lit_data.core.devices import change_each, reused, runs_on_cpu, widest_float
 from lit_data.core.types import Array, Doubles, Ints, Size
 
@@ -92,6 +91,24 @@ def warp(planes: Tensor, matrix: Tensor, crop: Size, padding: Padding, *, neares
         align_corners=True,
     )
     return moved.to(planes.dtype)
+
+
+def invert(matrix: Tensor) -> Tensor:
+    """Return the inverse up to a factor that makes the last entry 1.
+
+    It is made of cofactors: a solver would wait for the device.
+
+    Args:
+        matrix: [B, 3, 3].
+
+    Returns:
+        [B, 3, 3].
+    """
+    first, second, third = matrix.unbind(dim=1)
+    cross = torch.linalg.cross
+    columns = (cross(second, third), cross(third, first), cross(first, second))
+    adjugate = torch.stack(columns, dim=-1)
+    return adjugate / adjugate[:, 2:, 2:]
 
 
 @dataclass(frozen=True, eq=False)

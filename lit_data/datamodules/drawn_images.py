@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lit_data.core.grid import PatchGrid, cut_patch
 from lit_data.core.types import Array, Batch, Ints
-from lit_data.datamodules.image_transform import ImageTransform
+from lit_data.datamodules.image_batch import ImageTransform
 from lit_data.datasets.good_names import GOOD
 from lit_data.datasets.occupancy import is_defect
 from lit_data.images.bank import ImageBank

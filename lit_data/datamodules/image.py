@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -13,14 +13,13 @@ from typing_extensions import override
 from lit_data.augment import SingleTexture, stage_augmentations
 from lit_data.core.errors import ConfigError
 from lit_data.core.grid import Edges, PatchGrid, pair_px
-from lit_data.core.types import Batch, Bools, Ints, PathText, PlannedBatch, Size, Stage
+from lit_data.core.types import Bools, Ints, PathText, Size, Stage
 from lit_data.core.value_range import find_unit_range
-from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.image_batch import ImageBatches, ImageTransform, find_margins
 from lit_data.datamodules.image_files import LayoutKeywords, MaskedImageFolder
-from lit_data.datamodules.image_transform import ImageTransform, SynthesisVisuals, find_margins
+from lit_data.datamodules.synthesis_visuals import SynthesisVisuals
 from lit_data.datamodules.visuals import Visuals
-from lit_data.datasets.device_bank import DevicePatches
 from lit_data.datasets.patch_source import GridPatches, PatchSource, make_padded_grid
 from lit_data.datasets.patches import DefectPaster, PatchDataset, PatchWriter
 from lit_data.datasets.references import rule_of
@@ -41,7 +40,7 @@ log = logging.getLogger(__name__)
 Augment = nn.Module | Mapping[Stage, nn.Module | None] | None
 
 
-class ImageDataModule(BaseDataModule[PatchDataset]):
+class ImageDataModule(ImageBatches):
     """Patches of images, with masks or synthetic defects; the base of all datamodules of patches.
 
     A batch has ``image`` [B, C, H, W] float32 in 0..1, ``mask`` [B, K, H, W] float32 unless it is
@@ -68,7 +67,6 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         grid: The patches of all images; after `setup`.
         margins_px: For each stage the pixels (above and below, left and right) that its patches
             are read larger by; after `setup`.
-        transformation: Work on batches on the host and on the device; after `setup`.
         classes: Names of the kinds of defects that are told apart, if any.
         labels: [images] label of each image, if samples have any.
         unmarked: [images] whether each shows a defect that no mask marks, if any does.
@@ -80,7 +78,6 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
     bank: ImageBank
     grid: PatchGrid
     margins_px: Mapping[Stage, Size]
-    transformation: ImageTransform
     classes: Sequence[str] | None = None
     labels: Ints | None = None
     unmarked: Bools | None = None
@@ -130,17 +127,6 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         if self.source.list_masks():
             for split in self.mask_splits:
                 self.dataset(split)
-
-    def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
-        """Draw defects, nuisance and augmentation of each sample from its own stream."""
-        return self.transformation.plan(batch, stage)
-
-    def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
-        """Cut patches that the loader did not cut, cast to float, render defects, augment."""
-        if "image" not in batch:  # of a dataset without pixels: the batch says where they are
-            batch = self._device_patches.fill(batch, self.dataset(stage))
-        finished = {key: batch[key] for key in self.batch_keys if key in batch}
-        return finished | self.transformation.finish(batch, stage)
 
     def build_dataset(self, stage: Stage) -> PatchDataset:
         """Return patches of the images of one stage; those of all images, as they are, to predict."""
@@ -209,7 +195,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
     @override
     def inspect(self, stage: Stage) -> Visuals:
         return SynthesisVisuals(
-            self.dataset(stage), self.transformation, self._device_patches, stage
+            self.dataset(stage), self.transformation, self.device_patches, stage
         )
 
     @override
@@ -271,10 +257,6 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
             augment=self.augment,
             is_single=channels is None,
         )
-
-    @cached_property
-    def _device_patches(self) -> DevicePatches:
-        return DevicePatches()
 
     @property
     def image_sizes_px(self) -> Tensor:

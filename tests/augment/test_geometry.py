@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lit_data.augment import Geometry, Layers, Photometry, Pipeline
-from lit_data.augment.matrices import BoxLimits, Moves, box_corners, compose, hull_boxes
+from lit_data.augment.boxes import BoxLimits, box_corners, hull_boxes
+from lit_data.augment.geometry import Moves, compose
 from lit_data.core.errors import ConfigError
 
 BENT = {"rotate_deg": 20, "scale": (0.8, 1.2), "shear_deg": 8, "perspective": 0.1}

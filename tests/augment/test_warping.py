@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from lit_data.augment.matrices import Moves, compose, invert
-from lit_data.augment.warping import Padding, WholeMoves, warp
+from lit_data.augment.geometry import Moves, compose
+from lit_data.augment.warping import Padding, WholeMoves, invert, warp
 
 SIZES = [((9, 9), (9, 9)), ((8, 12), (8, 12)), ((13, 8), (6, 7)), ((1, 6), (1, 3))]
 

@@ -14,7 +14,7 @@ from lit_data.callbacks import AdaptiveBatchSize, MemoryMonitor, SampleDigest, S
 from lit_data.callbacks.device_memory import CudaGauge
 from lit_data.core.out_of_memory import is_out_of_memory
 from lit_data.core.value_range import ValueRange
-from lit_data.datamodules.image_transform import ImageTransform
+from lit_data.datamodules.image_batch import ImageTransform
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.transfer import SideStream
 from lit_data.predict import TiledPredictor

@@ -12,7 +12,7 @@ from torch.nn.functional import max_pool2d
 
 from lit_data.core.types import IGNORED, Array, Batch, Bools, Doubles, Ints
 from lit_data.datamodules.image import ImageDataModule
-from lit_data.datamodules.image_transform import ImageTransform
+from lit_data.datamodules.image_batch import ImageTransform
 from lit_data.predict.maps import ProbabilityMap, VerdictWriter
 from lit_data.predict.options import PredictOptions
 from lit_data.predict.predictor import TiledPredictor, find_defects

@@ -15,8 +15,8 @@ from lit_data.core.types import NEUTRAL, Batch, Ints, PathText, PlannedBatch, Si
 from lit_data.core.value_range import ValueRange, to_unit
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image import Augment, ImageDataModule
+from lit_data.datamodules.image_batch import ImageTransform, to_batch
 from lit_data.datamodules.image_files import MaskedImageFolder, MaskedKeywords
-from lit_data.datamodules.image_transform import ImageTransform, to_batch
 from lit_data.datasets.patch_source import PatchSource, ProgressiveSize, RandomPatches
 from lit_data.datasets.patches import PatchDataset, PatchWriter, corner_of
 from lit_data.datasets.split_names import SPLITS

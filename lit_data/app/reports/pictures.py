@@ -21,14 +21,13 @@ _CAPTIONS = {
     "samples": "Samples as the model sees them",
     "families": "Each family of defects on its own",
     "pod": "Probability of detection over the size of a defect, by family",
-    "places": "Places of the images where fewer defects are found than elsewhere",
     "augment": "Samples before and after augmentation",
     "memory": "Memory and batch size over time, with what happened meanwhile",
     "throughput": "Samples per second, batch size, and where the time of each step goes",
     "sweep": "The jobs of the sweep",
 }
 _ENDINGS = (".png", ".jpg", ".jpeg")
-_RESULTS = ("predictions", "worst", "worst_images", "pod", "places")
+_RESULTS = ("predictions", "worst", "worst_images", "pod")
 _TIMELINES = ("memory", "throughput")
 _DIAGRAMS = (*_TIMELINES, "sweep")
 

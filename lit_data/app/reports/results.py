@@ -17,7 +17,6 @@ from lit_data.datasets.good_names import choose_good_classes
 _MOST_CLASSES = 30  # rows and columns of a table
 _MOST_POINTS = 1000  # of a curve
 _THINGS = ("images", "pixels", "objects")
-_CONTRASTS = ("weak", "medium", "strong")
 _DETECTED = ("targets", "hits", "a50_px", "a90_px", "a90_95_px")
 _SPLITS = ("train", "val", "test")
 _SCORE_COLUMNS = ("val", "test", "val baseline", "test baseline")
@@ -286,21 +285,13 @@ def tabulate_thresholds(run: Run) -> ResultTable:
 def tabulate_detection(run: Run) -> ResultTable:
     """Return the size that is found of each family of defects, see ``pod``."""
     entries = run.detection.get("families")
-    families: dict[str, dict[str, Mapping[str, Any]]] = {}
-    # The file may be anybody's: entries of another form are left out.
-    for entry in entries if isinstance(entries, list) else []:
-        if isinstance(entry, dict):
-            by_contrast = families.setdefault(str(entry.get("family")), {})
-            by_contrast[str(entry.get("contrast"))] = entry
     rows = []
-    for family, by_contrast in list(families.items())[:_MOST_CLASSES]:
-        overall = by_contrast.get("all", {})
-        cells = [format_value("", overall.get(key)) for key in _DETECTED]
-        for contrast in _CONTRASTS:
-            cells.append(format_value("", by_contrast.get(contrast, {}).get("a90_95_px")))
-        rows.append([family, *cells, str(overall.get("note") or "")])
-    columns = ["defect", "targets", "found", "a50 px", "a90 px", "a90/95 px"]
-    columns += [*(f"a90/95 {contrast}" for contrast in _CONTRASTS), "remark"]
+    # The file may be anybody's: entries of another form are left out.
+    for entry in entries[:_MOST_CLASSES] if isinstance(entries, list) else []:
+        if isinstance(entry, dict):
+            cells = [format_value("", entry.get(key)) for key in _DETECTED]
+            rows.append([str(entry.get("family")), *cells, str(entry.get("note") or "")])
+    columns = ["defect", "targets", "found", "a50 px", "a90 px", "a90/95 px", "remark"]
     calls, chances = (run.detection.get(key) for key in ("false_calls", "false_call_chances"))
     note = (
         f"false calls: {calls} of {chances}; a90/95 is the size that is found with 90 % at least, at "

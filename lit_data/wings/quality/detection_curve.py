@@ -2,7 +2,7 @@
 
 Sources: MIL-HDBK-1823A, "Nondestructive evaluation system reliability assessment" (2009), appendix
 G, and ASTM E2862, "Standard practice for probability of detection analysis for hit/miss data": a
-logistic curve over the size or its logarithm, fitted by maximum likelihood, with bounds by the
+logistic curve over the logarithm of the size, fitted by maximum likelihood, with bounds by the
 ratio of likelihoods.
 """
 
@@ -27,52 +27,41 @@ _WIDEST = 20.0  # ranges of sizes beyond the largest in which a bound is looked 
 
 
 @dataclass(frozen=True)
-class _Counts:
-    """Hits and trials at each size, with sizes as x = (size - lowest) / range."""
-
-    x: Floats
-    hits: Floats
-    trials: Floats
-
-    def likelihood(self, logits: Floats) -> float:
-        return float((self.hits * logits - self.trials * np.logaddexp(0, logits)).sum())
-
-
-@dataclass(frozen=True)
 class DetectionCurve:
-    """Logistic curve of hits over sizes.
+    """Logistic curve of hits over the logarithm of the size.
 
     Attributes:
         intercept: Logit at the smallest size.
         slope: Change of the logit up to the largest one.
-        is_log: Sizes are taken by their logarithms.
-        lowest: The smallest size, or its logarithm.
-        span: Range of the sizes, or of their logarithms.
+        lowest: Logarithm of the smallest size.
+        span: Range of the logarithms.
+        x: Sizes that were tried, as (logarithm - lowest) / span.
+        hits: At each of them.
+        trials: At each of them.
     """
 
     intercept: float
     slope: float
-    is_log: bool
     lowest: float
     span: float
-    counts: _Counts
+    x: Floats
+    hits: Floats
+    trials: Floats
 
     @property
     def is_poor(self) -> bool:
         """True if hits differ from the curve by more than chance, by its deviance."""
-        counts = self.counts
-        fractions = counts.hits / counts.trials
+        fractions = self.hits / self.trials
         # The likelihood of the fractions themselves.
         entropy = import_scipy().entr
-        saturated = -counts.trials * (entropy(fractions) + entropy(1 - fractions))
-        likelihood = counts.likelihood(self.intercept + self.slope * counts.x)
-        deviance = 2 * (float(saturated.sum()) - likelihood)
-        freedom = max(1, len(counts.x) - 2)
+        saturated = -self.trials * (entropy(fractions) + entropy(1 - fractions))
+        deviance = 2 * (float(saturated.sum()) - self._find_best())
+        freedom = max(1, len(self.x) - 2)
         return deviance > freedom + _POOR * math.sqrt(2 * freedom)
 
     def at(self, sizes: Floats) -> Floats:
         """Return the probability of detection at some sizes."""
-        x = ((np.log(sizes) if self.is_log else sizes) - self.lowest) / self.span
+        x = (np.log(sizes) - self.lowest) / self.span
         probability: Floats = 1 / (1 + np.exp(-(self.intercept + self.slope * x)))
         return probability
 
@@ -96,25 +85,36 @@ class DetectionCurve:
             return None
         # One side of an interval at 2 * confidence - 1, whose chi-square is a squared normal.
         most_loss = NormalDist().inv_cdf(confidence) ** 2 / 2
-        best = self.counts.likelihood(self.intercept + self.slope * self.counts.x)
+        best = self._find_best()
         logit = _logit(probability)
         bound = _find_root(
-            lambda x: best - _profile(self.counts, logit, x) - most_loss,
+            lambda x: best - self._profile(logit, x) - most_loss,
             (logit - self.intercept) / self.slope,
         )
         return None if bound is None else self._to_size(bound)
 
+    def _find_best(self) -> float:
+        return _likelihood(self.intercept + self.slope * self.x, self.hits, self.trials)
+
+    def _profile(self, logit: float, x: float) -> float:
+        """Return the highest likelihood of curves that have a logit at x, over all rising slopes."""
+
+        def lose(slope: float) -> float:
+            return -_likelihood(logit + slope * (self.x - x), self.hits, self.trials)
+
+        # A slope that falls is no detection.
+        fitted = import_scipy("optimize").minimize_scalar(
+            lose, bounds=(0, _STEEPEST), method="bounded", options={"xatol": _CLOSE}
+        )
+        return -float(fitted.fun)
+
     def _to_size(self, x: float) -> float | None:
         size = self.lowest + x * self.span
-        if not self.is_log:
-            return size
         return math.exp(size) if size < _STEEPEST else None
 
 
 def fit_curve(sizes: Floats, hits: NDArray[np.bool_]) -> DetectionCurve | None:
     """Fit the probability of detection by maximum likelihood.
-
-    Of the size and its logarithm the one is taken that the hits are more likely with.
 
     Args:
         sizes: [n] above 0.
@@ -125,30 +125,20 @@ def fit_curve(sizes: Floats, hits: NDArray[np.bool_]) -> DetectionCurve | None:
     """
     if hits.all() or not hits.any() or np.ptp(sizes) == 0:
         return None
-    curves = [_fit(sizes, hits, is_log=is_log) for is_log in (True, False)]
-    return max(curves, key=lambda curve: curve[0])[1]
-
-
-def _fit(sizes: Floats, hits: NDArray[np.bool_], *, is_log: bool) -> tuple[float, DetectionCurve]:
-    values, group = np.unique(np.log(sizes) if is_log else sizes, return_inverse=True)
+    values, group = np.unique(np.log(sizes), return_inverse=True)
     lowest, span = float(values[0]), float(values[-1] - values[0])
-    counts = _Counts(
-        x=(values - lowest) / span,
-        hits=np.bincount(group, hits).astype(np.float64),
-        trials=np.bincount(group).astype(np.float64),
-    )
-    intercept, slope = _maximise(counts)
-    likelihood = counts.likelihood(intercept + slope * counts.x)
-    return likelihood, DetectionCurve(intercept, slope, is_log, lowest, span, counts)
+    x = (values - lowest) / span
+    counts = np.bincount(group, hits).astype(np.float64), np.bincount(group).astype(np.float64)
+    return DetectionCurve(*_maximise(x, *counts), lowest, span, x, *counts)
 
 
-def _maximise(counts: _Counts) -> tuple[float, float]:
+def _maximise(x: Floats, hits: Floats, trials: Floats) -> tuple[float, float]:
     """Return intercept and slope of the highest likelihood."""
 
     def lose(weights: Floats) -> tuple[float, Floats]:
-        logits = weights[0] + weights[1] * counts.x
-        missing = counts.hits - counts.trials * expit(logits)
-        return -counts.likelihood(logits), -np.array((missing.sum(), missing @ counts.x))
+        logits = weights[0] + weights[1] * x
+        missing = hits - trials * expit(logits)
+        return -_likelihood(logits, hits, trials), -np.array((missing.sum(), missing @ x))
 
     expit, optimize = import_scipy().expit, import_scipy("optimize")
     # Where hits and misses are separated the slope has no limit.
@@ -157,18 +147,8 @@ def _maximise(counts: _Counts) -> tuple[float, float]:
     return float(fitted.x[0]), float(fitted.x[1])
 
 
-def _profile(counts: _Counts, logit: float, x: float) -> float:
-    """Return the highest likelihood of curves that have a logit at x, over all rising slopes."""
-    distance = counts.x - x
-
-    def lose(slope: float) -> float:
-        return -counts.likelihood(logit + slope * distance)
-
-    # A slope that falls is no detection.
-    fitted = import_scipy("optimize").minimize_scalar(
-        lose, bounds=(0, _STEEPEST), method="bounded", options={"xatol": _CLOSE}
-    )
-    return -float(fitted.fun)
+def _likelihood(logits: Floats, hits: Floats, trials: Floats) -> float:
+    return float((hits * logits - trials * np.logaddexp(0, logits)).sum())
 
 
 def _find_root(excess: Callable[[float], float], start: float) -> float | None:

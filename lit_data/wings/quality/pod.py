@@ -1,4 +1,4 @@
-"""``pod``: probability of detection by the size of a defect, and the places where none is found."""
+"""``pod``: probability of detection by the size of a defect."""
 
 import logging
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from lit_data.synthesis.families.base import check_range
 from lit_data.wings.quality.bounds import count_needed, lower_rate, upper_rate
 from lit_data.wings.quality.calibrate import open_split, read_own_options
 from lit_data.wings.quality.detection_curve import DetectionCurve, fit_curve
-from lit_data.wings.quality.targets import Bench, Target, open_marks
+from lit_data.wings.quality.targets import Bench, Target
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +35,7 @@ _CONFIDENCE = 0.95
 _FOUND = 0.9  # probability of detection of a90
 _SIZES = 10
 _NUMBERS = 10**6  # of the targets of a size, which no other size shares
-_CELLS = 6  # along each side of the map of places
-_LEAST_IN_CELL = 20
-_BLIND = 0.999  # confidence that a place is worse than the others, as there are many
-_ANY = "all"
-_CONTRASTS = ("weak", "medium", "strong")
 _COLUMNS = 4
-_CURVE_COLOURS = ("#9ecae1", "#4292c6", "#08519c")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +72,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     """Draw defects of known sizes on good images that did not train, and fit what is found.
 
     - ``pod.csv``: a row for each target
-    - ``pod.json``: a50, a90 and a90/95 of each family and contrast, false calls, places
-    - ``pod.png`` and ``places.png``, which ``report.html`` shows
+    - ``pod.json``: a50, a90 and a90/95 of each family, and false calls
+    - ``pod.png``, which ``report.html`` shows
 
     Returns:
         The a90/95 of each family, and the rate of false calls.
@@ -91,8 +85,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     _refuse_other_kinds(cfg)
     if cfg.data.get("cache") == "device":
         cfg.data.cache = "store"  # patches are drawn on here
-    prediction = open_split(cfg, find_trained(cfg), options.images)
-    prediction = prediction.take_calibration()
+    prediction = open_split(cfg, find_trained(cfg), options.images).take_calibration()
     writer = prediction.task.writer(prediction.run, prediction.options)
     assert isinstance(writer, VerdictWriter)  # of all kinds with maps
     if writer.images.original_sizes is not None:
@@ -102,13 +95,10 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     _check_patches(options, min(prediction.task.datamodule.patch_px))
     bench = _open_bench(prediction, writer, options, int(cfg.seed))
     prediction.start()
-    prediction.model.to(
-        prediction.run.trainer.strategy.root_device
-    )  # a Trainer leaves it on the CPU
+    # A Trainer leaves it on the CPU.
+    prediction.model.to(prediction.run.trainer.strategy.root_device)
     warn_of_few_images(len(bench.list_images()), options.targets)
-    targets = judge_families(bench, options)
-    images = _list_images(prediction, writer)
-    targets += bench.judge_real(images)
+    targets = judge_families(bench, options) + bench.judge_real()
     false_calls = bench.count_false_calls()
     warn_of_false_calls(*false_calls)
     result = summarise(targets, false_calls)
@@ -171,7 +161,6 @@ def _open_bench(
         writer,
         prediction.options,
         _list_images(prediction, writer),
-        read_marks=open_marks(datamodule),
         amplitude=options.amplitude,
         seed=seed,
     )
@@ -246,10 +235,8 @@ def summarise(targets: Sequence[Target], false_calls: tuple[int, int]) -> dict[s
     """
     calls, chances = false_calls
     rows = []
-    for family in dict.fromkeys(target.family for target in targets):
-        of_family = [target for target in targets if target.family == family]
-        rows.append(_fit(family, _ANY, of_family))
-        rows += _fit_contrasts(family, of_family)
+    for family, of_family in _group(targets).items():
+        rows.append(_fit(family, of_family))
     return {
         "confidence": _CONFIDENCE,
         "false_calls": calls,
@@ -257,48 +244,32 @@ def summarise(targets: Sequence[Target], false_calls: tuple[int, int]) -> dict[s
         "false_call_rate": calls / chances,
         "false_call_bound": upper_rate(calls, chances, _CONFIDENCE),
         "families": rows,
-        "places": map_places(targets),
     }
 
 
-def _fit_contrasts(family: str, targets: Sequence[Target]) -> list[dict[str, Any]]:
-    """Return a row for each third of the contrasts; none of real defects, whose own is not known."""
-    contrasts = np.array([target.contrast for target in targets])
-    if np.isnan(contrasts).any() or len(targets) < _LEAST_IN_CELL:
-        return []
-    # Thirds, so that each has targets enough; their limits stand in the table.
-    edges = np.quantile(contrasts, (1 / 3, 2 / 3))
-    third = np.searchsorted(edges, contrasts)
-    rows = []
-    for number, name in enumerate(_CONTRASTS):
-        of_third = [targets[position] for position in np.flatnonzero(third == number).tolist()]
-        if of_third:
-            rows.append(_fit(family, name, of_third))
-    return rows
+def _group(targets: Sequence[Target]) -> dict[str, list[Target]]:
+    families: dict[str, list[Target]] = {}
+    for target in targets:
+        families.setdefault(target.family, []).append(target)
+    return families
 
 
-def _fit(family: str, contrast: str, targets: Sequence[Target]) -> dict[str, Any]:
+def _fit(family: str, targets: Sequence[Target]) -> dict[str, Any]:
     """Return a row: sizes found with 50 and 90 %, the bound of the second, and why one is missing."""
     sizes_px = np.array([target.size_px for target in targets])
     hits = np.array([target.hit for target in targets])
-    contrasts = [target.contrast for target in targets]
     curve = fit_curve(sizes_px, hits)
-    a50 = curve.size_at(0.5) if curve else None
-    a90 = curve.size_at(_FOUND) if curve else None
-    bound = curve.bound_at(_FOUND, _CONFIDENCE) if curve else None
     drawn_px = float(sizes_px.min()), float(sizes_px.max())
-    return {
-        "family": family,
-        "contrast": contrast,
-        "contrast_low": None if np.isnan(contrasts[0]) else round(min(contrasts), 4),
-        "contrast_high": None if np.isnan(contrasts[0]) else round(max(contrasts), 4),
-        "targets": len(targets),
-        "hits": int(hits.sum()),
-        "a50_px": _within(a50, drawn_px),
-        "a90_px": _within(a90, drawn_px),
-        "a90_95_px": _within(bound, drawn_px),
-        "note": _explain(hits, curve, drawn_px[1]),
+    row: dict[str, Any] = {"family": family, "targets": len(targets), "hits": int(hits.sum())}
+    sizes = {
+        "a50_px": curve.size_at(0.5) if curve else None,
+        "a90_px": curve.size_at(_FOUND) if curve else None,
+        "a90_95_px": curve.bound_at(_FOUND, _CONFIDENCE) if curve else None,
     }
+    for name, size_px in sizes.items():
+        row[name] = _within(size_px, drawn_px)
+    row["note"] = _explain(hits, curve, drawn_px[1])
+    return row
 
 
 def _within(size_px: float | None, drawn_px: tuple[float, float]) -> float | None:
@@ -329,55 +300,14 @@ def _explain(hits: NDArray[np.bool_], curve: DetectionCurve | None, largest_px: 
     return "hits do not follow the curve: see the picture" if curve.is_poor else ""
 
 
-def map_places(targets: Sequence[Target]) -> list[dict[str, Any]]:
-    """Return hits in each cell of the images, beside those that sizes and families let expect.
-
-    A cell is blind where the bound of its hits is below what is expected.
-    """
-    # Places are compared by defects that may lie anywhere; real ones lie where they come from.
-    synthetic = [target for target in targets if not np.isnan(target.contrast)]
-    expected = _expect(synthetic)
-    hits = np.array([target.hit for target in synthetic])
-    places = np.array([(target.place_y, target.place_x) for target in synthetic]).reshape(-1, 2)
-    cells = np.minimum((places * _CELLS).astype(int), _CELLS - 1)
-    rows = []
-    for y, x in np.ndindex(_CELLS, _CELLS):
-        is_here = (cells == (y, x)).all(1)
-        count = int(is_here.sum())
-        row = {"row": y, "column": x, "targets": count, "hits": int(hits[is_here].sum())}
-        row["expected"] = round(float(expected[is_here].sum()), 1)
-        bound = upper_rate(row["hits"], count, _BLIND) if count >= _LEAST_IN_CELL else 1.0
-        row["blind"] = bound * count < row["expected"]
-        rows.append(row)
-    return rows
-
-
-def _expect(targets: Sequence[Target]) -> NDArray[np.float64]:
-    """Return [n] probability of a hit by family and size, wherever the target is."""
-    expected = np.zeros(len(targets))
-    families = np.array([target.family for target in targets])
-    sizes_px = np.array([target.size_px for target in targets])
-    hits = np.array([target.hit for target in targets], np.bool_)
-    for family in np.unique(families):
-        is_of_family = families == family
-        curve = fit_curve(sizes_px[is_of_family], hits[is_of_family])
-        if curve is None:  # always or never found, whatever the size
-            expected[is_of_family] = hits[is_of_family].mean()
-        else:
-            expected[is_of_family] = curve.at(sizes_px[is_of_family])
-    return expected
-
-
 def _write(folder: Path, targets: Sequence[Target], result: dict[str, Any]) -> None:
     write_table(folder / "pod.csv", Target._fields, [target._asdict() for target in targets])
     write_json(folder / "pod.json", result)
     draw_curves(targets, result, folder / "pod.png")
-    draw_places(result, folder / "places.png")
     rows = []
     for row in result["families"]:
-        if row["contrast"] == _ANY:
-            sizes = [_show(row[name]) for name in ("a50_px", "a90_px", "a90_95_px")]
-            rows.append([row["family"], row["targets"], row["hits"], *sizes, row["note"]])
+        sizes = [_show(row[name]) for name in ("a50_px", "a90_px", "a90_95_px")]
+        rows.append([row["family"], row["targets"], row["hits"], *sizes, row["note"]])
     print_table(
         ["family", "targets", "found", "a50 px", "a90 px", "a90/95 px", ""],
         rows,
@@ -395,44 +325,37 @@ def _list_metrics(result: dict[str, Any]) -> dict[str, Any]:
     metrics: dict[str, Any] = {
         "pod/false_call_rate": result["false_call_rate"],
         "pod/false_call_bound": result["false_call_bound"],
-        "pod/blind_places": sum(cell["blind"] for cell in result["places"]),
     }
     for row in result["families"]:
-        if row["contrast"] == _ANY:
-            name = row["family"].replace(" ", "_")
-            metrics[f"pod/{name}_a90_95_px"] = row["a90_95_px"]
-            metrics[f"pod/{name}_found_fraction"] = row["hits"] / row["targets"]
+        name = row["family"].replace(" ", "_")
+        metrics[f"pod/{name}_a90_95_px"] = row["a90_95_px"]
+        metrics[f"pod/{name}_found_fraction"] = row["hits"] / row["targets"]
     return metrics
 
 
 def draw_curves(targets: Sequence[Target], result: dict[str, Any], path: Path) -> None:
-    """Draw detection over size: a cell for each family, the bound dashed, thirds of contrast thin."""
-    families = list(dict.fromkeys(target.family for target in targets))
+    """Draw detection over size: a cell for each family, with the bound dashed."""
+    families = _group(targets)
     columns = min(_COLUMNS, len(families))
     lines = -(-len(families) // columns)
     figure, axes = new_axes(lines, columns, 2.4 * lines + 0.8, width_inches=3.0 * columns)
     cells: list[Any] = list(axes.flat)
-    for cell, family in zip(cells, families, strict=False):
-        _draw_family(cell, [target for target in targets if target.family == family], result)
+    for cell, of_family, row in zip(cells, families.values(), result["families"], strict=False):
+        _draw_family(cell, of_family, row)
     for cell in cells[len(families) :]:
         cell.set_axis_off()
-    title = "probability of detection over size, px; dots: found of each size; blue: weak to strong"
+    title = "probability of detection over size, px; dots: found of each size"
     save_figure(figure, path, title, ("a90/95",), (TRUE_COLOUR,))
 
 
-def _draw_family(cell: Any, targets: Sequence[Target], result: dict[str, Any]) -> None:  # noqa: ANN401 - axes
-    family = targets[0].family
+def _draw_family(cell: Any, targets: Sequence[Target], row: dict[str, Any]) -> None:  # noqa: ANN401 - axes
     sizes_px = np.array([target.size_px for target in targets])
     hits = np.array([target.hit for target in targets])
-    contrasts = np.array([target.contrast for target in targets])
-    drawn_px = np.geomspace(sizes_px.min(), max(sizes_px.max(), sizes_px.min() * 1.1), 60)
-    rows = [row for row in result["families"] if row["family"] == family]
-    for row, colour in zip(rows[1:], _CURVE_COLOURS, strict=False):
-        is_here = (contrasts >= row["contrast_low"]) & (contrasts <= row["contrast_high"])
-        _draw_curve(cell, fit_curve(sizes_px[is_here], hits[is_here]), drawn_px, colour, 1.0)
+    cell.set_xscale("log")
     curve = fit_curve(sizes_px, hits)
-    _draw_curve(cell, curve, drawn_px, "black", 1.8)
     if curve is not None:
+        drawn_px = np.geomspace(sizes_px.min(), sizes_px.max(), 60)
+        cell.plot(drawn_px, curve.at(drawn_px), color="black", linewidth=1.8)
         levels = np.linspace(0.05, 0.95, 19)
         bounds = np.array([curve.bound_at(level, _CONFIDENCE) or np.nan for level in levels])
         cell.plot(bounds, levels, color="black", linestyle="--", linewidth=1)
@@ -440,47 +363,15 @@ def _draw_family(cell: Any, targets: Sequence[Target], result: dict[str, Any]) -
     if len(values) <= 2 * _SIZES:  # of real defects each has a size of its own
         fractions = np.bincount(group, hits) / np.bincount(group)
         cell.plot(values, fractions, "o", color=FOUND_COLOUR, markersize=3)
-    bound_px = rows[0]["a90_95_px"]
+    bound_px = row["a90_95_px"]
     if bound_px is not None:
         cell.axvline(bound_px, color=TRUE_COLOUR, linewidth=1)
-    cell.set_xscale("log")
-    cell.set_xlim(drawn_px[0] * 0.9, drawn_px[-1] * 1.1)
+    cell.set_xlim(sizes_px.min() * 0.9, sizes_px.max() * 1.1)
     cell.set_ylim(-0.03, 1.03)
     cell.set_yticks([0, 0.5, 0.9, 1])
-    ticks = [size for size in (2, 5, 10, 20, 50, 100, 200) if drawn_px[0] <= size <= drawn_px[-1]]
-    cell.set_xticks(ticks, [str(size) for size in ticks], minor=False)
+    ticks = [size for size in (2, 5, 10, 20, 50, 100, 200) if size <= sizes_px.max()]
+    cell.set_xticks(ticks, [str(size) for size in ticks])
     cell.minorticks_off()
     cell.tick_params(labelsize=7)
-    words = rows[0]["note"].partition(":")[0] if bound_px is None else f"a90/95 {bound_px:.1f} px"
-    cell.set_title(f"{family}\n{words}", fontsize=8)
-
-
-def _draw_curve(
-    cell: Any,  # noqa: ANN401 - axes
-    curve: DetectionCurve | None,
-    sizes_px: NDArray[np.float64],
-    colour: str,
-    width: float,
-) -> None:
-    if curve is not None:
-        cell.plot(sizes_px, curve.at(sizes_px), color=colour, linewidth=width)
-
-
-def draw_places(result: dict[str, Any], path: Path) -> None:
-    """Draw found and expected targets of each cell of the images; blind ones have a frame."""
-    ratios = np.full((_CELLS, _CELLS), np.nan)
-    figure, axes = new_axes(1, 1, 5.0, width_inches=5.4)
-    axis: Any = axes[0, 0]
-    for cell in result["places"]:
-        if not cell["expected"]:
-            continue
-        y, x = cell["row"], cell["column"]
-        ratios[y, x] = cell["hits"] / cell["expected"]
-        words = f"{cell['hits']}\nof {cell['expected']:.0f}"
-        axis.text(x, y, words, ha="center", va="center", fontsize=8)
-        if cell["blind"]:
-            sides = np.array([(-1, -1), (-1, 1), (1, 1), (1, -1), (-1, -1)]) * 0.45
-            axis.plot(x + sides[:, 0], y + sides[:, 1], color=TRUE_COLOUR, linewidth=2.5)
-    axis.imshow(ratios, cmap="RdYlGn", vmin=0.5, vmax=1.5)
-    title = "targets found, of those expected there"
-    save_figure(figure, path, title, ("blind",), (TRUE_COLOUR,))
+    words = row["note"].partition(":")[0] if bound_px is None else f"a90/95 {bound_px:.1f} px"
+    cell.set_title(f"{row['family']}\n{words}", fontsize=8)

@@ -32,20 +32,18 @@ Each file of a trip is there for one thing:
 
 **Predict**, a folder of images.
 
-- as fit, and app: ``predict`` and ``shares`` say what is predicted here, ``remote_predictions`` and ``remote_runs``
-  where it goes and where the run lies, ``trained``, ``record``, ``exported`` and ``quality`` take over what was
-  trained, ``result`` writes the summary.
-- annotations (4): masks may be drawn from labels, which give verdicts their truth.
-- datasets (8): the layout of the folder, kinds of images, splits, patches.
+- as fit, and app: ``predict`` and ``shares`` say what is predicted here, ``trained``, ``record`` and ``quality`` take
+  over what was trained, ``result`` writes the summary.
+- datasets (6): the layout of the folder, with the masks that may lie there, kinds of images, patches.
 - images (16): files are found, their headers checked, they are decoded and stored; ``scaling`` and ``masks`` are
   asked whether they do anything.
-- datamodules (10), augment (4), loading (1): the datamodule with its options.
-- models (12): the net, its weights, and their size, which a file of a stranger may lie about.
+- datamodules (10), loading (1): the datamodule with its options, without those of training.
+- models (11): the net, its weights, and their size, which a file of a stranger may lie about.
 - predict (19): ``task`` knows what this kind of data needs (``pixels``), ``options``, ``predict`` has the loop,
   ``nets``, ``predictor``, ``tiling``, ``batches``, ``tile_stream``, ``batch_size_table``, ``runner`` and ``forward``
   send tiles through the net, ``answers`` reads what it gives, ``writer`` and ``journal`` note what is done, ``maps``,
   ``verdicts``, ``verdict_table`` and ``figures`` write it.
-- core (21): what these share. No wing: nothing here lies elsewhere.
+- core (20): what these share. No wing: nothing here lies elsewhere.
 """
 
 import inspect
@@ -76,7 +74,7 @@ TOY = (
 )
 STRIPE = (*TOY, "data.samples={count: 8, height_px: 128, width_px: 112}")
 SEGMENTATION = (*TOY, "data.samples={count: 8, size_px: [96, 96]}")
-MOST = {"batch": 24, "fit": 77, "predict": 123}
+MOST = {"batch": 24, "fit": 77, "predict": 109}
 
 
 class Trips:

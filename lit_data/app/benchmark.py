@@ -9,8 +9,8 @@ from omegaconf import DictConfig
 from lit_data.app.benchmarks.compare import run_loaders
 from lit_data.app.benchmarks.options import BenchmarkOptions, choose_device
 from lit_data.app.benchmarks.training import run_headroom
+from lit_data.app.checkpoints import is_exported
 from lit_data.app.configuration.targets import instantiate, read_options
-from lit_data.app.exported import is_exported
 from lit_data.app.machine import describe_machine, print_machine
 from lit_data.core.errors import ConfigError
 

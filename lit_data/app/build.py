@@ -23,13 +23,12 @@ from lit_data.app.checkpoints import (
     TrainedRecord,
     find_checkpoint,
     find_start,
+    is_exported,
     load_weights,
 )
 from lit_data.app.configuration.hydra_node import find_choice, find_choices, find_typed
 from lit_data.app.configuration.names import allow_packages, resolve_target, to_plain
 from lit_data.app.configuration.targets import Recipe, instantiate, leave_out_unknown, read_recipe
-from lit_data.app.exported import COMMANDS as EXPORTED_COMMANDS
-from lit_data.app.exported import is_exported
 from lit_data.app.launcher import is_first_of_machine
 from lit_data.app.monitor_guard import MonitorGuard, leave_undefined_empty
 from lit_data.app.rerun import read_config
@@ -48,6 +47,7 @@ log = logging.getLogger(__name__)
 
 _SUMMARY = "enable_model_summary"
 _OURS = ("lit_data.", "torch.")
+_TAKE_EXPORTED = ("test", "validate")
 _DDP_IN_TURN = "ddp_find_unused_parameters_true"
 
 
@@ -175,9 +175,9 @@ def load_trained(run: Path, checkpoint: Path, packages: Sequence[str] = ()) -> L
 
 def find_trained(cfg: DictConfig) -> Path:
     """Return the checkpoint that a command reads; for errors see `find_checkpoint`."""
-    if is_exported(cfg.ckpt) and cfg.command not in EXPORTED_COMMANDS:
+    if is_exported(cfg.ckpt) and cfg.command not in _TAKE_EXPORTED:
         raise ConfigError(
-            f"ckpt={cfg.ckpt} is an exported file, which {', '.join(EXPORTED_COMMANDS)} take: "
+            f"ckpt={cfg.ckpt} is an exported file, which {', '.join(_TAKE_EXPORTED)} take: "
             "lit-inspect FILE IMAGES --out DIR predicts with it"
         )
     return find_checkpoint(cfg.ckpt, cfg.get("run"), _fit_folder(cfg), Path(cfg.paths.cache))
@@ -225,17 +225,14 @@ def build_input_data(cfg: DictConfig, on_bad: str) -> BaseDataModule:
     """
     kind = resolve_target(cfg.data._target_, "data")
     arguments = read_arguments(kind).hints  # a class of the user's own may lack some
-    for name, value in find_task_of(kind).predict_data.items():
-        if name in arguments:
-            _set_option(cfg.data, name, value)
-    if "on_bad" in arguments:
-        _set_option(cfg.data, "on_bad", on_bad)
+    options = {**find_task_of(kind).predict_data, "on_bad": on_bad}
+    augment = cfg.data.get("augment")
+    if augment is not None and "_target_" in augment:  # of training, with no stage named
+        options["augment"] = None
+    with open_dict(cfg.data):  # its file may leave an option out
+        for name in options.keys() & arguments:
+            cfg.data[name] = options[name]
     return build_datamodule(cfg)
-
-
-def _set_option(node: DictConfig, name: str, value: Any) -> None:  # noqa: ANN401 - an option
-    with open_dict(node):  # its file may leave the option out
-        node[name] = value
 
 
 def build_any_datamodule(cfg: DictConfig) -> L.LightningDataModule:

@@ -18,9 +18,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.app.launcher import RESUMED
-from lit_data.app.remote_runs import fetch_checkpoint, find_newest
+from lit_data.app.remote_runs import fetch_checkpoint, fetch_newest
 from lit_data.app.run_choice import choose_best, choose_newest, choose_unfinished
-from lit_data.app.run_folder import AUTO
+from lit_data.app.run_folder import AUTO, list_checkpoints
 from lit_data.callbacks.wrapping import wrap
 from lit_data.core.addresses import is_remote
 from lit_data.core.errors import ConfigError, DataError, LitDataError, StoreError
@@ -40,6 +40,8 @@ _RESTORING = "trainer.connectors.checkpoint_connector"
 KEY = "lit_data"
 """Of the record in a checkpoint, see `lit_data.app.record`."""
 VERSION = 1
+EXPORTED = ".inspect"
+"""Suffix of exported files, which some commands take as checkpoints."""
 _LOOKED_AT = 32  # images by which a set is described
 Look = dict[str, Any]
 
@@ -153,6 +155,11 @@ def look_at(bank: ImageBank) -> Look:
     }
 
 
+def is_exported(path: object) -> bool:
+    """Return True for the name of an exported file."""
+    return str(path).endswith(EXPORTED)
+
+
 def absolute_root(root: str) -> str:
     """Return a folder as an absolute path, and an address as it is."""
     return root if "://" in root else str(Path(root).expanduser().resolve())
@@ -223,7 +230,7 @@ def find_start(
         raise ConfigError(f"resume={resume} and ckpt={ckpt}: give one of them")
     _check_text("resume", resume)
     if resume == AUTO:
-        start = find_newest(folder, RESUMED, cache, "resume")
+        start = _find_newest(folder, RESUMED)
         return None if start is None else _check_training(start)
     if resume == _LATEST:
         start = choose_unfinished(runs, RESUMED)
@@ -246,11 +253,23 @@ def _find_in_run(option: str, run: str, runs: Path, names: Sequence[str], cache:
         names: Of the files.
         cache: See there.
     """
-    if not is_remote(run) and not Path(run).is_dir():
+    if is_remote(run):
+        return _check_any(fetch_newest(run, names, cache, option), names, run)
+    if not Path(run).is_dir():
         raise DataError(
             f"{option}={run} is not a folder: give latest, or the folder of a run below {runs}"
         )
-    return _check_any(find_newest(run, names, cache, option), names, run)
+    return _check_any(_find_newest(Path(run), names), names, run)
+
+
+def _find_newest(run: Path, names: Sequence[str]) -> Path | None:
+    """Return the checkpoint of a run that was written last; None without any."""
+    written = list_checkpoints(run, names, "checkpoints")
+    if not written:
+        return None
+    checkpoint = run / max(written).name
+    log.info("checkpoint: %s", checkpoint)
+    return checkpoint
 
 
 def _check_any(checkpoint: Path | None, names: Sequence[str], folder: str | Path) -> Path:

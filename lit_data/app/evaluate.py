@@ -5,8 +5,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from lit_data.app.build import build_trained, prepare
-from lit_data.app.checkpoints import load_weights
-from lit_data.app.exported import Graph, is_exported, use_exported
+from lit_data.app.checkpoints import is_exported, load_weights
+from lit_data.app.exported import Graph, use_exported
 from lit_data.app.launcher import is_first_rank
 from lit_data.app.result import join_scores, write_confusion
 from lit_data.models.scored import ScoredModule

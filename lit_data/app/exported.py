@@ -1,6 +1,6 @@
 """Exported files as models of ``test`` and ``validate``: what is deployed is what is scored."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +16,8 @@ if TYPE_CHECKING:
     from lit_inspect import Inspector
     from lit_inspect.board import Board
 
-SUFFIX = ".inspect"
-COMMANDS = ("test", "validate")
-"""Those that take such a file as a checkpoint."""
-
 _PATIENT_SECONDS = 600.0
 _MEMORY_FRACTION = 0.8
-
-
-def is_exported(path: object) -> bool:
-    """Return True for the name of an exported file."""
-    return str(path).endswith(SUFFIX)
 
 
 def read_exported(path: Path) -> "Board":
@@ -67,20 +58,6 @@ def open_exported(
         return Inspector(path, threads=threads, limits=limits)
     except InspectError as error:
         raise StoreError(str(error)) from error
-
-
-def read_exported_record(path: Path) -> Mapping[str, Any] | None:
-    """Return what the file says of its training, as `read_record` does of a checkpoint.
-
-    Raises:
-        StoreError: It is damaged, or no such file.
-    """
-    record = read_exported(path).manifest.get("trained")
-    if record is None:
-        return None
-    from lit_data.app.record import check_record  # with pydantic
-
-    return check_record(record, path)
 
 
 def use_exported(model: LightningModule, graph: "Graph") -> None:

@@ -18,12 +18,13 @@ from lit_data.app.build import Run, build, prepare
 from lit_data.app.checkpoints import load_weights, restoring
 from lit_data.app.launcher import is_first_rank
 from lit_data.app.machine import describe_machine
-from lit_data.app.remote_runs import bring_checkpoint
+from lit_data.app.remote_runs import fetch_checkpoint
 from lit_data.app.report import warning_after
 from lit_data.app.result import is_score, join_scores, write_confusion
 from lit_data.app.run_folder import SPLIT_TABLE
 from lit_data.app.show import draw_predictions, draw_samples
 from lit_data.callbacks.pictures import hand_over_file, hand_over_table
+from lit_data.core.addresses import is_remote
 from lit_data.core.errors import ConfigError, LitDataError
 from lit_data.core.files import write_json, write_table
 from lit_data.core.lightning_internals import keep_earlier_rows
@@ -168,7 +169,8 @@ def _take_best(training: Run, cache: Path) -> ModelMaker | None:
     if not training.spreads_weights:
         if best:
             # Lightning may have written it to an address.
-            path = bring_checkpoint(best, cache, "callbacks.checkpoint.dirpath")
+            key = "callbacks.checkpoint.dirpath"
+            path = fetch_checkpoint(best, cache, key) if is_remote(best) else Path(best)
             load_weights(training.model, path)
         return lambda: training.model
     if not best:  # no rank has the weights as a whole, but a file has

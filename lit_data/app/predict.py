@@ -3,9 +3,10 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning import LightningModule, Trainer
 from omegaconf import DictConfig
@@ -16,13 +17,14 @@ from lit_data.app.configuration.hydra_node import find_typed
 from lit_data.app.configuration.names import resolve_target, to_plain
 from lit_data.app.configuration.targets import read_options
 from lit_data.app.quality import find_doubt
-from lit_data.app.remote_predictions import PredictionFolder
+from lit_data.app.remote_predictions import RemoteFolder
 from lit_data.app.result import PartlyDoneError
 from lit_data.app.shares import take_share
 from lit_data.app.trained import take_trained, warn_of_other_data
-from lit_data.core.checks import list_options
-from lit_data.core.errors import ConfigError, list_problems
-from lit_data.core.files import find_sha256
+from lit_data.core.addresses import is_remote
+from lit_data.core.checks import check_outside_root, list_options
+from lit_data.core.errors import ConfigError, list_problems, show_path
+from lit_data.core.files import find_sha256, refuse_links
 from lit_data.core.types import NEUTRAL, Stage
 from lit_data.predict import find_task, find_task_of
 from lit_data.predict.answers import read_image_threshold
@@ -61,7 +63,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     """
     options = read_options(PredictOptions, cfg.predict, "predict")
     checkpoint = find_trained(cfg)
-    folder = PredictionFolder.choose(cfg, options)
+    folder = _choose_folder(cfg, options)
     kind = resolve_target(cfg.data._target_, "data")
     share, trainer = take_share(cfg, options, shares=find_task_of(kind).shares)
     with folder.copying(options, share):
@@ -75,6 +77,46 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     if bad:
         raise _describe_bad(bad, folder, metrics)
     return metrics
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFolder:
+    """Folder into which a command predicts, where the files stay.
+
+    Args:
+        path: Of the folder.
+    """
+
+    path: Path
+    sizes: ClassVar[Mapping[str, int]] = {}
+    """Bytes of the files at an address: there is none."""
+
+    def __str__(self) -> str:
+        return show_path(self.path)
+
+    def bring(self, path: Path) -> Path:
+        """Return the path of a file of the folder, which is here."""
+        return path
+
+    def copying(self, options: PredictOptions, share: Share) -> AbstractContextManager[None]:
+        """Do nothing, as no file is copied elsewhere."""
+        return nullcontext()
+
+
+def _choose_folder(cfg: DictConfig, options: PredictOptions) -> LocalFolder | RemoteFolder:
+    """Choose the folder by the options.
+
+    Raises:
+        ConfigError: It lies in the data, or holds links.
+    """
+    folder = Path(cfg.paths.run)
+    if options.folder is not None and is_remote(options.folder):
+        return RemoteFolder(folder / ".predictions", options.folder)
+    if options.folder is not None:
+        folder = Path(options.folder)
+        check_outside_root(folder, cfg.data.get("root"), "predict.folder")
+    refuse_links(folder, "predict.folder")
+    return LocalFolder(folder)
 
 
 @dataclass(frozen=True)
@@ -122,7 +164,7 @@ def prepare_prediction(
     cfg: DictConfig,
     options: PredictOptions,
     checkpoint: Path,
-    folder: PredictionFolder,
+    folder: LocalFolder | RemoteFolder,
     share: Share,
     trainer: Trainer,
     *,
@@ -141,6 +183,8 @@ def prepare_prediction(
     """
     # The options of the checkpoint come first: stores are built by them.
     record = take_trained(cfg, checkpoint)
+    # Before some are left out that have no part in a prediction.
+    data_options = to_plain(cfg.data)
     datamodule = build_datamodule(cfg) if split else build_input_data(cfg, options.on_bad)
     model = build_model(cfg, trained=checkpoint)
     share.wait()  # the first rank of each machine has prepared the data
@@ -152,10 +196,9 @@ def prepare_prediction(
     doubt = find_doubt(record)
     if doubt is not None and not task.has_verdicts():  # verdicts would say so
         log.warning("%s: train longer, or choose another run", doubt)
-    model_options, data_options = to_plain(cfg.model), to_plain(cfg.data)
     run = PredictRun(
         folder=folder.path,
-        identity=_identify(checkpoint, model_options, data_options, type(datamodule)),
+        identity=_identify(checkpoint, to_plain(cfg.model), data_options, type(datamodule)),
         trainer=trainer,
         share=share,
         doubt=doubt,
@@ -241,7 +284,7 @@ def _identify(
 
 
 def _describe_bad(
-    bad: Sequence[tuple[str, str]], folder: PredictionFolder, metrics: Mapping[str, Any]
+    bad: Sequence[tuple[str, str]], folder: LocalFolder | RemoteFolder, metrics: Mapping[str, Any]
 ) -> PartlyDoneError:
     problems = list_problems(bad)
     headline = (
@@ -302,7 +345,7 @@ def _take_image_threshold(model: LightningModule, options: PredictOptions) -> Pr
     return replace(options, image_threshold=chosen)
 
 
-def _warn_of_nothing_to_resume(folder: PredictionFolder, options: PredictOptions) -> None:
+def _warn_of_nothing_to_resume(folder: LocalFolder | RemoteFolder, options: PredictOptions) -> None:
     if options.resume and not (folder.path / FINGERPRINT).exists():
         log.warning(
             "predict.resume=true: there is nothing to resume in %s, so everything is "

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from lit_data.app.checkpoints import KEY, VERSION
+from lit_data.app.checkpoints import KEY, VERSION, is_exported
 from lit_data.app.configuration.names import walk
+from lit_data.app.exported import read_exported
 from lit_data.core.errors import StoreError
 from lit_data.core.plain import check_size, read_as
 from lit_data.models.weights import read_checkpoint
@@ -53,11 +54,16 @@ _RECORD = TypeAdapter(_Record)
 
 
 def read_record(checkpoint: Path) -> Mapping[str, Any] | None:
-    """Return what ``fit`` wrote into a checkpoint; None if nothing, as into one of another program.
+    """Return what ``fit`` wrote into a checkpoint, which an exported file keeps.
+
+    Returns:
+        None where there is nothing, as in a file of another program.
 
     Raises:
         StoreError: The file is no checkpoint, or holds something else under that name.
     """
+    if is_exported(checkpoint):
+        return _read_exported(checkpoint)
     if checkpoint.is_dir():  # in pieces, one of each rank
         return None
     content = read_checkpoint(checkpoint, mapped=True)
@@ -69,6 +75,11 @@ def read_record(checkpoint: Path) -> Mapping[str, Any] | None:
     return check_record(
         {**record, **trained} if isinstance(record, Mapping) else record, checkpoint
     )
+
+
+def _read_exported(path: Path) -> Mapping[str, Any] | None:
+    record = read_exported(path).manifest.get("trained")
+    return None if record is None else check_record(record, path)
 
 
 def check_record(record: object, path: Path) -> Mapping[str, Any]:

@@ -11,16 +11,10 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
-
-from omegaconf import DictConfig
 
 from lit_data.app.launcher import is_first_rank
 from lit_data.app.remote_runs import explaining_server, open_store, put_files
-from lit_data.core.addresses import is_remote
-from lit_data.core.checks import check_outside_root
 from lit_data.core.errors import ConfigError, DataError, LitDataError, StoreError, show_path
-from lit_data.core.files import refuse_links
 from lit_data.images.discovery import is_hidden
 from lit_data.images.scope import find_fault
 from lit_data.predict.journal import FINGERPRINT, JOURNALS
@@ -31,45 +25,26 @@ log = logging.getLogger(__name__)
 
 _KEY = "predict.folder"
 _MOST_BYTES = 2**24  # of a fingerprint
-_HERE = ".predictions"
 
 
 @dataclass(frozen=True, slots=True)
-class PredictionFolder:
-    """Folder into which a command predicts.
+class RemoteFolder:
+    """Folder of a run whose files are copied to an address; a `LocalFolder` has the same methods.
 
     Args:
         path: Of the local folder.
-        address: That its files are copied to; None: they stay.
+        address: That its files are copied to.
 
     Attributes:
         sizes: Bytes of the files at the address, by their names below it, before any were copied.
     """
 
     path: Path
-    address: str | None = None
+    address: str
     sizes: dict[str, int] = field(default_factory=dict)
 
-    @classmethod
-    def choose(cls, cfg: DictConfig, options: PredictOptions) -> Self:
-        """Choose the folder by the options.
-
-        Raises:
-            ConfigError: It lies in the data, or holds links.
-        """
-        run = Path(cfg.paths.run)
-        if is_remote(options.folder):
-            return cls(run / _HERE, options.folder)
-        if options.folder is None:
-            folder = run
-        else:
-            folder = Path(options.folder)
-            check_outside_root(folder, cfg.data.get("root"), _KEY)
-        refuse_links(folder, _KEY)
-        return cls(folder)
-
     def __str__(self) -> str:
-        return self.address or show_path(self.path)
+        return self.address
 
     def bring(self, path: Path) -> Path:
         """Return the path of a file of the folder, which comes from the address if it is not here.
@@ -77,7 +52,7 @@ class PredictionFolder:
         Raises:
             DataError: It is not there, or its name leads elsewhere.
         """
-        if self.address is None or path.exists():
+        if path.exists():
             return path
         name = path.relative_to(self.path).as_posix()
         fault = find_fault(name)
@@ -94,7 +69,7 @@ class PredictionFolder:
 
     @contextmanager
     def copying(self, options: PredictOptions, share: Share) -> Iterator[None]:
-        """Copy the files to the address when the block has ended; without one do nothing.
+        """Copy the files to the address when the block has ended.
 
         Args:
             options: Whether the run goes on there.
@@ -104,9 +79,6 @@ class PredictionFolder:
             ConfigError: There are predictions, and the run is to begin anew.
             StoreError: The address cannot be written, or files are missing there at the end.
         """
-        if self.address is None:
-            yield
-            return
         fetched = self._fetch_records(options)
         if not is_first_rank():  # the first one copies for all ranks of this machine
             yield
@@ -154,14 +126,14 @@ class PredictionFolder:
 
     def _put(self, paths: Sequence[Path], remark: str = "") -> None:
         try:
-            put_files(paths, self.path, str(self.address), _KEY)
+            put_files(paths, self.path, self.address, _KEY)
         except DataError as error:
             raise StoreError(f"cannot write {error}{remark}") from error
 
     def _fetch_records(self, options: PredictOptions) -> set[str]:
         """Bring the records of what is done at the address into an empty folder; return their names."""
         goes_on = options.resume or options.finish or options.chosen_part is not None
-        with explaining_server(_KEY), open_store(str(self), _KEY) as server:
+        with explaining_server(_KEY), open_store(self.address, _KEY) as server:
             self.sizes.update(server.list_sizes(""))
             if FINGERPRINT in self.sizes and not goes_on:
                 raise ConfigError(
@@ -189,7 +161,7 @@ class PredictionFolder:
         path = self.path / FINGERPRINT
         if not path.exists():
             return
-        with explaining_server(_KEY), open_store(str(self), _KEY) as server:
+        with explaining_server(_KEY), open_store(self.address, _KEY) as server:
             content = server.read(FINGERPRINT, _MOST_BYTES)
         if json.loads(content) != json.loads(path.read_bytes()):
             raise StoreError(

@@ -6,9 +6,9 @@ Lightning itself writes checkpoints (``dirpath``) and logs (``save_dir``) to add
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from pathlib import Path
 
+from lit_data.app.run_folder import Written
 from lit_data.core.addresses import RemoteOptions, is_remote, parse_store
 from lit_data.core.errors import ConfigError, DataError
 from lit_data.core.temp import scratch_folder
@@ -60,31 +60,12 @@ def fetch_checkpoint(address: str, cache: Path, key: str) -> Path:
     return _fetch(folder, Scope(extensions=(), also=(name,)), cache / "remote", key) / name
 
 
-class Written(NamedTuple):
-    """A checkpoint below a folder; the one that was written last is the largest.
-
-    Attributes:
-        mtime_s: When.
-        rank: Of its name among those that were asked for.
-        name: Path below the folder.
-    """
-
-    mtime_s: float
-    rank: int
-    name: str
-
-    @property
-    def run(self) -> str:
-        """Folder of its run, below the folder; ``.`` for the folder itself."""
-        return str(PurePosixPath(self.name).parents[1])
-
-
-def find_newest(folder: str | Path, names: Sequence[str], cache: Path, key: str) -> Path | None:
-    """Return the checkpoint of a run that was written last, or its local copy; None without any.
+def fetch_newest(run: str, names: Sequence[str], cache: Path, key: str) -> Path | None:
+    """Return the local copy of the checkpoint of a run that was written last; None without any.
 
     Args:
-        folder: Of the run; may be an address.
-        names: Of the files; of two of one second the later name counts.
+        run: Address of its folder.
+        names: Of the files.
         cache: As for `fetch_checkpoint`.
         key: Of the option that names the address.
 
@@ -92,35 +73,12 @@ def find_newest(folder: str | Path, names: Sequence[str], cache: Path, key: str)
         ConfigError: The address cannot be read.
         DataError: It cannot be read now.
     """
-    if is_remote(folder):
-        written = _list_remote(str(folder), names, key)
-    else:
-        written = list_checkpoints(Path(folder), names, "checkpoints")
+    written = _list_remote(run, names, key)
     if not written:
         return None
-    name = max(written).name
-    checkpoint = (
-        f"{str(folder).rstrip('/')}/{name}" if is_remote(folder) else str(Path(folder, name))
-    )
+    checkpoint = f"{run.rstrip('/')}/{max(written).name}"
     log.info("checkpoint: %s", checkpoint)
-    return bring_checkpoint(checkpoint, cache, key)
-
-
-def list_checkpoints(
-    folder: Path, names: Sequence[str], below: str = "**/checkpoints"
-) -> list[Written]:
-    """List the checkpoints of some names.
-
-    Args:
-        folder: Of all runs of an experiment, or of one.
-        names: Of the files.
-        below: Pattern of the folders that hold them.
-    """
-    written = []
-    for rank, name in enumerate(names):
-        for path in folder.glob(f"{below}/{name}"):
-            written.append(Written(path.stat().st_mtime, rank, path.relative_to(folder).as_posix()))
-    return written
+    return fetch_checkpoint(checkpoint, cache, key)
 
 
 def _list_remote(folder: str, names: Sequence[str], key: str) -> list[Written]:
@@ -132,11 +90,6 @@ def _list_remote(folder: str, names: Sequence[str], key: str) -> list[Written]:
                 rank = names.index(name.rpartition("/")[2])
                 written.append(Written(mtime_s, rank, name))
     return written
-
-
-def bring_checkpoint(checkpoint: str, cache: Path, key: str) -> Path:
-    """Return a checkpoint; of one at an address the local copy."""
-    return fetch_checkpoint(checkpoint, cache, key) if is_remote(checkpoint) else Path(checkpoint)
 
 
 @contextmanager

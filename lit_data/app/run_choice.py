@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_data.app.remote_runs import Written, list_checkpoints
 from lit_data.app.result import FAILURE, find_direction, find_monitor, find_summary, read_number
+from lit_data.app.run_folder import Written, list_checkpoints
 from lit_data.app.untrusted import as_dict, load
 from lit_data.core.errors import DataError, show_path
 from lit_data.core.plain import parse_json, parse_yaml

@@ -1,9 +1,9 @@
-"""Folder of a run or a sweep, claimed so that no other one writes there."""
+"""Folder of a run or a sweep, claimed so that no other one writes there, and its checkpoints."""
 
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
@@ -96,3 +96,39 @@ def _was_started(folder: Path, command: str, overrides: Sequence[str]) -> bool:
         earlier = [config.get("command"), *typed]
     words = [word for word in overrides if not word.lstrip("+~").startswith("hydra.")]
     return earlier == [command, *words]
+
+
+class Written(NamedTuple):
+    """A checkpoint below a folder; the one that was written last is the largest.
+
+    Attributes:
+        mtime_s: When.
+        rank: Of its name among those that were asked for.
+        name: Path below the folder.
+    """
+
+    mtime_s: float
+    rank: int
+    name: str
+
+    @property
+    def run(self) -> str:
+        """Folder of its run, below the folder; ``.`` for the folder itself."""
+        return str(PurePosixPath(self.name).parents[1])
+
+
+def list_checkpoints(
+    folder: Path, names: Sequence[str], below: str = "**/checkpoints"
+) -> list[Written]:
+    """List the checkpoints of some names.
+
+    Args:
+        folder: Of all runs of an experiment, or of one.
+        names: Of the files.
+        below: Pattern of the folders that hold them.
+    """
+    written = []
+    for rank, name in enumerate(names):
+        for path in folder.glob(f"{below}/{name}"):
+            written.append(Written(path.stat().st_mtime, rank, path.relative_to(folder).as_posix()))
+    return written

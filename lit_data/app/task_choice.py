@@ -57,13 +57,11 @@ def choose_experiment(tree: ConfigTree, words: Sequence[str]) -> str:
 def _read_experiment(ckpt: str | None, run: str | None, experiments: Sequence[str]) -> str:
     # With torch, which a mistyped word does not wait for.
     from lit_data.app.checkpoints import find_checkpoint
-    from lit_data.app.exported import is_exported, read_exported_record
     from lit_data.app.record import read_record
     from lit_data.datamodules.source import find_cache
 
     checkpoint = find_checkpoint(ckpt, run, Path("runs"), Path(find_cache()))
-    read = read_exported_record if is_exported(checkpoint) else read_record
-    record = read(checkpoint)
+    record = read_record(checkpoint)
     name = "" if record is None else str(record["experiment"])
     if name not in experiments:
         fault = "does not tell its experiment"

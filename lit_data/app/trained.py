@@ -15,7 +15,6 @@ from lit_data.app.checkpoints import Look, absolute_root, look_at
 from lit_data.app.configuration.hydra_node import find_typed
 from lit_data.app.configuration.names import find_targets, resolve_target, to_plain
 from lit_data.app.configuration.words import show_override
-from lit_data.app.exported import is_exported, read_exported_record
 from lit_data.app.run_folder import SPLIT_TABLE
 from lit_data.core.errors import ConfigError, escape
 from lit_data.core.files import flatten
@@ -53,8 +52,7 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
     """
     from lit_data.app.record import read_record  # with pydantic, which a training does without
 
-    read = read_exported_record if is_exported(checkpoint) else read_record
-    record = read(checkpoint)
+    record = read_record(checkpoint)
     if record is None:
         return None
     if cfg.data._target_ != record["kind"]:

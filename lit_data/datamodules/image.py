@@ -117,7 +117,7 @@ class ImageDataModule(ImageBatches):
         self.mask_splits = tuple(mask_splits)
         self.value_range = value_range
         self.synthesis = synthesis
-        self.augment = stage_augmentations(augment, self.batch_keys)
+        self.augment = {} if augment is None else stage_augmentations(augment, self.batch_keys)
         self.nuisance: SingleTexture | None = None  # of references that are one texture
 
     @override

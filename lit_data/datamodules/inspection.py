@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal, Unpack
 
 import numpy as np
@@ -29,6 +30,7 @@ from lit_data.datasets.occupancy import PartialMasks, count_classes, is_defect
 from lit_data.datasets.patch_source import PatchSource
 from lit_data.datasets.split_lists import TO_SHARE
 from lit_data.datasets.split_names import SPLITS
+from lit_data.datasets.splits import UNDIVIDED, leave_undivided
 from lit_data.images.bank import describe_bank
 from lit_data.images.scaling import OriginalSizes, Scaling
 from lit_data.loading import LoaderOptions
@@ -101,7 +103,8 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
     _masks: PartialMasks | None
     # [images] True if the mask of an image shows a defect, once that was counted
     _is_positive: Bools | None = None
-    _unknown: Ints
+    # Numbers of images of which nothing says whether they show a defect
+    _unknown: Ints = np.zeros(0, np.int64)
     _kinds: Sequence[str] = ()
     _doubt: str = ""
     batch_keys: Sequence[str] = (
@@ -166,11 +169,10 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         self.folds, self.fold = folds, fold
         self.classes = self.source.classes
         self._check()
-        self.sampling = Sampling(
-            options=sampling or SamplingOptions(),
-            classes=tuple(self.classes or ()),
-            seed=self.loader.seed,
-        )
+        self.sampling: Sampling | None = None
+        if sampling is not None:
+            classes = tuple(self.classes or ())
+            self.sampling = Sampling(options=sampling, classes=classes, seed=self.loader.seed)
 
     @override
     def open_split_masks(self, stage: Stage) -> tuple[Ints, PartialMasks | None]:
@@ -231,8 +233,9 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
     @override
     def choose_patches(self, images: Ints, stage: Stage) -> SampledPatches:
         sampling = None
-        if self._masks is not None and stage == "train" and len(images):
-            sampling = self._look_for_samples(self._masks)
+        is_learned = stage == "train" and len(images) > 0
+        if is_learned and self.sampling is not None and self._masks is not None:
+            sampling = self._look_for_samples(self.sampling, self._masks)
         return SampledPatches(self.grid, images, sampling)
 
     @override
@@ -396,48 +399,30 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         check_choice("near_duplicates", self.near_duplicates, ("together", "apart"))
         check_choice("train_on", self.train_on, ("all", "good"))
         check_choice("protocol", self.protocol, ("auto", "mvtec"))
-        check_folds(self.source.splits, self.folds, self.fold, protocol=self.protocol)
+        if self.source.splits != UNDIVIDED:
+            check_folds(self.source.splits, self.folds, self.fold, protocol=self.protocol)
         if self.synthesis is not None and self.source.classes is not None:
             message = "drawn defects are of no class: set synthesis=none, or leave data.classes out"
             raise ConfigError(message)
 
-    def _look_for_samples(self, masks: PartialMasks) -> Sampling:
+    def _look_for_samples(self, sampling: Sampling, masks: PartialMasks) -> Sampling:
         # `skip_blank` is a fraction of the value range; pixels are compared as they are stored.
-        least = (self.sampling.options.skip_blank or 0) * self.transformation.values.scale
-        sampling = replace(self.sampling, image_kinds=self.image_kinds)
+        least = (sampling.options.skip_blank or 0) * self.transformation.values.scale
+        sampling = replace(sampling, image_kinds=self.image_kinds)
         return sampling.look(masks, self.grid, self.bank, least, self.source.kept_folder)
-
-    def _check_protocol(self, splitter: ImageSplitter) -> None:
-        # Without masks folders still say which images are good, and images are scored by that.
-        layout = self.source.image_set.layout
-        if layout not in ("anomaly", "none") or not splitter.has_split_folders:
-            raise ConfigError(
-                f"{show_path(self.source.folder)}: data.protocol=mvtec needs the folders train/good "
-                "and test/KIND, with the masks in ground_truth/KIND if there are any, and nothing "
-                f"beside them (found: layout {layout}); see docs/anomaly.md"
-            )
 
     def _split_all_images(self) -> dict[str, Ints]:
         self._kinds = self.image_kinds
         self._doubt = self.describe_doubt()
         if self.train_on == "good":
             self._ignore_unmarked()
-        masks = self._masks
-        splitter = ImageSplitter(
-            names=self.source.names(self.bank),
-            kinds=self._kinds,
-            has_mask=None if masks is None else masks.of_image >= 0,
-            unmarked=self.unmarked,
-            count_classes=self.count_classes,
-            find_groups=self._find_groups,
-            seed=self.source.split_seed,
-            root=self.source.folder,
-            others=self.source.list_others(self.bank),
-            leftovers=self.source.leftovers,
-        )
-        self._unknown = splitter.find_unknown()
+        splitter = self._open_splitter()
+        if self._masks is not None:
+            self._unknown = splitter.find_unknown()
+        if self.source.splits == UNDIVIDED:
+            return leave_undivided(len(self.bank))
         if self.protocol == "mvtec":
-            self._check_protocol(splitter)
+            splitter.check_protocol(self.source.image_set.layout)
         splits = None if self.folds is None else splitter.split_folds(self.folds, self.fold)
         if self.train_on == "all":
             splits = splits or splitter.split(self.source.splits)
@@ -447,6 +432,27 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         if self._find_doubt():  # images that may show a defect are in no split, and `fit` asks
             return dict.fromkeys(SPLITS, np.zeros(0, np.int64))
         return self._split_good(splitter, splits)
+
+    def _open_splitter(self) -> ImageSplitter:
+        find_together = partial(
+            find_groups,
+            self.bank,
+            pattern=self.groups,
+            with_near_duplicates=self.near_duplicates == "together",
+            folder=self.source.kept_folder,
+        )
+        return ImageSplitter(
+            names=self.source.names(self.bank),
+            kinds=self._kinds,
+            has_mask=None if self._masks is None else self._masks.of_image >= 0,
+            unmarked=self.unmarked,
+            count_classes=self.count_classes,
+            find_groups=find_together,
+            seed=self.source.split_seed,
+            root=self.source.folder,
+            others=self.source.list_others(self.bank),
+            leftovers=self.source.leftovers,
+        )
 
     def _split_good(
         self, splitter: ImageSplitter, folds: Mapping[str, Ints] | None
@@ -489,12 +495,3 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         if self._masks is not None:
             is_good &= self.count_classes()[:, 1:].sum(1) == 0
         return is_good
-
-    def _find_groups(self, names: Sequence[str]) -> Ints:
-        return find_groups(
-            self.bank,
-            names,
-            pattern=self.groups,
-            with_near_duplicates=self.near_duplicates == "together",
-            folder=self.source.kept_folder,
-        )

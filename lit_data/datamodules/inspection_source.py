@@ -34,6 +34,7 @@ from lit_data.datasets.listed import SET_FILE, read_set
 from lit_data.datasets.near_duplicates import find_details, group_details
 from lit_data.datasets.occupancy import PartialMasks
 from lit_data.datasets.split_lists import LIST_PATHS
+from lit_data.datasets.splits import UNDIVIDED
 from lit_data.datasets.synthetic.surface_set import InspectionSampleSpec
 from lit_data.images.bank import ImageBank
 from lit_data.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
@@ -59,7 +60,6 @@ log = logging.getLogger(__name__)
 
 ANNOTATION_FORMAT = 6  # raise it with every change of a drawn mask
 _BOXES = "boxes.npy"
-_ALL = {"train": 1.0}
 _DRAWN = ("coco", "labelme", "csv", "yolo", "cvat")
 
 
@@ -121,7 +121,9 @@ class InspectionFiles(MaskedImageFolder):
         if image_set.layout == "none":
             # No file is a mask: annotations may say where defects are.
             has_folders = GOOD in image_set.kinds  # those that are to be predicted have any names
-            image_set = self._draw_annotations(image_set)
+            # The walk through the folder has seen all files, but for those that are excluded.
+            if self.leftovers.unread or self.exclude:
+                image_set = self._draw_annotations(image_set)
             return leave_out_stray(self.folder, image_set) if has_folders else image_set
         add_label_files(self.leftovers, self.folder, "masks")
         return self._join_parts(image_set) if image_set.parts else image_set
@@ -379,7 +381,7 @@ class InspectionFiles(MaskedImageFolder):
         try:
             return read_labels(self.folder, image_set.images, image_set.excluded)
         except DataError:
-            if self.splits != _ALL:
+            if self.splits != UNDIVIDED:
                 raise
         return None  # of images that are only predicted
 

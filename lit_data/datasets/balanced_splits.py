@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lit_data.core.checks import check_count
-from lit_data.core.errors import ConfigError
+from lit_data.core.errors import ConfigError, show_path
 from lit_data.core.leftovers import Leftovers
 from lit_data.core.rng import Stream, uniform
 from lit_data.core.types import Bools, Ints
@@ -143,6 +143,23 @@ class ImageSplitter:
 
     def _list_names(self, images: Ints) -> list[str]:
         return [self.names[number] for number in images.tolist()]
+
+    def check_protocol(self, layout: str) -> None:
+        """Refuse a set that does not lie in the folders that ``data.protocol=mvtec`` asks for.
+
+        Args:
+            layout: How its masks lie.
+
+        Raises:
+            ConfigError: Says which folders it needs.
+        """
+        # Without masks folders still say which images are good, and images are scored by that.
+        if layout not in ("anomaly", "none") or not self.has_split_folders:
+            raise ConfigError(
+                f"{show_path(self.root or Path())}: data.protocol=mvtec needs the folders train/good "
+                "and test/KIND, with the masks in ground_truth/KIND if there are any, and nothing "
+                f"beside them (found: layout {layout}); see docs/anomaly.md"
+            )
 
     def find_unknown(self) -> Ints:
         """Return the numbers of images of which nothing says whether they show a defect.

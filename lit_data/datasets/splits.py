@@ -29,7 +29,10 @@ from lit_data.datasets.split_names import SPLITS, find_split_folder, split_of
 
 Splits = str | Mapping[str, float | str | Sequence[str]]
 """`folders`, `auto`, shares that add up to 1, for each split a list of names (or a text file with
-one a line), or a CSV file with the columns `image` and `split`, as a run writes it."""
+one a line), a CSV file with the columns `image` and `split`, as a run writes it, or `UNDIVIDED`."""
+
+UNDIVIDED = "none"
+"""All images are in one split, train: as those that are only predicted."""
 
 DEFAULT_SHARES: Mapping[str, float] = {"train": 0.7, "val": 0.15, "test": 0.15}
 OF_TRAIN: Mapping[str, float] = {"train": 0.85, "val": 0.15}
@@ -188,7 +191,8 @@ def split_images(
         splits: `folders`: by the folders of the path, one of which is named after a split. `auto`:
             as lists or folders of the dataset name them, with a part of train for what they lack,
             otherwise 70 / 15 / 15 %. A mapping gives shares, or lists of names; a path that ends in
-            ``.csv`` a table of ``image`` and ``split``, such as the ``splits.csv`` of a run.
+            ``.csv`` a table of ``image`` and ``split``, such as the ``splits.csv`` of a run;
+            `none` puts all into train.
         seed: Chooses the images of a share; each image's place depends on the seed and on how many
             images there are.
         root: Folder of the dataset, which its own lists, and files that are named, are looked for
@@ -207,6 +211,8 @@ def split_images(
             of a split.
     """
     everyone = np.arange(len(names))
+    if splits == UNDIVIDED:
+        return leave_undivided(len(names))
     named = find_named_splits(names, splits, root=root, others=others)
     if named is None:
         typed = read_fractions(splits)
@@ -218,6 +224,11 @@ def split_images(
     if named.fractions is None:
         return dict(named.numbers)
     return {**named.numbers, **share_out(named.numbers["train"], named.fractions, seed)}
+
+
+def leave_undivided(count: int) -> dict[str, Ints]:
+    """Return splits of which train has all of so many images."""
+    return dict.fromkeys(SPLITS, np.zeros(0, np.int64)) | {"train": np.arange(count)}
 
 
 def check_image_count(count: int, splits: Splits) -> None:

@@ -4,7 +4,7 @@ import logging
 import pickle
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -35,6 +35,7 @@ _SHOWN = 3  # names in a message
 _RGB = 3
 _UNDERSCORED = "_conv_stem.weight"
 """Name by which files of EfficientNet-PyTorch are known: each part of their names begins like this."""
+_PATHLIKE = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".tar")
 _ARE_GIVEN = ContextVar("_ARE_GIVEN", default=False)
 
 
@@ -51,6 +52,35 @@ def giving_weights() -> Iterator[None]:
 def are_weights_given() -> bool:
     """Return True inside of `giving_weights`, where a net reads no weights."""
     return _ARE_GIVEN.get()
+
+
+def split_weights(
+    weights: PathText | None, names: Sequence[str]
+) -> tuple[str | None, PathText | None]:
+    """Tell names of weights from files.
+
+    Args:
+        weights: As given.
+        names: Those that the library has for this net.
+
+    Returns:
+        The name, if it is one; the file, if it is one; neither where a checkpoint gives the
+        weights.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if weights is None or are_weights_given():
+        return None, None
+    if weights in names:
+        return str(weights), None
+    text = str(weights)
+    if "/" in text or text.endswith(_PATHLIKE):
+        return None, weights
+    raise ConfigError(
+        f"weights={text!r} is unknown: choose {', '.join(names) or 'none'}, null, or the path of a "
+        "file"
+    )
 
 
 class TakenWeights(NamedTuple):

@@ -15,6 +15,7 @@ from lit_data.annotations.writing import ImageLabels, Labelled
 from lit_data.core.errors import ConfigError
 from lit_data.core.types import Batch, Bytes
 from lit_data.datamodules.labelled import LabelledImageDataModule
+from lit_data.datasets.splits import UNDIVIDED
 from lit_data.predict.answers import ask_step, check_probabilities, read_image_threshold
 from lit_data.predict.figures import (
     CELL_INCHES,
@@ -45,7 +46,7 @@ class LabelTask(Task[LabelledImageDataModule]):
 
     predicts = "probabilities [B, classes]"
     predict_data: ClassVar[Mapping[str, Any]] = {
-        "splits": {"train": 1.0},
+        "splits": UNDIVIDED,
         "folds": None,
         "fold": 0,
         "class_pattern": None,

@@ -19,6 +19,7 @@ from lit_data.core.value_range import ValueRange
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.image import ImageDataModule
 from lit_data.datamodules.inspection import InspectionDataModule
+from lit_data.datasets.splits import UNDIVIDED
 from lit_data.predict.answers import (
     ask_step,
     read_image_threshold,
@@ -65,7 +66,7 @@ class PixelTask(Task[Images]):
 
     takes_augmented: ClassVar[bool] = False
     predicts = "dict with `probability`"
-    predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}, "mask_splits": []}
+    predict_data: ClassVar[Mapping[str, Any]] = {"splits": UNDIVIDED, "mask_splits": []}
 
     @override
     def draw_samples(
@@ -279,10 +280,11 @@ class InspectionTask(PixelTask[InspectionDataModule]):
     """Images with the masks of their defects; predictions are maps and tables of defects."""
 
     predict_data: ClassVar[Mapping[str, Any]] = {
-        "splits": {"train": 1.0},
+        "splits": UNDIVIDED,
         "folds": None,
         "fold": 0,
         "protocol": "auto",
+        "sampling": None,
     }
     trained_data = (
         "classes",

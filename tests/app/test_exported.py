@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.testing import assert_close
 
-from lit_data.app.exported import Graph, read_exported_record, use_exported
+from lit_data.app.exported import Graph, use_exported
+from lit_data.app.record import read_record
 from lit_data.core.errors import ConfigError, StoreError
 from lit_data.models import AnomalyModule, ClassificationModule, SegmentationModule
 from lit_data.models.scored import ScoredModule
@@ -88,7 +89,7 @@ def test_a_module_of_another_kind_is_refused(kind: Any, tmp_path: Path) -> None:
 
 def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
     path = write_board(tmp_path / "a.inspect", trained=RECORD)
-    record = read_exported_record(path)
+    record = read_record(path)
     assert record is not None
     assert record["epochs"] == 3
     data = path.read_bytes()
@@ -100,13 +101,13 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(
             StoreError, match=r"damaged, or no \.inspect file: its SHA-256 is another"
         ):
-            read_exported_record(wrong)
+            read_record(wrong)
     for change in ({"model": {"_target_": "${oc.env:HOME}"}}, {"epochs": "3"}, {"scores": 1}):
         write_board(path, trained={**RECORD, **change})
         with pytest.raises(StoreError, match="what it says of its training cannot be read"):
-            read_exported_record(path)
+            read_record(path)
     write_board(path)
-    assert read_exported_record(path) is None
+    assert read_record(path) is None
 
 
 @pytest.mark.parametrize(

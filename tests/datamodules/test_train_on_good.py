@@ -137,7 +137,7 @@ def test_a_table_of_labels_stands_for_folders(tmp_path: Path) -> None:
     table.write_text("\n".join(rows[:-1]))
     with pytest.raises(DataError, match=r"19\.png.*gives no label"):
         _open(tmp_path)
-    assert len(_open(tmp_path, "predict", splits={"train": 1.0}).bank) == 20
+    assert len(_open(tmp_path, "predict", splits="none").bank) == 20
     table.write_text("\n".join(rows).replace("ok", "0").replace("scratch", "1"))
     with pytest.raises(ConfigError, match=r"found: 0, 1"):
         _open(tmp_path).dataset("train")
@@ -152,7 +152,7 @@ def test_a_folder_of_good_images_trains_and_validates(tmp_path: Path) -> None:
     batch = next(iter(data.make_loader("train")))
     assert batch["mask"].shape == (8, 1, 32, 32)
     assert not batch["mask"].any()
-    predicting = _open(tmp_path, "predict", splits={"train": 1.0})
+    predicting = _open(tmp_path, "predict", splits="none")
     assert predicting.read_mask(0) is None
     assert len(predicting.bank) == 20
 
@@ -182,7 +182,7 @@ def test_a_set_without_good_images_is_refused(tmp_path: Path) -> None:
         _open(tmp_path).dataset("train")
     with pytest.raises(ConfigError, match="train_on='some'"):
         _open(tmp_path, train_on="some")
-    assert len(_open(tmp_path, "predict", splits={"train": 1.0}).dataset("predict")) == 6 * 4
+    assert len(_open(tmp_path, "predict", splits="none").dataset("predict")) == 6 * 4
 
 
 def _write_kinds(folder: Path, *kinds: str, count: int = 8) -> None:

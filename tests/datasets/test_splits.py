@@ -118,3 +118,12 @@ def test_the_size_is_that_of_the_last_stage_begun() -> None:
 def test_other_stages_are_refused(sizes: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ProgressiveSize(sizes)
+
+
+def test_undivided_images_are_all_in_train() -> None:
+    splits = split_images(["test/a.png", "val/b.png"], "none")
+    assert {split: numbers.tolist() for split, numbers in splits.items()} == {
+        "train": [0, 1],
+        "val": [],
+        "test": [],
+    }

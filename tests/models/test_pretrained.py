@@ -20,8 +20,8 @@ from lit_data.models.pretrained.libraries import (
     IMAGENET,
     NormalisedNet,
     check_options,
-    split_weights,
 )
+from lit_data.models.weights import split_weights
 from lit_data.wings.detection import TorchvisionDetectionModule
 from tests.models.runs import fit_unchanged
 

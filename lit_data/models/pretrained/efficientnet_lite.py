@@ -12,8 +12,13 @@ from lit_data.core.checks import check_choice, check_counts, check_fraction
 from lit_data.core.errors import ConfigError
 from lit_data.core.types import PathText
 from lit_data.core.wheels import WHEELS, verify_wheel_weights
-from lit_data.models.pretrained.libraries import split_weights
-from lit_data.models.weights import are_weights_given, fit_channels, load_weights_file, read_weights
+from lit_data.models.weights import (
+    are_weights_given,
+    fit_channels,
+    load_weights_file,
+    read_weights,
+    split_weights,
+)
 
 STRIDES_PX = (2, 4, 8, 16, 32)
 _STEM_WIDTH = 32

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lit_data.core.errors import ConfigError, LitDataError, first_line
-from lit_data.core.types import PathText
 from lit_data.models.layers import pad_sides
-from lit_data.models.weights import are_weights_given
 
 Normalise = Literal["auto", "none"] | Mapping[str, Sequence[float]]
 """`auto`: as the weights were trained; `none`; or ``{mean: [...], std: [...]}`` of each channel, of values 0 to 1."""
@@ -27,7 +25,6 @@ _INSTALL = {
     "torchvision": "torchvision",
 }
 _LEAST_PX = 32  # deeper nets halve the resolution five times
-_PATHLIKE = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".tar")
 _RESERVED = (
     "pretrained",
     "checkpoint",
@@ -59,35 +56,6 @@ def open_library(name: str) -> Any:  # noqa: ANN401 - a module
             f"{name} does not fit torch {torch.__version__} ({first_line(error)}): pip install -U "
             f"torch {package}"
         ) from error
-
-
-def split_weights(
-    weights: PathText | None, names: Sequence[str]
-) -> tuple[str | None, PathText | None]:
-    """Tell names of weights from files.
-
-    Args:
-        weights: As given.
-        names: Those that the library has for this net.
-
-    Returns:
-        The name, if it is one; the file, if it is one; neither where a checkpoint gives the
-        weights.
-
-    Raises:
-        ConfigError: It is neither.
-    """
-    if weights is None or are_weights_given():
-        return None, None
-    if weights in names:
-        return str(weights), None
-    text = str(weights)
-    if "/" in text or text.endswith(_PATHLIKE):
-        return None, weights
-    raise ConfigError(
-        f"weights={text!r} is unknown: choose {', '.join(names) or 'none'}, null, or the path of a "
-        "file"
-    )
 
 
 def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -11,9 +11,8 @@ from lit_data.core.checks import check_count
 from lit_data.core.types import PathText
 from lit_data.models.layers import pad_sides
 from lit_data.models.pretrained.efficientnet_lite import EfficientNetLite, FineTuning
-from lit_data.models.pretrained.libraries import split_weights
 from lit_data.models.pretrained.lite_unet import LiteUNet, LiteUNetKeywords
-from lit_data.models.weights import load_weights_file
+from lit_data.models.weights import load_weights_file, split_weights
 
 _STEEPNESS = 4.0
 _LEAST_DISTANCE = 1e-3  # of features of length 1; where all good references equal their targets

@@ -19,10 +19,9 @@ from lit_data.models.pretrained.libraries import (
     check_options,
     fetching,
     open_library,
-    split_weights,
 )
 from lit_data.models.segmentation.nets import prior_logits
-from lit_data.models.weights import fit_channels, load_weights_file, take_weights
+from lit_data.models.weights import fit_channels, load_weights_file, split_weights, take_weights
 
 _HALVINGS_PX = 32  # what encoders of five stages divide sides by
 _PAN_PX = 128  # whose pyramid halves three times more, from a sixteenth on

@@ -12,10 +12,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from lit_data.app.checkpoints import find_checkpoint
+from lit_data.app.checkpoints import EXPORTED, find_checkpoint
 from lit_data.app.cli import Parser
 from lit_data.app.configuration.names import allow_packages
-from lit_data.app.exported import SUFFIX, open_exported, read_exported
+from lit_data.app.exported import open_exported, read_exported
 from lit_data.app.predict import prepare_export
 from lit_data.app.rerun import read_config, read_started
 from lit_data.app.trained import take_trained
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 _INT8 = tuple(field.name for field in fields(Int8Options))
 _INSPECT = "inspect"
 _ELSEWHERE = "name another file: export RUN board.inspect"
-_SUFFIXES = {_INSPECT: SUFFIX} | {form: suffix for form, (suffix, _) in FORMS.items()}
+_SUFFIXES = {_INSPECT: EXPORTED} | {form: suffix for form, (suffix, _) in FORMS.items()}
 _KEYS = ("to", "runtime", "data.root", "data.read.max_pixels", "ckpt", "paths.cache", *_INT8)
 _HELP = """\
 usage: lit-data export RUN [FILE] [key=value ...] [--package NAME]
@@ -213,7 +213,7 @@ def _write(path: Path, encoded: Encoded, form: str) -> None:
     with explaining(path, _ELSEWHERE):
         path.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder() as folder:
-            board = Path(folder, f"model{SUFFIX}")
+            board = Path(folder, f"model{EXPORTED}")
             board.write_bytes(encoded.data)
             try:
                 settings = open_exported(board, is_patient=True).settings

@@ -14,7 +14,8 @@ from lightning import Trainer
 from omegaconf import DictConfig, OmegaConf
 
 from lit_data.app.build import build_datamodule, build_model
-from lit_data.app.exported import SUFFIX, Graph, open_exported, use_exported
+from lit_data.app.checkpoints import EXPORTED
+from lit_data.app.exported import Graph, open_exported, use_exported
 from lit_data.app.terminal import quieten
 from lit_data.core.checks import check_count, check_fraction, check_types
 from lit_data.core.errors import ConfigError
@@ -72,7 +73,7 @@ def choose_precision(encoded: bytes, cfg: DictConfig, options: Int8Options) -> b
     datamodule = build_datamodule(cfg)
     datamodule.setup("fit")
     with scratch_folder() as folder:
-        before, after = (Path(folder, f"{name}{SUFFIX}") for name in ("float32", "int8"))
+        before, after = (Path(folder, f"{name}{EXPORTED}") for name in ("float32", "int8"))
         before.write_bytes(encoded)
         float_graph = Graph(before)
         batches = list(read_training(datamodule, float_graph, options.int8_images))

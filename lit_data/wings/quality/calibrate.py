@@ -16,8 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from lit_data.app.build import find_trained
 from lit_data.app.configuration.names import resolve_target
 from lit_data.app.configuration.targets import read_options
-from lit_data.app.predict import Prediction, prepare_prediction
-from lit_data.app.remote_predictions import PredictionFolder
+from lit_data.app.predict import LocalFolder, Prediction, prepare_prediction
 from lit_data.app.result import print_table
 from lit_data.app.shares import build_lone_trainer
 from lit_data.app.trained import is_trained_root
@@ -159,7 +158,7 @@ def open_split(
         cfg,
         options,
         checkpoint,
-        PredictionFolder(folder),
+        LocalFolder(folder),
         Share(),
         build_lone_trainer(cfg),
         split=split,

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from lit_data.core.errors import ConfigError
 from lit_data.core.types import COUNT_SUFFIX, Array, Batch, Stage
+from lit_data.datasets.splits import UNDIVIDED
 from lit_data.predict.answers import ask_step, check_probabilities
 from lit_data.predict.figures import CELL_INCHES, new_axes, save_figure
 from lit_data.predict.journal import Entry
@@ -54,7 +55,7 @@ class VolumeTask(Task[CTDataModule]):
         "lit_inspect reads images, and neither NIfTI nor DICOM, and resamples no volumes: predict "
         "runs on a processor too (trainer=cpu)"
     )
-    predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
+    predict_data: ClassVar[Mapping[str, Any]] = {"splits": UNDIVIDED}
     trained_data = ("classes", "occupied_hu", "resolution", "window")
 
     @override

@@ -21,11 +21,10 @@ from lit_data.models.pretrained.libraries import (
     check_options,
     fetching,
     open_library,
-    split_weights,
 )
 from lit_data.models.pretrained.nets import backbone_weights, start_by_name
 from lit_data.models.schedule import OptimizerFactory, Schedule
-from lit_data.models.weights import load_weights_file
+from lit_data.models.weights import load_weights_file, split_weights
 from lit_data.wings.detection.model.boxes import Objects
 from lit_data.wings.detection.model.module import MOST_KEPT, DetectionModule
 from lit_data.wings.detection.model.scores import SIZE_LIMITS_PX

@@ -75,6 +75,13 @@ def test_links_lead_somewhere() -> None:
             assert (page.parent / target).is_file(), (page.name, target)
 
 
+def test_pages_and_notebooks_type_one_name_of_the_command() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "notebooks").glob("*.ipynb")]
+    for text in (*PAGES.values(), *texts):
+        # Not behind `torchrun -m`, which starts a module.
+        assert not re.search(r"python -m lit_data [a-z]", text)
+
+
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_compose(line: str, tmp_path: Path) -> None:
     rest = _PROGRAM.split(line)[1]

@@ -1,6 +1,7 @@
 """Labels of images as files of the tools that people label with: COCO, LabelMe, CVAT, Label Studio, FiftyOne, masks."""
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,10 +15,14 @@ import numpy as np
 
 from lit_data.annotations.marks import run_lengths
 from lit_data.core.addresses import is_remote
-from lit_data.core.errors import ConfigError, escape
+from lit_data.core.errors import ConfigError, DataError, escape
 from lit_data.core.files import write_text
 from lit_data.core.types import Bools, Bytes, Size
+from lit_data.images.header import read_header
+from lit_data.images.read_options import ReadOptions
 from lit_data.images.writing import write_png
+
+log = logging.getLogger(__name__)
 
 Kind = Literal["regions", "boxes", "classes"]
 """What is known of an image: pixels, boxes, or one class."""
@@ -29,6 +34,7 @@ _LABELSTUDIO_TAGS: Mapping[Kind, str] = {
     "boxes": "RectangleLabels",
     "classes": "Choices",
 }
+_UPRIGHT = ReadOptions(exif="apply")
 _WHOLE = 255  # pixels of masks that tell no classes apart
 
 
@@ -127,9 +133,12 @@ def _count_runs(labelled: Labelled, size_px: Size) -> dict[str, Any]:
 def write_labelme(images: Images, classes: Sequence[str], folder: Path) -> None:
     """Copy the images, numbered so that the least sure come first, with a file of shapes beside each.
 
+    LabelMe turns images by their EXIF tag, and refuses shapes of another size. A warning counts them.
+
     Raises:
         ConfigError: The images lie at an address.
     """
+    turned = []
     for number, image in enumerate(images, 1):
         if is_remote(image.path):
             raise ConfigError("predict.to=labelme copies images: bring them to a local data.root")
@@ -146,6 +155,23 @@ def write_labelme(images: Images, classes: Sequence[str], folder: Path) -> None:
             "imageWidth": width,
         }
         _write_json(target.with_suffix(".json"), content)
+        if _is_turned(target, image.size_px):
+            turned.append(image.name)
+    if turned:
+        log.warning(
+            "LabelMe refuses the labels of %d images, such as %s, which it turns by their EXIF tag: "
+            "set data.read.exif=apply, and train and predict again",
+            len(turned),
+            escape(turned[0]),
+        )
+
+
+def _is_turned(path: Path, size_px: Size) -> bool:
+    """Return True if programs that go by the EXIF tag show an image in another size."""
+    try:
+        return read_header(path, _UPRIGHT).shape[1:] != size_px
+    except DataError:
+        return False  # an image that the default options do not read, such as a large one
 
 
 def _draw_shape(labelled: Labelled) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The commands of ``python -m lit_data``, one module each, imported when the command runs.
+"""The commands of ``lit-data``, one module each, imported when the command runs.
 
 A wing says in its package which commands it brings: under the names that are used here. So does an installed package
 that the entry point ``lit_data.wings`` names, by TOOLS and MODULES.

@@ -133,7 +133,7 @@ class Run:
 def fit(
     experiment: str, *overrides: str, packages: Sequence[str] = (), config_dir: str | None = None
 ) -> Run:
-    """Train, as ``python -m lit_data fit experiment=NAME``.
+    """Train, as ``lit-data fit experiment=NAME``.
 
     Args:
         experiment: Its name.

@@ -1,4 +1,4 @@
-"""``python -m lit_data COMMAND [overrides]``: words in, exit code out."""
+"""``lit-data COMMAND [overrides]``: words in, exit code out."""
 
 import argparse
 import errno
@@ -48,7 +48,7 @@ _ENDINGS = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "stopped b
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser of words and options behind ``python -m lit_data``; knows whole names of options only.
+    """Parser of words and options behind ``lit-data``; knows whole names of options only.
 
     Args:
         command: Typed before the options; ``--help`` after it explains them.
@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, command: str = "", *, packages: bool = True) -> None:
-        program = f"python -m lit_data {command}".rstrip()
+        program = f"lit-data {command}".rstrip()
         super().__init__(prog=program, add_help=False, allow_abbrev=False)
         self.add_argument("-h", "--help", action="store_true")
         self.add_argument("words", nargs="*")

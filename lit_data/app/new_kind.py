@@ -12,7 +12,7 @@ from lit_data.app.configuration.rows import CONF
 from lit_data.core.errors import ConfigError, StoreError, show_path
 
 _HELP = """\
-usage: python -m lit_data new-kind NAME
+usage: lit-data new-kind NAME
 
 Writes a kind of data of your own into the current folder, which works as it is: images with one
 label each.
@@ -26,7 +26,7 @@ NAME is that of a Python module. Nothing is overwritten. docs/extend.md goes on 
 _NEXT = """\
 next:
   python -m pytest test_{name}.py
-  python -m lit_data fit experiment={name} data.root=FOLDER --config-dir conf --package {name}"""
+  lit-data fit experiment={name} data.root=FOLDER --config-dir conf --package {name}"""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _VALUES = frozenset({"null", "true", "false", "yes", "no", "on", "off", "nan", "inf"})
@@ -48,9 +48,7 @@ def main(arguments: Sequence[str]) -> None:
         print(_HELP)
         return
     if len(options.words) != 1:
-        raise ConfigError(
-            "new-kind needs one name, such as parts: python -m lit_data new-kind parts"
-        )
+        raise ConfigError("new-kind needs one name, such as parts: lit-data new-kind parts")
     name = options.words[0]
     for path in write_kind(name, Path()):
         print(path)

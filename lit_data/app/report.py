@@ -32,7 +32,7 @@ _WHAT_IT_IS = (
 )
 
 _HELP = """\
-usage: python -m lit_data report RUN [RUN ...] [--output FILE] [--metrics NAME,NAME]
+usage: lit-data report RUN [RUN ...] [--output FILE] [--metrics NAME,NAME]
                                  [--picture-width PX]
 
 Writes one HTML page of what is in the folders, without asking the network for anything, and prints

@@ -26,7 +26,7 @@ from lit_data.core.opening import decode_text, read_within
 from lit_data.core.plain import check_number, measure_yaml, parse_yaml
 
 _HELP = """\
-usage: python -m lit_data rerun RUN [key=value ...] [--cwd FOLDER] [--package NAME] [--print]
+usage: lit-data rerun RUN [key=value ...] [--cwd FOLDER] [--package NAME] [--print]
 
 Starts the run again, or the sweep, with its own command line; what is typed behind RUN comes on top. RUN may
 be at an address. A run that was started in another folder needs --cwd FOLDER, from which relative paths are read and
@@ -253,7 +253,7 @@ def choose_folder(started: Started, words: Sequence[str], typed: str | None) -> 
         return folder.absolute()
     if not started.folder.is_dir() or started.folder.resolve() == here:
         return here
-    line = shlex.join(["python", "-m", "lit_data", *words, "--cwd", str(started.folder)])
+    line = shlex.join(["lit-data", *words, "--cwd", str(started.folder)])
     raise ConfigError(
         f"the run was started in {show_path(started.folder)}, and you are in {here}: to write there "
         f"type {escape(line)}; --cwd . stays here"
@@ -359,7 +359,7 @@ def _make_absolute(override: str) -> str:
 
 
 def _join(started: Started, overrides: Sequence[str], packages: Sequence[str]) -> str:
-    arguments = ["python", "-m", "lit_data", started.command]
+    arguments = ["lit-data", started.command]
     if started.sweeps:
         arguments.append("-m")
     arguments += overrides

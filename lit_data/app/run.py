@@ -254,7 +254,7 @@ def _describe_next(cfg: DictConfig, flags: Sequence[str]) -> str:
     for word in HydraConfig.get().overrides.task:
         if word.lstrip("+").partition("=")[0] not in replaced:
             words.append(word)
-    line = shlex.join(["python", "-m", "lit_data", cfg.command, *flags, *words])
+    line = shlex.join(["lit-data", cfg.command, *flags, *words])
     line = " ".join([line, *(show_override(key, value) for key, value in changes.items())])
     goes_on = changes or cfg.command == "prepare"
     start = "go on with" if goes_on else "nothing is left to go on with, start again with"

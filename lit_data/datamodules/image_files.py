@@ -105,7 +105,7 @@ class ImageFolder(Source):
         if self.exclude:
             raise ConfigError(
                 f"exclude={list(self.exclude)}: a set of shards is read as it was written: give "
-                "data.exclude to the `python -m lit_data prepare` that writes it with prepare.shards"
+                "data.exclude to the `lit-data prepare` that writes it with prepare.shards"
             )
         if self.cache != "store":
             raise ConfigError(f"cache={self.cache}: a set of shards is read with data.cache=store")

@@ -225,7 +225,7 @@ class InspectionFiles(MaskedImageFolder):
         if self.good is not None:
             raise ConfigError(
                 f"good={list(self.good)}: a set of shards is read as it was written: give data.good "
-                "to the `python -m lit_data prepare` that writes it with prepare.shards"
+                "to the `lit-data prepare` that writes it with prepare.shards"
             )
 
     @cached_property

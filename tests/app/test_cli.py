@@ -107,11 +107,11 @@ def test_nothing_heavy_is_imported_before_a_command_runs(words: list[str], heavy
         ("val", f"unknown command 'val'. Did you mean 'validate'? Commands: {ALL}."),
         ("zzz", f"unknown command 'zzz'. Commands: {ALL}."),
         ("-m", f"unknown command ''. Commands: {ALL}."),
-        ("show --multrun", "unknown option '--multrun'. Did you mean '--multirun'? See python -m"),
+        ("show --multrun", "unknown option '--multrun'. Did you mean '--multirun'? See lit-data"),
         # Hydra's own ways to another configuration, one of which unpickles a file
         ("show --config-path x", "unknown option '--config-path'. Did you mean '--config-dir'?"),
         ("show --experimental-rerun x", "unknown option '--experimental-rerun'. See "),
-        ("show --config-dir", "argument --config-dir/-cd: expected one argument. See python -m"),
+        ("show --config-dir", "argument --config-dir/-cd: expected one argument. See lit-data"),
         ("show --cfg jb", "argument --cfg/-c: invalid choice: 'jb'"),
         ("show --resolve", "--resolve belongs to --cfg: write --cfg job --resolve."),
         (
@@ -444,7 +444,7 @@ def test_signal_ends_a_command(
 ) -> None:
     site(WAITING)
     ended, text = signal_when_ready(start("show", "+experiment=stripe"), number)
-    line = "python -m lit_data show +experiment=stripe"
+    line = "lit-data show +experiment=stripe"
     again = f"lit_data: nothing is left to go on with, start again with\n{line}\n"
     assert (ended, text) == (code, again + message)
 
@@ -457,12 +457,12 @@ def test_signal_ends_a_command(
         (
             "fit",
             "fit.csv",
-            "start again with\npython -m lit_data fit +experiment=stripe 'data.root",
+            "start again with\nlit-data fit +experiment=stripe 'data.root",
         ),
         (
             "prepare",
             "a.json",
-            "go on with\npython -m lit_data prepare +experiment=stripe 'data.root",
+            "go on with\nlit-data prepare +experiment=stripe 'data.root",
         ),
     ],
 )

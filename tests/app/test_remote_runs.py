@@ -165,7 +165,7 @@ def test_a_run_at_an_address_is_started_again(
     store.put(str(run), "/bucket/runs/mine", recursive=True)
     capsys.readouterr()
     assert main(["rerun", f"{RUNS}/mine", "seed=4", "--print"]) == 0
-    line = "python -m lit_data show +experiment=stripe seed=4\n"
+    line = "lit-data show +experiment=stripe seed=4\n"
     assert capsys.readouterr().out.endswith(line)
     # Somebody's run does not choose where results go.
     assert main(["show", "+experiment=stripe", f"paths.runs={tmp_path}/there"]) == 0

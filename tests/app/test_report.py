@@ -106,7 +106,7 @@ def test_page_of_a_run_says_what_is_in_its_folder(
         "WARNING batch 3: 16 samples at once ran out of memory; now 8",
         "Scores score val test test baseline dice 0.8 0.7 0.3",
         "train inline 0 - a whole epoch takes 0.03 s",
-        "python -m lit_data fit +experiment=stripe",
+        "lit-data fit +experiment=stripe",
         "root: runs/images",
         "The same all the time: batch/ooms 0.",
     ):
@@ -210,7 +210,7 @@ def test_mistakes_are_one_line(
     assert main(words.split()) == code
     assert capsys.readouterr().err.startswith(f"lit_data: {message}")
     assert main(["report", "--help"]) == 0
-    usage = "usage: python -m lit_data report RUN [RUN ...] [--output FILE]"
+    usage = "usage: lit-data report RUN [RUN ...] [--output FILE]"
     assert capsys.readouterr().out.startswith(usage)
 
 

@@ -44,7 +44,7 @@ def test_it_is_started_again_where_it_was_and_with_changes(
     capsys.readouterr()
     assert main(["rerun", "../first", "--print", "data.patch_px=48"]) == 0
     line = "show +experiment=stripe show.count=2 data.samples.count=4 data.patch_px=48"
-    assert capsys.readouterr().out == f"python -m lit_data {line}\n"
+    assert capsys.readouterr().out == f"lit-data {line}\n"
     assert main(["rerun", "../first", "data.patch_px=48", "--cwd", ".."]) == 0
     second = Path(capsys.readouterr().out.splitlines()[-1])
     assert second.is_relative_to(folder / "runs/show/stripe")
@@ -59,7 +59,7 @@ def test_another_folder_is_written_to_only_where_it_is_typed(
     path.write_text(path.read_text().replace(f"cwd: {folder}\n", f"cwd: {folder}/victim\n"))
     words = ["rerun", "first", "data.patch_px=48"]
     assert main(words) == 2
-    line = f"type python -m lit_data rerun first data.patch_px=48 --cwd {folder}/victim"
+    line = f"type lit-data rerun first data.patch_px=48 --cwd {folder}/victim"
     assert line in capsys.readouterr().err
     assert not any((folder / "victim").iterdir())
     path.with_name("config.yaml").write_text("command: fit")
@@ -68,7 +68,7 @@ def test_another_folder_is_written_to_only_where_it_is_typed(
     _add_words(run, "data.root=images")
     for command in ("calibrate", "pod", "test"):
         assert main([command, "first"]) == 2
-        line = f"type python -m lit_data {command} first --cwd {folder}/victim"
+        line = f"type lit-data {command} first --cwd {folder}/victim"
         assert line in capsys.readouterr().err
     assert main([*words, "--cwd", "nowhere"]) == 2
     assert "--cwd nowhere: there is no such folder" in capsys.readouterr().err
@@ -161,4 +161,4 @@ def test_without_a_folder_it_says_what_it_needs(capsys: pytest.CaptureFixture[st
     assert main(["rerun"]) == 2
     assert "needs the folder of a run" in capsys.readouterr().err
     assert main(["rerun", "--help"]) == 0
-    assert "usage: python -m lit_data rerun RUN" in capsys.readouterr().out
+    assert "usage: lit-data rerun RUN" in capsys.readouterr().out

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 from lightning import LightningModule
+from PIL import Image
 from torch import Tensor
 
 from lit_data.core.errors import ConfigError
 from lit_data.core.types import Batch, Bools
 from lit_data.datamodules import InspectionDataModule, LabelledImageDataModule
+from lit_data.images.read_options import DEFAULT_READ, ReadOptions
 from lit_data.loading import LoaderOptions
 from lit_data.predict.label_files import check_form
 from lit_data.predict.options import PredictOptions
@@ -76,8 +78,10 @@ def _open(root: Path, cache: Path, **options: Any) -> InspectionDataModule:
     )
 
 
-def _predict(images: Path, folder: Path, to: str, **options: Any) -> Path:
-    data = _open(images, folder / "cache")
+def _predict(
+    images: Path, folder: Path, to: str, read: ReadOptions = DEFAULT_READ, **options: Any
+) -> Path:
+    data = _open(images, folder / "cache", read=read)
     predict(data, Bright(), folder / "out", to=to, image_threshold=0.5, **options)
     return folder / "out" / to
 
@@ -138,13 +142,37 @@ def test_labelme_opens_copies_of_the_images_the_least_sure_first(
     order = [UNSURE, GOOD, SURE]
     names = [f"{number:05d}-{Path(name).name}" for number, name in enumerate(order, 1)]
     assert sorted(path.name for path in written.glob("*.png")) == names
-    masks = _read_masks(written, tmp_path / "cache")
     for copy, name in zip(names, order, strict=True):
         assert (written / copy).read_bytes() == (images / name).read_bytes()
+    _check_outlines(_read_masks(written, tmp_path / "cache"))
+
+
+def test_images_that_labelme_turns_are_counted(
+    images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "images"
+    root.mkdir()
+    pixels = Image.fromarray(_mark(250)).convert("RGB")
+    tag = Image.Exif()
+    tag[274] = 6  # a quarter turn
+    pixels.save(root / "turned.jpg", exif=tag, quality=95)
+    pixels.save(root / "upright.jpg", quality=95)
+    _predict(root, tmp_path, "labelme")
+    assert "LabelMe refuses the labels of 1 images, such as turned.jpg" in caplog.text
+    caplog.clear()
+    _predict(root, tmp_path / "applied", "labelme", read=ReadOptions(exif="apply"))
+    assert "refuses" not in caplog.text
+
+
+def _check_outlines(masks: Mapping[str, Bools]) -> None:
+    """Compare masks of copies that LabelMe opens with what was predicted, but for half a pixel."""
+    assert len(masks) == len(LEVELS)
+    for copy, mask in masks.items():
+        [name] = [name for name in LEVELS if copy.endswith(f"-{Path(name).name}")]
         expected = _mark(LEVELS[name])
         if name != GOOD:
             expected[RING[0]] = LEVELS[name]  # an outline fills its hole
-        overlap = (masks[copy] & (expected > 127)).sum(), (masks[copy] | (expected > 127)).sum()
+        overlap = (mask & (expected > 127)).sum(), (mask | (expected > 127)).sum()
         assert overlap[0] >= 0.95 * overlap[1]
 
 
@@ -229,6 +257,7 @@ def _open_all(images: Path, folder: Path) -> dict[str, tuple[Any, LightningModul
 KINDS = pytest.mark.parametrize("kind", ["regions", "boxes", "classes"])
 
 
+@pytest.mark.strangers
 @KINDS
 def test_label_studio_reads_its_tasks(kind: str, images: Path, tmp_path: Path) -> None:
     data, model, options = _open_all(images, tmp_path)[kind]
@@ -246,6 +275,7 @@ def test_label_studio_reads_its_tasks(kind: str, images: Path, tmp_path: Path) -
             assert interface.validate_prediction(prediction) is True
 
 
+@pytest.mark.strangers
 @KINDS
 def test_fiftyone_reads_its_samples(kind: str, images: Path, tmp_path: Path) -> None:
     data, model, options = _open_all(images, tmp_path)[kind]
@@ -273,7 +303,10 @@ def test_fiftyone_reads_its_samples(kind: str, images: Path, tmp_path: Path) -> 
     assert found(first) == expected
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
+OF_PYCOCOTOOLS = "ignore:__array__ implementation:DeprecationWarning"
+
+
+@pytest.mark.filterwarnings(OF_PYCOCOTOOLS)
 @pytest.mark.parametrize("library", ["faster_coco_eval", "pycocotools.coco"])
 def test_coco_reads_runs_and_boxes(library: str, images: Path, tmp_path: Path) -> None:
     coco = pytest.importorskip(library, reason="needs pip install pycocotools").COCO
@@ -286,12 +319,20 @@ def test_coco_reads_runs_and_boxes(library: str, images: Path, tmp_path: Path) -
     assert [each["bbox"] for each in annotations if each["area"] > 18] == [BOX]
 
 
-def test_labelme_reads_its_shapes(images: Path, tmp_path: Path) -> None:
-    labelme = pytest.importorskip("labelme", reason="needs pip install labelme")
+@pytest.mark.strangers
+def test_labelme_reads_its_shapes_and_what_labelme_saves_is_read(
+    images: Path, tmp_path: Path
+) -> None:
+    labelme = pytest.importorskip("labelme", "6.3", reason="needs pip install labelme")
     written = _predict(images, tmp_path, "labelme")
-    file = labelme.LabelFile(str(written / "00001-unsure é.json"))
-    assert {shape["label"] for shape in file.shapes} == {"defect"}
-    assert len(file.shapes) == 2
+    for path in written.glob("*.json"):
+        file = labelme.LabelFile(str(path))
+        assert {shape["label"] for shape in file.shapes} <= {"defect"}
+        corrected = [shape | {"label": "scratch"} for shape in file.shapes]
+        file.save(str(path), corrected, file.image_path, 48, 64, file.image_data)
+    _check_outlines(_read_masks(written, tmp_path / "cache"))
+    data = _open(written, tmp_path / "cache", classes=("scratch",))
+    assert data.classes == ("scratch",)
 
 
 DATUMARO = {
@@ -300,6 +341,8 @@ DATUMARO = {
 }
 
 
+@pytest.mark.strangers
+@pytest.mark.filterwarnings(OF_PYCOCOTOOLS)
 @pytest.mark.parametrize("form", DATUMARO)
 def test_datumaro_reads_them(form: str, images: Path, tmp_path: Path) -> None:
     datumaro = pytest.importorskip("datumaro", reason="needs pip install datumaro")
@@ -309,4 +352,6 @@ def test_datumaro_reads_them(form: str, images: Path, tmp_path: Path) -> None:
     items = list(datumaro.Dataset.import_from(str(written / file), name))
     assert {Path(item.id).name for item in items} == {Path(each).stem for each in LEVELS}
     [item] = [item for item in items if item.id.endswith("sure") and "unsure" not in item.id]
-    assert len(item.annotations) == 2
+    masks = [each for each in item.annotations if each.type == datumaro.AnnotationType.mask]
+    assert len(masks) == 2
+    assert np.array_equal(np.any([each.image for each in masks], axis=0), _mark(250) > 127)

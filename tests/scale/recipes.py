@@ -39,15 +39,15 @@ def read_blocks(page: str, language: str) -> list[str]:
 
 
 def list_commands(page: str) -> list[list[str]]:
-    """Words behind ``-m lit_data`` of each command line of a page, in its Bash and YAML blocks."""
+    """Words behind ``lit-data`` of each command line of a page, in its Bash and YAML blocks."""
     blocks = [*read_blocks(page, "bash"), *read_blocks(page, "yaml")]
     text = re.sub(r"\\\n\s*", " ", "\n".join(blocks))
     text = re.sub(r">-\n(\s+)(.*\n)((?:\1.*\n)*)", lambda m: m[0].replace("\n", " ") + "\n", text)
     commands = []
     for line in text.splitlines():
-        _, starts, words = line.partition("-m lit_data ")
-        if starts:
-            commands.append(shlex.split(words, comments=True))
+        match = re.search(r"(?:-m lit_data|(?<![\w-])lit-data) (.*)", line)
+        if match:
+            commands.append(shlex.split(match[1], comments=True))
     return commands
 
 

@@ -1,1 +1,1 @@
-"""The parts of ``python -m lit_data benchmark``."""
+"""The parts of ``lit-data benchmark``."""

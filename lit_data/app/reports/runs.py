@@ -340,7 +340,7 @@ def read_settings(folder: Path, masker: Masker, notes: list[str]) -> Settings:
     line = ""
     if overrides or config:
         command = str(config.get("command", "fit"))
-        start = ["python", "-m", "lit_data", command, *find_config_dir(hydra)]
+        start = ["lit-data", command, *find_config_dir(hydra)]
         line = shlex.join([*map(masker.mask_text, start), *overrides])
     return Settings(
         config=masker.mask_tree(_fill_references(config, hydra)),

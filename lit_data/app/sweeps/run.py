@@ -199,7 +199,7 @@ def _describe_next(command: str, overrides: Sequence[str], sweep: Sweep, folder:
     """Return how to go on with a sweep that was stopped, with the line to type."""
     replaced = ("sweep.resume", "hydra.sweep.dir")
     remaining = [override for override in overrides if not override.startswith(replaced)]
-    line = shlex.join(["python", "-m", "lit_data", command, "-m", *sweep.flags, *remaining])
+    line = shlex.join(["lit-data", command, "-m", *sweep.flags, *remaining])
     if sweep.jobs is None:
         return f"the search is not done: it goes on from its storage, or begins anew, with\n{line}"
     resume = show_override("sweep.resume", folder)

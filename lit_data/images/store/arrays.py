@@ -142,8 +142,7 @@ class ArrayFolder:
             fields = read_meta(self.path / META_NAME)
         else:
             raise StoreError(
-                f"no store of {kind} at {show_path(self.path)}; "
-                "run `python -m lit_data prepare` to make it"
+                f"no store of {kind} at {show_path(self.path)}; run `lit-data prepare` to make it"
             )
         try:
             if (fields["kind"], fields["version"]) != (kind, version):

@@ -252,7 +252,7 @@ def _warn_of_stale(folder: Path, recipe: Recipe, rebuild: bool) -> None:
     if not rebuild:
         raise StoreStaleError(
             f"{show_path(folder)}: the decoded store there does not fit any more: {change}; allow "
-            "rebuilding, run `python -m lit_data prepare`, or restore the old files and options"
+            "rebuilding, run `lit-data prepare`, or restore the old files and options"
         )
     log.warning(
         "%s: rebuilding the decoded store, which has changed: %s", show_path(folder), change

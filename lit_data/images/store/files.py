@@ -319,6 +319,5 @@ def corrupt(path: Path, problem: str) -> StoreCorruptError:
     """Make the error for a file of a store whose content is wrong."""
     folder = show_path(path.parent)
     return StoreCorruptError(
-        f"{show_path(path)}: {problem}; delete the folder {folder} and run "
-        "`python -m lit_data prepare` again"
+        f"{show_path(path)}: {problem}; delete the folder {folder} and run `lit-data prepare` again"
     )

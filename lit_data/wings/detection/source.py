@@ -290,7 +290,7 @@ class DetectionSource(ImageFolder):
             listed = ", ".join(change.removeprefix("decoder.") for change in changes)
             raise ConfigError(
                 f"{self.root}: its boxes were read with other options: {listed}: set them as they "
-                "were, or run `python -m lit_data prepare` with prepare.shards again"
+                "were, or run `lit-data prepare` with prepare.shards again"
             )
         return files
 

@@ -218,7 +218,7 @@ class ShardedRoot:
         if changes := describe_options(made, asked):
             raise ConfigError(
                 f"{self.transport}: its {what} with other options: {', '.join(changes)}: set them as "
-                "they were, or run `python -m lit_data prepare` with prepare.shards again"
+                "they were, or run `lit-data prepare` with prepare.shards again"
             )
 
     @property

@@ -23,10 +23,10 @@ from lit_data.core.progress import track
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.images.readers import read_image
 from lit_data.predict import TiledPredictor
-from lit_data.predict.batch_size_table import measure_peak_bytes
-from lit_data.predict.batches import Image
 from lit_data.predict.forward import choose_threads
+from lit_data.predict.memory_limit import measure_peak_bytes
 from lit_data.predict.nets import ProbabilityNet
+from lit_data.predict.tiles import Image
 
 log = logging.getLogger(__name__)
 

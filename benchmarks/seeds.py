@@ -23,7 +23,7 @@ from lit_data.app.benchmarks.training import train_steps
 from lit_data.app.build import build_datamodule
 from lit_data.callbacks.wrapping import wrap
 from lit_data.core.types import Batch
-from lit_data.predict.batch_size_table import measure_peak_bytes
+from lit_data.predict.memory_limit import measure_peak_bytes
 
 log = logging.getLogger(__name__)
 

@@ -85,7 +85,7 @@ class TileAxis:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Rules by which a file says that images are cut, see `lit_data.predict.tiling.Tiling`."""
+    """Rules by which a file says that images are cut, see `lit_data.predict.tiles.Tiling`."""
 
     tile_px: Sides
     overlap_px: Distance

@@ -39,10 +39,10 @@ Each file of a trip is there for one thing:
   asked whether they do anything.
 - datamodules (10), loading (1): the datamodule with its options, without those of training.
 - models (11): the net, its weights, and their size, which a file of a stranger may lie about.
-- predict (19): ``task`` knows what this kind of data needs (``pixels``), ``options``, ``predict`` has the loop,
-  ``nets``, ``predictor``, ``tiling``, ``batches``, ``tile_stream``, ``batch_size_table``, ``runner`` and ``forward``
-  send tiles through the net, ``answers`` reads what it gives, ``writer`` and ``journal`` note what is done, ``maps``,
-  ``verdicts``, ``verdict_table`` and ``figures`` write it.
+- predict (17): ``task`` knows what this kind of data needs (``pixels``), ``options``, ``predict`` has the loop,
+  ``nets`` opens the net, ``predictor`` fills batches with the ``tiles`` of images, ``runner`` and ``forward`` send
+  them through the net, ``answers`` reads what it gives, ``writer`` and ``journal`` note what is done, ``maps``,
+  ``defects``, ``verdicts``, ``verdict_table`` and ``figures`` write it.
 - core (20): what these share. No wing: nothing here lies elsewhere.
 """
 
@@ -74,7 +74,7 @@ TOY = (
 )
 STRIPE = (*TOY, "data.samples={count: 8, height_px: 128, width_px: 112}")
 SEGMENTATION = (*TOY, "data.samples={count: 8, size_px: [96, 96]}")
-MOST = {"batch": 24, "fit": 77, "predict": 109}
+MOST = {"batch": 24, "fit": 77, "predict": 107}
 
 
 class Trips:

@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_data.core.files import explaining, replacing
 from lit_data.core.types import IGNORED, Array, Batch, Bools, Bytes, Size
 from lit_data.datasets.occupancy import is_defect
-from lit_data.predict.predictor import find_defects
+from lit_data.predict.defects import find_defects
 from lit_inspect.regions import Defect
 
 log = logging.getLogger(__name__)

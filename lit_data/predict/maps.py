@@ -18,7 +18,7 @@ from lit_data.images.readers import read_image
 from lit_data.images.scaling import OriginalSizes
 from lit_data.images.store.store import StoredImages
 from lit_data.images.writing import write_png_parts
-from lit_data.predict.batches import ImagePixels
+from lit_data.predict.defects import drop_small, find_defects
 from lit_data.predict.figures import (
     ShownImage,
     draw_whole_images,
@@ -29,7 +29,7 @@ from lit_data.predict.figures import (
 from lit_data.predict.journal import Entry
 from lit_data.predict.label_files import find_regions
 from lit_data.predict.options import PredictOptions, PredictRun
-from lit_data.predict.predictor import drop_small, find_defects
+from lit_data.predict.tiles import ImagePixels
 from lit_data.predict.verdict_table import (
     COUNTED_COLUMNS,
     Row,

@@ -19,18 +19,17 @@ from lit_data.images.bank import ImageBank
 from lit_data.images.decoders import ImageDecoder, ImageSource
 from lit_data.images.read_options import ReadOptions
 from lit_data.images.scaling import Scaling
-from lit_data.predict.batch_size_table import find_reach_px
 from lit_data.predict.forward import Forward, ForwardOptions
 from lit_data.predict.maps import WholeImages
 from lit_data.predict.nets import (
     LabelNet,
     ProbabilityNet,
-    measure_overlap_px,
     open_predictor,
     read_tiles,
     takes_any_size,
 )
 from lit_data.predict.options import ExportRequest, PredictOptions, Use
+from lit_data.predict.reach import find_reach_px, measure_overlap_px
 
 PROBES = 4
 """Inputs that a written graph is compared with torch on."""

@@ -13,16 +13,13 @@ from lit_data.core.errors import ConfigError, DataError
 from lit_data.core.types import Array, Batch, Size
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.predict.answers import Question, read_kinds, read_probability
-from lit_data.predict.batch_size_table import find_reach_px
 from lit_data.predict.forward import Forward, ForwardOptions, choose_threads
 from lit_data.predict.maps import WholeImages
 from lit_data.predict.options import PredictOptions
 from lit_data.predict.predictor import TiledPredictor
+from lit_data.predict.reach import measure_overlap_px
 
 log = logging.getLogger(__name__)
-
-
-_MEASURED_PX = 256  # of the tile by which it is measured how far a net sees
 
 
 class ProbabilityNet(nn.Module):
@@ -146,46 +143,6 @@ def choose_overlap_px(
     if not images.exceed(options.tile_sides_px):
         return 0  # there are no seams
     return measure_overlap_px(net, images.tile_channels, options, device)
-
-
-def measure_overlap_px(
-    net: nn.Module, channels: int, options: PredictOptions, device: torch.device
-) -> int:
-    """Return the net's receptive field; a quarter of a tile if half does not hold that.
-
-    Args:
-        net: A `ProbabilityNet`.
-        channels: Of a tile.
-        options: Tiles.
-        device: Where the net computes.
-
-    Raises:
-        ConfigError: The net gives no probability.
-        BatchMemoryError: A single tile does not fit into memory.
-    """
-    height_px, width_px = options.tile_sides_px
-    measured_px = (min(_MEASURED_PX, height_px), min(_MEASURED_PX, width_px))
-    forward = Forward(net, device, ForwardOptions())
-    reach_px = find_reach_px(forward, channels, measured_px, multiple_px=options.multiple_px)
-    shorter_px = min(height_px, width_px)
-    if reach_px is None or 2 * reach_px > shorter_px // 2:
-        log.warning(
-            "the net sees farther than a quarter of a tile (%d px), so seams may differ from what "
-            "it says of the whole image: set predict.tile_px and predict.overlap_px, or "
-            "predict.blend=gaussian",
-            shorter_px,
-        )
-        return shorter_px // 4
-    # Each tile keeps its half of the overlap, and has to see as far beyond that as the net does.
-    overlap_px = 2 * reach_px
-    log.info(
-        "tiles of %d x %d px overlap by %d px, because the net sees %d px to each side",
-        height_px,
-        width_px,
-        overlap_px,
-        reach_px,
-    )
-    return overlap_px
 
 
 def open_predictor(

@@ -20,13 +20,12 @@ from lit_data.core.out_of_memory import read_failure
 from lit_data.core.progress import ProgressBar
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.predict.answers import check_probabilities
-from lit_data.predict.batch_size_table import BatchSize, BatchSizes
 from lit_data.predict.forward import InferenceThreads
 from lit_data.predict.maps import ImageWriter, ProbabilityMap, WholeImages
 from lit_data.predict.nets import ProbabilityNet, choose_overlap_px, open_predictor
 from lit_data.predict.options import Predicted, PredictOptions, PredictRun
 from lit_data.predict.predictor import TiledPredictor
-from lit_data.predict.runner import Runner
+from lit_data.predict.runner import BatchSize, BatchSizes, Runner
 from lit_data.predict.writer import PredictionWriter, Work
 
 

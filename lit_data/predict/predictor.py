@@ -1,37 +1,22 @@
 """`TiledPredictor`: a value for every pixel of images of any size, from a net that takes tiles."""
 
 import dataclasses
-import errno
-import io
 import itertools
-import os
-import shutil
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import NamedTuple, cast, get_args
 
 import numpy as np
 import torch
-from rich.filesize import decimal
 from torch import Tensor, nn
 
 from lit_data.core.checks import check_choice
-from lit_data.core.errors import ConfigError, DataError, StoreSpaceError, show_path
-from lit_data.core.files import replacing
+from lit_data.core.errors import ConfigError, DataError
 from lit_data.core.grid import pair_px
-from lit_data.core.types import Array, Bytes, Floats, PathText, Size
-from lit_data.images.store.files import reserve, write_all
-from lit_data.predict.batch_size_table import BatchSize, BatchSizes, MemoryLimit, find_reach_px
-from lit_data.predict.batches import (
-    Image,
-    ImageJob,
-    Images,
-    MemoryTarget,
-    OpenedImage,
-    open_source,
-    open_sources,
-)
+from lit_data.core.types import Array, PathText, Size
 from lit_data.predict.forward import (
     Activation,
     Augment,
@@ -40,107 +25,25 @@ from lit_data.predict.forward import (
     InferenceThreads,
     Precision,
 )
-from lit_data.predict.runner import Runner
-from lit_data.predict.tile_stream import TileStream
-from lit_data.predict.tiling import Tiling
-from lit_inspect import regions
-from lit_inspect.regions import Defect
+from lit_data.predict.memory_limit import ADVICE, MemoryLimit
+from lit_data.predict.npy_target import FileDtype, NpyTarget, replacing_file
+from lit_data.predict.reach import find_reach_px
+from lit_data.predict.runner import BatchSize, BatchSizes, Runner
+from lit_data.predict.tiles import (
+    Image,
+    ImageJob,
+    Images,
+    Kind,
+    MemoryTarget,
+    OpenedImage,
+    Tiling,
+    open_source,
+    open_sources,
+)
 from lit_inspect.tiles import Blend
 
-FileDtype = Literal["float32", "float16", "uint8", "uint16"]
-
-_CHUNK_BYTES = 2**20
-"""Rows that are encoded at once, which stay in the processor's cache."""
-
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class NpyTarget:
-    """Rows of a ``.npy`` file, each written to its place.
-
-    The rows are written and not mapped, because a full disk then is an error and not a signal that
-    kills the process.
-
-    Args:
-        fd: A new, empty file.
-        shape: [K, H, W].
-        dtype: Of the file; whole numbers hold values 0..1 as 0..255 or 0..65535.
-        check: Called with rows before they are encoded.
-    """
-
-    def __init__(
-        self,
-        fd: int,
-        shape: tuple[int, int, int],
-        dtype: FileDtype,
-        check: Callable[[Tensor], None] | None = None,
-    ) -> None:
-        self._fd = fd
-        self._check = check
-        self._shape = shape
-        self._dtype = np.dtype(dtype)
-        header = io.BytesIO()
-        fields = {
-            "descr": np.lib.format.dtype_to_descr(self._dtype),
-            "fortran_order": False,
-            "shape": shape,
-        }
-        np.lib.format.write_array_header_1_0(header, fields)
-        self._offset = header.tell()
-        # so that a full disk shows before anything is predicted
-        reserve(fd, self._offset + int(np.prod(shape)) * self._dtype.itemsize)
-        write_all(fd, memoryview(header.getvalue()))
-
-    def write(self, top_px: int, values: Tensor) -> None:
-        """Take rows."""
-        if self._check is not None:
-            self._check(values)
-        rows_at_once = max(1, _CHUNK_BYTES // values[0, 0].nbytes)
-        for channel, rows in enumerate(values):
-            for first in range(0, len(rows), rows_at_once):
-                encoded = encode(rows[first : first + rows_at_once], self._dtype)
-                row = channel * self._shape[1] + top_px + first
-                offset = self._offset + row * encoded[0].nbytes
-                _write_at(self._fd, encoded.data.cast("B"), offset)
-
-
-@contextmanager
-def replacing_file(path: Path) -> Iterator[int]:
-    """Open a new file that replaces `path` at the end; after an error nothing is left of it.
-
-    Yields:
-        A descriptor open for writing.
-
-    Raises:
-        StoreSpaceError: The disk, the quota or the largest allowed file is too small.
-    """
-    try:
-        with replacing(path) as file:
-            yield file.fileno()
-    except OSError as error:
-        if error.errno not in _NO_SPACE:
-            raise
-        free = decimal(shutil.disk_usage(path.parent).free)
-        raise StoreSpaceError(
-            f"{show_path(path)}: no room for the prediction ({error.strerror}): free are "
-            f"{free}; choose dtype=float16 or uint8, or another folder"
-        ) from error
-
-
-def encode(values: Tensor, dtype: np.dtype[Any]) -> Array:
-    """Return values in the dtype of a file; for whole numbers 0..1 becomes 0..largest, clipped."""
-    if dtype.kind == "f":
-        return values.to(getattr(torch, dtype.name)).contiguous().numpy()
-    # NaN becomes 0, as whole numbers have none
-    largest = float(np.iinfo(dtype.name).max)
-    return values.nan_to_num(0).clamp(0, 1).mul_(largest).round_().numpy().astype(dtype)
-
-
-def _write_at(fd: int, data: memoryview, offset: int) -> None:
-    while data:  # a call may write a part only
-        count = os.pwrite(fd, data, offset)
-        data = data[count:]
-        offset = offset + count
+_WAITING_IMAGES = 2
+"""Images that may wait for one before them, in batches of single tiles for each thread."""
 
 
 class TiledPredictor:
@@ -248,7 +151,7 @@ class TiledPredictor:
         self._forward = Forward(model, net_device, options)
         limit = None
         if memory_limit_bytes is not None:
-            limit = MemoryLimit(self._forward, memory_limit_bytes, threads)
+            limit = MemoryLimit(self._forward, memory_limit_bytes, threads).fit
         self._sizes = BatchSizes(start, limit)
 
     def predict(
@@ -356,43 +259,177 @@ def _find_device(model: nn.Module) -> torch.device:
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
-def find_defects(
-    probability: Floats,
-    *,
-    threshold: float = 0.5,
-    min_area_px: int = 1,
-    kinds: Bytes | None = None,
-) -> list[Defect]:
-    """Find regions of pixels (8-connected) that reach a threshold.
+class Arriving(NamedTuple):
+    """Values of tiles on their way to the CPU."""
+
+    values: Tensor
+    arrived: torch.cuda.Event | None = None
+
+
+@dataclass(slots=True)
+class TileBatch:
+    """Tiles on their way through a net.
+
+    Attributes:
+        forward: The net.
+        kind: Of all of them.
+        tiles: [n, C, h, w] as stored, of which the first are filled.
+        on_tiles: Called with the number of tiles that came back; None: nobody is.
+        jobs: For each tile that is there the image it belongs to.
+    """
+
+    forward: Forward
+    kind: Kind
+    tiles: Array
+    on_tiles: Callable[[int], None] | None = None
+    jobs: list[ImageJob] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    @property
+    def most(self) -> int:
+        """All of the tiles."""
+        return len(self.jobs)
+
+    @property
+    def is_full(self) -> bool:
+        """True if there is no room left."""
+        return len(self.jobs) == len(self.tiles)
+
+    @property
+    def advice(self) -> str:
+        """Cure where the smallest micro-batch does not fit, in words."""
+        return ADVICE
+
+    def describe(self, samples: int) -> str:
+        """Return the words for so many tiles."""
+        return f"{samples} tiles of {self.kind}"
+
+    def add(self, job: ImageJob, tile: Array) -> None:
+        """Copy a tile in."""
+        self.tiles[len(self.jobs)] = tile
+        self.jobs.append(job)
+
+    def predict(self, start: int, stop: int, size: int) -> Arriving:
+        """Return the values of some tiles."""
+        tiles = self.tiles[start:stop]
+        if self.forward.options.compile and len(tiles) < size:
+            # Another length would be compiled again.
+            zeros = np.zeros((size - len(tiles), *tiles.shape[1:]), tiles.dtype)
+            tiles = np.concatenate((tiles, zeros))
+        images = torch.from_numpy(tiles)
+        if self.forward.device.type == "cuda":
+            images = _lock_pages(images)
+        return _send_back(self.forward(images)[: stop - start])
+
+    def take(self, start: int, stop: int, values: Arriving) -> None:
+        """Put values into their images, once they have arrived."""
+        if values.arrived is not None:
+            values.arrived.synchronize()
+        for job, tile in zip(self.jobs[start:stop], values.values, strict=True):
+            job.stitcher.add(tile)
+        if self.on_tiles is not None:
+            self.on_tiles(stop - start)
+
+
+def _lock_pages(images: Tensor) -> Tensor:
+    """Return a page-locked copy, so that nobody waits for the one to the device.
+
+    Where that fails the copy is just slower.
+    """
+    try:
+        return images.pin_memory()
+    except RuntimeError:
+        return images
+
+
+def _send_back(values: Tensor) -> Arriving:
+    if not values.is_cuda:
+        return Arriving(values.cpu())
+    host = values.to("cpu", non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    # The stream of the values' device, which may not be the current device.
+    arrived.record(torch.cuda.current_stream(values.device))
+    return Arriving(host, arrived)
+
+
+class TileStream:
+    """Fills common batches with the tiles of many images.
+
+    Images whose tiles have one size fill batches together. An image is yielded when all before it
+    are; so that none waits long for a batch that others do not fill, such a batch goes early.
 
     Args:
-        probability: [H, W] float32 in 0..1.
-        threshold: Least probability of a pixel.
-        min_area_px: Smaller regions are left out.
-        kinds: [H, W] number of the class of each pixel.
-
-    Returns:
-        The regions by falling score.
+        runner: Sends batches to the device.
+        forward: The net.
+        threads: Number of batches that the device computes at one time.
+        on_tiles: Called with the number of tiles that came back; None: nobody is.
     """
-    return regions.find_defects(
-        [(probability, kinds)],
-        threshold=threshold,
-        min_area_px=min_area_px,
-        classes=0 if kinds is None else int(kinds.max()),
-    )
 
+    def __init__(
+        self,
+        runner: Runner,
+        forward: Forward,
+        threads: int,
+        on_tiles: Callable[[int], None] | None,
+    ) -> None:
+        self._runner = runner
+        self._forward = forward
+        self._threads = threads
+        self._on_tiles = on_tiles
+        self._waiting: deque[ImageJob] = deque()
+        self._batches: dict[Kind, TileBatch] = {}
 
-def drop_small(classes: Bytes, least_px: int) -> Bytes:
-    """Return numbers of classes [H, W] without the regions of fewer pixels."""
-    import cv2
+    def run(self, jobs: Iterable[ImageJob]) -> Iterator[ImageJob]:
+        """Predict images.
 
-    left, top, width, height = cv2.boundingRect(classes)
-    part = slice(top, top + height), slice(left, left + width)
-    large_ones = np.zeros_like(classes)
-    if not width:
-        return large_ones
-    marked = classes[part]
-    _, regions, stats, _ = cv2.connectedComponentsWithStats((marked > 0).astype(np.uint8))
-    is_large = stats[:, cv2.CC_STAT_AREA] >= least_px
-    large_ones[part] = marked * is_large[regions]
-    return large_ones
+        Yields:
+            Each image when it is complete, in order.
+        """
+        for job in jobs:
+            self._waiting.append(job)
+            self._cut(job)
+            while len(self._waiting) > self._most_waiting(job.kind):
+                self._send_early()
+                yield from self._take_complete()
+            yield from self._take_complete()
+        while self._waiting:
+            self._send_early()
+            yield from self._take_complete()
+
+    def _most_waiting(self, kind: Kind) -> int:
+        return _WAITING_IMAGES * self._threads * self._runner.size_of(kind).size
+
+    def _cut(self, job: ImageJob) -> None:
+        """Add the tiles of an image to its batch, and send that whenever it is full."""
+        for tile in job.tiles:
+            if job.kind not in self._batches:
+                self._batches[job.kind] = self._open_batch(job.kind)
+            batch = self._batches[job.kind]
+            batch.add(job, tile)
+            if batch.is_full:
+                self._send(job.kind)
+
+    def _open_batch(self, kind: Kind) -> TileBatch:
+        tiles = np.empty((self._runner.size_of(kind).size, *kind.shape), kind.dtype)
+        return TileBatch(self._forward, kind, tiles, self._on_tiles)
+
+    def _send_early(self) -> None:
+        """Send the batch of the first image, and of the next ones while threads are free.
+
+        Then the micro-batch that was sent first is taken back.
+        """
+        for position, job in enumerate(self._waiting):
+            if position > 0 and self._runner.is_busy:
+                break
+            if job.kind in self._batches and job in self._batches[job.kind].jobs:
+                self._send(job.kind)
+        self._runner.collect_first()
+
+    def _send(self, kind: Kind) -> None:
+        self._runner.run(self._batches.pop(kind))
+
+    def _take_complete(self) -> Iterator[ImageJob]:
+        while self._waiting and self._waiting[0].stitcher.complete:
+            yield self._waiting.popleft()

@@ -3,11 +3,12 @@
 A Trainer drives it, with the batches of a loader, or a `TileStream`, with the tiles of images.
 """
 
+import gc
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -15,10 +16,84 @@ import torch
 
 from lit_data.core.batch_form import cut_evenly
 from lit_data.core.out_of_memory import make_memory_error, read_failure, repeat
-from lit_data.predict.batch_size_table import AHEAD, BatchSize, BatchSizes, release_memory
+from lit_data.core.size_search import SizeSearch
 from lit_data.predict.forward import InferenceThreads
 
 log = logging.getLogger(__name__)
+
+GROW_AFTER = 8
+"""Full batches that must go well before a larger one is tried."""
+AHEAD = 2
+"""Batches for each of several threads: one is computed, and one or its values wait."""
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back memory that nobody refers to."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+@dataclass
+class BatchSize(SizeSearch):
+    """The size for samples of one kind.
+
+    Attributes:
+        alone: Memory holds a batch only if nothing else is under way.
+    """
+
+    alone: bool = False
+
+    def count_batch(self, samples: int) -> None:
+        """Count a batch of so many samples that went well."""
+        self.succeed(samples, samples)
+        if self.clean >= GROW_AFTER:
+            self.grow()
+
+    def shrink(self, samples: int) -> bool:
+        """Count a batch of so many samples that did not fit.
+
+        Returns:
+            True if there is a smaller size to try.
+        """
+        if samples <= self.min_size:
+            return False  # not remembered: a single one may fail as others hold the memory
+        self.fail(samples, 0)
+        return True
+
+
+class BatchSizes:
+    """The batch size of each kind of sample; it outlives a call of the predictor.
+
+    Args:
+        start: Size of the first batch of each kind, and its limits.
+        limit: Called with a new size and its kind, makes it as small as a memory limit asks for,
+            for which it calls the net; None leaves it to the device.
+    """
+
+    def __init__(
+        self, start: BatchSize, limit: Callable[[BatchSize, Any], None] | None = None
+    ) -> None:
+        self._start = start
+        self._limit = limit
+        self._sizes: dict[Hashable, BatchSize] = {}
+
+    def must_measure(self, kind: Hashable) -> bool:
+        """Return True if `of` will call the net."""
+        return self._limit is not None and kind not in self._sizes
+
+    def of(self, kind: Hashable) -> BatchSize:
+        """Return the size of one kind.
+
+        Raises:
+            BatchMemoryError: The memory limit does not hold the smallest batch.
+        """
+        if kind not in self._sizes:
+            size = replace(self._start)
+            if self._limit is not None:
+                self._limit(size, kind)
+            self._sizes[kind] = size
+        return self._sizes[kind]
 
 
 class Batch(Protocol):

@@ -17,6 +17,7 @@ from lit_data.core.types import Batch, Stage
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.drawn_images import DrawnImages
 from lit_data.datamodules.stripe import StripeDataModule
+from lit_data.predict.defects import find_defects
 from lit_data.predict.figures import (
     DISTRACTOR_COLOUR,
     SHOWN_PX,
@@ -33,7 +34,6 @@ from lit_data.predict.maps import VerdictWriter, WholeImages
 from lit_data.predict.net_facts import NetFacts, describe_maps
 from lit_data.predict.options import ExportRequest, PredictOptions, PredictRun, Use
 from lit_data.predict.pixels import PixelTask, masks_of, name_sample, show_samples
-from lit_data.predict.predictor import find_defects
 from lit_data.predict.task import Data, Task, choose_strata, register
 
 log = logging.getLogger(__name__)

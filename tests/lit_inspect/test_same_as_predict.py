@@ -16,8 +16,7 @@ from lit_data.core.errors import DataError
 from lit_data.images.decoders import ImageDecoder, ImageSource
 from lit_data.images.read_options import ReadOptions
 from lit_data.images.scaling import Scaling
-from lit_data.predict.batches import ImageJob, MemoryTarget, open_source
-from lit_data.predict.tiling import Tiling
+from lit_data.predict.tiles import ImageJob, MemoryTarget, Tiling, open_source
 from lit_inspect import images as runtime
 from lit_inspect import rows, tiles
 from lit_inspect.errors import ImageError

@@ -11,6 +11,7 @@ from matplotlib.colors import to_hex, to_rgb
 from lit_data.core.types import IGNORED
 from lit_data.predict import Defect
 from lit_data.predict.answers import read_threshold
+from lit_data.predict.defects import drop_small
 from lit_data.predict.figures import (
     CLASS_COLOURS,
     FALSE_COLOUR,
@@ -30,7 +31,6 @@ from lit_data.predict.figures import (
     sort_regions,
     write_overlay,
 )
-from lit_data.predict.predictor import drop_small
 from lit_data.predict.task import choose_strata
 
 

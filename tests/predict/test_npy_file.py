@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lit_data.core.errors import ConfigError, StoreSpaceError
 from lit_data.predict import TiledPredictor
-from lit_data.predict.predictor import FileDtype, encode
+from lit_data.predict.npy_target import FileDtype, encode
 from lit_inspect.tiles import Blend
 from tests.predict.nets import make_images, make_net
 

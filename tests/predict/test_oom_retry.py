@@ -10,12 +10,8 @@ from torch import Tensor, nn
 
 from lit_data.core.errors import BatchMemoryError, ConfigError
 from lit_data.predict import TiledPredictor
-from lit_data.predict.batch_size_table import (
-    GROW_AFTER,
-    BatchSize,
-    count_weight_bytes,
-    measure_peak_bytes,
-)
+from lit_data.predict.memory_limit import count_weight_bytes, measure_peak_bytes
+from lit_data.predict.runner import GROW_AFTER, BatchSize
 from tests.helpers.limited_memory import out_of_memory
 from tests.predict.nets import Found, assert_same, make_images, make_net, predict
 

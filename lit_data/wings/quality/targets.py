@@ -11,9 +11,10 @@ from torch import Tensor
 
 from lit_data.core.types import IGNORED, Array, Batch, Bools, Doubles, Ints
 from lit_data.datamodules.image_batch import ImageTransform
+from lit_data.predict.defects import find_defects
 from lit_data.predict.maps import ProbabilityMap, VerdictWriter
 from lit_data.predict.options import PredictOptions
-from lit_data.predict.predictor import TiledPredictor, find_defects
+from lit_data.predict.predictor import TiledPredictor
 from lit_data.synthesis import DefectSpec
 from lit_inspect.verdicts import GOOD
 

@@ -16,7 +16,7 @@ from lit_data.callbacks.wrapping import wrap
 from lit_data.core.errors import ConfigError
 from lit_data.core.types import Batch
 from lit_data.models.schedule import learning_rate_factor
-from lit_data.predict.batch_size_table import measure_peak_bytes
+from lit_data.predict.memory_limit import measure_peak_bytes
 from lit_data.testing import QUIET
 from lit_data.wings.gan import ConvDiscriminator, ConvGenerator, GANModule, RayGenerator, RayPatches
 from lit_data.wings.gan.model.conditions import Use

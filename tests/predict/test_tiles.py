@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lit_data.core.errors import ConfigError
 from lit_data.predict import find_defects, measure_reach_px
-from lit_data.predict.tiling import Tiling
+from lit_data.predict.tiles import Tiling
 from lit_inspect.tiles import Blend, TileAxis
 from tests.predict.nets import REACH_PX, HalvingNet, make_net
 

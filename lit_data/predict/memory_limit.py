@@ -1,11 +1,8 @@
-"""The batch size of each kind of sample, by what the net takes and what memory holds."""
+"""`MemoryLimit`: how many tiles at once stay below a limit, by what the net takes for one."""
 
-import gc
 import itertools
 import weakref
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,18 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lit_data.core.out_of_memory import make_memory_error, repeat
-from lit_data.core.size_search import SizeSearch
-from lit_data.core.types import Size
-from lit_data.predict.batches import Kind
 from lit_data.predict.forward import Forward
-from lit_data.predict.tiling import measure_reach_px
+from lit_data.predict.runner import AHEAD, BatchSize, release_memory
+from lit_data.predict.tiles import Kind
 
 T = TypeVar("T")
 ADVICE = "use a smaller tile_px or model, precision=bf16, or free the device of other programs"
-GROW_AFTER = 8
-"""Full batches that must go well before a larger one is tried."""
-AHEAD = 2
-"""Batches for each of several threads: one is computed, and one or its values wait."""
 
 
 def measure_peak_bytes(call: Callable[[], object]) -> int:
@@ -110,55 +101,6 @@ def try_twice(call: Callable[[], T], needs: str, device: torch.device) -> T:
     return repeat(call, release)
 
 
-def find_reach_px(
-    forward: Forward, channels: int, tile_px: Size, *, multiple_px: int
-) -> int | None:
-    """Return the receptive field of a net to each side, px; None if it reaches beyond a tile.
-
-    Raises:
-        BatchMemoryError: A single tile does not fit into memory.
-    """
-    call = forward.call_plain
-    measure = partial(measure_reach_px, call, channels, tile_px, multiple_px=multiple_px)
-    tile = f"a single tile of {channels}x{tile_px[0]}x{tile_px[1]}"
-    return try_twice(measure, tile, forward.device)
-
-
-def release_memory(device: torch.device) -> None:
-    """Give back memory that nobody refers to."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-@dataclass
-class BatchSize(SizeSearch):
-    """The size for samples of one kind.
-
-    Attributes:
-        alone: Memory holds a batch only if nothing else is under way.
-    """
-
-    alone: bool = False
-
-    def count_batch(self, samples: int) -> None:
-        """Count a batch of so many samples that went well."""
-        self.succeed(samples, samples)
-        if self.clean >= GROW_AFTER:
-            self.grow()
-
-    def shrink(self, samples: int) -> bool:
-        """Count a batch of so many samples that did not fit.
-
-        Returns:
-            True if there is a smaller size to try.
-        """
-        if samples <= self.min_size:
-            return False  # not remembered: a single one may fail as others hold the memory
-        self.fail(samples, 0)
-        return True
-
-
 class MemoryLimit:
     """Memory for the weights of a net and the tiles under way.
 
@@ -209,35 +151,3 @@ class MemoryLimit:
             return max(1, counter.peak_bytes), values.nbytes
 
         return try_twice(measure, f"a single tile of {kind}", self._forward.device)
-
-
-class BatchSizes:
-    """The batch size of each kind of sample; it outlives a call of the predictor.
-
-    Args:
-        start: Size of the first batch of each kind, and its limits.
-        limit: Memory for tiles; None leaves it to the device.
-    """
-
-    def __init__(self, start: BatchSize, limit: MemoryLimit | None = None) -> None:
-        self._start = start
-        self._limit = limit
-        self._sizes: dict[Hashable, BatchSize] = {}
-
-    def must_measure(self, kind: Hashable) -> bool:
-        """Return True if `of` will call the net."""
-        return self._limit is not None and kind not in self._sizes
-
-    def of(self, kind: Hashable) -> BatchSize:
-        """Return the size of one kind, a `Kind` of tiles where there is a memory limit.
-
-        Raises:
-            BatchMemoryError: The memory limit does not hold the smallest batch.
-        """
-        if kind not in self._sizes:
-            size = replace(self._start)
-            if self._limit is not None:
-                assert isinstance(kind, Kind)
-                self._limit.fit(size, kind)
-            self._sizes[kind] = size
-        return self._sizes[kind]

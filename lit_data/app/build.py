@@ -26,9 +26,9 @@ from lit_data.app.checkpoints import (
     is_exported,
     load_weights,
 )
-from lit_data.app.configuration.hydra_node import find_choice, find_choices, find_typed
 from lit_data.app.configuration.names import allow_packages, resolve_target, to_plain
 from lit_data.app.configuration.targets import Recipe, instantiate, leave_out_unknown, read_recipe
+from lit_data.app.configuration.words import find_choice, find_choices, find_typed
 from lit_data.app.launcher import is_first_of_machine
 from lit_data.app.monitor_guard import MonitorGuard, leave_undefined_empty
 from lit_data.app.rerun import read_config

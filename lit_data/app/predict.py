@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 
 from lit_data.app.build import build_datamodule, build_input_data, build_model, find_trained
 from lit_data.app.checkpoints import load_weights
-from lit_data.app.configuration.hydra_node import find_typed
 from lit_data.app.configuration.names import resolve_target, to_plain
 from lit_data.app.configuration.targets import read_options
+from lit_data.app.configuration.words import find_typed
 from lit_data.app.quality import find_doubt
 from lit_data.app.remote_predictions import RemoteFolder
 from lit_data.app.result import PartlyDoneError

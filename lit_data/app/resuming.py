@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from typing_extensions import override
 
-from lit_data.app.configuration.hydra_node import find_choice, find_typed
 from lit_data.app.configuration.model_choice import WITHOUT_WEIGHTS
 from lit_data.app.configuration.names import to_plain
+from lit_data.app.configuration.words import find_choice, find_typed
 from lit_data.app.record import read_record
 from lit_data.app.trained import list_targets, take_model
 from lit_data.core.errors import ConfigError, escape

@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from lit_data.app.configuration.addresses import check_local
+from lit_data.app.configuration.checks import check_local
 from lit_data.app.configuration.compose import check_run, take_composed
 from lit_data.app.configuration.names import allow_packages
 from lit_data.app.configuration.targets import read_options

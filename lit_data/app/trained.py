@@ -12,9 +12,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 
 from lit_data.app.checkpoints import Look, absolute_root, look_at
-from lit_data.app.configuration.hydra_node import find_typed
 from lit_data.app.configuration.names import find_targets, resolve_target, to_plain
-from lit_data.app.configuration.words import show_override
+from lit_data.app.configuration.words import find_typed, show_override
 from lit_data.app.run_folder import SPLIT_TABLE
 from lit_data.core.errors import ConfigError, escape
 from lit_data.core.files import flatten

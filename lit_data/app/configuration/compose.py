@@ -4,49 +4,56 @@ It is checked before anything of it runs. Complaints of Hydra and OmegaConf beco
 the nearest name.
 """
 
-import math
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationResolutionError
 
-from lit_data.app.configuration.faults import as_config_errors, unknown_option
-from lit_data.app.configuration.hydra_node import check_hydra_node, check_run_name
+from lit_data.app.configuration.checks import check_files, check_job
 from lit_data.app.configuration.model_choice import TRAINING, choose_model
-from lit_data.app.configuration.names import allow_packages, check_targets, walk
-from lit_data.app.configuration.rows import CONF, Files
-from lit_data.app.configuration.suggest import did_you_mean, nearest
+from lit_data.app.configuration.names import (
+    allow_packages,
+    dot_indices,
+    join_key,
+    resolve_target,
+)
+from lit_data.app.configuration.suggest import did_you_mean, nearest_key
 from lit_data.app.configuration.tree import (
     ComposedLoader,
     ConfigTree,
     Engine,
-    check_files,
-    missing_value,
+    as_config_errors,
+    list_keys,
     open_hydra,
+    take_job,
+    unknown_option,
 )
-from lit_data.app.configuration.values import ComposedJob, compose_job, open_arguments, set_value
 from lit_data.app.configuration.view_choice import VIEWED, choose_view
-from lit_data.core.addresses import check_plain, check_words
-from lit_data.core.checks import check_types
+from lit_data.core.addresses import check_words
+from lit_data.core.checks import read_arguments
 from lit_data.core.errors import ConfigError
 from lit_data.core.wheels import DEFAULT_SIZE, find_wheel_weights
 
 _LEAVING = re.compile(r"\.\.|(^|[\[,(\s'\"])[/\\~]")  # a group's folder: .., / or ~ before a name
 
 
-class _Common(NamedTuple):
-    """Keys of every command."""
+class ComposedJob(NamedTuple):
+    """A composed configuration.
 
-    name: str | float
-    tags: Sequence[str | float]
-    seed: int
-    paths: Mapping[str, str | None]
+    Attributes:
+        cfg: With Hydra's node.
+        opened: Keys that are typed, of arguments that a node's class has and its file leaves out.
+    """
+
+    cfg: DictConfig
+    opened: set[str]
 
 
 def compose(
@@ -73,7 +80,7 @@ def compose(
     """
     with open_hydra(config_dir) as hydra:
         cfg, _ = check_run(hydra, command, overrides, packages=packages)
-    return _take_job(cfg)
+    return take_job(cfg)
 
 
 def check_run(
@@ -110,14 +117,14 @@ def check_run(
                 completed += choose_model(tree, tree.parse(completed))
             jobs = _plan_jobs(tree, completed, multirun=multirun)
         lines = next(jobs)
-        first = _check_job(tree, lines)
+        first = _compose_checked(tree, lines)
         is_viewed = VIEWED.items() <= dict(first.cfg.hydra.runtime.choices).items()
         if command in TRAINING and is_viewed:
             view = choose_view(first.cfg, tree.parse(completed))
             completed += view
-            first = _check_job(tree, [*lines, *view]) if view else first
+            first = _compose_checked(tree, [*lines, *view]) if view else first
         for job in jobs:
-            _check_job(tree, job)
+            _compose_checked(tree, job)
         HydraConfig.instance().set_config(first.cfg)  # to which the run folder refers
     return first.cfg, open_arguments(tree.parse(completed), first.opened)
 
@@ -174,8 +181,7 @@ def _has_option_already(tree: ConfigTree, group: str, words: Sequence[Override])
     Or one that is chosen for a group around it, by name or by a file of another group.
     """
     parent, _, _ = group.rpartition("/")
-    choices = {*Files([CONF]).choose([]), "hydra"}
-    if group in choices or parent.split("/")[0] == "hydra":
+    if tree.has_default(group) or parent.split("/")[0] == "hydra":
         return True
     choosing = []
     for word in words:
@@ -183,7 +189,7 @@ def _has_option_already(tree: ConfigTree, group: str, words: Sequence[Override])
         is_choice = isinstance(word.value(), str) and tree.is_group(other)
         if parent and is_choice and not other.startswith(f"{parent}/"):
             line = str(word.input_line)
-            choosing.append(line if other in choices or word.is_add() else f"+{line}")
+            choosing.append(line if tree.has_default(other) or word.is_add() else f"+{line}")
     return bool(choosing) and group in tree.list_files(choosing).overrides.known_choices
 
 
@@ -233,41 +239,17 @@ def _list_values(override: Override) -> list[str]:
     return [f"{key}={value}" for value in values]
 
 
-def _check_job(tree: ConfigTree, lines: Sequence[str]) -> ComposedJob:
+def _compose_checked(tree: ConfigTree, lines: Sequence[str]) -> ComposedJob:
     with as_config_errors():
         composed = compose_job(tree, lines)
     cfg = composed.cfg
+    words = tree.parse(lines)
     with as_config_errors(cfg):
-        check_files(tree, cfg, tree.parse(lines))
+        check_files(tree, cfg, words)
         _fill_runtime(cfg)
-        job, hydra = _resolve(_take_job(cfg)), _resolve(_take_hydra(cfg))
-    _check_top_level(tree, cfg)
-    missing = sorted(key for key, value in walk(job) if value == "???")
-    if missing:
-        raise ConfigError(missing_value(missing[0]))
-    if cfg.command != tree.command:
-        raise ConfigError(
-            f"'command' is {cfg.command!r}, but the first word on the command line says "
-            f"'{tree.command}'."
-        )
-    if isinstance(cfg.get("data"), DictConfig) and "_target_" not in cfg.data:
-        # A file that the kinds of data share, such as data/base.yaml, is none by itself.
-        raise ConfigError(
-            "'data' names no class: choose a kind of data, such as data=segmentation."
-        )
-    check_types(_Common, {name: job[name] for name in _Common._fields if name in job})
-    check_plain(job)
-    _check_numbers(job)
-    # Names come before what Hydra's node says, for which they are imported.
-    check_targets({"hydra": hydra})
-    check_targets(job)
-    check_hydra_node(hydra, lines)
-    check_run_name(job)
+        job, hydra = _resolve(take_job(cfg)), _resolve(_take_hydra(cfg))
+    check_job(tree, cfg, job, hydra, words)
     return composed
-
-
-def _take_job(cfg: DictConfig) -> DictConfig:
-    return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
 
 
 def _take_hydra(cfg: DictConfig) -> DictConfig:
@@ -294,26 +276,124 @@ def _fill_runtime(cfg: DictConfig) -> None:
             node.runtime.output_dir = folder
 
 
-def _check_numbers(job: Mapping[str, Any]) -> None:
-    """Refuse NaN, which would fail late, in the middle of a run, or never."""
-    for key, value in walk(job):
-        if isinstance(value, float) and math.isnan(value):
-            raise ConfigError(f"'{key}' is nan: give a number.")
+def compose_job(tree: ConfigTree, lines: Sequence[str]) -> ComposedJob:
+    """Compose the files that are chosen, and set the values that are typed.
+
+    Hydra sets values while it composes, and takes those alone whose keys the files have. Which of the
+    others are arguments of a class is known afterwards, so that Hydra would have to compose twice.
+    """
+    words = tree.parse(lines)
+    files, values = [], []
+    for word in words:
+        if tree.chooses_file(word):
+            files.append(str(word.input_line))
+        else:
+            values.append(word)
+    cfg = tree.compose(files)
+    # Classes first: they decide which other keys there are.
+    values.sort(key=lambda word: not word.key_or_group.endswith("_target_"))
+    with as_config_errors(cfg):
+        opened = {word.key_or_group for word in values if set_value(tree, cfg, word)}
+        _describe_words(cfg, tree.parse(open_arguments(words, opened)))
+    return ComposedJob(cfg, opened)
 
 
-def _check_top_level(tree: ConfigTree, cfg: DictConfig) -> None:
-    """Refuse keys that nothing reads; a key of one's own must be used in an interpolation."""
-    groups = tree.options("", ObjectType.GROUP)
-    known = {"hydra", "command"}
-    known |= {key.partition(".")[0] for key in Files([CONF]).compose(tree.command, [])}
-    own_keys = [str(key) for key in cfg if key not in known]
-    text = OmegaConf.to_yaml(_take_job(cfg)) if own_keys else ""
-    for key in own_keys:
-        if re.search(rf"\${{[^}}]*\b{re.escape(key)}\b", text):
-            continue
-        if key in groups:
-            raise ConfigError(
-                f"the file chosen for '{key}' must start with the line '# @package _global_'."
-            )
-        near = nearest(key, [*known, *groups])
-        raise ConfigError(f"unknown key '{key}'.{did_you_mean(near)} No command reads it.")
+def open_arguments(words: Sequence[Override], opened: Collection[str]) -> list[str]:
+    """Return overrides with Hydra's ``++`` before those of arguments that no file has."""
+    lines = []
+    for word in words:
+        mark = "++" if word.key_or_group in opened else ""
+        lines.append(f"{mark}{word.input_line}")
+    return lines
+
+
+def set_value(tree: ConfigTree, cfg: DictConfig, word: Override) -> bool:
+    """Set, add or delete a value as Hydra does.
+
+    So that ``trainer.limit_train_batches=10`` may be typed as it is, an argument that the class of
+    a node has is added where the file of the node leaves it out.
+
+    Returns:
+        True if it was added so.
+
+    Raises:
+        ConfigError: The key is unknown, or is there already and is to be added.
+    """
+    key, value, line = word.key_or_group, word.value(), str(word.input_line)
+    if word.is_delete():
+        _delete(tree, cfg, key, value)
+        return False
+    if word.is_add() and not isinstance(value, dict | list) and _find(cfg, key) is not None:
+        raise ConfigError(f"'{line}': there is such a key; write {line[1:]} to replace its value.")
+    is_added = word.is_add() or word.is_force_add()
+    try:
+        OmegaConf.update(cfg, key, value, merge=True, force_add=is_added)
+    except (ConfigAttributeError, ConfigKeyError) as error:
+        inner = str(error.full_key)  # in a dict that is typed
+        dotted = dot_indices(inner if inner.startswith(f"{key}.") else key)
+        if dotted.rpartition(".")[2] not in _list_arguments(cfg, dotted):
+            raise _unknown_key(tree, cfg, dotted) from error
+        OmegaConf.update(cfg, key, value, merge=True, force_add=True)
+        return True
+    return False
+
+
+def _delete(tree: ConfigTree, cfg: DictConfig, key: str, value: object) -> None:
+    """Delete a key; where a value is typed, only if it has that."""
+    before = _find(cfg, key)
+    if before is None:
+        raise _unknown_key(tree, cfg, key)
+    if value is not None and value != before:
+        raise ConfigError(f"'~{key}={value}': it is {before}.")
+    parent = _parent(key)
+    node = OmegaConf.select(cfg, parent) if parent else cfg
+    with open_dict(cfg):
+        del node[key.removeprefix(f"{parent}.")]
+
+
+def _find(cfg: DictConfig, key: str) -> object:
+    try:
+        return OmegaConf.select(cfg, key, throw_on_missing=False)
+    except InterpolationResolutionError:  # that of a key that is there
+        return key
+
+
+def _unknown_key(tree: ConfigTree, cfg: DictConfig, key: str) -> ConfigError:
+    is_hydra = key.startswith("hydra")
+    known = [name for name in list_keys(cfg) if name.startswith("hydra") == is_hydra]
+    known += tree.list_groups()
+    known += [join_key(_parent(key), name) for name in _list_arguments(cfg, key)]
+    return ConfigError(f"unknown key '{key}'.{did_you_mean(nearest_key(key, known))}")
+
+
+def _list_arguments(cfg: DictConfig, key: str) -> list[str]:
+    """Arguments of the class that the node around a key names; none where none may be named."""
+    parent = _parent(key)
+    node = OmegaConf.select(cfg, parent) if parent else None
+    if not isinstance(node, DictConfig):
+        return []
+    try:
+        return [*read_arguments(resolve_target(node.get("_target_"), parent)).hints]
+    except (ConfigError, ValueError, TypeError):
+        return []
+
+
+def _parent(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def _describe_words(cfg: DictConfig, words: Sequence[Override]) -> None:
+    """Write into Hydra's node what it says of the words."""
+    node = cfg.hydra
+    of_hydra = [str(word.input_line) for word in words if word.is_hydra_override()]
+    of_task = [word for word in words if not word.is_hydra_override()]
+    named = node.job.config.override_dirname
+    lines = [
+        str(word.input_line) for word in of_task if word.key_or_group not in named.exclude_keys
+    ]
+    with open_dict(node):
+        for name in node.job.env_copy:
+            node.job.env_set[name] = os.environ[name]
+    node.overrides.hydra = of_hydra
+    node.overrides.task = [str(word.input_line) for word in of_task]
+    node.job.override_dirname = named.item_sep.join(sorted(lines)).replace("=", named.kv_sep)

@@ -17,9 +17,9 @@ from hydra.errors import HydraException, InstantiationException
 from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lit_data.app.configuration.hydra_node import find_typed
 from lit_data.app.configuration.names import join_key, resolve_target, resolve_targets, to_plain
 from lit_data.app.configuration.suggest import did_you_mean, nearest
+from lit_data.app.configuration.words import find_typed
 from lit_data.core.checks import Made, call_checked, read_arguments
 from lit_data.core.errors import ConfigError, LitDataError, first_line
 

@@ -1,7 +1,12 @@
-"""Hydra's engine on the packaged configuration: its groups, options and files."""
+"""Hydra's engine on the packaged configuration: its groups, options and files, and its complaints.
+
+These become one line, with the nearest name.
+"""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -16,21 +21,32 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode, TaskFunction
 from omegaconf import Container, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from typing_extensions import override
+from yaml import YAMLError
 
 from lit_data.app.configuration.installed import list_conf_packages
-from lit_data.app.configuration.names import dot_indices, join_key, walk
-from lit_data.app.configuration.suggest import did_you_mean, nearest
+from lit_data.app.configuration.names import dot_indices, walk
+from lit_data.app.configuration.suggest import did_you_mean, nearest, nearest_key
 from lit_data.app.configuration.words import parse_word, show_override
 from lit_data.core.errors import ConfigError
 
 _LONGEST_SHOWN = 200
-_PACKAGED_FOLDER = Path(__file__).parents[2] / "conf"
+PACKAGED_FOLDER = Path(__file__).parents[2] / "conf"
 _SEARCH_PATH = "hydra.searchpath"
+_UNKNOWN_KEY = re.compile(r"Interpolation key '(.+?)' not found")
+_MISSING_VALUE = re.compile(r"Missing mandatory value: (\S+)")
+_PLUGINS = {
+    "hydra/launcher=joblib": "hydra-joblib-launcher",
+    "hydra/launcher=ray": "hydra-ray-launcher",
+    "hydra/launcher=submitit_slurm": "hydra-submitit-launcher",
+    "hydra/sweeper=optuna": "hydra-optuna-sweeper",
+}
+"""Options that packages bring along, as plugins of Hydra."""
 
 _folders: ContextVar[tuple[tuple[str, Path], ...]] = ContextVar("folders", default=())
 """Folders of configurations beside ours, with the names of those that bring them."""
@@ -207,6 +223,10 @@ class ConfigTree:
         folder, _, name = f"{group}/{option}".rpartition("/")
         return name.removesuffix(".yaml") in self.options(folder)
 
+    def has_default(self, group: str) -> bool:
+        """Return True if the file that all commands share chooses an option of a group."""
+        return f"\n  - {group}: " in (PACKAGED_FOLDER / "base.yaml").read_text("utf-8")
+
     def list_groups(self, parent: str = "") -> list[str]:
         """Return every group and group within a group."""
         groups = []
@@ -228,72 +248,84 @@ class ConfigTree:
         return self.is_group(word.key_or_group) and not isinstance(word.value(), dict)
 
 
-def check_files(tree: ConfigTree, cfg: DictConfig, words: Sequence[Override]) -> None:
-    """Refuse files outside of the folders, hidden files, and keys that files ask for.
-
-    OmegaConf keeps an earlier file's value under a later file's `???`, so an experiment that asks
-    for `data.root` would run without it.
-
-    Args:
-        tree: What the configuration is composed from.
-        cfg: The configuration with Hydra's node.
-        words: Of the command line.
-
-    Raises:
-        ConfigError: Names the file or the key.
-    """
-    sources = cfg.hydra.runtime.config_sources
-    folders = [Path(source.path) for source in sources if source.schema == "file"]
-    experiment = _PACKAGED_FOLDER / f"experiment/{cfg.hydra.runtime.choices.get('experiment')}.yaml"
-    if not folders and not (experiment.is_file() and "???" in experiment.read_text("utf-8")):
-        return
-    _check_hidden(folders)
-    choosing = [str(word.input_line) for word in words if tree.chooses_file(word)]
-    left_open = set()
-    for default in tree.list_files(choosing).defaults:
-        name = str(default.config_path)
-        if ".." in name.split("/"):
-            raise ConfigError(
-                f"the defaults list names '{name}': '..' leaves the configuration folders."
-            )
-        paths = [folder / f"{name}.yaml" for folder in (_PACKAGED_FOLDER, *folders)]
-        path = next((path for path in paths if path.is_file()), None)
-        content = OmegaConf.load(path) if path else OmegaConf.create()
-        for inner, value in _walk(content):
-            key = join_key(default.package or "", inner)
-            if value == "???":
-                left_open.add(key)
-            elif not isinstance(value, Mapping | list):
-                left_open.discard(key)
-    closed = ("hydra.", *(f"{word.key_or_group}." for word in words))
-    for key in sorted(left_open):
-        if not f"{key}.".startswith(closed):
-            raise ConfigError(missing_value(key))
-
-
-def _check_hidden(folders: Sequence[Path]) -> None:
-    """Refuse a user's file that has the name of a packaged one."""
-    for folder in folders:
-        for packaged in _PACKAGED_FOLDER.rglob("*.yaml"):
-            path = folder / packaged.relative_to(_PACKAGED_FOLDER)
-            if path.is_file() and not path.samefile(packaged):
-                raise ConfigError(
-                    f"{path} would never be read, for lit_data has a file of that name: rename "
-                    "yours."
-                )
-
-
 def missing_value(key: str) -> str:
     """Return the line for a key that must be given."""
     return f"'{key}' has no value yet: write {key}=VALUE."
 
 
+def take_job(cfg: DictConfig) -> DictConfig:
+    """Return a configuration without Hydra's node."""
+    return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+
+
 def list_keys(cfg: Container) -> list[str]:
     """Return every dotted key of a configuration, inner nodes included."""
-    return [key for key, _ in _walk(cfg)]
+    return [key for key, _ in walk_unresolved(cfg)]
 
 
-def _walk(cfg: Container) -> Iterator[tuple[str, object]]:
+def walk_unresolved(cfg: Container) -> Iterator[tuple[str, object]]:
+    """Yield every node and value with its dotted key, interpolations as they are written."""
     for key, value in walk(OmegaConf.to_container(cfg, resolve=False)):
         if key:
             yield dot_indices(key), value
+
+
+@contextmanager
+def as_config_errors(cfg: DictConfig | None = None) -> Iterator[None]:
+    """Raise what Hydra and OmegaConf complain about as a `ConfigError` of one line.
+
+    Args:
+        cfg: Whose keys are offered for those that are not found.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", r"provider=.*\s+is not available", UserWarning)
+            yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        # Also what Hydra and OmegaConf raise by mistake: it is the user's text that they read.
+        raise ConfigError(_explain(error, cfg)) from error
+
+
+def _explain(error: Exception, cfg: DictConfig | None) -> str:
+    """Return one line for an error of composing or resolving."""
+    if isinstance(error, MissingConfigException):
+        return _explain_missing_file(error)
+    # Hydra wraps the errors of OmegaConf, which know the key.
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    reasons = [str(reason).split("full_key:")[0] for reason in dict.fromkeys((error, cause))]
+    text = " ".join(" ".join(reasons).split())
+    if match := _MISSING_VALUE.search(text):
+        return missing_value(match[1])
+    hint = ""
+    match = _UNKNOWN_KEY.search(text)
+    if match and cfg is not None:
+        hint = did_you_mean(nearest_key(match[1], list_keys(cfg)))
+    # The text of any other error says little without its type.
+    if not isinstance(error, HydraException | OmegaConfBaseException | YAMLError | UserWarning):
+        text = f"{type(error).__name__}: {text}"
+    key = getattr(cause, "full_key", None)
+    if key:
+        text = f"'{key}': {text}"
+    return f"{text.rstrip('.')}.{hint}"
+
+
+def unknown_option(option: str, group: str, options: Sequence[str]) -> str:
+    """Return the line for an option that a group does not have."""
+    line = f"unknown option '{option}' of '{group}'"
+    if group == "experiment":
+        line = f"unknown experiment '{option}'"
+    if package := _PLUGINS.get(f"{group}={option}"):
+        return f"'{group}={option}' needs a package: pip install {package}."
+    options = [name for name in options if not name.startswith("base")]  # shared by the others
+    verb = "is" if len(options) == 1 else "are"
+    near = did_you_mean(nearest(option, options))
+    return f"{line}.{near} There {verb}: {', '.join(options) or 'none'}."
+
+
+def _explain_missing_file(error: MissingConfigException) -> str:
+    group, _, option = (error.missing_cfg_file or "").rpartition("/")
+    line = unknown_option(option, group, error.options or [])
+    asking = re.match(r"In '(.+?)'", str(error))
+    return f"{line} ({asking[1]}.yaml asks for it.)" if asking else line

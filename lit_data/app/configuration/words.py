@@ -1,9 +1,11 @@
-"""Words of the command line that give a text to a key, in Hydra's grammar of overrides."""
+"""Words of the command line that give a text to a key, in Hydra's grammar, and those of this run."""
 
 import re
 import shlex
+from collections.abc import Sequence
 from functools import cache
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -117,3 +119,28 @@ def parse_word(parser: OverridesParser, word: str) -> Override:
 @cache
 def _make_parser() -> OverridesParser:
     return OverridesParser.create()
+
+
+def find_typed() -> set[str]:
+    """Return the keys of this run's command line; none outside a run."""
+    if not HydraConfig.initialized():
+        return set()
+    overrides: Sequence[str] = HydraConfig.get().overrides.task
+    return {override.lstrip("+").partition("=")[0] for override in overrides}
+
+
+def find_choice(group: str) -> str | None:
+    """Return the option of a group that this run has; None without one."""
+    if not HydraConfig.initialized():
+        return None
+    choice: str | None = HydraConfig.get().runtime.choices.get(group)
+    return choice
+
+
+def find_choices(group: str) -> list[str]:
+    """Return the options of a group that may have several, as those of a list that is typed."""
+    choice = find_choice(group)
+    if choice is None and HydraConfig.initialized():  # which notes no list
+        typed = [word.lstrip("+").partition("=") for word in HydraConfig.get().overrides.task]
+        choice = next((value for key, _, value in typed if key == group), None)
+    return re.findall(r"\w+", choice or "")

@@ -258,10 +258,7 @@ def prepare(datamodule: L.LightningDataModule, *, learns: bool = False) -> None:
         learns: A model is to learn from it: files that say nothing of what are refused at once.
     """
     if isinstance(datamodule, BaseDataModule) and is_first_of_machine():
-        if learns:
-            if datamodule.source is not None:
-                datamodule.source.refresh()
-            datamodule.check_files()
+        datamodule.learns = learns
         datamodule.prepare_data()
 
 

@@ -71,6 +71,7 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
         bank: The decoded images, if there are any; after `setup`.
         split_images: For train, val and test the numbers of their images, where whole images are
             split; after `setup`.
+        learns: A model is about to learn from it, as ``fit`` says before its Trainer does.
 
     Raises:
         ConfigError: The format names unknown keys.
@@ -80,6 +81,7 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
     source: Source | None = None
     bank: ImageBank | None = None
     split_images: Mapping[str, Ints] = MappingProxyType({})
+    learns: bool = False
 
     def __init__(
         self,
@@ -107,11 +109,11 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
         """Make the synthetic dataset or the mirror if need be, and the stores; on one process of each node.
 
         Raises:
-            ConfigError: A Trainer is about to fit, and `check_files` refuses the files.
+            ConfigError: A model is to learn from it, and `check_files` refuses the files.
         """
         if self.source is not None:
             self.source.refresh()
-        if self.trainer is not None and self.trainer.training:
+        if self.learns or (self.trainer is not None and self.trainer.training):
             self.check_files()
         self._open()
 

@@ -20,7 +20,7 @@ from lit_inspect.replacement import replacing_by_path
 
 TOLERANCE = 1e-4
 _NEEDED = ("onnx", "onnxruntime", "onnxscript")
-_AXES = ("batch", "channels", "height", "width")
+AXES = ("batch", "channels", "height", "width")
 _LARGEST_BYTES = 2**31 - 2**20
 """A protobuf message holds 2 GiB."""
 
@@ -135,7 +135,7 @@ def _check_file(
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     free_axes = []
-    for name, length in zip(_AXES, session.get_inputs()[0].shape, strict=True):
+    for name, length in zip(AXES, session.get_inputs()[0].shape, strict=True):
         if not isinstance(length, int):  # the name of a variable
             free_axes.append(name)
 

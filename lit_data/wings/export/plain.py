@@ -1,6 +1,7 @@
 """Plain graphs of an exported net for other runtimes, with all that is needed to read them as metadata."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
@@ -17,6 +18,7 @@ from lit_data.core.temp import scratch_folder
 from lit_data.core.types import Floats
 from lit_data.predict.net_facts import NetFacts
 from lit_data.wings.export.onnx_file import (
+    AXES,
     TOLERANCE,
     list_probes,
     measure_difference,
@@ -122,8 +124,21 @@ def write_onnx(facts: NetFacts, board: "Board", path: Path) -> None:
 
     model = onnx.load_from_string(board.parts[NET])
     onnx.helper.set_model_props(model, describe_reading(board))
+    _name_axes(model.graph)
     with replacing_by_path(path) as part:
         onnx.save(model, part)
+
+
+def _name_axes(graph: Any) -> None:  # noqa: ANN401 - protobuf's messages have no types
+    """Give axes of any length, which the exporter numbers, their names in all values of a graph."""
+    sides = graph.input[0].type.tensor_type.shape.dim
+    names = {side.dim_param: name for side, name in zip(sides, AXES, strict=True) if side.dim_param}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for side in value.type.tensor_type.shape.dim:
+            if side.dim_param:  # or a formula of several
+                side.dim_param = re.sub(
+                    r"\w+", lambda match: names.get(match[0], match[0]), side.dim_param
+                )
 
 
 def write_openvino(facts: NetFacts, board: "Board", path: Path) -> None:
@@ -201,8 +216,7 @@ def _list_inputs(facts: NetFacts, board: "Board") -> Iterator[Tensor]:
 
     [images] = onnx.load_from_string(board.parts[NET]).graph.input
     sides = images.type.tensor_type.shape.dim
-    names = ("batch", "channels", "height", "width")
-    free = [name for name, side in zip(names, sides, strict=True) if side.dim_param]
+    free = [name for name, side in zip(AXES, sides, strict=True) if side.dim_param]
     return list_probes(facts.probes, free)
 
 

@@ -24,7 +24,7 @@ from lit_data.wings.detection import DetectionDataModule
 from lit_data.wings.export import plain
 from lit_data.wings.export.command import main
 from lit_data.wings.export.encode import encode_file
-from lit_data.wings.export.plain import FORMS, READING, write_torchscript
+from lit_data.wings.export.plain import FORMS, READING, write_onnx, write_torchscript
 from lit_inspect.board import read_board
 from lit_inspect.inspector import Inspector
 from tests.helpers.reading import opened
@@ -135,6 +135,22 @@ def test_a_plain_graph_answers_as_the_inspect_file(
     assert sorted(part.suffix for part in tmp_path.iterdir()) == sorted(
         {suffix, *([".bin"] if form == "openvino" else [])}
     )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_viewers_show_axes_by_their_names(exported: tuple[NetFacts, Path], tmp_path: Path) -> None:
+    import onnx
+
+    facts, board = exported
+    write_onnx(facts, read_board(board), tmp_path / "net.onnx")
+    graph = onnx.load(tmp_path / "net.onnx").graph
+    sides = graph.input[0].type.tensor_type.shape.dim
+    assert sides[0].dim_param == "batch"
+    if read_board(board).manifest["task"] == "maps":
+        assert [side.dim_param for side in sides] == ["batch", "", "height", "width"]
+    for value in (*graph.output, *graph.value_info):
+        for side in value.type.tensor_type.shape.dim:
+            assert set(re.findall(r"[A-Za-z]\w*", side.dim_param)) <= {"batch", "height", "width"}
 
 
 def _check_triton(path: Path) -> None:

@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import takewhile
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -235,6 +236,14 @@ def shorten_name(name: str) -> str:
     return file if len(file) <= _LONGEST_NAME else f"…{file[1 - _LONGEST_NAME :]}"
 
 
+def shorten_names(names: Sequence[str]) -> list[str]:
+    """Return the paths of the images of a picture as they fit over cells, without folders that all share."""
+    parts = [PurePosixPath(name).parts for name in names]
+    levels = zip(*(folders for *folders, _ in parts), strict=False)
+    shared = len(list(takewhile(lambda level: len(set(level)) == 1, levels)))
+    return [shorten_name("/".join(each[shared:])) for each in parts]
+
+
 @dataclass(frozen=True)
 class ShownImage:
     """An image with what a model says of it.
@@ -421,11 +430,12 @@ def draw_whole_images(images: Sequence[ShownImage], path: Path, title: str) -> N
     row_inches = CELL_INCHES * min(height / width, _LONGEST_SHAPE) + 0.45
     figure, axes = new_axes(rows, 3 * together, row_inches * rows + 0.7)
     triples = axes.reshape(rows * together, 3)
-    for image, pictures, cells in zip(images, painted, triples, strict=False):
+    names = shorten_names([image.name for image in images])
+    for image, name, pictures, cells in zip(images, names, painted, triples, strict=False):
         for cell, picture in zip(cells, pictures, strict=True):
             cell.imshow(picture)
         cells[0].set_title(
-            f"{shorten_name(image.name)}\n{image.text}",
+            f"{name}\n{image.text}",
             fontsize=8,
             loc="left",
             color="crimson" if image.is_wrong else "black",

@@ -87,6 +87,7 @@ class VerdictTable:
             "verdict": self.judge(entry.score, is_found=is_found, fits=not entry.note),
             "truth": "" if has_defect is None else _TRUTHS[has_defect],
             "kind": self._kinds[number] if self._kinds else "",
+            "threshold": self.judge.threshold,
         }
 
     def write(
@@ -180,5 +181,9 @@ def describe_row(row: Row) -> str:
         return f"{row['verdict']}, {score}"
     kind = row["kind"] or row["truth"]
     if is_wrong(row):
-        return f"{kind}, {'missed' if row['verdict'] == GOOD else 'false alarm'}, {score}"
+        is_missed = row["verdict"] == GOOD
+        if row.get("threshold") is not None:
+            sign = "<" if is_missed else "≥"
+            score = f"score {row['score']:.3g} {sign} {row['threshold']:.3g}"
+        return f"{kind}, {'missed' if is_missed else 'false alarm'}, {score}"
     return f"{kind}, {score}" if kind == row["verdict"] else f"{kind}: {row['verdict']}, {score}"

@@ -1,14 +1,14 @@
 """Pictures of the images whose scores are farthest from their truth."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from lit_data.core.types import Bytes
-from lit_data.predict.figures import CELL_INCHES, new_axes, save_figure, shorten_name
+from lit_data.predict.figures import CELL_INCHES, new_axes, save_figure, shorten_names
 from lit_data.predict.verdict_table import Row, describe_row, is_wrong, rank_errors
 from lit_inspect.verdicts import GOOD
 
@@ -44,10 +44,11 @@ def draw_worst(
     tallest = float(np.median([height / width for height, width, _ in shapes]))
     height_inches = len(groups) * (lines * CELL_INCHES * min(tallest, 2) + 0.5) + 0.6
     figure, axes = new_axes(lines * len(groups), columns, height_inches)
+    names = iter(shorten_names([row["image"] for group in groups for row in group]))
     for first, (group, pictures_of) in enumerate(zip(groups, painted, strict=True)):
         cells = axes[lines * first : lines * (first + 1)].T
         for row, pictures, column in zip(group, pictures_of, cells, strict=False):
-            _show(column, row, pictures)
+            _show(column, row, next(names), pictures)
         unused: list[Any] = list(cells[len(group) :].flat)
         for cell in unused:
             cell.set_axis_off()
@@ -59,8 +60,8 @@ def draw_worst(
     save_figure(figure, path, title, *legend)
 
 
-def _show(cells: Sequence[Axes], row: Row, pictures: Sequence[Bytes]) -> None:
+def _show(cells: Sequence[Axes], row: Row, name: str, pictures: Sequence[Bytes]) -> None:
     for cell, picture in zip(cells, pictures, strict=True):
         cell.imshow(picture)
-    title = f"{shorten_name(PurePath(row['image']).name)}\n{describe_row(row)}"
+    title = f"{name}\n{describe_row(row)}"
     cells[0].set_title(title, fontsize=7, color="crimson" if is_wrong(row) else "black")

@@ -27,6 +27,7 @@ from lit_data.predict.figures import (
     outline_mask,
     paint,
     shorten_name,
+    shorten_names,
     show_stored,
     sort_regions,
     write_overlay,
@@ -201,6 +202,9 @@ def test_samples_of_all_classes_and_sizes_are_chosen() -> None:
 def test_long_names_are_shortened_to_the_file() -> None:
     assert shorten_name("bad/0001.png") == "bad/0001.png"
     assert shorten_name("a_very_long_folder/image_00000001.png") == "image_00000001.png"
+    assert shorten_names(["test/bent/0.png", "test/good/0.png"]) == ["bent/0.png", "good/0.png"]
+    assert shorten_names(["images/0.png", "images/a_name_of_24_letters.png"])[0] == "0.png"
+    assert shorten_names(["images/0.png"]) == ["0.png"]
     assert shorten_name("a_name_of_more_than_24_letters.png") == "…ore_than_24_letters.png"
 
 

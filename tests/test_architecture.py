@@ -188,8 +188,11 @@ def test_files_and_functions_stay_short() -> None:
 
 
 def test_the_top_level_is_what_the_design_says() -> None:
-    links = {name: (PACKAGE.parent / name).readlink() for name in ("callbacks", "conf")}
-    assert links == {"callbacks": Path("lit_data/callbacks"), "conf": Path("lit_data/conf")}
+    for name in ("callbacks", "conf"):
+        link = PACKAGE.parent / name
+        # Git writes what it points to into a file where a system makes no links, as Windows.
+        target = str(link.readlink()) if link.is_symlink() else link.read_text(encoding="utf-8")
+        assert target == f"lit_data/{name}"
     assert not [path for path in PACKAGE.rglob("*") if path.is_symlink()]
     assert not list((PACKAGE.parent / "tests").rglob("__init__.py"))
 

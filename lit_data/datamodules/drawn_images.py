@@ -63,7 +63,7 @@ class DrawnImages(ImageBank):
             transform.synthesis, probability=1.0, true_count=(max(1, least), max(1, most))
         )
         self._bank, self._half = bank, len(numbers)
-        self._transform = replace(transform, synthesis=spec, augment={})
+        self._transform = replace(transform, synthesis=spec)
         self.skipped = ()
         self.channels = len(transform.expand)
         self.heights_px = np.tile(bank.heights_px[numbers], 2)
@@ -159,9 +159,9 @@ class DrawnImages(ImageBank):
             "epoch": torch.tensor([_EPOCH]),
         }
         size_px = (pixels.shape[1], pixels.shape[2])
-        transform = replace(self._transform, read_px={"test": size_px})
-        # Nothing is drawn into what is only predicted.
-        planned = transform.plan(batch, "test" if index >= self._half else "predict")
+        spec = self._transform.synthesis if index >= self._half else None
+        transform = replace(self._transform, read_px=size_px, synthesis=spec)
+        planned = transform.plan(batch)
         finished = transform.draw(planned)
         if "mask" not in finished:
             return finished["image"][0].numpy(), np.zeros(size_px, np.uint8)

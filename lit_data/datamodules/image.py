@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Unpack
 
@@ -129,7 +130,10 @@ class ImageDataModule(ImageBatches):
                 self.dataset(split)
 
     def build_dataset(self, stage: Stage) -> PatchDataset:
-        """Return patches of the images of one stage; those of all images, as they are, to predict."""
+        """Return patches of the images of one stage; those of all images, as they are, to predict.
+
+        Whether defects are drawn into them, and by whom, is decided here alone.
+        """
         make = partial(
             PatchDataset,
             self.bank,
@@ -140,23 +144,37 @@ class ImageDataModule(ImageBatches):
             return make(GridPatches(self.grid))
         images, masks = self.open_split_masks(stage)
         patches = self.choose_patches(images, stage)
-        is_drawn = self.transformation.draws(stage, has_masks=masks is not None)
-        workers_must_draw = is_drawn and self.transformation.runs_on_host(stage)
-        if masks is not None or not is_drawn:
-            if workers_must_draw:
-                raise ConfigError(_DRAWN_LATE)
-            paster = self.choose_paster(patches)
-            return make(
-                patches, masks=masks, labels=self.labels, unmarked=self.unmarked, paster=paster
-            )
-        # Who draws is measured on samples that nothing is drawn into.
-        dataset = make(patches)
-        writer = self.choose_writer(dataset)
-        if workers_must_draw:
-            writer = None if self.transformation.is_single else self.transformation.make_writer()
-            if writer is None:
-                raise ConfigError(_DRAWN_LATE)
-        return dataset if writer is None else make(patches, writer=writer)
+        # Real defects of single images train beside synthetic ones.
+        trains_beside = self.transformation.is_single and stage == "train"
+        is_drawn = self.synthesis is not None and (masks is None or trains_beside)
+        runs_on_host = self.fit_transformation(stage).runs_on_host
+        if masks is None and is_drawn:
+            # Who draws is measured on samples that nothing is drawn into.
+            writer = self.choose_writer(make(patches))
+            if runs_on_host:
+                writer = self._make_host_writer()
+            return make(patches, writer=writer, drawn_late=writer is None)
+        if is_drawn and runs_on_host:
+            raise ConfigError(_DRAWN_LATE)
+        return make(
+            patches,
+            masks=masks,
+            drawn_late=is_drawn,
+            labels=self.labels,
+            unmarked=self.unmarked,
+            paster=self.choose_paster(patches),
+        )
+
+    def _make_host_writer(self) -> PatchWriter:
+        """Return what draws in workers that augment too, and so must draw before.
+
+        Raises:
+            ConfigError: They cannot.
+        """
+        writer = self.transformation.make_writer()
+        if writer is None:
+            raise ConfigError(_DRAWN_LATE)
+        return writer
 
     def choose_patches(self, images: Ints, stage: Stage) -> PatchSource:
         """Return the patches of the images of a split; by default all of the grid."""
@@ -194,9 +212,9 @@ class ImageDataModule(ImageBatches):
 
     @override
     def inspect(self, stage: Stage) -> Visuals:
-        return SynthesisVisuals(
-            self.dataset(stage), self.transformation, self.device_patches, stage
-        )
+        transformation = self.transformation_of(stage)
+        synthesis = self.transformation.synthesis
+        return SynthesisVisuals(self.dataset(stage), transformation, synthesis, self.device_patches)
 
     @override
     def check_sources(self) -> dict[str, int]:
@@ -221,7 +239,7 @@ class ImageDataModule(ImageBatches):
         self.open_all_masks()
         self.split_images = self.choose_splits()
         self.margins_px = find_margins(self.augment if self.reads_margins else {}, self.patch_px)
-        self.transformation = self.make_transformation()
+        self.transformation, self._transformations = self.make_transformation(), {}
 
     def make_grid(self, bank: ImageBank) -> PatchGrid:
         """Return the patches of the images of a bank."""
@@ -239,7 +257,7 @@ class ImageDataModule(ImageBatches):
         return self.source.split(self.source.names(self.bank), others)
 
     def make_transformation(self) -> ImageTransform:
-        """Return the work on batches on the host and on the device."""
+        """Return the work on the batches of any stage, without augmentation."""
         if not isinstance(self.synthesis, DefectSpec | None):
             kind = type(self.synthesis).__name__
             raise ConfigError(
@@ -249,12 +267,12 @@ class ImageDataModule(ImageBatches):
         channels = rule_of(self.source.layout).expand
         return ImageTransform(
             values=find_unit_range(self.bank.dtype, self.value_range),
-            read_px=self._read_px,
+            read_px=self.patch_px,
             expand=channels or tuple(range(self.bank.channels)),
             seed=self.loader.seed,
             synthesis=self.synthesis,
             nuisance=self.nuisance,
-            augment=self.augment,
+            augment=None,
             is_single=channels is None,
         )
 
@@ -263,14 +281,11 @@ class ImageDataModule(ImageBatches):
         """[images, 2] int64 (height, width) of each image."""
         return torch.from_numpy(np.stack((self.bank.heights_px, self.bank.widths_px), axis=1))
 
-    @property
-    def _read_px(self) -> dict[Stage, Size]:
-        """(height, width) of the samples of each stage, with their margins."""
-        height, width = self.patch_px
-        return {
-            stage: (height + 2 * above_px, width + 2 * left_px)
-            for stage, (above_px, left_px) in self.margins_px.items()
-        }
+    @override
+    def fit_transformation(self, stage: Stage) -> ImageTransform:
+        (height, width), (above_px, left_px) = self.patch_px, self.margins_px[stage]
+        read_px = height + 2 * above_px, width + 2 * left_px
+        return replace(self.transformation, read_px=read_px, augment=self.augment.get(stage))
 
 
 def choose_grid(

@@ -1,5 +1,6 @@
 """Way of a batch of patches from the loader to the model: planned on the host, finished on the device."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,21 +30,35 @@ class ImageBatches(BaseDataModule[PatchDataset]):
     """Datamodule of image patches, as far as a batch sees it.
 
     Attributes:
-        transformation: Work on batches on the host and on the device; after `setup`.
+        transformation: Work on the batches of any stage, without augmentation; after `setup`.
     """
 
     transformation: "ImageTransform"
+    _transformations: "dict[Stage, ImageTransform]"
 
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
         """Draw defects, nuisance and augmentation of each sample from its own stream."""
-        return self.transformation.plan(batch, stage)
+        return self.transformation_of(stage).plan(batch)
 
     def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
         """Cut patches that the loader did not cut, cast to float, render defects, augment."""
         if "image" not in batch:  # of a dataset without pixels: the batch says where they are
             batch = self.device_patches.fill(batch, self.dataset(stage))
         finished = {key: batch[key] for key in self.batch_keys if key in batch}
-        return finished | self.transformation.finish(batch, stage)
+        return finished | self.transformation_of(stage).finish(batch)
+
+    def transformation_of(self, stage: Stage) -> "ImageTransform":
+        """Return the work on the batches of a stage; it draws what its dataset leaves to it."""
+        if stage not in self._transformations:
+            fitted = self.fit_transformation(stage)
+            if not self.dataset(stage).drawn_late:
+                fitted = replace(fitted, synthesis=None)
+            self._transformations[stage] = fitted
+        return self._transformations[stage]
+
+    @abstractmethod
+    def fit_transformation(self, stage: Stage) -> "ImageTransform":
+        """Return the work on the batches of a stage with its size and augmentation."""
 
     @cached_property
     def device_patches(self) -> DevicePatches:
@@ -57,81 +72,59 @@ class ImageTransform:
 
     Args:
         values: Pixel values that become 0 and 1.
-        read_px: (H, W) of a sample of each stage, with the margin that its augmentation needs.
+        read_px: (H, W) of a sample, with the margin that its augmentation needs.
         expand: For each of target, ref1, ref2 the stored channel that gives it.
         seed: Seed of every draw.
-        synthesis: Defects for samples without a mask of their own.
+        synthesis: Defects to draw into each sample; None draws none.
         nuisance: What makes the channels of a single texture differ.
-        augment: Augmentation of the samples of each stage that has one.
+        augment: Augmentation of the samples, if any.
         is_single: The channels are those of one image, so every defect is true and in all of them.
     """
 
     values: ValueRange
-    read_px: Mapping[Stage, Size]
+    read_px: Size
     expand: tuple[int, ...]
     seed: int
     synthesis: DefectSpec | None
     nuisance: SingleTexture | None
-    augment: Mapping[Stage, Augmentation]
+    augment: Augmentation | None
     is_single: bool = False
 
-    def plan(self, batch: PlannedBatch, stage: Stage) -> PlannedBatch:
+    def plan(self, batch: PlannedBatch) -> PlannedBatch:
         """Add the drawn numbers of each sample, from its own stream.
 
         Args:
             batch: A batch on the host, as the loader gives it.
-            stage: The stage it is for.
 
         Returns:
             The batch with a few small tensors more.
         """
         streams, epoch = find_streams(batch), int(batch["epoch"][0])
         channels = len(self.expand)
-        # Workers who draw give a mask too.
-        if self.draws(stage, has_masks="mask" in batch or "mask_index" in batch):
-            batch = self.add_plan(batch, stage)
+        batch = self.add_plan(batch)
         # Every kind of draw has a stream of its own, so none depends on whether the others are on.
-        if self.nuisance:
-            batch = batch | self.nuisance.draw(self.seed, epoch, streams, channels)
-        if stage in self.augment:
-            batch = batch | self.augment[stage].draw(self.seed, epoch, streams, channels)
+        for step in (self.nuisance, self.augment):
+            if step is not None:
+                batch = batch | step.draw(self.seed, epoch, streams, channels)
         return batch
 
-    @property
-    def drawing(self) -> object | None:
-        """The spec of what is drawn into samples; None draws nothing."""
-        return self.synthesis
-
-    def draws(self, stage: Stage, *, has_masks: bool) -> bool:
-        """Return True if defects are to be drawn into the samples of a stage.
-
-        Args:
-            stage: The stage.
-            has_masks: Something says what a defect is. Real defects of single images train beside
-                synthetic ones.
-        """
-        if self.drawing is None or stage == "predict":
-            return False
-        return not has_masks or (self.is_single and stage == "train")
-
-    def add_plan(self, batch: PlannedBatch, stage: Stage) -> PlannedBatch:
-        """Add the synthetic defects of each sample, whether they are drawn yet or not; if any."""
+    def add_plan(self, batch: PlannedBatch) -> PlannedBatch:
+        """Add the synthetic defects of each sample, if any."""
         if self.synthesis is None:
             return batch
         epoch, channels = int(batch["epoch"][0]), len(self.expand)
         # A defect of one image is planned for one channel, and then lies in all of them.
-        shape = (1 if self.is_single else channels, *self.read_px[stage])
+        shape = (1 if self.is_single else channels, *self.read_px)
         plan = sample_plan(self.synthesis, self.seed, epoch, find_streams(batch), shape)
         if self.is_single:
             plan = replace(plan, channels=np.ones((len(plan), channels), np.bool_))
         return batch | {PLAN_KEY: plan.to("cpu")}
 
-    def finish(self, batch: PlannedBatch, stage: Stage) -> Batch:
+    def finish(self, batch: PlannedBatch) -> Batch:
         """Do the work that was planned, on the device of the batch.
 
         Args:
             batch: A planned batch with its pixels.
-            stage: The stage it was planned for.
 
         Returns:
             ``image`` [B, C, H, W] float32 in 0..1, and ``mask`` [B, 1, H, W] float32 where
@@ -139,14 +132,13 @@ class ImageTransform:
             where `draw` gives it.
         """
         rendered = self.draw(batch)
-        if stage not in self.augment:
+        if self.augment is None:
             return rendered
-        augment = self.augment[stage]
-        augmented = augment.forward(Layers(rendered["image"], rendered.get("mask")), batch)
+        augmented = self.augment.forward(Layers(rendered["image"], rendered.get("mask")), batch)
         finished = to_batch(augmented.images, augmented.masks)
         if "clean" in rendered:
             # The numbers of the plan move it as they moved the image.
-            finished["clean"] = augment.forward(Layers(rendered["clean"]), batch).images
+            finished["clean"] = self.augment.forward(Layers(rendered["clean"]), batch).images
         return finished
 
     def draw(self, batch: PlannedBatch) -> Batch:
@@ -173,13 +165,15 @@ class ImageTransform:
             return self.nuisance.forward(to_unit(images, self.values), batch), ValueRange()
         return images, self.values
 
-    def runs_on_host(self, stage: Stage) -> bool:
-        """Return True if workers augment the samples of a stage, all or in part."""
-        return stage in self.augment and len(self.augment[stage].host_steps) > 0
+    @property
+    def runs_on_host(self) -> bool:
+        """True if workers augment the samples, all or in part."""
+        return self.augment is not None and len(self.augment.host_steps) > 0
 
-    def keeps_whole_values(self, stage: Stage) -> bool:
-        """Return True if finished samples are whole pixel values, only scaled."""
-        return self.values.whole and self.nuisance is None and stage not in self.augment
+    @property
+    def keeps_whole_values(self) -> bool:
+        """True if finished samples are whole pixel values, only scaled."""
+        return self.values.whole and self.nuisance is None and self.augment is None
 
     def make_writer(self) -> DefectWriter | None:
         """Make the writer that workers draw defects with; None where they cannot, or nothing is drawn.
@@ -188,19 +182,16 @@ class ImageTransform:
         they are.
         """
         is_as_stored = self.nuisance is None and self.expand == tuple(range(len(ROLES)))
-        if self.synthesis is None or not is_as_stored or not self.values.whole:
+        if self.synthesis is None or self.is_single or not (is_as_stored and self.values.whole):
             return None
         return DefectWriter(self.synthesis, self.seed, self.values)
 
-    def annotate(
-        self, clean: Tensor, batch: PlannedBatch, stage: Stage
-    ) -> tuple[DefectPlan, Annotations] | None:
+    def annotate(self, clean: Tensor, batch: PlannedBatch) -> tuple[DefectPlan, Annotations] | None:
         """Return the places and the strength of the defects of a planned batch.
 
         Args:
             clean: [B, C, H, W], the stored pixels of the batch before anything was drawn.
             batch: The planned batch.
-            stage: The stage it was planned for.
 
         Returns:
             The plan and its annotations, with labels as the model sees them; none for a batch
@@ -208,14 +199,14 @@ class ImageTransform:
         """
         plan = self._plan_of(batch)
         # What workers have moved lies where no plan says.
-        if plan is None or self.runs_on_host(stage):
+        if plan is None or self.runs_on_host:
             return None
         images, values = self.spread(clean, batch)
         annotations = annotate(images.contiguous(), plan, values)
-        if stage in self.augment:
+        if self.augment is not None:
             # Labels are moved as masks are; the zeros stand for images, which are not needed.
             labels = annotations.labels
-            moved = self.augment[stage].forward(Layers(torch.zeros(labels.shape), labels), batch)
+            moved = self.augment.forward(Layers(torch.zeros(labels.shape), labels), batch)
             annotations = replace(annotations, labels=cast(Tensor, moved.masks))
         return plan, annotations
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_data.core.types import PlannedBatch, Stage
+from lit_data.core.types import PlannedBatch
 from lit_data.core.value_range import ValueRange
 from lit_data.datamodules.image_batch import PLAN_KEY, ImageTransform
 from lit_data.datamodules.visuals import FamilyPreview, Visuals
@@ -25,29 +25,29 @@ class SynthesisVisuals(Visuals):
     Args:
         dataset: The patches of the stage.
         transformation: Work on their batches.
+        synthesis: The defects, whoever draws them; None without any.
         pixels: Cuts the pixels of a dataset without them.
-        stage: Of the patches.
     """
 
     def __init__(
         self,
         dataset: PatchDataset,
         transformation: ImageTransform,
+        synthesis: DefectSpec | None,
         pixels: DevicePatches,
-        stage: Stage,
     ) -> None:
-        super().__init__(transformation.draw if stage in transformation.augment else None)
+        super().__init__(None if transformation.augment is None else transformation.draw)
         self._dataset = dataset
         self._transformation = transformation
+        self._synthesis = synthesis
         self._pixels = pixels
-        self._stage = stage
 
     @override
     def annotate(self, batch: PlannedBatch) -> tuple[DefectPlan, Annotations] | None:
         planned = self._with_plan(batch)
         if PLAN_KEY not in planned:
             return None
-        return self._transformation.annotate(self._cut_clean(batch), planned, self._stage)
+        return self._transformation.annotate(self._cut_clean(batch), planned)
 
     @override
     def describe_plan(self, batch: PlannedBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
@@ -59,25 +59,25 @@ class SynthesisVisuals(Visuals):
 
     @override
     def preview_families(self, batch: PlannedBatch) -> list[FamilyPreview]:
-        spec = self._transformation.synthesis
+        spec = self._synthesis
         if spec is None:
             return []
         # The same patches for every family, so that the rows of the picture can be compared.
-        plain = replace(self._transformation, synthesis=None, augment={})
+        plain = replace(self._transformation, synthesis=None, augment=None)
         undrawn = {key: value for key, value in batch.items() if key != PLAN_KEY}
-        planned = plain.plan(undrawn, "train") | {"image": self._cut_clean(batch)}
+        planned = plain.plan(undrawn) | {"image": self._cut_clean(batch)}
         return [_preview(plain, spec, family, planned) for family in spec.members]
 
     @override
     def whole_values(self) -> tuple[str, ValueRange] | None:
-        if not self._transformation.keeps_whole_values(self._stage):
+        if not self._transformation.keeps_whole_values:
             return None
         return self._dataset.bank.dtype.name, self._transformation.values
 
     def _with_plan(self, batch: PlannedBatch) -> PlannedBatch:
         if self._dataset.writer is None:
             return batch
-        return self._transformation.add_plan(batch, self._stage)
+        return replace(self._transformation, synthesis=self._synthesis).add_plan(batch)
 
     def _with_pixels(self, batch: PlannedBatch) -> PlannedBatch:
         return batch if "image" in batch else self._pixels.fill(batch, self._dataset)

@@ -94,6 +94,7 @@ class PatchDataset(BankDataset):
             uint8 each.
         pixels: False leaves pixels out, so that samples only say where they are.
         writer: Draws into the patches as they are written; for images without real masks.
+        drawn_late: Defects are drawn into batches, behind the loader.
         margin_px: Pixels (above and below, left and right) that every patch is read larger by, for
             augmentation to move in; `position` stays that of the patch.
         labels: [n] label of each image of the bank.
@@ -114,6 +115,7 @@ class PatchDataset(BankDataset):
         masks: ImageBank | None = None,
         pixels: bool = True,
         writer: PatchWriter | None = None,
+        drawn_late: bool = False,
         margin_px: Size = (0, 0),
         labels: Ints | None = None,
         unmarked: Bools | None = None,
@@ -126,6 +128,7 @@ class PatchDataset(BankDataset):
         self.masks = masks
         self.pixels = pixels
         self.writer = writer
+        self.drawn_late = drawn_late
         self.margin_px = margin_px
         self.labels = labels
         is_any_unmarked = unmarked is not None and unmarked[patches.images].any()

@@ -211,7 +211,7 @@ class PixelTask(Task[Images]):
         if "predict" in data.augment and not self.takes_augmented:
             raise ConfigError("predict takes images as they are: leave predict out of data.augment")
         transform = data.transformation
-        is_finished = transform.nuisance is not None or "predict" in transform.augment
+        is_finished = transform.nuisance is not None or "predict" in data.augment
         values = transform.values
         is_scaled = not is_finished and values != ValueRange()  # floats stay as they are
         return WholeImages(

@@ -154,7 +154,7 @@ def test_cudnn_without_memory_is_out_of_memory(
 
 
 def test_sixteen_bits_of_one_texture_are_spread_on_the_device() -> None:
-    nothing = {"synthesis": None, "nuisance": None, "augment": {}, "read_px": {}}
+    nothing = {"synthesis": None, "nuisance": None, "augment": None, "read_px": (8, 8)}
     values = ValueRange(0, 65535)
     transform = ImageTransform(values=values, expand=(0, 0, 0), seed=0, **nothing)
     pixels = np.random.default_rng(0).integers(0, 65536, (2, 1, 8, 8), dtype=np.uint16)

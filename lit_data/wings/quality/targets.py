@@ -200,9 +200,7 @@ class Bench:
                 families={family: size_family(family, size_px)},
                 amplitude=self._amplitude,
             ),
-            augment={},
             seed=self._seed,
-            read_px={**transformation.read_px, "test": self._data.patch_px},
         )
         random = np.random.default_rng([self._seed % 2**63, first])
         patches = random.choice(self.patches, count)
@@ -254,8 +252,8 @@ class Bench:
 
 def _draw_batch(transform: ImageTransform, batch: Batch) -> Iterator[_Drawn]:
     """Yield the defects that change a pixel."""
-    planned = transform.plan(batch, "test")
-    annotated = transform.annotate(batch["image"], planned, "test")
+    planned = transform.plan(batch)
+    annotated = transform.annotate(batch["image"], planned)
     assert annotated is not None  # it has a plan
     plan, annotations = annotated
     # Defects lie in the plan by the sizes of their windows, and here by patches.

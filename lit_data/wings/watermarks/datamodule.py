@@ -1,7 +1,7 @@
 """`WatermarkDataModule`: pages and photographs with text watermarks, drawn or real."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Unpack
 
@@ -64,7 +64,7 @@ class WatermarkTransform(ImageTransform):
     Args:
         spec: The watermarks; None where all samples have masks.
         fonts: Paths of the fonts, of which a plan has numbers.
-        progressive: Sides of training samples by epoch, in place of `read_px`.
+        progressive: Sides of the samples by epoch, in place of `read_px`.
         clean: True lets finished batches hold the images without watermarks as well.
     """
 
@@ -73,25 +73,20 @@ class WatermarkTransform(ImageTransform):
     progressive: ProgressiveSize | None
     clean: bool
 
-    @property
     @override
-    def drawing(self) -> object | None:
-        return self.spec
-
-    @override
-    def plan(self, batch: PlannedBatch, stage: Stage) -> PlannedBatch:
-        size_px = self.size_at(stage, int(batch["epoch"][0]))
+    def plan(self, batch: PlannedBatch) -> PlannedBatch:
+        size_px = self.size_at(int(batch["epoch"][0]))
         plan = self.sample(batch, size_px)
         look = None if plan is None else Look.of(plan)
         batch = batch | {MARKS_KEY: WatermarkBatch(size_px, look)}
-        return super().plan(batch, stage)
+        return super().plan(batch)
 
-    def size_at(self, stage: Stage, epoch: int) -> Size:
+    def size_at(self, epoch: int) -> Size:
         """Return (h, w) of the samples of an epoch."""
-        if stage == "train" and self.progressive is not None:
-            side_px = self.progressive.size_at(epoch)
-            return side_px, side_px
-        return self.read_px[stage]
+        if self.progressive is None:
+            return self.read_px
+        side_px = self.progressive.size_at(epoch)
+        return side_px, side_px
 
     def sample(self, batch: PlannedBatch, size_px: Size) -> WatermarkPlan | None:
         """Return the watermarks of a batch on the host, in colors that can be seen; None without any.
@@ -293,17 +288,23 @@ class WatermarkDataModule(ImageDataModule):
     def make_transformation(self) -> WatermarkTransform:
         return WatermarkTransform(
             values=ValueRange(0.0, 255.0, whole=True),
-            read_px=self._read_px,
+            read_px=self.patch_px,
             expand=(0, 1, 2),
             seed=self.loader.seed,
             synthesis=None,
             nuisance=None,
-            augment=self.augment,
+            augment=None,
             spec=self.synthesis,
             fonts=self.marks.fonts if self.marks else (),
-            progressive=self.progressive,
+            progressive=None,
             clean=self.clean,
         )
+
+    @override
+    def fit_transformation(self, stage: Stage) -> ImageTransform:
+        fitted = super().fit_transformation(stage)
+        assert isinstance(fitted, WatermarkTransform)
+        return replace(fitted, progressive=self.progressive) if stage == "train" else fitted
 
     def _check(self) -> None:
         if self.synthesis is not None and not isinstance(self.synthesis, WatermarkSpec):

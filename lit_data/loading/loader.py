@@ -338,27 +338,10 @@ class MicroBatchLoader:
     def _batches(self) -> Iterator[Any]:
         progress = self._begin_pass()
         self._forget_old_samples()
-        order = self._order
         depth = self._count_tasks_ahead()
-        if self.choice.kind != "process":
-            check_sources(self._rows)
-        # Workers stay for the next epoch: starting processes takes longer than many a batch.
-        if self._workers is None:
-            self._workers = open_workers(
-                self._rows, self._layout, self.choice, self.options, self.worker_init_fn
-            )
-        workers = self._workers
-        assembly = Assembly(
-            order,
-            self._staging,
-            progress,
-            batch_size=self.batch_size,
-            count_rows=self._count_rows,
-            plan=self._plan + 1,
-        )
-        self._assembly = assembly
-        self._progress = progress
-        fetching = look_ahead(self._rows, order, progress)
+        workers = self._open_workers()
+        assembly = self._begin_assembly(progress)
+        fetching = look_ahead(self._rows, assembly.order, progress)
         samples_read = 0
         try:
             for task, answer in workers.run(assembly, depth):
@@ -391,6 +374,28 @@ class MicroBatchLoader:
         if not self.repeats:
             self.epoch = (progress.epoch + self._epochs_per_pass) % EPOCHS
         return progress
+
+    def _open_workers(self) -> Workers:
+        if self.choice.kind != "process":
+            check_sources(self._rows)
+        # They stay for the next epoch: starting processes takes longer than many a batch.
+        if self._workers is None:
+            self._workers = open_workers(
+                self._rows, self._layout, self.choice, self.options, self.worker_init_fn
+            )
+        return self._workers
+
+    def _begin_assembly(self, progress: EpochProgress) -> Assembly:
+        self._progress = progress
+        self._assembly = Assembly(
+            self._order,
+            self._staging,
+            progress,
+            batch_size=self.batch_size,
+            count_rows=self._count_rows,
+            plan=self._plan + 1,
+        )
+        return self._assembly
 
     def _forget_old_samples(self) -> None:
         """End workers and forget the form of the samples if the dataset was changed since the last pass."""

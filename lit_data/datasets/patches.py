@@ -195,6 +195,13 @@ class PatchDataset(BankDataset):
     @override
     def write_into(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
         places = self.patches.locate(indices, epoch)
+        self._write_numbers(rows, places, indices, epoch)
+        if self.pixels:
+            self._write_pixels(self._cut_corner(rows, epoch), places, indices, epoch)
+
+    def _write_numbers(
+        self, rows: Mapping[str, Array], places: Places, indices: Ints, epoch: int
+    ) -> None:
         rows["index"][:] = places.index
         rows["image_index"][:] = places.image
         rows["position"][:] = places.position
@@ -205,21 +212,22 @@ class PatchDataset(BankDataset):
             rows["label"][:] = self.labels[places.image]
         if self.unmarked is not None:
             rows["unmarked"][:] = self.unmarked[places.image]
-        if not self.pixels:
-            if self.masks is not None:
-                rows["mask_index"][:] = places.split_image
-            return
-        written = self._cut_corner(rows, epoch)
+        if "mask_index" in rows:
+            rows["mask_index"][:] = places.split_image
+
+    def _write_pixels(
+        self, rows: Mapping[str, Array], places: Places, indices: Ints, epoch: int
+    ) -> None:
         # A margin that leaves the image is reflected.
         y, x = (places.position - self.margin_px).T
-        self.bank.cut_into(places.image, y, x, written["image"])
+        self.bank.cut_into(places.image, y, x, rows["image"])
         if self.masks is not None:
-            self.masks.cut_into(places.split_image, y, x, written["mask"])
+            self.masks.cut_into(places.split_image, y, x, rows["mask"])
         elif self.writer is not None:
-            self.writer.write_into(written, places.index, epoch)
+            self.writer.write_into(rows, places.index, epoch)
         # Last, since it covers what is written.
         if self.paster is not None:
-            self.paster.paste_into(written, indices, epoch, self._cut_with_masks)
+            self.paster.paste_into(rows, indices, epoch, self._cut_with_masks)
 
     def cut(self, images: Ints, positions: Ints) -> Array:
         """Cut patches as they are stored, without synthetic defects.

@@ -254,35 +254,33 @@ def sample_plan(
         shape: (C, H, W) of a sample; channel 0 is the target, the others are references.
     """
     channels, height_px, width_px = shape
-    most = spec.count[1]
     draws = uniform(seed, Stream.DEFECTS, index, epoch, spec.draws)
     present, is_true = _draw_counts(spec, draws[:, :SAMPLE_DRAWS], has_references=channels > 1)
     # Every sample draws for the most defects: those it has do not depend on how many they are.
-    row, slot = np.nonzero(present)
-    defect_draws = draws[:, SAMPLE_DRAWS:].reshape(len(draws), most, DEFECT_DRAWS)[row, slot]
+    defect_draws = _of_each(draws[:, SAMPLE_DRAWS:], present, DEFECT_DRAWS)
     down, across, kind_level, strength_level, sign, carrier = defect_draws.T
     shape_draws = defect_draws
     if spec.shape_draws:
-        shape_draws = uniform(seed, Stream.SHAPES, index, epoch, spec.shape_draws * most)
-        shape_draws = shape_draws.reshape(len(draws), most, -1)[row, slot]
+        count = spec.shape_draws * spec.count[1]
+        all_draws = uniform(seed, Stream.SHAPES, index, epoch, count)
+        shape_draws = _of_each(all_draws, present, spec.shape_draws)
+    # A kind is one form of one family; its weight is an interval of [0, 1).
     upper, families, variants = spec.kinds
     kind = np.searchsorted(upper, kind_level, side="right")
-    # A kind is one form of one family; its weight is an interval of [0, 1).
     family = families[kind]
     y = _place(down, height_px, spec.subpixel)
     x = _place(across, width_px, spec.subpixel)
-    values = np.zeros((len(row), DRAWS), np.float32)
-    windows_px = _shape(spec, family, variants[kind], shape_draws, (y, x, values), shape[1:])
-    order, groups = _group(family, windows_px)
+    shapes = _draw_shapes(spec, family, variants[kind], shape_draws, y, x, shape[1:])
+    order, groups = _group(family, shapes.windows_px)
     plan = DefectPlan(
-        row=row,
-        y=y,
-        x=x,
+        row=np.nonzero(present)[0],
+        y=shapes.y,
+        x=shapes.x,
         family=family,
         amplitude=_draw_strength(spec, family, strength_level, sign),
-        channels=_choose_channels(is_true[row, slot], carrier, channels),
-        is_true=is_true[row, slot],
-        values=values,
+        channels=_choose_channels(is_true[present], carrier, channels),
+        is_true=is_true[present],
+        values=shapes.values,
         groups=groups,
         spec=spec,
     )
@@ -345,6 +343,12 @@ def _draw_counts(spec: DefectSpec, draws: Floats, *, has_references: bool) -> tu
     return present, is_true
 
 
+def _of_each(draws: Floats, present: Bools, count: int) -> Floats:
+    """Return the numbers of each defect that is present, [N, count], of [B, most * count]."""
+    drawn: Floats = draws.reshape(*present.shape, count)[present]
+    return drawn
+
+
 def _integer(draws: Floats, bounds: tuple[int, int]) -> Ints:
     low, high = bounds
     return low + (draws * np.float32(high - low + 1)).astype(np.int64)
@@ -365,30 +369,38 @@ def _draw_strength(spec: DefectSpec, family: Ints, draws: Floats, signs: Floats)
     return strength
 
 
-def _shape(
+class _Shapes(NamedTuple):
+    """Shapes of N defects: centers y and x [N], parameters [N, DRAWS], and windows [N, 2]."""
+
+    y: Floats
+    x: Floats
+    values: Floats
+    windows_px: Ints
+
+
+def _draw_shapes(
     spec: DefectSpec,
     family: Ints,
     variant: Ints,
     draws: Floats,
-    filled: tuple[Floats, Floats, Floats],
+    y: Floats,
+    x: Floats,
     shape_px: Size,
-) -> Ints:
-    """Fill in parameters [N, DRAWS], and move centers y, x [N] where their family does.
-
-    Returns:
-        [N, 2] windows.
-    """
-    y, x, values = filled
-    windows = np.empty((len(family), 2), np.int64)
+) -> _Shapes:
+    """Return the shape of each defect, as its family draws it around the center."""
+    count = len(family)
+    values, windows = np.zeros((count, DRAWS), np.float32), np.empty((count, 2), np.int64)
+    shapes = _Shapes(y.copy(), x.copy(), values, windows)
     for number, member in enumerate(spec.members):
         # A slice copies nothing: most specifications have one family.
         chosen = slice(None) if len(spec.members) == 1 else np.flatnonzero(family == number)
         parameters = member.sample(draws[chosen], variant[chosen])
+        centers = member.place(y[chosen], x[chosen], parameters, shape_px)
+        shapes.y[chosen], shapes.x[chosen] = centers
         for column, name in enumerate(member.parameters):
             values[chosen, column] = parameters[name]
-        y[chosen], x[chosen] = member.place(y[chosen], x[chosen], parameters, shape_px)
         windows[chosen] = member.window_px(parameters, shape_px)
-    return windows
+    return shapes
 
 
 def _group(family: Ints, windows_px: Ints) -> tuple[Ints | None, tuple[Group, ...]]:

@@ -190,9 +190,8 @@ class Bench:
 
     def _draw(self, family: str, size_px: int, count: int, first: int) -> Iterator[list[_Drawn]]:
         """Yield defects that can be seen, a batch of patches at a time."""
-        transformation = self._data.transformation
         transform = replace(
-            transformation,
+            self._data.transformation,
             synthesis=DefectSpec(
                 probability=1.0,
                 count=(1, 1),

@@ -53,6 +53,7 @@ _HEAT = 0.7  # opacity of a probability from the threshold on
 _HOTTEST = 235  # of 255 colours, whose last ones are dark
 _FILL = 0.4  # opacity of labels
 _LINE_PX = 2
+_INSET_PX = 3  # of the lines of what touches an edge of its picture
 _FOUND, _OTHER, _MISSED, _FALSE = 1, 2, 3, 4
 _OUTCOMES = {
     _FOUND: ("found", FOUND_COLOUR),
@@ -326,11 +327,21 @@ def paint(image: ShownImage, side_px: int) -> tuple[Bytes, Bytes, Bytes]:
         is_filled = scale(filled.astype(np.float32)) > 0
         result[is_filled] = (1 - _FILL) * result[is_filled] + _FILL * paint_rgb
         marks = scale(outlined.astype(np.float32)) > 0
-        # Outside of the region, so that nothing of it is hidden.
-        around = cv2.dilate(marks.astype(np.uint8), np.ones((5, 5), np.uint8))
-        contours, _ = cv2.findContours(around, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-        cv2.drawContours(result, contours, -1, paint_rgb.tolist(), _LINE_PX, cv2.LINE_AA)
+        _paint_outlines(result, marks.astype(np.uint8), paint_rgb.tolist())
     return plain, heat, result
+
+
+def _paint_outlines(picture: Bytes, marks: Bytes, paint_rgb: list[float]) -> None:
+    """Draw lines around the marks of a picture, outside of them so that nothing of them is hidden."""
+    import cv2
+
+    around = cv2.dilate(marks, np.ones((5, 5), np.uint8))
+    contours, _ = cv2.findContours(around, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+    height, width = marks.shape
+    # The frame of a cell would hide a line along the edge of the picture.
+    last = np.maximum((width - 1 - _INSET_PX, height - 1 - _INSET_PX), 0).astype(np.int32)
+    inside = [np.minimum(np.maximum(contour, _INSET_PX), last) for contour in contours]
+    cv2.drawContours(picture, inside, -1, paint_rgb, _LINE_PX, cv2.LINE_AA)
 
 
 def _lay_heat(plain: Bytes, probability: Array, least: float) -> Bytes:

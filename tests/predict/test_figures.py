@@ -130,6 +130,16 @@ def test_whole_images_are_drawn_with_their_results(is_wide: bool, tmp_path: Path
         assert is_near(picture, colour).sum() > 20
 
 
+def test_a_region_that_covers_the_image_has_its_line_inside() -> None:
+    everywhere = np.ones((60, 90), np.uint8)
+    pixels = np.full((1, 60, 90), 100, np.uint8)
+    shown = ShownImage("a.png", "", pixels, everywhere, everywhere, None, least=0.5)
+    result = is_near(paint(shown, 90)[2], FOUND_COLOUR)
+    for turns in range(4):
+        assert np.rot90(result, turns)[3, 3:-3].all()
+    assert not result[6:-6, 6:-6].any()
+
+
 def test_regions_are_found_missed_false_or_of_another_class() -> None:
     predicted, truth = np.zeros((2, 40, 60), np.uint8)
     predicted[2:6, 2:6], truth[4:8, 4:8] = 1, 1  # a pixel in common is enough

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 import torch
 from lightning import LightningModule, Trainer
-from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CometLogger, Logger, MLFlowLogger, TensorBoardLogger
 from torch import Tensor
 
 from lit_data.core.errors import ConfigError
@@ -207,6 +207,8 @@ def _log_picture(logger: Logger, key: str, picture: Bytes, step: int) -> None:
         logger.experiment.add_image(key, picture, step, dataformats="HWC")
     elif isinstance(logger, MLFlowLogger):
         logger.experiment.log_image(logger.run_id, picture, key=key.replace("/", "_"), step=step)
+    elif isinstance(logger, CometLogger):
+        logger.experiment.log_image(picture, name=key, step=step)
     elif isinstance(logger, TakesPictures):
         logger.log_image(key, [picture], step=step)
 
@@ -233,13 +235,16 @@ def hand_over_table(trainer: Trainer, key: str, values: Mapping[str, float]) -> 
             logger.experiment.add_text(key, "\n".join(lines), count_logged_steps(trainer))
         elif isinstance(logger, MLFlowLogger):
             logger.experiment.log_dict(logger.run_id, figures, f"{key}.json")
+        elif isinstance(logger, CometLogger):
+            headers = ["name", "value"]
+            logger.experiment.log_table(f"{key}.csv", [*figures.items()], headers=headers)
         elif isinstance(logger, TakesTables):
             rows = [[name, value] for name, value in figures.items()]
             logger.log_table(key, columns=["name", "value"], data=rows)
 
 
 def _takes_pictures(logger: Logger) -> bool:
-    return isinstance(logger, TensorBoardLogger | MLFlowLogger | TakesPictures)
+    return isinstance(logger, TensorBoardLogger | MLFlowLogger | CometLogger | TakesPictures)
 
 
 def _to_bytes(images: Tensor) -> Bytes:

@@ -3,8 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -239,10 +238,10 @@ def shorten_name(name: str) -> str:
 
 def shorten_names(names: Sequence[str]) -> list[str]:
     """Return the paths of the images of a picture as they fit over cells, without folders that all share."""
-    parts = [PurePosixPath(name).parts for name in names]
-    levels = zip(*(folders for *folders, _ in parts), strict=False)
-    shared = len(list(takewhile(lambda level: len(set(level)) == 1, levels)))
-    return [shorten_name("/".join(each[shared:])) for each in parts]
+    paths = [name.split("/") for name in names]
+    while min(map(len, paths)) > 1 and len({path[0] for path in paths}) == 1:
+        paths = [path[1:] for path in paths]
+    return [shorten_name("/".join(path)) for path in paths]
 
 
 @dataclass(frozen=True)

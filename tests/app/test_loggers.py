@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ FIT += ["model.net.width=4", "trainer.enable_progress_bar=false", "data.loader.n
 def _fit(folder: Path, *words: str) -> Path:
     command = [sys.executable, "-W", "ignore", "-m", "lit_data", *FIT, *words]
     environment = os.environ | {"LIT_DATA_CACHE": str(folder / "cache"), "WANDB_MODE": "offline"}
-    environment["PYTHONPATH"] = str(ROOT)
+    environment |= {"COMET_START_ONLINE": "0", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200
     )
@@ -70,6 +71,20 @@ def test_tensorboard_keeps_pictures_and_the_table_of_scores(tmp_path: Path) -> N
     assert not (tmp_path / "run/csv").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.strangers
+def test_comet_keeps_figures_pictures_and_the_table_of_scores(tmp_path: Path) -> None:
+    pytest.importorskip("comet_ml")
+    [archive] = (_fit(tmp_path, "logger=comet") / "comet").glob("*.zip")
+    with zipfile.ZipFile(archive) as content:
+        messages = content.read("messages.json").decode()
+        starts = [content.read(name)[:4] for name in content.namelist()]
+    for name in ("train/loss", "val/loss", "test/average_precision", "samples", "predictions"):
+        assert f'"{name}"' in messages
+    assert '"scores.csv"' in messages
+    assert starts.count(b"\x89PNG") == 2
+
+
 def test_a_logger_whose_package_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", False)
     target = f"{WandbLogger.__module__}.{WandbLogger.__qualname__}"
@@ -91,7 +106,7 @@ def test_comet_is_the_class_of_lightning_and_its_package_is_named(
         {
             "project": "lit_data",
             "name": "stripe",
-            "online": True,
+            "online": None,
             "offline_directory": f"{tmp_path}/comet",
         }
     ]

@@ -77,8 +77,7 @@ class InspectionSet:
 
     def describe(self) -> str:
         """Return counts of images and masks in one line."""
-        counts = Counter(self.kinds)
-        kinds = f" ({describe_counts(counts, 'no folder')})" if len(counts) > 1 else ""
+        kinds = self._describe_kinds()
         if self.layout == "none":
             return f"{len(self.images)} images without masks{kinds}"
         line = f"{len(self.images)} images, masks {self.where}"
@@ -86,6 +85,18 @@ class InspectionSet:
         if missing_count:
             line += f", {missing_count} images have none and count as good"
         return line + kinds
+
+    def _describe_kinds(self) -> str:
+        """Return counts of kinds, and the names of a few images that are in no folder of a kind."""
+        counts = Counter(self.kinds)
+        if len(counts) == 1:
+            return ""
+        strays = [path for path, kind in zip(self.images, self.kinds, strict=True) if not kind]
+        line = describe_counts(counts, "no folder")
+        if 0 < len(strays) <= _MOST_STRAYS:
+            names = ", ".join(show_path(path.name) for path in strays)
+            line += f"; data.exclude skips {names} if it shows no part"
+        return f" ({line})"
 
 
 def describe_counts(counts: Mapping[str, int], nameless: str = "") -> str:

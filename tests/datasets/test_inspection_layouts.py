@@ -112,7 +112,8 @@ def test_a_line_says_what_was_found(tmp_path: Path) -> None:
     line = "2 images, masks beside them (_mask), 1 images have none and count as good"
     assert found.describe() == f"{line} (a 1, b 1)"
     found = find_inspection_set(touch(tmp_path / "on_top", "a/1.png", "2.png"))
-    assert found.describe() == "2 images without masks (no folder 1, a 1)"
+    hint = "data.exclude skips 2.png if it shows no part"
+    assert found.describe() == f"2 images without masks (no folder 1, a 1; {hint})"
 
 
 def test_stems_are_compared_without_endings() -> None:

@@ -19,15 +19,16 @@ Each file of a trip is there for one thing:
 
 **Fit**, from words to the Trainer.
 
-- app: ``cli`` reads the words, ``__init__`` has the commands, ``run`` checks and lets Hydra run, ``run_folder`` and
-  ``launcher`` claim the folder with other ranks, ``job`` guards the run, ``checkpoints`` looks for one, ``fit`` and
-  ``build`` make the objects, among them those of ``monitor_guard``, ``resuming`` and ``terminal``.
-- app/configuration: ``tree`` has Hydra's files, ``words`` the grammar of what is typed, ``compose`` puts both
+- app (12): ``cli`` reads the words, ``__init__`` has the commands, ``run`` lets Hydra run, ``launcher`` knows the ranks,
+  ``run_folder`` claims the folder, ``job`` guards the run, ``fit`` and ``build`` make the objects, among them the
+  callbacks of ``checkpoints``, ``monitor_guard``, ``resuming`` and ``terminal``.
+- app/configuration (6): ``tree`` has Hydra's files, ``words`` the grammar of what is typed, ``compose`` puts both
   together, ``checks`` refuses, ``names`` allows classes, and ``targets`` builds.
-- core: checks of options (``checks``, ``addresses``, ``secrets``, ``grid``, ``rng``, ``size_search``,
+- core (11): checks of options (``checks``, ``addresses``, ``secrets``, ``grid``, ``rng``, ``size_search``,
   ``devices``), of the folder (``files``) and of Lightning (``lightning_internals``); the ``heap`` of the process;
   weights that are installed (``wheels``).
-- all others: a class of each object that the configuration names is constructed, with the options that it holds.
+- all others are constructed, as the configuration names them, with the options that they hold: datamodules (9) with
+  images (4), datasets, loading, synthesis (4) and augment (5); callbacks (13); models (7).
 
 **Predict**, a folder of images.
 

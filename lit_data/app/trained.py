@@ -54,42 +54,60 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
     record = read_record(checkpoint)
     if record is None:
         return None
-    if cfg.data._target_ != record["kind"]:
+    is_same_kind = cfg.data._target_ == record["kind"]
+    if not is_same_kind:
         _report_other_kind(cfg, record, checkpoint)
     log.info("%s", escape(describe_record(record, checkpoint)))
-    typed = find_typed()
     before = _read_options(cfg)
-    take_model(cfg, record["model"], typed, checkpoint)
-    trained_data: Mapping[str, Any] = {}
-    if cfg.data._target_ == record["kind"]:
-        if _reads_images(cfg) and "data.root" not in typed:
-            _require_root(cfg.data, record, checkpoint)
-        trained_data = _choose_data(cfg.data, record["data"])
-        _take_data(cfg.data, trained_data, typed)
-        if cfg.get("command") in _SCORING and is_trained_root(record, cfg.data.get("root")):
-            _take_splits(cfg.data, checkpoint.parent.parent / SPLIT_TABLE, typed)
+    take_model(cfg, record["model"], find_typed(), checkpoint)
+    trained_data = _take_reading(cfg, record, checkpoint) if is_same_kind else {}
     after = _read_options(cfg)
     changes = _list_differences(before, after)
     if changes:
         log.info("from the checkpoint: %s", escape(", ".join(changes)))
     after["data"] = {name: after["data"][name] for name in trained_data}
     trained = {"model": record["model"], "data": trained_data}
-    contradictions = _list_differences(after, trained)
+    _warn_of_contradictions(after, trained, checkpoint)
+    return record
+
+
+def _take_reading(
+    cfg: DictConfig, record: Mapping[str, Any], checkpoint: Path
+) -> Mapping[str, Any]:
+    """Set the reading options of a checkpoint of the same kind of data, and return them.
+
+    Commands that score take the splits of its images too.
+
+    Raises:
+        ConfigError: See `_require_root`.
+    """
+    task = find_task_of(resolve_target(cfg.data._target_, "data"))
+    typed = find_typed()
+    is_scored = cfg.get("command") in _SCORING
+    # A generative model makes images, of which none are read.
+    is_predicted = cfg.get("command") == "predict" and Use.GENERATION not in task.uses
+    if (is_scored or is_predicted) and "data.root" not in typed:
+        _require_root(cfg.data, record, checkpoint)
+    reading = {}
+    for name, value in record["data"].items():
+        if name in task.trained_data and name in cfg.data:
+            reading[name] = value
+    _take_data(cfg.data, reading, typed)
+    if is_scored and is_trained_root(record, cfg.data.get("root")):
+        _take_splits(cfg.data, checkpoint.parent.parent / SPLIT_TABLE, typed)
+    return reading
+
+
+def _warn_of_contradictions(
+    here: Mapping[str, Any], trained: Mapping[str, Any], checkpoint: Path
+) -> None:
+    contradictions = _list_differences(here, trained)
     if contradictions:
         log.warning(
             "%s was trained with %s: results may be worse",
             checkpoint,
             escape(", ".join(contradictions)),
         )
-    return record
-
-
-def _reads_images(cfg: DictConfig) -> bool:
-    """Return True for the commands that score or predict images; a generative model makes its own."""
-    if cfg.get("command") == "predict":
-        uses = find_task_of(resolve_target(cfg.data._target_, "data")).uses
-        return Use.GENERATION not in uses
-    return cfg.get("command") in _SCORING
 
 
 def _require_root(data: DictConfig, record: Mapping[str, Any], checkpoint: Path) -> None:
@@ -187,12 +205,6 @@ def _is_plain(name: str) -> bool:
         part = resolve_target(name, "model")
         return isinstance(part, type) and issubclass(part, nn.Module)
     return False
-
-
-def _choose_data(data: DictConfig, trained: Mapping[str, Any]) -> dict[str, Any]:
-    """Reading options of a checkpoint that this kind of data takes from it."""
-    names = find_task_of(resolve_target(data._target_, "data")).trained_data
-    return {name: value for name, value in trained.items() if name in names and name in data}
 
 
 def _take_data(data: DictConfig, trained: Mapping[str, Any], typed: set[str]) -> None:

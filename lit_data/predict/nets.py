@@ -174,12 +174,7 @@ def open_predictor(
     channels_last = options.channels_last
     if channels_last is None:  # faster on the CPU, and elsewhere in half precision
         channels_last = on_cpu or options.precision != "fp32"
-    if options.round_px:
-        round_px = options.round_px
-    elif _takes_any_size(net, images, options, device):
-        round_px = 1
-    else:
-        round_px = options.multiple_px
+    takes_any = not options.round_px and _takes_any_size(net, images, options, device)
     return TiledPredictor(
         net,
         tile_px=options.tile_sides_px,
@@ -187,7 +182,7 @@ def open_predictor(
         blend=options.blend,
         margin_px=options.margin_px,
         multiple_px=options.multiple_px,
-        round_px=round_px,
+        round_px=options.round_px or (1 if takes_any else options.multiple_px),
         batch_size=batch_size,
         min_batch_size=options.min_batch_size,
         max_batch_size=options.max_batch_size,

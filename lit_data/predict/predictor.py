@@ -123,14 +123,8 @@ class TiledPredictor:
         if readers < 1:
             raise ConfigError(f"readers={readers} must be at least 1")
         net_device = torch.device(device) if device else _find_device(model)
-        if threads < 1:
-            raise ConfigError(f"threads={threads} must be at least 1")
-        if threads > 1 and (compile or net_device.type != "cpu"):
-            target = "what is compiled" if compile else str(net_device)
-            raise ConfigError(
-                f"threads={threads} is not for {target}, which uses all cores by itself: leave it "
-                "out"
-            )
+        busy = "" if net_device.type == "cpu" else str(net_device)
+        _check_threads(threads, "what is compiled" if compile else busy)
         self._readers = readers
         self._threads = threads
         sides = pair_px("tile_px", tile_px)
@@ -138,13 +132,7 @@ class TiledPredictor:
             round_px = max(sides)
         self._tiling = Tiling(sides, overlap_px, margin_px, blend, multiple_px, round_px)
         self._knows_margin = blend == "constant" or margin_px is not None
-        largest = batch_size if max_batch_size is None else max_batch_size
-        if not 1 <= min_batch_size <= batch_size <= largest:
-            raise ConfigError(
-                f"min_batch_size={min_batch_size}, batch_size={batch_size}, "
-                f"max_batch_size={max_batch_size}: need 1 <= min <= batch <= max"
-            )
-        start = BatchSize(batch_size, min_batch_size, largest)
+        start = _limit_size(batch_size, min_batch_size, max_batch_size)
         options = ForwardOptions(
             precision, channels_last, compile, augment, activation, value_range
         )
@@ -252,6 +240,32 @@ class TiledPredictor:
         with closing(InferenceThreads(self._threads)) as threads:
             runner = Runner(self._sizes, threads, self._forward.device)
             yield from TileStream(runner, self._forward, threads.count, on_tiles).run(jobs)
+
+
+def _check_threads(threads: int, busy: str) -> None:
+    """Refuse several inference threads for what uses all cores by itself.
+
+    Args:
+        threads: Number of threads.
+        busy: Name of what does; empty where threads can work side by side.
+    """
+    if threads < 1:
+        raise ConfigError(f"threads={threads} must be at least 1")
+    if threads > 1 and busy:
+        raise ConfigError(
+            f"threads={threads} is not for {busy}, which uses all cores by itself: leave it out"
+        )
+
+
+def _limit_size(batch_size: int, min_size: int, max_size: int | None) -> BatchSize:
+    """Return the size of the first batch, with its limits."""
+    largest = batch_size if max_size is None else max_size
+    if not 1 <= min_size <= batch_size <= largest:
+        raise ConfigError(
+            f"min_batch_size={min_size}, batch_size={batch_size}, max_batch_size={max_size}: need "
+            "1 <= min <= batch <= max"
+        )
+    return BatchSize(batch_size, min_size, largest)
 
 
 def _find_device(model: nn.Module) -> torch.device:
